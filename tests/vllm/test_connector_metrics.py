@@ -6,6 +6,7 @@ payloads as vLLM passes them on, and a registry of Prometheus.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._messages import Moved
 from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats, Metric, MetricKind
+from blocklife.engines.vllm.connector._scheduler import ConnectorCounts
 from blocklife.ledger import Direction
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
@@ -57,8 +59,8 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> ConnectorRig:
 
 
 def test_metrics_have_the_names_of_vllm_where_they_mean_the_same() -> None:
-    """Bytes, times and sizes of copies, and stores without room, are named as in vLLM's OffloadingConnector."""
-    theirs = {name: each for name, each in get_connector_metric_definitions().items() if "delay" not in name}
+    """Copies, stores without room and times of lookups are named as in vLLM's OffloadingConnector."""
+    theirs = get_connector_metric_definitions()
 
     assert theirs.keys() <= METRICS.keys()
     assert {name: METRICS[name].buckets for name in theirs} == {
@@ -88,6 +90,70 @@ def test_metrics_tell_how_much_was_moved_and_how_long_it_took(rig: ConnectorRig)
 
     assert [said[f"vllm:kv_offload_store_{what}"][""] for what in ("bytes", "time", "size")] == [10, 0.5, [4, 6]]
     assert not [name for name in said if name.startswith("vllm:kv_offload_load_")]
+
+
+def ticking(rig: ConnectorRig) -> None:
+    """A clock that is a second later each time it is looked at."""
+    seconds = itertools.count()
+    rig.side._clock = lambda: float(next(seconds))
+
+
+def test_metrics_tell_how_long_each_lookup_took() -> None:
+    """Of each lookup in the host tier the seconds; of a request that must not look there none."""
+    rig = ConnectorRig(evolve(WORLD, world_size=1))
+    rig.side.counts = ConnectorCounts()
+    rig.scheduler.connector.get_kv_connector_stats = lambda: None
+    ticking(rig)
+    for start in (100, 200):
+        rig.add(list(range(start, start + 9)), 1)
+    rig.wants_no_prefix(rig.add(list(range(300, 309)), 1))
+    rig.drain()
+
+    assert rig.side.counts.lookups == 3
+    assert rig.side.counts.sync_delays == [1.0, 1.0]
+    assert rig.side.counts.async_delays == []
+    said = BlocklifeConnector.get_kv_connector_stats(rig.scheduler.connector)
+    assert said is not None
+    assert said.data["vllm:kv_offload_lookup_sync_delay_seconds"] == {"": [1.0, 1.0]}
+    assert "vllm:kv_offload_lookup_async_delay_seconds" not in said.data
+
+
+@pytest.mark.parametrize("aborted", [False, True], ids=["answered", "aborted"])
+def test_metrics_tell_how_long_a_deferred_lookup_waited(aborted: bool) -> None:
+    """From the first that was put off, however many there were, to the answer or to the end of the request."""
+    rig = ConnectorRig(evolve(WORLD, groups=(GroupSpec("full"),), world_size=1, lag=Lag(20, 20)))
+    rig.scheduler.connector.get_kv_connector_stats = lambda: None
+    rig.add(list(range(100, 117)), 1)
+    for _ in range(3):
+        rig.step()
+    rig.reset_prefix_cache()
+    name = rig.add(list(range(100, 117)), 1)
+    rig.side._clock = lambda: 1000.0
+    rig.step()
+    rig.side._clock = lambda: 1003.0
+    rig.step()
+    assert rig.side.counts.deferred == 2
+    assert rig.side.counts.async_delays == []
+    rig.side._clock = lambda: 1010.0
+    if aborted:
+        rig.abort(name)
+    rig.drain()
+
+    assert rig.side.counts.async_delays == [10.0]
+    assert (rig.loaded > 0) is not aborted
+    said = BlocklifeConnector.get_kv_connector_stats(rig.scheduler.connector)
+    assert said is not None
+    assert said.data["vllm:kv_offload_lookup_async_delay_seconds"] == {"": [10.0]}
+
+
+def test_metrics_tell_the_wait_of_a_request_that_ends_without_another_lookup() -> None:
+    """Nothing else has happened in that step: its payload has the wait."""
+    rig = ConnectorRig(evolve(WORLD, world_size=1))
+    rig.side.counts = ConnectorCounts(async_delays=[2.5])
+    said = rig.scheduler.connector.get_kv_connector_stats()
+
+    assert said.data["vllm:kv_offload_lookup_async_delay_seconds"] == {"": [2.5]}
+    assert rig.side.counts.async_delays == []
 
 
 def test_metrics_look_at_the_host_tier_every_so_many_steps(rig: ConnectorRig) -> None:

@@ -148,7 +148,8 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     """The shape of the cache for the scheduler side. Refuses everything that is not supported."""
     check_engine(vllm_config, kv_cache_config)
     geometry = geometry_of(kv_cache_config, config)
-    events = vllm_config.kv_events_config
+    kv_events = vllm_config.kv_events_config
+    events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
     transfer = vllm_config.kv_transfer_config
     hash_tokens = kv_cache_config.hash_block_size or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
     if partial_hash_hits_enabled(kv_cache_config.kv_cache_groups, hash_tokens):
@@ -166,7 +167,8 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         max_batches=vllm_config.max_concurrent_batches,
         incarnation=incarnation_of((transfer.engine_id if transfer else None) or ""),
         one_a_step=vllm_config.speculative_config is None and vllm_config.model_config.runner_type == "generate",
-        events=events is not None and bool(events.enable_kv_cache_events),
+        events=events,
+        self_describing=events and config.self_describing_kv_events,
         below=below_of(vllm_config, kv_cache_config, config),
     )
 

@@ -30,6 +30,15 @@ from blocklife.offload.replacement import replacements
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
+
+class HitSource(enum.Enum):
+    """Tiers below host memory, by the names that vLLM's metrics have for them."""
+
+    DISK = "disk"
+    P2P = "p2p"
+    EXTERNAL_UNSPECIFIED = "external_unspecified"
+
+
 ALIASES: Mapping[str, str] = {
     "cpu_bytes_to_use": "host_bytes",
     "offload_prompt_only": "prompt_only",
@@ -190,8 +199,12 @@ class ConnectorConfig:
     """How long a request waits for content from below, in seconds; then it goes on without."""
     below_slots: int = field(default=256, metadata={"read": _count})
     """Maximum number of chunks on their way to the store, and from it."""
+    below_source: HitSource | None = field(default=None, metadata={"read": _one_of(HitSource)})
+    """What vLLM's metrics call the store below; default: disk for files, external_unspecified for others."""
     below_generation: str = field(default="", metadata={"read": _text})
     """Any text; only engines with the same one share content. Change it when other weights get the name of a model."""
+    self_describing_kv_events: bool = field(default=False, metadata={"read": _flag})
+    """Whether KV cache events of stored content have its tokens, the hashes of its blocks and the parent of the first."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": _one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 
@@ -239,6 +252,13 @@ class ConnectorConfig:
             max_job_blocks=self.max_job_blocks,
             lazy_blocks=self.lazy_blocks,
         )
+
+    @property
+    def source_below(self) -> HitSource:
+        """What a hit from the store below is counted as."""
+        if self.below_source is not None:
+            return self.below_source
+        return HitSource.DISK if (self.below or "").startswith("fs:") else HitSource.EXTERNAL_UNSPECIFIED
 
     def policies_below(self) -> BelowPolicies:
         """The same options as policies of the tier below; its unit of time is the second."""

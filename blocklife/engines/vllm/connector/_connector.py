@@ -27,7 +27,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
-from blocklife.engines.vllm.connector._events import told
+from blocklife.engines.vllm.connector._events import described, event_groups, extra_keys, told
 from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._metrics import BlocklifePromMetrics, BlocklifeStats, Meter, Payload
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
@@ -93,6 +93,9 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = ConnectorScheduler(cache.shape_of(vllm_config, kv_cache_config, self.config), self.config)
             self._meter = Meter(self._scheduler)
+            if self._scheduler.shape.self_describing:
+                self._scheduler.describe_events(extra_keys)
+            self._event_groups = event_groups(kv_cache_config)
         else:
             cache.check_engine(vllm_config, kv_cache_config)
             shape = _worker_shape(vllm_config, kv_cache_config, self.config)
@@ -155,6 +158,18 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """vLLM has allocated blocks to a request."""
         self.scheduler.allocated(request, blocks, num_external_tokens)
 
+    def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
+        """The tokens of the load that was promised to a request in this step, by the tier that they come from."""
+        if not num_external_tokens:
+            return {}
+        found = self.scheduler.hit_sources(request, num_external_tokens)
+        if found is None:
+            return {CacheHitSource.HOST: num_external_tokens}
+        counts = {CacheHitSource.HOST: found.host, CacheHitSource(self.config.source_below.value): found.below}
+        unknown = CacheHitSource.EXTERNAL_UNSPECIFIED
+        counts[unknown] = counts.get(unknown, 0) + found.unknown
+        return {source: tokens for source, tokens in counts.items() if tokens}
+
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """The plan of this step."""
         return StepMetadata(self.scheduler.build_step(scheduler_output))
@@ -185,8 +200,10 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """KV cache events of the host tier."""
-        events = self.scheduler.take_events()
-        return list(told(events)) if events else []
+        events, describer = self.scheduler.take_events(), self.scheduler.describer
+        if not events:
+            return []
+        return list(told(events) if describer is None else described(describer.describe(events), self._event_groups))
 
     def get_kv_connector_stats(self) -> BlocklifeStats | None:
         """The metrics of this step; all are collected on the scheduler side, which receives the workers' reports."""

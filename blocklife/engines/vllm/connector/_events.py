@@ -1,38 +1,116 @@
 """Content that became readable in the host tier or is gone, as vLLM's KV cache events.
 
-An event identifies content by hash and group. When a copy lands its tokens are no longer known, so store events have none;
-listeners know the hash from the event that vLLM sent when the block was computed. For chunks of several blocks the hash is that
-of the last block.
+An event identifies content by hash and group. Without descriptions a store event has no tokens, and for chunks of several
+blocks the hash is that of the last block; listeners know it from the event that vLLM sent when the block was computed. With
+descriptions (`_described`) an event has the hashes of all blocks of the chunk, and what they were made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from attrs import frozen
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
-from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    ExternalBlockHash,
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
+from vllm.v1.request import Request
 
+from blocklife.engines.vllm.connector._described import Description, ExtraKeys
+from blocklife.engines.vllm.connector._shapes import VllmRequest
 from blocklife.offload import EventKind, HostEvent
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+@frozen
+class EventGroup:
+    """What an event that describes itself says of its group."""
+
+    kind: str
+    window: int | None
+
+
+def event_groups(kv_cache_config: KVCacheConfig) -> list[EventGroup]:
+    """The groups of a model, as vLLM classifies them."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return [EventGroup(get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)) for spec in specs]
+
+
+def extra_keys(request: VllmRequest, start: int, stop: int, block_tokens: int) -> ExtraKeys | None:
+    """What the hashes of these blocks cover besides tokens: adapter, images, salt, embeddings."""
+    if not isinstance(request, Request):
+        raise TypeError(f"{request!r} is no request of vLLM")
+    found: list[tuple[object, ...] | None] = []
+    image = 0
+    for first in range(start, stop, block_tokens):
+        keys, image = generate_block_hash_extra_keys(request, first, first + block_tokens, image)
+        found.append(keys)
+    return tuple(found) if any(each is not None for each in found) else None
 
 
 def told(events: Iterable[HostEvent]) -> Iterator[KVCacheEvent]:
     """The same events as vLLM's event classes, in order."""
     for event in events:
-        hashes = [maybe_convert_block_hash(BlockHash(event.key))]
-        if event.kind is EventKind.STORED:
-            yield BlockStored(
-                block_hashes=hashes,
-                parent_block_hash=None,
-                token_ids=[],
-                block_size=0,
-                lora_id=None,
-                medium=MEDIUM_CPU,
-                lora_name=None,
-                group_idx=event.group,
-            )
+        yield _placeholder(event, None) if event.kind is EventKind.STORED else _removed(event, [event.key])
+
+
+def described(events: Iterable[tuple[HostEvent, Description | None]], groups: Sequence[EventGroup]) -> Iterator[KVCacheEvent]:
+    """Events with their descriptions as vLLM's event classes, in order."""
+    for event, description in events:
+        group = groups[event.group]
+        if event.kind is EventKind.REMOVED:
+            yield _removed(event, [event.key] if description is None else description.hashes)
+        elif description is None:
+            yield _placeholder(event, group)
         else:
-            yield BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU, group_idx=event.group)
+            yield _stored(event, description, group)
+
+
+def _stored(event: HostEvent, description: Description, group: EventGroup) -> BlockStored:
+    number, name = description.adapter or (None, None)
+    return BlockStored(
+        block_hashes=_hashes(description.hashes),
+        parent_block_hash=None if description.parent is None else _hashes([description.parent])[0],
+        token_ids=description.tokens.tolist(),
+        block_size=description.block_tokens,
+        lora_id=number,
+        medium=MEDIUM_CPU,
+        lora_name=name,
+        extra_keys=to_event_extra_keys(description.extra_keys),
+        group_idx=event.group,
+        kv_cache_spec_kind=group.kind,
+        kv_cache_spec_sliding_window=group.window,
+    )
+
+
+def _placeholder(event: HostEvent, group: EventGroup | None) -> BlockStored:
+    """Content of which nothing is known but its key; a window or a state is never told as more."""
+    return BlockStored(
+        block_hashes=_hashes([event.key]),
+        parent_block_hash=None,
+        token_ids=[],
+        block_size=0,
+        lora_id=None,
+        medium=MEDIUM_CPU,
+        lora_name=None,
+        group_idx=event.group,
+        kv_cache_spec_kind=None if group is None else group.kind,
+        kv_cache_spec_sliding_window=None if group is None else group.window,
+    )
+
+
+def _removed(event: HostEvent, hashes: Iterable[bytes]) -> BlockRemoved:
+    return BlockRemoved(block_hashes=_hashes(hashes), medium=MEDIUM_CPU, group_idx=event.group)
+
+
+def _hashes(hashes: Iterable[bytes]) -> list[ExternalBlockHash]:
+    return [maybe_convert_block_hash(BlockHash(each)) for each in hashes]

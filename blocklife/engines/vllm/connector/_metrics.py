@@ -58,6 +58,8 @@ class Metric:
 
 _SLOTS = ("empty", "evictable", "pinned", "writing", "freeing_soon", "quarantined")
 _SIZES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
+_SYNC_DELAYS = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0)
+_ASYNC_DELAYS = (1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 _P = "vllm:kv_offload_"
 _PROMOTIONS = {
     "promoted": "promoted",
@@ -96,6 +98,18 @@ METRICS: Mapping[str, Metric] = {
         ),
         Metric(_P + "lookups", MetricKind.COUNTER, "Lookups of waiting requests, including deferred ones."),
         Metric(_P + "deferred_lookups", MetricKind.COUNTER, "Lookups that were deferred until a copy has landed."),
+        Metric(
+            _P + "lookup_sync_delay_seconds",
+            MetricKind.HISTOGRAM,
+            "Seconds that each lookup of the host tier took.",
+            buckets=_SYNC_DELAYS,
+        ),
+        Metric(
+            _P + "lookup_async_delay_seconds",
+            MetricKind.HISTOGRAM,
+            "Seconds from a request's first deferred lookup to the one that was answered, or to its end.",
+            buckets=_ASYNC_DELAYS,
+        ),
         Metric(_P + "hit_blocks", MetricKind.COUNTER, "Blocks for which a load was planned, by group.", "group", ("0",)),
         Metric(
             _P + "flushes",
@@ -244,6 +258,9 @@ class Meter:
                 data[_P + name] = {"": value}
         if counts.deferred:
             data[_P + "deferred_lookups"] = {"": counts.deferred}
+        for word, delays in (("sync", counts.sync_delays), ("async", counts.async_delays)):
+            if delays:
+                data[f"{_P}lookup_{word}_delay_seconds"] = {"": list(delays)}
         if counts.is_new:
             self._tell_moved_below(counts.below, data)
         for name, label, total in (*self._totals(), *self._totals_below(data)):

@@ -29,8 +29,10 @@ from zlib import crc32
 from attrs import define, field
 
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
+from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
 from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, PeekFree, SchedulerOutput, VllmRequest
+from blocklife.engines.vllm.connector._sources import HitTokens, sources
 from blocklife.engines.vllm.connector._store import AskedStore
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
@@ -61,6 +63,8 @@ class ConnectorRequest:
     caps: Caps
     hit: Hit | None = None
     """The result of its lookup in this step."""
+    deferred_since: float | None = None
+    """When the first of its lookups began that have been deferred until now."""
 
 
 @define(eq=False)
@@ -82,12 +86,16 @@ class ConnectorCounts:
     failed_loads: int = 0
     lookups: int = 0
     deferred: int = 0
+    sync_delays: list[float] = field(factory=list)
+    """Seconds that each lookup of the host tier took."""
+    async_delays: list[float] = field(factory=list)
+    """Seconds from a request's first deferred lookup to the one that was answered, or to its end."""
 
     @property
     def is_new(self) -> bool:
         """Whether something was counted."""
         moved = self.stored.sizes or self.loaded.sizes or self.below != _NOTHING_BELOW
-        return bool(self.lookups or self.deferred or self.failed_loads or moved)
+        return bool(self.lookups or self.failed_loads or self.async_delays or moved)
 
 
 class ConnectorScheduler:
@@ -160,10 +168,18 @@ class ConnectorScheduler:
         self._introduction = b"" if shape.below is None else shape.below.identity.fingerprint
         self._peek_free: PeekFree | None = None
         self._serial = 0
+        self.describer: Describer | None = None
+        """Describes the content of events, if these describe themselves."""
+        self._looking = False
+        """Whether keys are asked for by a lookup."""
 
     def bind_pool(self, peek_free: PeekFree) -> None:
         """Take the engine's allocator; lazy stores look at the blocks that it hands out next."""
         self._peek_free = peek_free
+
+    def describe_events(self, extra_keys: ReadExtraKeys) -> None:
+        """From now on, keep what events say of their content."""
+        self.describer = Describer(self.shape, extra_keys)
 
     # --- within schedule() --------------------------------------------------------------------------------------------------
 
@@ -174,23 +190,29 @@ class ConnectorScheduler:
     def look_up(self, request: VllmRequest, device_tokens: int) -> int | None:
         """The number of tokens that a load would bring after those on the device; None: ask again later."""
         self._begin()
+        begun = self._clock()
         tracked = self._tracked(request)
         earlier, tracked.hit = tracked.hit, None  # the hit of an earlier step, for which there was no room
         self.counts.lookups += 1
         name = self._enter(tracked)
         if not name or (earlier is not None and request.request_id in self._in_front):
             self._in_front.discard(request.request_id)
-            self.counts.deferred += 1
+            self._defer(tracked, begun)
             return None
         if self.offload.is_running(name):  # the engine was reset, and the request is scheduled again in the same step
             self.offload.preempt(name)
         if not self._may_load(request.request_id, earlier) or request.skip_reading_prefix_cache or not request.block_hashes:
             tracked.hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
+            self._resolve(tracked)
             return 0
+        self._looking = True
         hit = self.offload.lookup(name, request.num_tokens, device_tokens)
+        self._looking = False
+        self.counts.sync_delays.append(self._clock() - begun)
         if hit.deferred or (hit.host_tokens and self.ledger.jobs.room <= self._loads):
-            self.counts.deferred += 1
+            self._defer(tracked, begun)
             return None
+        self._resolve(tracked)
         tracked.hit = hit
         self._loads += bool(hit.host_tokens)
         return hit.host_tokens
@@ -373,7 +395,12 @@ class ConnectorScheduler:
         tracked = self._requests.pop(request.request_id, None)
         self._admissions.pop(request.request_id, None)
         self._forget_loss(request)
-        if tracked is None or not self.offload.knows(tracked.name):
+        if tracked is None:
+            return
+        self._resolve(tracked)
+        if self.describer is not None:
+            self.describer.leave(request)
+        if not self.offload.knows(tracked.name):
             return
         if aborted:
             self.offload.abort(tracked.name)
@@ -396,6 +423,14 @@ class ConnectorScheduler:
         self._hear_of_preemptions()
         self.decided.forget_host()
 
+    def hit_sources(self, request: VllmRequest, tokens: int) -> HitTokens | None:
+        """Where the first *tokens* of the load come from that was promised to a request in this step; None without one."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or (hit := tracked.hit) is None or not hit.slots:
+            return None
+        fetched = self.offload.fetched(tracked.name, [slot for own in hit.slots for slot in own])
+        return sources(self.shape.geometry, hit, tokens, fetched)
+
     def take_events(self) -> list[HostEvent]:
         """Content that became readable in the host tier or is gone, since the last call."""
         return self.tier.take_events() if self.shape.events else []
@@ -411,6 +446,22 @@ class ConnectorScheduler:
                 self.decided.catch_up()
             if self.ledger.jobs.num_planned:
                 self._early.append(self.offload.build_plan(self._clock()))
+
+    def _defer(self, tracked: ConnectorRequest, begun: float) -> None:
+        """A lookup that began at this time is put off."""
+        self.counts.deferred += 1
+        if tracked.deferred_since is None:
+            tracked.deferred_since = begun
+        if self.describer is not None and self.below is not None:
+            self.describer.wait(tracked.request)
+
+    def _resolve(self, tracked: ConnectorRequest) -> None:
+        """A lookup was answered, or the request is over."""
+        if tracked.deferred_since is not None:
+            self.counts.async_delays.append(self._clock() - tracked.deferred_since)
+            tracked.deferred_since = None
+            if self.describer is not None:
+                self.describer.go_on(tracked.request)
 
     def _may_load(self, request_id: str, earlier: Hit | None) -> bool:
         """Whether a load can be promised to vLLM now, for a request whose *earlier* hit found no room."""
@@ -454,23 +505,43 @@ class ConnectorScheduler:
             name = f"{request.request_id}#{self._serial}"
         tracked.name = name
         self._named[name] = tracked
-        self.offload.add_request(name, self._keys_of(request), prompt_tokens=request.num_prompt_tokens)
+        self.offload.add_request(name, self._keys_of(tracked), prompt_tokens=request.num_prompt_tokens)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
         return name
 
     def _has_room(self, runs: bool) -> bool:
         return self.offload.num_known < (self.ledger.limits.max_requests if runs else self._most_looked_up)
 
-    def _keys_of(self, request: VllmRequest) -> Callable[[int, int, int], Sequence[bytes]]:
+    def _keys_of(self, tracked: ConnectorRequest) -> Callable[[int, int, int], Sequence[bytes]]:
         """The keys of a request's blocks: vLLM's hashes, which cover all tokens up to the end of the block."""
-        ratios = self.shape.hashes_per_block
+        request, ratios = tracked.request, self.shape.hashes_per_block
 
         def keys(group: int, start: int, stop: int) -> Sequence[bytes]:
             ratio = ratios[group]
             hashes = request.block_hashes
             return hashes[start:stop] if ratio == 1 else hashes[(start + 1) * ratio - 1 : stop * ratio : ratio]
 
-        return keys
+        describer = self.describer
+        if describer is None:
+            return keys
+
+        def noted(group: int, start: int, stop: int) -> Sequence[bytes]:
+            found = keys(group, start, stop)
+            if self._looking:
+                describer.look(request, group, start, found)
+            else:
+                over = self._requests.get(request.request_id) is not tracked
+                describer.note(request, group, start, found, self._most_stored(tracked), over=over)
+            return found
+
+        return noted
+
+    def _most_stored(self, tracked: ConnectorRequest) -> int:
+        """How many tokens of a request can be stored at most."""
+        caps = [self.config.max_store_tokens, tracked.caps.store_tokens]
+        if self.config.prompt_only:
+            caps.append(tracked.request.num_prompt_tokens)
+        return min([cap for cap in caps if cap is not None], default=tracked.request.num_tokens)
 
     def _known_tokens(self, name: str) -> int:
         return self._named[name].request.num_tokens

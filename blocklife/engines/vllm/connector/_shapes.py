@@ -15,6 +15,20 @@ from blocklife.engines.vllm.connector._store import StoreBelow
 from blocklife.offload import Geometry
 
 
+class LoraAdapter(Protocol):
+    """`LoRARequest`: the adapter of a request."""
+
+    @property
+    def adapter_id(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
 class VllmRequest(Protocol):
     """A request of vLLM. It changes while it runs; the connector reads it again each time."""
 
@@ -51,6 +65,16 @@ class VllmRequest(Protocol):
     @property
     def resumable(self) -> bool:
         """Whether it is a session, which continues with another prompt after it ends."""
+        ...
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Its known tokens."""
+        ...
+
+    @property
+    def lora_request(self) -> LoraAdapter | None:
+        """Its adapter, if it has one."""
         ...
 
     @property
@@ -144,6 +168,8 @@ class CacheShape:
     """Whether a step samples exactly one token for each request whose known tokens are all computed."""
     events: bool
     """Whether KV cache events are enabled."""
+    self_describing: bool = False
+    """Whether they describe the content that they name."""
     below: StoreBelow | None = None
     """The store below host memory."""
 

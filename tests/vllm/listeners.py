@@ -1,0 +1,78 @@
+"""What tests of KV cache events share: engines that send them, and a listener that knows only what it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from attrs import define, field
+from vllm.config import KVEventsConfig
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
+
+from blocklife.testing.vllm import _making as making
+from tests.vllm.connector_rig import ConnectorRig
+
+DESCRIBING = {"self_describing_kv_events": True}
+"""The connector's option."""
+
+
+def send_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are made from now on send events."""
+    config = making.config_of
+
+    def with_events(shape: making.Shape) -> object:
+        made = config(shape)
+        made.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        return made
+
+    monkeypatch.setattr(making, "config_of", with_events)
+
+
+@define
+class Listener:
+    """A router: which hashes it was told of by group, as often as it was, and each event in order."""
+
+    events: list[BlockStored | BlockRemoved] = field(factory=list)
+
+    @property
+    def stored(self) -> list[BlockStored]:
+        """Content that became readable."""
+        return [event for event in self.events if isinstance(event, BlockStored)]
+
+    @property
+    def removed(self) -> list[BlockRemoved]:
+        """Content that is gone."""
+        return [event for event in self.events if isinstance(event, BlockRemoved)]
+
+    @property
+    def described(self) -> list[BlockStored]:
+        """Content that was told with its tokens."""
+        return [event for event in self.stored if event.token_ids]
+
+    @property
+    def placeholders(self) -> list[BlockStored]:
+        """Content that was told without."""
+        return [event for event in self.stored if not event.token_ids]
+
+    def readable(self) -> dict[tuple[int, tuple[bytes, ...]], int]:
+        """Content that was told as stored and not as removed since, by group and hashes."""
+        found: dict[tuple[int, tuple[bytes, ...]], int] = {}
+        for event in self.events:
+            name = event.group_idx, tuple(event.block_hashes)
+            found[name] = found.get(name, 0) + (1 if isinstance(event, BlockStored) else -1)
+        return {name: count for name, count in found.items() if count}
+
+
+def listen(rig: ConnectorRig) -> Listener:
+    """Hear all that a rig's connector tells."""
+    found = Listener()
+    connector = rig.scheduler.connector
+    take = connector.take_events
+
+    def keep() -> Sequence[BlockStored | BlockRemoved]:
+        told = list(take())
+        found.events += told
+        return told
+
+    connector.take_events = keep
+    return found
