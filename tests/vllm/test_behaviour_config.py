@@ -10,14 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
-from vllm.config import KVEventsConfig
-from vllm.distributed.kv_events import BlockStored
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.errors import MisuseError
-from blocklife.testing.vllm import _making as making
-from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, WINDOW, Scene, prompt
+from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, WINDOW
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.worlds import GroupSpec
 
@@ -52,45 +48,3 @@ def test_drafter_beside_states_is_refused() -> None:
 
     with pytest.raises(MisuseError, match="speculative decoding with Mamba layers is not offered"):
         cache.check_engine(rig.engine.config, rig.engine.kv_cache_config)
-
-
-def test_every_hit_is_of_the_host() -> None:
-    """vLLM is told that all tokens of a load come from the host, which is the only tier."""
-    scene = Scene((FULL, WINDOW))
-    scene.ask(prompt(40))
-    scene.forget_device()
-    name = scene.add(prompt(40))
-    request = scene.rig.scheduler.requests[name]
-    scene.rig.step()
-    connector = scene.rig.scheduler.connector
-
-    assert connector.get_external_cache_hit_sources(request, 36) == {CacheHitSource.HOST: 36}
-    assert connector.get_external_cache_hit_sources(request, 0) == {}
-
-
-@pytest.mark.parametrize("chunk", [1, 2])
-def test_events_name_content_and_no_tokens(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event of a store has the name of what can be read, a group, and no tokens: a lookup leaves nothing behind for it."""
-    config = making.config_of
-
-    def with_events(shape: making.Shape) -> object:
-        made = config(shape)
-        made.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-        return made
-
-    monkeypatch.setattr(making, "config_of", with_events)
-    scene = Scene(chunk=chunk)
-    connector, told = scene.rig.scheduler.connector, list[object]()
-    take = connector.take_events
-
-    def keep() -> list[object]:
-        told.extend(found := list(take()))
-        return found
-
-    monkeypatch.setattr(connector, "take_events", keep)
-    scene.ask(prompt(16))
-    stored = [event for event in told if isinstance(event, BlockStored)]
-
-    assert len(stored) == 4 // chunk
-    assert {(len(event.block_hashes), event.block_size, event.group_idx) for event in stored} == {(1, 0, 0)}
-    assert all(event.token_ids == [] for event in stored)

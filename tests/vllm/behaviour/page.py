@@ -50,16 +50,17 @@ both sides, and translates what the tests look at:
 | `complete_store`, `complete_load` | told to the mock when our ledger ends a job |
 | `on_request_finished` | told to the mock when our ledger forgets a request |
 | `_jobs`, `_req_status`, `_block_id_to_pending_jobs` | read from our ledger when they are asked for |
+| `_events_tracker`, as far as what it keeps is asked | the descriptions that our connector keeps for events |
 | a scan of one group, called alone | our lookup of one group |
 
 What the tier has not it never has, whatever a mock says, so a test in which something is loaded passes only if we have
 stored it before. What is still being written is pending, unless the mock misses it.
 
-Four things are weaker than in theirs. How recency is noted (`touch`) and what is recorded for events are not translated,
-so what a test says of them is not asked; a test that wants such a call is not among those that pass. What the mock
-misses is evicted in ours, so a test cannot show that ours would have kept it. Where theirs says how many workers have
-ended a job, the translation says which. And `full_hit=recompute_last_token` is set where all groups are full attention,
-for theirs loads whole prompts. A test that has met neither a step of our connector nor our lookup is red.
+Four things are weaker than in theirs. How recency is noted (`touch`), and the calls with which theirs records what events
+will say, are not translated; a test that wants such a call is not among those that pass. What the mock misses is evicted
+in ours, so a test cannot show that ours would have kept it. Where theirs says how many workers have ended a job, the
+translation says which. And `full_hit=recompute_last_token` is set where all groups are full attention, for theirs loads
+whole prompts. A test that has met neither a step of our connector nor our lookup is red.
 """
 
 _LACKS = """\

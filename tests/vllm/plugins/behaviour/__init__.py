@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.vllm.behaviour.table import Table
 
 SUBJECT = "test_scheduler.py"
-_NOT_OURS = ("spec_name", "spec_module_path", "self_describing_kv_events", "block_size")
+_NOT_OURS = ("spec_name", "spec_module_path", "block_size")
 """Keys of their configuration that say which mocks to take, and which say the same as the runner's own arguments."""
 _TABLE = pytest.StashKey["Table"]()
 

@@ -13,6 +13,7 @@ from unittest import mock
 from attrs import define, frozen
 from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 
+from blocklife.engines.vllm.connector._described import Describer
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import JobRow
@@ -155,6 +156,19 @@ class RequestsView(Mapping[str, RequestView]):
         return len(list(iter(self)))
 
 
+@frozen(eq=False)
+class EventsView:
+    """What is kept for events, by the key of the content."""
+
+    describer: Describer
+
+    @property
+    def _pending_event_metadata(self) -> dict[OffloadKey, object]:
+        kept = self.describer
+        every = {**kept._told, **kept._filled, **kept._left}
+        return {make_offload_key(key, group): found for (group, key), found in every.items()}
+
+
 class SchedulerView:
     """Their scheduler's side of a connector, as far as ours has it."""
 
@@ -173,6 +187,14 @@ class SchedulerView:
     def _ledger(self) -> Ledger:
         ledger: Ledger = self._connector.scheduler.ledger
         return ledger
+
+    @property
+    def _events_tracker(self) -> EventsView:
+        """What is kept for events that describe themselves."""
+        describer = self._connector.scheduler.describer
+        if describer is None:
+            raise TypeError("events do not describe themselves")
+        return EventsView(describer)
 
     @property
     def _maximal_prefix_lookup(self) -> Prefix | None:
