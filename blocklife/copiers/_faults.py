@@ -8,7 +8,7 @@ where they were.
 =========  ==============================================================  =============================
 fault      what really happens to the bytes                                what is reported
 =========  ==============================================================  =============================
-fail       only the first half of the blocks moves (of one block: none)    FAILED, when that half landed
+fail       only the first half of the places moves (of one place: none)    FAILED, when that half landed
 late       all move                                                        held back for some polls
 twice      all move                                                        again, some polls later
 reorder    all move                                                        after a job launched later
@@ -17,20 +17,24 @@ never      as with fail, and then the job hangs                            nothi
 
 *fail*, *late*, *twice* and *reorder* may be combined in one job; *never* overrides the others. `wait` proves quiet as usual: it
 ends the copying, but reports are still held back.
+
+The places are the blocks of a `Copier`, and the slots of a `TierCopier`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar
 
 import attrs
 import numpy as np
 
-from blocklife.copiers._protocol import Copier
 from blocklife.copiers._rates import PlantedRates, share
 from blocklife.errors import MisuseError
-from blocklife.ledger.records import Completion, JobId, Result, Transfer, Worker
+from blocklife.ledger.records import Completion, JobId, Result, TierTransfer, Transfer, Worker
+
+TransferT = TypeVar("TransferT", bound=Transfer | TierTransfer)
+MovedT = TypeVar("MovedT", bound=Transfer | TierTransfer, contravariant=True)
 
 
 @attrs.frozen(str=False)
@@ -91,10 +95,41 @@ class _Held:
     expires: int
 
 
-class FaultyCopier:
-    """A `Copier` that injects faults into another one; owns it, and closes it."""
+class _InnerCopier(Protocol[MovedT]):
+    """A `Copier` or a `TierCopier`: they differ in what they move."""
 
-    def __init__(self, inner: Copier, rates: FaultRates, rng: np.random.Generator, *, late_polls_max: int = 24) -> None:
+    @property
+    def worker(self) -> Worker:
+        """The rank whose share is moved here."""
+        ...
+
+    def launch(self, transfer: MovedT) -> None:
+        """As `Copier.launch`."""
+        ...
+
+    def poll(self) -> list[Completion]:
+        """As `Copier.poll`."""
+        ...
+
+    def wait(self, jobs: Collection[JobId]) -> None:
+        """As `Copier.wait`."""
+        ...
+
+    def busy(self) -> bool:
+        """As `Copier.busy`."""
+        ...
+
+    def close(self) -> None:
+        """As `Copier.close`."""
+        ...
+
+
+class FaultyCopier(Generic[TransferT]):
+    """A `Copier`, or a `TierCopier`, that injects faults into another one; owns it, and closes it."""
+
+    def __init__(
+        self, inner: _InnerCopier[TransferT], rates: FaultRates, rng: np.random.Generator, *, late_polls_max: int = 24
+    ) -> None:
         if late_polls_max < 1:
             raise MisuseError(f"faulty copier: late by at most {late_polls_max} polls is not late (give 1 or more)")
         self._inner = inner
@@ -120,7 +155,7 @@ class FaultyCopier:
         """The rank whose share is moved here."""
         return self._inner.worker
 
-    def launch(self, transfer: Transfer) -> None:
+    def launch(self, transfer: TransferT) -> None:
         """Draw the faults of the job, and launch what they leave of it.
 
         Refuses: as the inner copier does.
@@ -131,7 +166,7 @@ class FaultyCopier:
         if job in self._out or job in self._hung:
             raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
         fate = self._draw(job)
-        moved = len(transfer.source)
+        moved = len(transfer.source) if isinstance(transfer, Transfer) else len(transfer.slots)
         if fate.fails or fate.hangs:
             moved //= 2
         if moved:
@@ -205,7 +240,7 @@ class FaultyCopier:
 
     def _hold(self, fate: _PlannedFault, completion: Completion) -> None:
         if fate.fails:
-            completion = attrs.evolve(completion, result=Result.FAILED)
+            completion = Completion(completion.job, completion.worker, Result.FAILED)
         self._num_late += fate.late_polls > 0
         due = self._num_polls + fate.late_polls
         self._held.append(_Held(fate, completion, due, due + self._late_polls_max))
@@ -237,8 +272,15 @@ class FaultyCopier:
         return repeats
 
 
-def _first(transfer: Transfer, num_places: int) -> Transfer:
+def _first(transfer: TransferT, num_places: int) -> TransferT:
     """The same transfer, reduced to its first places."""
+    if isinstance(transfer, TierTransfer):
+        return attrs.evolve(
+            transfer,
+            slots=transfer.slots[:num_places],
+            groups=transfer.groups[:num_places],
+            keys=transfer.keys[:num_places],
+        )
     group_sizes, left = [], num_places
     for size in transfer.group_sizes:
         group_sizes.append(min(size, left))

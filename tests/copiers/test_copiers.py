@@ -10,7 +10,7 @@ import itertools
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import attrs
@@ -23,7 +23,7 @@ from blocklife.copiers._faults import FaultRates, FaultyCopier
 from blocklife.copiers._protocol import Copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Limits
-from blocklife.ledger.records import ON_DEVICE, Completion, Direction, JobId, Result, Transfer, Worker
+from blocklife.ledger.records import ON_DEVICE, Completion, Direction, JobId, Result, TierTransfer, Transfer, Worker
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 RANK = Worker(3)
@@ -519,7 +519,7 @@ def test_walk_agrees_with_the_naive_copier(build: Build, seed: int) -> None:
     np.testing.assert_array_equal(host, naive.host)
 
 
-def faulty(inner: Copier, seed: int = 0, late_polls_max: int = 5, **rates: float) -> FaultyCopier:
+def faulty(inner: Copier, seed: int = 0, late_polls_max: int = 5, **rates: float) -> FaultyCopier[Transfer]:
     return FaultyCopier(inner, FaultRates(**rates), np.random.default_rng(seed), late_polls_max=late_polls_max)
 
 
@@ -763,3 +763,78 @@ class TestFaultRates:
             FaultRates.parse(text)
 
         assert "\n" not in str(refused.value)
+
+
+class Shelf:
+    """A copier to and from a store below that moves at once, and says so at the next poll; it lacks the key ``gone``."""
+
+    def __init__(self) -> None:
+        self.worker = Worker(0)
+        self.moved: list[TierTransfer] = []
+        self._landed: list[Completion] = []
+
+    def launch(self, transfer: TierTransfer) -> None:
+        self.moved.append(transfer)
+        missing = [at for at, key in enumerate(transfer.keys) if key == b"gone"]
+        self._landed.append(Completion(transfer.job, self.worker, Result.OK, missing))
+
+    def poll(self) -> list[Completion]:
+        landed, self._landed = self._landed, []
+        return landed
+
+    def wait(self, jobs: Collection[JobId]) -> None:
+        """It is quiet as soon as it has launched."""
+
+    def busy(self) -> bool:
+        return bool(self._landed)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def promotion(number: int, *keys: bytes) -> TierTransfer:
+    slots = np.arange(len(keys), dtype=np.int64)
+    return TierTransfer(job(number), Direction.PROMOTE, slots, bytes(len(keys)), keys, b"space")
+
+
+class TestFaultyTierCopier:
+    """Copies between slots and a store below have the same faults, and keep what did not come."""
+
+    def shelf(self, **rates: float) -> tuple[Shelf, FaultyCopier[TierTransfer]]:
+        shelf = Shelf()
+        return shelf, FaultyCopier(shelf, FaultRates(**rates), np.random.default_rng(0), late_polls_max=5)
+
+    def test_without_faults_what_is_missing_is_reported(self) -> None:
+        _, copier = self.shelf()
+        copier.launch(promotion(1, b"a", b"gone"))
+
+        assert copier.poll() == [Completion(job(1), Worker(0), Result.OK, [1])]
+        assert not copier.busy()
+
+    def test_fail_moves_the_first_half_and_says_nothing_of_what_is_missing(self) -> None:
+        """FAILED is for the whole job."""
+        shelf, copier = self.shelf(fail=1.0)
+        copier.launch(promotion(1, b"gone", b"b", b"c"))
+        copier.launch(promotion(2, b"d"))
+
+        assert [(each.keys, len(each.slots), each.groups, each.space) for each in shelf.moved] == [
+            ((b"gone",), 1, bytes(1), b"space")
+        ]
+        found = sorted(copier.poll(), key=lambda each: each.job.number)
+        assert found == [Completion(job(number), Worker(0), Result.FAILED) for number in (1, 2)]
+
+    def test_late_and_twice_keep_what_is_missing(self) -> None:
+        """Each report comes two times, some polls later, and both are the same."""
+        _, copier = self.shelf(late=1.0, twice=1.0)
+        copier.launch(promotion(1, b"gone"))
+        reports = [each for _ in range(12) for each in copier.poll()]
+
+        assert reports == [Completion(job(1), Worker(0), Result.OK, [0])] * 2
+
+    def test_never_is_not_reported(self) -> None:
+        shelf, copier = self.shelf(never=1.0)
+        copier.launch(promotion(1, b"a", b"b"))
+
+        assert [each for _ in range(12) for each in copier.poll()] == []
+        assert len(shelf.moved[0].slots) == 1
+        assert not copier.busy()

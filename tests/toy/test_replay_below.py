@@ -23,13 +23,14 @@ import attrs
 import pytest
 
 from blocklife.cli import main
+from blocklife.copiers import FaultRates, FaultyCopier
 from blocklife.engines.toy import _below as tier
 from blocklife.engines.toy._below import BelowOptions, BelowReport
 from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy._sequences import fingerprints, keys_of
 from blocklife.engines.toy._workload import WorkloadRequest, write_workload
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract
+from blocklife.ledger import Contract, TierTransfer
 from blocklife.offload import Demote, Geometry, Mode
 from blocklife.stores import CircuitBreaker, EntryVerdict, FileStore, Page, StoreFaultRates, StoreOutcome
 from blocklife.stores import _copier as copier
@@ -214,6 +215,41 @@ def test_lazy_demotion_puts_what_is_evicted_next(folder: Path) -> None:
     assert crowded.demoted > 0
     assert found.tokens_hit > 0
     assert roomy.demoted < eager.demoted
+
+
+# --- faults of copies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [{"fail": 0.5}, {"late": 0.5}, {"twice": 0.5}, {"reorder": 0.5}, {"never": 0.2}],
+    ids=lambda each: next(iter(each)),
+)
+def test_copies_to_and_from_the_store_have_faults_too(folder: Path, rates: dict[str, float]) -> None:
+    """They fail in the middle, or their reports are late, repeated, out of order or lost: each run is clean, and ends."""
+    chosen = small(folder, faults=FaultRates(**rates), workers=2, wait=16)
+    injected: list[FaultyCopier[TierTransfer]] = []
+
+    def watch(at: Replay) -> None:
+        injected[:] = [each._inner for each in at._tier_copiers if isinstance(each._inner, FaultyCopier)]
+
+    replay(chosen, watch=watch)
+    _, found = replay(chosen, watch=watch)
+    (fault,) = rates
+    happened = [each.statistics() for each in injected]
+
+    assert sum(attrs.asdict(each)[FAULTS[fault]] for each in happened) > 0
+    assert (found.damaged, found.foreign, found.failed_calls) == (0, 0, 0)
+
+
+FAULTS = {
+    "fail": "num_failed",
+    "late": "num_late",
+    "twice": "num_twice",
+    "reorder": "num_reordered",
+    "never": "num_never",
+}
+"""Where the statistics of a copier count each fault."""
 
 
 # --- faults of the store ------------------------------------------------------------------------------------------------

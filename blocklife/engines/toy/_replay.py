@@ -15,7 +15,7 @@ import numpy as np
 from blocklife.copiers._cpu import CpuCopier
 from blocklife.copiers._executor import Executor
 from blocklife.copiers._faults import FaultRates, FaultyCopier
-from blocklife.copiers._protocol import Copier
+from blocklife.copiers._protocol import Copier, TierCopier
 from blocklife.engines.toy._below import BelowOptions, BelowReport, TierOfReplay
 from blocklife.engines.toy._engine import EngineOptions, Ordering, Station, ToyEngine
 from blocklife.engines.toy._memory import WORD_BYTES, Memory, WorkerMemory
@@ -390,7 +390,10 @@ class Replay:
             return Station(memory, Executor(traffic), traffic, ordering)
         below = self._below.copier(memory.slots(size), Worker(rank))
         self._held.callback(below.close)  # before its memory is freed
-        watched = traffic.below(below)
+        tier: TierCopier = below
+        if options.faults is not None:
+            tier = FaultyCopier(below, options.faults, np.random.default_rng(options.seed), late_polls_max=2 * options.deadline)
+        watched = traffic.below(tier)
         self._tier_copiers.append(watched)
         return Station(memory, Executor(traffic, watched), traffic, ordering)
 
