@@ -327,6 +327,14 @@ class JobView(Protocol):
         """The key of each slot."""
 
     @property
+    def slot_groups(self) -> bytes:
+        """The group of each slot."""
+
+    @property
+    def space(self) -> bytes:
+        """What separates content in the store below (`TierTransfer.space`)."""
+
+    @property
     def groups(self) -> bytes:
         """The group of each block."""
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, MutableSequence, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Hashable, Iterable, MutableSequence, Sequence
+from typing import Protocol, TypeAlias, TypeGuard
 
 from attrs import field, frozen
 
@@ -55,6 +55,29 @@ class BelowIndex(Protocol):
     def new_space(self) -> bytes:
         """A space that nobody has used, for content that is computed after all of it was forgotten."""
         ...
+
+
+class SaveableIndex(BelowIndex, Protocol):
+    """A `BelowIndex` whose scheduler can be saved: all that its answers depend on is a value."""
+
+    def snapshot(self) -> Hashable:
+        """The complete state."""
+        ...
+
+    def restore(self, saved: Hashable) -> None:
+        """Go back to a snapshot."""
+        ...
+
+
+def saveable(index: BelowIndex) -> SaveableIndex:
+    """The index, if it can be saved. `MisuseError` if not."""
+    if not _can_be_saved(index):
+        raise MisuseError(f"{index!r}: a scheduler with a tier below cannot be saved without its `snapshot` and `restore`")
+    return index
+
+
+def _can_be_saved(index: BelowIndex) -> TypeGuard[SaveableIndex]:
+    return hasattr(index, "snapshot") and hasattr(index, "restore")
 
 
 def check_index(index: object) -> None:

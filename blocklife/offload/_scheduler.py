@@ -643,11 +643,9 @@ class OffloadScheduler(edge.NotCopied):
         """The complete state, ledger and host tier included, as a hashable value.
 
         Deadlines are stored relative to *now*, or to the time in *names*. Statistics are not included. Refuses a host tier
-        whose policy cannot be saved, and a scheduler with a tier below, whose answers are not its own.
+        whose policy cannot be saved, and a tier below whose answers are no value (they change by themselves).
         """
         edge.moment(now, "now")
-        if self._state.below is not None:
-            raise MisuseError("snapshot: a scheduler with a tier below cannot be saved (its answers change by themselves)")
         return take(
             self._state,
             names_of(self._state, now=now, canonical=False) if names is None else edge.member(names, Names, "names"),

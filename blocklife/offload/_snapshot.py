@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 from attrs import evolve
 
 from blocklife.errors import MisuseError
+from blocklife.ledger import Direction
 from blocklife.ledger._snapshot import Names, Snapshot, canonical_names, own_names, write
+from blocklife.offload._below import Demote, TierBelow, saveable
 from blocklife.offload._state import OnItsWay, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.offload.records import Hit, Keys
@@ -68,6 +71,23 @@ class SavedLine(NamedTuple):
     suffix: bytes
 
 
+class SavedBelow(NamedTuple):
+    """The tier below. Content is named by space, group and key."""
+
+    space: bytes
+    now: float
+    """The time at which lookups are made, relative to that of the snapshot."""
+    coming: tuple[tuple[bytes, int, bytes, int], ...]
+    jobs: tuple[tuple[int, Direction, bytes, tuple[int, ...], tuple[tuple[int, bytes], ...]], ...]
+    """A job that the ledger has forgotten since it ended has a negative number."""
+    queue: tuple[int, ...]
+    below: tuple[int, ...]
+    waits: tuple[tuple[str, float], ...]
+    """When requests stop waiting, relative to the time of the snapshot; minus infinity: they wait no more."""
+    store: Hashable
+    """What the `BelowIndex` has saved."""
+
+
 class SavedScheduler(NamedTuple):
     """The state of a scheduler, for `OffloadScheduler.restore` on one with the same configuration."""
 
@@ -90,6 +110,8 @@ class SavedScheduler(NamedTuple):
     asleep: bool
     generation: str
     stores: SavedLine
+    below: SavedBelow | None
+    """None without a tier below."""
 
 
 # --- names --------------------------------------------------------------------------------------------------------------
@@ -99,7 +121,7 @@ def names_of(core: SchedulerState, jobs: Iterable[int] = (), now: float = 0.0, *
     """Names for everything that ledger and scheduler refer to: canonical ones, or their own."""
     if not canonical:
         return own_names(core.ledger, now)
-    remembered = (*jobs, *core.stores._made, *core.stores._exposed)
+    remembered = (*jobs, *core.stores._made, *core.stores._exposed, *(core.below._jobs if core.below is not None else ()))
     size = core.geometry.blocks_per_chunk
     return canonical_names(core.ledger, lives=_remembered(core), jobs=remembered, now=now, places_per_slot=size)
 
@@ -143,6 +165,7 @@ def take(core: SchedulerState, names: Names) -> SavedScheduler:
     policy = core.tier.policy
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be saved (give it both)")
+    below = None if core.below is None else _save_below(core, core.below, names)
     ledger = core.ledger.snapshot(names)
     slots, gone = names.slots, core.tier._gone
     plans, states, pinned, loads = core.plans, core.states, core.pinned, core.waiting_loads
@@ -165,6 +188,7 @@ def take(core: SchedulerState, names: Names) -> SavedScheduler:
         core.asleep,
         core.generation,
         _save_line(core.stores, names),
+        below,
     )
 
 
@@ -262,6 +286,34 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
     return SavedLine(tuple(chunks), line, candidates, tuple(exposed), tuple(made), entered, bytes(suffix))
 
 
+def _save_below(core: SchedulerState, below: TierBelow, names: Names) -> SavedBelow:
+    """The tier below. What has no effect is left out: with lazy demotion the queue, otherwise what is known to be there."""
+    slots, now, lazy = names.slots, names.now, below.policies.demote is Demote.LAZY
+    # a job that has ended but was not settled can be forgotten by the ledger meanwhile: then it counts as failed
+    numbers = {number: names.jobs.get(number, -place) for place, number in enumerate(below._jobs, 1)}
+    jobs = tuple(
+        [
+            (numbers[number], direction, space, tuple([slots[slot] for slot in own]), tuple(contents))
+            for number, (direction, space, own, contents) in below._jobs.items()
+        ]
+    )
+    waits: list[tuple[str, float]] = []
+    for name, tracked in core.requests.items():
+        if (until := tracked.below_until) is not None:
+            over = names.canonical and until <= core.now
+            waits.append((name, -inf if over else until - now))
+    return SavedBelow(
+        below.space,
+        core.now - now,
+        tuple(sorted([(*content, numbers[number]) for content, number in below._coming.items()])),
+        jobs,
+        () if lazy else tuple([slots[slot] for slot in below._queue]),
+        tuple(sorted([slots[slot] for slot in below._below])) if lazy else (),
+        tuple(waits),
+        saveable(below.index).snapshot(),
+    )
+
+
 # --- and back -----------------------------------------------------------------------------------------------------------
 
 
@@ -272,8 +324,13 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be restored (give it both)")
     (
         ledger, replacement, gone, requests, progress, plans, handed, states, waiting_loads, loading, pinned, preempted, ending,
-        ended, lost, asleep, generation, line,
+        ended, lost, asleep, generation, line, below,
     ) = saved  # fmt: skip
+    if (core.below is None) is not (below is None):
+        here, there = ("one", "no") if below is None else ("none", "a")
+        raise MisuseError(f"the snapshot has {there} tier below, and this scheduler has {here}")
+    if core.below is not None:
+        saveable(core.below.index)
     core.ledger.restore(ledger, now)
     policy.restore(replacement)
     core.tier._gone = dict.fromkeys(gone)
@@ -296,6 +353,23 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     core.ending, core.outlived, core.lost = set(ending), set(ended), set(lost)
     core.asleep, core.generation = asleep, generation
     _put_back_line(core.stores, line)
+    if core.below is not None and below is not None:
+        _put_back_below(core, core.below, below, now)
+
+
+def _put_back_below(core: SchedulerState, below: TierBelow, saved: SavedBelow, now: float) -> None:
+    below.space, at, coming, jobs, queue, known, waits, index = saved
+    core.now = at + now
+    below._coming = {(space, group, key): number for space, group, key, number in coming}
+    below._jobs = {number: (direction, space, list(own), list(held)) for number, direction, space, own, held in jobs}
+    below._out.clear()
+    for direction, _, own, _ in below._jobs.values():
+        below._out[direction] += len(own)
+    below._queue = dict.fromkeys(queue)
+    below._below = set(known)
+    for name, until in waits:
+        core.requests[name].below_until = until + now
+    saveable(below.index).restore(index)
 
 
 def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], progress: bytes) -> None:

@@ -6,7 +6,7 @@ no request waits longer than it may, and no step fails. Method: a rig beside a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import attrs
 import pytest
@@ -75,6 +75,7 @@ class BelowRig(Rig):
         self,
         *,
         prompt: bool = True,
+        shelf: Shelf | None = None,
         policies: BelowPolicies | None = None,
         groups: str = "full:4",
         chunk: int = 1,
@@ -82,7 +83,7 @@ class BelowRig(Rig):
         workers: int = 1,
         replacement: str | Lru = "lru",
     ) -> None:
-        self.shelf = Shelf(prompt=prompt)
+        self.shelf = Shelf(prompt=prompt) if shelf is None else shelf
         self.moving: list[TierTransfer] = []
         self.full = False
         """The shelf takes nothing."""
@@ -640,10 +641,61 @@ def test_policies_without_a_tier_below_are_refused() -> None:
         Rig(below_policies=BelowPolicies())
 
 
-def test_scheduler_with_a_tier_below_is_not_saved() -> None:
-    """Its answers change by themselves, so that no snapshot could bring them back."""
+class SavedShelf(Shelf):
+    """A shelf whose answers are a value."""
+
+    def snapshot(self) -> Hashable:
+        return frozenset(self.content), self.is_up, self.changes
+
+    def restore(self, saved: Hashable) -> None:
+        match saved:
+            case (frozenset() as content, bool(is_up), int(changes)):
+                self.content, self.is_up, self.changes = set(content), is_up, changes
+
+
+def test_scheduler_is_not_saved_without_what_its_store_says() -> None:
+    """Answers that change by themselves no snapshot could bring back; nor is one restored without them."""
+    saved = BelowRig(shelf=SavedShelf()).scheduler.snapshot()
+    plain = BelowRig().scheduler
+
     with pytest.raises(MisuseError, match="tier below cannot be saved"):
-        BelowRig().scheduler.snapshot()
+        plain.snapshot()
+    with pytest.raises(MisuseError, match="tier below cannot be saved"):
+        plain.restore(saved)
+    with pytest.raises(MisuseError, match="the snapshot has a tier below, and this scheduler has none"):
+        Rig().scheduler.restore(saved)
+    with pytest.raises(MisuseError, match="the snapshot has no tier below, and this scheduler has one"):
+        BelowRig(shelf=SavedShelf()).scheduler.restore(Rig().scheduler.snapshot())
+
+
+@pytest.mark.parametrize("demote", list(Demote), ids=lambda each: each.name.lower())
+def test_scheduler_with_a_tier_below_goes_on_from_a_snapshot(demote: Demote) -> None:
+    """What is on its way, waited for and in line is there again, with the time that was left."""
+    rig = BelowRig(shelf=SavedShelf(), policies=BelowPolicies(demote=demote, max_wait=3.0, max_slots=2, job_slots=1))
+    rig.fill("x", letters(9, "n"))
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    rig.plan()
+    saved = rig.scheduler.snapshot(now=rig.now)
+    plans, moving = list(rig.plans), list(rig.moving)
+
+    def rest(at: float) -> list[object]:
+        rig.plans, rig.moving, rig.now = list(plans), list(moving), at
+        rig.settle(land=False)
+        seen: list[object] = []
+        while (hit := rig.hit("a")).deferred:
+            seen.append(moved(rig.plan()))
+            rig.settle(land=len(seen) == 1)
+        return [*seen, hit.host_tokens, rig.scheduler.snapshot(now=rig.now)]
+
+    first = rest(rig.now)
+    later = rig.now + 100.0
+    rig.scheduler.restore(saved, later)
+
+    assert rig.scheduler.snapshot(now=later) == saved
+    assert rest(later) == first
+    assert len(first) > 3
 
 
 # --- a proof ------------------------------------------------------------------------------------------------------------

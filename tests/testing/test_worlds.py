@@ -20,10 +20,10 @@ import pytest
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
-from blocklife.offload import FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
+from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
-from blocklife.testing.worlds._engine import Settings
+from blocklife.testing.worlds._engine import NO_TIER, Settings
 from blocklife.testing.worlds._format import (
     FAULT_DOCS,
     PYTHON_IMPORTS,
@@ -131,6 +131,8 @@ def test_small_worlds_meet_every_fault_and_every_policy() -> None:
     assert {each.asynchronous for each in engines} == {each.partial_chunks for each in engines} == {False, True}
     assert {each.num_workers for each in engines} >= {1, 2}
     assert {each.blocks_per_chunk for each in engines} >= {1, 2}
+    assert {each.below for each in engines} == {NO_TIER, *(each.name.lower() for each in Demote)}
+    assert {each.below_shared for each in engines} == {False, True}
     assert max(each.max_load_failures for each in engines) > 1
     groups = {type(group) for each in engines for group in each.geometry.groups}
     assert groups >= {SlidingWindow, Mamba}
@@ -201,6 +203,8 @@ def test_every_setting_has_a_word() -> None:
         ({"faults": {"fial": 1}}, "w.toml: faults.fial: there is no such fault (did you mean 'fail'?)"),
         ({"faults": {"fail": "1"}}, "w.toml: faults.fail must be from 0 to 4096, not '1'"),
         ({"faults": {"fail": -1}}, "w.toml: faults.fail must be from 0 to 4096, not -1"),
+        ({"below": "always"}, "w.toml: below must be one of none, eager, lazy, never, not 'always'"),
+        ({"faults": {"vanish": 1}}, "w.toml: faults: down, refuse, vanish: there is no store below to have them"),
         ({"faults": {"lose_worker": 1}}, "w.toml: faults: a worker can be lost only where there are two"),
     ],
     ids=lambda each: str(each)[:30] if isinstance(each, dict) else "",
@@ -277,3 +281,13 @@ def test_every_policy_is_explored_or_said_not_to_be() -> None:
     policies = {each.name for each in attrs.fields(Policies)}
 
     assert policies - {each.name for each in attrs.fields(Settings)} == NOT_EXPLORED.keys()
+
+
+def test_every_policy_of_the_tier_below_is_explored() -> None:
+    """Each of them is a setting of worlds, and gets there."""
+    chosen = Settings(
+        below="lazy", below_wait=3.0, below_slots=5, below_job_slots=4, below_lazy_slots=6, below_shared=True
+    ).below_policies
+
+    assert chosen == BelowPolicies(demote=Demote.LAZY, max_wait=3.0, max_slots=5, job_slots=4, lazy_slots=6)
+    assert Settings().below_policies is None

@@ -26,7 +26,8 @@ from blocklife.testing.exploring._explore import Broken, Counterexample
 from blocklife.testing.worlds._cross_checks import CoreValue
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Landing, Orders, Pass
 from blocklife.testing.worlds._engine import Engine
-from blocklife.testing.worlds._world import Action, CoreStep, State, World, WorldSettings
+from blocklife.testing.worlds._store_below import WorldStore
+from blocklife.testing.worlds._world import OF_ENTRIES, Action, CoreStep, State, World, WorldSettings
 
 
 @frozen
@@ -39,10 +40,14 @@ class Copy:
     """The request that it is for; empty if that is gone."""
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
+    below: bool = False
+    """Whether it copies to or from the store below, not the device."""
 
     def __str__(self) -> str:
         """The places that it copies from and to."""
         blocks, slots = _numbered("block", self.blocks), _numbered("slot", self.slots)
+        if self.below:
+            return f"job {self.job} ({f'promotion to {slots}' if self.stores else f'demotion of {slots}'})"
         source, target = (blocks, slots) if self.stores else (slots, blocks)
         whose = f" of {self.owner}" if self.owner else ""
         return f"job {self.job} ({'store' if self.stores else 'load'}{whose}, {source} to {target})"
@@ -171,7 +176,7 @@ class _StoryNames:
 
     def action(self, action: Action) -> Action:
         """An action under the names of the story."""
-        return action._replace(job=self.job(action.job)) if action.job else action
+        return action._replace(job=self.job(action.job)) if action.job and action.verb not in OF_ENTRIES else action
 
     def landings(self, landings: Iterable[Landing]) -> tuple[Landing, ...]:
         """Landings likewise."""
@@ -186,12 +191,15 @@ class _StoryNames:
             tuple(map(self.order, orders.loads)),
             tuple(map(self.order, orders.stores)),
             Pass(tuple(reads), tuple(writes)),
+            tuple(map(self.order, orders.below)),
         )
 
     def order(self, order: CopyOrder) -> CopyOrder:
         """A copy under the names of the story."""
-        blocks, places = [self.blocks[each] for each in order.blocks], list(map(self.place, order.places))
-        source, target = (blocks, places) if order.stores else (places, blocks)
+        near, places = [self.blocks[each] for each in order.blocks], list(map(self.place, order.places))
+        if order.below:
+            near = list(order.source if order.stores else order.target)
+        source, target = (near, places) if order.stores else (places, near)
         return order._replace(job=self.job(order.job), source=tuple(source), target=tuple(target))
 
     def text(self, said: str, copies: Mapping[int, Copy]) -> str:
@@ -244,7 +252,7 @@ class _Watched(World):
         super().__init__(settings)
         self.heard: list[LedgerTransition] = []
         self.rows: dict[int, str] = {}
-        self.made: list[tuple[int, bool, str, tuple[int, ...], tuple[int, ...]]] = []
+        self.made: list[tuple[int, Direction, str, tuple[int, ...], tuple[int, ...]]] = []
         self.seen: CoreStep | None = None
         self.landed: tuple[Landing, ...] = ()
         self.judged: tuple[int, int] | None = None
@@ -291,7 +299,7 @@ class _Watched(World):
             self.made = [
                 (
                     number,
-                    job.direction is Direction.STORE,
+                    job.direction,
                     job.owner or "",
                     tuple(int(life) & ID_MASK for life in job.lives),
                     tuple(int(slot) for slot in job.slots),
@@ -433,11 +441,10 @@ def _happened(
     """One step, in the names of the state before it."""
     seen = world.seen
     made = []
-    for number, stores, owner, blocks, slots in world.made if seen is not None else ():
-        name = names.job(number)
-        copies[name] = Copy(
-            name, stores, owner, tuple(names.blocks[each] for each in blocks), tuple(names.slots[each] for each in slots)
-        )
+    for number, direction, owner, blocks, slots in world.made if seen is not None else ():
+        name, stores = names.job(number), direction in (Direction.STORE, Direction.PROMOTE)
+        own, held = tuple(names.blocks[each] for each in blocks), tuple(names.slots[each] for each in slots)
+        copies[name] = Copy(name, stores, owner, own, held, not direction.on_device)
         made.append(copies[name])
     named = names.action(action)
     orders = None if seen is None or seen.orders is None else names.orders(seen.orders)
@@ -465,8 +472,8 @@ def _happened(
 
 def _landed(world: _Watched, state: State, after: State | None, named: Action, names: _StoryNames) -> tuple[Landing, ...]:
     """What landed on the device in this step."""
-    if named.verb in ("land", "fail"):
-        return (Landing(named.job, named.worker, named.verb == "land"),)
+    if named.verb in ("land", "fail", "refuse"):
+        return (Landing(named.job, named.worker, named.verb != "fail"),)
     seen = world.seen
     if seen is None or seen.orders is None or after is None:
         return ()
@@ -519,6 +526,12 @@ _PLAIN: Mapping[str, str] = {
     "lose": "the report of worker {0.worker} on job {0.job} is lost",
     "repeat": "the report of worker {0.worker} on job {0.job} will come a second time",
     "echo": "the report of worker {0.worker} on job {0.job} comes a second time",
+    "refuse": "of worker {0.worker} the store below takes nothing: {1} lands without effect",
+    "vanish": "the store below loses what it has of {1} from worker {0.worker}",
+    "answer_hit": "the store below says that it has {1}",
+    "answer_miss": "the store below says that it does not have {1}",
+    "down": "the store below goes down",
+    "up": "the store below is up again",
 }
 
 
@@ -537,6 +550,10 @@ def _sentence(step: Happened, settings: WorldSettings, copies: Mapping[int, Copy
         return f"plan {oldest} settles{late}" + (f"; the engine hears that {' and '.join(reports)}" if reports else "")
     if named.verb == "prove":
         return f"the device is proven quiet: {_numbered('job', step.proven)} will never run again"
+    if named.verb in OF_ENTRIES:
+        space, group, key = WorldStore(settings).names[named.job]
+        where = f" of space {space.decode()!r}" if space else ""
+        return _PLAIN[named.verb].format(named, f"{key.decode()} in group {group}{where}")
     return _PLAIN[named.verb].format(named, copies.get(named.job, ""))
 
 
@@ -550,6 +567,8 @@ def _planned(step: Happened, copies: Mapping[int, Copy]) -> Iterator[str]:
     if step.launched:
         jobs = list(dict.fromkeys(job for job, _ in step.launched))
         yield f"{_numbered('job', jobs)} start{'s' * (len(jobs) == 1)} on the device"
+    for order in orders.below:
+        yield f"{copies.get(order.job, f'job {order.job}')} starts"
     if orders.flushes:
         badly = ", which fails" if step.named.verb == "step_failing" else ""
         yield f"it waits for {_numbered('job', orders.flushes)}{badly}"

@@ -22,6 +22,7 @@ from blocklife.testing.scenarios._running import WRONG, Outcome, parse_scenario,
 from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, RULES, SAFETY, Value
 from blocklife.testing.worlds._cross_checks import LAST_STEP
 from blocklife.testing.worlds._device import Landing
+from blocklife.testing.worlds._engine import NO_TIER
 from blocklife.testing.worlds._format import PYTHON_IMPORTS, as_python
 from blocklife.testing.worlds._world import Action
 
@@ -61,6 +62,8 @@ def _imports(body: str) -> Iterator[str]:
 
 def scenario(story: Story) -> Scenario:
     """The path as a scenario. Raises `MisuseError` if a scenario cannot express it."""
+    if story.settings.engine.below != NO_TIER:
+        raise MisuseError("a scenario cannot say what a store below does (its world has one)")
     said = _ScenarioSteps(story)
     steps = [step for happened in said.steps() for step in happened]
     end: dict[str, Value] = {}
@@ -256,7 +259,7 @@ def sequence(story: Story) -> PartySequence:
 def _messages(number: int, step: Happened, ranks: range) -> Iterator[Item]:
     """The messages of one step."""
     named, sentence = step.named, f"{number}. {step.sentence}"
-    if named.verb in ("land", "fail", "hang"):
+    if named.verb in ("land", "fail", "hang", "refuse"):
         yield Note((_worker(named.worker),), (sentence,), Tone.COPY)
         return
     if named.verb in ("lose", "repeat", "echo"):

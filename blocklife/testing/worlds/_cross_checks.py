@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 
 from attrs import define
 
@@ -20,6 +21,7 @@ from blocklife.ledger import Direction
 from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import (
+    ADMISSIBLE,
     GIVEN_UP,
     LIFELESS,
     MACHINES,
@@ -34,6 +36,7 @@ from blocklife.states import (
 )
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds._engine import Engine
+from blocklife.testing.worlds._tier import Entry, index_of
 
 RULES = tuple(f"I{number}" for number in range(1, 16) if number not in (2, 11))
 """The rules checked in every step, numbered as in `specs/invariants.md`.
@@ -47,6 +50,10 @@ KEPT = "kept"
 """The rule that, where there is room for it, all final content on the device reaches the host tier."""
 TOLD = "told"
 """The rule that hooks hear of every transition, in order, and of nothing else."""
+WAITS = "waits"
+"""The rule that no request waits longer than it may for the store below."""
+BELOW = "below"
+"""The rule that the store below has nothing wrong; and that, where nothing goes wrong, all that the host tier has is there."""
 LAWFUL = "lawful"
 """The rule that the calls of an engine that keeps the contract are never refused."""
 
@@ -84,6 +91,18 @@ class CoreValue:
     kept_places: frozenset[int]
     """Host places whose content can still be read later."""
     places_per_slot: int
+    demotes: bool
+    """Whether content waits to go to the store below."""
+    asked: tuple[Entry, ...]
+    """Questions to the store below that are not answered."""
+    is_up: bool
+    """Whether the store below is up."""
+    waits: bool
+    """Whether a request may still wait for the store below."""
+    waits_below_alone: bool
+    """Whether a request waits to be let in, and neither a copy of the device nor a sleep keeps it."""
+    rest_below: tuple[bytes, tuple[tuple[int, bytes], ...]] | None
+    """The space, and the group and key of each slot that can be read, if nothing is out and the store below is up."""
 
 
 _READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
@@ -123,10 +142,12 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
     live: list[int] = []
     quarantined: list[int] = []
     pending = bool(saved.plans or ledger.to_flush or ledger.waiting)
+    copies_device = False
     for job in ledger.jobs:
         if job.state in OVER:
             continue
         pending = True
+        copies_device = copies_device or job.direction.on_device
         if job.state != _PLANNED:
             live.append(job.number)
         if job.state == _QUARANTINED:
@@ -135,13 +156,19 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
     requests = tuple([(each.name, states[each.name]) for each in saved.requests if not each.ending])
     block_names, readable_blocks, kept_blocks = _of_blocks(blocks.state, blocks.key)
     slot_names, kept_places = _of_slots(slots.state, size)
+    below, known = saved.below, index_of(saved.below)
+    demotes = below is not None and known is not None and known.is_up and bool(below.queue)
+    rest_below = None
+    if below is not None and known is not None and known.is_up and not (saved.requests or pending or below.queue):
+        keyed = [(slots.group[slot], key) for slot, key in enumerate(slots.key) if key is not None]
+        rest_below = below.space, tuple(sorted(keyed))
     return CoreValue(
         saved=saved,
         weights=weights,
         requests=requests,
         plans_out=len(saved.plans),
-        busy=bool(saved.requests or pending or saved.stores.line),
-        idle=not (saved.requests or pending),
+        busy=bool(saved.requests or pending or saved.stores.line or demotes),
+        idle=not (saved.requests or pending or demotes),
         over=not requests and bool(saved.requests or saved.ended),
         asleep=saved.asleep,
         lost=saved.lost,
@@ -156,6 +183,12 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         kept_blocks=kept_blocks,
         kept_places=kept_places,
         places_per_slot=size,
+        demotes=demotes,
+        asked=known.asked if known is not None else (),
+        is_up=known is None or known.is_up,
+        waits=below is not None and any(until > -inf for _, until in below.waits),
+        waits_below_alone=not (copies_device or saved.asleep) and any(at in ADMISSIBLE for _, at in requests),
+        rest_below=rest_below,
     )
 
 
@@ -234,17 +267,23 @@ def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tup
     if orders is None and ledger.jobs.last_number == last:
         return None
     if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
-        missed = [job for job in before.live if job not in orders.flushes and ledger.jobs.is_out(job)]
+        missed = [
+            each.number
+            for each in before.saved.ledger.jobs
+            if each.number in before.live
+            and each.direction.on_device
+            and each.number not in orders.flushes
+            and ledger.jobs.is_out(each.number)
+        ]
         if missed:
             return LAST_STEP, f"all requests are over, and plan {orders.plan} does not wait for job {missed[0]}"
     for job in ledger.jobs.known() if ledger.jobs.last_number > last else ():
-        if (number := job.number) > last and job.direction is Direction.STORE:
-            for group, _, keys in job.contents():
-                for key in keys:
-                    slots = ledger.slots
-                    where = [at for at in range(len(slots)) if slots.key(at) == key and slots.group(at) == group]
-                    if any(before.slots[at] == ledger.slots.at(at).name == Slot.READY.name for at in where):
-                        return "I14", f"job {number} stores {key.decode()} of group {group}, which is stored already"
+        if (number := job.number) > last and job.direction in (Direction.STORE, Direction.PROMOTE):
+            for group, key in zip(job.slot_groups, job.keys, strict=True):
+                slots = ledger.slots
+                where = [at for at in range(len(slots)) if slots.key(at) == key and slots.group(at) == group]
+                if any(before.slots[at] == ledger.slots.at(at).name == Slot.READY.name for at in where):
+                    return "I14", f"job {number} stores {key.decode()} of group {group}, which is stored already"
     for order in (*orders.loads, *orders.stores) if orders is not None else ():
         found = [0] * len(order.sizes)
         for block in order.blocks:
@@ -274,12 +313,37 @@ def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     ledger = engine.ledger
     for saved in before.saved.ledger.jobs:
         job = ledger.jobs.get(saved.number)
-        if saved.direction is Direction.STORE or saved.state in _LOST or job is None:
+        if saved.direction is not Direction.LOAD or saved.state in _LOST or job is None:
             continue
         if ledger.jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
             for slot, key in zip(job.slots, job.keys, strict=True):
                 if ledger.slots.at(slot) is Slot.READY and ledger.slots.key(slot) == key:
                     return "I7", f"load {job.number} is lost, but slot {slot} can still be found as {key.decode()}"
+    return None
+
+
+def _copied_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
+    """A second copy between slots and the store below of content that is on the same way already (I12)."""
+    jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
+    if engine.index is None or jobs.last_number == last:
+        return None
+    live = [job for job in jobs.alive() if not job.direction.on_device and jobs.state(job.number) not in GIVEN_UP]
+    for job in live:
+        named = {*zip(job.slot_groups, job.keys, strict=True)}
+        for other in live if job.number > last else ():
+            same = (other.direction, other.space) == (job.direction, job.space) and other.number < job.number
+            if same and not named.isdisjoint(zip(other.slot_groups, other.keys, strict=True)):
+                return "I12", f"job {job.number} moves {job.keys[0].decode()} to or from below, as job {other.number} does"
+    return None
+
+
+def overdue_wait(engine: Engine, before: CoreValue, deferred: Sequence[str]) -> tuple[str, str] | None:
+    """A lookup that is still deferred although its wait for the store below is over, and no copy of the device is out."""
+    if before.saved.below is None or not deferred or any(job.direction.on_device for job in engine.ledger.jobs.alive()):
+        return None
+    for name, until in before.saved.below.waits:
+        if name in deferred and until <= 0:
+            return WAITS, f"request {name} still waits for the store below, {-until} after its deadline"
     return None
 
 
@@ -368,6 +432,7 @@ def misdone(
     return (
         _misplanned(engine, before, orders)
         or _loaded_twice(engine, before)
+        or _copied_twice(engine, before)
         or _offered_again(engine, before)
         or _unheard(engine, before, handed_out)
         or _mistold(engine, before)
@@ -377,7 +442,7 @@ def misdone(
 
 def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tuple[str, str] | None:
     """A request of the call that had no effect, judged by the value after it."""
-    out = {job.number: job.owner for job in saved.ledger.jobs if job.state in _SUBMITTED}
+    out = {job.number: job.owner for job in saved.ledger.jobs if job.state in _SUBMITTED and job.direction.on_device}
     if verb == "abort" and any(each.name == request and not each.ending for each in saved.requests):
         return "I5", f"request {request} was aborted, but goes on"
     if verb == "preempt" and request in out.values() and request not in saved.preempted:
@@ -395,7 +460,7 @@ def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str
     failed, loading = [], []
     for saved in before.saved.ledger.jobs:
         job = jobs.get(saved.number)
-        if saved.direction is Direction.STORE or saved.state in _UNWANTED or job is None or job.owner is None:
+        if saved.direction is not Direction.LOAD or saved.state in _UNWANTED or job is None or job.owner is None:
             continue
         if jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
             failed.append(job.owner)

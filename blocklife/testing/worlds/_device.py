@@ -92,8 +92,8 @@ class Landing(NamedTuple):
     job: int
     worker: int
     ok: bool
-    missing: bool = False
-    """Whether the store below did not have what it was asked for."""
+    missing: tuple[int, ...] = ()
+    """Positions in the order whose content the store below did not have, or did not take."""
 
 
 class Touched(NamedTuple):
@@ -178,8 +178,8 @@ class Worker:
             self.blocks[block] = content
         self.passes[plan] = Touched(frozenset(each for each, _ in forward.reads), frozenset(each for each, _ in forward.writes))
 
-    def land(self, job: int, ok: bool) -> Landing:
-        """End a copy: its target holds the content, or garbage if it failed."""
+    def land(self, job: int, ok: bool, *, refused: bool = False) -> Landing:
+        """End a copy: its target holds the content, or garbage if it failed. If *refused*, the store below takes nothing."""
         running = self.copies.pop(job)
         order = running.order
         source, target = self._sides(order)
@@ -190,10 +190,14 @@ class Worker:
                     "I1",
                     f"worker {self.rank}: copy {job} read place {place} while it changed from {said(was)} to {said(now)}",
                 )
+        if refused:
+            return Landing(job, self.rank, ok, tuple(range(len(order.target))))
         for place, content in zip(order.target, running.reads, strict=True):
             if ok or not order.below or order.stores:
                 target[place] = content if ok else None
-        return Landing(job, self.rank, ok, ok and from_below and None in running.reads)
+        if not (ok and from_below and None in running.reads):
+            return Landing(job, self.rank, ok)
+        return Landing(job, self.rank, ok, tuple([at for at, content in enumerate(running.reads) if content is None]))
 
     def _sides(self, order: CopyOrder) -> tuple[list[Content], list[Content]]:
         near = self.below if order.below else self.blocks
@@ -320,6 +324,13 @@ class Device:
         if running is None or running.hung:
             raise MisuseError(f"worker {worker}: copy {job} cannot land ({'it hangs' if running else 'it does not run there'})")
         return self.workers[worker].land(job, ok)
+
+    def refuse(self, job: int, worker: int) -> Landing:
+        """The store below takes nothing of one worker's share of a copy. Refuses as `land` does, and what does not go there."""
+        running = self.workers[worker].copies.get(job)
+        if running is None or running.hung or not running.order.below or running.order.stores:
+            raise MisuseError(f"worker {worker}: copy {job} cannot be refused (it does not run there, or not to the store)")
+        return self.workers[worker].land(job, ok=True, refused=True)
 
     def hang(self, job: int, worker: int) -> None:
         """Make one worker's share of a copy hang: it never lands by itself. Refuses with MisuseError one that does not run."""

@@ -35,12 +35,15 @@ from blocklife.ledger import (
     Limits,
     Plan,
     Result,
+    TierTransfer,
     Transfer,
 )
 from blocklife.ledger import Worker as Rank
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._snapshot import Names
 from blocklife.offload import (
+    BelowPolicies,
+    Demote,
     FullHit,
     Geometry,
     Hit,
@@ -56,11 +59,14 @@ from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.records import Keys
 from blocklife.states import ADMISSIBLE, Request
 from blocklife.testing.worlds._device import Content, CopyOrder, Landing, Orders, Pass
+from blocklife.testing.worlds._tier import Entry, TierIndex
 
 LONG_OVER = 0
 """The job number, in late reports, of every job that is over and forgotten."""
 FOREVER = 1e9
 """A deadline that never comes."""
+NO_TIER = "none"
+"""What `Settings.below` says where there is no store below."""
 
 
 @frozen(kw_only=True)
@@ -92,6 +98,16 @@ class Settings:
     drafts: int = 0
     """How many tokens a step guesses behind the known ones of a running request."""
     checking: Checking = Checking.STRICT
+    below: str = NO_TIER
+    """When content goes to a store below (`Demote`, in small letters); `NO_TIER`: there is none."""
+    below_shared: bool = False
+    """Whether another process has put there what the prompts need."""
+    below_wait: float = 1.0
+    """How long a request waits for it, in the engine's time."""
+    below_slots: int = 2
+    """How many slots may be copied at once in each direction."""
+    below_job_slots: int = 1
+    below_lazy_slots: int = 1
     geometry: Geometry = field(init=False, repr=False, eq=False)
 
     @geometry.default
@@ -101,6 +117,19 @@ class Settings:
     def __attrs_post_init__(self) -> None:
         if self.drafts and (self.asynchronous or set(self.geometry.block_tokens) != {1}):
             raise MisuseError("drafts: this engine guesses only where a block has one token, and no plan is made ahead")
+
+    @property
+    def below_policies(self) -> BelowPolicies | None:
+        """The policies of the tier below; None if there is none."""
+        if self.below == NO_TIER:
+            return None
+        return BelowPolicies(
+            demote=Demote[self.below.upper()],
+            max_wait=self.below_wait,
+            max_slots=self.below_slots,
+            job_slots=self.below_job_slots,
+            lazy_slots=self.below_lazy_slots,
+        )
 
 
 @frozen(cache_hash=True)
@@ -160,7 +189,14 @@ class Engine:
             max_load_failures=settings.max_load_failures,
             lazy_blocks=settings.lazy_blocks,
         )
-        self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
+        below = settings.below_policies
+        self.index = None if below is None else TierIndex()
+        """What the scheduler knows of the store below."""
+        self.entries: Mapping[Entry, int] = {}
+        """The numbers of the entries of that store; set by whoever has the store."""
+        self.scheduler = OffloadScheduler(
+            self.ledger, self.tier, self.geometry, policies, below=self.index, below_policies=below
+        )
         self.now = 0.0
         self.weights = ""
         """The weights that the workers compute with now, as known to the engine."""
@@ -255,6 +291,7 @@ class Engine:
         """
         for name in preempt:
             self.scheduler.preempt(name)
+        self.scheduler.tell_time(self.now)
         asleep = self.scheduler.asleep
         begin = {name: self._end(name) for name in self.running()}
         if asleep:
@@ -392,10 +429,23 @@ class Engine:
     def _needed(self, group: int, begin: int) -> range:
         return self.geometry.needed(group, begin)
 
-    @staticmethod
-    def _orders(plan: Plan, forward: Pass) -> Orders:
+    def _orders(self, plan: Plan, forward: Pass) -> Orders:
         loads, stores = ([_order(each) for each in transfers] for transfers in (plan.loads, plan.stores))
-        return Orders(plan.number, tuple(job.number for job in plan.flushes), tuple(loads), tuple(stores), forward)
+        below = tuple([self._order_below(each) for each in (*plan.promotes, *plan.demotes)])
+        return Orders(plan.number, tuple(job.number for job in plan.flushes), tuple(loads), tuple(stores), forward, below)
+
+    def _order_below(self, transfer: TierTransfer) -> CopyOrder:
+        """The order for one job between slots and the store below: each entry has as many parts as a slot."""
+        contents = zip(transfer.groups, transfer.keys, strict=True)
+        entries = self._parts([self.entries[transfer.space, group, key] for group, key in contents])
+        places = self._parts(_plain(transfer.slots))
+        promotes = transfer.direction is Direction.PROMOTE
+        source, target = (entries, places) if promotes else (places, entries)
+        return CopyOrder(transfer.job.number, promotes, source, target, below=True)
+
+    def _parts(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        size = self.geometry.blocks_per_chunk
+        return tuple([number * size + part for number in numbers for part in range(size)])
 
     def settle(
         self,
@@ -429,7 +479,16 @@ class Engine:
         job = JobId(ledger.incarnation, landing.job)
         if landing.job == LONG_OVER:
             job = JobId(ledger.incarnation + 1, max(1, ledger.jobs.last_number))
-        return Completion(job, Rank(landing.worker), Result.OK if landing.ok else Result.FAILED)
+        missing = self._missing(landing) if landing.missing else ()
+        return Completion(job, Rank(landing.worker), Result.OK if landing.ok else Result.FAILED, missing)
+
+    def _missing(self, landing: Landing) -> tuple[int, ...]:
+        """The positions of slots that did not come whole: a slot may lack blocks that no hit can read."""
+        job, size, required = self.ledger.jobs.get(landing.job), self.geometry.blocks_per_chunk, self.scheduler.stores.required
+        if job is None:
+            return ()
+        parts = [divmod(at, size) for at in landing.missing]
+        return tuple(dict.fromkeys([slot for slot, part in parts if part >= size - required[job.slot_groups[slot]]]))
 
     # --- as a value ---------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from blocklife.files import parse_toml, read_text
 from blocklife.ledger import Checking, Contract
 from blocklife.offload import FullHit, LastStep, Mode
 from blocklife.offload.replacement import BUILT_IN
-from blocklife.testing.worlds._engine import FOREVER, Settings
+from blocklife.testing.worlds._engine import FOREVER, NO_TIER, Settings
 from blocklife.testing.worlds._world import Faults, Script, WorldSettings
 
 Value: TypeAlias = "str | int | float | bool | list[str] | dict[str, int]"
@@ -104,6 +104,14 @@ WORDS: tuple[Word, ...] = (
     Word("drafts", "drafts", int,
          "tokens guessed in each step of a running request; capitals of its text are guessed wrong", least=0),
     Word("checking", "checking", str, "what a broken rule of the ledger does", Checking),
+    Word("below", "below", str, "when content goes to a store below host memory; none: there is no such store",
+         (NO_TIER, "eager", "lazy", "never")),
+    Word("below_shared", "below_shared", bool, "another process has put there what the prompts need"),
+    Word("below_wait", "below_wait", float, "time that a request waits for it"),
+    Word("below_slots", "below_slots", int, "slots that are copied at once, there and back", least=1),
+    Word("below_job_slots", "below_job_slots", int, "slots of one such job", least=1),
+    Word("below_lazy_slots", "below_lazy_slots", int, "lazy: how many of the slots that are evicted next are kept there",
+         least=1),
 )  # fmt: skip
 """Every field of `Settings`."""
 
@@ -122,6 +130,9 @@ FAULT_DOCS: Mapping[str, str] = {
     "renew": "the weights change",
     "sleep": "the device memory is given up for a while",
     "lose_worker": "a worker is lost, and comes back empty",
+    "vanish": "the store below loses one worker's part of some content",
+    "refuse": "the store below takes nothing of a copy from one worker",
+    "down": "the store below is down for a while",
 }
 """The faults, with what each means."""
 

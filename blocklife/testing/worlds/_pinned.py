@@ -13,7 +13,7 @@ that combinations of two dangers are covered as well as each alone: *loads* need
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attrs import field, frozen
 
@@ -63,6 +63,13 @@ _SLIDING = ("abcdefghijkl.mnopq", "wxyz.v")
 _HOLES = ("abcdef.g", "abcdef.h")
 _HYBRID = ("abcd.ef", "abcd.gh")
 _GUESSED = ("ab.cDef", "ab.cG")
+_ONE = ("ab.cd",)
+
+
+def _below(demote: str = "eager", *, shared: bool = True, wait: float = 1.0, **changes: Any) -> Settings:
+    """An engine with a store below."""
+    return Settings(below=demote, below_shared=shared, below_wait=wait, **changes)
+
 
 WORLDS: tuple[Pinned, ...] = (
     Pinned("calm-fence", "two requests with a common prefix, and nothing goes wrong", _world(_TWO, Settings(max_jobs=2))),
@@ -267,6 +274,95 @@ WORLDS: tuple[Pinned, ...] = (
         _world(_GUESSED, Settings(groups="full:1,swa:1:2+drafter", drafts=1, num_blocks=16, num_slots=8), fail=1),
     ),
     Pinned(
+        "below-fence",
+        "what only a store below has is fetched for two requests, and what they compute goes there",
+        _world(_TWO, _below(num_slots=3, max_jobs=3)),
+    ),
+    Pinned(
+        "below-hold",
+        "the same while copies hold on to blocks",
+        _world(_TWO, _below(num_slots=3, max_jobs=3, contract=HOLD)),
+    ),
+    Pinned(
+        "below-clients",
+        "one who waits for the store below disconnects or is preempted, and copies to and from there fail",
+        _world(_ONE, _below(num_slots=3, max_jobs=3), abort=1, preempt=1, fail=1),
+    ),
+    Pinned(
+        "below-vanishes",
+        "content vanishes below, one worker's part of it or each, before or after it was asked for",
+        _world(("ab.c",), _below("never", num_workers=2), vanish=2, fail=1),
+    ),
+    Pinned(
+        "below-crowded",
+        "two requests want more from below than the host tier has room for",
+        _world(("abc.d", "ay.z"), _below("never", below_job_slots=2)),
+    ),
+    Pinned(
+        "below-down",
+        "the store below goes down while it is asked, and while copies run",
+        _world(_ONE, _below(), down=1, fail=1, preempt=1),
+    ),
+    Pinned(
+        "below-hangs",
+        "a copy from below never lands, and whoever waits for it does not wait longer than allowed",
+        _world(("ab.c",), _below("never", wait=2.0), hang=1, abort=1),
+    ),
+    Pinned(
+        "below-hangs-there",
+        "a copy in either direction never lands, and the slot that it holds is the only one",
+        _world(_ONE, _below(wait=2.0, num_slots=1), hang=1),
+    ),
+    Pinned(
+        "below-twice",
+        "reports of copies from below come once more, from either of two workers",
+        _world(_ONE, _below("never", num_slots=1, num_workers=2), repeat=1),
+    ),
+    Pinned(
+        "below-forgets",
+        "all content is forgotten, or the weights change, while content is fetched: it is never found again",
+        _world(("ab.c",), _below("never"), renew=1, reset=1),
+    ),
+    Pinned(
+        "below-drains",
+        "the same when no copy is out, with content on its way there",
+        _world(_ONE, _below(), drain=1, preempt=1),
+    ),
+    Pinned(
+        "below-sleep",
+        "the device is given up while content is fetched from below, or goes there",
+        _world(_ONE, _below(), sleep=1, abort=1),
+    ),
+    Pinned(
+        "below-lost-worker",
+        "one of two workers is lost, and what only the store below still has of it comes back",
+        _world(_ONE, _below(num_workers=2), lose_worker=1),
+    ),
+    Pinned(
+        "below-lazy",
+        "content goes below before it is evicted",
+        _world(("ab.cd", "x.yz"), _below("lazy", shared=False)),
+    ),
+    Pinned(
+        "below-refuses",
+        "the store below takes nothing, once, of what is evicted next, and all is forgotten meanwhile",
+        _world(_ONE, _below("lazy", num_slots=3, below_lazy_slots=2), preempt=1, refuse=1, reset=1),
+    ),
+    Pinned(
+        "below-holes",
+        "chunks with holes, of which only those that a hit can read go below",
+        _world(
+            ("abcdef.ghi",),
+            _below(groups="swa:1:3", blocks_per_chunk=2, num_blocks=6, step_tokens=3, partial_chunks=True),
+            preempt=1,
+        ),
+    ),
+    Pinned(
+        "below-ahead",
+        "each step is planned while the previous one runs, and its copies to and from below with it",
+        _world(_ONE, _below(asynchronous=True, num_blocks=4), abort=1, fail=1),
+    ),
+    Pinned(
         "wide-fence",
         "three requests over three blocks: copies hang and requests are preempted",
         _world(_OTHERS, Settings(), hang=1, preempt=1),
@@ -299,6 +395,30 @@ WORLDS: tuple[Pinned, ...] = (
         "wide-lazy",
         "lazy stores of which one fails and one never lands, clients that disconnect, and all is forgotten meanwhile",
         _world(("ab.c", "de.f"), Settings(mode=Mode.LAZY, lazy_blocks=2), fail=1, hang=1, abort=1, reset=1),
+        large=True,
+    ),
+    Pinned(
+        "wide-below",
+        "two requests whose content evicts each other's, from the host tier alone",
+        _world(("ab.c", "de.fg"), _below()),
+        large=True,
+    ),
+    Pinned(
+        "wide-below-hybrid",
+        "a full group and a window agree on a length of what lies below",
+        _world(("abcd.efg",), _below(groups="full:2,swa:2:2", num_blocks=6, num_slots=4), preempt=1),
+        large=True,
+    ),
+    Pinned(
+        "wide-below-states",
+        "a full group and states agree on a length of what lies below",
+        _world(("abcd.efg",), _below(groups="full:2,mamba:2", num_blocks=6, num_slots=4), preempt=1),
+        large=True,
+    ),
+    Pinned(
+        "wide-below-weights",
+        "the weights change twice while content goes below and comes back",
+        _world(_ONE, _below(), renew=2),
         large=True,
     ),
 )
@@ -346,11 +466,32 @@ COUNTS: Mapping[str, Counts] = {
     "drafts-overdue": Counts(4_116, 8_781, 39),
     "drafter": Counts(6_289, 8_672, 21),
     "drafter-windows": Counts(9_012, 12_536, 24),
+    "below-fence": Counts(3_850, 8_492, 31),
+    "below-hold": Counts(5_106, 11_032, 38),
+    "below-clients": Counts(6_415, 12_096, 28),
+    "below-vanishes": Counts(3_934, 12_134, 21),
+    "below-crowded": Counts(1_711, 3_257, 31),
+    "below-down": Counts(3_938, 8_561, 34),
+    "below-hangs": Counts(8_957, 20_891, 42),
+    "below-hangs-there": Counts(1_737, 3_343, 42),
+    "below-twice": Counts(1_646, 3_678, 27),
+    "below-forgets": Counts(3_156, 6_713, 26),
+    "below-drains": Counts(2_581, 5_314, 35),
+    "below-sleep": Counts(2_114, 4_081, 31),
+    "below-lost-worker": Counts(10_558, 23_829, 42),
+    "below-lazy": Counts(3_929, 8_330, 36),
+    "below-refuses": Counts(9_065, 20_122, 38),
+    "below-holes": Counts(3_005, 6_711, 31),
+    "below-ahead": Counts(2_621, 5_410, 31),
     "wide-fence": Counts(23_068, 62_074, 45),
     "wide-hold": Counts(8_297, 20_386, 41),
     "wide-ahead": Counts(10_516, 31_461, 22),
     "wide-windows": Counts(22_780, 33_660, 31),
     "wide-lazy": Counts(33_094, 91_185, 34),
+    "wide-below": Counts(20_798, 43_984, 47),
+    "wide-below-hybrid": Counts(22_544, 57_472, 38),
+    "wide-below-states": Counts(24_850, 66_821, 38),
+    "wide-below-weights": Counts(17_295, 49_846, 42),
 }
 """By name: states, steps between them, and the length of the longest shortest path to a state."""
 

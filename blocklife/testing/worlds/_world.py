@@ -18,30 +18,29 @@ will come a second time (*echoes*), and how many faults of each kind are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from string import ascii_lowercase
 from typing import Any, NamedTuple, TypeAlias
 
-from attrs import define, evolve, field, fields, frozen
+from attrs import define, evolve, fields
 
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
-from blocklife.offload import FullAttention, Mamba, Mode
-from blocklife.offload._groups import Group
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import ADMITTED
 from blocklife.testing.exploring._explore import Broken, Kind, Property
 from blocklife.testing.worlds._cross_checks import (
+    BELOW,
     KEPT,
     LAST_STEP,
     LAWFUL,
     OVER,
     RULES,
     TOLD,
+    WAITS,
     CoreValue,
     blamed,
     described,
@@ -50,145 +49,20 @@ from blocklife.testing.worlds._cross_checks import (
     loads,
     misdone,
     not_kept,
+    overdue_wait,
     unheeded,
 )
 from blocklife.testing.worlds._device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
 from blocklife.testing.worlds._device import DeviceNames as DeviceNames
-from blocklife.testing.worlds._engine import LONG_OVER, Engine, Settings
+from blocklife.testing.worlds._engine import LONG_OVER, NO_TIER, Engine
 from blocklife.testing.worlds._row_counts import RowCounts
+from blocklife.testing.worlds._settings import Faults as Faults
+from blocklife.testing.worlds._settings import Script as Script
+from blocklife.testing.worlds._settings import WorldSettings as WorldSettings
+from blocklife.testing.worlds._store_below import WorldStore
 
-
-@frozen(kw_only=True)
-class Faults:
-    """How often each fault may happen; 0: never."""
-
-    fail: int = 0
-    """A copy fails on one worker."""
-    hang: int = 0
-    """A copy never lands; deadlines pass, and the engine may prove the device quiet."""
-    lose: int = 0
-    """A report is lost; deadlines pass, as with *hang*."""
-    repeat: int = 0
-    """A report comes a second time, at any later time."""
-    abort: int = 0
-    """A client disconnects."""
-    preempt: int = 0
-    """A request is preempted although there is room."""
-    reset: int = 0
-    """All content is forgotten at once."""
-    drain: int = 0
-    """All content is forgotten when no copy is in flight."""
-    renew: int = 0
-    """The weights change."""
-    sleep: int = 0
-    """The device memory is given up for a while."""
-    lose_worker: int = 0
-    """A worker is lost, and comes back empty."""
-
-    def __attrs_post_init__(self) -> None:
-        for name, times in self.items():
-            if type(times) is not int or times < 0:
-                raise MisuseError(f"faults: {name} must be a whole number of at least 0, not {times!r}")
-
-    def items(self) -> list[tuple[str, int]]:
-        """Every kind with its number."""
-        return [(each.name, getattr(self, each.name)) for each in fields(Faults)]
-
-
-_HARMLESS = frozenset({"abort", "repeat"})
-"""Faults that never make a request recompute anything."""
-_NEVER_RESUME = _HARMLESS | {"fail", "hang", "lose"}
-"""Faults that take nothing from a running request."""
-_LOSES_NOTHING = _HARMLESS | {"preempt"}
-"""Faults that lose no content."""
 _FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
-_FAIL, _HANG = _FAULT["fail"], _FAULT["hang"]
-
-
-@frozen
-class Script:
-    """The text of one request, prompt and output. Written ``prompt.output``, for example ``ab.c``."""
-
-    name: str
-    text: str
-    prompt: int
-
-    @classmethod
-    def parse(cls, name: str, written: str) -> Script:
-        """Read ``prompt.output``."""
-        prompt, dot, output = written.partition(".")
-        if not dot or not all(part.isascii() and part.isalnum() for part in (prompt, output)):
-            raise MisuseError(f"request {written!r}: write prompt and output as letters, for example ab.c")
-        return cls(name, prompt + output, len(prompt))
-
-    def blocks(self, group: Group, engine: Settings, *, again: bool) -> int:
-        """The most blocks of one group that it can hold at once; *again*: it may be preempted and recompute all known tokens.
-
-        The last token is never computed. Blocks that leave a window are released when the step that moved it has settled.
-        """
-        last, size, ahead, drafts = len(self.text) - 1, group.block_tokens, engine.asynchronous, engine.drafts
-        if isinstance(group, FullAttention):
-            return -(-last // size)
-        if isinstance(group, Mamba):
-            return min(-(-last // size), 2 + ahead)
-        most = 0
-        for known in range(self.prompt, last + 1 if again else self.prompt + 1):
-            settled = begin = 0
-            while begin < last:
-                end = min(begin + (engine.step_tokens or known + drafts), max(known, begin + 1) + drafts, last)
-                most = max(most, -(-end // size) - max(0, settled - group.window_tokens + 1) // size)
-                settled, begin = begin if ahead else end, end
-        return most
-
-
-def _scripts(written: Iterable[str | Script]) -> tuple[Script, ...]:
-    found = list(written)
-    if not 1 <= len(found) <= len(ascii_lowercase):
-        raise MisuseError(f"a world has 1 to {len(ascii_lowercase)} requests, not {len(found)}")
-    named = zip(found, ascii_lowercase[: len(found)], strict=True)
-    return tuple(each if isinstance(each, Script) else Script.parse(name, each) for each, name in named)
-
-
-@frozen(kw_only=True)
-class WorldSettings:
-    """A bounded world: the sizes and policies of its engine, its requests, and its faults."""
-
-    engine: Settings = field(factory=Settings)
-    requests: tuple[Script, ...] = field(default=("a.bc", "a.bd"), converter=_scripts)
-    faults: Faults = field(factory=Faults)
-
-    def __attrs_post_init__(self) -> None:
-        if self.faults.lose_worker and self.engine.num_workers < 2:
-            raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
-        geometry = self.engine.geometry
-        again = len(self.requests) > 1 or any(times for name, times in self.faults.items() if name not in _HARMLESS)
-        drafter = self.engine.drafts and any(geometry.drafters)
-        if drafter and (resumes := [name for name, times in self.faults.items() if times and name not in _NEVER_RESUME]):
-            raise MisuseError(
-                f"faults: no request of a drafter may resume, as after {resumes[0]}: others share what it rewrites"
-            )
-        needed = 0  # with a drafter by all of them together
-        for script in self.requests:
-            needed = sum([script.blocks(group, self.engine, again=again) for group in geometry.groups], needed * bool(drafter))
-            if needed > self.engine.num_blocks:
-                raise MisuseError(
-                    f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "
-                    f"{self.engine.num_blocks} (num_blocks)"
-                )
-
-    @property
-    def roomy(self) -> bool:
-        """Whether there is a slot for everything that can be computed, and no fault that loses content."""
-        faults = {name for name, times in self.faults.items() if times}
-        if self.engine.mode is not Mode.EAGER or not faults <= _LOSES_NOTHING:
-            return False
-        chunks = [tokens * self.engine.blocks_per_chunk for tokens in self.engine.geometry.block_tokens]
-        return sum(len(script.text) // each for script in self.requests for each in chunks) <= self.engine.num_slots
-
-    @property
-    def timed(self) -> bool:
-        """Whether a job can stay out for ever, so that deadlines have to pass."""
-        return bool(self.faults.hang or self.faults.lose)
+_FAIL, _HANG, _REFUSE = _FAULT["fail"], _FAULT["hang"], _FAULT["refuse"]
 
 
 class Action(NamedTuple):
@@ -202,11 +76,16 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         if self.request:
             return f"{self.verb} {self.request}"
+        if self.verb in OF_ENTRIES:
+            return f"{self.verb} entry {self.job}" + (f"@{self.worker}" if self.verb == "vanish" else "")
         if self.job:
             return f"{self.verb} {self.job}@{self.worker}"
         return f"{self.verb} {self.worker}" if self.verb in ("lose_worker", "regain_worker") else self.verb
 
 
+_FOUND, _LACKING = "answer_hit", "answer_miss"
+OF_ENTRIES = frozenset({_FOUND, _LACKING, "vanish"})
+"""Actions that have the number of an entry of the store below in place of a job."""
 _STEP, _STEP_FAILING, _SETTLE, _SETTLE_LATE = map(Action, ("step", "step_failing", "settle", "settle_late"))
 
 
@@ -259,9 +138,15 @@ NO_MESSAGE = -1
 """The message number of a call that has failed, of which the device is told nothing."""
 _FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
 """After these, no content can be found on the device, and (except after the last) none in the host tier."""
-_OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang"}), frozenset({"lose", "repeat", "echo"})
-_CLOSING = frozenset({"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo"})
+_NEW_SPACE = frozenset({"reset", "drain", "renew"})
+"""After these, none can be found in the store below."""
+_OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang", "refuse"}), frozenset({"lose", "repeat", "echo"})
+_CLOSING = frozenset(
+    {"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo", "up", _FOUND, _LACKING}
+)
 """Actions that add no request and cause no fault."""
+_PASSING = frozenset({"step", "settle", "settle_late"})
+"""Actions that happen although no copy lands."""
 
 
 class World:
@@ -277,9 +162,19 @@ class World:
             self.engine.know(script.name, script.text, script.prompt)
         geometry = self.engine.geometry
         self._size = geometry.blocks_per_chunk
+        self._below = None if settings.engine.below == NO_TIER else WorldStore(settings)
+        entries = 0
+        if self._below is not None:
+            self.engine.entries = self._below.entries
+            entries = len(self._below.entries) * self._size
         self._device = Device(
-            settings.engine.num_blocks + 1, settings.engine.num_slots * self._size, settings.engine.num_workers
+            settings.engine.num_blocks + 1,
+            settings.engine.num_slots * self._size,
+            settings.engine.num_workers,
+            num_entries=entries,
         )
+        if self._below is not None:
+            self._below.fill(self._device)
         self._fence = settings.engine.contract.name == "FENCE"
         self._timed = settings.timed
         self._most = settings.engine.max_requests
@@ -302,7 +197,7 @@ class World:
         self._devices = DeviceMemo(self._device)
         self._arriving: dict[int, tuple[Action, ...]] = {}
         self._anytimes: dict[tuple[int, tuple[int, ...]], tuple[Action, ...]] = {}
-        self._copies: dict[tuple[int, bool, bool], tuple[Action, ...]] = {}
+        self._copies: dict[tuple[int, bool, bool, bool], tuple[Action, ...]] = {}
         self._judged: dict[tuple[int, int], tuple[str, str] | None] = {}
         self.core_calls = 0
         """How often the real code was run."""
@@ -316,7 +211,8 @@ class World:
 
     def rules(self) -> Sequence[str]:
         """The rules checked in each step."""
-        return (*RULES, LAST_STEP, *([KEPT] if self.settings.roomy else []), TOLD, LAWFUL)
+        of_tier = [] if self._below is None else [WAITS, BELOW]
+        return (*RULES, LAST_STEP, *([KEPT] if self.settings.roomy else []), *of_tier, TOLD, LAWFUL)
 
     def properties(self) -> Sequence[Property[State, Action]]:
         """Everything drains; and, so that this is not vacuous, something is stored and all requests finish."""
@@ -330,7 +226,36 @@ class World:
                 "all requests have come and gone",
                 goal=lambda state: state.env.arrived == everybody and self._drained(state),
             ),
+            *(() if self._below is None else self._properties_below(self._below)),
         )
+
+    def _properties_below(self, below: WorldStore) -> Iterator[Property[State, Action]]:
+        """No request needs the store below to go on; and, so that this is not vacuous, content goes there and comes back."""
+        yield Property(
+            "goes on",
+            Kind.LEADS_TO,
+            "whoever waits for the store below alone goes on, although no copy lands and no question is answered",
+            goal=lambda state: not self._cores[state.core].waits_below_alone,
+            closing=_passing,
+        )
+        if self.settings.engine.below != "never":
+            yield Property(
+                "demotes",
+                Kind.SOMETIMES,
+                "the store below has what it did not have",
+                goal=lambda state: below.has_more(self._devices.values[state.device]),
+            )
+        if self.settings.engine.below_shared:
+            yield Property(
+                "promotes",
+                Kind.SOMETIMES,
+                "something is copied from the store below to the host tier",
+                goal=lambda state: any(
+                    order.below and order.stores
+                    for worker in self._devices.values[state.device].workers
+                    for order, _, _ in worker.copies
+                ),
+            )
 
     def actions(self, state: State) -> Sequence[Action]:
         """What can happen next."""
@@ -342,8 +267,10 @@ class World:
                 offered.append(_STEP_FAILING)
         if core.plans_out:
             offered.append(_SETTLE)
-            if self._timed and core.live:
+            if (self._timed and core.live) or core.waits:
                 offered.append(_SETTLE_LATE)
+        if self._below is not None:
+            offered += self._of_below(core, state.device, env.left)
         offered += self._of_copies(state.device, env.left)
         if env.inbox or env.echoes:
             offered += self._of_reports(env)
@@ -368,6 +295,9 @@ class World:
             return f"after {action.verb} block {core.readable_blocks[0][0]} can still be found"
         if action.verb != "sleep" and core.readable_places:
             return f"after {action.verb} host place {core.readable_places[0][0]} can still be found"
+        if self._below is not None and core.saved.below is not None and action.verb in _NEW_SPACE:
+            found = self._below.found(self._devices.values[after.device], core.saved.below.space)
+            return f"after {action.verb} {found} can still be found below" if found else None
         return None
 
     def coverage(self) -> dict[str, dict[Row, int]]:
@@ -475,14 +405,35 @@ class World:
 
     def _of_copies(self, device: int, left: tuple[int, ...]) -> tuple[Action, ...]:
         """What can happen to running copies."""
-        key = device, left[_FAIL] > 0, left[_HANG] > 0
+        key = device, left[_FAIL] > 0, left[_HANG] > 0, left[_REFUSE] > 0
         found = self._copies.get(key)
         if found is None:
             verbs = ("land", *(["fail"] if key[1] else []), *(["hang"] if key[2] else []))
             running = self._running(device)
             found = tuple([Action(verb, "", job, worker) for job, worker, hung in running if not hung for verb in verbs])
+            if key[3]:
+                workers = enumerate(self._devices.values[device].workers)
+                demotes = [(rank, order) for rank, each in workers for order, _, hung in each.copies if not hung]
+                demotes = [(rank, order) for rank, order in demotes if order.below and not order.stores]
+                found += tuple([Action("refuse", "", order.job, rank) for rank, order in demotes])
             self._copies[key] = found
         return found
+
+    def _of_below(self, core: CoreValue, device: int, left: tuple[int, ...]) -> Iterator[Action]:
+        """What the store below can do, besides what happens to its copies."""
+        if (below := self._below) is None:
+            return
+        if not core.is_up:
+            yield Action("up")
+        elif left[_FAULT["down"]]:
+            yield Action("down")
+        value = self._devices.values[device]
+        for entry in core.asked:
+            number = below.entries[entry]
+            yield Action(_FOUND if below.has(value, number) else _LACKING, job=number)
+        if left[_FAULT["vanish"]]:
+            for number in range(len(below.entries)):
+                yield from [Action("vanish", job=number, worker=rank) for rank in below.parts(value, number)]
 
     def _of_reports(self, env: Env) -> Iterator[Action]:
         """What can happen to reports in the inbox."""
@@ -520,7 +471,7 @@ class World:
             yield Action("renew")
         if left[_FAULT["sleep"]] and not core.asleep:
             yield Action("sleep")
-        if core.asleep and not core.plans_out and not self._live_or_planned(core):
+        if core.asleep and not (core.plans_out or core.demotes or self._live_or_planned(core)):
             yield Action("wake")
         for worker in range(self.settings.engine.num_workers) if left[_FAULT["lose_worker"]] and not core.lost else ():
             yield Action("lose_worker", worker=worker)
@@ -547,6 +498,9 @@ class World:
             return State(core, device, env)
         if verb in _OF_REPORTS:
             return State(core, device, self._mislay(env, action))
+        if verb == "vanish":
+            device, _ = self._device_step(device, action, lambda device: self._vanish(device, action))
+            return State(core, device, self._spent(env, verb))
         if verb == "settle" or verb == "settle_late":
             return self._settle(state, action)
         step = self._core_step(core, _core_action(action), _kept(env))
@@ -586,7 +540,8 @@ class World:
                 raise Broken("I7", f"request {name} has lost {lost.count(name)} loads, and another one is planned for it")
         if lost or step.failed:
             here = {each.name for each in self._cores[step.core].saved.requests}
-            lost = tuple(sorted([name for name in (*lost, *step.failed) if name in here]))
+            failed = () if action.verb == "lose_worker" else step.failed  # with it goes all content: there is nothing to load
+            lost = tuple(sorted([name for name in (*lost, *failed) if name in here]))
         if inbox or echoes:
             # a job whose row was reused has no name left, but its reports can still come
             jobs = step.names.jobs
@@ -633,9 +588,16 @@ class World:
         landed: tuple[Landing, ...] = ()
         if action.verb == "hang":
             device.hang(action.job, action.worker)
+        elif action.verb == "refuse":
+            landed = (device.refuse(action.job, action.worker),)
         else:
             landed = (device.land(action.job, action.worker, ok=action.verb == "land"),)
         return device.freeze(), landed
+
+    def _vanish(self, device: Device, action: Action) -> tuple[FrozenDevice, tuple[Landing, ...]]:
+        for part in range(self._size):
+            device.vanish(action.job * self._size + part, action.worker)
+        return device.freeze(), ()
 
     def _follow(self, device: Device, step: CoreStep, action: Action) -> tuple[FrozenDevice, tuple[Landing, ...]]:
         """The effect of a call to the core on the device; the answer uses the new names."""
@@ -678,7 +640,9 @@ class World:
             saved = self._shared(saved)
             number = self._core_numbers[saved, weights] = len(self._cores)
             core = described(self.engine, saved, weights)
-            claims = core.live, core.blocks, core.slots, core.readable_blocks, core.readable_places, weights
+            claims = (
+                core.live, core.blocks, core.slots, core.readable_blocks, core.readable_places, weights, core.rest_below,
+            )  # fmt: skip
             self._cores.append(core)
             self._claims_of.append(self._claims.setdefault(claims, len(self._claims)))
             self._problems.append(None)
@@ -756,6 +720,8 @@ class World:
             problem = problem or unheeded(saved, action.verb, action.request, action.worker)
             core = self._core_number(saved, engine.weights)
             self._problems[core] = self._problems[core] or self._counted_again(core)
+        except Broken as broken:
+            return CoreStep(NO_MESSAGE, 0, None, (), DeviceNames((), (), {}), problem=(broken.rule, str(broken)))
         except Exception as broken:
             # whatever the code under test raises is a finding: mutants raise exceptions of every kind
             return CoreStep(NO_MESSAGE, 0, None, (), DeviceNames((), (), {}), problem=blamed(broken))
@@ -792,11 +758,13 @@ class World:
         match action.verb:
             case "step":
                 stepped = engine.step()
+                if (problem := overdue_wait(engine, core, stepped.deferred)) is not None:
+                    raise Broken(*problem)
                 return stepped.orders, stepped.handed_out
             case "settle":
                 engine.settle(inbox, launched=launched)
             case "settle_late":
-                engine.now += self.settings.engine.deadline
+                engine.now += self.settings.engine.deadline if self._timed else 1.0
                 engine.settle(inbox, launched=launched)
             case "arrive":
                 script = next(each for each in self.settings.requests if each.name == action.request)
@@ -819,6 +787,10 @@ class World:
                 scheduler.lose_worker(action.worker)
             case "regain_worker":
                 scheduler.regain_worker(action.worker)
+            case "down" | "up" if engine.index is not None:
+                engine.index.is_up = action.verb == "up"
+            case "answer_hit" | "answer_miss" if engine.index is not None and self._below is not None:
+                engine.index.answer(self._below.names[action.job], action.verb == _FOUND)
             case "prove":
                 engine.ledger.quiesce(Jobs(tuple(JobId(engine.ledger.incarnation, job) for job in core.quarantined)))
             case verb:
@@ -845,7 +817,10 @@ class World:
         """The first difference between core and device, with the rule that it breaks."""
         key = self._claims_of[core], device
         if key not in self._judged:
-            self._judged[key] = next(disagreements(self._cores[core], self._devices.values[device]), None)
+            found = disagreements(self._cores[core], self._devices.values[device])
+            if self._below is not None:
+                found = chain(found, self._below.wrong(self._cores[core], self._devices.values[device]))
+            self._judged[key] = next(found, None)
         return self._judged[key]
 
     def _stored(self, state: State) -> bool:
@@ -874,6 +849,10 @@ def _told_again(landings: tuple[Landing, ...], jobs: Mapping[int, int]) -> tuple
 
 def _closing(action: Action) -> bool:
     return action.verb in _CLOSING
+
+
+def _passing(action: Action) -> bool:
+    return action.verb in _PASSING
 
 
 def _core_action(action: Action) -> Action:

@@ -1,0 +1,160 @@
+"""The settings of a world: its engine, its requests, and its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from string import ascii_lowercase
+
+from attrs import field, fields, frozen
+
+from blocklife.errors import MisuseError
+from blocklife.offload import FullAttention, Mamba, Mode
+from blocklife.offload._groups import Group
+from blocklife.testing.worlds._engine import NO_TIER, Settings
+
+
+@frozen(kw_only=True)
+class Faults:
+    """How often each fault may happen; 0: never."""
+
+    fail: int = 0
+    """A copy fails on one worker."""
+    hang: int = 0
+    """A copy never lands; deadlines pass, and the engine may prove the device quiet."""
+    lose: int = 0
+    """A report is lost; deadlines pass, as with *hang*."""
+    repeat: int = 0
+    """A report comes a second time, at any later time."""
+    abort: int = 0
+    """A client disconnects."""
+    preempt: int = 0
+    """A request is preempted although there is room."""
+    reset: int = 0
+    """All content is forgotten at once."""
+    drain: int = 0
+    """All content is forgotten when no copy is in flight."""
+    renew: int = 0
+    """The weights change."""
+    sleep: int = 0
+    """The device memory is given up for a while."""
+    lose_worker: int = 0
+    """A worker is lost, and comes back empty."""
+    vanish: int = 0
+    """The store below loses one worker's part of some content."""
+    refuse: int = 0
+    """The store below takes nothing of a copy from one worker."""
+    down: int = 0
+    """The store below does not answer for a while; every question is a miss."""
+
+    def __attrs_post_init__(self) -> None:
+        for name, times in self.items():
+            if type(times) is not int or times < 0:
+                raise MisuseError(f"faults: {name} must be a whole number of at least 0, not {times!r}")
+
+    def items(self) -> list[tuple[str, int]]:
+        """Every kind with its number."""
+        return [(each.name, getattr(self, each.name)) for each in fields(Faults)]
+
+
+OF_STORE = frozenset({"vanish", "refuse", "down"})
+"""Faults of the store below."""
+_HARMLESS = frozenset({"abort", "repeat"})
+"""Faults that never make a request recompute anything."""
+_NEVER_RESUME = _HARMLESS | {"fail", "hang", "lose"}
+"""Faults that take nothing from a running request."""
+_LOSES_NOTHING = _HARMLESS | {"preempt"}
+"""Faults that lose no content."""
+
+
+@frozen
+class Script:
+    """The text of one request, prompt and output. Written ``prompt.output``, for example ``ab.c``."""
+
+    name: str
+    text: str
+    prompt: int
+
+    @classmethod
+    def parse(cls, name: str, written: str) -> Script:
+        """Read ``prompt.output``."""
+        prompt, dot, output = written.partition(".")
+        if not dot or not all(part.isascii() and part.isalnum() for part in (prompt, output)):
+            raise MisuseError(f"request {written!r}: write prompt and output as letters, for example ab.c")
+        return cls(name, prompt + output, len(prompt))
+
+    def blocks(self, group: Group, engine: Settings, *, again: bool) -> int:
+        """The most blocks of one group that it can hold at once; *again*: it may be preempted and recompute all known tokens.
+
+        The last token is never computed. Blocks that leave a window are released when the step that moved it has settled.
+        """
+        last, size, ahead, drafts = len(self.text) - 1, group.block_tokens, engine.asynchronous, engine.drafts
+        if isinstance(group, FullAttention):
+            return -(-last // size)
+        if isinstance(group, Mamba):
+            return min(-(-last // size), 2 + ahead)
+        most = 0
+        for known in range(self.prompt, last + 1 if again else self.prompt + 1):
+            settled = begin = 0
+            while begin < last:
+                end = min(begin + (engine.step_tokens or known + drafts), max(known, begin + 1) + drafts, last)
+                most = max(most, -(-end // size) - max(0, settled - group.window_tokens + 1) // size)
+                settled, begin = begin if ahead else end, end
+        return most
+
+
+def _scripts(written: Iterable[str | Script]) -> tuple[Script, ...]:
+    found = list(written)
+    if not 1 <= len(found) <= len(ascii_lowercase):
+        raise MisuseError(f"a world has 1 to {len(ascii_lowercase)} requests, not {len(found)}")
+    named = zip(found, ascii_lowercase[: len(found)], strict=True)
+    return tuple(each if isinstance(each, Script) else Script.parse(name, each) for each, name in named)
+
+
+@frozen(kw_only=True)
+class WorldSettings:
+    """A bounded world: the sizes and policies of its engine, its requests, and its faults."""
+
+    engine: Settings = field(factory=Settings)
+    requests: tuple[Script, ...] = field(default=("a.bc", "a.bd"), converter=_scripts)
+    faults: Faults = field(factory=Faults)
+
+    def __attrs_post_init__(self) -> None:
+        if self.faults.lose_worker and self.engine.num_workers < 2:
+            raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
+        if self.engine.below == NO_TIER and any(getattr(self.faults, name) for name in OF_STORE):
+            raise MisuseError(f"faults: {', '.join(sorted(OF_STORE))}: there is no store below to have them (below)")
+        geometry = self.engine.geometry
+        again = len(self.requests) > 1 or any(times for name, times in self.faults.items() if name not in _HARMLESS)
+        drafter = self.engine.drafts and any(geometry.drafters)
+        if drafter and (resumes := [name for name, times in self.faults.items() if times and name not in _NEVER_RESUME]):
+            raise MisuseError(
+                f"faults: no request of a drafter may resume, as after {resumes[0]}: others share what it rewrites"
+            )
+        needed = 0  # with a drafter by all of them together
+        for script in self.requests:
+            needed = sum([script.blocks(group, self.engine, again=again) for group in geometry.groups], needed * bool(drafter))
+            if needed > self.engine.num_blocks:
+                raise MisuseError(
+                    f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "
+                    f"{self.engine.num_blocks} (num_blocks)"
+                )
+
+    @property
+    def roomy(self) -> bool:
+        """Whether there is a slot for everything that can be computed, and no fault that loses content."""
+        faults = {name for name, times in self.faults.items() if times}
+        if self.engine.mode is not Mode.EAGER or not faults <= _LOSES_NOTHING:
+            return False
+        chunks = [tokens * self.engine.blocks_per_chunk for tokens in self.engine.geometry.block_tokens]
+        return sum(len(script.text) // each for script in self.requests for each in chunks) <= self.engine.num_slots
+
+    @property
+    def keeps_below(self) -> bool:
+        """Whether everything that the host tier has goes to the store below, and nothing can keep it from there."""
+        faults = {name for name, times in self.faults.items() if times}
+        return self.engine.below == "eager" and faults <= _LOSES_NOTHING
+
+    @property
+    def timed(self) -> bool:
+        """Whether a job can stay out for ever, so that deadlines have to pass."""
+        return bool(self.faults.hang or self.faults.lose)
