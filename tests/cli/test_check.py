@@ -129,8 +129,21 @@ def test_check_has_an_option_for_every_setting(capsys: Capture) -> None:
         "requests": ["abcd.e"], "groups": "full:2,swa:2:2", "blocks_per_chunk": 2, "blocks": 7, "slots": 3, "workers": 2,
         "max_jobs": 3, "max_requests": 5, "contract": "hold", "mode": "lazy", "lazy_blocks": 2, "async": True,
         "deadline": 2.0, "policy": "arc", "last_step": "drain", "full_hit": "recompute_last_token", "partial_chunks": True,
-        "max_load_failures": 0, "step_tokens": 3, "drafts": 0, "checking": "count", "faults": {"renew": 1},
+        "max_load_failures": 0, "step_tokens": 3, "checking": "count", "faults": {"renew": 1},
     }  # fmt: skip
+
+
+def test_check_can_guess_tokens(capsys: Capture) -> None:
+    """Drafts go with blocks of one token, and without a plan ahead."""
+    status, report = found(
+        capsys, "check", "--requests", "ab.cD", "--drafts", "1", "--groups", "full:1+drafter", "--blocks", "4"
+    )
+    refused, _, err = call(capsys, "check", "--requests", "ab.cD", "--drafts", "1", "--async")
+
+    assert status == 0
+    assert report["world"] == {"requests": ["ab.cD"], "groups": "full:1+drafter", "blocks": 4, "drafts": 1}
+    assert refused == 2
+    assert "drafts: this engine guesses only where a block has one token, and no plan is made ahead" in err
 
 
 def test_check_lists_the_pinned_worlds(capsys: Capture) -> None:
