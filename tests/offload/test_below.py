@@ -353,11 +353,12 @@ def test_state_of_a_mamba_group_goes_below_with_the_end_of_its_chunk() -> None:
     assert {(group, name) for _, group, name in rig.shelf.content} == {(each, key(each, letters(8))) for each in (0, 1)}
 
 
-def test_full_host_tier_fetches_nothing() -> None:
+@pytest.mark.parametrize("slots", [2, 3], ids=["too few", "all taken"])
+def test_full_host_tier_fetches_nothing(slots: int) -> None:
     """Where no slot can be had the request goes on without."""
-    rig = BelowRig(slots=2, policies=BelowPolicies(demote=Demote.NEVER))
-    rig.fill("x", letters(9, "n"))
-    rig.ledger.pin("somebody", [0, 1])
+    rig = BelowRig(slots=slots, policies=BelowPolicies(demote=Demote.NEVER))
+    rig.fill("x", letters(4 * slots + 1, "n"))
+    rig.ledger.pin("somebody", list(range(slots)))
     rig.shelf.fill(TEXT)
     rig.add("a", TEXT)
 
@@ -373,6 +374,19 @@ def test_text_that_the_host_tier_cannot_hold_is_not_fetched() -> None:
 
     assert rig.hit("a").deferred is False
     assert moved(rig.tick()) == {}
+
+
+def test_text_of_which_the_host_tier_has_a_part_must_fit_as_a_whole() -> None:
+    """What is there already needs its slots as well, for what comes would evict it."""
+    rig = BelowRig(slots=3, policies=BelowPolicies(demote=Demote.NEVER))
+    rig.fill("x", letters(9))
+    rig.forget_device()
+    rig.shelf.fill(letters(16))
+    rig.add("a", letters(17))
+    hit = rig.hit("a")
+
+    assert (hit.deferred, hit.host_tokens) == (False, 8)
+    assert rig.counts == {"no_room": 2}
 
 
 def test_what_a_waiting_request_has_is_not_evicted_for_the_rest() -> None:
