@@ -112,13 +112,23 @@ class DecidedSteps:
         return names
 
     def keep_unnamed(self, name: str) -> None:
-        """Neither seal nor store content computed by an admitted request, because its last tokens can be taken back."""
+        """Neither seal nor store what a request computes from now on, because it is not what its key says."""
         row, table = self._steps.tracked(name).row, self._progress
         table.sealed[:, row] = table.offered[:, row] = NEVER
+        self._state.states.pop(name, None)
 
     def go_on(self, name: str, known: int, prompt: int, computed: int) -> None:
-        """A running request has other tokens than expected after the *computed* ones; its tokens in flight are void."""
+        """A running request continues after its *computed* tokens, with others than expected; what is in flight of it is void.
+
+        Refuses to go back behind content that is final.
+        """
         row, table = self._steps.tracked(name).row, self._progress
+        ends = zip(table.sealed[:, row].tolist(), self._geometry.block_tokens, strict=True)
+        final = max([stop * size for stop, size in ends if stop < NEVER], default=0)
+        if computed < (done := int(table.computed[row])) or (table.in_flight[row] and computed < final):
+            raise MisuseError(
+                f"request {name}: it cannot go back to token {computed}: content up to {max(done, final)} is final"
+            )
         columns = (table.placed, table.first, table.sealed, table.offered)
         kept = [column[:, row].copy() for column in columns]
         table.clear(row)
@@ -126,6 +136,7 @@ class DecidedSteps:
             column[:, row] = values
         table.running[row] = True
         table.known[row], table.prompt[row], table.computed[row] = known, prompt, computed
+        self._steps.cut_states(name, computed)
 
     def device_hit(self, name: str, known_tokens: int, device_tokens: int) -> Hit:
         """Use instead of `lookup` for a hit on the device only, without the host tier. Pass it to `admit`."""

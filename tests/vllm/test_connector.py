@@ -22,6 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from blocklife.engines.vllm.connector import _connector as connector
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.errors import MisuseError
 from blocklife.ledger import Direction, Transfer
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._limits import MAX_REQUESTS
@@ -42,6 +43,10 @@ MODELS = {
     "all": (FULL, GroupSpec("swa", window=9), STATE),
     "blocks of two sizes": (GroupSpec("full", 8), GroupSpec("swa", 4, 14)),
 }
+
+
+EVERY_TOKEN = range(1 << 20)
+"""As tokens that end an answer: it ends with the next one."""
 
 
 def prompt(tokens: int, start: int = 100) -> list[int]:
@@ -250,21 +255,59 @@ def test_connector_offers_all_of_a_running_request_anew_when_the_host_was_forgot
     assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 5
 
 
-def test_connector_names_no_session_also_when_the_host_was_forgotten() -> None:
-    """What a session computes can be taken back: it is not offered anew with what others hold, and no slot waits for it."""
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("answer", range(1, 9))
+def test_connector_stores_of_a_session_what_it_does_not_take_back(answer: int, ahead: bool) -> None:
+    """When a session goes on, the last token of the answer is gone: a block that it filled is stored with another one there.
+
+    With steps ahead vLLM computes a token before it is known; a block that it fills is stored when the session goes on or ends.
+    """
+    rig = ConnectorRig(evolve(ROOMY, async_scheduling=ahead))
+    rig.part("s", prompt(13), answer)
+    rig.drain()
+    before, first = rig.stored, list(rig.scheduler.requests["s"].all_token_ids)
+    rig.part("s", prompt(6, 900), answer)
+    rig.drain()
+    second = list(rig.scheduler.requests["s"].all_token_ids)
+    rig.engine.abort(["s"])
+    rig.drain()
+    rig.check_empty()
+    rig.reset_prefix_cache()
+    stored = rig.stored
+    ask(rig, second)
+
+    assert second[: 12 + answer + 6] == first[:-1] + prompt(6, 900)
+    assert before == (12 + answer - ahead) // 4
+    assert stored == rig.loaded == (12 + answer + 6 + answer - 1) // 4
+
+
+def test_connector_offers_a_session_anew_when_the_host_was_forgotten() -> None:
+    """As those of other requests: the chunks that it has filled, and no slot waits for the one that it has not."""
     rig = ConnectorRig(evolve(ROOMY, extra_config={"blocks_per_chunk": 2}))
     rig.part("s", prompt(16), 8)
     for _ in range(3):
         rig.step()
     rig.side.reset()
-    for _ in range(3):
-        rig.step()
-    kept = rig.side.ledger._state.slots.column.count()[Slot.EMPTY]
+    rig.drain()
+    ready = rig.side.ledger._state.slots.column.count()[Slot.READY]
     rig.engine.abort(["s"])
     rig.drain()
 
     rig.check_empty()
-    assert (kept, rig.stored) == (len(rig.side.ledger.slots), 0)
+    assert (ready, rig.side.ledger._state.slots.column.count()[Slot.READY]) == (2, 2)
+
+
+def test_connector_refuses_a_session_that_goes_back_behind_what_is_final() -> None:
+    """No other vLLM takes back more than a token, so that nothing of it can have been served: if one did, it would show."""
+    rig = ConnectorRig(ROOMY)
+    rig.part("s", prompt(16), 5)
+    rig.drain()
+    decided = rig.side.decided
+    message = "request s: it cannot go back to token 19: content up to 20 is final"
+
+    with pytest.raises(MisuseError, match=message):
+        decided.go_on("s", 20, 16, 19)
+    decided.go_on("s", 21, 16, 20)
 
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["goes on", "aborted"])
@@ -1053,7 +1096,7 @@ def test_walk_with_a_drafter_finds_what_is_stored_too_early(monkeypatch: pytest.
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)
 def test_connector_walks_with_sessions(model: str, ahead: bool) -> None:
-    """A session takes its last token back and goes on: none of its blocks is stored, and the others are served as before."""
+    """A session takes its last token back and goes on; what it shares with others is served, and every byte of it is right."""
     rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead), 9)
     rng, parts = Random(9), 0
     for step in range(300):
@@ -1074,6 +1117,7 @@ def test_connector_walks_with_sessions(model: str, ahead: bool) -> None:
 
     assert parts > 20
     assert rig.stored > 0
+    assert rig.loaded > 0
 
 
 @pytest.mark.parametrize("name", ["hybrid", "states", "resets"])
@@ -1085,3 +1129,52 @@ def test_driver_runs_our_connector_too(name: str) -> None:
     assert found.clean, str(found)
     assert found.stored > 0
     assert found.verified > 0
+
+
+@pytest.mark.parametrize("model", [name for name, groups in MODELS.items() if STATE not in groups])
+def test_connector_walks_with_sessions_that_stop_behind_a_step_ahead(model: str) -> None:
+    """An answer ends with a token of the model's choice, which the step that is out has computed: that is never stored."""
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=True), 3)
+    rng, void = Random(3), 0
+    for step in range(400):
+        name = f"s{step // 40}"
+        held = rig.scheduler.requests.get(name)
+        if held is None or (held.status == RequestStatus.WAITING_FOR_STREAMING_REQ and rng.random() < 0.5):
+            rig.part(name, prompt(rng.randint(1, 5)), 30)
+        elif held.status == RequestStatus.RUNNING and rng.random() < 0.3:
+            held.sampling_params.stop_token_ids = EVERY_TOKEN
+        if step % 40 == 0:
+            rig.engine.abort([f"s{step // 40 - 2}"])
+        if rng.random() < 0.2:
+            rig.add(prompt(rng.randint(1, 12)), rng.randint(1, 4))
+        rig.step()
+        rig.check()
+        void += held is not None and held.drop_stale_output and held.num_stale_output_tokens > 0
+    rig.engine.abort([name for name in rig.scheduler.requests if name.startswith("s")])
+    rig.drain()
+    rig.check_empty()
+
+    assert void > 20
+    assert rig.stored > 0
+
+
+def test_connector_stores_nothing_more_of_a_session_whose_state_is_wrong() -> None:
+    """vLLM goes on from a Mamba state that has taken in the token that was taken back: what follows from it is wrong.
+
+    With a step ahead, and an answer that ends with a token of the model's choice. It is so without a connector, too.
+    """
+    rig = ConnectorRig(evolve(ROOMY, groups=MODELS["full and state"], async_scheduling=True))
+    rig.part("s", prompt(9), 30)
+    while rig.scheduler.requests["s"].num_output_tokens < 4:
+        rig.step()
+    rig.scheduler.requests["s"].sampling_params.stop_token_ids = EVERY_TOKEN
+    rig.drain()
+    stored = rig.stored
+    rig.part("s", prompt(20, 900), 9)
+    rig.drain()
+    rig.engine.abort(["s"])
+    rig.drain()
+
+    assert stored > 0
+    assert rig.stored == stored
+    assert {each.group for each in rig.corruptions} == {1}

@@ -38,7 +38,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._limits import MAX_JOBS, MAX_REQUESTS
-from blocklife.offload import DecidedSteps, Hit, HostEvent, HostTier, Mode, OffloadScheduler
+from blocklife.offload import DecidedSteps, Hit, HostEvent, HostTier, Mamba, Mode, OffloadScheduler
 
 _FOREVER = 1e18
 """No deadline: a load cannot be given up while its copy runs, because vLLM would hand out its blocks at once."""
@@ -47,6 +47,8 @@ _JOURNAL = 4096
 _MAX_EVENTS = 1 << 20
 _NO_CAPS = Caps()
 _NOTHING_BELOW = MovedBelow()
+_STOPPED = frozenset({"WAITING", "WAITING_FOR_STREAMING_REQ"})
+"""Statuses of vLLM in which a request that has blocks is a session that waits to go on."""
 SPARE_REQUESTS = 1024
 """Room for requests besides the running ones: those that wait and were looked up, and those that load."""
 
@@ -59,12 +61,16 @@ class ConnectorRequest:
     name: str
     """Its name in the ledger: its id, or a longer name while an older request with that id is not over."""
     session: bool
-    """Whether it is a session that continues without its last token: its computed content is neither sealed nor stored."""
+    """Whether it is a session, which takes the last token of an answer back when it goes on."""
     caps: Caps
     hit: Hit | None = None
     """The result of its lookup in this step."""
     deferred_since: float | None = None
     """When the first of its lookups began that have been deferred until now."""
+    has_stopped: bool = False
+    """Whether it is a session that holds its blocks and waits to go on; the ledger was told that nothing of it is in flight."""
+    is_wrong: bool = False
+    """Whether it is a session that vLLM continues from a state with the token that it takes back; that cannot be undone."""
 
 
 @define(eq=False)
@@ -145,9 +151,11 @@ class ConnectorScheduler:
             below_policies=None if shape.below is None else shape.below.policies,
         )
         self.decided = DecidedSteps(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
+        self._has_states = any(isinstance(group, Mamba) for group in shape.geometry.groups)
         self.counts = ConnectorCounts()
         self._requests: dict[str, ConnectorRequest] = {}
         self._named: dict[str, ConnectorRequest] = {}
+        self._sessions: dict[str, ConnectorRequest] = {}
         self._admissions: dict[str, Admission] = {}
         self._lost: set[str] = set()
         """Requests whose KV load failed and that have not been scheduled since, by vLLM's id. vLLM 0.33.0 still reserves the
@@ -185,7 +193,9 @@ class ConnectorScheduler:
 
     def add(self, request: VllmRequest, caps: Caps = _NO_CAPS) -> None:
         """A new request of the engine. It is added to the ledger at its first lookup."""
-        self._requests[request.request_id] = ConnectorRequest(request, "", request.resumable, caps)
+        self._requests[request.request_id] = tracked = ConnectorRequest(request, "", request.resumable, caps)
+        if tracked.session:
+            self._sessions[request.request_id] = tracked
 
     def look_up(self, request: VllmRequest, device_tokens: int) -> int | None:
         """The number of tokens that a load would bring after those on the device; None: ask again later."""
@@ -252,7 +262,7 @@ class ConnectorScheduler:
             decided.overwrite(output.new_block_ids_to_zero)
         if (state := output.kv_connector_block_state) is not None:
             for request_id, states in state.boundary_state_offloads.items():
-                if (tracked := self._requests.get(request_id)) is not None and not tracked.session:
+                if (tracked := self._requests.get(request_id)) is not None and not tracked.is_wrong:
                     for group, block, boundary in states:
                         decided.hand_off_state(tracked.name, group, boundary, block)
         if self._peek_free is not None and self.config.mode is Mode.LAZY:
@@ -273,9 +283,10 @@ class ConnectorScheduler:
             if tables is not None and request_id not in cached.resumed_req_ids:
                 self._grow(self._requests[request_id].name, enumerate(tables))
         for each in going_on:  # its load is over, or its session continues: its blocks stay where they are
-            name, request = each.tracked.name, each.tracked.request
+            name = each.tracked.name
             if each.tracked.session:
-                self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
+                self._go_on(each.tracked)
+                each.tracked.has_stopped = False
             size = self.ledger.requests.size
             self._grow(name, [(group, table[size(name, group) :]) for group, table in enumerate(each.tables)])
 
@@ -320,9 +331,8 @@ class ConnectorScheduler:
         loads = False
         for each, hit in placed:
             tracked = each.tracked
+            tracked.is_wrong = False  # it is computed from its beginning
             loads |= not self.offload.admit(tracked.name, hit, scheduled.get(tracked.request.request_id, 0))
-            if tracked.session:
-                self.decided.keep_unnamed(tracked.name)
         self.decided.promise()
         return loads
 
@@ -389,10 +399,19 @@ class ConnectorScheduler:
                 self._in_front |= lost
             for name in settled.ended:
                 self._named.pop(name, None)
+        for tracked in self._sessions.values():
+            if not tracked.has_stopped and self._stops(tracked):
+                self._go_on(tracked)
+                tracked.has_stopped = True
+                # a later step that is out computes the token that is taken back, and a state cannot go back
+                if tracked.request.num_stale_output_tokens and self._has_states:
+                    tracked.is_wrong = True
+                    self.decided.keep_unnamed(tracked.name)
 
     def finish(self, request: VllmRequest, aborted: bool) -> None:
         """A request is over. The engine gets its blocks back at once; a hand-out waits for copies that still read them."""
         tracked = self._requests.pop(request.request_id, None)
+        self._sessions.pop(request.request_id, None)
         self._admissions.pop(request.request_id, None)
         self._forget_loss(request)
         if tracked is None:
@@ -544,7 +563,21 @@ class ConnectorScheduler:
         return min([cap for cap in caps if cap is not None], default=tracked.request.num_tokens)
 
     def _known_tokens(self, name: str) -> int:
-        return self._named[name].request.num_tokens
+        tracked = self._named[name]
+        # vLLM may have given it the next part already: it computes anew from the token that it takes back
+        return tracked.request.num_computed_tokens + 1 if self._stops(tracked) else tracked.request.num_tokens
+
+    def _stops(self, tracked: ConnectorRequest) -> bool:
+        """Whether it is a session at the end of an answer: vLLM keeps its blocks, and has put it among those that wait."""
+        if not tracked.session or tracked.request.status.name not in _STOPPED:
+            return False
+        return self.offload.knows(tracked.name) and self.offload.is_running(tracked.name)
+
+    def _go_on(self, tracked: ConnectorRequest) -> None:
+        """A session is where vLLM says that it is; its next answer is part of a longer prompt."""
+        name, request = tracked.name, tracked.request
+        self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
+        self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
 
 
 def incarnation_of(engine_id: str) -> int:

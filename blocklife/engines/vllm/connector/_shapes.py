@@ -63,6 +63,11 @@ class VllmRequest(Protocol):
         ...
 
     @property
+    def num_stale_output_tokens(self) -> int:
+        """Tokens that steps compute which are out, and that do not count any more."""
+        ...
+
+    @property
     def resumable(self) -> bool:
         """Whether it is a session, which continues with another prompt after it ends."""
         ...
