@@ -495,6 +495,17 @@ class DecidedSteps:
                 self._ledger.flush(Jobs(tuple(out)), "handed out")
             self._ledger.observe_evict(lost)
 
+    # --- the device ------------------------------------------------------------------------------------------------------------
+
+    def forget_device(self) -> list[str]:
+        """The device's memory was given up and is back, empty. Stores that are out land, the host tier keeps what it has.
+
+        Returns the requests that are over with it.
+        """
+        ending = list(self._state.ending)
+        self._steps.forget(drain=False, host=False)
+        return ending
+
     # --- the host tier ------------------------------------------------------------------------------------------------------
 
     def forget_host(self) -> None:

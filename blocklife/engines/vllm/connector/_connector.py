@@ -14,6 +14,7 @@ import vllm
 from attrs import frozen
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
@@ -57,6 +58,13 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not th
     """What the scheduler sends to the workers in a step."""
 
     step: StepPlan
+
+
+@frozen
+class Woken(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # as above
+    """What a worker says when the device's memory is back: how often that was so."""
+
+    num_sleeps: int
 
 
 @frozen(eq=False)
@@ -126,8 +134,8 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """False: the tensors would move while the copier uses them."""
-        return False
+        """True: copies are waited for before the device's memory is given up, and the copier is made anew when it is back."""
+        return True
 
     def shutdown(self) -> None:
         """The process ends: wait for every copy, free the host memory, and close the store below."""
@@ -198,6 +206,12 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.scheduler.reset()
         return True
 
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
+        """What the workers say at the start, when they have nothing to say, and at each wake-up, also from less than a sleep."""
+        counts = [said.num_sleeps for said in metadata.values() if isinstance(said, Woken)]
+        if counts:
+            self.scheduler.wake(min(counts))
+
     def take_events(self) -> Iterable[KVCacheEvent]:
         """KV cache events of the host tier."""
         events, describer = self.scheduler.take_events(), self.scheduler.describer
@@ -230,6 +244,18 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
         """The KV-cache tensors have been allocated."""
         self.worker.register(kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        """The KV-cache tensors are about to lose their memory."""
+        self.worker.sleep()
+
+    def restore_kv_caches(self) -> None:
+        """The KV-cache tensors have memory again, at the same addresses, empty."""
+        self.worker.wake()
+
+    def get_handshake_metadata(self) -> Woken | None:
+        """For the scheduler's half, which vLLM does not tell of a sleep: that there was one."""
+        return Woken(self.worker.num_sleeps) if self.worker.num_sleeps else None
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Called first in a step, before anything is written."""

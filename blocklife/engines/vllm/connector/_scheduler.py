@@ -174,6 +174,10 @@ class ConnectorScheduler:
         self._built = False
         """Whether a step was built since the last worker report."""
         self._introduction = b"" if shape.below is None else shape.below.identity.fingerprint
+        self._may_sleep = False
+        """Whether the host tier is to be forgotten with the next step, unless a wake-up comes before that."""
+        self._num_sleeps = 0
+        """Sleeps that the workers have told of."""
         self._peek_free: PeekFree | None = None
         self._serial = 0
         self.describer: Describer | None = None
@@ -438,9 +442,22 @@ class ConnectorScheduler:
             self.below.close()
 
     def reset(self) -> None:
-        """Forget the host tier. Content of requests that vLLM preempted for this is no longer stored."""
+        """Forget the host tier. Content of requests that vLLM preempted for this is no longer stored.
+
+        If sleep is to keep the host tier: with the next step. vLLM resets before it sleeps, and nothing runs then.
+        """
         self._hear_of_preemptions()
-        self.decided.forget_host()
+        self._may_sleep = self.config.sleep_keeps_host and not self._may_sleep and not self.offload.num_running
+        if not self._may_sleep:
+            self.decided.forget_host()
+
+    def wake(self, num_sleeps: int) -> None:
+        """The device's memory was given up so often, and is back, empty; no step was made meanwhile, and no request has blocks."""
+        if num_sleeps <= self._num_sleeps:
+            return
+        self._num_sleeps, self._may_sleep = num_sleeps, False
+        for name in self.decided.forget_device():
+            self._named.pop(name, None)
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> HitTokens | None:
         """Where the first *tokens* of the load come from that was promised to a request in this step; None without one."""
@@ -460,6 +477,9 @@ class ConnectorScheduler:
         """Start a step, in its first hook: stores planned between steps go to the workers before any block is handed out."""
         if not self._begun:
             self._begun = True
+            if self._may_sleep:
+                self._may_sleep = False
+                self.decided.forget_host()
             self.offload.tell_time(self._clock())
             if self.decided.is_late:
                 self.decided.catch_up()

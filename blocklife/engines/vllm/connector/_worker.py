@@ -112,6 +112,10 @@ class ConnectorWorker:
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
+        self._cache: KvCache | None = None
+        self._asleep = False
+        self.num_sleeps = 0
+        """How often the device's memory was given up and came back."""
 
     def register(self, caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
         """The tensors have been allocated: allocate host memory and make the copier. A second call starts over."""
@@ -120,6 +124,7 @@ class ConnectorWorker:
         pinned = cache.device.type == "cuda"
         self._host = HostMemory(cache.row_bytes, self.shape.num_places, pinned=pinned, progress=self._progress)
         self._group_bytes = tuple(map(sum, cache.page_bytes))
+        self._cache = cache
         self._copier = self._make_copier(cache, self._host, Worker(self.shape.rank))
         below = self.shape.below
         if below is not None:
@@ -179,11 +184,37 @@ class ConnectorWorker:
         below = MovedBelow() if self._below is None else self._below.moved()
         return WorkerReport(self._ended, tuple(said.launched), tuple(said.completions), said.stored, said.loaded, below)
 
+    def sleep(self) -> None:
+        """The device's memory is about to be given up: launch what is left, wait for every copy. A second call does nothing.
+
+        Host memory stays, and so does the store below. No copy can be launched until `wake`.
+        """
+        if self._executor is None or self._copier is None or self._asleep:
+            return
+        self._copier.computed()
+        self._executor.wait(tuple(self._jobs))
+        report = self._executor.report()
+        self._hear(report.launched, report.completions)
+        self._copier.close()
+        self._asleep = True
+
+    def wake(self) -> None:
+        """The device's memory is back where it was, empty: make a new copier. A second call does nothing.
+
+        What the old one had on the device lay in memory that was given up, too.
+        """
+        if self._executor is None or self._cache is None or self._host is None or not self._asleep:
+            return
+        self._copier = self._executor.copier = self._make_copier(self._cache, self._host, Worker(self.shape.rank))
+        self._asleep = False
+        self.num_sleeps += 1
+
     def close(self) -> None:
         """Wait for every copy, and free the memory. A second call does nothing."""
         if self._executor is not None:
             self._executor.close()
-            self._executor = self._copier = None
+            self._executor = self._copier = self._cache = None
+            self._asleep = False
         if self._below is not None:
             self._below.close()
             self._below = None

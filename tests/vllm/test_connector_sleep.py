@@ -1,0 +1,208 @@
+"""Sleep mode: the device's memory is given up and comes back empty, and what the host tier has stays right.
+
+Goal: no copy touches memory that is gone, nothing that was there is believed afterwards, and a host tier that stays is hit.
+Method: vLLM's own `EngineCore.sleep` and `wake_up` with its scheduler and our connector on both sides; in place of the device's
+allocator the rig's memory is filled with junk. What a GPU's driver does with the addresses is not tested here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import pytest
+from attrs import evolve
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine.core import EngineCore
+
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.test_connector import MODELS, ROOMY, ask, prompt
+from tests.vllm.worlds import Lag
+
+
+class _Executor:
+    """What the engine's core asks of its workers."""
+
+    def __init__(self, rig: ConnectorRig, renew: bool) -> None:
+        self._rig = rig
+        self._renew = renew
+        self.is_sleeping = False
+
+    def _connectors(self) -> list[BlocklifeConnector]:
+        return [cast(BlocklifeConnector, rank.worker.connector) for rank in self._rig.ranks if rank.worker is not None]
+
+    def collective_rpc(self, method: str) -> None:
+        assert method == "synchronize_device"
+
+    def reset_encoder_cache(self) -> None:
+        """There is none."""
+
+    def sleep(self, level: int) -> None:
+        for rank, connector in zip(self._rig.ranks, self._connectors(), strict=True):
+            connector.unregister_kv_caches()
+            connector.unregister_kv_caches()
+            rank.memory.device[:] = np.uint64(0xBAD)
+        self.is_sleeping = True
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        if not self.is_sleeping:
+            return
+        for connector in self._connectors():
+            connector.restore_kv_caches()
+            connector.restore_kv_caches()
+        if self._renew:
+            self._rig.renew_weights()
+        self.is_sleeping = False
+
+    def get_kv_connector_handshake_metadata(self) -> list[object]:
+        said = [connector.get_handshake_metadata() for connector in self._connectors()]
+        return [None if each is None else {(0, rank): each} for rank, each in enumerate(said)]
+
+
+def core_of(rig: ConnectorRig, *, renew: bool = False) -> EngineCore:
+    """The engine's core around a rig; with *renew* the model has other weights when it wakes up."""
+    core = cast(EngineCore, object.__new__(EngineCore))
+    core.scheduler, core.model_executor, core.batch_queue = rig.scheduler, _Executor(rig, renew), None
+    core.reset_mm_cache = lambda: None
+    core.reset_encoder_cache = core.model_executor.reset_encoder_cache
+    core.pause_requested = False
+    return core
+
+
+def nap(rig: ConnectorRig, *, renew: bool = False, mode: str = "abort") -> None:
+    """Sleep, and wake up at once."""
+    core = core_of(rig, renew=renew)
+    assert core.sleep(1, mode) is None
+    if mode == "abort":
+        rig.running.clear()
+    assert core.wake_up()
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("model", MODELS)
+def test_connector_keeps_the_host_while_the_engine_sleeps(model: str, ahead: bool) -> None:
+    """What was stored before is loaded afterwards, on every worker, and nothing of the device is believed to be there."""
+    extra = {"sleep_keeps_host": True}
+    rig = ConnectorRig(evolve(ROOMY, groups=MODELS[model], async_scheduling=ahead, world_size=2, extra_config=extra))
+    ask(rig, prompt(41))
+    nap(rig)
+    ask(rig, prompt(41))
+    first = rig.loaded
+    nap(rig)
+    nap(rig)
+    ask(rig, prompt(41))
+
+    assert first >= len(MODELS[model])
+    assert rig.loaded == 2 * first
+    assert rig.verified > 0
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+@pytest.mark.parametrize("keeps", [False, True], ids=["forgets", "keeps"])
+@pytest.mark.parametrize("policy", ["eager", "lazy"])
+def test_connector_waits_for_copies_before_the_engine_sleeps(policy: str, keeps: bool, mode: str) -> None:
+    """Stores that are out, or that a worker holds back for its next step, land before the memory is gone; none reads it after."""
+    extra = {"sleep_keeps_host": keeps, "mode": policy}
+    for steps in range(1, 14):
+        rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=14, lag=Lag(9, 9), extra_config=extra))
+        for start in (100, 200):
+            rig.add(prompt(30, start), 6)
+        for _ in range(steps):
+            rig.step()
+        nap(rig, renew=not keeps, mode=mode)
+        rig.check()
+        for start in (100, 200, 100, 200):
+            ask(rig, prompt(30, start))
+
+        assert rig.loaded > 0
+
+
+def test_connector_forgets_the_host_where_the_engine_may_have_other_weights() -> None:
+    """By default vLLM's word counts: it resets the connector before it sleeps, and the weights may be others afterwards."""
+    rig = ConnectorRig(ROOMY)
+    ask(rig, prompt(40))
+    nap(rig, renew=True)
+    ask(rig, prompt(40))
+
+    assert rig.loaded == 0
+
+
+def _reset(rig: ConnectorRig) -> None:
+    rig.reset_prefix_cache(reset_running=True, reset_connector=True)
+    rig.renew_weights()
+
+
+def _sleep_and_reset(rig: ConnectorRig) -> None:
+    nap(rig)
+    _reset(rig)
+
+
+def _reset_and_sleep(rig: ConnectorRig) -> None:
+    _reset(rig)
+    nap(rig)
+
+
+def _pause(rig: ConnectorRig) -> None:
+    core = core_of(rig)
+    core.pause_scheduler("abort")
+    rig.renew_weights()
+    core.resume_scheduler()
+
+
+def _lie_down(rig: ConnectorRig) -> None:
+    nap(rig)
+    core = core_of(rig)
+    core.pause_scheduler("abort")
+    rig.renew_weights()
+    core.wake_up()  # it was only paused: nobody has slept since
+
+
+@pytest.mark.parametrize(
+    "renewal", [_reset, _sleep_and_reset, _reset_and_sleep, _pause, _lie_down], ids=lambda each: each.__name__
+)
+def test_connector_forgets_the_host_for_any_other_reset(renewal: Callable[[ConnectorRig], None]) -> None:
+    """Only the reset that comes with a sleep is none: others are for new weights, before a sleep or after it."""
+    rig = ConnectorRig(evolve(ROOMY, extra_config={"sleep_keeps_host": True}))
+    ask(rig, prompt(40))
+    renewal(rig)
+    ask(rig, prompt(40))
+
+    assert rig.loaded == 0
+
+
+def test_connector_forgets_the_host_at_once_while_requests_run() -> None:
+    """The engine cannot sleep then: it is a reset of the connector alone."""
+    rig = ConnectorRig(evolve(ROOMY, extra_config={"sleep_keeps_host": True}))
+    rig.add(prompt(40), 9)
+    for _ in range(4):
+        rig.step()
+    rig.side.reset()
+
+    assert not rig.side._may_sleep
+    rig.drain()
+    rig.check_empty()
+
+
+def test_connector_goes_on_where_it_was_only_paused() -> None:
+    """A pause of scheduling alone gives nothing up, and who runs goes on, also in an engine that has slept before."""
+    rig = ConnectorRig(evolve(ROOMY, extra_config={"sleep_keeps_host": True}))
+    nap(rig)
+    rig.add(prompt(40), 20)
+    for _ in range(6):
+        rig.step()
+    core = core_of(rig)
+    core.sleep(0, "keep")
+    paused = rig.scheduler.pause_state
+    core.wake_up()
+    rig.drain()
+    rig.check_empty()
+
+    assert paused is PauseState.PAUSED_ALL
+    assert len(rig.finished) == 1
+
+
+def test_connector_says_that_it_can_sleep() -> None:
+    """vLLM refuses sleep mode with a connector that does not."""
+    assert BlocklifeConnector.supports_sleep_mode(object())
