@@ -37,7 +37,7 @@ from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import OnItsWay, Rows
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
-from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job
+from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job, JobLife
 
 _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
 """Block states in which content is being computed and can be sealed."""
@@ -46,6 +46,8 @@ _STORABLE = KEYED - COPYING
 _INDEX = BlockLife.table.index
 _COPYING, _FINAL = frozenset(map(_INDEX.__getitem__, COPYING)), frozenset(map(_INDEX.__getitem__, _STORABLE))
 """Content that a store reads, and final content that none does, by the numbers of their states."""
+_WANTED = frozenset(row.source for row in JobLife.table.rows if row.event == "abandon" and isinstance(row.source, Job))
+"""Job states in which the result of a submitted copy will count."""
 _ROW = operator.itemgetter(1)
 
 _Content: TypeAlias = tuple[str, list[int], Sequence[bytes]]
@@ -495,7 +497,20 @@ class DecidedSteps:
                 self._ledger.flush(Jobs(tuple(out)), "handed out")
             self._ledger.observe_evict(lost)
 
-    # --- the device ------------------------------------------------------------------------------------------------------------
+    def give_up_stores(self, blocks: Iterable[int]) -> None:
+        """The step overwrites these blocks before its waits: discard the stores that read them. Call it before `leave_windows`.
+
+        What else these stores hold is offered again for running requests, once they are over.
+        """
+        known, ledger = self._ledger.blocks, self._ledger
+        numbers = dict.fromkeys([known.job(block) for block in blocks if known.at(block) in COPYING])
+        jobs = [JobId(ledger.incarnation, number) for number in numbers]
+        if out := [job for job in jobs if ledger.job_state(job) in _WANTED]:
+            ledger.abandon(Jobs(tuple(out)))
+            self._unwanted.update([job.number for job in out])
+            self._anew = True
+
+    # --- the device ----------------------------------------------------------------------------------------------------------
 
     def forget_device(self) -> list[str]:
         """The device's memory was given up and is back, empty. Stores that are out land, the host tier keeps what it has.

@@ -15,8 +15,9 @@ from unittest import mock
 import numpy as np
 from attrs import evolve
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from blocklife.copiers.torch import HostMemory, KvCache
@@ -27,7 +28,8 @@ from blocklife.ledger import Direction, Worker
 from blocklife.ledger.invariants import check
 from tests.vllm.device import Text
 from tests.vllm.lag_copier import LagCopier
-from tests.vllm.rig import Rig, Scheduler
+from tests.vllm.rig import Rank, Rig, Scheduler
+from tests.vllm.runner import Turn
 from tests.vllm.worlds import WorldSpec
 
 
@@ -49,10 +51,18 @@ def _made_for(
         yield
 
 
+@contextmanager
+def _runner(second: bool) -> Iterator[None]:
+    """vLLM chooses its second model runner, which needs Triton, or the first one."""
+    with mock.patch.object(VllmConfig, "use_v2_model_runner", second):
+        yield
+
+
 class ConnectorRig(Rig):
     """A rig with blocklife's connector. *depth* steps can be with the workers at once; *drafts*: the model is sent guesses.
 
-    Of requests that do not run the connector can know *spare_requests* at once.
+    Of requests that do not run the connector can know *spare_requests* at once. The *second_runner* zeroes new blocks before it
+    calls the connector.
     """
 
     def __init__(
@@ -65,6 +75,7 @@ class ConnectorRig(Rig):
         depth: int | None = None,
         drafts: bool = False,
         spare_requests: int = scheduler.SPARE_REQUESTS,
+        second_runner: bool = False,
         on_scheduler: Callable[[Scheduler], None] | None = None,
     ) -> None:
         extra = {"checking": "strict", **spec.extra_config}
@@ -73,7 +84,8 @@ class ConnectorRig(Rig):
         self._dice = Random(f"{seed}/drafts") if drafts else None
         self._guesses: Mapping[str, list[int]] = {}
         self.copiers: list[LagCopier] = []
-        with _made_for(spec, seed, fails or {}, spare_requests, self.copiers):
+        self._zeroes_first = second_runner
+        with _made_for(spec, seed, fails or {}, spare_requests, self.copiers), _runner(second_runner):
             super().__init__(spec, seed, on_scheduler)
         self.scheduler.recompute_kv_load_failures = recompute
 
@@ -159,6 +171,15 @@ class ConnectorRig(Rig):
         self.texts[name] = Text(self.prompts[name])
         self._said[name] = []
         self.running.add(name)
+
+    def _prepare(self, rank: Rank, output: SchedulerOutput) -> None:
+        if not self._zeroes_first:
+            super()._prepare(rank, output)
+
+    def _execute_on(self, rank: Rank, output: SchedulerOutput, turns: list[Turn]) -> KVConnectorOutput | None:
+        if self._zeroes_first:
+            super()._prepare(rank, output)
+        return super()._execute_on(rank, output, turns)
 
     # Drafts.
 

@@ -16,6 +16,7 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from copy import copy
+from math import lcm
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -45,8 +46,8 @@ DRAINS_SIMPLE = MINOR >= 33
 
 
 def row_words(groups: Sequence[GroupSpec]) -> int:
-    """Words of one block: one a token in the group whose blocks hold most tokens."""
-    return max(group.block_tokens for group in groups)
+    """Words of one block: as many a token in each group, one in the group whose blocks hold most tokens if they divide it."""
+    return lcm(*(group.block_tokens for group in groups))
 
 
 def _group(group: GroupSpec) -> Group:

@@ -26,7 +26,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Direction, Transfer
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._limits import MAX_REQUESTS
-from blocklife.states import Slot
+from blocklife.states import JobLife, Slot
 from blocklife.testing.vllm import _making as making
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.drive import judge
@@ -1178,3 +1178,18 @@ def test_connector_stores_nothing_more_of_a_session_whose_state_is_wrong() -> No
     assert stored > 0
     assert rig.stored == stored
     assert {each.group for each in rig.corruptions} == {1}
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("model", [name for name, groups in MODELS.items() if STATE in groups])
+def test_connector_walks_with_a_runner_that_zeroes_first(model: str, ahead: bool, chunk: int) -> None:
+    """The second runner zeroes a block before it waits for the store that reads it: the result of such a store is discarded."""
+    spec = evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, blocks_per_chunk=chunk, lag=Lag(2, 6))
+    rig = ConnectorRig(spec, 5, second_runner=True)
+    given_up: list[object] = []
+    rig.side.ledger.on(JobLife.abandon, hook=given_up.append)
+    walk(rig, 5, 60, resets=False)
+
+    assert len(given_up) > 3
+    assert rig.loaded > 0

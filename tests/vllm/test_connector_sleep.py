@@ -19,7 +19,7 @@ from vllm.v1.engine.core import EngineCore
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.test_connector import MODELS, ROOMY, ask, prompt
-from tests.vllm.worlds import Lag
+from tests.vllm.worlds import Extra, Lag
 
 
 class _Executor:
@@ -103,8 +103,8 @@ def test_connector_keeps_the_host_while_the_engine_sleeps(model: str, ahead: boo
 @pytest.mark.parametrize("keeps", [False, True], ids=["forgets", "keeps"])
 @pytest.mark.parametrize("policy", ["eager", "lazy"])
 def test_connector_waits_for_copies_before_the_engine_sleeps(policy: str, keeps: bool, mode: str) -> None:
-    """Stores that are out, or that a worker holds back for its next step, land before the memory is gone; none reads it after."""
-    extra = {"sleep_keeps_host": keeps, "mode": policy}
+    """Stores that are out, or that a worker keeps for its next step, land before the memory is gone; none reads it after."""
+    extra: Extra = {"sleep_keeps_host": keeps, "mode": policy}
     for steps in range(1, 14):
         rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=14, lag=Lag(9, 9), extra_config=extra))
         for start in (100, 200):

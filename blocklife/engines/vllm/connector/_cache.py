@@ -68,11 +68,6 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
         raise _refuse("HiSparse is not offered", "switch it off")
     if vllm_config.aux_output_config.enabled:
         raise _refuse("auxiliary outputs are not offered", "switch them off")
-    if vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing:
-        raise _refuse(
-            "model runner V2 zeroes new blocks before the connector can wait for copies that read them",
-            "set VLLM_USE_V2_MODEL_RUNNER=0 for this model",
-        )
     if vllm_config.model_config.is_diffusion:
         raise _refuse("a diffusion model is not offered: a step of it samples many tokens, or none", "leave the connector out")
     spec = vllm_config.speculative_config
@@ -169,6 +164,7 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         one_a_step=vllm_config.speculative_config is None and vllm_config.model_config.runner_type == "generate",
         events=events,
         self_describing=events and config.self_describing_kv_events,
+        zeroes_first=vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing,
         below=below_of(vllm_config, kv_cache_config, config),
     )
 

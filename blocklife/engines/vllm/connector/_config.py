@@ -206,8 +206,8 @@ class ConnectorConfig:
     self_describing_kv_events: bool = field(default=False, metadata={"read": _flag})
     """Whether KV cache events of stored content have its tokens, the hashes of its blocks and the parent of the first."""
     sleep_keeps_host: bool = field(default=False, metadata={"read": _flag})
-    """Whether the host tier keeps its content while the engine sleeps. vLLM forgets it then, as for new weights, and does not say
-    which it is: set this only if the engine wakes up with the weights that it had, or resets its caches itself for new ones."""
+    """Whether the host tier keeps its content while the engine sleeps. vLLM resets it then as for new weights, and does not say
+    which it is: set this only if the engine wakes up with its old weights, or if its caches are reset for new ones."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": _one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 

@@ -207,7 +207,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return True
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
-        """What the workers say at the start, when they have nothing to say, and at each wake-up, also from less than a sleep."""
+        """What the workers say at the start (nothing) and at each wake-up, also where there was no sleep."""
         counts = [said.num_sleeps for said in metadata.values() if isinstance(said, Woken)]
         if counts:
             self.scheduler.wake(min(counts))

@@ -251,6 +251,8 @@ class ConnectorScheduler:
             tracked = self._requests.get(request_id)
             if tracked is not None and offload.is_running(tracked.name):
                 offload.preempt(tracked.name)
+        if self.shape.zeroes_first and output.new_block_ids_to_zero:
+            decided.give_up_stores(output.new_block_ids_to_zero)
         self._loads = 0
         going_on: list[Admission] = []
         coming: list[Admission] = []
@@ -452,7 +454,7 @@ class ConnectorScheduler:
             self.decided.forget_host()
 
     def wake(self, num_sleeps: int) -> None:
-        """The device's memory was given up so often, and is back, empty; no step was made meanwhile, and no request has blocks."""
+        """The device's memory was given up so often, and is back, empty. No step was made meanwhile; no request has blocks."""
         if num_sleeps <= self._num_sleeps:
             return
         self._num_sleeps, self._may_sleep = num_sleeps, False

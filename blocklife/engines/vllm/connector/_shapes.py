@@ -175,6 +175,8 @@ class CacheShape:
     """Whether KV cache events are enabled."""
     self_describing: bool = False
     """Whether they describe the content that they name."""
+    zeroes_first: bool = False
+    """Whether workers zero new blocks before they wait for the copies that read them, as model runner V2 does."""
     below: StoreBelow | None = None
     """The store below host memory."""
 
