@@ -18,7 +18,6 @@ it is stored when the next one is full, or when the request ends (vLLM keeps to 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from math import lcm
 from typing import TypeAlias
 
@@ -95,7 +94,8 @@ def _tuple(groups: Iterable[Group]) -> tuple[Group, ...]:
 class Geometry:
     """The groups of a model, the unit of offload, and the sizes that follow from them. Tuples are indexed by group.
 
-    Raises MisuseError, with the two numbers, for sizes that do not fit together.
+    Raises MisuseError, with the numbers, for no group or too many, and for too large chunks. Blocks of two groups need not end
+    together: a hit ends where a block of every group does.
     """
 
     groups: tuple[Group, ...] = field(converter=_tuple)
@@ -140,13 +140,6 @@ class Geometry:
                 raise MisuseError(f"group {number} must be a FullAttention, SlidingWindow or Mamba, not {group!r}")
         if self.blocks_per_chunk > MAX_BLOCKS_PER_CHUNK:
             raise MisuseError(f"blocks_per_chunk can be at most {MAX_BLOCKS_PER_CHUNK}, not {self.blocks_per_chunk}")
-        for small, large in pairwise(sorted({group.block_tokens for group in self.groups})):
-            # Comparing neighbours in sorted order is enough: divisibility is transitive.
-            if large % small:
-                raise MisuseError(
-                    f"groups with block_tokens {small} and {large} do not share their boundaries:"
-                    " of two sizes the larger must be a multiple of the smaller"
-                )
 
     def needed(self, group: int, length: int) -> range:
         """Positions of the blocks that a request reads to continue at token *length*; empty at 0."""

@@ -438,11 +438,11 @@ class World:
 
 
 def random_geometry(rng: random.Random) -> Geometry:
-    """Two or three kinds of group, blocks of up to eight tokens that share boundaries, chunks of up to four blocks."""
+    """Two or three kinds of group, blocks of up to twelve tokens, chunks of up to four blocks."""
     base = rng.choice([1, 2, 3])
     groups: list[Group] = []
     for _ in range(rng.choice([1, 2, 2, 3, 3, 4])):
-        tokens = base * rng.choice([1, 1, 2, 4])
+        tokens = base * rng.choice([1, 1, 2, 3, 4])
         window = rng.choice([1, 2, tokens, tokens + 1, rng.randint(1, 8 * tokens)])
         kinds: list[Group] = [
             FullAttention(tokens),

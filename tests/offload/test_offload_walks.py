@@ -256,7 +256,7 @@ class World:
         return f"{self.groups.replace(',', '+').replace(':', '_')}-c{self.chunk}-{how}"
 
 
-GROUPS = ("full:4", "swa:4:8", "full:4,swa:2:5", "full:4,swa:2:6,mamba:8")
+GROUPS = ("full:4", "swa:4:8", "full:4,swa:2:5", "full:4,swa:2:6,mamba:8", "full:3,swa:4:6", "swa:6:7,full:4")
 WORLDS = [
     World(groups=groups, chunk=chunk, mode=mode, ahead=ahead, contract=contract)
     for groups, chunk, mode, ahead, contract in product(GROUPS, (1, 2, 3), Mode, (0, 1), Contract)

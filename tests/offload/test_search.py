@@ -117,7 +117,9 @@ def reference(shelf: Shelf, known: int, device: set[tuple[int, int]], host: dict
 
 @pytest.mark.parametrize("policy", list(FullHit), ids=["drop", "recompute"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("groups", ["full:2", "swa:2:4", "swa:2:1", "full:2,swa:2:5", "full:4,swa:2:3", "full:2,mamba:4"])
+@pytest.mark.parametrize(
+    "groups", ["full:2", "swa:2:4", "swa:2:1", "full:2,swa:2:5", "full:4,swa:2:3", "full:2,mamba:4", "full:3,swa:2:4"]
+)
 def test_a_hit_is_the_longest_length_of_which_all_is_there(groups: str, size: int, policy: FullHit) -> None:
     """Against every length tried, over random content, with holes inside chunks, and a cap; all that it names is there."""
     if "mamba" in groups and policy is FullHit.RECOMPUTE_LAST_TOKEN:

@@ -18,12 +18,6 @@ from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.worlds import GroupSpec
 
 
-def test_block_sizes_that_do_not_divide_are_refused() -> None:
-    """Groups whose blocks do not end together are refused when the engine starts, with both sizes."""
-    with pytest.raises(MisuseError, match="block_tokens 12 and 16 do not share their boundaries"):
-        ConnectorRig(evolve(ROOMY, groups=(GroupSpec("full", 12), GroupSpec("full", 16))))
-
-
 def test_prefix_hits_inside_a_block_are_refused() -> None:
     """With states of more tokens than a hash has vLLM would hit a part of a block: refused, with the remedy."""
     with pytest.raises(MisuseError, match=r"prefix hits inside a block .* \(leave prefix_match_unit at the block size\)"):

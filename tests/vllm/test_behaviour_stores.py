@@ -82,6 +82,25 @@ def test_groups_with_blocks_of_two_sizes_are_stored_and_loaded_as_they_fill(ahea
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_groups_with_blocks_that_do_not_divide_each_other_are_loaded_up_to_where_both_end(ahead: bool) -> None:
+    """Blocks of 12 and of 16 tokens: each group is stored as it fills; a hit ends where a block of both does."""
+    scene = Scene((GroupSpec("full", 12), GroupSpec("full", 16)), ahead=ahead)
+    stored = []
+    for tokens in (25, 33, 37, 97):
+        scene.ask(prompt(tokens))
+        stored.append(scene.sizes(Direction.STORE))
+    loaded = []
+    for tokens in (48, 49, 86, 97):
+        scene.forget_device()
+        scene.steps.clear()
+        scene.ask(prompt(tokens))
+        loaded.append(scene.sizes(Direction.LOAD))
+
+    assert stored == [(2, 1), (2, 2), (3, 2), (8, 6)]
+    assert loaded == [(0, 0), (4, 3), (4, 3), (8, 6)]
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 def test_chunk_with_a_hole_is_stored_when_it_is_whole(ahead: bool) -> None:
     """A chunk of a window that lacks a block behind a hit on the device is not stored; who computes it anew stores it."""
     scene = Scene((FULL, WINDOW), world=evolve(ROOMY, dense_retention=True), ahead=ahead, chunk=2)

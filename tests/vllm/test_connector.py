@@ -42,6 +42,7 @@ MODELS = {
     "full and state": (FULL, STATE),
     "all": (FULL, GroupSpec("swa", window=9), STATE),
     "blocks of two sizes": (GroupSpec("full", 8), GroupSpec("swa", 4, 14)),
+    "blocks of 4 and 6": (GroupSpec("full", 6), GroupSpec("swa", 4, 9)),
 }
 
 
