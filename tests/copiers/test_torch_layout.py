@@ -45,8 +45,10 @@ def noise(nbytes: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8))
 
 
-def layer(num_blocks: int, elements: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return noise(num_blocks * elements * dtype.itemsize, seed).view(dtype).view(num_blocks, elements)
+def layer(num_blocks: int, elements: int, dtype: torch.dtype, gap: int = 0, seed: int = 0) -> torch.Tensor:
+    """A layer with a gap of so many elements behind each block."""
+    wide = elements + gap
+    return noise(num_blocks * wide * dtype.itemsize, seed).view(dtype).view(num_blocks, wide)[:, :elements]
 
 
 def rows(cache: KvCache, num_places: int, seed: int = 99) -> Rows:
@@ -70,7 +72,8 @@ def runs(layout: CopyLayout, asked: Transfer) -> Pages:
 class Shape:
     """A cache, a host and a transfer between them."""
 
-    groups: list[list[tuple[int, torch.dtype]]]
+    groups: list[list[tuple[int, torch.dtype, int]]]
+    """Of each layer: elements of a page, their type, and elements between two pages."""
     num_blocks: int
     num_places: int
     pairs: list[list[tuple[int, int]]]
@@ -80,7 +83,7 @@ class Shape:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    page = st.tuples(st.sampled_from([1, 2, 8, 24]), st.sampled_from(DTYPES))
+    page = st.tuples(st.sampled_from([1, 2, 8, 24]), st.sampled_from(DTYPES), st.sampled_from([0, 0, 1, 8]))
     groups = draw(st.lists(st.lists(page, min_size=1, max_size=3), min_size=1, max_size=3))
     num_blocks, num_places = draw(st.integers(1, 12)), draw(st.integers(1, 14))
     count = draw(st.integers(1, min(num_blocks, num_places)))
@@ -103,10 +106,10 @@ def copy_page_by_page(shape: Shape, cache: KvCache, host: Rows) -> tuple[list[By
     layers, regions = contents(list(cache.layers)), contents(host.regions)
     number = 0
     for group, pairs in enumerate(shape.pairs):
-        for index, (elements, dtype) in enumerate(shape.groups[group]):
-            size = elements * dtype.itemsize
+        for index, (elements, dtype, gap) in enumerate(shape.groups[group]):
+            size, pitch = elements * dtype.itemsize, (elements + gap) * dtype.itemsize
             for block, place in pairs:
-                device = layers[number][block * size : (block + 1) * size]
+                device = layers[number][block * pitch : block * pitch + size]
                 row = cache.row_bytes[index]
                 kept = regions[index][place * row : place * row + size]
                 if shape.direction is STORE:
@@ -138,11 +141,11 @@ def test_runs_move_the_bytes_that_single_pages_would(shape: Shape) -> None:
 
 
 def fewest_runs(shape: Shape, cache: KvCache) -> int:
-    """Pairs less those that continue another pair of their group in a layer whose pages fill their rows."""
+    """Pairs less those that continue another pair of their group in a layer whose pages fill their rows, and have no gaps."""
     count = 0
     for group, pairs in enumerate(shape.pairs):
         for index, size in enumerate(cache.page_bytes[group]):
-            fills = size == cache.row_bytes[index]
+            fills = size == cache.row_bytes[index] and not shape.groups[group][index][2]
             count += sum(not fills or (block - 1, place - 1) not in pairs for block, place in pairs)
     return count
 
@@ -240,7 +243,7 @@ BAD_CACHES: dict[str, tuple[list[list[torch.Tensor]], str]] = {
     "other count": ([[torch.zeros(4, 4), torch.zeros(5, 4)]], "layer 1 has 5 blocks and layer 0 has 4"),
     "no page": ([[torch.zeros(4)]], "num_blocks first"),
     "empty page": ([[torch.zeros(4, 0)]], "num_blocks first"),
-    "gaps between blocks": ([[torch.zeros(4, 8)[:, :4]]], "not contiguous"),
+    "blocks that overlap": ([[torch.zeros(32).as_strided((4, 8), (4, 1))]], "not contiguous"),
     "gaps inside blocks": ([[torch.zeros(4, 8, 2)[:, :, :1]]], "not contiguous"),
     "blocks not first": ([[torch.zeros(2, 4, 3).transpose(0, 1)]], "not contiguous"),
     "other device": ([[torch.zeros(4, 4), torch.zeros(4, 4, device="meta")]], "one copier serves one device"),

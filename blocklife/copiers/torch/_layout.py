@@ -6,7 +6,7 @@ does not exist is an IndexError here, before anything moves: after this file the
 *Theory.* On the device every layer is a tensor of its own, and a block is one page in each layer of its group. The host has one
 **region** for each layer, and in it one **row** for each place, as wide as the widest page that any group has in that layer. So
 both ends are layer-major: any number of neighbouring blocks that go to neighbouring places are one run in every layer whose
-pages fill their rows.
+pages fill their rows and have no gaps between them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Pages:
 
 
 class KvCache:
-    """The device's end of copies: for each group the tensors of its layers, each ``(num_blocks, ...)``, block after block."""
+    """The device's end of copies: for each group the tensors of its layers, each ``(num_blocks, ...)``, block after block.
+
+    A block is a contiguous page. There may be gaps between the blocks of a layer, which are neither read nor written.
+    """
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         layers = [tensor for group in groups for tensor in group]
@@ -76,6 +79,8 @@ class KvCache:
         self.num_blocks = len(layers[0])
         self.page_bytes = tuple(tuple(_page_bytes(tensor) for tensor in group) for group in groups)
         """By group, the bytes of a block in each of its layers."""
+        self.pitches = tuple(map(_pitch, layers))
+        """Of each layer, the bytes from one block to the next."""
         depth = max(map(len, groups))
         self.row_bytes = tuple(max(pages[index] for pages in self.page_bytes if index < len(pages)) for index in range(depth))
         """The bytes of a place in each region of the host: room for the widest page that any group has there."""
@@ -146,7 +151,7 @@ class CopyLayout:
     def _runs(self, blocks: Ids, places: Ids, layer: int, index: int, page: int) -> tuple[Ids, Ids, Ids, Ids]:
         """The runs of one group in one layer. Pages that do not fill their rows have gaps on the host, and are not merged."""
         row = self.cache.row_bytes[index]
-        device = self._device_base[layer] + blocks * page
+        device = self._device_base[layer] + blocks * self.cache.pitches[layer]
         host = self._host_base[index] + places * row
         joins = (device[1:] == device[:-1] + page) & (host[1:] == host[:-1] + page)
         firsts = np.flatnonzero(np.concatenate(([True], ~joins)))
@@ -164,10 +169,14 @@ def _page_bytes(tensor: torch.Tensor) -> int:
     return tensor[0].numel() * tensor.element_size()
 
 
+def _pitch(tensor: torch.Tensor) -> int:
+    """The bytes from one block to the next."""
+    return tensor.stride(0) * tensor.element_size() if len(tensor) > 1 else _page_bytes(tensor)
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the blocks follow each other without gaps, each a page; within a page any order of the axes is fine."""
-    page = tensor[0].numel()
-    if len(tensor) > 1 and tensor.stride(0) != page:
+    """Whether the blocks follow each other, each a page without gaps; within a page any order of the axes is fine."""
+    if len(tensor) > 1 and tensor.stride(0) < tensor[0].numel():
         return False
     packed = 1
     for stride, size in sorted(zip(tensor[0].stride(), tensor[0].shape, strict=True)):

@@ -269,5 +269,6 @@ def _aside(device: torch.device) -> AbstractContextManager[object]:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a dense tensor, in the order of its memory; no copy is made."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    """The bytes from the first to the last of a tensor, in the order of its memory, gaps between its rows included; no copy."""
+    gaps = (tensor.stride(0) - tensor[0].numel()) * (len(tensor) - 1) if len(tensor) > 1 else 0
+    return tensor.as_strided((tensor.numel() + gaps,), (1,)).view(torch.uint8)

@@ -55,7 +55,8 @@ def word_of_layout(layout: CopyLayout) -> int:
     """The widest word that divides every run that a layout can make."""
     tensors = (*layout.cache.layers, *layout.regions)
     pages = (size for group in layout.cache.page_bytes for size in group)
-    return word_bytes([*(tensor.data_ptr() for tensor in tensors), *pages, *layout.cache.row_bytes])
+    sizes = (*pages, *layout.cache.row_bytes, *layout.cache.pitches)
+    return word_bytes([*(tensor.data_ptr() for tensor in tensors), *sizes])
 
 
 def word_of_pages(pages: Pages) -> int:

@@ -5,7 +5,7 @@ Rules of this file:
 * The content of a block is opaque. A layer is `(num_blocks, page bytes)` of its own storage, with heads and K/V halves inside.
 * Layers of different groups may share the same bytes: a block belongs to one group at a time.
 * If the pages of all layers of a block lie side by side, the whole block is one page, and a copy moves it in as few runs as
-  possible.
+  possible. Otherwise each layer is copied by itself; gaps between its pages are left out.
 """
 
 from __future__ import annotations
@@ -58,25 +58,38 @@ def _rows(layer: Layer, offset: int, num_blocks: int, page: int) -> torch.Tensor
 
 
 def pages_of(groups: Sequence[Sequence[Layer]], num_blocks: int) -> KvCache:
-    """The cache in the form that the copier takes. Refuses layers that interleave in more than one way."""
+    """The cache in the form that the copier takes. Refuses layers of one storage that interleave in more than one way."""
     layers = [layer for group in groups for layer in group]
-    if all(layer.stride == layer.page for layer in layers):
-        return KvCache([[_rows(layer, layer.offset, num_blocks, layer.page) for layer in group] for group in groups])
-    # blocks outermost: a block of one layer begins inside a block of all of them
-    places = {(layer.storage.data_ptr(), layer.stride) for layer in layers}
+    if (start := _row_start(layers)) is not None:
+        first = layers[0]
+        return KvCache([[_rows(first, start, num_blocks, first.stride)] for _ in groups])
+    _check_apart(layers, num_blocks)
+    return KvCache([[_rows(layer, layer.offset, num_blocks, layer.page) for layer in group] for group in groups])
+
+
+def _row_start(layers: Sequence[Layer]) -> int | None:
+    """Where the first block begins, if the pages of all layers of a block lie side by side; None if they do not."""
     first = layers[0]
-    if len(places) > 1:
-        raise MisuseError(
-            f"{len(layers)} layers interleave in {len(places)} different ways: only layers of one storage and one stride "
-            "between blocks can be copied (set VLLM_KV_CACHE_LAYOUT=LBNHC)"
-        )
+    if all(layer.stride == layer.page for layer in layers):
+        return None  # each layer by itself, page after page
+    if len({(layer.storage.data_ptr(), layer.stride) for layer in layers}) > 1:
+        return None
     start = min(layer.offset for layer in layers) // first.stride * first.stride
-    if max(layer.offset + layer.page for layer in layers) > start + first.stride:
-        raise MisuseError(
-            f"{len(layers)} layers lie apart, and their pages of {first.page} bytes are {first.stride} bytes apart: pages with "
-            "gaps between them cannot be copied (use another attention backend)"
-        )
-    return KvCache([[_rows(first, start, num_blocks, first.stride)] for _ in groups])
+    return None if max(layer.offset + layer.page for layer in layers) > start + first.stride else start
+
+
+def _check_apart(layers: Sequence[Layer], num_blocks: int) -> None:
+    """Refuse layers that share bytes with different distances between blocks: one's block is a part of another's next one."""
+    spans = sorted({(layer.storage.data_ptr(), layer.offset, layer.stride, layer.page) for layer in layers})
+    ends: dict[tuple[int, int], int] = {}
+    for storage, offset, stride, page in spans:
+        for (other, distance), end in ends.items():
+            if other == storage and distance != stride and offset < end:
+                raise MisuseError(
+                    f"{len(layers)} layers interleave in different ways: of layers that share their memory all must have one "
+                    f"distance between blocks, not {distance} and {stride} bytes (set VLLM_KV_CACHE_LAYOUT=LBNHC)"
+                )
+        ends[storage, stride] = max(ends.get((storage, stride), 0), offset + (num_blocks - 1) * stride + page)
 
 
 def cache_of(
