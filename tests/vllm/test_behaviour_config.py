@@ -13,7 +13,7 @@ from attrs import evolve
 
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.errors import MisuseError
-from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, WINDOW
+from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.worlds import GroupSpec
 
@@ -22,16 +22,6 @@ def test_prefix_hits_inside_a_block_are_refused() -> None:
     """With states of more tokens than a hash has vLLM would hit a part of a block: refused, with the remedy."""
     with pytest.raises(MisuseError, match=r"prefix hits inside a block .* \(leave prefix_match_unit at the block size\)"):
         ConnectorRig(evolve(ROOMY, groups=(FULL, GroupSpec("mamba", 16))))
-
-
-def test_windows_that_keep_more_are_refused() -> None:
-    """A group that keeps tokens behind its window, for a drafter, is refused by name."""
-    rig = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW)))
-    spec = rig.engine.kv_cache_config.kv_cache_groups[1].kv_cache_spec
-    object.__setattr__(spec, "extra_retained_tokens", 3)
-
-    with pytest.raises(MisuseError, match=r"group 1 \(SlidingWindowSpec\) keeps 3 tokens behind its window"):
-        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
 
 
 def test_drafter_beside_states_is_refused() -> None:

@@ -8,10 +8,14 @@ Which test of theirs each of these stands for is in `tests/vllm/behaviour/table.
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from blocklife.ledger import Direction
 from blocklife.offload._lookup import Answer, Unit, common_length
-from tests.vllm.behaviour.scenes import FULL, WINDOW, Scene, prompt
+from blocklife.testing.vllm import _making as making
+from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
+from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag
 
 
@@ -28,6 +32,49 @@ def test_uncertain_window_is_asked_for_no_other_units() -> None:
     assert found.deferred
     assert set(asked) == {0, 1, 2}
     assert max(map(asked.count, asked)) <= 2
+
+
+def keep_more(monkeypatch: pytest.MonkeyPatch, extra: int, *, drafter: bool) -> None:
+    """In engines that are made from now on, the second group's window keeps so many tokens more."""
+    cache_of = making.cache_of
+
+    def keeping_more(shape: making.Shape) -> KVCacheConfig:
+        made = cache_of(shape)
+        object.__setattr__(made.kv_cache_groups[1].kv_cache_spec, "extra_retained_tokens", extra)
+        object.__setattr__(made.kv_cache_groups[1], "is_eagle_group", drafter)
+        return made
+
+    monkeypatch.setattr(making, "cache_of", keeping_more)
+
+
+@pytest.mark.parametrize(("extra", "blocks"), [(0, 2), (1, 2), (2, 3), (3, 3), (6, 4)])
+def test_window_that_keeps_more_is_stored_and_loaded_with_it(extra: int, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of 8 tokens in blocks of 4 that keeps more, as for a drafter with several modules: a hit reads that, too."""
+    keep_more(monkeypatch, extra, drafter=False)
+    scene = Scene((FULL, WINDOW))
+    scene.ask(prompt(40))
+    scene.forget_device()
+    scene.steps.clear()
+    scene.ask(prompt(40))
+    walked = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW), num_gpu_blocks=30, host_blocks=40, lag=Lag(0, 4)), extra)
+    walk(walked, extra)
+
+    assert scene.sizes(Direction.LOAD) == (9, blocks)
+    assert walked.loaded > 0
+
+
+@pytest.mark.parametrize("extra", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_window_of_a_drafter_that_keeps_more_is_stored_and_loaded_with_it(
+    chunk: int, extra: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same where the window's group has layers of a drafter: what vLLM leaves in the table is what is loaded."""
+    keep_more(monkeypatch, extra, drafter=True)
+    spec = evolve(ROOMY, groups=(FULL, WINDOW), num_gpu_blocks=30, host_blocks=40, lag=Lag(0, 4), blocks_per_chunk=chunk)
+    walked = ConnectorRig(spec, extra)
+    walk(walked, extra, 60)
+
+    assert walked.loaded > 0
 
 
 @pytest.mark.parametrize(

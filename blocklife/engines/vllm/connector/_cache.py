@@ -110,9 +110,7 @@ def _kind(number: int, spec: KVCacheSpec) -> Group:
             )
         return Mamba(spec.block_size)
     if type(spec) is SlidingWindowSpec:
-        if spec.extra_retained_tokens:
-            raise _refuse(f"{what} keeps {spec.extra_retained_tokens} tokens behind its window", "switch MTP off")
-        return SlidingWindow(spec.block_size, spec.sliding_window)
+        return SlidingWindow(spec.block_size, spec.sliding_window + spec.extra_retained_tokens)
     if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
         return FullAttention(spec.block_size)
     raise _refuse(f"{what} is no kind of group that is offered", "full attention, MLA, sliding windows and Mamba are")
