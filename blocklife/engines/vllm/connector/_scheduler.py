@@ -151,7 +151,6 @@ class ConnectorScheduler:
             below_policies=None if shape.below is None else shape.below.policies,
         )
         self.decided = DecidedSteps(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
-        self._has_states = any(isinstance(group, Mamba) for group in shape.geometry.groups)
         self.counts = ConnectorCounts()
         self._requests: dict[str, ConnectorRequest] = {}
         self._named: dict[str, ConnectorRequest] = {}
@@ -174,10 +173,8 @@ class ConnectorScheduler:
         self._built = False
         """Whether a step was built since the last worker report."""
         self._introduction = b"" if shape.below is None else shape.below.identity.fingerprint
-        self._may_sleep = False
-        """Whether the host tier is to be forgotten with the next step, unless a wake-up comes before that."""
-        self._num_sleeps = 0
-        """Sleeps that the workers have told of."""
+        self._may_sleep = False  # the host tier is forgotten with the next step, unless the workers wake up before it
+        self._num_sleeps = 0  # that the workers have told of
         self._peek_free: PeekFree | None = None
         self._serial = 0
         self.describer: Describer | None = None
@@ -594,6 +591,10 @@ class ConnectorScheduler:
         if not tracked.session or tracked.request.status.name not in _STOPPED:
             return False
         return self.offload.knows(tracked.name) and self.offload.is_running(tracked.name)
+
+    @property
+    def _has_states(self) -> bool:
+        return any(isinstance(group, Mamba) for group in self.shape.geometry.groups)
 
     def _go_on(self, tracked: ConnectorRequest) -> None:
         """A session is where vLLM says that it is; its next answer is part of a longer prompt."""
