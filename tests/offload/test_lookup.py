@@ -19,7 +19,7 @@ from blocklife.offload._lookup import Answer, Found, Unit, common_length
 from blocklife.offload._search import unit_of
 
 NUM_SEEDS = 150
-WORLDS_A_SEED = 12
+WORLDS_A_SEED = 24
 WITHOUT_BOUND = 1_000_000
 LETTERS = {"h": Answer.HIT, "-": Answer.MISS, "p": Answer.PENDING, "r": Answer.RETRY}
 MEANINGS = "h: hit, -: miss, p: pending, r: retry; what is not written is a miss"
@@ -442,7 +442,7 @@ def random_geometry(rng: random.Random) -> Geometry:
     base = rng.choice([1, 2, 3])
     groups: list[Group] = []
     for _ in range(rng.choice([1, 2, 2, 3, 3, 4])):
-        tokens = base * rng.choice([1, 1, 2, 3, 4])
+        tokens = base * rng.choice([1, 1, 1, 2, 2, 3, 4])
         window = rng.choice([1, 2, tokens, tokens + 1, rng.randint(1, 8 * tokens)])
         kinds: list[Group] = [
             FullAttention(tokens),
