@@ -259,8 +259,8 @@ class DecidedSteps:
                 end += 1
             found.append((who, [life for life, _ in now], [key for _, key in now]))
             ends.append(end)
-            if end < start + len(own) and self._windows:
-                self._late[row] = int(self._progress.serial[row]), self._ledger.plan_number + 1
+            if end < start + len(own):
+                self.store_late(row, self._ledger.plan_number + 1)
         return found, ends
 
     def _storing(self, rows: Rows, group: int) -> Rows:
@@ -284,6 +284,11 @@ class DecidedSteps:
                         table.offered[group, row] = self._take_turn(group, row, start, stop)
         if self._stores.waiting or any(turn.lives for turn in self._turns):
             self.plan_stores(np.zeros(0, dtype=np.int64))
+
+    def store_late(self, row: int, plan: int) -> None:
+        """What a request fills is sealed only when this plan settles: `catch_up` stores what leaves a window by then."""
+        if self._windows:
+            self._late[row] = int(self._progress.serial[row]), plan
 
     def expect_load(self, name: str) -> None:
         """The engine will admit a request with its hit in the host tier: no other request needs to load that content."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import vllm
 from attrs import frozen
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -150,6 +151,11 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Take vLLM's block pool, which lazy stores read."""
         self.scheduler.bind_pool(lambda count: islice(_free_blocks(gpu_block_pool), count))
 
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """Take vLLM's block tables, which tell whose blocks another connector still uses."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.scheduler.beside.bind(kv_cache_manager.get_block_ids)
+
     def on_new_request(self, request: Request) -> None:
         """A new request; it may limit what is stored and loaded for it (``max_offload_tokens``, ``max_load_tokens``)."""
         caps, problems = Caps.read(request.kv_transfer_params)
@@ -184,7 +190,12 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """The reports of the workers for one step."""
-        said = connector_output.kv_connector_worker_meta
+        said, beside = connector_output.kv_connector_worker_meta, self.scheduler.beside
+        if beside.listens:
+            for done in (connector_output.finished_sending, connector_output.finished_recving):
+                beside.free(done or ())
+            if isinstance(said, WorkerMetadata):
+                beside.prove(said.report.number, connector_output.invalid_block_ids)
         if isinstance(said, WorkerMetadata):
             self.scheduler.settle(said.report)
 
@@ -288,6 +299,19 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_worker_meta(self) -> WorkerMetadata:
         """The worker's report of this step to the scheduler side."""
         return WorkerMetadata(self.worker.report())
+
+
+def _register() -> None:
+    """Make the class known by its name, under which vLLM's MultiConnector looks for it to read its metrics."""
+    try:
+        KVConnectorFactory.get_connector_class_by_name(BlocklifeConnector.__name__)
+    except ValueError:
+        KVConnectorFactory.register_connector(
+            BlocklifeConnector.__name__, "blocklife.engines.vllm", BlocklifeConnector.__name__
+        )
+
+
+_register()
 
 
 class _PinningLog:

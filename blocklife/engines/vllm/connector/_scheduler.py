@@ -28,6 +28,7 @@ from zlib import crc32
 
 from attrs import define, field
 
+from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
 from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
@@ -80,6 +81,9 @@ class Admission:
     tracked: ConnectorRequest
     tables: tuple[list[int], ...]
     external_tokens: int
+    """Tokens that a load of ours brings."""
+    in_doubt: bool = False
+    """Whether it reads what another connector brings in the same step, or has brought in one that has not reported."""
 
 
 @define
@@ -151,6 +155,8 @@ class ConnectorScheduler:
             below_policies=None if shape.below is None else shape.below.policies,
         )
         self.decided = DecidedSteps(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
+        self.beside = Beside(self.decided)
+        """Other connectors of the engine."""
         self.counts = ConnectorCounts()
         self._requests: dict[str, ConnectorRequest] = {}
         self._named: dict[str, ConnectorRequest] = {}
@@ -210,8 +216,10 @@ class ConnectorScheduler:
             self._in_front.discard(request.request_id)
             self._defer(tracked, begun)
             return None
-        if self.offload.is_running(name):  # the engine was reset, and the request is scheduled again in the same step
+        if self.offload.is_running(name) or self.beside.receives(name):
+            # the engine was reset, and the request is scheduled again in the same step; or another connector's load failed
             self.offload.preempt(name)
+            self.beside.end_receiving(name)
         if not self._may_load(request.request_id, earlier) or request.skip_reading_prefix_cache or not request.block_hashes:
             tracked.hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
             self._resolve(tracked)
@@ -251,6 +259,7 @@ class ConnectorScheduler:
         if self.shape.zeroes_first and output.new_block_ids_to_zero:
             decided.give_up_stores(output.new_block_ids_to_zero)
         self._loads = 0
+        self._go_on_beside()
         going_on: list[Admission] = []
         coming: list[Admission] = []
         for each in self._admissions.values():
@@ -324,6 +333,7 @@ class ConnectorScheduler:
             if hit.device_tokens and self.decided.is_new(self._hit_blocks(each, hit)):
                 loads |= self._settle_in(placed, scheduled)  # so that it can share content that others compute in this step
                 placed = []
+            each.in_doubt = self._is_in_doubt(each, hit, scheduled)
             self.decided.place_table(each.tracked.name, each.tables, hit.device_tokens)
             placed.append((each, hit))
         return self._settle_in(placed, scheduled) or loads
@@ -335,7 +345,14 @@ class ConnectorScheduler:
         for each, hit in placed:
             tracked = each.tracked
             tracked.is_wrong = False  # it is computed from its beginning
-            loads |= not self.offload.admit(tracked.name, hit, scheduled.get(tracked.request.request_id, 0))
+            tokens = scheduled.get(tracked.request.request_id, 0)
+            if not tokens and not each.external_tokens:
+                self.beside.receive(tracked.name)
+                self.beside.others.receive(tracked.name, hit)
+            else:
+                loads |= not self.offload.admit(tracked.name, hit, tokens)
+            if each.in_doubt:
+                self.beside.others.doubt(tracked.name, {block for table in each.tables for block in table if block})
         self.decided.promise()
         return loads
 
@@ -355,18 +372,40 @@ class ConnectorScheduler:
         external = admission.external_tokens
         if external and (hit is None or hit.host_tokens != external):
             raise MisuseError(
-                f"request {name}: {external} tokens come from elsewhere, and this connector has promised "
-                f"{0 if hit is None else hit.host_tokens} (it must be the only connector, not one of a MultiConnector)"
+                f"request {name}: vLLM loads {external} tokens, and this connector has promised "
+                f"{0 if hit is None else hit.host_tokens} (another connector around it must not change what it promises)"
             )
-        if hit is None or (hit.host_tokens and not external):
+        if external and hit is not None:
+            return hit
+        computed = request.num_computed_tokens
+        if hit is None or hit.host_tokens:
             # a load failed in part, and vLLM keeps the blocks that were on the device before it; or vLLM does not use the hit
-            hit = self.decided.device_hit(name, request.num_tokens, request.num_computed_tokens)
-        if not external and request.num_computed_tokens != hit.compute_from:
-            raise MisuseError(
-                f"request {name}: vLLM starts at token {request.num_computed_tokens}, and the hit ends at {hit.compute_from} "
-                "(another connector, or a feature that this one does not offer)"
+            hit = self.decided.device_hit(
+                name, request.num_tokens, computed if hit is None else min(hit.device_tokens, computed)
             )
-        return hit
+        if computed < hit.compute_from:
+            raise MisuseError(
+                f"request {name}: vLLM starts at token {computed}, and the hit ends at {hit.compute_from} "
+                "(a feature that this connector does not offer)"
+            )
+        return self.beside.others.brought(name, hit, computed) if computed > hit.compute_from else hit
+
+    def _is_in_doubt(self, admission: Admission, hit: Hit, scheduled: Mapping[str, int]) -> bool:
+        """Whether an admitted request computes behind tokens of another connector that no report has confirmed."""
+        if not admission.external_tokens and hit.compute_from > hit.tokens:
+            return admission.tracked.request.request_id in scheduled
+        return self.beside.others.in_doubt and self.beside.others.doubted(self._hit_blocks(admission, hit))
+
+    def _go_on_beside(self) -> None:
+        """Requests for which another connector has brought what it promised run; those for which it failed step back."""
+        others = self.beside.others
+        for each in self._admissions.values():
+            if self.beside.receives(each.tracked.name):
+                self.beside.end_receiving(each.tracked.name)
+                others.received(each.tracked.name, each.tracked.request.num_computed_tokens)
+        for name in others.take_wrong():
+            request = self._named[name].request
+            self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
 
     def _owners(self, plan: Plan) -> dict[JobId, str]:
         """The vLLM request of each load."""
@@ -424,6 +463,8 @@ class ConnectorScheduler:
             self.describer.leave(request)
         if not self.offload.knows(tracked.name):
             return
+        self.beside.end_receiving(tracked.name)
+        self.beside.left(request.request_id, tracked.name)
         if aborted:
             self.offload.abort(tracked.name)
         else:
@@ -480,6 +521,7 @@ class ConnectorScheduler:
                 self._may_sleep = False
                 self.decided.forget_host()
             self.offload.tell_time(self._clock())
+            self.beside.begin()
             if self.decided.is_late:
                 self.decided.catch_up()
             if self.ledger.jobs.num_planned:

@@ -1,0 +1,125 @@
+"""The rig with two connectors in vLLM's MultiConnector: blocklife's, and one that brings and sends (`second`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from unittest import mock
+
+from attrs import asdict, evolve
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
+from blocklife.ledger import Direction
+from tests.vllm import engine
+from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.second import Habits, SecondConnector
+from tests.vllm.worlds import WorldSpec
+
+SECOND = {"kv_connector": "SecondConnector", "kv_connector_module_path": "tests.vllm.second", "kv_role": "kv_both"}
+
+
+def _both(habits: Habits, *, first: bool) -> Callable[..., KVTransferConfig]:
+    make = engine._transfer_config
+
+    def transfer_config(*args: object) -> KVTransferConfig:
+        ours = make(*args)  # type: ignore[arg-type]
+        assert ours is not None
+        children = [
+            {**SECOND, "kv_connector_extra_config": asdict(habits)},
+            {
+                "kv_connector": ours.kv_connector,
+                "kv_role": "kv_both",
+                "kv_connector_module_path": ours.kv_connector_module_path,
+                "kv_connector_extra_config": ours.kv_connector_extra_config,
+            },
+        ]
+        if first:
+            children.reverse()
+        return KVTransferConfig(
+            kv_connector="MultiConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"connectors": children},
+            engine_id="rig",
+        )
+
+    return transfer_config
+
+
+class BesideRig(ConnectorRig):
+    """A rig with both. *first*: whether vLLM asks blocklife's connector first what it can load."""
+
+    def __init__(
+        self,
+        spec: WorldSpec,
+        seed: int = 0,
+        habits: Habits | None = None,
+        *,
+        first: bool = False,
+        fails: Mapping[Direction, float] | None = None,
+        recompute: bool = True,
+        depth: int | None = None,
+    ) -> None:
+        habits = evolve(habits or Habits(), seed=seed)
+        with mock.patch.object(engine, "_transfer_config", _both(habits, first=first)):
+            super().__init__(spec, seed, fails=fails, recompute=recompute, depth=depth)
+        self.scheduler.connector.bind_kv_cache_manager(self.scheduler.kv_cache_manager)
+        self.second.states = next((group.block_tokens for group in spec.groups if group.kind == "mamba"), 0)
+        self.second.windows = any(group.kind == "swa" for group in spec.groups)
+        for rank in self.ranks:
+            assert rank.worker is not None
+            for each in rank.worker.connector.sub_connectors:
+                if isinstance(each, SecondConnector):
+                    each.attach(rank.memory, spec.groups)
+
+    def _child(self, kind: type) -> object:
+        connector = self.scheduler.connector
+        assert isinstance(connector, MultiConnector)
+        (found,) = [each for each in connector.sub_connectors if isinstance(each, kind)]
+        return found
+
+    @property
+    def side(self) -> ConnectorScheduler:
+        """The scheduler's half of our connector."""
+        found = self._child(BlocklifeConnector)
+        assert isinstance(found, BlocklifeConnector)
+        return found.scheduler
+
+    @property
+    def second(self) -> SecondConnector:
+        """The scheduler's half of the other one."""
+        found = self._child(SecondConnector)
+        assert isinstance(found, SecondConnector)
+        return found
+
+    @property
+    def seconds(self) -> list[SecondConnector]:
+        """Its workers' halves."""
+        return [
+            each
+            for rank in self.ranks
+            if rank.worker is not None
+            for each in rank.worker.connector.sub_connectors
+            if isinstance(each, SecondConnector)
+        ]
+
+    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """A step that reads what it was told to be junk is not wrong: vLLM drops it."""
+        known = len(self.witness.corruptions)
+        result = super()._execute(output)
+        spoilt = set().union(*(each.told.spoilt for each in self.seconds))
+        self.witness.corruptions[known:] = [each for each in self.witness.corruptions[known:] if each.block not in spoilt]
+        self.witness._seen.clear()
+        return result
+
+    def check_empty(self) -> None:
+        """Raise AssertionError if anything is left although the engine is idle."""
+        super().check_empty()
+        assert not any(each.out for each in self.seconds)
+        others = self.side.beside.others
+        assert not others.guests
+        assert not others.in_doubt
+        assert not self.side.beside._receiving
