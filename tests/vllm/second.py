@@ -24,7 +24,6 @@ from vllm.v1.request import Request
 from tests.vllm.device import Memory, Text
 from tests.vllm.worlds import GroupSpec
 
-
 _RIGHT, _JUNK = np.uint64(0), np.uint64(0xBAD)
 
 

@@ -6,10 +6,11 @@ Rules of this file:
   device nor a load of ours has brought them, and blocks that a request keeps when it is over.
 * What another connector brings counts as final as soon as vLLM computes behind it, and the step that brought it has reported.
 
-When is it final? A load between two steps: vLLM puts the request into WAITING_FOR_REMOTE_KVS, and schedules it when all workers
-have reported the load as over (`finished_recving`); if it failed, vLLM counts fewer tokens as computed, or takes the blocks back
-and looks the request up again. A load within the step that computes behind it: vLLM gives the blocks their hashes at once, so that
-others can hit them, and hears of a failure with the step's output (`invalid_block_ids`); then it computes all of them again.
+When is it final? A load between two steps: vLLM puts the request into WAITING_FOR_REMOTE_KVS, and schedules it when all
+workers have reported the load as over (`finished_recving`); if it failed, vLLM counts fewer tokens as computed, or takes the
+blocks back and looks the request up again. A load within the step that computes behind it: vLLM gives the blocks their hashes
+at once, so that others can hit them, and hears of a failure with the step's output (`invalid_block_ids`); then it computes all
+of them again.
 """
 
 from __future__ import annotations

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING
 import vllm
 from attrs import evolve
 from vllm.platforms import current_platform
-from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled, resolve_kv_cache_block_sizes
+from vllm.v1.core.kv_cache_utils import (
+    partial_hash_hits_enabled,
+    resolve_dcp_kv_block_size,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     MambaSpec,
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 
+_FULL = (FullAttentionSpec, MLAAttentionSpec)
+
+
 def _refuse(what: str, remedy: str) -> MisuseError:
     return MisuseError(f"blocklife connector: {what} ({remedy})")
 
@@ -49,21 +56,10 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     role = None if transfer is None else transfer.kv_role
     if role != "kv_both":
         raise _refuse(f"kv_role={role!r} is not offered", "use kv_role='kv_both'")
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if (size := getattr(parallel, name)) > 1:
-            raise _refuse(f"{name}={size} is not offered", "use 1")
-    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
-        raise _refuse(f"external_launcher with {parallel.world_size} workers is not offered", "use mp or ray")
     if parallel.enable_fault_tolerance:
         raise _refuse("fault tolerance is not offered: a step that fails takes the workers' reports with it", "switch it off")
     if not kv_cache_config.kv_cache_groups:
         raise _refuse("there is nothing to offload of a model without a KV cache", "leave the connector out")
-    for number, group in enumerate(kv_cache_config.kv_cache_groups):
-        if not group.layer_names:
-            raise _refuse(
-                f"group {number} has no layer on this stage",
-                "use a pipeline_parallel_size that gives every stage layers of every kind",
-            )
     if kv_cache_config.hisparse_host_num_blocks is not None:
         raise _refuse("HiSparse is not offered", "switch it off")
     if vllm_config.aux_output_config.enabled:
@@ -75,20 +71,29 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
         raise _refuse("speculative decoding with Mamba layers is not offered", "switch it off")
 
 
-def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> Geometry:
-    """The groups of the model. Refuses kinds of groups that the offload scheduler does not know."""
-    groups = [_group(number, group) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
+def schedules_alone(vllm_config: VllmConfig) -> bool:
+    """Whether each worker has a scheduler of its own, and all of them must decide alike (external_launcher)."""
+    parallel = vllm_config.parallel_config
+    return bool(parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1)
+
+
+def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig, context_ranks: int = 1) -> Geometry:
+    """The groups of the model. Refuses kinds of groups that the offload scheduler does not know.
+
+    With decode context parallelism each of *context_ranks* has its share of the tokens of a block, which covers as many more.
+    """
+    groups = [_group(number, group, context_ranks) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
     if config.full_hit is FullHit.RECOMPUTE_LAST_TOKEN and any(not isinstance(each, FullAttention) for each in groups):
         raise _refuse("full_hit=recompute_last_token needs full attention in every group", "use drop_last_block")
     return Geometry(groups, config.blocks_per_chunk)
 
 
-def _group(number: int, group: KVCacheGroupSpec) -> Group:
+def _group(number: int, group: KVCacheGroupSpec, context_ranks: int) -> Group:
     if group.host_resident or not group.enable_kv_transfer or not group.kv_cache_spec.prefix_cacheable:
         raise _refuse(
             f"group {number} has blocks that cannot be cached by their content, which is not offered", "use another connector"
         )
-    kinds = {_kind(number, spec) for spec in iter_layer_specs(group.kv_cache_spec)}
+    kinds = {_kind(number, spec, context_ranks) for spec in iter_layer_specs(group.kv_cache_spec)}
     if len(kinds) != 1:
         raise _refuse(f"group {number} has layers of {len(kinds)} kinds, which is not offered", "use another connector")
     kind = kinds.pop()
@@ -99,20 +104,30 @@ def _group(number: int, group: KVCacheGroupSpec) -> Group:
     return evolve(kind, drafter=True)
 
 
-def _kind(number: int, spec: KVCacheSpec) -> Group:
+def reports_blocks(kv_cache_config: KVCacheConfig) -> bool:
+    """Whether failed loads are reported by block: with one group of full attention. With a window, vLLM would continue from
+    blocks that it has freed: there it must compute from the start. A stage may have no layer of the group."""
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        return False
+    specs = iter_layer_specs(kv_cache_config.kv_cache_groups[0].kv_cache_spec)
+    return all(type(spec) in _FULL for spec in specs)
+
+
+def _kind(number: int, spec: KVCacheSpec, context_ranks: int) -> Group:
     """The kind of attention of a KV-cache spec."""
     what = f"group {number} ({type(spec).__name__})"
+    tokens = resolve_dcp_kv_block_size(spec, context_ranks)
     if type(spec) is MambaSpec:
         if spec.mamba_cache_mode != "align" or spec.num_speculative_blocks:
             raise _refuse(
                 f"{what} has mamba_cache_mode={spec.mamba_cache_mode!r} and {spec.num_speculative_blocks} speculative blocks",
                 "use mamba_cache_mode='align', which prefix caching brings, and no speculative decoding",
             )
-        return Mamba(spec.block_size)
+        return Mamba(tokens)
     if type(spec) is SlidingWindowSpec:
-        return SlidingWindow(spec.block_size, spec.sliding_window + spec.extra_retained_tokens)
-    if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
-        return FullAttention(spec.block_size)
+        return SlidingWindow(tokens, spec.sliding_window + spec.extra_retained_tokens)
+    if type(spec) in _FULL:
+        return FullAttention(tokens)
     raise _refuse(f"{what} is no kind of group that is offered", "full attention, MLA, sliding windows and Mamba are")
 
 
@@ -140,22 +155,25 @@ def num_slots(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
 def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> CacheShape:
     """The shape of the cache for the scheduler side. Refuses everything that is not supported."""
     check_engine(vllm_config, kv_cache_config)
-    geometry = geometry_of(kv_cache_config, config)
+    context_ranks = vllm_config.parallel_config.decode_context_parallel_size
+    geometry = geometry_of(kv_cache_config, config, context_ranks)
     kv_events = vllm_config.kv_events_config
     events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
     transfer = vllm_config.kv_transfer_config
     hash_tokens = kv_cache_config.hash_block_size or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
-    if partial_hash_hits_enabled(kv_cache_config.kv_cache_groups, hash_tokens):
+    if partial_hash_hits_enabled(kv_cache_config.kv_cache_groups, hash_tokens, context_ranks):
         raise _refuse(
             f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered",
-            "leave prefix_match_unit at the block size",
+            "leave prefix_match_unit at the block size"
+            if context_ranks == 1
+            else "use decode_context_parallel_size=1 with Mamba layers: larger ones bring such hits",
         )
     return CacheShape(
         geometry=geometry,
         hashes_per_block=tuple(tokens // hash_tokens for tokens in geometry.block_tokens),
         num_blocks=kv_cache_config.num_blocks,
         num_slots=num_slots(vllm_config, kv_cache_config, config),
-        num_workers=vllm_config.parallel_config.world_size,
+        num_workers=1 if schedules_alone(vllm_config) else vllm_config.parallel_config.world_size,
         max_running=vllm_config.scheduler_config.max_num_seqs,
         max_batches=vllm_config.max_concurrent_batches,
         incarnation=incarnation_of((transfer.engine_id if transfer else None) or ""),
@@ -176,6 +194,12 @@ def below_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         return None
     if (stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
         raise _refuse(f"below with pipeline_parallel_size={stages} is not offered: blocks differ in size", "leave below out")
+    if schedules_alone(vllm_config):
+        raise _refuse(
+            "below with external_launcher is not offered: a store answers each worker's scheduler at another time, and all of "
+            "them must decide alike",
+            "use mp or ray, or leave below out",
+        )
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm.startswith("xxhash") and os.getenv("PYTHONHASHSEED") is None:
         raise _refuse(
@@ -198,7 +222,7 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
     weights = f"random, seed {model.seed}" if vllm_config.load_config.load_format == "dummy" else ""
     overrides = model.hf_overrides if isinstance(model.hf_overrides, dict) else model.hf_overrides.__qualname__
     capability = current_platform.get_device_capability()
-    layout = (
+    layout: tuple[tuple[object, ...], ...] = (
         ("vllm", vllm.__version__),
         ("device", current_platform.device_type, None if capability is None else tuple(capability)),
         ("backend", str(vllm_config.attention_config.backend)),
@@ -208,10 +232,14 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
         ("model", model.code_revision, model.quantization, model.max_model_len, overrides),
         ("groups", [(group.layer_names, repr(group.kv_cache_spec)) for group in kv_cache_config.kv_cache_groups]),
     )
+    parallel = vllm_config.parallel_config
+    context = parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
+    if context != (1, 1):
+        layout = (*layout, ("context", *context, parallel.cp_kv_cache_interleave_size))
     return Identity(
         model=" ".join(filter(None, (model.model, model.revision, weights))),
         dtype=f"{model.dtype} {cache.cache_dtype}",
-        groups=",".join(map(str, geometry_of(kv_cache_config, config).groups)),
+        groups=",".join(map(str, geometry_of(kv_cache_config, config, context[0]).groups)),
         blocks_per_chunk=config.blocks_per_chunk,
         slot_bytes=block_bytes(kv_cache_config) * config.blocks_per_chunk,
         num_ranks=vllm_config.parallel_config.world_size,

@@ -35,7 +35,6 @@ from blocklife.engines.vllm.connector._metrics import BlocklifePromMetrics, Bloc
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.engines.vllm.connector._worker import ConnectorWorker, MakeCopier, WorkerShape, torch_copier
 from blocklife.errors import MisuseError
-from blocklife.offload import FullAttention
 
 if TYPE_CHECKING:
     import torch
@@ -341,13 +340,14 @@ def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, confi
         spec = group.kv_cache_spec
         each = spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else {}
         groups.append({name: int(each.get(name, spec).page_size_bytes) for name in group.layer_names})
+    alone = cache.schedules_alone(vllm_config)
     return WorkerShape(
-        rank=vllm_config.parallel_config.rank,
+        rank=0 if alone else vllm_config.parallel_config.rank,
         num_blocks=kv_cache_config.num_blocks,
         num_places=cache.num_slots(vllm_config, kv_cache_config, config) * config.blocks_per_chunk,
         groups=tuple(groups),
-        # with a window, vLLM would continue from blocks that it has freed: there it must compute from the start
-        reports_blocks=[type(each) for each in cache.geometry_of(kv_cache_config, config).groups] == [FullAttention],
+        reports_blocks=cache.reports_blocks(kv_cache_config),
+        lock_step=alone,
         blocks_per_chunk=config.blocks_per_chunk,
         below=cache.below_of(vllm_config, kv_cache_config, config),
     )

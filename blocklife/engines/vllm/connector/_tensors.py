@@ -18,6 +18,8 @@ from attrs import frozen
 from blocklife.copiers.torch import KvCache
 from blocklife.errors import MisuseError
 
+_BARE_BYTES = 16
+
 
 @frozen
 class Layer:
@@ -60,6 +62,8 @@ def _rows(layer: Layer, offset: int, num_blocks: int, page: int) -> torch.Tensor
 def pages_of(groups: Sequence[Sequence[Layer]], num_blocks: int) -> KvCache:
     """The cache in the form that the copier takes. Refuses layers of one storage that interleave in more than one way."""
     layers = [layer for group in groups for layer in group]
+    if not all(groups):
+        return _with_bare_groups(groups, num_blocks)
     if (start := _row_start(layers)) is not None:
         first = layers[0]
         return KvCache([[_rows(first, start, num_blocks, first.stride)] for _ in groups])
@@ -90,6 +94,15 @@ def _check_apart(layers: Sequence[Layer], num_blocks: int) -> None:
                     f"distance between blocks, not {distance} and {stride} bytes (set VLLM_KV_CACHE_LAYOUT=LBNHC)"
                 )
         ends[storage, stride] = max(ends.get((storage, stride), 0), offset + (num_blocks - 1) * stride + page)
+
+
+def _with_bare_groups(groups: Sequence[Sequence[Layer]], num_blocks: int) -> KvCache:
+    """The cache of a pipeline stage that has no layer of some groups: their blocks are a few bytes here, that nobody reads."""
+    layered = [group for group in groups if group]
+    found = iter(pages_of(layered, num_blocks).groups if layered else ())
+    device = layered[0][0].device if layered else torch.device("cpu")
+    bare = torch.zeros((num_blocks, _BARE_BYTES), dtype=torch.uint8, device=device)
+    return KvCache([next(found) if group else [bare] for group in groups])
 
 
 def cache_of(

@@ -58,6 +58,8 @@ class WorkerShape:
     reports_blocks: bool
     """Whether failed loads are reported by block, possible only with one group of full attention; otherwise by request."""
     blocks_per_chunk: int = 1
+    lock_step: bool = False
+    """Whether each worker has a scheduler of its own, and all must decide alike: then no step leaves a copy out."""
     below: StoreBelow | None = None
     """The store below host memory."""
 
@@ -151,6 +153,7 @@ class ConnectorWorker:
         plan = step.plans[-1]
         self._note(plan, step)
         self._execute(executor, evolve(plan, loads=(), stores=()))
+        self._wait_in_step(executor, [transfer.job for transfer in (*plan.loads, *plan.stores)])
         copier.before_forward(blocks=())  # requests that compute in this step have been told that their loads are over
         self._begun = step.number
 
@@ -161,7 +164,9 @@ class ConnectorWorker:
             return
         executor, copier = self._ready()
         copier.computed()
-        self._execute(executor, evolve(step.plans[-1], flushes=(), promotes=(), demotes=()))
+        plan = step.plans[-1]
+        self._execute(executor, evolve(plan, flushes=(), promotes=(), demotes=()))
+        self._wait_in_step(executor, [transfer.job for transfer in plan.stores])
         self._ended = step.number
 
     def receive(self) -> Received:
@@ -235,6 +240,22 @@ class ConnectorWorker:
 
     def _execute(self, executor: Executor, plan: Plan) -> None:
         report = executor.execute(plan, _nothing)
+        self._hear(report.launched, report.completions)
+
+    def _wait_in_step(self, executor: Executor, later: Sequence[JobId]) -> None:
+        """In lock step: wait for all copies that were launched, which are all but *later* ones; so no worker is ahead.
+
+        Raises MisuseError if one has failed: the others do not hear of it, and would go on with other steps.
+        """
+        if not self.shape.lock_step:
+            return
+        executor.wait([job for job in self._jobs if job not in later])
+        report = executor.report()
+        if any(each.result is not Result.OK for each in (*report.completions, *self._said.completions)):
+            raise MisuseError(
+                "blocklife connector: a copy failed on this worker, and with external_launcher the others do not hear of it "
+                "(start again; use mp or ray, where all workers report to one scheduler)"
+            )
         self._hear(report.launched, report.completions)
 
     def _hear(self, launched: Sequence[Launched], completions: Sequence[Completion]) -> None:

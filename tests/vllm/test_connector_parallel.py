@@ -1,0 +1,157 @@
+"""The connector with context parallelism, with pipeline stages that lack a group, and with a scheduler in each worker.
+
+Goal: whatever way the workers share the work, each block that is stored on all of them comes back on all of them, to the byte.
+Method: the rig of `test_connector` with ranks that have their share of the tokens or layers (`parallel_rig`), under vLLM's real
+scheduler with the real settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from attrs import evolve
+
+from blocklife.engines.vllm.connector._worker import ConnectorWorker
+from blocklife.errors import MisuseError
+from blocklife.ledger import Direction
+from tests.vllm.connector_rig import walk
+from tests.vllm.parallel_rig import Parallel, ParallelRig
+from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+
+FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=10), GroupSpec("mamba")
+ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=64)
+CROWDED = WorldSpec((FULL,), num_gpu_blocks=24, host_blocks=40, max_num_seqs=6, max_num_batched_tokens=48, lag=Lag(0, 4))
+CONTEXTS = {
+    "decode": Parallel(decode=2),
+    "decode, by fours": Parallel(decode=2, interleave=4),
+    "decode, four ranks": Parallel(decode=4, interleave=2),
+    "prefill": Parallel(prefill=2),
+    "both": Parallel(decode=2, prefill=2),
+}
+
+
+def prompt(tokens: int, start: int = 100) -> list[int]:
+    """A text that nobody else has, unless it starts alike."""
+    return list(range(start, start + tokens))
+
+
+def ask(rig: ParallelRig, tokens: list[int], answer: int = 2) -> None:
+    """One request from its beginning to the end of its last copy."""
+    rig.add(tokens, answer)
+    rig.drain()
+    rig.check_empty()
+
+
+# --- context parallelism ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("extra", [{}, {"blocks_per_chunk": 2}], ids=["blocks", "chunks"])
+def test_context_parallel_blocks_come_back(context: str, extra: Mapping[str, int]) -> None:
+    """A block covers the tokens of all decode ranks, and goes to host memory and back on each of them."""
+    parallel = CONTEXTS[context]
+    spec = evolve(ROOMY, world_size=4, lag=Lag(0, 3), blocks_per_chunk=extra.get("blocks_per_chunk", 1))
+    rig = ParallelRig(spec, parallel)
+    ask(rig, prompt(50))
+    stored = rig.stored
+    rig.reset_prefix_cache()
+    ask(rig, prompt(50))
+    span = 4 * parallel.decode * spec.blocks_per_chunk
+
+    assert rig.side.shape.geometry.block_tokens == (4 * parallel.decode,)
+    assert stored == 51 // span * spec.blocks_per_chunk
+    assert rig.loaded == 49 // span * spec.blocks_per_chunk
+    assert rig.verified > 0
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_context_parallel_walks(context: str, ahead: bool) -> None:
+    """Random traffic, copies that fail, resets: nothing is wrong at any step, and nothing is left."""
+    spec = evolve(CROWDED, world_size=4, async_scheduling=ahead, num_gpu_blocks=14)
+    rig = ParallelRig(spec, CONTEXTS[context], 3, fails={Direction.LOAD: 0.1, Direction.STORE: 0.1})
+    walk(rig, 3, 40)
+
+    assert rig.stored > 0
+    assert rig.verified > 0
+
+
+def test_states_with_decode_context_parallelism_are_refused() -> None:
+    """There vLLM hits prefixes inside a block, which is not offered."""
+    with pytest.raises(MisuseError, match=r"use decode_context_parallel_size=1 with Mamba layers"):
+        ParallelRig(evolve(ROOMY, groups=(FULL, STATE), world_size=2), Parallel(decode=2))
+
+
+# --- stages without a group -------------------------------------------------------------------------------------------------
+
+LACKING = {
+    "the first lacks the window": Parallel(lacking={0: (1,)}),
+    "the last lacks full attention": Parallel(lacking={1: (0,)}),
+    "each lacks another": Parallel(lacking={0: (1,), 1: (0,)}),
+    "the last has nothing": Parallel(lacking={1: (0, 1)}),
+}
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+@pytest.mark.parametrize("groups", [(FULL, WINDOW), (FULL, STATE)], ids=["window", "states"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_stages_without_a_group_walk(lacking: str, groups: tuple[GroupSpec, ...], ahead: bool) -> None:
+    """A stage that has no layer of a group takes part in its copies all the same, and moves nothing of it."""
+    spec = evolve(CROWDED, groups=groups, world_size=2, async_scheduling=ahead, num_gpu_blocks=40)
+    rig = ParallelRig(spec, LACKING[lacking], 5)
+    walk(rig, 5)
+
+    assert rig.stored > 0
+    assert rig.verified > 0
+
+
+# --- a scheduler in each worker ---------------------------------------------------------------------------------------------
+
+
+def launched(number: int, *, ahead: bool, fails: Mapping[Direction, float] | None = None) -> list[tuple[object, ...]]:
+    """What the scheduler of one worker decides, step by step: the traffic is that of all workers, the copies' time its own."""
+    spec = evolve(CROWDED, async_scheduling=ahead, lag=Lag(0, 6), num_gpu_blocks=20)
+    parallel = Parallel(launcher="external_launcher", launched=2)
+    rig = ParallelRig(spec, parallel, number, fails=fails)
+    assert rig.side.ledger.limits.num_workers == 1
+    decided: list[tuple[object, ...]] = []
+    schedule = rig.scheduler.schedule
+
+    def keep() -> object:
+        found = schedule()
+        new = [(each.req_id, each.block_ids, each.num_computed_tokens) for each in found.scheduled_new_reqs]
+        old = found.scheduled_cached_reqs
+        decided.append((dict(found.num_scheduled_tokens), new, list(old.req_ids), list(old.new_block_ids)))
+        return found
+
+    rig.scheduler.schedule = keep
+    walk(rig, 8)
+    assert rig.loaded > 0
+    return decided
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_all_schedulers_of_an_external_launcher_decide_alike(ahead: bool) -> None:
+    """However long copies take on each worker, the steps are the same: none ends before its copies."""
+    assert launched(0, ahead=ahead) == launched(1, ahead=ahead)
+
+
+def test_schedulers_decide_alike_because_copies_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: without the wait, the time that a copy takes on a worker decides what its scheduler does."""
+    monkeypatch.setattr(ConnectorWorker, "_wait_in_step", lambda *_: None)
+
+    assert launched(0, ahead=False) != launched(1, ahead=False)
+
+
+def test_a_copy_that_fails_on_one_worker_stops_it() -> None:
+    """With an external launcher nobody else hears of it: the schedulers would go different ways."""
+    with pytest.raises(MisuseError, match=r"a copy failed on this worker, and with external_launcher the others do not hear"):
+        launched(0, ahead=False, fails={Direction.STORE: 0.5})
+
+
+def test_a_store_below_is_refused_with_an_external_launcher(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It answers each scheduler at its own time."""
+    extra = {"below": f"fs:{tmp_path_factory.mktemp('below')}"}
+    with pytest.raises(MisuseError, match="below with external_launcher is not offered"):
+        ParallelRig(evolve(ROOMY, extra_config=extra), Parallel(launcher="external_launcher", launched=2))
