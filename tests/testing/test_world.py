@@ -224,7 +224,8 @@ def test_world_tells_which_rows_were_taken() -> None:
     ("fault", "verb"),
     [("fail", "fail"), ("hang", "hang"), ("lose", "lose"), ("repeat", "repeat"), ("abort", "abort"), ("preempt", "preempt"),
      ("reset", "reset"), ("drain", "drain"), ("renew", "renew"), ("sleep", "sleep"), ("hang", "settle_late"), ("hang", "prove"),
-     ("repeat", "echo"), ("sleep", "wake"), ("fail", "step_failing")],
+     ("repeat", "echo"), ("sleep", "wake"), ("fail", "step_failing"),
+     ("lend", "lend"), ("lend", "give_back")],
 )  # fmt: skip
 def test_world_offers_each_fault_only_where_it_is_wanted(fault: str, verb: str) -> None:
     """With a fault there are more states, and its actions occur; without it they never do."""

@@ -37,6 +37,8 @@ VERBS = (
     "echo",
     "abort",
     "preempt",
+    "lend",
+    "give_back",
     "reset",
     "drain",
     "renew",

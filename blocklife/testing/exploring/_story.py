@@ -520,6 +520,8 @@ _PLAIN: Mapping[str, str] = {
     "wake": "the device memory is back, empty",
     "lose_worker": "worker {0.worker} is lost, with its memory",
     "regain_worker": "worker {0.worker} is back, empty",
+    "lend": "a second owner begins to read what is final of request {0.request}",
+    "give_back": "the second owner is done with what it has read of request {0.request}",
     "hang": "on worker {0.worker} {1} hangs: it will never land",
     "land": "on worker {0.worker} {1} lands",
     "fail": "on worker {0.worker} {1} fails, and its target is garbage",

@@ -36,6 +36,7 @@ from blocklife.states import (
 )
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds._engine import Engine
+from blocklife.testing.worlds._second_owner import hosts
 from blocklife.testing.worlds._tier import Entry, index_of
 
 RULES = tuple(f"I{number}" for number in range(1, 16) if number not in (2, 11))
@@ -67,6 +68,8 @@ class CoreValue:
     """The weights that the workers compute with, as known to the engine."""
     requests: tuple[tuple[str, Request], ...]
     """Requests that are not ending, with their states."""
+    hosts: tuple[str, ...]
+    """Requests of which a second owner reads blocks, whether they are over or not."""
     plans_out: int
     busy: bool
     """Whether a step could do something."""
@@ -154,6 +157,7 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
             quarantined.append(job.number)
     states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
     requests = tuple([(each.name, states[each.name]) for each in saved.requests if not each.ending])
+    read = hosts(states)
     block_names, readable_blocks, kept_blocks = _of_blocks(blocks.state, blocks.key)
     slot_names, kept_places = _of_slots(slots.state, size)
     below, known = saved.below, index_of(saved.below)
@@ -166,9 +170,10 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         saved=saved,
         weights=weights,
         requests=requests,
+        hosts=read,
         plans_out=len(saved.plans),
         busy=bool(saved.requests or pending or saved.stores.line or demotes),
-        idle=not (saved.requests or pending or demotes),
+        idle=not (saved.requests or pending or demotes or read),
         over=not requests and bool(saved.requests or saved.ended),
         asleep=saved.asleep,
         lost=saved.lost,

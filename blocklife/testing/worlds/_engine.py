@@ -58,6 +58,7 @@ from blocklife.offload import (
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.records import Keys
 from blocklife.states import ADMISSIBLE, Request
+from blocklife.testing.worlds import _second_owner as second
 from blocklife.testing.worlds._device import Content, CopyOrder, Landing, Orders, Pass
 from blocklife.testing.worlds._tier import Entry, TierIndex
 
@@ -273,6 +274,18 @@ class Engine:
         """Preempt a request; it waits to be admitted again."""
         self.scheduler.preempt(name)
 
+    def tell(self, verb: str, name: str) -> None:
+        """What happens to one request: *abort*, *preempt*, *lend* or *give_back*."""
+        {"abort": self.abort, "preempt": self.preempt, "lend": self.lend, "give_back": self.give_back}[verb](name)
+
+    def lend(self, name: str) -> None:
+        """A second owner begins to read what is final of a request."""
+        second.lend(self.ledger, name, self._groups)
+
+    def give_back(self, name: str) -> None:
+        """It is done."""
+        second.give_back(self.ledger, name)
+
     # --- the step -----------------------------------------------------------------------------------------------------------
 
     def step(
@@ -382,6 +395,8 @@ class Engine:
             if count:
                 for group in self._groups:
                     self._forward_of(name, group, begin[name], begin[name] + count, reads, writes)
+        for host, group, end, block in second.read(self.ledger, self.geometry):
+            reads.append((block, self.content(group, self.texts[host][:end])))
         return Pass(tuple(reads), tuple(writes))
 
     def _forward_of(

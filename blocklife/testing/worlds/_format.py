@@ -130,6 +130,7 @@ FAULT_DOCS: Mapping[str, str] = {
     "renew": "the weights change",
     "sleep": "the device memory is given up for a while",
     "lose_worker": "a worker is lost, and comes back empty",
+    "lend": "a second owner reads what is final of a request, until it gives it back",
     "vanish": "the store below loses one worker's part of some content",
     "refuse": "the store below takes nothing of a copy from one worker",
     "down": "the store below is down for a while",

@@ -249,6 +249,16 @@ WORLDS: tuple[Pinned, ...] = (
         _world(_LONGER, Settings(max_load_failures=2), fail=3, sleep=1),
     ),
     Pinned(
+        "two-owners-fence",
+        "a second owner reads blocks of a request that runs, ends or is preempted, and only then gives them back",
+        _world(_OTHERS, Settings(max_jobs=2), lend=2, preempt=1),
+    ),
+    Pinned(
+        "two-owners-hold",
+        "the same while copies hold on to blocks",
+        _world(_OTHERS, Settings(max_jobs=2, contract=HOLD), lend=2, preempt=1),
+    ),
+    Pinned(
         "recompute",
         "a hit on the whole prompt is taken, and its last token computed once more",
         _world(_LONGER, Settings(full_hit=FullHit.RECOMPUTE_LAST_TOKEN), fail=1, sleep=1, preempt=1),
@@ -461,6 +471,8 @@ COUNTS: Mapping[str, Counts] = {
     "lazy": Counts(6_487, 17_731, 33),
     "arc": Counts(7_635, 12_558, 28),
     "patient": Counts(1_526, 2_269, 28),
+    "two-owners-fence": Counts(11_245, 18_793, 29),
+    "two-owners-hold": Counts(6_812, 11_738, 28),
     "recompute": Counts(3_638, 5_740, 27),
     "drafts": Counts(9_785, 13_988, 22),
     "drafts-overdue": Counts(4_116, 8_781, 39),

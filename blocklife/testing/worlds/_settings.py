@@ -39,6 +39,8 @@ class Faults:
     """The device memory is given up for a while."""
     lose_worker: int = 0
     """A worker is lost, and comes back empty."""
+    lend: int = 0
+    """A second owner reads what is final of a request, until it gives it back."""
     vanish: int = 0
     """The store below loses one worker's part of some content."""
     refuse: int = 0
@@ -56,13 +58,15 @@ class Faults:
         return [(each.name, getattr(self, each.name)) for each in fields(Faults)]
 
 
+_FORGET = ("reset", "drain", "renew", "lose_worker", "sleep")
+"""Faults after which no content can be found on the device."""
 OF_STORE = frozenset({"vanish", "refuse", "down"})
 """Faults of the store below."""
 _HARMLESS = frozenset({"abort", "repeat"})
 """Faults that never make a request recompute anything."""
 _NEVER_RESUME = _HARMLESS | {"fail", "hang", "lose"}
 """Faults that take nothing from a running request."""
-_LOSES_NOTHING = _HARMLESS | {"preempt"}
+_LOSES_NOTHING = _HARMLESS | {"preempt", "lend"}
 """Faults that lose no content."""
 
 
@@ -121,6 +125,8 @@ class WorldSettings:
     def __attrs_post_init__(self) -> None:
         if self.faults.lose_worker and self.engine.num_workers < 2:
             raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
+        if self.faults.lend and any(getattr(self.faults, name) for name in _FORGET):
+            raise MisuseError("faults: nothing can be forgotten while a second owner reads it (leave out lend, or the others)")
         if self.engine.below == NO_TIER and any(getattr(self.faults, name) for name in OF_STORE):
             raise MisuseError(f"faults: {', '.join(sorted(OF_STORE))}: there is no store below to have them (below)")
         geometry = self.engine.geometry

@@ -30,7 +30,7 @@ from blocklife.ledger import JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
 from blocklife.offload._snapshot import SavedScheduler
-from blocklife.states import ADMITTED
+from blocklife.states import ADMITTED, Request
 from blocklife.testing.exploring._explore import Broken, Kind, Property
 from blocklife.testing.worlds._cross_checks import (
     BELOW,
@@ -142,7 +142,7 @@ _NEW_SPACE = frozenset({"reset", "drain", "renew"})
 """After these, none can be found in the store below."""
 _OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang", "refuse"}), frozenset({"lose", "repeat", "echo"})
 _CLOSING = frozenset(
-    {"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo", "up", _FOUND, _LACKING}
+    {"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo", "give_back", "up", _FOUND, _LACKING}
 )
 """Actions that add no request and cause no fault."""
 _PASSING = frozenset({"step", "settle", "settle_late"})
@@ -260,7 +260,7 @@ class World:
     def actions(self, state: State) -> Sequence[Action]:
         """What can happen next."""
         core, env = self._cores[state.core], state.env
-        offered = list(self._arrivals(env.arrived)) if len(core.saved.requests) < self._most else []
+        offered = list(self._arrivals(env.arrived)) if len(core.saved.ledger.requests) < self._most else []
         if core.plans_out <= self._plans_ahead and core.busy:
             offered.append(_STEP)
             if env.left[_FAIL] and self._waits_for(state):
@@ -450,7 +450,7 @@ class World:
         found = self._anytimes.get((number, left))
         if found is None:
             core = self._cores[number]
-            nothing = not (any(left) or core.asleep or core.lost or core.quarantined)
+            nothing = not (any(left) or core.asleep or core.lost or core.quarantined or core.hosts)
             found = () if nothing else (*self._client_actions(core, left), *self._upheavals(core, left))
             self._anytimes[number, left] = found
         return found
@@ -461,6 +461,9 @@ class World:
                 yield Action("abort", name)
             if left[_FAULT["preempt"]] and at in ADMITTED:
                 yield Action("preempt", name)
+            if left[_FAULT["lend"]] and at is Request.RUNNING and name not in core.hosts:
+                yield Action("lend", name)
+        yield from [Action("give_back", name) for name in core.hosts]
 
     def _upheavals(self, core: CoreValue, left: tuple[int, ...]) -> Iterator[Action]:
         if left[_FAULT["reset"]]:
@@ -769,10 +772,8 @@ class World:
             case "arrive":
                 script = next(each for each in self.settings.requests if each.name == action.request)
                 engine.add(script.name, script.text, script.prompt)
-            case "abort":
-                engine.abort(action.request)
-            case "preempt":
-                engine.preempt(action.request)
+            case "abort" | "preempt" | "lend" | "give_back":
+                engine.tell(action.verb, action.request)
             case "reset":
                 scheduler.reset()
             case "drain":
