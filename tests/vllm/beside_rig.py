@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from unittest import mock
 
+import torch
 from attrs import asdict, evolve
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.forward_context import ForwardContext
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.ledger import Direction
+from blocklife.testing.vllm import _making as making
 from tests.vllm import engine
 from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.runner import Turn
 from tests.vllm.second import Habits, SecondConnector
 from tests.vllm.worlds import WorldSpec
 
 SECOND = {"kv_connector": "SecondConnector", "kv_connector_module_path": "tests.vllm.second", "kv_role": "kv_both"}
 
 
-def _both(habits: Habits, *, first: bool) -> Callable[..., KVTransferConfig]:
+def _both(other: Mapping[str, object], *, first: bool) -> Callable[..., KVTransferConfig]:
     make = engine._transfer_config
 
     def transfer_config(*args: object) -> KVTransferConfig:
         ours = make(*args)  # type: ignore[arg-type]
         assert ours is not None
         children = [
-            {**SECOND, "kv_connector_extra_config": asdict(habits)},
+            other,
             {
                 "kv_connector": ours.kv_connector,
                 "kv_role": "kv_both",
@@ -64,7 +69,9 @@ class BesideRig(ConnectorRig):
         depth: int | None = None,
     ) -> None:
         habits = evolve(habits or Habits(), seed=seed)
-        with mock.patch.object(engine, "_transfer_config", _both(habits, first=first)):
+        with mock.patch.object(
+            engine, "_transfer_config", _both({**SECOND, "kv_connector_extra_config": asdict(habits)}, first=first)
+        ):
             super().__init__(spec, seed, fails=fails, recompute=recompute, depth=depth)
         self.scheduler.connector.bind_kv_cache_manager(self.scheduler.kv_cache_manager)
         self.second.states = next((group.block_tokens for group in spec.groups if group.kind == "mamba"), 0)
@@ -123,3 +130,39 @@ class BesideRig(ConnectorRig):
         assert not others.guests
         assert not others.in_doubt
         assert not self.side.beside._receiving
+
+
+class ExampleRig(ConnectorRig):
+    """A rig with vLLM's own ExampleConnector first, which keeps the beginnings of prompts in files; one group, one worker."""
+
+    def __init__(self, spec: WorldSpec, folder: str, seed: int = 0) -> None:
+        other = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+        make = making.config_of
+
+        def config_of(shape: making.Shape) -> VllmConfig:
+            config = make(shape)
+            config.scheduler_config.disable_hybrid_kv_cache_manager = True  # it does not know of groups
+            return config
+
+        both = _both({**other, "kv_connector_extra_config": {"shared_storage_path": folder}}, first=False)
+        with mock.patch.object(engine, "_transfer_config", both), mock.patch.object(making, "config_of", config_of):
+            super().__init__(spec, seed)
+        (rank,) = self.ranks
+        (group,) = spec.groups
+        cache = torch.from_numpy(rank.memory.device.view("int64")).view(spec.num_gpu_blocks, 1, group.block_tokens, 1)
+        layers, metadata = {"layer0": SimpleNamespace(kv_cache=cache)}, {"layer0": None}
+        worker, forward = rank.worker, rank.forward.run
+        assert worker is not None
+        worker._context = ForwardContext(no_compile_layers=layers, attn_metadata=metadata, slot_mapping={})
+
+        def run(turns: Sequence[Turn]) -> None:
+            forward(turns)
+            worker.connector.save_kv_layer("layer0", cache, None)
+
+        rank.forward.run = run  # type: ignore[method-assign]
+
+    @property
+    def side(self) -> ConnectorScheduler:
+        """The scheduler's half of our connector."""
+        (found,) = [each for each in self.scheduler.connector.sub_connectors if isinstance(each, BlocklifeConnector)]
+        return found.scheduler

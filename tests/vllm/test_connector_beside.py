@@ -7,12 +7,14 @@ bytes, or junk when it fails, and compares what it sends in every step (`second`
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from attrs import evolve
 
 from blocklife.ledger import Direction
 from blocklife.states import Slot
-from tests.vllm.beside_rig import BesideRig
+from tests.vllm.beside_rig import BesideRig, ExampleRig
 from tests.vllm.connector_rig import walk
 from tests.vllm.second import Habits
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
@@ -279,3 +281,26 @@ def test_a_reset_of_the_host_tier_reaches_us_among_others() -> None:
     done = rig.reset_prefix_cache(reset_connector=True)
 
     assert (before, done, ready(rig)) == (4, True, 0)
+
+
+# --- vLLM's own example -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_what_vllm_s_example_brings_is_stored_and_loaded(ahead: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It loads the beginning of a prompt from files, within the step that computes the rest; then ours has all of it."""
+    folder = tmp_path_factory.mktemp("example")
+    rig = ExampleRig(evolve(ROOMY, async_scheduling=ahead, lag=Lag(0, 2)), str(folder))
+    loaded = []
+    for forgets in ("nothing", "host", "files"):
+        if forgets == "host":
+            rig.side.reset()
+        if forgets == "files":
+            shutil.rmtree(folder)
+        rig.add(prompt(41), 2)
+        rig.drain()
+        rig.check_empty()
+        rig.reset_prefix_cache()
+        loaded.append((rig.loaded, rig.stored))
+
+    assert loaded == [(0, 10), (0, 20), (10, 20)]

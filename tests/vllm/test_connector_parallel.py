@@ -7,14 +7,19 @@ scheduler with the real settings.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
 from attrs import evolve
 
+from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._worker import ConnectorWorker
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
+from blocklife.offload import FullAttention, SlidingWindow
+from blocklife.testing.vllm import _making as making
+from tests.vllm import engine
 from tests.vllm.connector_rig import walk
 from tests.vllm.parallel_rig import Parallel, ParallelRig
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
@@ -81,6 +86,35 @@ def test_states_with_decode_context_parallelism_are_refused() -> None:
     """There vLLM hits prefixes inside a block, which is not offered."""
     with pytest.raises(MisuseError, match=r"use decode_context_parallel_size=1 with Mamba layers"):
         ParallelRig(evolve(ROOMY, groups=(FULL, STATE), world_size=2), Parallel(decode=2))
+
+
+def test_blocks_of_each_group_cover_the_tokens_of_all_ranks_once() -> None:
+    """A group whose tokens are shared out has larger blocks and the same window; one that every rank has whole does not."""
+    rig = ParallelRig(ROOMY, Parallel(decode=2))
+    config = rig.engine.kv_cache_config
+    groups = making.cache_of(
+        engine.shape_of(evolve(ROOMY, groups=(GroupSpec("full", 36), GroupSpec("swa", 4, 16))))
+    ).kv_cache_groups
+    config.kv_cache_groups[:] = groups
+    shared = cache.geometry_of(config, rig.side.config, 2).groups
+    groups[1].kv_cache_spec = dataclasses.replace(groups[1].kv_cache_spec, dcp_sharded=False)
+    whole = cache.geometry_of(config, rig.side.config, 2).groups
+
+    assert shared == (FullAttention(72), SlidingWindow(8, 16))
+    assert whole == (FullAttention(72), SlidingWindow(4, 16))
+
+
+def test_last_blocks_of_an_aborted_request_are_stored_under_context_parallelism() -> None:
+    """What was computed until then, in whole blocks of all ranks."""
+    rig = ParallelRig(evolve(ROOMY, world_size=2, max_num_batched_tokens=16), Parallel(decode=2))
+    name = rig.add(prompt(60), 9)
+    for _ in range(3):
+        rig.step()
+    rig.abort(name)
+    rig.drain()
+    rig.check_empty()
+
+    assert rig.stored == 48 // 8
 
 
 # --- stages without a group -------------------------------------------------------------------------------------------------
