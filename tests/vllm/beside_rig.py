@@ -73,7 +73,6 @@ class BesideRig(ConnectorRig):
             engine, "_transfer_config", _both({**SECOND, "kv_connector_extra_config": asdict(habits)}, first=first)
         ):
             super().__init__(spec, seed, fails=fails, recompute=recompute, depth=depth)
-        self.scheduler.connector.bind_kv_cache_manager(self.scheduler.kv_cache_manager)
         self.second.states = next((group.block_tokens for group in spec.groups if group.kind == "mamba"), 0)
         self.second.windows = any(group.kind == "swa" for group in spec.groups)
         for rank in self.ranks:

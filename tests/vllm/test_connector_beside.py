@@ -50,6 +50,8 @@ def ready(rig: BesideRig) -> int:
 def test_connector_walks_beside_another(model: str, ahead: bool, seed: int) -> None:
     """Random traffic under pressure, two workers, two owners: nothing is wrong at any step, and nothing is left."""
     spec = evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2)
+    if STATE in spec.groups:  # in a small pool vLLM counts too few blocks for states behind a load, whoever loads, and raises
+        spec = evolve(spec, num_gpu_blocks=80)
     rig = BesideRig(spec, seed, Habits(within=0.3, asks_again=0.1), first=seed % 2 == 1)
     walk(rig, seed)
 
@@ -64,7 +66,8 @@ def test_connector_walks_beside_another_that_fails(model: str, ahead: bool, reco
     """Copies of both fail: what they left is never read, and never stored."""
     fails = {Direction.LOAD: 0.2, Direction.STORE: 0.1}
     within = 0.5 if model == "full" and not ahead else 0.0  # with several groups, or windows, vLLM takes no such report
-    spec = evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2, num_gpu_blocks=32)
+    blocks = 80 if model == "full and state" else 32
+    spec = evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2, num_gpu_blocks=blocks)
     rig = BesideRig(spec, 4, Habits(within=within, fails=0.3), fails=fails, recompute=recompute)
     walk(rig, 4)
 
