@@ -162,11 +162,15 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     transfer = vllm_config.kv_transfer_config
     hash_tokens = kv_cache_config.hash_block_size or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
     if partial_hash_hits_enabled(kv_cache_config.kv_cache_groups, hash_tokens, context_ranks):
+        if context_ranks > 1:
+            raise _refuse(
+                f"decode_context_parallel_size={context_ranks} with Mamba layers is not offered: there vLLM hits prefixes "
+                "inside a block",
+                "use decode_context_parallel_size=1",
+            )
         raise _refuse(
             f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered",
-            "leave prefix_match_unit at the block size"
-            if context_ranks == 1
-            else "use decode_context_parallel_size=1 with Mamba layers: larger ones bring such hits",
+            "leave prefix_match_unit at the block size",
         )
     return CacheShape(
         geometry=geometry,
