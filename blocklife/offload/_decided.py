@@ -122,12 +122,13 @@ class DecidedSteps:
     def go_on(self, name: str, known: int, prompt: int, computed: int) -> None:
         """A running request continues after its *computed* tokens, with others than expected; what is in flight of it is void.
 
-        Refuses to go back behind content that is final.
+        Refuses to go back behind content that is final. Of a request that is kept unnamed nothing is.
         """
         row, table = self._steps.tracked(name).row, self._progress
         ends = zip(table.sealed[:, row].tolist(), self._geometry.block_tokens, strict=True)
-        final = max([stop * size for stop, size in ends if stop < NEVER], default=0)
-        if computed < (done := int(table.computed[row])) or (table.in_flight[row] and computed < final):
+        named = [stop * size for stop, size in ends if stop < NEVER]
+        final = max(named, default=0)
+        if named and (computed < (done := int(table.computed[row])) or (table.in_flight[row] and computed < final)):
             raise MisuseError(
                 f"request {name}: it cannot go back to token {computed}: content up to {max(done, final)} is final"
             )
