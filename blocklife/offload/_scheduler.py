@@ -228,13 +228,16 @@ class OffloadScheduler(edge.NotCopied):
             self._steps.touch(tracked, hit.tokens)
         return hit
 
-    def fetched(self, name: str, slots: Iterable[int]) -> set[int]:
+    def fetched(self, name: str, slots: Sequence[int]) -> set[int]:
         """Those of *slots* whose content a lookup of this request has fetched from the store below.
 
         Content that was fetched for another request, or stored from the device since, is not among them.
         """
         below, promotions = self._state.below, self._steps.tracked(name).fetched
-        return below.filled_by(promotions, slots) if below is not None and promotions else set()
+        chosen, size = list(edge.numbers(slots, "slots")), len(self.ledger.slots)
+        if wrong := [each for each in chosen if not 0 <= each < size]:
+            raise MisuseError(f"slots {wrong[:4]}: slots are 0 to {size - 1}")
+        return below.filled_by(promotions, chosen) if below is not None and promotions else set()
 
     def admit(self, name: str, hit: Hit, tokens: int) -> bool:
         """Admit a request with the result of its `lookup` in this step.

@@ -476,6 +476,7 @@ OWN_SCHEDULER: Mapping[str, Callable[[Rig], Call]] = {
     "cap": lambda at: {"name": "a", "stored": 8, "loaded": 8},
     "knows": lambda at: {"name": "a"},
     "is_running": lambda at: {"name": "a"},
+    "fetched": lambda at: {"name": "a", "slots": [0]},
     "lookup": lambda at: {"name": "w", "known_tokens": 7, "device_tokens": None},
     "admit": lambda at: {"name": "w", "hit": hit_of(at), "tokens": 7},
     "grow": lambda at: {"tokens": {"a": 1}},
