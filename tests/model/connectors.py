@@ -5,14 +5,16 @@ What is asked of it comes in an environment variable, for vLLM's worker processe
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
-import torch
 from attrs import asdict, evolve, field, frozen, validators
+from vllm.distributed.kv_events import BlockStored
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from blocklife.copiers.torch import HostMemory, KvCache
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
@@ -23,11 +25,21 @@ from tests.vllm.lag_copier import LagCopier
 from tests.vllm.worlds import Lag
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
     from vllm.forward_context import ForwardContext
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
 VARIABLE = "BLOCKLIFE_TEST_COPIES"
-FAULTS = ("", "zeros", "another block", "early store")
+FAULTS = ("zeros", "another block", "early store")
+"""What gives other tokens: loads bring zeros, or another block's bytes, or a store copies a block before it is computed."""
+DRAFTER_FAULTS = ("zeros for the drafter", "drafter unmarked")
+"""What gives other guesses alone: loads bring zeros to the last layer only, or no group is said to hold a drafter's layers."""
+
+TOLD_WRONG = "told wrong"
+"""Nothing is done wrong, but what comes from below is told as of the host, and events tell tokens in a wrong order."""
 
 
 @frozen
@@ -39,8 +51,8 @@ class Copies:
     """Steps that a copy takes, drawn for each."""
     lost_loads: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """The share of loads that fail, half-done."""
-    fault: str = field(default="", validator=validators.in_(FAULTS))
-    """What is done wrong: loads bring zeros, or another block's bytes, or a store copies a block before it is computed."""
+    fault: str = field(default="", validator=validators.in_(["", *FAULTS, *DRAFTER_FAULTS, TOLD_WRONG]))
+    """What is done wrong, if anything."""
     seed: int = 0
 
     def dump(self) -> str:
@@ -61,24 +73,29 @@ class FaultyCopier(LagCopier):
         fails = {Direction.LOAD: copies.lost_loads}
         super().__init__(cache, host, worker, lag, fails, Random(f"{copies.seed}/lag/{worker}"))
         self._fault = copies.fault
-        if copies.fault == "zeros":
-            self._empty = [torch.zeros_like(host.region(index)) for index in range(len(cache.row_bytes))]
-            self._host = host
+        regions = [host.region(index) for index in range(len(cache.row_bytes))]
+        self._lost = {"zeros": regions, "zeros for the drafter": regions[-1:]}.get(copies.fault, [])
+        """Regions of host memory that hold zeros by the time of a load."""
         self._num_places = len(host.region(0))
 
     def launch(self, transfer: Transfer) -> None:
         """A load is launched with the fault that was asked for."""
         if transfer.direction is Direction.LOAD:
-            if self._fault == "zeros":
-                for index, empty in enumerate(self._empty):
-                    self._host.region(index)[transfer.source] = empty[transfer.source]
-            elif self._fault == "another block":
+            for region in self._lost:
+                region[transfer.source] = 0
+            if self._fault == "another block":
                 transfer = evolve(transfer, source=(transfer.source + 1) % self._num_places)
         super().launch(transfer)
 
 
 class TestedConnector(BlocklifeConnector):
-    """BlocklifeConnector, but for when bytes move."""
+    """BlocklifeConnector, but for when bytes move, and for its faults."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        if wanted(os.environ).fault == "drafter unmarked":
+            groups = [dataclasses.replace(group, is_eagle_group=False) for group in kv_cache_config.kv_cache_groups]
+            kv_cache_config = dataclasses.replace(kv_cache_config, kv_cache_groups=groups)
+        super().__init__(vllm_config, role, kv_cache_config)
 
     def make_copier(self) -> MakeCopier:
         """Copies as the environment asks for them."""
@@ -92,6 +109,18 @@ class TestedConnector(BlocklifeConnector):
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
         """Behind the forward pass."""
         self.worker.end(self._step(self._get_connector_metadata()))
+
+    def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
+        """Where a load comes from."""
+        found = super().get_external_cache_hit_sources(request, num_external_tokens)
+        return {CacheHitSource.HOST: sum(found.values())} if found and wanted(os.environ).fault == TOLD_WRONG else found
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """What has become of the host tier."""
+        for event in super().take_events():
+            if isinstance(event, BlockStored) and wanted(os.environ).fault == TOLD_WRONG:
+                event.token_ids = event.token_ids[::-1]
+            yield event
 
     def _step(self, metadata: KVConnectorMetadata) -> StepPlan:
         step: StepPlan = metadata.step

@@ -33,6 +33,7 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.outputs import DraftTokenIds
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
@@ -73,6 +74,8 @@ class Setting:
     asynchronous: bool = False
     ranks: int = 1
     failed_loads: Literal["recompute", "fail"] = "recompute"
+    guesses: Mapping[str, object] | None = None
+    """Speculative decoding, as `speculative_config` of vLLM takes it; a drafter of its own folder is named like a model."""
 
 
 class _Placeholder:
@@ -127,6 +130,10 @@ def _boundary_states() -> Iterator[None]:
         yield
 
 
+Guesses = dict[tuple[str, int], tuple[int, ...]]
+"""What was guessed, by the name of the request and the number of tokens that it had said."""
+
+
 @define
 class Seen:
     """What has happened in an engine so far."""
@@ -154,7 +161,23 @@ class Engine:
     seen: Seen = field(factory=Seen)
     said: Answers = field(factory=dict)
     """What users have seen so far, answers that are not at their end included."""
+    guesses: Guesses = field(factory=dict)
+    """All guesses so far, the last ones where a request had to say something once more."""
     _preempted: dict[str, int] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self.setting.guesses is None:
+            return
+        scheduler, before = self.scheduler, self.scheduler.update_draft_token_ids
+
+        def note(drafts: DraftTokenIds) -> None:
+            before(drafts)
+            for name in drafts.req_ids:
+                request = scheduler.requests.get(name)
+                if request is not None and request.spec_token_ids:
+                    self.guesses[name.rpartition("-")[0], request.num_output_tokens] = tuple(request.spec_token_ids)
+
+        scheduler.update_draft_token_ids = note
 
     @property
     def scheduler(self) -> Scheduler:
@@ -285,6 +308,9 @@ def engine(setting: Setting) -> Iterator[Engine]:
         )
     elif setting.other is not None:
         transfer = KVTransferConfig(**setting.other)
+    guesses = None if setting.guesses is None else dict(setting.guesses)
+    if guesses and "model" in guesses and guesses["method"] != "custom_class":
+        guesses["model"] = str(Path(os.environ[MODELS]) / str(guesses["model"]))
     arguments = EngineArgs(
         model=str(Path(os.environ[MODELS]) / setting.model),
         dtype="float32",
@@ -299,6 +325,7 @@ def engine(setting: Setting) -> Iterator[Engine]:
         distributed_executor_backend="uni" if setting.ranks == 1 else "mp",
         tensor_parallel_size=setting.ranks,
         kv_transfer_config=transfer,
+        speculative_config=guesses,
         disable_log_stats=True,
     )
     with contextlib.ExitStack() as stack:

@@ -25,7 +25,7 @@ from tests.vllm.fetch import FetchError, carry_out, make_releases, say, stamped,
 
 WHAT = f"Fetch what a real model behind vLLM {RELEASE} needs on a CPU, 1.4 GB of packages and 0.4 GB of kernels, into .vllm."
 PROGRAM = "tests.model.fetch"
-TINY = ("full", "windows", "both", "states")
+TINY = ("full", "windows", "both", "states", "repeats", "eagle", "mtp")
 """Models that take a second to make and less than 10 MB."""
 TIMEOUT_S = 600
 _ASK = """

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import torch
 import transformers
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 
 VOCABULARY = 512
 """Ids 0 to 2 are special; all others are words."""
 SEED = 7
+REPETITION = 50.0
+"""How much larger embeddings are than other weights where words are repeated."""
 _SIZES: Mapping[str, object] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -73,6 +76,50 @@ def states() -> transformers.PreTrainedModel:
     return transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**sizes))
 
 
+def repeats() -> transformers.PreTrainedModel:
+    """Full attention, and embeddings so large that the last word is often said once more: guesses are right and wrong."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, "tie_word_embeddings": True}))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(REPETITION)
+    return model
+
+
+class EagleLlamaForCausalLM(transformers.LlamaModel):  # type: ignore[misc]  # transformers comes without types
+    """A drafter as vLLM reads it: it takes the embedding of a token and what the model had before it, side by side."""
+
+    def __init__(self, config: transformers.LlamaConfig) -> None:
+        super().__init__(config)
+        size = config.hidden_size
+        self.fc = torch.nn.Linear(2 * size, size, bias=False)
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.cat([torch.eye(size), config.initializer_range * torch.randn(size, size)], dim=1))
+        self.embed_tokens = self.norm = self.layers[0].input_layernorm = torch.nn.Identity()  # it has none of its own
+
+
+def eagle() -> transformers.PreTrainedModel:
+    """A drafter for `repeats`: one layer of its own, with keys and values of its own."""
+    return EagleLlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, "num_hidden_layers": 1, "initializer_range": 0.15}))
+
+
+class MiMoForCausalLM(transformers.Qwen2ForCausalLM):  # type: ignore[misc]  # as above
+    """A model with a drafter in its own checkpoint, as vLLM reads it: one layer more, behind a projection of its own."""
+
+    def __init__(self, config: transformers.Qwen2Config) -> None:
+        super().__init__(config)
+        layer = Qwen2DecoderLayer(config, 0)
+        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            layer.add_module(name, Qwen2RMSNorm(config.hidden_size))
+        layer.input_proj = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        layer.apply(self._init_weights)
+        self.model.mtp_layers = torch.nn.ModuleList([layer])
+
+
+def mtp() -> transformers.PreTrainedModel:
+    """Full attention, and a layer that predicts the token after the next one."""
+    sizes = {name: size for name, size in _SIZES.items() if name != "head_dim"}
+    return MiMoForCausalLM(transformers.Qwen2Config(**sizes, num_nextn_predict_layers=1))
+
+
 def big() -> transformers.PreTrainedModel:
     """Full attention and 91 M parameters: so slow on a CPU that a hit can be timed."""
     larger = {
@@ -89,7 +136,7 @@ def big() -> transformers.PreTrainedModel:
 
 
 MAKERS: Mapping[str, Callable[[], transformers.PreTrainedModel]] = {
-    each.__name__: each for each in (full, windows, both, states, big)
+    each.__name__: each for each in (full, windows, both, states, repeats, eagle, mtp, big)
 }
 
 

@@ -19,7 +19,7 @@ from tests.model.workload import Wave, conversations, long_answers
 
 MODELS = ("full", "windows", "both", "states")
 SEED = 1
-DEVICE = {"full": 26, "windows": 16, "both": 26, "states": 26}
+DEVICE = {"full": 26, "windows": 16, "both": 26, "states": 26, "repeats": 26, "mtp": 26}
 """Blocks of a device that two requests fill, by model: behind a window they take fewer."""
 TIGHT = {"full": 40, "windows": 16, "both": 40, "states": 40}
 """Blocks of a host that has to displace what it has."""

@@ -63,3 +63,13 @@ def long_answers(seed: int, *, prompt: int, asks: int = 8, answers: int = 120) -
     rng = Random(f"{seed}/long answers")
     once = tuple(Ask(f"long{number}", words(rng, prompt), answers) for number in range(asks))
     return once, tuple(ask.again("second") for ask in once)
+
+
+def pairs(seed: int, *, count: int = 12, common: int = 64, more: int = 8, answers: int = 12) -> tuple[Wave, ...]:
+    """Texts that part in twos behind *common* words, whole blocks; the second ones come when all first ones are over."""
+    rng = Random(f"{seed}/pairs")
+    begun = [words(rng, common) for _ in range(count)]
+    return tuple(
+        tuple(Ask(f"pair{number}-{time}", text + words(rng, more), answers) for number, text in enumerate(begun))
+        for time in ("first", "second")
+    )
