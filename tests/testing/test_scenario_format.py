@@ -123,7 +123,7 @@ MALFORMED: dict[str, tuple[str, str, int, str]] = {
     "unknown setting": ("blocks = 4", "blokcs = 4", 11, "world: unknown setting 'blokcs' (did you mean 'blocks'?)"),
     "setting of the wrong type": ("blocks = 4", 'blocks = "4"', 11, "world: blocks must be a whole number, not '4'"),
     "negative setting": ("blocks = 4", "blocks = -4", 11, "world: blocks must be 1 to 100000, not -4"),
-    "groups that are none": ("full:4,swa:4:8", "full:4,swa:3:8", 10, "world: groups with block_tokens 3 and 4"),
+    "groups that are none": ("full:4,swa:4:8", "full:4,swa:4:0", 10, "world: window_tokens of SlidingWindow must be a whole"),
     "variant of a setting": ('["fence", "hold"]', '["fence", "held"]', 14, "variants: contract must be one of fence, hold"),
     "empty variant": ('["itself", "another"]', "[]", 15, "variants: heir needs at least one value"),
     "variant that is no list": ('["itself", "another"]', '"itself"', 15, "variants: 'heir' must be a list, not 'itself'"),

@@ -423,6 +423,8 @@ class Engine:
 
     def _guessed(self, name: str, end: int) -> str:
         """The first *end* letters of a text as this step computes them: from the first wrong guess on they are no letters."""
+        if not self.settings.drafts:
+            return self.texts[name]
         text, known = self.texts[name][:end], self.scheduler.progress(name).known
         right = known + self._right(name, end)
         return text if end <= known else text[:right] + "?" * (end - right)

@@ -122,19 +122,8 @@ class ConnectorScheduler:
         self.below = None if shape.below is None else AskedStore(shape.below)
         """The store below host memory, if there is one."""
         self._most_looked_up = min(MAX_REQUESTS, shape.max_running + SPARE_REQUESTS)
-        jobs_below = 0 if shape.below is None else 2 * shape.below.policies.max_jobs
         self.ledger = Ledger(
-            Limits(
-                num_blocks=shape.num_blocks,
-                num_slots=shape.num_slots,
-                max_jobs=min(MAX_JOBS, config.max_jobs + jobs_below),
-                # requests that were never looked up: running, preempted in this step, or over and waiting for a plan
-                max_requests=min(MAX_REQUESTS, self._most_looked_up + (shape.max_batches + 3) * shape.max_running),
-                num_groups=len(shape.geometry.groups),
-                num_workers=shape.num_workers,
-                max_plans=2 * shape.max_batches + 2,
-                max_journal=_JOURNAL,
-            ),
+            _limits(shape, config, self._most_looked_up),
             contract=Contract.FENCE,
             checking=config.checking,
             incarnation=shape.incarnation,
@@ -643,6 +632,22 @@ class ConnectorScheduler:
         name, request = tracked.name, tracked.request
         self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
+
+
+def _limits(shape: CacheShape, config: ConnectorConfig, most_looked_up: int) -> Limits:
+    """The sizes of the ledger."""
+    jobs_below = 0 if shape.below is None else 2 * shape.below.policies.max_jobs
+    return Limits(
+        num_blocks=shape.num_blocks,
+        num_slots=shape.num_slots,
+        max_jobs=min(MAX_JOBS, config.max_jobs + jobs_below),
+        # requests that were never looked up: running, preempted in this step, or over and waiting for a plan
+        max_requests=min(MAX_REQUESTS, most_looked_up + (shape.max_batches + 3) * shape.max_running),
+        num_groups=len(shape.geometry.groups),
+        num_workers=shape.num_workers,
+        max_plans=2 * shape.max_batches + 2,
+        max_journal=_JOURNAL,
+    )
 
 
 def incarnation_of(engine_id: str) -> int:
