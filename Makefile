@@ -6,7 +6,10 @@ BIN    := $(VENV)/bin
 MOONCAKE := .venv-mooncake
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 ARGS   ?=
-VLLM   ?= 0.33.0 0.21.0
+VLLM   ?= 0.33.0 0.30.0 0.21.0
+
+# The releases that the connector supports; the older ones in VLLM are for the watch.
+TAKEN  := 0.33.0 0.32.0 0.31.0 0.30.0
 
 # What is tested both ways, interpreted and compiled: the ledger, the scheduler, and what explores them.
 BOTH_WAYS := both_ways ledger offload cli/test_check.py \
@@ -117,15 +120,18 @@ vllm: $(BIN)/python  ## fetch vLLM's scheduler side for tests: 1.4 GB, once (VLL
 OFFLOADING := tests/v1/kv_connector/unit/offloading_connector
 TIERING := tests/v1/kv_offload/tiering
 
-test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's own, with the watch attached, and against our connector
+test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's own with the watch attached, each release's against our connector
 	@for release in $(VLLM); do \
 	  $(BIN)/python -m tests.vllm.run --ours $$release $(ARGS) || exit 1; \
 	done
 	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload $(TIERING)
-	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p behaviour $(OFFLOADING)/test_scheduler.py
+	@for release in $(filter $(TAKEN),$(VLLM)); do \
+	  $(BIN)/python -m tests.vllm.run --types $$release || exit 1; \
+	  $(BIN)/python -m tests.vllm.run $$release -q -p behaviour $(OFFLOADING)/test_scheduler.py || exit 1; \
+	done
 
-nightly-vllm: $(VENV)/.dev  ## the same in four releases, the tables of seed bugs and of planted ones, and a million steps under the watch: hours
-	@$(MAKE) --silent test-vllm VLLM='0.33.0 0.23.0 0.22.1 0.21.0'
+nightly-vllm: $(VENV)/.dev  ## the same in seven releases, the tables of seed bugs and of planted ones, and a million steps under the watch: hours
+	@$(MAKE) --silent test-vllm VLLM='$(TAKEN) 0.23.0 0.22.1 0.21.0'
 	@$(BIN)/python -m tests.vllm.watched seeds
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.planted
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.watched long --log $(CURDIR)/.vllm/long.jsonl $(ARGS)

@@ -19,6 +19,7 @@ from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig
 from blocklife.engines.vllm.watch import _metrics as watch
 from tests.project.pages import ROOT, blocks_of
+from tests.vllm.releases import CHECKSUMS
 
 SPECS = ROOT / "specs"
 PAGE = (SPECS / "operating.md").read_text(encoding="utf-8")
@@ -186,11 +187,23 @@ def test_releases_of_the_page_are_those_that_the_code_takes() -> None:
 
 def test_releases_that_the_page_calls_tested_are_those_of_the_nightly_run() -> None:
     """What `make nightly-vllm` runs is what the page may call tested."""
-    tested = [cells[3] for cells in matrix() if re.fullmatch(r"[\d.]+", cells[3])]
-    nightly = re.search(r"test-vllm VLLM='([\d. ]+)'", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    tested = [found[0] for cells in matrix() if (found := re.match(r"\d+\.\d+\.\d+", cells[3]))]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    taken = re.search(r"(?m)^TAKEN +:= ([\d. ]+)$", makefile)
+    nightly = re.search(r"test-vllm VLLM='\$\(TAKEN\) ([\d. ]+)'", makefile)
 
+    assert taken is not None
     assert nightly is not None
-    assert tested == nightly[1].split()
+    assert tested == [*taken[1].split(), *nightly[1].split()]
+    assert [versions.is_supported(each) for each in tested] == [each in taken[1].split() for each in tested]
+    assert set(tested) == set(CHECKSUMS)
+
+
+def test_every_supported_release_has_an_adapter() -> None:
+    """One module each, and none for a release that is refused."""
+    adapters = sorted(path.stem for path in (CONNECTOR / "releases").glob("_vllm_*.py"))
+
+    assert adapters == [f"_vllm_{each.replace('.', '_')}" for each in versions.SUPPORTED]
 
 
 def test_remedies_of_the_page_are_those_of_the_connector() -> None:

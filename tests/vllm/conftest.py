@@ -8,19 +8,18 @@ from typing import NoReturn
 
 import pytest
 
-from blocklife.engines.vllm._versions import SUPPORTED, is_supported
+from blocklife.engines.vllm._versions import SUPPORTED, is_supported, minor_of
 from tests.vllm.releases import MODEL
 
 NEED_NO_VLLM = {"test_tools.py"}
-NEED_ONE_RELEASE = (
-    "test_connector",
-    "test_behaviour",
-    "test_peers",
-    "test_planted",
-    "test_programs",
-    "test_reports",
-    "test_tiers",
-)
+NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_programs")
+NEED_SOURCES = ("test_behaviour_sources", "test_connector_sources")
+"""Hits have sources from 0.32 on."""
+NEED_WATCHED = ("test_rig", "test_scenarios", "test_watch")
+"""They say what is found in vLLM's own connectors in each of `WATCHED`."""
+WATCHED = ("0.21", "0.22", "0.23", "0.33")
+NEED_NEWEST = ("test_peers", "test_planted", "test_reports", "test_tiers")
+"""They are about what is in the newest release only: bugs that are planted or were found there, tiers below the host."""
 
 
 class Absent(pytest.Module):
@@ -33,10 +32,45 @@ class Absent(pytest.Module):
         pytest.skip(self.why, allow_module_level=True)
 
 
-class Other(Absent):
-    """A test module of what is made for the connector's release, under another one."""
+class Unsupported(Absent):
+    """A test module of the connector, under a release that it does not support."""
 
-    why = f"the connector, and what is planted, is for vLLM {SUPPORTED}.x"
+    why = f"the connector is for vLLM {SUPPORTED[0]}.x to {SUPPORTED[-1]}.x"
+
+
+class Unlabelled(Absent):
+    """A test module about the sources of hits, under a release in which hits have none."""
+
+    why = "hits have no source before 0.32"
+
+
+class Unwatched(Absent):
+    """A test module about vLLM's own connectors, under a release in which nobody has looked what they do wrong."""
+
+    why = f"scenarios, the rig and the watch are tested with vLLM {', '.join(WATCHED)}"
+
+
+class Older(Absent):
+    """A test module of what is in the newest release only, under an older one."""
+
+    why = f"it is about vLLM {SUPPORTED[-1]}.x"
+
+
+def _out_of_place(name: str) -> type[Absent] | None:
+    """Why a test module is not for the release that is here, if it is not."""
+    if not name.startswith((*NEED_CONNECTOR, *NEED_WATCHED, *NEED_NEWEST)):
+        return None
+    from tests.vllm.engine import RELEASE
+
+    if name.startswith(NEED_CONNECTOR) and not is_supported(RELEASE):
+        return Unsupported
+    if name.startswith(NEED_SOURCES) and minor_of(RELEASE) < (0, 32):
+        return Unlabelled
+    if name.startswith(NEED_WATCHED) and minor_of(RELEASE) not in map(minor_of, WATCHED):
+        return Unwatched
+    if name.startswith(NEED_NEWEST) and minor_of(RELEASE) != minor_of(SUPPORTED[-1]):
+        return Older
+    return None
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -46,12 +80,10 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if importlib.util.find_spec("vllm") is None:
         absent: pytest.Module = Absent.from_parent(parent, path=module_path)
         return absent
-    if module_path.name.startswith(NEED_ONE_RELEASE):
-        from tests.vllm.engine import RELEASE
-
-        if not is_supported(RELEASE):
-            other: pytest.Module = Other.from_parent(parent, path=module_path)
-            return other
+    kind = _out_of_place(module_path.name)
+    if kind is not None:
+        skipped: pytest.Module = kind.from_parent(parent, path=module_path)
+        return skipped
     return None
 
 

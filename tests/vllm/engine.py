@@ -39,9 +39,9 @@ MINOR = int(RELEASE.split(".")[1])
 
 _ENGINES = itertools.count()
 
-QUEUES_EMPTY_STEPS = MINOR >= 33
+QUEUES_EMPTY_STEPS = MINOR >= 30
 """Whether the engine, with asynchronous scheduling, goes on to the next step behind one that schedules nothing."""
-DRAINS_SIMPLE = MINOR >= 33
+DRAINS_SIMPLE = MINOR >= 30
 """Whether the engine goes on while SimpleCPUOffload has stores out; before, they lay until the next request."""
 
 

@@ -81,6 +81,7 @@ def types(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str
     words = [sys.executable, "-m", "mypy", "--python-executable", str(shelf.python)]
     words += ["--cache-dir", str(shelf.cache / f"mypy-{release}")]
     words += ["--follow-imports", "silent"]  # vLLM's own mistakes are not ours
+    words += ["--exclude", rf"/releases/_vllm_(?!{'_'.join(release.split('.')[:2])}\.py)"]  # other releases' own adapters
     words += ["--no-warn-unused-ignores"]  # where vLLM is not, a subclass of one of its classes must be excused
     words += wanted or [TOUCHING]
     return Command(words, PROJECT, {**around, "MYPYPATH": str(shelf.source(release))})

@@ -112,11 +112,11 @@ def test_hit_ends_at_the_last_state_that_is_there(ahead: bool) -> None:
 def test_load_behind_a_hit_on_the_device_fills_the_blocks_behind_it(ahead: bool) -> None:
     """With a hit on the device a load brings the rest of the attention and the last state, into blocks behind the hit."""
     scene = Scene((FULL, STATE), ahead=ahead)
-    scene.ask(prompt(40))
+    scene.ask(prompt(41))
     scene.forget_device()
     scene.ask(prompt(17))
     scene.steps.clear()
-    name = scene.add(prompt(40))
+    name = scene.add(prompt(41))
     scene.rig.step()
     (load,) = scene.loads
     full, state = scene.rig.scheduler.kv_cache_manager.get_block_ids(name)
@@ -124,9 +124,9 @@ def test_load_behind_a_hit_on_the_device_fills_the_blocks_behind_it(ahead: bool)
     count = load.group_sizes[0]
     scene.drain()
 
-    assert [full.index(block) for block in targets[:count]] == list(range(9 - count, 9))
-    assert 0 < count < 9
-    assert [state.index(block) for block in targets[count:]] == [8]
+    assert [full.index(block) for block in targets[:count]] == list(range(10 - count, 10))
+    assert 0 < count < 10
+    assert [state.index(block) for block in targets[count:]] == [9]
 
 
 @AHEAD

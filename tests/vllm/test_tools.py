@@ -20,10 +20,11 @@ from pathlib import Path
 import pytest
 from attrs import asdict, evolve
 
+from blocklife.engines.vllm._versions import SUPPORTED
 from tests.vllm import fetch as tool
 from tests.vllm.fetch import FetchError, install_blocklife, make_environment, make_release, reason, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, PROJECT, REQUIREMENTS, Shelf, entry_points, version
-from tests.vllm.run import TOUCHING, Command, chosen_command
+from tests.vllm.run import TOUCHING, Command, chosen_command, types
 from tests.vllm.watched import Row, logged, missed, parsed, table_run
 
 RELEASE = "9.9.9"
@@ -313,6 +314,16 @@ def test_types_are_checked_by_this_python_with_those_of_the_release(tmp_path: Pa
     assert command.words[command.words.index("--python-executable") + 1] == str(tmp_path / "shelf" / "env" / "bin" / "python")
     assert command.environ["MYPYPATH"] == str(tmp_path / "shelf" / "src" / RELEASE)
     assert command.words[-1] == TOUCHING
+
+
+def test_types_of_a_release_are_not_asked_of_the_adapters_of_others(tmp_path: Path) -> None:
+    """An adapter names what only its release has; each is checked with its own."""
+    command = types(Shelf(tmp_path), "0.31.0", [], {})
+    left_out = re.compile(command.words[command.words.index("--exclude") + 1])
+    adapters = sorted(path for path in (PROJECT / TOUCHING).rglob("releases/_vllm_*.py"))
+
+    assert [path.stem for path in adapters if not left_out.search(str(path))] == ["_vllm_0_31"]
+    assert [path.stem for path in adapters] == [f"_vllm_{each.replace('.', '_')}" for each in SUPPORTED]
 
 
 def test_a_program_runs_in_a_copy_of_the_project_where_one_is_named(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from tests.vllm.device import Copies, Ids, Memory
 from tests.vllm.engine import MINOR, Engine
 from tests.vllm.worlds import WorldSpec
 
-LOADS_AFTER_FORWARD = MINOR >= 33
+LOADS_AFTER_FORWARD = MINOR >= 30
 """Whether the model runner starts asynchronous loads behind the forward pass instead of ahead of it."""
-SAVES_WITHOUT_FORWARD = MINOR >= 33
+SAVES_WITHOUT_FORWARD = MINOR >= 31
 """Whether a step that schedules nothing waits for saves too, which is where a connector takes in its new stores."""
 
 

@@ -177,8 +177,9 @@ def scheduler_of(config: VllmConfig, cache: KVCacheConfig) -> tuple[Scheduler, i
     with set_current_vllm_config(config):
         block_tokens, hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(cache, config)
         if hasattr(cache, "prefix_cache_retention_interval"):  # newer releases fill this in once the engine knows it
-            alignment = kv_cache_utils.resolve_cache_hit_alignment_tokens(cache, config, block_tokens, hash_tokens)
             cache.prefix_cache_retention_interval = config.cache_config.prefix_cache_retention_interval
+        if hasattr(cache, "cache_hit_alignment_tokens"):  # and these since 0.32
+            alignment = kv_cache_utils.resolve_cache_hit_alignment_tokens(cache, config, block_tokens, hash_tokens)
             cache.hash_block_size, cache.cache_hit_alignment_tokens = hash_tokens, alignment
         kind = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
         scheduler = kind(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from attrs import asdict
 
-from blocklife.engines.vllm._versions import SUPPORTED, is_supported
+from blocklife.engines.vllm._versions import SUPPORTED, minor_of
 from tests.vllm.planted import SETS, Bed, Planted, all_planted
 from tests.vllm.programs import importing, natural, positive, refused, target
 
@@ -140,8 +140,8 @@ def written(file: Path, found: Sequence[Played]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what was asked for. Exit status 1 where there was a problem."""
     chosen = parsed(arguments)
-    if not is_supported(RELEASE):
-        refused("planted", f"the bugs are made for vLLM {SUPPORTED}.x, and this is {RELEASE}")
+    if minor_of(RELEASE) != minor_of(SUPPORTED[-1]):
+        refused("planted", f"the bugs are made for vLLM {SUPPORTED[-1]}.x, and this is {RELEASE}")
     bugs = chosen_bugs(chosen.bugs, chosen.set)
     try:
         rows = list(runs(bugs, chosen.seeds, chosen.steps))

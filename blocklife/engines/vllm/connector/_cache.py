@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING
 import vllm
 from attrs import evolve
 from vllm.platforms import current_platform
-from vllm.v1.core.kv_cache_utils import (
-    partial_hash_hits_enabled,
-    resolve_dcp_kv_block_size,
-    resolve_kv_cache_block_sizes,
-)
+from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     MambaSpec,
@@ -33,6 +29,7 @@ from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._scheduler import incarnation_of
 from blocklife.engines.vllm.connector._shapes import CacheShape
 from blocklife.engines.vllm.connector._store import StoreBelow
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from blocklife.offload import FullAttention, FullHit, Geometry, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
@@ -62,7 +59,7 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
         raise _refuse("there is nothing to offload of a model without a KV cache", "leave the connector out")
     if kv_cache_config.hisparse_host_num_blocks is not None:
         raise _refuse("HiSparse is not offered", "switch it off")
-    if vllm_config.aux_output_config.enabled:
+    if release().has_auxiliary_outputs(vllm_config):
         raise _refuse("auxiliary outputs are not offered", "switch them off")
     if vllm_config.model_config.is_diffusion:
         raise _refuse("a diffusion model is not offered: a step of it samples many tokens, or none", "leave the connector out")
@@ -160,8 +157,8 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     kv_events = vllm_config.kv_events_config
     events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
     transfer = vllm_config.kv_transfer_config
-    hash_tokens = kv_cache_config.hash_block_size or resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
-    if partial_hash_hits_enabled(kv_cache_config.kv_cache_groups, hash_tokens, context_ranks):
+    hash_tokens = release().hash_tokens(vllm_config, kv_cache_config)
+    if release().hits_inside_blocks(kv_cache_config, hash_tokens, context_ranks):
         if context_ranks > 1:
             raise _refuse(
                 f"decode_context_parallel_size={context_ranks} with Mamba layers is not offered: there vLLM hits prefixes "

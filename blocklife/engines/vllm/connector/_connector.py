@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import vllm
 from attrs import frozen
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -24,9 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._events import described, event_groups, extra_keys, told
@@ -34,6 +31,7 @@ from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._metrics import BlocklifePromMetrics, BlocklifeStats, Meter, Payload
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.engines.vllm.connector._worker import ConnectorWorker, MakeCopier, WorkerShape, torch_copier
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -89,10 +88,7 @@ def _step_of(metadata: KVConnectorMetadata) -> StepPlan:
 class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
     """blocklife as vLLM's offloading layer. See `ConnectorConfig` for the options."""
 
-    _cache_hit_source = CacheHitSource.HOST
-
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        versions.check(vllm.__version__)
         super().__init__(vllm_config, role, kv_cache_config)
         self.config = ConnectorConfig.read(self._kv_transfer_config.kv_connector_extra_config)
         self._scheduler: ConnectorScheduler | None = None
@@ -173,15 +169,11 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
         """The tokens of the load that was promised to a request in this step, by the tier that they come from."""
-        if not num_external_tokens:
-            return {}
-        found = self.scheduler.hit_sources(request, num_external_tokens)
+        found = self.scheduler.hit_sources(request, num_external_tokens) if num_external_tokens else None
         if found is None:
-            return {CacheHitSource.HOST: num_external_tokens}
-        counts = {CacheHitSource.HOST: found.host, CacheHitSource(self.config.source_below.value): found.below}
-        unknown = CacheHitSource.EXTERNAL_UNSPECIFIED
-        counts[unknown] = counts.get(unknown, 0) + found.unknown
-        return {source: tokens for source, tokens in counts.items() if tokens}
+            return release().hit_sources([("host", num_external_tokens)])
+        below = self.config.source_below.value
+        return release().hit_sources([("host", found.host), (below, found.below), ("external_unspecified", found.unknown)])
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """The plan of this step."""

@@ -17,13 +17,13 @@ from vllm.v1.core.kv_cache_utils import (
     ExternalBlockHash,
     generate_block_hash_extra_keys,
     maybe_convert_block_hash,
-    to_event_extra_keys,
 )
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.request import Request
 
 from blocklife.engines.vllm.connector._described import Description, ExtraKeys
 from blocklife.engines.vllm.connector._shapes import VllmRequest
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.offload import EventKind, HostEvent
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _stored(event: HostEvent, description: Description, group: EventGroup) -> Bl
         lora_id=number,
         medium=MEDIUM_CPU,
         lora_name=name,
-        extra_keys=to_event_extra_keys(description.extra_keys),
+        extra_keys=release().event_extra_keys(description.extra_keys),
         group_idx=event.group,
         kv_cache_spec_kind=group.kind,
         kv_cache_spec_sliding_window=group.window,

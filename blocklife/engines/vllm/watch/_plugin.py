@@ -41,7 +41,7 @@ def install() -> None:
         return
     release = getattr(importlib.import_module("vllm"), "__version__", None) or "of an unknown release"
     if not versions.is_watched(release):
-        known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED} (install one of these, or a blocklife for yours)"
+        known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED[-1]} (install one of these, or a blocklife for yours)"
         LOGGER.warning(_NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
         return
     if options.mode is WatchMode.COUNT:

@@ -1,0 +1,78 @@
+"""The adapter of the release that runs: its answers are those of this release's vLLM.
+
+Goal: the rest of the connector asks no release. Method: the configuration of a rig, changed to what only some releases have.
+"""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from blocklife.engines.vllm import _versions as versions
+from blocklife.engines.vllm.connector import _cache as cache
+from blocklife.engines.vllm.connector.releases._release import Release, release
+from blocklife.errors import MisuseError
+from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.engine import MINOR, RELEASE, Engine
+from tests.vllm.worlds import FULL, WORLDS, GroupSpec
+
+WORLD = WORLDS["full"].spec
+
+
+def test_adapter_is_that_of_the_release() -> None:
+    """It has the release's own name, and no adapter of another release is imported."""
+    adapter = release()
+
+    assert versions.minor_of(adapter.name) == versions.minor_of(RELEASE)
+    assert {each.__name__ for each in Release.__subclasses__()} == {f"Release{MINOR}"}
+
+
+def test_no_adapter_for_a_release_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused in one line, with the remedy."""
+    monkeypatch.setattr("vllm.__version__", "0.29.0")
+
+    with pytest.raises(MisuseError, match=r"vLLM 0\.29\.0: this connector supports .*\(install one of these, [^\n]*\)$"):
+        release()
+
+
+def test_hash_is_of_as_many_tokens_as_the_scheduler_was_made_with() -> None:
+    """With groups of several block sizes, too."""
+    for groups in ((FULL,), (GroupSpec("full", 16), GroupSpec("swa", 4, window=8))):
+        engine = ConnectorRig(evolve(WORLD, groups=groups)).engine
+
+        assert release().hash_tokens(engine.config, engine.kv_cache_config) == engine.scheduler.hash_block_size
+
+
+@pytest.mark.parametrize("tokens", [4, 16])
+def test_hits_end_inside_blocks_where_the_scheduler_lets_them(tokens: int) -> None:
+    """With states whose blocks are larger than the attention's: vLLM's own coordinator of the cache agrees."""
+    engine = Engine(evolve(WORLD, connector=None, groups=(FULL, GroupSpec("mamba", tokens))))
+    found = release().hits_inside_blocks(engine.kv_cache_config, engine.scheduler.hash_block_size, 1)
+
+    assert found == engine.scheduler.kv_cache_manager.coordinator.enable_partial_hash_hits
+    assert found == (tokens > FULL.block_tokens)
+
+
+def test_auxiliary_outputs_are_refused() -> None:
+    """Routed experts, by the setting that the release has for them."""
+    engine = ConnectorRig(WORLD).engine
+    owner = engine.config.model_config if MINOR < 31 else engine.config.aux_output_config
+    object.__setattr__(owner, "enable_return_routed_experts", True)
+
+    with pytest.raises(MisuseError, match=r"auxiliary outputs are not offered \(switch them off\)"):
+        cache.check_engine(engine.config, engine.kv_cache_config)
+
+
+def test_sources_of_hits_are_labels_of_vllm() -> None:
+    """Each by vLLM's own name, where it has names for them; what brought nothing is left out."""
+    found = release().hit_sources([("host", 30), ("disk", 0), ("host", 6)])
+
+    assert {source.value: count for source, count in found.items()} == ({"host": 36} if MINOR >= 32 else {})
+
+
+def test_extra_keys_of_events_are_those_of_vllms_own_events() -> None:
+    """A salt and an adapter are published bare, however the release has them in its hashes."""
+    hashed = [None, (("lora", "an adapter"), ("salt", "s"))] if MINOR >= 31 else [None, ("an adapter", "s")]
+
+    assert release().event_extra_keys(hashed) == [None, ("an adapter", "s")]
+    assert release().event_extra_keys(None) is None
