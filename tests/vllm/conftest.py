@@ -13,8 +13,8 @@ from tests.vllm.releases import MODEL
 
 NEED_NO_VLLM = {"test_tools.py"}
 NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_programs")
-NEED_SOURCES = ("test_behaviour_sources", "test_connector_sources")
-"""Hits have sources from 0.32 on."""
+SINCE = {"test_behaviour_sources.py": "0.32", "test_connector_sources.py": "0.32", "test_connector_sleep.py": "0.33"}
+"""The first release that has what a module is about."""
 NEED_WATCHED = ("test_rig", "test_scenarios", "test_watch")
 """They say what is found in vLLM's own connectors in each of `WATCHED`."""
 WATCHED = ("0.21", "0.22", "0.23", "0.33")
@@ -38,10 +38,10 @@ class Unsupported(Absent):
     why = f"the connector is for vLLM {SUPPORTED[0]}.x to {SUPPORTED[-1]}.x"
 
 
-class Unlabelled(Absent):
-    """A test module about the sources of hits, under a release in which hits have none."""
+class TooOld(Absent):
+    """A test module about what the release does not have yet."""
 
-    why = "hits have no source before 0.32"
+    why = "this release has no sources of hits, or tells the connector nothing of sleep mode"
 
 
 class Unwatched(Absent):
@@ -64,8 +64,8 @@ def _out_of_place(name: str) -> type[Absent] | None:
 
     if name.startswith(NEED_CONNECTOR) and not is_supported(RELEASE):
         return Unsupported
-    if name.startswith(NEED_SOURCES) and minor_of(RELEASE) < (0, 32):
-        return Unlabelled
+    if minor_of(RELEASE) < minor_of(SINCE.get(name, SUPPORTED[0])):
+        return TooOld
     if name.startswith(NEED_WATCHED) and minor_of(RELEASE) not in map(minor_of, WATCHED):
         return Unwatched
     if name.startswith(NEED_NEWEST) and minor_of(RELEASE) != minor_of(SUPPORTED[-1]):

@@ -97,6 +97,9 @@ def test_blocks_of_each_group_cover_the_tokens_of_all_ranks_once() -> None:
     ).kv_cache_groups
     config.kv_cache_groups[:] = groups
     shared = cache.geometry_of(config, rig.side.config, 2).groups
+    if engine.MINOR < 31:  # there every group is shared out
+        assert shared == (FullAttention(72), SlidingWindow(8, 16))
+        return
     groups[1].kv_cache_spec = dataclasses.replace(groups[1].kv_cache_spec, dcp_sharded=False)
     whole = cache.geometry_of(config, rig.side.config, 2).groups
 

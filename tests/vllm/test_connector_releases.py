@@ -76,3 +76,30 @@ def test_extra_keys_of_events_are_those_of_vllms_own_events() -> None:
 
     assert release().event_extra_keys(hashed) == [None, ("an adapter", "s")]
     assert release().event_extra_keys(None) is None
+
+
+def test_sleep_mode_is_refused_where_nobody_tells_of_it() -> None:
+    """Copies would run into memory that is gone."""
+    engine = ConnectorRig(WORLD).engine
+    object.__setattr__(engine.config.model_config, "enable_sleep_mode", True)
+
+    if MINOR < 33:
+        with pytest.raises(MisuseError, match=r"sleep mode is not offered: .* \(leave enable_sleep_mode off\)"):
+            cache.check_engine(engine.config, engine.kv_cache_config)
+    else:
+        cache.check_engine(engine.config, engine.kv_cache_config)
+
+
+def test_session_is_stored_and_loaded_only_where_its_hashes_are_right() -> None:
+    """Before 0.32 it keeps the hash of a block whose last token was taken back; others find nothing of it in the host."""
+    rig = ConnectorRig(evolve(WORLD, num_gpu_blocks=64, host_blocks=64))
+    rig.part("s", list(range(100, 113)), 4)
+    rig.drain()
+    rig.part("s", list(range(900, 906)), 4)
+    rig.drain()
+    rig.engine.abort(["s"])
+    rig.drain()
+    rig.check_empty()
+
+    assert release().names_sessions == (MINOR >= 32)
+    assert (rig.stored > 0) == (MINOR >= 32)

@@ -59,6 +59,8 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
         raise _refuse("there is nothing to offload of a model without a KV cache", "leave the connector out")
     if kv_cache_config.hisparse_host_num_blocks is not None:
         raise _refuse("HiSparse is not offered", "switch it off")
+    if vllm_config.model_config.enable_sleep_mode and not release().tells_of_sleep:
+        raise _refuse("sleep mode is not offered: before 0.33 vLLM does not tell of it", "leave enable_sleep_mode off")
     if release().has_auxiliary_outputs(vllm_config):
         raise _refuse("auxiliary outputs are not offered", "switch them off")
     if vllm_config.model_config.is_diffusion:
@@ -182,6 +184,7 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         events=events,
         self_describing=events and config.self_describing_kv_events,
         zeroes_first=vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing,
+        names_sessions=release().names_sessions,
         below=below_of(vllm_config, kv_cache_config, config),
     )
 

@@ -190,7 +190,7 @@ class ConnectorScheduler:
     def add(self, request: VllmRequest, caps: Caps = _NO_CAPS) -> None:
         """A new request of the engine. It is added to the ledger at its first lookup."""
         self._requests[request.request_id] = tracked = ConnectorRequest(request, "", request.resumable, caps)
-        if tracked.session:
+        if tracked.session and self.shape.names_sessions:
             self._sessions[request.request_id] = tracked
 
     def look_up(self, request: VllmRequest, device_tokens: int) -> int | None:
@@ -209,7 +209,8 @@ class ConnectorScheduler:
             # the engine was reset, and the request is scheduled again in the same step; or another connector's load failed
             self.offload.preempt(name)
             self.beside.end_receiving(name)
-        if not self._may_load(request.request_id, earlier) or request.skip_reading_prefix_cache or not request.block_hashes:
+        may_load = self._may_load(request.request_id, earlier) and (self.shape.names_sessions or not tracked.session)
+        if not may_load or request.skip_reading_prefix_cache or not request.block_hashes:
             tracked.hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
             self._resolve(tracked)
             return 0
@@ -340,6 +341,8 @@ class ConnectorScheduler:
                 self.beside.others.receive(tracked.name, hit)
             else:
                 loads |= not self.offload.admit(tracked.name, hit, tokens)
+            if tracked.session and not self.shape.names_sessions:
+                self.decided.keep_unnamed(tracked.name)
             if each.in_doubt:
                 self.beside.others.doubt(tracked.name, {block for table in each.tables for block in table if block})
         self.decided.promise()
@@ -619,7 +622,7 @@ class ConnectorScheduler:
 
     def _stops(self, tracked: ConnectorRequest) -> bool:
         """Whether it is a session at the end of an answer: vLLM keeps its blocks, and has put it among those that wait."""
-        if not tracked.session or tracked.request.status.name not in _STOPPED:
+        if not tracked.session or not self.shape.names_sessions or tracked.request.status.name not in _STOPPED:
             return False
         return self.offload.knows(tracked.name) and self.offload.is_running(tracked.name)
 

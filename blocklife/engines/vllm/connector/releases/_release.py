@@ -32,6 +32,11 @@ class Release:
     name: ClassVar[str] = ""
     """Major and minor number, such as 0.33."""
 
+    names_sessions: ClassVar[bool] = False
+    """Whether a session that goes on drops the hash of a block whose last token it takes back."""
+    tells_of_sleep: ClassVar[bool] = False
+    """Whether the connector is told before the device's memory is given up, and when it is back."""
+
     def hash_tokens(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
         """The number of tokens that one of a request's hashes covers."""
         return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

@@ -20,6 +20,7 @@ class Release32(Release):
     """The adapter."""
 
     name = "0.32"
+    names_sessions = True
 
     def hash_tokens(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
         """What the engine has resolved, if it has."""

@@ -1,4 +1,4 @@
-"""vLLM 0.33: as 0.32."""
+"""vLLM 0.33: as 0.32, and the connector is told of sleep mode."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Release33(Release):
     """The adapter."""
 
     name = "0.33"
+    names_sessions = True
+    tells_of_sleep = True
 
     def hash_tokens(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
         """What the engine has resolved, if it has."""
