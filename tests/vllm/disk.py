@@ -215,10 +215,7 @@ class Disk:
 
     def host(self, rank: int, row_words: int) -> Words:
         """The part of the host's slots that belongs to one worker: a row for each."""
-        size = row_words * np.dtype(np.uint64).itemsize
-        rows = self.manager.primary_tier._mmap_region.base_tensor.numpy().reshape(self.manager.primary_tier._num_chunks, -1)
-        words: Words = rows[:, rank * size : (rank + 1) * size].view(np.uint64)
-        return words
+        return host_rows(self.manager, rank, row_words)
 
     def turn(self, step: int) -> None:
         """A step begins."""
@@ -242,3 +239,12 @@ class Disk:
         if self._is_open:
             self._is_open = False
             self.manager.shutdown()
+
+
+def host_rows(manager: TieringOffloadingManager, rank: int, row_words: int) -> Words:
+    """The part of a tiering manager's host slots that belongs to one worker: a row for each."""
+    size = row_words * np.dtype(np.uint64).itemsize
+    tier = manager.primary_tier
+    rows = tier._mmap_region.base_tensor.numpy().reshape(tier._num_chunks, -1)
+    words: Words = rows[:, rank * size : (rank + 1) * size].view(np.uint64)
+    return words

@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.tiering.p2p.control.base import ControlConnection, Contr
 from vllm.v1.kv_offload.tiering.p2p.data.base import CancelMode, DataTransport, PollResult
 
 from tests.vllm.device import Words
+from tests.vllm.disk import host_rows
 from tests.vllm.rig import Rig
 from tests.vllm.worlds import Lag, WorldSpec
 
@@ -199,10 +200,7 @@ class Neighbour:
 
     def host(self, rank: int, row_words: int) -> Words:
         """The part of the host's slots that belongs to one worker: a row for each."""
-        size = row_words * np.dtype(np.uint64).itemsize
-        rows = self.manager.primary_tier._mmap_region.base_tensor.numpy().reshape(self.manager.primary_tier._num_chunks, -1)
-        words: Words = rows[:, rank * size : (rank + 1) * size].view(np.uint64)
-        return words
+        return host_rows(self.manager, rank, row_words)
 
     def turn(self, step: int) -> None:
         """Nothing happens between two steps."""

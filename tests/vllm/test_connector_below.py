@@ -487,7 +487,7 @@ def test_an_engine_that_ends_leaves_no_thread(make: Make) -> None:
         ({"below": "fs:/x:many"}, "'many' is no number of bytes"),
         ({"below": "nothing.like.it:at_all"}, "nothing.like.it cannot be imported"),
         ({"below": "fs:/dev/null"}, "it is no folder"),
-        ({"below_wait_s": 3}, "'below_wait_s' says how to use a store below, and there is none (give below)"),
+        ({"below_wait_s": 3}, "'below_wait_s' needs a store below host memory (set below to its address)"),
         ({"below": "fs:/x", "below_wait_s": 0}, "below_wait_s must be a number of seconds above 0, not 0"),
         ({"below": "fs:/x", "below_wait_s": "1s"}, "below_wait_s must be a number of seconds above 0, not '1s'"),
         ({"below": "fs:/x", "below_slots": 0}, "below_slots must be a whole number of at least 1, not 0"),

@@ -5,12 +5,14 @@ Goal: the rest of the connector asks no release. Method: the configuration of a 
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from attrs import evolve
 
 from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector import _cache as cache
-from blocklife.engines.vllm.connector.releases._release import Release, release
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.engine import MINOR, RELEASE, Engine
@@ -20,11 +22,12 @@ WORLD = WORLDS["full"].spec
 
 
 def test_adapter_is_that_of_the_release() -> None:
-    """It has the release's own name, and no adapter of another release is imported."""
+    """It has the release's own name, and no adapter of a later release is imported: that may name what is not there."""
     adapter = release()
+    imported = [int(name.rpartition("_")[2]) for name in sys.modules if "connector.releases._vllm_0_" in name]
 
     assert versions.minor_of(adapter.name) == versions.minor_of(RELEASE)
-    assert {each.__name__ for each in Release.__subclasses__()} == {f"Release{MINOR}"}
+    assert max(imported) == MINOR
 
 
 def test_no_adapter_for_a_release_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ Rules of this file:
 When is it final? A load between two steps: vLLM puts the request into WAITING_FOR_REMOTE_KVS, and schedules it when all
 workers have reported the load as over (`finished_recving`); if it failed, vLLM counts fewer tokens as computed, or takes the
 blocks back and looks the request up again. A load within the step that computes behind it: vLLM gives the blocks their hashes
-at once, so that others can hit them, and hears of a failure with the step's output (`invalid_block_ids`); then it computes all
-of them again.
+at once, so that other requests can hit them. If the load fails, the step's output names the blocks (`invalid_block_ids`), and
+vLLM computes all of them again.
 """
 
 from __future__ import annotations

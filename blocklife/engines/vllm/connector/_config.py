@@ -191,7 +191,7 @@ class ConnectorConfig:
     max_jobs: int = field(default=4096, metadata={"read": partial(_count, most=MAX_JOBS)})
     """Maximum number of outstanding copies."""
     below: str | None = field(default=None, metadata={"read": _address})
-    """The address of a store below host memory, as `blocklife.stores.open_store` takes it; default: there is none."""
+    """The address of a store below host memory, in a form that `blocklife.stores.open_store` takes; default: none."""
     below_demote: Demote = field(default=Demote.EAGER, metadata={"read": _one_of(Demote)})
     """eager: content goes below as soon as it is in host memory; lazy: when it is about to be evicted; never: the store is only
     read."""
@@ -236,7 +236,7 @@ class ConnectorConfig:
             found[name] = readers[name](key, value)
         if "below" not in found and (stray := next((name for name in found if name.startswith("below_")), None)):
             raise MisuseError(
-                f"kv_connector_extra_config: {stray!r} says how to use a store below, and there is none (give below)"
+                f"kv_connector_extra_config: {stray!r} needs a store below host memory (set below to its address)"
             )
         return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
 

@@ -5,8 +5,8 @@ Rules of this file:
 * An event comes when a copy has landed. By then the request may be over, so what can be said of its content is noted while it
   runs: which chunk of which request it is. The tokens are read when the event comes, or when the request ends.
 * Content of full attention is described. Content of windows and states is not: it says nothing about the prefix before it.
-* Content that nobody can describe any more is told as a *placeholder*, by its key alone. A request that asks for it later can
-  describe it: then its removal names all of its blocks.
+* If no request with the content is left to describe it, its event is a *placeholder* that has the key alone. When a later
+  request looks the content up, it can be described again, and the event of its removal names all of its blocks.
 
 Nothing of this is kept, and nothing is called in a step, unless events are on and are to describe themselves.
 """
@@ -162,7 +162,7 @@ class Describer:
         return None
 
     def _heal(self, name: Name, request: VllmRequest, chunk: int) -> None:
-        """Content that was told as a placeholder is somebody's: its removal will name its blocks."""
+        """Describe content whose event was a placeholder, from a request that has it; its removal then names its blocks."""
         if (found := self._describe(name, request, chunk)) is not None:
             self._bare.discard(name)
             self._told[name] = found

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* What is here holds in every supported release. A method answers as a release does that lacks the feature; the module of a
-  release overrides what its release has.
+* What is here holds in every supported release. A method answers as a release does that lacks the feature; a release that has
+  the feature overrides it.
 * A question is added here only if the answers differ. What all supported releases share is asked where it is needed.
 """
 

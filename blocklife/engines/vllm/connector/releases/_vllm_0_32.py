@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled, to_event_extra_keys
+from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from blocklife.engines.vllm.connector.releases._release import Release
+from blocklife.engines.vllm.connector.releases._vllm_0_31 import Release31
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
-class Release32(Release):
+class Release32(Release31):
     """The adapter."""
 
     name = "0.32"
@@ -36,15 +36,6 @@ class Release32(Release):
         for source, count in tokens:
             found[CacheHitSource(source)] += count
         return dict(+found)
-
-    def event_extra_keys(self, keys: Sequence[tuple[object, ...] | None] | None) -> list[tuple[object, ...] | None] | None:
-        """Without the tags that the hashes have."""
-        found: list[tuple[object, ...] | None] | None = to_event_extra_keys(keys)
-        return found
-
-    def has_auxiliary_outputs(self, vllm_config: VllmConfig) -> bool:
-        """What the engine's configuration says."""
-        return bool(vllm_config.aux_output_config.enabled)
 
 
 RELEASE = Release32()
