@@ -23,6 +23,13 @@ NOT_OURS = ("ignore:`torch.jit.script_method`:DeprecationWarning",)
 """Warnings that come with importing vLLM; all others are errors, as in the project's other tests."""
 OURS = ("-p", "no:asyncio", "--timeout", str(TIMEOUT_S), *(word for warning in NOT_OURS for word in ("-W", warning)))
 """The options of pytest that our tests are run with."""
+UNSTEADY = {
+    "0.33.0": (
+        "tests/v1/kv_offload/tiering/p2p/test_manager.py::TestBidirectionalManager::test_lookup_expiry_allows_zmq_reconnect",
+    )
+}
+"""A release's own tests that fail now and then without anything of ours. They are left out, for their failure tells nothing.
+This one gives a new connection over real sockets five seconds, and 2 of 100 runs on an idle machine did not get it in time."""
 TOUCHING = "blocklife/engines/vllm"
 """The package's code that touches vLLM. What the tests of several releases share cannot fit the types of each."""
 
@@ -60,8 +67,9 @@ def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[
 def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
     """The release's own tests; its folder is the working directory, for the stand-in of the model lies there."""
     words = [str(shelf.python), "-m", "pytest", "--quiet", "--no-header", "-p", "no:cacheprovider", "-p", "fast_teardown"]
-    words += ["--timeout", str(TIMEOUT_S), "-o", "asyncio_default_fixture_loop_scope=function", *wanted]
-    return Command(words, shelf.source(release), surroundings(shelf, release, around))
+    words += ["--timeout", str(TIMEOUT_S), "-o", "asyncio_default_fixture_loop_scope=function"]
+    words += [f"--deselect={each}" for each in UNSTEADY.get(release, ())]
+    return Command([*words, *wanted], shelf.source(release), surroundings(shelf, release, around))
 
 
 def ours(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:

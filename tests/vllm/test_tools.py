@@ -24,7 +24,7 @@ from blocklife.engines.vllm._versions import SUPPORTED
 from tests.vllm import fetch as tool
 from tests.vllm.fetch import FetchError, install_blocklife, make_environment, make_release, reason, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, PROJECT, REQUIREMENTS, Shelf, entry_points, version
-from tests.vllm.run import TOUCHING, Command, chosen_command, types
+from tests.vllm.run import TOUCHING, UNSTEADY, Command, chosen_command, types
 from tests.vllm.watched import Row, logged, missed, parsed, table_run
 
 RELEASE = "9.9.9"
@@ -285,6 +285,21 @@ def test_release_runs_its_own_tests_in_its_own_folder(tmp_path: Path) -> None:
         "VLLM_TARGET_DEVICE": "cpu",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+@pytest.mark.parametrize("release", sorted(UNSTEADY))
+def test_release_s_own_unsteady_tests_are_left_out(tmp_path: Path, release: str) -> None:
+    """Of that release alone; all others of the file are run."""
+    there = shelf_with(tmp_path, "")
+    for each in (release, "0.9.0"):
+        there.source(each).mkdir(parents=True)
+    left_out = {
+        each: [word for word in chosen_command((each, "tests/v1"), there, {}).words if word.startswith("--deselect=")]
+        for each in (release, "0.9.0")
+    }
+
+    assert left_out == {release: [f"--deselect={name}" for name in UNSTEADY[release]], "0.9.0": []}
+    assert all("::" in name for name in UNSTEADY[release])
 
 
 @pytest.mark.parametrize(
