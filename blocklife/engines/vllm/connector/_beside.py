@@ -48,6 +48,17 @@ class Beside:
         """Another connector begins to."""
         self._receiving.add(name)
 
+    def freed(self, ids: Callable[[str], str]) -> list[str]:
+        """Requests whose blocks vLLM has taken back in this step, because another connector failed to fill them.
+
+        It tells nobody: this connector hears of it when it is asked what it can load, and is not asked if one before it says
+        that it is still looking. *ids* returns vLLM's id of a name.
+        """
+        tables_of = self._tables_of
+        if tables_of is None:
+            return []
+        return [name for name in sorted(self._receiving) if not any(map(any, tables_of(ids(name))))]
+
     def end_receiving(self, name: str) -> None:
         """It has done so, or failed, or the request is over."""
         self._receiving.discard(name)

@@ -391,6 +391,9 @@ class ConnectorScheduler:
     def _go_on_beside(self) -> None:
         """Requests for which another connector has brought what it promised run; those for which it failed step back."""
         others = self.beside.others
+        for name in self.beside.freed(lambda name: self._named[name].request.request_id):
+            self.offload.preempt(name)
+            self.beside.end_receiving(name)
         for each in self._admissions.values():
             if self.beside.receives(each.tracked.name):
                 self.beside.end_receiving(each.tracked.name)
