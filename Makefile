@@ -130,10 +130,11 @@ test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's
 	  $(BIN)/python -m tests.vllm.run $$release -q -p behaviour $(OFFLOADING)/test_scheduler.py || exit 1; \
 	done
 
-nightly-vllm: $(VENV)/.dev  ## the same in seven releases, the tables of seed bugs and of planted ones, and a million steps under the watch: hours
+nightly-vllm: $(VENV)/.dev  ## the same in seven releases, the tables of seed bugs and of planted ones, a thousand runs with random features, and a million steps under the watch: hours
 	@$(MAKE) --silent test-vllm VLLM='$(TAKEN) 0.23.0 0.22.1 0.21.0'
 	@$(BIN)/python -m tests.vllm.watched seeds
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.planted
+	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.fuzz --runs 1000
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.watched long --log $(CURDIR)/.vllm/long.jsonl $(ARGS)
 
 bench-vllm: override VLLM := 0.33.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -16,7 +17,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
-from blocklife.ledger import Direction
 from blocklife.testing.vllm import _making as making
 from tests.vllm import engine
 from tests.vllm.connector_rig import ConnectorRig
@@ -64,15 +64,13 @@ class BesideRig(ConnectorRig):
         habits: Habits | None = None,
         *,
         first: bool = False,
-        fails: Mapping[Direction, float] | None = None,
-        recompute: bool = True,
-        depth: int | None = None,
+        **more: Any,
     ) -> None:
         habits = evolve(habits or Habits(), seed=seed)
         with mock.patch.object(
             engine, "_transfer_config", _both({**SECOND, "kv_connector_extra_config": asdict(habits)}, first=first)
         ):
-            super().__init__(spec, seed, fails=fails, recompute=recompute, depth=depth)
+            super().__init__(spec, seed, **more)
         self.second.states = next((group.block_tokens for group in spec.groups if group.kind == "mamba"), 0)
         self.second.windows = any(group.kind == "swa" for group in spec.groups)
         for rank in self.ranks:

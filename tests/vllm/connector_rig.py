@@ -13,9 +13,10 @@ from random import Random
 from unittest import mock
 
 import numpy as np
+import pytest
 from attrs import evolve
 from vllm import SamplingParams
-from vllm.config import VllmConfig
+from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -26,6 +27,7 @@ from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.ledger import Direction, Worker
 from blocklife.ledger.invariants import check
+from blocklife.testing.vllm import _making as making
 from tests.vllm.device import Text
 from tests.vllm.lag_copier import LagCopier
 from tests.vllm.rig import Rank, Rig, Scheduler
@@ -231,6 +233,25 @@ class ConnectorRig(Rig):
                 names.append(request.request_id)
                 guesses.append([text.token(known + at) if dice.random() < 0.7 else 1 for at in range(count)])
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, guesses))
+
+
+def with_guesses(monkeypatch: pytest.MonkeyPatch, method: str = "ngram") -> None:
+    """Engines that are made from now on guess three tokens a step. vLLM reads of *method* how it treats a drafter's layers."""
+
+    def with_drafts(**given: object) -> VllmConfig:
+        guesses = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=3,
+            prompt_lookup_max=4,
+            prompt_lookup_min=2,
+            target_model_config=given["model_config"],
+            target_parallel_config=ParallelConfig(),
+        )
+        config = VllmConfig(**given, speculative_config=guesses)
+        guesses.method = method  # its model is not read: nothing here computes
+        return config
+
+    monkeypatch.setattr(making, "VllmConfig", with_drafts)
 
 
 def walk(rig: ConnectorRig, seed: int, requests: int = 30, *, resets: bool = True) -> None:

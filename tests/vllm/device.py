@@ -35,7 +35,9 @@ def mixed(value: int) -> int:
 class Text:
     """A prompt and all that the model will ever say after it: each next token follows from those before it."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], salt: str | None = None) -> None:
+        """With a *salt* its content is nobody else's, whatever its tokens."""
+        self._seed = 0x5EED if salt is None else mixed(int.from_bytes(salt.encode()))
         self.tokens: list[int] = []
         self._chain: list[int] = []
         self._prints: list[Words] = []
@@ -44,7 +46,7 @@ class Text:
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
-        self._chain.append(mixed((self._chain[-1] if self._chain else 0x5EED) ^ token))
+        self._chain.append(mixed((self._chain[-1] if self._chain else self._seed) ^ token))
 
     def token(self, position: int) -> int:
         """The token at this position, said by the model if the prompt does not reach so far."""

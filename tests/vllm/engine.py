@@ -128,9 +128,9 @@ class Engine:
         self.scheduler, hash_tokens = making.scheduler_of(self.config, self.kv_cache_config)
         self.hasher = making.hasher_of(hash_tokens)
 
-    def add(self, name: str, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> None:
+    def add(self, name: str, prompt: Sequence[int], max_tokens: int, priority: int = 0, salt: str | None = None) -> None:
         """Hand a request to the scheduler; it ends by its length only. A smaller *priority* goes first."""
-        self.scheduler.add_request(making.request_of(name, prompt, max_tokens, self.hasher, priority))
+        self.scheduler.add_request(making.request_of(name, prompt, max_tokens, self.hasher, priority, salt))
 
     def config_of(self, rank: int) -> VllmConfig:
         """The configuration as this worker's process has it."""

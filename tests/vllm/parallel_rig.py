@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,7 +17,6 @@ from attrs import frozen
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-from blocklife.ledger import Direction
 from blocklife.testing.vllm import _making as making
 from tests.vllm import workers
 from tests.vllm.connector_rig import ConnectorRig
@@ -128,17 +128,10 @@ class ShareForward(Forward):
 class ParallelRig(ConnectorRig):
     """A rig whose workers share the work in one of these ways."""
 
-    def __init__(
-        self,
-        spec: WorldSpec,
-        parallel: Parallel,
-        seed: int = 0,
-        *,
-        fails: Mapping[Direction, float] | None = None,
-    ) -> None:
+    def __init__(self, spec: WorldSpec, seed: int = 0, *, parallel: Parallel, **more: Any) -> None:
         self.parallel = parallel
         with mock.patch.object(making, "config_of", _apart(parallel)), _stages(parallel):
-            super().__init__(spec, seed, fails=fails)
+            super().__init__(spec, seed, **more)
 
     def _check_rewrites(self, name: str) -> None:
         """There are no drafters here, and a block covers more tokens than its group says."""

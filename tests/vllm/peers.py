@@ -239,10 +239,10 @@ class PeerRig(Rig):
         if self.scheduler.has_requests():
             self._update(*self._launch())
 
-    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> str:
+    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0, salt: str | None = None) -> str:
         """Send a request; it may name the other engine as a place where its content may be."""
         if self.other is None:
-            return super().add(prompt, max_tokens, priority)
+            return super().add(prompt, max_tokens, priority, salt)
         add = self.scheduler.add_request
         source = {
             "kv_request_id": f"{self.name}-{len(self.texts)}",
@@ -255,7 +255,7 @@ class PeerRig(Rig):
             add(request)
 
         with patch.object(self.scheduler, "add_request", named):
-            return super().add(prompt, max_tokens, priority)
+            return super().add(prompt, max_tokens, priority, salt)
 
 
 @contextmanager

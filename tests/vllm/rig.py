@@ -136,14 +136,17 @@ class Rig:
 
     # What a client does.
 
-    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> str:
-        """Send a request to the engine. Returns its id. A smaller *priority* goes first, where that is asked for."""
+    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0, salt: str | None = None) -> str:
+        """Send a request to the engine. Returns its id. A smaller *priority* goes first, where that is asked for.
+
+        With a *salt* its content is that of requests with the same one only.
+        """
         name = f"r{len(self.texts)}"
-        self.texts[name] = Text(prompt)
+        self.texts[name] = Text(prompt, salt)
         self.prompts[name] = list(prompt)
         self._said[name] = []
         self.running.add(name)
-        self.engine.add(name, prompt, max_tokens, priority)
+        self.engine.add(name, prompt, max_tokens, priority, salt)
         return name
 
     def abort(self, name: str, late: bool = False) -> None:

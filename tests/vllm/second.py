@@ -54,6 +54,7 @@ class Copy:
     start: int
     tables: tuple[tuple[int, ...], ...]
     within: bool = False
+    salt: str | None = None
 
 
 @frozen(eq=False)
@@ -142,7 +143,7 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self.told.chosen.append(request.request_id)
             tokens = tuple(request.all_token_ids[: start + num_external_tokens])
             tables = tuple(map(tuple, blocks.get_block_ids()))  # type: ignore[attr-defined]
-            self._loads.append(Copy(request.request_id, tokens, start, tables, within))
+            self._loads.append(Copy(request.request_id, tokens, start, tables, within, request.cache_salt))
 
     def build_connector_meta(self, scheduler_output: object) -> SecondMetadata:
         """The copies of this step."""
@@ -158,7 +159,7 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         if not ended or self._dice.random() >= self.habits.sends or not any(map(any, block_ids)):
             return False, None
         tokens = tuple(request.all_token_ids[:computed])
-        self._sends.append(Copy(request.request_id, tokens, 0, tuple(map(tuple, block_ids))))
+        self._sends.append(Copy(request.request_id, tokens, 0, tuple(map(tuple, block_ids)), salt=request.cache_salt))
         return True, None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
@@ -259,7 +260,7 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def _places(self, copy: Copy, start: int, stop: int) -> Iterable[tuple[int, int, np.uint64]]:
         """Where the KV of these tokens stands, and what it is: a block, a row in it or -1 for all, and the word."""
         assert self._memory is not None
-        text = Text(copy.tokens)
+        text = Text(copy.tokens, copy.salt)
         for number, (group, table) in enumerate(zip(self._groups, copy.tables, strict=True)):
             if group.kind == "mamba":
                 if stop == len(copy.tokens) > start and (block := table[(stop - 1) // group.block_tokens]):

@@ -28,7 +28,7 @@ from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.states import JobLife, Slot
 from blocklife.testing.vllm import _making as making
-from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
 from tests.vllm.drive import judge
 from tests.vllm.engine import MINOR
 from tests.vllm.lag_copier import LagCopier
@@ -1011,9 +1011,9 @@ def test_connector_walks_with_three_steps_ahead(model: str, ahead: bool, monkeyp
 class Hurried(ConnectorRig):
     """A rig in which each fifth request is let in whatever its lookup says."""
 
-    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> str:
+    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0, salt: str | None = None) -> str:
         """Send a request to the engine."""
-        name = super().add(prompt, max_tokens, priority)
+        name = super().add(prompt, max_tokens, priority, salt)
         if int(name[1:]) % 5 == 0:
             self.wants_no_prefix(name)
         return name
@@ -1028,26 +1028,6 @@ def test_connector_walks_with_room_for_few_requests(spare: int, ahead: bool) -> 
     walk(rig, 7, 60)
 
     assert rig.loaded > 0
-
-
-def with_guesses(monkeypatch: pytest.MonkeyPatch, method: str = "ngram") -> None:
-    """Engines that are made from now on guess three tokens a step. vLLM reads of *method* how it treats a drafter's layers."""
-    from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig
-
-    def with_drafts(**given: object) -> VllmConfig:
-        guesses = SpeculativeConfig(
-            method="ngram",
-            num_speculative_tokens=3,
-            prompt_lookup_max=4,
-            prompt_lookup_min=2,
-            target_model_config=given["model_config"],
-            target_parallel_config=ParallelConfig(),
-        )
-        config = VllmConfig(**given, speculative_config=guesses)
-        guesses.method = method  # its model is not read: nothing here computes
-        return config
-
-    monkeypatch.setattr(making, "VllmConfig", with_drafts)
 
 
 @pytest.mark.parametrize("model", ["full", "window", "full and window"])

@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 
 import pytest
 from attrs import evolve
-from vllm import SamplingParams
-from vllm.v1.request import Request
 
 from blocklife.engines.vllm.connector import _store as store_below
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
@@ -31,7 +29,6 @@ from blocklife.stores import CircuitBreaker, FaultyStore, FileStore, Identity, S
 from blocklife.testing.vllm import _making as making
 from tests.stores.arena import Arena
 from tests.vllm.connector_rig import ConnectorRig, walk
-from tests.vllm.device import Text
 from tests.vllm.test_connector import CROWDED, MODELS, ROOMY, prompt
 from tests.vllm.worlds import Lag, WorldSpec
 
@@ -78,23 +75,9 @@ class BelowRig(ConnectorRig):
 
     def ask(self, tokens: Sequence[int], answer: int = 2, salt: str | None = None) -> None:
         """One request, and the steps after it until the engine sleeps."""
-        if salt is None:
-            self.add(tokens, answer)
-        else:
-            self.add_salted(tokens, answer, salt)
+        self.add(tokens, answer, salt=salt)
         self.drain(40_000)
         self.check_empty()
-
-    def add_salted(self, tokens: Sequence[int], answer: int, salt: str) -> None:
-        """A request whose content is nobody else's."""
-        name = f"r{len(self.texts)}"
-        sampling = SamplingParams(max_tokens=answer, ignore_eos=True)
-        sampling.update_from_generation_config({}, 2)
-        self.texts[name], self.prompts[name], self._said[name] = Text(tokens), list(tokens), []
-        self.running.add(name)
-        self.scheduler.add_request(
-            Request(name, list(tokens), sampling, None, block_hasher=self.engine.hasher, cache_salt=salt)
-        )
 
     def close(self) -> None:
         """The engine ends, workers first."""

@@ -57,7 +57,7 @@ def test_context_parallel_blocks_come_back(context: str, extra: Mapping[str, int
     """A block covers the tokens of all decode ranks, and goes to host memory and back on each of them."""
     parallel = CONTEXTS[context]
     spec = evolve(ROOMY, world_size=4, lag=Lag(0, 3), blocks_per_chunk=extra.get("blocks_per_chunk", 1))
-    rig = ParallelRig(spec, parallel)
+    rig = ParallelRig(spec, parallel=parallel)
     ask(rig, prompt(50))
     stored = rig.stored
     rig.reset_prefix_cache()
@@ -75,7 +75,7 @@ def test_context_parallel_blocks_come_back(context: str, extra: Mapping[str, int
 def test_context_parallel_walks(context: str, ahead: bool) -> None:
     """Random traffic, copies that fail, resets: nothing is wrong at any step, and nothing is left."""
     spec = evolve(CROWDED, world_size=4, async_scheduling=ahead, num_gpu_blocks=14)
-    rig = ParallelRig(spec, CONTEXTS[context], 3, fails={Direction.LOAD: 0.1, Direction.STORE: 0.1})
+    rig = ParallelRig(spec, 3, parallel=CONTEXTS[context], fails={Direction.LOAD: 0.1, Direction.STORE: 0.1})
     walk(rig, 3, 40)
 
     assert rig.stored > 0
@@ -85,12 +85,12 @@ def test_context_parallel_walks(context: str, ahead: bool) -> None:
 def test_states_with_decode_context_parallelism_are_refused() -> None:
     """There vLLM hits prefixes inside a block, which is not offered."""
     with pytest.raises(MisuseError, match=r"with Mamba layers is not offered: .*\(use decode_context_parallel_size=1\)"):
-        ParallelRig(evolve(ROOMY, groups=(FULL, STATE), world_size=2), Parallel(decode=2))
+        ParallelRig(evolve(ROOMY, groups=(FULL, STATE), world_size=2), parallel=Parallel(decode=2))
 
 
 def test_blocks_of_each_group_cover_the_tokens_of_all_ranks_once() -> None:
     """A group whose tokens are shared out has larger blocks and the same window; one that every rank has whole does not."""
-    rig = ParallelRig(ROOMY, Parallel(decode=2))
+    rig = ParallelRig(ROOMY, parallel=Parallel(decode=2))
     config = rig.engine.kv_cache_config
     groups = making.cache_of(
         engine.shape_of(evolve(ROOMY, groups=(GroupSpec("full", 36), GroupSpec("swa", 4, 16))))
@@ -109,7 +109,7 @@ def test_blocks_of_each_group_cover_the_tokens_of_all_ranks_once() -> None:
 
 def test_last_blocks_of_an_aborted_request_are_stored_under_context_parallelism() -> None:
     """What was computed until then, in whole blocks of all ranks."""
-    rig = ParallelRig(evolve(ROOMY, world_size=2, max_num_batched_tokens=16), Parallel(decode=2))
+    rig = ParallelRig(evolve(ROOMY, world_size=2, max_num_batched_tokens=16), parallel=Parallel(decode=2))
     name = rig.add(prompt(60), 9)
     for _ in range(3):
         rig.step()
@@ -136,7 +136,7 @@ LACKING = {
 def test_stages_without_a_group_walk(lacking: str, groups: tuple[GroupSpec, ...], ahead: bool) -> None:
     """A stage that has no layer of a group takes part in its copies all the same, and moves nothing of it."""
     spec = evolve(CROWDED, groups=groups, world_size=2, async_scheduling=ahead, num_gpu_blocks=40)
-    rig = ParallelRig(spec, LACKING[lacking], 5)
+    rig = ParallelRig(spec, 5, parallel=LACKING[lacking])
     walk(rig, 5)
 
     assert rig.stored > 0
@@ -150,7 +150,7 @@ def launched(number: int, *, ahead: bool, fails: Mapping[Direction, float] | Non
     """What the scheduler of one worker decides, step by step: the traffic is that of all workers, the copies' time its own."""
     spec = evolve(CROWDED, async_scheduling=ahead, lag=Lag(0, 6), num_gpu_blocks=20)
     parallel = Parallel(launcher="external_launcher", launched=2)
-    rig = ParallelRig(spec, parallel, number, fails=fails)
+    rig = ParallelRig(spec, number, parallel=parallel, fails=fails)
     assert rig.side.ledger.limits.num_workers == 1
     decided: list[tuple[object, ...]] = []
     schedule = rig.scheduler.schedule
@@ -191,4 +191,4 @@ def test_a_store_below_is_refused_with_an_external_launcher(tmp_path_factory: py
     """It answers each scheduler at its own time."""
     extra = {"below": f"fs:{tmp_path_factory.mktemp('below')}"}
     with pytest.raises(MisuseError, match="below with external_launcher is not offered"):
-        ParallelRig(evolve(ROOMY, extra_config=extra), Parallel(launcher="external_launcher", launched=2))
+        ParallelRig(evolve(ROOMY, extra_config=extra), parallel=Parallel(launcher="external_launcher", launched=2))

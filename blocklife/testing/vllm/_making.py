@@ -200,9 +200,14 @@ def hasher_of(hash_tokens: int) -> Callable[[Request], list[bytes]]:
 
 
 def request_of(
-    name: str, prompt: Sequence[int], num_said: int, hasher: Callable[[Request], list[bytes]], priority: int = 0
+    name: str,
+    prompt: Sequence[int],
+    num_said: int,
+    hasher: Callable[[Request], list[bytes]],
+    priority: int = 0,
+    salt: str | None = None,
 ) -> Request:
-    """A request that ends only by its length. A smaller *priority* goes first."""
+    """A request that ends only by its length. A smaller *priority* goes first. Content is shared under the same *salt* only."""
     sampling = SamplingParams(max_tokens=num_said, ignore_eos=True)
     sampling.update_from_generation_config({}, _END_OF_TEXT)
     return Request(
@@ -212,4 +217,5 @@ def request_of(
         pooling_params=None,
         block_hasher=hasher,
         priority=priority,
+        cache_salt=salt,
     )

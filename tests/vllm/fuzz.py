@@ -1,0 +1,538 @@
+"""``python -m tests.vllm.run --python VERSION -m tests.vllm.fuzz``: random traffic with every feature switched at random.
+
+Each seed draws an engine (its model, its scheduler, how its workers share the work, what it guesses, who else moves blocks,
+what is below the host), the connector's options, what fails, and what clients and operators do. Every byte is compared when
+it is read, all invariants hold after every step, and nothing may be left when the engine is idle. What the connector refuses
+at the start is counted by its reason. Exit status 1 if a run was not clean, or if with some feature no run moved a block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from random import Random
+
+import pytest
+from attrs import asdict, define, evolve, field, frozen
+
+from tests.vllm.programs import importing, natural, positive
+from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+
+with importing("fuzz", __name__):
+    from vllm.config import VllmConfig
+    from vllm.v1.request import RequestStatus
+
+    from blocklife.errors import MisuseError
+    from blocklife.ledger import Direction
+    from blocklife.stores import StoreFaultRates
+    from tests.vllm.beside_rig import BesideRig
+    from tests.vllm.connector_rig import ConnectorRig, with_guesses
+    from tests.vllm.engine import MINOR, RELEASE
+    from tests.vllm.faulty import ADDRESS, faulty
+    from tests.vllm.listeners import DESCRIBING, send_events
+    from tests.vllm.naps import nap
+    from tests.vllm.parallel_rig import Parallel, ParallelRig
+    from tests.vllm.second import Habits
+    from tests.vllm.traffic import longest_text
+
+REQUESTS = 40
+STEPS = 10_000
+"""An engine that is not idle after so many steps stands still."""
+MANY = 200
+"""Of so many runs each feature is to have moved bytes in one at least."""
+PACE_S = 0.0005
+"""What a step without tokens takes where a store below has its own time, as in vLLM's loop."""
+EVERY = 50
+"""Runs between two lines of progress."""
+
+
+# --- what is drawn --------------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Case:
+    """All that one run is made of; the same for the same seed."""
+
+    seed: int
+    spec: WorldSpec
+    fails: Mapping[Direction, float]
+    recompute: bool
+    depth: int | None
+    """Steps that are with the workers at once, as with pipeline stages; None: as asynchronous scheduling says."""
+    guesses: str | None
+    """How the engine guesses tokens; None: it does not."""
+    second: Habits | None
+    """What a second connector does."""
+    first: bool
+    parallel: Parallel
+    below: StoreFaultRates | None
+    """The faults of a store below the host; None: there is none."""
+    second_runner: bool
+    events: bool
+    sessions: bool
+    naps: bool
+    salts: bool
+    hurried: bool
+    """Whether some requests are let in without a lookup."""
+    spare_requests: int
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of what is switched on."""
+        spec, extra = self.spec, self.spec.extra_config
+        kinds = {group.kind for group in spec.groups}
+        on: dict[str, object] = {
+            "several groups": len(spec.groups) > 1,
+            "windows": "swa" in kinds,
+            "states": "mamba" in kinds,
+            "blocks of several sizes": len({group.block_tokens for group in spec.groups}) > 1,
+            "chunks": spec.blocks_per_chunk > 1,
+            "asynchronous": spec.async_scheduling,
+            "two workers": spec.world_size > 1,
+            "no prefix caching": not spec.prefix_caching,
+            "dense retention": spec.dense_retention,
+            "priority": spec.priority,
+            "parts of prompts": spec.part_tokens,
+            "failing copies": self.fails,
+            "failed loads fail requests": self.fails and not self.recompute,
+            "pipeline": self.depth,
+            "guesses": self.guesses,
+            "drafter": any(group.drafter for group in spec.groups),
+            "second connector": self.second,
+            "second connector, within steps": self.second is not None and self.second.within > 0,
+            "second connector that fails": self.second is not None and self.second.fails > 0,
+            "context parallelism": self.parallel.decode > 1 or self.parallel.prefill > 1,
+            "stages without a group": self.parallel.lacking,
+            "store below": self.below is not None,
+            "store below with faults": self.below is not None and self.below.fail > 0,
+            "second runner": self.second_runner,
+            "events": self.events,
+            "sessions": self.sessions,
+            "sleep": self.naps,
+            "salts": self.salts,
+            "no lookup": self.hurried,
+            "few spare requests": self.spare_requests < 100,
+        }
+        options = {f"{key}={value}" if isinstance(value, str) else key for key, value in extra.items() if key not in BELOW}
+        return tuple(sorted({name for name, value in on.items() if value} | options))
+
+
+BELOW = ("below", "below_wait_s", "self_describing_kv_events")
+KINDS = (("full",), ("full",), ("swa",), ("full", "swa"), ("full", "mamba"), ("full", "swa", "mamba"), ("full", "swa", "swa"))
+CONTEXTS = (
+    Parallel(decode=2),
+    Parallel(decode=2, interleave=4),
+    Parallel(decode=4, interleave=2),
+    Parallel(prefill=2),
+    Parallel(decode=2, prefill=2),
+)
+OPTIONS: Mapping[str, Sequence[object]] = {
+    "policy": ("lru",),
+    "mode": ("lazy",),
+    "prompt_only": (True,),
+    "partial_chunks": (True,),
+    "last_step": ("flush",),
+    "full_hit": ("recompute_last_token",),
+    "max_job_blocks": (1, 4),
+    "max_jobs": (3,),
+    "max_store_tokens": (12, 30),
+    "max_load_tokens": (8, 20),
+    "max_load_failures": (0, 1),
+}
+"""The connector's options beside their defaults."""
+
+
+def drawn(seed: int) -> Case:
+    """The case of a seed. What vLLM itself does not take, or does wrong (specs/vllm-findings.md), is not drawn."""
+    rng = Random(f"{seed}/case")
+
+    def often(chance: float) -> bool:
+        return rng.random() < chance
+
+    parallel = rng.choice(CONTEXTS) if often(0.12) else Parallel()
+    guesses = rng.choice(("ngram", "eagle", "mtp")) if often(0.3) and parallel.decode == 1 else None  # the rig has not both
+    groups = (GroupSpec("full"),) if parallel.decode > 1 else _groups(rng, guesses)
+    states = any(group.kind == "mamba" for group in groups)
+    if parallel == Parallel() and len(groups) == 2 and often(0.15):
+        parallel = Parallel(lacking=rng.choice(({0: (1,)}, {1: (0,)}, {0: (1,), 1: (0,)}, {1: (0, 1)})))
+    second = (
+        _habits(rng, several=len(groups) > 1 or groups[0].kind != "full")
+        if often(0.2) and parallel.decode == 1 and not parallel.lacking
+        else None
+    )
+    extra: dict[str, object] = {key: rng.choice(values) for key, values in OPTIONS.items() if often(0.12)}
+    if "full_hit" in extra and any(group.kind != "full" for group in groups):
+        del extra["full_hit"]
+    below = StoreFaultRates() if often(0.2) else None
+    if below is not None and often(0.5):
+        below = StoreFaultRates(fail=0.05, slow=0.05, cut=0.05, flip=0.05, lose=0.05)
+    if below is not None:
+        extra |= {"below_demote": rng.choice(("eager", "lazy")), "below_wait_s": 0.2}
+    events = MINOR >= 30 and often(0.3)
+    if events and often(0.7):
+        extra |= DESCRIBING
+    pipelined = guesses is None and often(0.15)
+    priority, sleeps = often(0.2), MINOR >= 33 and second is None and often(0.2)
+    if sleeps:
+        extra["sleep_keeps_host"] = True
+    spec = WorldSpec(
+        groups,
+        num_gpu_blocks=80 if states and second is not None else rng.choice((24, 30, 40, 60)) + 8 * (len(groups) - 1),
+        host_blocks=rng.choice((20, 40, 80)),
+        max_num_seqs=rng.choice((3, 6)),
+        max_num_batched_tokens=rng.choice((16, 48, 64)),
+        async_scheduling=guesses is None and often(0.5),  # then the rig has no guesses
+        world_size=max(2 if parallel.lacking else rng.choice((1, 1, 2)), parallel.decode * parallel.prefill),
+        blocks_per_chunk=rng.choice((1, 1, 2, 3)),
+        prefix_caching=not often(0.1),
+        dense_retention=often(0.3),
+        priority=priority,
+        part_tokens=0 if priority or not often(0.2) else 8,  # both together: finding 1
+        lag=Lag(0, rng.choice((0, 2, 4, 8))),
+        extra_config=extra,
+    )
+    return Case(
+        seed=seed,
+        spec=spec,
+        fails={Direction.LOAD: 0.2, Direction.STORE: 0.15} if often(0.3) else {},
+        recompute=often(0.7),
+        depth=3 if pipelined else None,
+        guesses=guesses,
+        second=second,
+        first=often(0.5),
+        parallel=parallel,
+        below=below,
+        second_runner=MINOR >= 33 and often(0.15),
+        events=events,
+        sessions=MINOR >= 32 and often(0.2) and not (states and pipelined),  # vLLM goes on from a wrong state
+        naps=sleeps,
+        salts=often(0.3),
+        hurried=often(0.15),
+        spare_requests=rng.choice((1, 3)) if often(0.15) else 1000,
+    )
+
+
+def _groups(rng: Random, guesses: str | None) -> tuple[GroupSpec, ...]:
+    kinds = rng.choice([kinds for kinds in KINDS if guesses is None or "mamba" not in kinds])
+    even = "mamba" in kinds or rng.random() < 0.6  # vLLM has states of the same blocks as the attention beside them
+    sizes = [4 if even else rng.choice((4, 6, 8)) for _ in kinds]
+    # vLLM asks the groups beside full attention for one size and window
+    window = rng.randint(5, 16)
+    sizes = [sizes[kinds.index(kind)] for kind in kinds]
+    drafter = rng.randrange(len(kinds)) if guesses == "eagle" else None
+    return tuple(
+        GroupSpec(kind, size, window if kind == "swa" else None, drafter=number == drafter)  # type: ignore[arg-type]
+        for number, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
+    )
+
+
+def _habits(rng: Random, *, several: bool) -> Habits:
+    fails = rng.choice((0.0, 0.0, 0.3))
+    within = 0.0 if fails and several else rng.choice((0.0, 0.3))  # with several groups vLLM takes no report of such a failure
+    return Habits(within=within, asks_again=rng.choice((0.0, 0.1)), fails=fails, sends=rng.choice((0.0, 0.5)))
+
+
+# --- one run --------------------------------------------------------------------------------------------------------------
+
+
+class Everything(BesideRig, ParallelRig):
+    """A rig with a second connector whose workers share the work in one of the ways."""
+
+
+@frozen
+class Verdict:
+    """What one seed showed."""
+
+    seed: int
+    features: tuple[str, ...]
+    steps: int = 0
+    verified: int = 0
+    stored: int = 0
+    loaded: int = 0
+    refused: str = ""
+    """Why the connector does not take such an engine."""
+    wrong: str = ""
+    """What was wrong, with the stack."""
+
+    def __str__(self) -> str:
+        said = f"refused: {self.refused}" if self.refused else self.wrong.rstrip() or "clean"
+        moved = f"{self.steps} steps, {self.stored} blocks stored, {self.loaded} loaded"
+        return f"vllm {RELEASE}, seed {self.seed} ({moved}; {', '.join(self.features)}): {said}"
+
+
+def run(seed: int, requests: int = REQUESTS) -> Verdict:
+    """Draw the case of a seed and run it to its end."""
+    case = drawn(seed)
+    done = Counter[str]()
+    refused = wrong = ""
+    with tempfile.TemporaryDirectory(prefix="blocklife-fuzz-") as folder, _engine(case):
+        for turn in range(1 if case.below is None else 2):  # what is below is for another engine, too
+            try:
+                with nullcontext() if case.below is None else faulty(folder, case.below, seed + turn):
+                    rig = _rig(case, turn)
+                    try:
+                        Traffic(rig, case, Random(f"{seed}/traffic"), requests).go()
+                    finally:
+                        done += Counter(steps=rig.step_number, verified=rig.verified, stored=rig.stored, loaded=rig.loaded)
+                        _close(rig)
+            except MisuseError as error:
+                if done["steps"]:
+                    wrong = traceback.format_exc()
+                else:
+                    refused = str(error)
+                break
+            except Exception:  # of vLLM, of the connector or of a check: each is a finding
+                wrong = traceback.format_exc()
+                break
+    return Verdict(seed, case.features, **done, refused=refused, wrong=wrong)
+
+
+@contextmanager
+def _engine(case: Case) -> Iterator[None]:
+    """What is set in vLLM's configuration while the run goes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        if case.guesses is not None:
+            with_guesses(patch, case.guesses)
+        if case.events:
+            send_events(patch)
+        if case.depth is not None:
+            patch.setattr(VllmConfig, "max_concurrent_batches", case.depth)
+        yield
+
+
+def _rig(case: Case, turn: int) -> ConnectorRig:
+    spec = case.spec
+    if case.below is not None:
+        spec = evolve(spec, extra_config={**spec.extra_config, "below": ADDRESS})
+    more: dict[str, object] = {
+        "fails": case.fails,
+        "recompute": case.recompute,
+        "depth": case.depth,
+        "drafts": case.guesses is not None,
+        "spare_requests": case.spare_requests,
+        "second_runner": case.second_runner,
+    }
+    seed = case.seed + turn
+    alone = case.parallel == Parallel()
+    if case.second is not None:
+        more |= {"habits": case.second, "first": case.first}
+    if not alone:
+        more["parallel"] = case.parallel
+    kinds: Mapping[tuple[bool, bool], Callable[..., ConnectorRig]] = {
+        (True, True): ConnectorRig,
+        (True, False): BesideRig,
+        (False, True): ParallelRig,
+        (False, False): Everything,
+    }
+    return kinds[alone, case.second is None](spec, seed, **more)
+
+
+def _close(rig: ConnectorRig) -> None:
+    """The engine ends, workers first: a store below has threads."""
+    for rank in rig.ranks:
+        if rank.worker is not None:
+            rank.worker.connector.shutdown()
+    rig.scheduler.connector.shutdown()
+
+
+@define(eq=False)
+class Traffic:
+    """What clients and operators do, until all requests have ended and the engine is idle; checked after every step."""
+
+    rig: ConnectorRig
+    case: Case
+    rng: Random
+    left: int
+    _families: list[list[int]] = field(init=False)
+    _longest: int = field(init=False)
+    _resets: float = field(init=False)
+    _sessions: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        ranks = self.case.parallel.decode  # each has its share of a block's tokens
+        self._longest = ranks * max(2, longest_text(self.rig.spec) - 4)  # guesses come on top
+        self._resets = self.rng.choice((0.0, 0.01, 0.03))
+        self._families = [self._words(40 * ranks) for _ in range(3)]
+
+    def _words(self, count: int) -> list[int]:
+        return [self.rng.randrange(10, 1000) for _ in range(count)]
+
+    def go(self) -> None:
+        """The whole run. Raises whatever was wrong, and TimeoutError where requests are left."""
+        rig, paced = self.rig, self.case.below is not None
+        for _ in range(STEPS):
+            self._arrive()
+            self._disturb()
+            before = rig.verified
+            if not rig.step() and not self.left:
+                if not self._sessions:
+                    break
+                self._end_sessions()
+            if paced and rig.verified == before:
+                time.sleep(PACE_S)
+            rig.check()
+        else:
+            raise TimeoutError(f"the engine is not idle after {STEPS} steps ({len(rig.running)} requests have not ended)")
+        rig.check_empty()
+
+    def _arrive(self) -> None:
+        rig, rng = self.rig, self.rng
+        while self.left and len(rig.running) < rng.randint(1, 2 * rig.spec.max_num_seqs):
+            self.left -= 1
+            tail = self._words(rng.choice((0, 0, 1, 3, 9)))
+            answer = min(rng.randint(1, 14), self._longest - 1)
+            prompt = (rng.choice(self._families)[: rng.randint(1, len(self._families[0]))] + tail)[: self._longest - answer]
+            if self.case.sessions and rng.random() < 0.3:
+                self._speak(prompt, answer)
+                continue
+            salt = rng.choice(("pepper", "salt")) if self.case.salts and rng.random() < 0.4 else None
+            name = rig.add(prompt, answer, rng.randint(0, 3), salt)
+            if self.case.hurried and rng.random() < 0.2:
+                rig.wants_no_prefix(name)
+
+    def _speak(self, prompt: list[int], answer: int) -> None:
+        """A part of a session that waits for more, or of a new one."""
+        rig = self.rig
+        for name in [f"s{number}" for number in range(self._sessions)]:
+            held = rig.scheduler.requests.get(name)
+            if held is None or held.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+                continue
+            if held.num_tokens + len(prompt) + answer <= self._longest:
+                rig.part(name, prompt, answer)
+            else:
+                rig.abort(name)
+            return
+        rig.part(f"s{self._sessions}", prompt, answer)
+        self._sessions += 1
+
+    def _end_sessions(self) -> None:
+        """Who waits for more will get none."""
+        for name in [name for name in self.rig.scheduler.requests if name.startswith("s")]:
+            self.rig.abort(name)
+        self._sessions = 0
+
+    def _disturb(self) -> None:
+        rig, rng, quiet = self.rig, self.rng, not self.rig._queue
+        if rng.random() < 0.04 and rig.running:
+            rig.abort(rng.choice(sorted(rig.running)), late=rng.random() < 0.5)
+        if rng.random() < 0.03 and quiet:
+            rig.reset_prefix_cache()  # of the device's memory only
+        if rng.random() < self._resets and quiet:
+            self._reset(rng.random() < 0.4, rng.random() < 0.5)
+        if rng.random() < self._resets / 4:
+            rig.side.reset()
+        if rng.random() < 0.01 and self.case.naps and quiet and rig.can_reset(True, True):
+            nap(rig)
+
+    def _reset(self, running: bool, connector: bool) -> None:
+        rig = self.rig
+        done = rig.can_reset(running, connector) and rig.reset_prefix_cache(running, connector)
+        if done and connector and self.case.below is None:  # what is below stays, and is for the same weights
+            rig.renew_weights()
+
+
+# --- many runs ------------------------------------------------------------------------------------------------------------
+
+
+@define
+class Tally:
+    """What many runs have shown: by feature the runs that ended clean, and the blocks that were stored and loaded in them."""
+
+    runs: int = 0
+    verified: int = 0
+    refused: Counter[str] = field(factory=Counter)
+    wrong: list[int] = field(factory=list)
+    clean: Counter[str] = field(factory=Counter)
+    stored: Counter[str] = field(factory=Counter)
+    loaded: Counter[str] = field(factory=Counter)
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one run."""
+        self.runs += 1
+        self.verified += verdict.verified
+        if verdict.refused:
+            self.refused[verdict.refused] += 1
+        elif verdict.wrong:
+            self.wrong.append(verdict.seed)
+        else:
+            for name in ("all", *verdict.features):
+                self.clean[name] += 1
+                self.stored[name] += verdict.stored
+                self.loaded[name] += verdict.loaded
+
+    @property
+    def idle(self) -> list[str]:
+        """Features with which no clean run moved a block both ways."""
+        return sorted(name for name in self.clean if not (self.stored[name] and self.loaded[name]))
+
+    def lines(self) -> Iterator[str]:
+        """A table for people."""
+        for name, count in sorted(self.clean.items(), key=lambda each: -each[1]):
+            yield f"{name:34} {count:6} runs {self.stored[name]:9} blocks stored {self.loaded[name]:9} loaded"
+        for reason, count in self.refused.most_common():
+            yield f"refused {count:4} times: {reason}"
+        yield f"{self.runs} runs, {self.verified} blocks compared, {len(self.wrong)} wrong {self.wrong or ''}".rstrip()
+
+
+def verdicts(seeds: Sequence[int], processes: int, requests: int) -> Iterator[Verdict]:
+    """Run the seeds, in their order or (*processes*) as they end."""
+    if processes == 1:
+        yield from (run(seed, requests) for seed in seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(_Run(requests), seeds, chunksize=4)
+
+
+@frozen
+class _Run:
+    requests: int
+
+    def __call__(self, seed: int) -> Verdict:
+        return run(seed, self.requests)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the seeds. Exit status 1 if any was not clean."""
+    parser = argparse.ArgumentParser(prog="python -m tests.vllm.fuzz", description=__doc__)
+    parser.add_argument("--runs", type=positive, default=100)
+    parser.add_argument("--first", type=natural, default=0, metavar="SEED", help="the first seed (default: 0)")
+    parser.add_argument("--requests", type=positive, default=REQUESTS, help=f"of each run (default: {REQUESTS})")
+    parser.add_argument("--processes", type=positive, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", action="store_true", help="one JSON object a run, one a line")
+    arguments = parser.parse_args(argv)
+    seeds, tally = range(arguments.first, arguments.first + arguments.runs), Tally()
+    try:
+        for verdict in verdicts(seeds, arguments.processes, arguments.requests):
+            tally.add(verdict)
+            if arguments.json:
+                print(json.dumps(asdict(verdict)), flush=True)
+            elif verdict.wrong:
+                print(verdict, flush=True)
+            elif tally.runs % EVERY == 0:
+                print(f"{tally.runs} of {arguments.runs} runs, {len(tally.wrong)} wrong", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    if not arguments.json:
+        print(*tally.lines(), sep="\n")
+    idle = tally.idle if tally.runs >= MANY else []
+    if idle:
+        print(f"nothing was stored and loaded with: {', '.join(idle)}", file=sys.stderr)
+    return 1 if tally.wrong or idle else 0
+
+
+if __name__ == "__main__":
+    if "PYTHONHASHSEED" not in os.environ:
+        # vLLM walks sets of names; only with fixed hashes do two processes of one seed do the same.
+        words = [sys.executable, "-m", "tests.vllm.fuzz", *sys.argv[1:]]
+        os.execve(sys.executable, words, {**os.environ, "PYTHONHASHSEED": "0"})
+    sys.exit(main())
