@@ -164,11 +164,11 @@ def drawn(seed: int) -> Case:
     states = any(group.kind == "mamba" for group in groups)
     if parallel == Parallel() and len(groups) == 2 and often(0.15):
         parallel = Parallel(lacking=rng.choice(({0: (1,)}, {1: (0,)}, {0: (1,), 1: (0,)}, {1: (0, 1)})))
-    second = (
-        _habits(rng, several=len(groups) > 1 or groups[0].kind != "full")
-        if often(0.2) and parallel.decode == 1 and not parallel.lacking
-        else None
-    )
+    ahead = guesses is None and often(0.5)  # the rig has no guesses with a step ahead
+    pipelined = guesses is None and often(0.15)
+    within = groups == (GroupSpec("full"),) and not ahead and not pipelined  # what vLLM takes reports of failure of
+    alone = parallel.decode > 1 or parallel.lacking or not often(0.2)
+    second = None if alone else _habits(rng, within=within)
     extra: dict[str, object] = {key: rng.choice(values) for key, values in OPTIONS.items() if often(0.12)}
     if "full_hit" in extra and any(group.kind != "full" for group in groups):
         del extra["full_hit"]
@@ -180,7 +180,6 @@ def drawn(seed: int) -> Case:
     events = MINOR >= 30 and often(0.3)
     if events and often(0.7):
         extra |= DESCRIBING
-    pipelined = guesses is None and often(0.15)
     priority, sleeps = often(0.2), MINOR >= 33 and second is None and often(0.2)
     if sleeps:
         extra["sleep_keeps_host"] = True
@@ -190,7 +189,7 @@ def drawn(seed: int) -> Case:
         host_blocks=rng.choice((20, 40, 80)),
         max_num_seqs=rng.choice((3, 6)),
         max_num_batched_tokens=rng.choice((16, 48, 64)),
-        async_scheduling=guesses is None and often(0.5),  # then the rig has no guesses
+        async_scheduling=ahead,
         world_size=max(2 if parallel.lacking else rng.choice((1, 1, 2)), parallel.decode * parallel.prefill),
         blocks_per_chunk=rng.choice((1, 1, 2, 3)),
         prefix_caching=not often(0.1),
@@ -235,10 +234,15 @@ def _groups(rng: Random, guesses: str | None) -> tuple[GroupSpec, ...]:
     )
 
 
-def _habits(rng: Random, *, several: bool) -> Habits:
+def _habits(rng: Random, *, within: bool) -> Habits:
+    """What a second connector does; *within*: whether vLLM can be told of a load within a step that fails."""
     fails = rng.choice((0.0, 0.0, 0.3))
-    within = 0.0 if fails and several else rng.choice((0.0, 0.3))  # with several groups vLLM takes no report of such a failure
-    return Habits(within=within, asks_again=rng.choice((0.0, 0.1)), fails=fails, sends=rng.choice((0.0, 0.5)))
+    return Habits(
+        within=0.0 if fails and not within else rng.choice((0.0, 0.3)),
+        asks_again=rng.choice((0.0, 0.1)),
+        fails=fails,
+        sends=rng.choice((0.0, 0.5)),
+    )
 
 
 # --- one run --------------------------------------------------------------------------------------------------------------
