@@ -29,6 +29,7 @@ TRUNK = (
     "offload",
     "copiers",
     "stores",
+    "watch",
     "engines",
     "cli",
 )

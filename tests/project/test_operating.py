@@ -17,7 +17,7 @@ import pytest
 
 from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig
-from blocklife.engines.vllm.watch import _metrics as watch
+from blocklife.watch import _metrics as watch
 from tests.project.pages import ROOT, blocks_of
 from tests.vllm.releases import CHECKSUMS
 
@@ -51,7 +51,7 @@ def exposed() -> dict[str, str]:
     """Every series under the name that Prometheus reads, with the metric that it belongs to."""
     endings = {"COUNTER": ("_total",), "GAUGE": ("",), "HISTOGRAM": ("_bucket", "_sum", "_count")}
     found = {name + end: name for name, kind in declared().items() for end in endings[kind]}
-    names = [f"{watch.PREFIX}{name}" for name in ("violations", *watch.COUNTED)]
+    names = [f"{watch.prefix_of(versions.ENGINE)}{name}" for name in ("violations", *watch.COUNTED)]
     return found | {f"{name}_total": name for name in names}
 
 

@@ -11,9 +11,9 @@ import pytest
 from attrs import fields
 
 from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig
-from blocklife.engines.vllm.watch._options import Options, WatchMode
 from blocklife.offload import Mode as StoreMode
 from blocklife.offload import Policies
+from blocklife.watch._options import Options, WatchMode
 
 PAGE = (Path(__file__).parents[2] / "examples" / "vllm_offload.md").read_text(encoding="utf-8")
 CONNECTOR = (Path(__file__).parents[2] / "specs" / "vllm-connector.md").read_text(encoding="utf-8")

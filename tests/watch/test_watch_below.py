@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from blocklife.engines.vllm.watch._below import HISTORY, NUM_AGAIN, NUM_ENDED, Below, TierJob
-from blocklife.engines.vllm.watch._violations import RULES
+from blocklife.watch._below import HISTORY, NUM_AGAIN, NUM_ENDED, Below, TierJob
+from blocklife.watch._violations import RULES
 
 A, B, C = b"a\0\0\0\0", b"b\0\0\0\0", b"c\0\0\0\0"
 SLOTS = 4

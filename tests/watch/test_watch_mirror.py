@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from blocklife.engines.vllm.watch._holders import CONNECTOR
-from blocklife.engines.vllm.watch._host import NUM_SPARE, Content, CopyPiece, Host
-from blocklife.engines.vllm.watch._jobs import NUM_ENDED, EngineCopy
-from blocklife.engines.vllm.watch._lives import SEALED, SHORT
-from blocklife.engines.vllm.watch._mirror import Mirror
-from blocklife.engines.vllm.watch._violations import RULES, WatchViolation
 from blocklife.ledger.invariants import check
 from blocklife.recording import Recorder
 from blocklife.recording._checking import check_recording
+from blocklife.watch._holders import CONNECTOR
+from blocklife.watch._host import NUM_SPARE, Content, CopyPiece, Host
+from blocklife.watch._jobs import NUM_ENDED, EngineCopy
+from blocklife.watch._lives import SEALED, SHORT
+from blocklife.watch._mirror import Mirror
+from blocklife.watch._violations import RULES, WatchViolation
 
 IS_TOLD = [True]
 """Whether the mirrors have ledgers, which hear of jobs."""

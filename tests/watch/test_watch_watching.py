@@ -23,9 +23,9 @@ from attrs import field, frozen
 from blocklife.cli import main
 from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach, watch_of
 from blocklife.engines.vllm.watch import _plugin as plugin
-from blocklife.engines.vllm.watch._metrics import COUNTED, FOLDER, PREFIX, Collector, InFolder, Metrics, OfLibrary
-from blocklife.engines.vllm.watch._violations import NUM_KEPT, NUM_LOGGED, RULES, WHILE_S, ViolationReporter, WatchViolation
 from blocklife.errors import BlocklifeError, InvariantError, MisuseError
+from blocklife.watch._metrics import COUNTED, FOLDER, Collector, InFolder, Metrics, OfLibrary, prefix_of
+from blocklife.watch._violations import NUM_KEPT, NUM_LOGGED, RULES, WHILE_S, ViolationReporter, WatchViolation
 from tests.interrupts import interruptible
 from tests.watch.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store
 
@@ -195,9 +195,12 @@ class FakeFamily:
         self.values[tuple(labels)] = value
 
 
+PREFIX = prefix_of("vllm")
+
+
 def shown(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
     """What a process that counts nothing itself shows of a folder."""
-    collector = Collector(InFolder(folder, ""), SimpleNamespace(CounterMetricFamily=FakeFamily))
+    collector = Collector("vllm", InFolder(folder, ""), SimpleNamespace(CounterMetricFamily=FakeFamily))
     found: list[Any] = list(collector.collect())
     return {family.name: family.values for family in found}
 
@@ -205,7 +208,7 @@ def shown(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
 def test_metrics_are_named_as_vllm_names_its_own() -> None:
     """A counter of violations by rule, and of each other figure the growth since it was told last."""
     registry: dict[str, FakeCounter] = {}
-    metrics = Metrics(OfLibrary(SimpleNamespace(Counter=FakeCounter), registry))
+    metrics = Metrics(OfLibrary("vllm", SimpleNamespace(Counter=FakeCounter), registry))
     before = {rule: counter.value for rule, counter in registry[PREFIX + "violations"].labelled.items()}
     metrics.violated("I1")
     metrics.violated("I1")
@@ -239,20 +242,20 @@ def test_counts_of_a_folder_are_shown_by_whoever_has_it(tmp_path: Path) -> None:
 
 COUNTING = """
 import os, sys
-from blocklife.engines.vllm.watch import _metrics as metrics
+from blocklife.watch import _metrics as metrics
 if len(sys.argv) > 1:
-    metrics.of_process().violated("I8")
-    print(metrics.of_process().where)
+    metrics.of_process("vllm").violated("I8")
+    print(metrics.of_process("vllm").where)
 else:
     sys.modules["prometheus_client"] = None
     import subprocess
-    metrics.of_process().violated("I8")
+    metrics.of_process("vllm").violated("I8")
     child = os.fork()
     if not child:
-        metrics.of_process().violated("I8")
+        metrics.of_process("vllm").violated("I8")
         os._exit(0)
     os.waitpid(child, 0)
-    print(metrics.of_process().where)
+    print(metrics.of_process("vllm").where)
     print(subprocess.run([sys.executable, "-c", sys.orig_argv[-1], "x"], capture_output=True, text=True).stdout, end="")
     folder = metrics.Path(os.environ[metrics.FOLDER])
     print(metrics.InFolder(folder, "").totals()["I8"], len(list(folder.iterdir())), folder)

@@ -11,6 +11,9 @@ import re
 
 from blocklife.errors import MisuseError
 
+ENGINE = "vllm"
+"""The name of the engine, with which its metrics begin."""
+
 SUPPORTED = ("0.30", "0.31", "0.32", "0.33")
 """The minor releases whose patch releases are supported, oldest first."""
 

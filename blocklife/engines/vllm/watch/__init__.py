@@ -6,11 +6,10 @@ watch by itself, through its plug-in entry point. `specs/vllm-watch.md` describe
 
 from __future__ import annotations
 
-from blocklife.engines.vllm.watch._options import Options, WatchMode
-from blocklife.engines.vllm.watch._violations import LOGGER, RULES, WatchError, WatchViolation
-from blocklife.engines.vllm.watch._watching import Parts, Watch
+from blocklife.engines.vllm.watch._watching import Parts, watch_scheduler
 from blocklife.engines.vllm.watch._worker import WorkerWatch
 from blocklife.errors import MisuseError
+from blocklife.watch import LOGGER, RULES, Options, Watch, WatchError, WatchMode, WatchViolation
 
 __all__ = [
     "LOGGER",
@@ -46,7 +45,7 @@ def attach(scheduler: object, options: Options | None = None) -> Watch:
     for part in Parts.of(scheduler).connectors:
         detach(part)
         detach(getattr(part, "manager", None))
-    watch = Watch(scheduler, options or Options())
+    watch = watch_scheduler(scheduler, options or Options())
     setattr(scheduler, _ATTRIBUTE, watch)
     return watch
 

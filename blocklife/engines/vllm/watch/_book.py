@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from blocklife.engines.vllm.watch._calls import BlockLike, CallsThrough, Original, blocks_of
+from blocklife.engines.vllm.watch._calls import BlockLike, blocks_of
+from blocklife.watch._calls import CallsThrough, Original
 
 Odd = tuple[int, str]
 """A block, and what is wrong with it: the rest of a sentence that begins with its name."""

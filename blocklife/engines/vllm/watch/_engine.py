@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from blocklife.engines.vllm.watch._below import TierJob
-from blocklife.engines.vllm.watch._calls import CallsThrough, Original
-from blocklife.engines.vllm.watch._holders import CONNECTOR
-from blocklife.engines.vllm.watch._jobs import FollowedJob
-from blocklife.engines.vllm.watch._mirror import Mirror
+from blocklife.watch._below import TierJob
+from blocklife.watch._calls import CallsThrough, Original
+from blocklife.watch._holders import CONNECTOR
+from blocklife.watch._jobs import FollowedJob
+from blocklife.watch._mirror import Mirror
 
 Content: TypeAlias = tuple[int, bytes | None]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from blocklife.engines.vllm.watch._calls import BlockLike, Original, blocks_of, ending_of, name_of, tables_of
-from blocklife.engines.vllm.watch._mirror import Mirror, Positions
+from blocklife.engines.vllm.watch._calls import BlockLike, blocks_of, ending_of, name_of, tables_of
+from blocklife.watch._calls import Original
+from blocklife.watch._mirror import Mirror, Positions
 
 _NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id", "block_mask")
 

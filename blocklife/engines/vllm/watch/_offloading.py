@@ -14,13 +14,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
-from blocklife.engines.vllm.watch._below import Below
-from blocklife.engines.vllm.watch._calls import Original, ending_of
+from blocklife.engines.vllm.watch._calls import ending_of
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
-from blocklife.engines.vllm.watch._host import CopyPiece
-from blocklife.engines.vllm.watch._jobs import EngineCopy
-from blocklife.engines.vllm.watch._mirror import Mirror
+from blocklife.engines.vllm.watch._progress import EngineProgress
 from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
+from blocklife.watch._below import Below
+from blocklife.watch._calls import Original
+from blocklife.watch._host import CopyPiece
+from blocklife.watch._jobs import EngineCopy
+from blocklife.watch._mirror import Mirror
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
@@ -46,10 +48,11 @@ class GroupState(Protocol):
 
 
 class OffloadingHooks(ConnectorHooks):
-    """Hooks on an OffloadingConnectorScheduler."""
+    """Hooks on an OffloadingConnectorScheduler. *progress* is that of the engine's requests."""
 
-    def __init__(self, mirror: Mirror, scheduler: object) -> None:
+    def __init__(self, mirror: Mirror, scheduler: object, progress: EngineProgress) -> None:
         super().__init__(mirror, scheduler)
+        self._progress = progress
         self._blocks_per_chunk = blocks_per_chunk_of(scheduler)
         self._sample = mirror.sample
         self._left_by = self._sample.__rmod__
@@ -101,7 +104,7 @@ class OffloadingHooks(ConnectorHooks):
             waits -= stores.keys()
         output = args[0] if args else kwargs.get("scheduler_output")
         if self._mirror.computes:
-            self._mirror.progress.advance(output)
+            self._progress.advance(output)
         copies = [self._copy(number, job, store=True) for number, job in stores.items()]
         brought = [self._copy(number, job, store=False) for number, job in loads.items()]
         self._mirror.step(
@@ -247,7 +250,7 @@ class OffloadingHooks(ConnectorHooks):
         """Check that a store reads blocks in use, whose content is computed by the end of the step."""
         if 0 in blocks:
             self._odd.append(("I8", f"job {number} stores the null block", request, number))
-        if (reach := self._mirror.progress.reach.get(request or "")) is None:
+        if (reach := self._progress.reach.get(request or "")) is None:
             return
         for piece in pieces:
             if piece.key is None or piece.position is None or piece.group >= len(self.block_tokens):

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, attach, attach_worker
-from blocklife.engines.vllm.watch._metrics import of_process
-from blocklife.engines.vllm.watch._options import RecordError, WatchMode
 from blocklife.errors import MisuseError
+from blocklife.watch._metrics import of_process
+from blocklife.watch._options import RecordError, WatchMode
 
 _SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler", "__init__")
 _WORKERS = (
@@ -45,7 +45,7 @@ def install() -> None:
         LOGGER.warning(_NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
         return
     if options.mode is WatchMode.COUNT:
-        of_process()  # done here, so that child processes count in the same place
+        of_process(versions.ENGINE)  # done here, so that child processes count in the same place
     watch_all(options, tell=lambda watch: LOGGER.warning("%s", said_of(watch)))
 
 
@@ -54,7 +54,7 @@ def said_of(watch: Watch | WorkerWatch) -> str:
     process = f"process {multiprocessing.current_process().name}, {os.getpid()}"
     mode, sample = watch.options.mode, watch.options.sample
     how = mode.name.lower() + (f", one block of {sample}" if sample > 1 else "")
-    where = f"; {of_process().where}" if mode is WatchMode.COUNT else ""
+    where = f"; {of_process(versions.ENGINE).where}" if mode is WatchMode.COUNT else ""
     return f"blocklife watches {watch.of} in {process} ({how}){where}"
 
 

@@ -13,10 +13,11 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from blocklife.engines.vllm.watch._book import Odd, PoolBook
-from blocklife.engines.vllm.watch._calls import BlockLike, CallsThrough, Original, blocks_of, name_of, tables_of
-from blocklife.engines.vllm.watch._holders import CONNECTOR
-from blocklife.engines.vllm.watch._mirror import Mirror, Positions
+from blocklife.engines.vllm.watch._calls import BlockLike, blocks_of, name_of, tables_of
 from blocklife.engines.vllm.watch._names import PoolNames
+from blocklife.watch._calls import CallsThrough, Original
+from blocklife.watch._holders import CONNECTOR
+from blocklife.watch._mirror import Mirror, Positions
 
 _WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
 """Methods of the manager that work for a request, in any supported release; the first argument is the request or its name."""

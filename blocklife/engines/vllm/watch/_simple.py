@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from blocklife.engines.vllm.watch._book import SlotsHooks
-from blocklife.engines.vllm.watch._calls import BlockLike, Original, ending_of
+from blocklife.engines.vllm.watch._calls import BlockLike, ending_of
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
-from blocklife.engines.vllm.watch._host import CopyPiece
-from blocklife.engines.vllm.watch._jobs import EngineCopy
-from blocklife.engines.vllm.watch._mirror import Mirror
+from blocklife.watch._calls import Original
+from blocklife.watch._host import CopyPiece
+from blocklife.watch._jobs import EngineCopy
+from blocklife.watch._mirror import Mirror
 
 
 class PlacePairs(Protocol):

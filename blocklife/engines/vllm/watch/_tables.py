@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from blocklife.engines.vllm.watch._calls import CallsThrough, Original, Tables, blocks_of, tables_of
-from blocklife.engines.vllm.watch._mirror import Mirror
+from blocklife.engines.vllm.watch._calls import Tables, blocks_of, tables_of
 from blocklife.engines.vllm.watch._pool import PoolHooks
+from blocklife.engines.vllm.watch._progress import EngineProgress
+from blocklife.watch._calls import CallsThrough, Original
+from blocklife.watch._mirror import Mirror
 
 _GROWING = ("FullAttentionManager", "SlidingWindowManager", "ChunkedLocalAttentionManager")
 """Managers whose tables grow only at the end, and have a block at every position that is read."""
 
 
 class TablesHooks:
-    """Hooks on one engine. *pool* knows what was handed out in a step."""
+    """Hooks on one engine. *pool* knows what was handed out in a step, *progress* what was computed."""
 
-    def __init__(self, engine: object, mirrors: Sequence[Mirror], pool: PoolHooks, managers: Sequence[object]) -> None:
+    def __init__(
+        self,
+        engine: object,
+        mirrors: Sequence[Mirror],
+        pool: PoolHooks,
+        managers: Sequence[object],
+        progress: EngineProgress,
+    ) -> None:
+        self._progress = progress
         self._engine = engine
         self._mirrors = mirrors
         self._pool = pool
@@ -42,7 +52,7 @@ class TablesHooks:
         output = original(*args, **kwargs)
         scheduled = getattr(output, "num_scheduled_tokens", None)
         if isinstance(scheduled, dict):
-            progress = self._mirrors[0].progress
+            progress = self._progress
             progress.advance(output)
             progress.leave()
             for what, request in progress.odd:

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from attrs import evolve
 
-from blocklife.engines.vllm.watch._below import Below, TierJob
-from blocklife.engines.vllm.watch._calls import CallsThrough, Original, given
-from blocklife.engines.vllm.watch._mirror import Fact, Mirror
+from blocklife.watch._below import Below, TierJob
+from blocklife.watch._calls import CallsThrough, Original, given
+from blocklife.watch._mirror import Fact, Mirror
 
 _SUBMITS = ("submit_store", "submit_load")
 """The methods by which a tier gets a job."""

@@ -14,13 +14,14 @@ from typing import Protocol, TypeAlias
 
 from attrs import asdict, define, field
 
-from blocklife.engines.vllm.watch._calls import CallsThrough, Original
-from blocklife.engines.vllm.watch._metrics import of_process
+from blocklife.engines.vllm._versions import ENGINE
 from blocklife.engines.vllm.watch._offloading import launches_flushed
-from blocklife.engines.vllm.watch._options import Options, WatchMode
-from blocklife.engines.vllm.watch._violations import ViolationReporter, WatchViolation
 from blocklife.errors import MisuseError
 from blocklife.states import OUT_AND_WANTED, Job, JobLife
+from blocklife.watch._calls import CallsThrough, Original
+from blocklife.watch._metrics import of_process
+from blocklife.watch._options import Options, WatchMode
+from blocklife.watch._violations import ViolationReporter, WatchViolation
 
 NUM_ENDED = 4096
 """How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
@@ -61,7 +62,7 @@ class WorkerWatch:
         name = "OffloadingConnector" if hasattr(worker, "start_kv_transfers") else "SimpleCPUOffloadConnector"
         self.of = f"a worker's side of {name}"
         """What it watches, in words."""
-        self._metrics = of_process() if options.mode is WatchMode.COUNT else None
+        self._metrics = of_process(ENGINE) if options.mode is WatchMode.COUNT else None
         self.reporter = ViolationReporter(
             options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
         )

@@ -13,16 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from blocklife.engines.vllm.watch._holders import Holders
-from blocklife.engines.vllm.watch._host import CopyPiece, Filing, Host
-from blocklife.engines.vllm.watch._lives import ALLOCATED, FREED
-from blocklife.engines.vllm.watch._story import BlockHistory
-from blocklife.engines.vllm.watch._violations import WatchViolation
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Completion, Result, Worker
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger.records import JobId
 from blocklife.states import COPYING, KEYED, BlockLife
+from blocklife.watch._holders import Holders
+from blocklife.watch._host import CopyPiece, Filing, Host
+from blocklife.watch._lives import ALLOCATED, FREED
+from blocklife.watch._story import BlockHistory
+from blocklife.watch._violations import WatchViolation
 
 NUM_ENDED = 4096
 """How many finished jobs are remembered, so that a repeated report is told from an unknown one."""

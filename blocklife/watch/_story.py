@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from attrs import define, field
 
-from blocklife.engines.vllm.watch._violations import WatchViolation
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
+from blocklife.watch._violations import WatchViolation
 
 HISTORY = 16
 """How many events are kept of each block."""

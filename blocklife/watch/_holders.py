@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from blocklife.engines.vllm.watch._lives import ALLOCATED, FollowedLives, Holder
-from blocklife.engines.vllm.watch._story import BlockHistory
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
+from blocklife.watch._lives import ALLOCATED, FollowedLives, Holder
+from blocklife.watch._story import BlockHistory
 
 CONNECTOR = "the connector"
 """The holder of blocks that are referenced or freed without naming a request."""

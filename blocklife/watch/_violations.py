@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from blocklife.engines.vllm.watch._options import WatchMode
 from blocklife.errors import BlocklifeError
+from blocklife.watch._options import WatchMode
 
 RULES = {
     "I1": "a block is handed out only behind a wait for every copy that touches it",

@@ -30,18 +30,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from blocklife.engines.vllm.watch._below import Below
-from blocklife.engines.vllm.watch._holders import CONNECTOR, Holders
-from blocklife.engines.vllm.watch._host import NUM_SPARE, Filing, Host
-from blocklife.engines.vllm.watch._jobs import EngineCopy, FollowedJobs
-from blocklife.engines.vllm.watch._lives import ALLOCATED, FREED, FollowedLives, LedgerLives, PlainLives
-from blocklife.engines.vllm.watch._progress import EngineProgress
-from blocklife.engines.vllm.watch._story import BlockHistory
-from blocklife.engines.vllm.watch._violations import WatchViolation
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Limits
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.states import Block, BlockLife
+from blocklife.watch._below import Below
+from blocklife.watch._holders import CONNECTOR, Holders
+from blocklife.watch._host import NUM_SPARE, Filing, Host
+from blocklife.watch._jobs import EngineCopy, FollowedJobs
+from blocklife.watch._lives import ALLOCATED, FREED, FollowedLives, LedgerLives, PlainLives
+from blocklife.watch._story import BlockHistory
+from blocklife.watch._violations import WatchViolation
 
 _FOREVER = 1e18
 
@@ -121,8 +120,6 @@ class Mirror:
         self.num_held: Callable[[], int | None] = lambda: None
         """How many slots the connector cannot hand out now, if it can tell; negative where it counts some slots twice."""
         self.below: Below | None = None  # where there are tiers below the host
-        self.progress = EngineProgress()
-        """The progress of the requests; shared by all mirrors of one engine."""
         self.brought: frozenset[int] = frozenset()
         """The blocks that loads fill before the last step computes."""
         self.is_torn = False

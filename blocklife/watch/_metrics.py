@@ -1,10 +1,10 @@
-"""Prometheus metrics, named in vLLM's style, if the client library is installed; otherwise the counts are only kept.
+"""Prometheus metrics, if the client library is installed; otherwise the counts are only kept.
 
 *Theory.* The watch counts in processes that serve no metrics: the engine core and its workers are children of the server. The
 client library can share counts between processes, but only if ``PROMETHEUS_MULTIPROC_DIR`` is set before it is first imported.
-That is long before a plug-in is loaded; set later, the variable would hide vLLM's own metrics. So each process that loads this
-plug-in keeps its counts in a small file in a folder that its children inherit, and has a collector that sums the files of the
-folder: the server's collector shows what its children count. If the variable is set, the library's own mechanism is used.
+That is long before a plug-in is loaded; set later, the variable would hide the engine's own metrics. So each process that loads
+the plug-in keeps its counts in a small file in a folder that its children inherit, and has a collector that sums the files of
+the folder: the server's collector shows what its children count. If the variable is set, the library's own mechanism is used.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from blocklife.engines.vllm.watch._violations import RULES
+from blocklife.watch._violations import RULES
 
-PREFIX = "vllm:blocklife_watch_"
-VIOLATIONS = "Illegal steps of vLLM that blocklife has seen, by rule."
+VIOLATIONS = "Illegal steps of the engine that blocklife has seen, by rule."
 COUNTED = {
     "steps": "Steps of a connector that blocklife has watched.",
     "jobs": "Jobs that the watch has seen end.",
@@ -35,6 +34,11 @@ FOLDER = "BLOCKLIFE_WATCH_COUNTS"
 _MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
 _PLACES = {name: at for at, name in enumerate([*RULES, *COUNTED])}
 _SUFFIX = ".counts"
+
+
+def prefix_of(engine: str) -> str:
+    """How the names of the metrics begin: in the style of vLLM and SGLang, by the engine's own name (``vllm``)."""
+    return f"{engine}:blocklife_watch_"
 
 
 class Counter(Protocol):
@@ -67,13 +71,13 @@ class CountStore(Protocol):
 class OfLibrary:
     """The client library's own counters, shared by processes through its folder. Each rule has a series from the start."""
 
-    def __init__(self, client: object, registry: object | None = None) -> None:
+    def __init__(self, engine: str, client: object, registry: object | None = None) -> None:
         self.where = f"its counts go to {_MULTIPROC}={os.environ.get(_MULTIPROC, '')}, for the server to show"
         given = {} if registry is None else {"registry": registry}
-        make = vars(client)["Counter"]
-        violations: Counter = make(PREFIX + "violations", VIOLATIONS, ["rule"], **given)
+        make, prefix = vars(client)["Counter"], prefix_of(engine)
+        violations: Counter = make(prefix + "violations", VIOLATIONS, ["rule"], **given)
         self._counters: dict[str, Counter] = {rule: violations.labels(rule=rule) for rule in RULES}
-        self._counters |= {name: make(PREFIX + name, about, **given) for name, about in COUNTED.items()}
+        self._counters |= {name: make(prefix + name, about, **given) for name, about in COUNTED.items()}
 
     def add(self, name: str, amount: int) -> None:
         """As `CountStore` says."""
@@ -114,19 +118,20 @@ class InFolder:
 class Collector:
     """Shows the counts of a folder in a registry of the client library."""
 
-    def __init__(self, kept: InFolder, client: object) -> None:
+    def __init__(self, engine: str, kept: InFolder, client: object) -> None:
+        self._prefix = prefix_of(engine)
         self._kept = kept
         self._family = vars(client)["CounterMetricFamily"]
 
     def collect(self) -> Iterator[Family]:
         """All metrics, now."""
         totals = self._kept.totals()
-        violations: Family = self._family(PREFIX + "violations", VIOLATIONS, labels=["rule"])
+        violations: Family = self._family(self._prefix + "violations", VIOLATIONS, labels=["rule"])
         for rule in RULES:
             violations.add_metric([rule], totals[rule])
         yield violations
         for name, about in COUNTED.items():
-            other: Family = self._family(PREFIX + name, about, labels=[])
+            other: Family = self._family(self._prefix + name, about, labels=[])
             other.add_metric([], totals[name])
             yield other
 
@@ -164,26 +169,26 @@ class Metrics:
 _all: dict[int, Metrics] = {}
 
 
-def of_process() -> Metrics:
-    """The metrics of this process, in the default registry: one set for all its watches."""
+def of_process(engine: str) -> Metrics:
+    """The metrics of this process, in the default registry: one set for all its watches, named after its *engine*."""
     if (process := os.getpid()) not in _all:  # after a fork this is the parent's set, and this process needs its own
         is_fork = bool(_all)
         _all.clear()
-        _all[process] = Metrics(_kept(is_shown=is_fork))
+        _all[process] = Metrics(_kept(engine, is_shown=is_fork))
     return _all[process]
 
 
-def _kept(*, is_shown: bool) -> CountStore:
+def _kept(engine: str, *, is_shown: bool) -> CountStore:
     try:
         client = importlib.import_module("prometheus_client")
     except ImportError:
         client = None
     if client is not None and os.environ.get(_MULTIPROC):
-        return OfLibrary(client)
+        return OfLibrary(engine, client)
     kept = _in_folder()
     if client is not None and not is_shown:
         core = importlib.import_module("prometheus_client.core")
-        vars(core)["REGISTRY"].register(Collector(kept, core))
+        vars(core)["REGISTRY"].register(Collector(engine, kept, core))
     return kept
 
 
