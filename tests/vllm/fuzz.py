@@ -180,7 +180,8 @@ def drawn(seed: int) -> Case:
     events = MINOR >= 30 and often(0.3)
     if events and often(0.7):
         extra |= DESCRIBING
-    priority, sleeps = often(0.2), MINOR >= 33 and second is None and often(0.2)
+    # not both priorities and prompts that are computed in parts, as they are beside states: finding 1
+    priority, sleeps = often(0.2) and not states, MINOR >= 33 and second is None and often(0.2)
     if sleeps:
         extra["sleep_keeps_host"] = True
     spec = WorldSpec(
@@ -195,7 +196,7 @@ def drawn(seed: int) -> Case:
         prefix_caching=not often(0.1),
         dense_retention=often(0.3),
         priority=priority,
-        part_tokens=0 if priority or not often(0.2) else 8,  # both together: finding 1
+        part_tokens=0 if priority or not often(0.2) else 8,
         lag=Lag(0, rng.choice((0, 2, 4, 8))),
         extra_config=extra,
     )
