@@ -16,7 +16,7 @@ from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._cases import SHIPPED
-from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
+from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp, SettledPlan, Unsupported
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict, driver_named, read_scenario, run_scenario
 from blocklife.testing.scenarios._schema import SAFETY
@@ -288,6 +288,98 @@ class Certain(OurDriver):
         return {**blocks, **known}, {**whole, **places}
 
 
+class Believing(OurDriver):
+    """Counts every guess of a drafter as right, whatever was sampled."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self.engine._right_of = lambda name, known: len(self.engine._guesses[name])  # type: ignore[method-assign]
+
+
+class Clinging(OurDriver):
+    """Lets a request go on whose step is out, though it was preempted."""
+
+    def preempt(self, request: str) -> None:
+        if not self.scheduler.plans_out:
+            super().preempt(request)
+
+
+class Unproven(OurDriver):
+    """Lets hits of a drafter's groups end with the last block that is there."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(evolve(world, groups=world.groups.replace("+drafter", "")))
+
+
+class Uniform(OurDriver):
+    """Takes the blocks of every group for as large as those of the first."""
+
+    def start(self, world: EngineSetup) -> None:
+        first, *others = world.groups.split(",")
+        size = first.split(":")[1]
+        super().start(evolve(world, groups=",".join([first, *(f"{each.split(':')[0]}:{size}" for each in others)])))
+
+
+class Unaligned(OurDriver):
+    """Lets a hit end wherever one of its groups has a block's end."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self.scheduler._search._host_units.alignment = 1
+
+
+class Deaf(OurDriver):
+    """Does not hold what another owner reads."""
+
+    def lend(self, request: str) -> Mapping[int, str]:
+        found = super().lend(request)
+        super().give_back(request)
+        return found
+
+    def give_back(self, request: str) -> None:
+        pass
+
+
+class Advertising(OurDriver):
+    """Counts blocks that are stored as one as if each of them could be hit alone."""
+
+    def step(
+        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
+    ) -> EngineStep:
+        found = super().step(compute=compute, let_in=let_in, preempt=preempt)
+        told = set(self.claims()[1].values())
+        hits = {
+            name: LookedUp(4 * sum(f"0:{self.engine.texts[name][: 4 * at]}" in told for at in range(1, 5)))
+            for name in found.hits
+        }
+        return evolve(found, hits=hits)
+
+
+class Deepest(OurDriver):
+    """Begins where the deepest state is, whatever the attention before it has."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self.scheduler._search._device_units.full.clear()
+
+
+class Greedy(OurDriver):
+    """Counts for the host what another request has brought already."""
+
+    def step(
+        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
+    ) -> EngineStep:
+        found = super().step(compute=compute, let_in=let_in, preempt=preempt)
+        return evolve(found, hits={name: evolve(hit, device_tokens=min(4, hit.tokens)) for name, hit in found.hits.items()})
+
+
+class Thrifty(OurDriver):
+    """Stores only what it knows the name of when it plans: the prompt."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(evolve(world, prompt_only=True))
+
+
 CAN_FAIL: dict[str, type[OurDriver]] = {
     **dict.fromkeys(("A01", "A02", "A39", "A54", "S2b", "S4c", "S5"), Forgetful),
     **dict.fromkeys(("A08", "A45", "S1", "S4"), Idle),
@@ -300,6 +392,21 @@ CAN_FAIL: dict[str, type[OurDriver]] = {
     **dict.fromkeys(("A35", "S3", "S3b"), Certain),
     "A11": OneEvent,
     "A14": Upset,
+    "B01": Believing,
+    "B02": Clinging,
+    **dict.fromkeys(("B03", "B04"), Unproven),
+    "B05": Gullible,
+    "B06": Uniform,
+    "B07": Unaligned,
+    "B08": Deepest,
+    **dict.fromkeys(("B09", "B10"), Deaf),
+    "B11": Stubborn,
+    "B12": Forgetful,
+    "B13": Advertising,
+    "B14": Thrifty,
+    "B15": Hasty,
+    "B16": Greedy,
+    "B17": Certain,
 }
 """A wrong engine for each case."""
 

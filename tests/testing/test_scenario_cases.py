@@ -321,7 +321,7 @@ def test_engine_that_copies_block_by_block_is_not_failed_for_it(name: str) -> No
     assert several or name in ONE_BLOCK
 
 
-ONE_BLOCK = {"A05", "A08", "A18", "A20", "A21", "A35", "A37"}
+ONE_BLOCK = {"A05", "A08", "A18", "A20", "A21", "A35", "A37", "B01", "B02", "B10", "B17"}
 """Cases in which no copy has two blocks."""
 
 

@@ -128,7 +128,7 @@ MALFORMED: dict[str, tuple[str, str, int, str]] = {
     "empty variant": ('["itself", "another"]', "[]", 15, "variants: heir needs at least one value"),
     "variant that is no list": ('["itself", "another"]', '"itself"', 15, "variants: 'heir' must be a list, not 'itself'"),
     "no verb": ('do = "land"\n', "", 33, "step 3: it does nothing"),
-    "unknown verb": ('do = "land"', 'do = "lnad"', 34, "step 3: unknown verb 'lnad' (did you mean 'land'?)"),
+    "unknown verb": ('do = "land"', 'do = "lamd"', 34, "step 3: unknown verb 'lamd' (did you mean 'land'?)"),
     "far from any verb": ('do = "land"', 'do = "zzzz"', 34, "step 3: unknown verb 'zzzz' (known verbs: arrive, step, tick"),
     "unknown parameter": ('copies = ["the', 'copeis = ["the', 35, "step 3: land takes no 'copeis' (did you mean 'copies'?)"),
     "missing parameter": ('prompt = "abcdefghi"\n', "", 17, "step 1: arrive needs 'prompt': a text"),
@@ -296,7 +296,7 @@ def test_every_word_is_used_by_a_scenario() -> None:
     assert counted <= set(COUNTS)
 
 
-UNUSED = {"acquire", "release", "abandon", "flush", "lose_report", "lose_worker", "regain_worker", "sleep", "wake"}
+UNUSED = {"acquire", "release", "abandon", "flush", "lose_report", "lose_worker", "regain_worker"}
 """Verbs that no case needs; `test_scenarios` shows each of them."""
 
 

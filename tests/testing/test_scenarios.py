@@ -154,6 +154,25 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
         ),
         "flushes: expected the store of a, the load of b; found the store of a",
     ),
+    "drafts are not taken back": (
+        "B01",
+        lambda patch: without(
+            patch, SchedulerSteps, "advance", {"computed = np.minimum(end, known + np.maximum(news - 1, 0))": "computed = end"}
+        ),
+        "I6",
+    ),
+    "no proof for a drafter": (
+        "B03",
+        lambda patch: without(patch, search, "unit_of", {"proof=geometry.drafters[group]": "proof=False"}),
+        "hit: expected 8 for x; found 12",
+    ),
+    "a load that is out counts for nothing": (
+        "B16",
+        lambda patch: without(
+            patch, search.Search, "_on_device", {"Answer.PENDING if (group, key) in loading else Answer.MISS": "Answer.MISS"}
+        ),
+        "hit: expected deferred for y",
+    ),
 }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def rows() -> list[Row]:
 def without_words() -> set[str]:
     """The cases that the page calls not expressible."""
     text = PAGE.read_text(encoding="utf-8")
-    return set(re.findall(r"^\| ([AS]\d+[a-z]?) \| ", text, re.MULTILINE))
+    return set(re.findall(r"^\| ([ABS]\d+[a-z]?) \| ", text, re.MULTILINE))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------------

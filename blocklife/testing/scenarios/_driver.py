@@ -232,6 +232,25 @@ class Driver:
         """Preempt a request between two steps."""
         self._not("preempt")
 
+    def draft(self, request: str, guess: str) -> None:
+        """A drafter guesses these tokens behind the known ones of a running request; no plan of it is out.
+
+        The next step computes them too, and the forward pass writes them as they were guessed. When its plan settles without
+        *sampled* for this request, it gets the guesses before the first wrong one, and one token more.
+        """
+        self._not("draft")
+
+    def lend(self, request: str) -> Mapping[int, str]:
+        """Another owner begins to read the final blocks of a request, until `give_back`; returns them with their contents.
+
+        It reads them in every step, also when the request was preempted or is over.
+        """
+        self._not("lend")
+
+    def give_back(self, request: str) -> None:
+        """The other owner is done with the blocks of this request."""
+        self._not("give_back")
+
     def lookup(self, request: str) -> LookedUp:
         """The prefix-cache hit of a request's prompt; the content that was hit stays until the next plan."""
         self._not("lookup")

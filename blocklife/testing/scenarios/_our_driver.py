@@ -8,7 +8,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from blocklife.ledger import (
 from blocklife.ledger import Worker as Rank
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler
+from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler, Settled
 from blocklife.offload.records import Hit
 from blocklife.states import MACHINES, TERMINAL, Block, JobLife, Slot, Trait, blocks_touched, slots_touched, states_with
 from blocklife.testing.scenarios._driver import (
@@ -45,8 +45,9 @@ from blocklife.testing.scenarios._driver import (
     SettledPlan,
     Unsupported,
 )
+from blocklife.testing.worlds import _second_owner as second
 from blocklife.testing.worlds._device import Device, Landing
-from blocklife.testing.worlds._engine import Engine, Settings
+from blocklife.testing.worlds._engine import Engine, Settings, Stepped
 
 _SAID = 200
 """Tokens that a request samples if no end is given."""
@@ -89,6 +90,62 @@ class _ScenarioEngine(Engine):
             self.ledger.on(hook=self._hear)
         self.tier = HostTier(self.ledger, world.replacement)
         self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
+        self._guesses: dict[str, str] = {}
+        """What is guessed for the next step, by request."""
+        self._accepted: dict[int, dict[str, int]] = {}
+        """What plans that are out will sample for requests with guesses, by plan."""
+
+    def guess(self, name: str, guess: str) -> None:
+        """The next step computes these letters behind the known ones of a running request."""
+        found = self.scheduler.progress(name)
+        if name not in self.running() or found.in_flight:
+            raise MisuseError(f"request {name}: it has a plan out, or does not run (guess when its step has settled)")
+        self._guesses[name] = guess
+
+    def step(
+        self,
+        tokens: Mapping[str, int] | None = None,
+        *,
+        admit: Collection[str] | Mapping[str, int] | None = None,
+        preempt: Collection[str] = (),
+    ) -> Stepped:
+        """A step; what it samples behind guesses is known when its forward pass is."""
+        known = {name: self.scheduler.progress(name).known for name in self._guesses}
+        found = super().step(tokens, admit=admit, preempt=preempt)
+        self._accepted[found.orders.plan] = {
+            name: 1 + self._right_of(name, count)
+            for name, count in known.items()
+            if name in self.texts and name in self.running() and self._end(name) >= count
+        }
+        self._guesses.clear()
+        return found
+
+    def settle(
+        self,
+        reports: Iterable[Landing] = (),
+        *,
+        launched: Iterable[tuple[int, int]] = (),
+        sampled: Mapping[str, int] | None = None,
+    ) -> Settled:
+        """Settle the oldest plan; a request with guesses gets those that are right, and one letter more."""
+        accepted = self._accepted.pop(self.scheduler.plans_out[0], {})
+        running = {name: count for name, count in accepted.items() if name in self.running()}
+        return super().settle(reports, launched=launched, sampled={**running, **(sampled or {})})
+
+    def _right_of(self, name: str, known: int) -> int:
+        """How many of the guesses that the step computes are right."""
+        guess, text = self._guesses[name][: self._end(name) - known], self.texts[name][known:]
+        return next((at for at, (one, other) in enumerate(zip(guess, text, strict=False)) if one != other), len(guess))
+
+    def _want(self, name: str, begin: int) -> int:
+        if name not in self._guesses:
+            return super()._want(name, begin)
+        return self.scheduler.progress(name).known + len(self._guesses[name]) - begin
+
+    def _guessed(self, name: str, end: int) -> str:
+        if name not in self._guesses:
+            return super()._guessed(name, end)
+        return (self.texts[name][: self.scheduler.progress(name).known] + self._guesses[name])[:end]
 
     def completion(self, landing: Landing) -> Completion:
         """A worker's report; `NOBODY` stands for a job from an earlier start of the scheduler."""
@@ -199,6 +256,21 @@ class OurDriver(Driver):
 
     def _is_entered(self, request: str) -> bool:
         return request in self.ledger.requests and request not in self.engine.texts
+
+    def draft(self, request: str, guess: str) -> None:
+        """Guess for the next step."""
+        self.engine.guess(request, guess)
+
+    def lend(self, request: str) -> Mapping[int, str]:
+        """A guest of the ledger holds what is final."""
+        self.engine.lend(request)
+        found = second.read(self.ledger, self.engine.geometry)
+        texts, content = self.engine.texts, self.engine.content
+        return {block: str(content(group, texts[host][:end])) for host, group, end, block in found if host == request}
+
+    def give_back(self, request: str) -> None:
+        """The guest lets go."""
+        self.engine.give_back(request)
 
     def lookup(self, request: str) -> LookedUp:
         """Look all known tokens of a request up."""

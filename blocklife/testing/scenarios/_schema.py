@@ -151,6 +151,12 @@ VERBS: Mapping[str, Verb] = {
             (_REQUEST, _needed("tokens", ValueKind.NUMBER)),
             calls=("progress",),
         ),
+        Verb(
+            "draft",
+            "A drafter guesses tokens behind the known ones of a running request. Its next step computes these too, and what "
+            "it samples follows: the right guesses and one token more. Wrong guesses leave wrong content on the device.",
+            (_REQUEST, _needed("guess", ValueKind.TEXT)),
+        ),
         Verb("lookup", "Look up the prefix hit of a request; the content that was hit stays until the next plan.", (_REQUEST,)),
         Verb("finish", "The engine ends a request.", (_REQUEST,)),
         Verb("abort", "The client of a request is gone.", (_REQUEST,)),
@@ -189,6 +195,13 @@ VERBS: Mapping[str, Verb] = {
         Verb(
             "renew", "New weights or another customer: no earlier content is found.", (_needed("generation", ValueKind.TEXT),)
         ),
+        Verb(
+            "lend",
+            "Another owner, such as a second connector, begins to read what is final of a request; it reads in every step, "
+            "whatever becomes of the request.",
+            (_REQUEST,),
+        ),
+        Verb("give_back", "That owner is done with it.", (_REQUEST,)),
         Verb("sleep", "The device memory is given up; the host keeps its content."),
         Verb("wake", "The device memory is back, empty."),
         Verb("lose_worker", "A worker is lost, with its copies and its memory.", (_needed("worker", ValueKind.WORKER),)),

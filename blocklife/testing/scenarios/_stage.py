@@ -128,6 +128,8 @@ class Stage:
         self.begun: set[tuple[int, int]] = set()
         self.still_written: list[tuple[int, Content]] = []
         """Content that was sealed and that the next step still writes."""
+        self.lent: dict[str, Mapping[int, str]] = {}
+        """What another owner reads in every step, by request: blocks with their contents."""
         self.happened = StepOutcome()
         self.pictures: dict[str, object] = {}
         self._passes = 0
@@ -352,7 +354,8 @@ class Stage:
         self.device.hand_out(found.handed_out, fence=self.world.contract == "fence")
         writes = (*orders.forward.writes, *self.still_written)
         self.still_written.clear()
-        told = orders._replace(forward=Pass(tuple(self.as_it_lies(orders.forward.reads)), writes))
+        lent = [each for blocks in self.lent.values() for each in blocks.items()]
+        told = orders._replace(forward=Pass((*self.as_it_lies(orders.forward.reads), *lent), writes))
         badly = [(job, rank) for job in orders.flushes for rank in range(self.world.workers)] if failing else []
         self.reports += self.device.carry_out(told, failing=badly)
         self.plans.append(orders.plan)
@@ -479,6 +482,19 @@ class Stage:
             more = min(tokens - end, max(1, now.known - end))
             self.run_step({request: more} if more > 0 else {}, {})
         raise StageError(f"{request} is at {self.driver.progress(request)} after {LIMIT} steps")
+
+    def do_draft(self, request: str, guess: str) -> None:
+        """Guess tokens for the next step of a request."""
+        self.driver.draft(request, guess)
+
+    def do_lend(self, request: str) -> None:
+        """Another owner reads the final blocks of a request from now on."""
+        self.lent[request] = dict(self.driver.lend(request))
+
+    def do_give_back(self, request: str) -> None:
+        """It is done."""
+        self.driver.give_back(request)
+        self.lent.pop(request, None)
 
     def do_lookup(self, request: str) -> None:
         """Look a request up; the hit becomes the outcome of the step."""
