@@ -128,7 +128,7 @@ def _add_groups(parser: Parser) -> None:
     add(
         "--groups",
         metavar="GROUPS",
-        help="full:BLOCK, swa:BLOCK:WINDOW or mamba:BLOCK, in tokens, with commas between; blocks divide 512",
+        help="full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK, in tokens, with commas between; blocks divide 512",
     )
     add(
         "--block-tokens",

@@ -2,7 +2,7 @@
 
 from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics, Demote
 from blocklife.offload._decided import DecidedSteps
-from blocklife.offload._groups import FullAttention, Geometry, Mamba, SlidingWindow
+from blocklife.offload._groups import FullAttention, Geometry, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import EventKind, HostEvent, HostTier, TierStatistics
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload.records import (
@@ -37,6 +37,7 @@ __all__ = [
     "HostEvent",
     "HostTier",
     "LastStep",
+    "LocalAttention",
     "Mamba",
     "Mode",
     "OffloadScheduler",

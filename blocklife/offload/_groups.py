@@ -74,6 +74,17 @@ class SlidingWindow:
 
 
 @frozen
+class LocalAttention:
+    """Tokens are cut into parts of ``part_tokens``: a token attends to itself and to the tokens before it in its own part."""
+
+    block_tokens: int = field(validator=_positive)
+    part_tokens: int = field(validator=_positive)
+
+    def __str__(self) -> str:
+        return f"local:{self.block_tokens}:{self.part_tokens}"
+
+
+@frozen
 class Mamba:
     """One block holds the state after all tokens so far; a state at a block boundary can be stored and hit."""
 
@@ -83,7 +94,7 @@ class Mamba:
         return f"mamba:{self.block_tokens}"
 
 
-Group: TypeAlias = FullAttention | SlidingWindow | Mamba
+Group: TypeAlias = FullAttention | SlidingWindow | LocalAttention | Mamba
 
 
 def _tuple(groups: Iterable[Group]) -> tuple[Group, ...]:
@@ -105,7 +116,7 @@ class Geometry:
     chunk_tokens: tuple[int, ...] = field(init=False, repr=False, eq=False)
     """Tokens of a chunk."""
     window_chunks: tuple[int | None, ...] = field(init=False, repr=False, eq=False)
-    """Number of chunks before its end that a hit needs: None for all; 0 if a token attends only to itself."""
+    """Number of chunks before its end that a hit needs at most: None for all; 0 if a token attends only to itself."""
     window_blocks: tuple[int | None, ...] = field(init=False, repr=False, eq=False)
     """The same in blocks."""
     block_alignment: int = field(init=False, repr=False, eq=False)
@@ -126,7 +137,7 @@ class Geometry:
             "window_blocks": tuple(map(_window, self.groups, block_tokens)),
             "block_alignment": lcm(*block_tokens),
             "chunk_alignment": lcm(*chunk_tokens),
-            "drafters": tuple(not isinstance(group, Mamba) and group.drafter for group in self.groups),
+            "drafters": tuple(isinstance(group, FullAttention | SlidingWindow) and group.drafter for group in self.groups),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)  # the record is frozen; these fields are set while it is built
@@ -136,8 +147,10 @@ class Geometry:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
             raise MisuseError(f"a geometry has 1 to {MAX_GROUPS} groups, not {len(self.groups)}")
         for number, group in enumerate(self.groups):
-            if not isinstance(group, FullAttention | SlidingWindow | Mamba):
-                raise MisuseError(f"group {number} must be a FullAttention, SlidingWindow or Mamba, not {group!r}")
+            if not isinstance(group, FullAttention | SlidingWindow | LocalAttention | Mamba):
+                raise MisuseError(
+                    f"group {number} must be a FullAttention, SlidingWindow, LocalAttention or Mamba, not {group!r}"
+                )
         if self.blocks_per_chunk > MAX_BLOCKS_PER_CHUNK:
             raise MisuseError(f"blocks_per_chunk can be at most {MAX_BLOCKS_PER_CHUNK}, not {self.blocks_per_chunk}")
 
@@ -151,11 +164,13 @@ class Geometry:
             return range(stop)
         if isinstance(each, Mamba):
             return range(max(0, stop - 1), stop)
+        if isinstance(each, LocalAttention):
+            return range(length // each.part_tokens * each.part_tokens // tokens, stop)
         return range(max(0, length - each.window_tokens + 1) // tokens, stop)
 
     @classmethod
     def parse(cls, text: str, blocks_per_chunk: int = 1) -> Geometry:
-        """Parse a geometry from a text like ``full:16,swa:16:1024,mamba:16``; raises MisuseError for a malformed one.
+        """Parse a geometry from a text like ``full:16,swa:16:1024,local:16:8192,mamba:16``; raises MisuseError otherwise.
 
         A group with layers of a drafter is written ``full:16+drafter`` or ``swa:16:1024+drafter``.
         """
@@ -171,6 +186,8 @@ def _window(group: Group, tokens: int) -> int | None:
         return None
     if isinstance(group, Mamba):
         return 1
+    if isinstance(group, LocalAttention):
+        return -(-group.part_tokens // tokens)
     return -(-(group.window_tokens - 1) // tokens)
 
 
@@ -185,9 +202,12 @@ def _parsed(text: str) -> Group:
                 return FullAttention(block_tokens, drafter=drafter)
             case "swa", [block_tokens, window_tokens]:
                 return SlidingWindow(block_tokens, window_tokens, drafter=drafter)
+            case "local", [block_tokens, part_tokens] if not drafter:
+                return LocalAttention(block_tokens, part_tokens)
             case "mamba", [block_tokens] if not drafter:
                 return Mamba(block_tokens)
     raise MisuseError(
-        f"{text[:40]!r} is no group: write full:BLOCK, swa:BLOCK:WINDOW or mamba:BLOCK, tokens as whole numbers of"
-        f" at most {_MAX_DIGITS} digits, {_DRAFTER} behind attention with a drafter's layers, and commas between groups"
+        f"{text[:40]!r} is no group: write full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK, tokens as whole "
+        f"numbers of at most {_MAX_DIGITS} digits, {_DRAFTER} behind attention with a drafter's layers, and commas between "
+        f"groups"
     )

@@ -5,7 +5,7 @@ cimport cython
 cdef class ProgressTable:
     cdef public object running, serial, prompt, known, computed, in_flight, wanted, step, placed, first, sealed, offered
     cdef public object room_at, window_at, fill_at, final_at, most_stored, most_loaded, _block_tokens
-    cdef public tuple _sizes, _chunk_sizes, _behind
+    cdef public tuple _sizes, _chunk_sizes, _behind, _parts
     cdef public bint _slides
     cdef public list _fills, _drafters
     cdef public long long _serial, _max_stored, _max_loaded
@@ -15,7 +15,10 @@ cdef class ProgressTable:
     cdef long long[:, ::1] _placed, _first, _sealed, _offered, _room_at, _window_at, _fill_at, _final_at
 
     cpdef ends(self, rows)
+    @cython.locals(part=cython.longlong)
     cpdef long long first_needed(self, Py_ssize_t group, Py_ssize_t row)
+    @cython.locals(part=cython.longlong)
+    cpdef long long _leaves_at(self, Py_ssize_t group, long long block)
     @cython.locals(found=list, group=Py_ssize_t, row=Py_ssize_t, start=cython.longlong, stop=cython.longlong)
     cpdef list leaving(self, rows)
     @cython.locals(group=Py_ssize_t, row=Py_ssize_t, stop=cython.longlong)

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blocklife.offload._groups import Geometry, Group, Mamba, SlidingWindow
+from blocklife.offload._groups import Geometry, Group, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload.records import Policies
 
 Rows = NDArray[np.int64]
@@ -65,6 +65,7 @@ class ProgressTable:
         self._sizes, self._chunk_sizes = geometry.block_tokens, geometry.chunk_tokens
         self._block_tokens = np.array(geometry.block_tokens, dtype=np.int64)[:, np.newaxis]
         self._behind = tuple(map(_tokens_behind, geometry.groups))
+        self._parts = tuple([each.part_tokens if isinstance(each, LocalAttention) else 1 for each in geometry.groups])
         self._slides = min(self._behind) < NEVER
         # tokens do not fill the block of a state: it is handed off
         self._fills = [not isinstance(each, Mamba) for each in geometry.groups]
@@ -128,7 +129,13 @@ class ProgressTable:
 
         With full attention this is always the first block.
         """
-        return max(0, self._computed[row] - self._behind[group]) // self._sizes[group]
+        part = self._parts[group]
+        return max(0, self._computed[row] - self._behind[group]) // part * part // self._sizes[group]
+
+    def _leaves_at(self, group: int, block: int) -> int:
+        """With how many settled tokens a block has left the window of its group."""
+        part = self._parts[group]
+        return -(-((block + 1) * self._sizes[group] + self._behind[group]) // part) * part
 
     # --- what there is to do ------------------------------------------------------------------------------------------------
 
@@ -143,14 +150,14 @@ class ProgressTable:
             if stop > start:
                 found.append((group, row, start, stop))
             else:
-                self._window_at[group, row] = (start + 1) * self._sizes[group] + self._behind[group]
+                self._window_at[group, row] = self._leaves_at(group, start)
         return found
 
     def left(self, spans: Sequence[Span]) -> None:
         """Note that these blocks were released."""
         for group, row, _, stop in spans:
             self._first[group, row] = stop
-            self._window_at[group, row] = (stop + 1) * self._sizes[group] + self._behind[group]
+            self._window_at[group, row] = self._leaves_at(group, stop)
 
     def lacking(self, rows: Rows) -> list[Span]:
         """The entries that the tables of these requests lack for the step being made."""
@@ -268,4 +275,6 @@ def _tokens_behind(group: Group) -> int:
     """The number of tokens before the next one that a request still reads."""
     if isinstance(group, SlidingWindow):
         return group.window_tokens - 1
+    if isinstance(group, LocalAttention):
+        return 0  # behind the beginning of its part
     return 1 if isinstance(group, Mamba) else NEVER

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.offload._below import TierBelow
-from blocklife.offload._groups import Geometry, SlidingWindow
+from blocklife.offload._groups import Geometry, LocalAttention, SlidingWindow
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer, Found, Unit, Units, common_length
 from blocklife.offload.records import FullHit, Hit, Keys, Policies
@@ -102,6 +102,9 @@ class Search:
             return Hit(name, found.length, start, start, True, step)
         length = found.length
         compute_from = length - 1 if length == known else length
+        slots = self._slots(names, start, length, compute_from) if length > start else self._nothing
+        if length > start and not any(slots):  # it ends where parts of local attention begin, and nothing else is read
+            length = compute_from = start
         return Hit(
             request=name,
             tokens=length,
@@ -110,7 +113,7 @@ class Search:
             deferred=False,
             step=step,
             lives=() if not own else self._lives(names, start, compute_from) if start else self._nothing,
-            slots=self._slots(names, start, length, compute_from) if length > start else self._nothing,
+            slots=slots,
         )
 
     def _is_in_doubt(self, name: str) -> bool:
@@ -227,8 +230,10 @@ def unit_of(geometry: Geometry, group: int, size: int, extra: int = 0) -> Unit:
     tokens = geometry.block_tokens[group]
     window, tail = geometry.window_chunks[group] if size > 1 else geometry.window_blocks[group], size
     each = geometry.groups[group]
-    if isinstance(each, SlidingWindow):
-        blocks = -(-(each.window_tokens - 1 + extra) // tokens)
+    if isinstance(each, SlidingWindow | LocalAttention):
+        # a hit that ends where a part begins reads nothing of it: more than it reads is asked for, and never less
+        behind = each.window_tokens - 1 + extra if isinstance(each, SlidingWindow) else each.part_tokens
+        blocks = -(-behind // tokens)
         window = -(-blocks // size)
         tail = blocks - (window - 1) * size if window else 0
     elif window is not None:

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.offload._groups import FullAttention, Geometry, Group, Mamba, SlidingWindow
+from blocklife.offload._groups import FullAttention, Geometry, Group, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._search import unit_of
 
 SMALL_WINDOWS = [(block, window, chunk) for block in (1, 2, 3, 4) for window in range(1, 26) for chunk in (1, 2, 3)]
@@ -30,6 +30,8 @@ def attended(group: Group, length: int) -> set[int]:
         return set(range(length))
     if isinstance(group, Mamba):
         return set(range(length)) & {length - 1}
+    if isinstance(group, LocalAttention):
+        return {token for token in range(length) if token // group.part_tokens == length // group.part_tokens}
     return {token for token in range(length) if length - token < group.window_tokens}
 
 
@@ -123,6 +125,26 @@ def test_windows_agree_with_a_count_of_tokens(block: int, window: int, chunk: in
     assert geometry.window_blocks == (len(read),)
     assert geometry.window_chunks == (len(chunks),)
     assert unit_of(geometry, 0, chunk).tail == sum(each // chunk == min(chunks) for each in read)
+
+
+@pytest.mark.parametrize("part", [4, 6, 8, 12, 3])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_local_attention_agrees_with_a_count_of_tokens(part: int, chunk: int) -> None:
+    """Blocks needed are what counting tokens gives; a window in chunks is the most that any length needs."""
+    group = LocalAttention(4, part)
+    geometry = Geometry((group,), chunk)
+    most = 0
+    for length in range(120):
+        read = blocks_of(attended(group, length), 4)
+        begun = {length // 4} if length % 4 else set[int]()
+        assert set(geometry.needed(0, length)) >= read | begun
+        assert set(geometry.needed(0, length)) - read - begun <= {length // part * part // 4}
+        if length % (4 * chunk) == 0:
+            most = max(most, len({each // chunk for each in read}))
+
+    assert geometry.window_blocks == (-(-part // 4),)
+    assert geometry.window_chunks == (-(-part // (4 * chunk)),)
+    assert most <= -(-part // (4 * chunk)) + (part % (4 * chunk) > 0)
 
 
 def test_geometry_is_a_plain_record() -> None:
@@ -225,6 +247,7 @@ def test_drafter_is_yes_or_no(value: object) -> None:
         "full:16,swa:16:1024,mamba:16",
         "swa:4:1,swa:8:9,full:64",
         "full:16+drafter,swa:8:9+drafter",
+        "full:16,local:16:8192",
     ],
 )
 def test_text_and_geometry_are_the_same(text: str) -> None:
@@ -273,7 +296,9 @@ def test_text_names_the_groups_in_their_order() -> None:
 )
 def test_text_that_is_no_geometry_is_refused(text: str, part: str) -> None:
     """The message quotes the part that could not be read, and says what can be."""
-    with pytest.raises(MisuseError, match=r"is no group: write full:BLOCK, swa:BLOCK:WINDOW or mamba:BLOCK") as refused:
+    with pytest.raises(
+        MisuseError, match=r"is no group: write full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK"
+    ) as refused:
         Geometry.parse(text)
 
     assert part in str(refused.value)

@@ -47,6 +47,7 @@ from blocklife.offload import (
     Hit,
     HostTier,
     LastStep,
+    LocalAttention,
     Mamba,
     Mode,
     OffloadScheduler,
@@ -256,7 +257,16 @@ class World:
         return f"{self.groups.replace(',', '+').replace(':', '_')}-c{self.chunk}-{how}"
 
 
-GROUPS = ("full:4", "swa:4:8", "full:4,swa:2:5", "full:4,swa:2:6,mamba:8", "full:3,swa:4:6", "swa:6:7,full:4")
+GROUPS = (
+    "full:4",
+    "swa:4:8",
+    "full:4,swa:2:5",
+    "full:4,swa:2:6,mamba:8",
+    "full:3,swa:4:6",
+    "swa:6:7,full:4",
+    "full:4,local:4:8",
+    "local:2:6",
+)
 WORLDS = [
     World(groups=groups, chunk=chunk, mode=mode, ahead=ahead, contract=contract)
     for groups, chunk, mode, ahead, contract in product(GROUPS, (1, 2, 3), Mode, (0, 1), Contract)
@@ -647,6 +657,8 @@ class Walker:
         """Blocks with the offset and the cells that tokens from *start* to *end* read and write."""
         kind, size, ids = self.geometry.groups[group], self.geometry.block_tokens[group], share.sequence.ids
         low = max(0, start - kind.window_tokens + 1) if isinstance(kind, SlidingWindow) else 0
+        if isinstance(kind, LocalAttention):
+            low = start // kind.part_tokens * kind.part_tokens
         parts: tuple[list[Any], list[Any]] = ([], [])
         for found, first, last in ((parts[0], low, start), (parts[1], start, end)):
             while first < last:

@@ -13,7 +13,8 @@ import pytest
 from blocklife.offload import Geometry, Policies
 from blocklife.offload._progress import NEVER, ProgressTable, Span
 
-GROUPS = ["full:4", "swa:4:1", "swa:4:2", "swa:4:6", "swa:4:9", "swa:1:3", "mamba:4", "mamba:1"]
+LOCAL = ["local:4:8", "local:4:6", "local:4:3"]
+GROUPS = ["full:4", "swa:4:1", "swa:4:2", "swa:4:6", "swa:4:9", "swa:1:3", *LOCAL, "mamba:4", "mamba:1"]
 
 
 def table_of(groups: str, size: int = 4) -> ProgressTable:
@@ -35,6 +36,8 @@ def read_from(groups: str, token: int) -> set[int]:
             found |= {at // tokens for at in range(later)}
         elif kind == "swa":
             found |= {at // tokens for at in range(max(0, later - int(sizes[1]) + 1), later)}
+        elif kind == "local":
+            found |= {at // tokens for at in range(later // int(sizes[1]) * int(sizes[1]), later)}
         elif later:
             found.add((later - 1) // tokens)
     return found
@@ -164,7 +167,7 @@ def test_every_stay_has_a_serial_of_its_own() -> None:
 
 # --- alarms -------------------------------------------------------------------------------------------------------------
 
-ALARMED = ["full:4", "full:4,swa:4:6", "swa:2:3,full:4", "full:4,mamba:4", "swa:4:9,mamba:4"]
+ALARMED = ["full:4", "full:4,swa:4:6", "swa:2:3,full:4", "full:4,mamba:4", "swa:4:9,mamba:4", "full:4,local:4:8", "local:4:6"]
 
 
 def alarms(table: ProgressTable, row: int) -> list[int]:
@@ -182,8 +185,9 @@ def by_hand(groups: str, table: ProgressTable, row: int) -> dict[str, list[Span]
         tokens, fills = int(sizes[0]), kind != "mamba"
         placed, first = int(table.placed[group, row]), int(table.first[group, row])
         behind = {"full": 1 << 40, "mamba": 1}.get(kind, int(sizes[-1]) - 1)
+        left = computed // int(sizes[-1]) * int(sizes[-1]) if kind == "local" else max(0, computed - behind)
         spans = {
-            "leaving": (first, min(max(0, computed - behind) // tokens, placed)),
+            "leaving": (first, min(left // tokens, placed)),
             "lacking": (placed, -(-end // tokens)),
             "filling": (int(table.offered[group, row]), min(end, known) // tokens if fills else 0),
             "finishing": (int(table.sealed[group, row]), computed // tokens if fills else 0),

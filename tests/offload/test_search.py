@@ -13,7 +13,7 @@ import pytest
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger.jobs import Batch, GroupTransfer, Store
-from blocklife.offload import FullHit, Geometry, Hit, HostTier, Mamba, Policies, SlidingWindow
+from blocklife.offload import FullHit, Geometry, Hit, HostTier, LocalAttention, Mamba, Policies, SlidingWindow
 from blocklife.offload._search import Search
 from tests.rigs import key
 from tests.worlds import report, unchanged
@@ -82,6 +82,8 @@ def needed(geometry: Geometry, group: int, token: int) -> range:
     if isinstance(kind, Mamba):
         return range(max(0, (token - 1) // tokens), (token - 1) // tokens + 1) if token else range(0)
     low = max(0, token - kind.window_tokens + 1) if isinstance(kind, SlidingWindow) else 0
+    if isinstance(kind, LocalAttention):
+        low = token // kind.part_tokens * kind.part_tokens
     return range(low // tokens, -(-token // tokens))
 
 
@@ -92,8 +94,10 @@ def reference(shelf: Shelf, known: int, device: set[tuple[int, int]], host: dict
     limit = known if recompute else known - 1
 
     def reads(group: int, length: int) -> range:
-        found = needed(geometry, group, length - extra if length else 0)
-        return range(found.start, length // geometry.block_tokens[group])
+        found, stop = needed(geometry, group, length - extra if length else 0), length // geometry.block_tokens[group]
+        if isinstance(kind := geometry.groups[group], LocalAttention):  # all of a part is asked for, wherever it begins
+            return range(max(0, stop - -(-kind.part_tokens // kind.block_tokens)), stop)
+        return range(found.start, stop)
 
     start = 0
     for length in range(geometry.block_alignment, limit + 1, geometry.block_alignment):
@@ -112,13 +116,29 @@ def reference(shelf: Shelf, known: int, device: set[tuple[int, int]], host: dict
                 chunk, at = divmod(block, shelf.size)
                 fits = fits and shelf.size - at <= host.get((group, chunk), 0)
         best = length if fits else best
+    if not any(
+        range(max(needed(geometry, group, best - (best == known)).start, start // tokens), best // tokens)
+        for group, tokens in enumerate(geometry.block_tokens)
+    ):
+        return start, start  # nothing of it would be loaded
     return start, best
 
 
 @pytest.mark.parametrize("policy", list(FullHit), ids=["drop", "recompute"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize(
-    "groups", ["full:2", "swa:2:4", "swa:2:1", "full:2,swa:2:5", "full:4,swa:2:3", "full:2,mamba:4", "full:3,swa:2:4"]
+    "groups",
+    [
+        "full:2",
+        "swa:2:4",
+        "swa:2:1",
+        "full:2,swa:2:5",
+        "full:4,swa:2:3",
+        "full:2,mamba:4",
+        "full:3,swa:2:4",
+        "full:2,local:2:4",
+        "local:2:6",
+    ],
 )
 def test_a_hit_is_the_longest_length_of_which_all_is_there(groups: str, size: int, policy: FullHit) -> None:
     """Against every length tried, over random content, with holes inside chunks, and a cap; all that it names is there."""

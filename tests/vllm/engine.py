@@ -29,7 +29,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.request import RequestStatus
 
-from blocklife.offload import FullAttention, Mamba, SlidingWindow
+from blocklife.offload import FullAttention, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
 from blocklife.testing.vllm import _making as making
 from tests.vllm.worlds import GroupSpec, WorldSpec
@@ -55,6 +55,8 @@ def _group(group: GroupSpec) -> Group:
         return Mamba(group.block_tokens)
     if group.window is None:
         return FullAttention(group.block_tokens, drafter=group.drafter)
+    if group.kind == "local":
+        return LocalAttention(group.block_tokens, group.window)
     return SlidingWindow(group.block_tokens, group.window, drafter=group.drafter)
 
 

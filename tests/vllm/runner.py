@@ -176,6 +176,8 @@ class Forward:
     def _read(self, turn: Turn, at: int, group: GroupSpec) -> None:
         tokens = group.block_tokens
         start = 0 if group.window is None else max(0, turn.start - group.window + 1)
+        if group.kind == "local" and group.window is not None:
+            start = turn.start // group.window * group.window
         first, last = start // tokens, -(-turn.stop // tokens)
         ids, rows = self._rows(turn.row.tables[at], group, first, last)
         prints = turn.row.text.prints(at, start, turn.stop) ^ self._memory.salt

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from attrs import evolve
@@ -105,21 +106,29 @@ def counts(*parts: tuple[CacheHitSource, int]) -> dict[CacheHitSource, int]:
 @pytest.mark.parametrize("local", [0, 4])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside full attention"])
 @pytest.mark.parametrize("source", ["host", "mixed", *BELOW])
-def test_window_says_where_its_loaded_chunks_come_from(make: Make, chunk: int, local: int, beside: bool, source: str) -> None:
-    """Its last two chunks are loaded: what lies before them is of the full group's tier, or of none."""
-    tokens = 4 * chunk
-    window = GroupSpec("swa", window=2 * tokens)
-    rig = make((FULL, window) if beside else (window,), chunk=chunk, source=source if source in BELOW else "disk")
-    text = prompt(4 * tokens + 1)
-    rig.ask(text, 1)
-    gone = {"host": (), "mixed": (3,)}.get(source, (2, 3))
-    below = CacheHitSource(source) if source in BELOW else CacheHitSource.DISK
-    asked, told = rig.hit(text, {int(beside): gone}, local)
+@pytest.mark.parametrize("kind", ["swa", "local"])
+def test_window_says_where_its_loaded_chunks_come_from(
+    make: Make, chunk: int, local: int, beside: bool, source: str, kind: Literal["swa", "local"]
+) -> None:
+    """Its last two chunks are loaded: what lies before them is of the full group's tier, or of none.
 
-    assert asked == 4 * tokens - local
+    Local attention loads the part that the hit ends in. Alone, vLLM takes what lies before that part for computed.
+    """
+    tokens = 4 * chunk
+    before, window = (2, GroupSpec(kind, window=2 * tokens)) if kind == "swa" else (3, GroupSpec(kind, window=3 * tokens))
+    if kind == "local" and not beside:
+        local = before * tokens
+    rig = make((FULL, window) if beside else (window,), chunk=chunk, source=source if source in BELOW else "disk")
+    text = prompt((before + 2) * tokens + 1)
+    rig.ask(text, 1)
+    gone = {"host": (), "mixed": (before + 1,)}.get(source, (before, before + 1))
+    below = CacheHitSource(source) if source in BELOW else CacheHitSource.DISK
+    asked, told = rig.hit(text, {int(beside): gone}, 0 if local == before * tokens else local)
+
+    assert asked == (before + 2) * tokens - local
     assert told == counts(
-        (HOST if beside else UNKNOWN, 2 * tokens - local),
-        *((below if chunk in gone else HOST, tokens) for chunk in (2, 3)),
+        (HOST if beside else UNKNOWN, before * tokens - local),
+        *((below if chunk in gone else HOST, tokens) for chunk in (before, before + 1)),
     )
 
 

@@ -43,6 +43,7 @@ MODELS = {
     "full and state": (FULL, STATE),
     "all": (FULL, GroupSpec("swa", window=9), STATE),
     "blocks of two sizes": (GroupSpec("full", 8), GroupSpec("swa", 4, 14)),
+    "full and local attention": (FULL, GroupSpec("local", window=12)),
     "blocks of 4 and 6": (GroupSpec("full", 6), GroupSpec("swa", 4, 9)),
 }
 

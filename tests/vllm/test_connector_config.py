@@ -211,16 +211,14 @@ def test_connector_refuses_a_model_without_a_cache() -> None:
 def test_connector_refuses_kinds_of_groups_that_it_does_not_know() -> None:
     """A subclass of a known kind is not that kind: what its blocks hold is another matter."""
     import torch
-    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec
+    from vllm.v1.kv_cache_interface import CrossAttentionSpec, MambaSpec
 
     from blocklife.engines.vllm.connector import _cache as cache
 
     rig = ConnectorRig(WORLD)
     group = rig.engine.kv_cache_config.kv_cache_groups[0]
-    group.kv_cache_spec = ChunkedLocalAttentionSpec(
-        block_size=4, num_kv_heads=1, head_size=1, dtype=torch.float32, attention_chunk_size=8
-    )
-    with pytest.raises(MisuseError, match=r"ChunkedLocalAttentionSpec\) is no kind of group that is offered"):
+    group.kv_cache_spec = CrossAttentionSpec(block_size=4, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    with pytest.raises(MisuseError, match=r"CrossAttentionSpec\) is no kind of group that is offered"):
         cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
 
     group.kv_cache_spec = MambaSpec(block_size=4, shapes=((4,),), dtypes=(torch.float32,))

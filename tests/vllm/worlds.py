@@ -7,7 +7,7 @@ from typing import Literal
 
 from attrs import field, frozen, validators
 
-Kind = Literal["full", "swa", "mamba"]
+Kind = Literal["full", "swa", "local", "mamba"]
 Connector = Literal["offloading", "simple", "blocklife"]
 Extra = Mapping[str, object]
 
@@ -16,17 +16,17 @@ Extra = Mapping[str, object]
 class GroupSpec:
     """One KV-cache group: layers that share a block layout and an attention kind."""
 
-    kind: Kind = field(validator=validators.in_(("full", "swa", "mamba")))
+    kind: Kind = field(validator=validators.in_(("full", "swa", "local", "mamba")))
     block_tokens: int = field(default=4, validator=validators.ge(1))
     window: int | None = field(default=None)
-    """Tokens that a sliding window sees, the query's own included; None for other kinds."""
+    """Tokens that a sliding window sees, the query's own included, or of a part of local attention; None for other kinds."""
     drafter: bool = field(default=False)
     """Whether layers of a drafter are among those of the group."""
 
     @window.validator
     def _window_belongs_to_swa(self, attribute: object, value: int | None) -> None:
-        if (value is None) is (self.kind == "swa"):
-            raise ValueError(f"a group of kind {self.kind} with window {value} (only swa has one, and needs it)")
+        if (value is None) is (self.kind in ("swa", "local")):
+            raise ValueError(f"a group of kind {self.kind} with window {value} (only swa and local have one, and need it)")
 
 
 @frozen

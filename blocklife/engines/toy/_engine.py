@@ -34,7 +34,7 @@ from blocklife.errors import CapacityError, InvariantError
 from blocklife.ledger import Checking, Ledger, Plan
 from blocklife.ledger.invariants import check
 from blocklife.ledger.views import block_of
-from blocklife.offload import FullAttention, Geometry, Hit, Mamba, OffloadScheduler, SlidingWindow
+from blocklife.offload import FullAttention, Geometry, Hit, LocalAttention, Mamba, OffloadScheduler, SlidingWindow
 from blocklife.states import Job, Slot
 
 LOOK_AHEAD = 16
@@ -195,6 +195,8 @@ class ToyEngine:
             blocks = -(-tokens // block_tokens)
             if isinstance(kind, SlidingWindow):
                 blocks = min(blocks, -(-(kind.window_tokens - 1 + steps * self.options.step_tokens) // block_tokens) + 1)
+            elif isinstance(kind, LocalAttention):
+                blocks = min(blocks, -(-(kind.part_tokens + steps * self.options.step_tokens) // block_tokens) + 1)
             elif isinstance(kind, Mamba):
                 blocks = min(blocks, 1 + steps)
             most += blocks

@@ -41,7 +41,8 @@ class EngineSetup:
     """How the engine is to be set up; settings that a scenario leaves out have these values."""
 
     groups: str = "full:4"
-    """Groups of the model: ``full:BLOCK``, ``swa:BLOCK:WINDOW``, ``mamba:BLOCK`` in tokens, with commas between."""
+    """Groups of the model, with commas between: ``full:BLOCK``, ``swa:BLOCK:WINDOW``, ``local:BLOCK:PART``, ``mamba:BLOCK``, in
+    tokens."""
     blocks_per_chunk: int = 1
     """Blocks that are stored as one."""
     blocks: int = 15

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from attrs import define, frozen
 
-from blocklife.offload import FullAttention, Geometry, SlidingWindow
+from blocklife.offload import Geometry, Mamba
 from blocklife.testing.scenarios._driver import Unsupported
 from blocklife.testing.worlds._device import Content, Pass
 
@@ -111,7 +111,7 @@ class WorkerBatch:
         self._geometry = geometry
         self._texts = texts
         self._rows: dict[str, WorkerRow] = {}
-        sizes = (each.block_tokens for each in geometry.groups if not isinstance(each, FullAttention | SlidingWindow))
+        sizes = (each.block_tokens for each in geometry.groups if isinstance(each, Mamba))
         self._state_tokens = next(sizes, None)
 
     def turns(self, output: Output) -> list[RequestTurn]:
@@ -159,7 +159,7 @@ class WorkerBatch:
         writes: list[tuple[int, Content]] = [(block, None) for block in getattr(output, "new_block_ids_to_zero", None) or ()]
         for turn in turns:
             for group, kind in enumerate(self._geometry.groups):
-                if isinstance(kind, FullAttention | SlidingWindow):
+                if not isinstance(kind, Mamba):
                     reads += self._attended(turn, group)
                     writes += self._written(turn, group)
                 else:

@@ -31,6 +31,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -42,7 +43,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from blocklife.offload import FullAttention, Mamba, SlidingWindow
+from blocklife.offload import FullAttention, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -109,6 +110,8 @@ def _page_spec(group: Group, page_bytes: int) -> KVCacheSpec:
     layout = {"block_size": group.block_tokens, "num_kv_heads": heads, "head_size": 1, "dtype": torch.float32}
     if isinstance(group, FullAttention):
         return FullAttentionSpec(**layout)
+    if isinstance(group, LocalAttention):
+        return ChunkedLocalAttentionSpec(attention_chunk_size=group.part_tokens, **layout)
     if isinstance(group, SlidingWindow):
         return SlidingWindowSpec(sliding_window=group.window_tokens, **layout)
     shapes = ((page_bytes // 4,),)
@@ -120,7 +123,7 @@ def cache_of(shape: Shape) -> KVCacheConfig:
     page, size = shape.page_bytes, shape.page_bytes * shape.num_blocks
     groups = [KVCacheGroupSpec([f"layer{at}"], _page_spec(group, page)) for at, group in enumerate(shape.groups)]
     for each, group in zip(groups, shape.groups, strict=True):
-        if not isinstance(group, Mamba) and group.drafter:
+        if isinstance(group, FullAttention | SlidingWindow) and group.drafter:
             each.is_eagle_group = True
     names = [name for group in groups for name in group.layer_names]
     if "shared_by" in KVCacheTensor.__dataclass_fields__:

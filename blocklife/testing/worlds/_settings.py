@@ -8,7 +8,7 @@ from string import ascii_lowercase
 from attrs import field, fields, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.offload import FullAttention, Mamba, Mode
+from blocklife.offload import FullAttention, LocalAttention, Mamba, Mode
 from blocklife.offload._groups import Group
 from blocklife.testing.worlds._engine import NO_TIER, Settings
 
@@ -101,7 +101,11 @@ class Script:
             settled = begin = 0
             while begin < last:
                 end = min(begin + (engine.step_tokens or known + drafts), max(known, begin + 1) + drafts, last)
-                most = max(most, -(-end // size) - max(0, settled - group.window_tokens + 1) // size)
+                if isinstance(group, LocalAttention):
+                    left = settled // group.part_tokens * group.part_tokens
+                else:
+                    left = max(0, settled - group.window_tokens + 1)
+                most = max(most, -(-end // size) - left // size)
                 settled, begin = begin if ahead else end, end
         return most
 

@@ -17,6 +17,7 @@ from attrs import evolve
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MambaSpec,
     MLAAttentionSpec,
@@ -31,7 +32,7 @@ from blocklife.engines.vllm.connector._shapes import CacheShape
 from blocklife.engines.vllm.connector._store import StoreBelow
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
-from blocklife.offload import FullAttention, FullHit, Geometry, Mamba, SlidingWindow
+from blocklife.offload import FullAttention, FullHit, Geometry, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
 from blocklife.stores import Identity
 
@@ -98,8 +99,9 @@ def _group(number: int, group: KVCacheGroupSpec, context_ranks: int) -> Group:
     kind = kinds.pop()
     if not group.is_eagle_group:
         return kind
-    if isinstance(kind, Mamba):
-        raise _refuse(f"group {number} holds states of a drafter, which are not offered", "switch speculative decoding off")
+    if isinstance(kind, Mamba | LocalAttention):
+        what = "states" if isinstance(kind, Mamba) else "local attention"
+        raise _refuse(f"group {number} holds {what} of a drafter, which is not offered", "switch speculative decoding off")
     return evolve(kind, drafter=True)
 
 
@@ -125,9 +127,14 @@ def _kind(number: int, spec: KVCacheSpec, context_ranks: int) -> Group:
         return Mamba(tokens)
     if type(spec) is SlidingWindowSpec:
         return SlidingWindow(tokens, spec.sliding_window + spec.extra_retained_tokens)
+    if type(spec) is ChunkedLocalAttentionSpec:
+        return LocalAttention(tokens, spec.attention_chunk_size)
     if type(spec) in _FULL:
         return FullAttention(tokens)
-    raise _refuse(f"{what} is no kind of group that is offered", "full attention, MLA, sliding windows and Mamba are")
+    raise _refuse(
+        f"{what} is no kind of group that is offered",
+        "full attention, MLA, sliding windows, chunked local attention and Mamba are",
+    )
 
 
 def block_bytes(kv_cache_config: KVCacheConfig) -> int:
