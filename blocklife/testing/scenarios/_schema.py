@@ -434,7 +434,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """Settings with a fixed set of values."""
 
 SETTING_DOCS: Mapping[str, str] = {
-    "groups": "groups of the model, with commas: `full:BLOCK`, `swa:BLOCK:WINDOW`, `local:BLOCK:PART`, `mamba:BLOCK`, in tokens",
+    "groups": "the model's groups, with commas: `full:BLOCK`, `swa:BLOCK:WINDOW`, `local:BLOCK:PART`, `mamba:BLOCK`, in tokens",
     "blocks_per_chunk": "blocks that are stored as one",
     "blocks": "device blocks that can be handed out, without the null block",
     "slots": "host slots, each for one chunk",
