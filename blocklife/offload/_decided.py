@@ -151,6 +151,10 @@ class DecidedSteps:
         tracked.asked = None
         return tracked.hit
 
+    def is_current(self, hit: Hit) -> bool:
+        """Whether `admit` takes this hit: it is of this step, and the last one of its request."""
+        return hit.step == self._state.step and self._steps.tracked(hit.request).hit is hit
+
     # --- the step -----------------------------------------------------------------------------------------------------------
 
     def leave_windows(self) -> None:

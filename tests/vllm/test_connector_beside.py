@@ -204,6 +204,23 @@ def test_blocks_of_a_failed_load_are_free_though_nobody_asks(ours: bool, monkeyp
     assert len(rig.finished) == 2 + ours
 
 
+def test_request_is_let_in_on_a_lookup_of_an_earlier_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wants no prefix, so that vLLM lets it in while the other connector is still looking, and we are not asked again."""
+    rig = BesideRig(evolve(ROOMY, num_gpu_blocks=14), habits=evolve(BRINGS, brings=0))
+    rig.add(prompt(40, start=5000), 4)
+    rig.step()
+    name = rig.add(prompt(30), 2)
+    rig.wants_no_prefix(name)
+    rig.step()
+    asked = rig.side._requests[name].hit
+    monkeypatch.setattr(rig.second, "get_num_new_matched_tokens", lambda *_: (None, False))
+    rig.drain()
+    rig.check_empty()
+
+    assert asked is not None
+    assert len(rig.finished) == 2
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_one_of_two_promises_is_taken(first: bool) -> None:
     """Whoever is asked first loads; the other one's promise is forgotten, and nothing of it stays pinned."""

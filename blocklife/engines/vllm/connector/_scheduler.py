@@ -358,6 +358,8 @@ class ConnectorScheduler:
         tracked, request = admission.tracked, admission.tracked.request
         name, hit = self._enter(tracked, runs=True), tracked.hit
         tracked.hit = None
+        if hit is not None and name and not self.decided.is_current(hit):
+            hit = None  # vLLM lets it in although another connector is still looking, and has not asked this one in this step
         self._forget_loss(request)
         if not name:
             raise MisuseError(f"request {request.request_id}: vLLM runs more requests than it said (max_num_seqs)")
