@@ -1,7 +1,8 @@
 """Runs one worker's share of every plan, in the order that both contracts depend on.
 
 The order of one step is: copies between host slots and a store below, which touch no block; stores left by the previous step;
-the waits; the forward pass; loads. The step's own stores are left for the next step, so that they never delay the forward pass.
+the waits; loads that the plan itself waits for, and that wait; the forward pass; the other loads. The step's own stores are
+left for the next step, so that they never delay the forward pass.
 Stores after the waits, or loads before them, would let a new tenant write what a copy still reads.
 
 Each share is a machine of its own, with the table of the ledger's jobs. The copy is launched from a hook on its `submit` edge:
@@ -13,7 +14,7 @@ Errors of the engine's hooks are raised in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from attrs import define, frozen
@@ -79,30 +80,42 @@ class Executor:
     def execute(self, plan: Plan, forward: Callable[[], None]) -> Report:
         """Run one step: waits before anything is written, then the forward pass, then loads. Returns the report.
 
+        Loads that the plan waits for itself (`Plan.within`) run before the forward pass, which reads what they bring.
+
         Raises errors of the forward pass, the MisuseError of a launch that the copier refused, and errors of hooks. Even then
         the plan counts as executed, and none of its jobs is lost: its loads run, its stores are left for the next step, and
         they are in the next `report`. Never execute a plan twice.
         """
         quiet = False
+        within = plan.within
         try:
             for between in (*plan.promotes, *plan.demotes):  # they touch no block, so that nothing here orders them
                 self._submit(self._share(between))
             while self._deferred:
                 self._submit(self._deferred.pop(0))
-            self.wait(plan.flushes)
+            self.wait([job for job in plan.flushes if job not in within] if within else plan.flushes)
             quiet = True
+            if within:
+                self._load_within(plan, within)
             forward()
         finally:
             self._deferred += [self._share(transfer) for transfer in plan.stores]
             for transfer in plan.loads:
-                if quiet:
+                if quiet and transfer.job not in within:
                     self._submit(self._share(transfer))
-                else:  # its target may still be read: it is never launched, so it fails and is quiet
+                elif not quiet:  # its target may still be read: it is never launched, so it fails and is quiet
                     self._failed.append(Completion(transfer.job, self.copier.worker, Result.FAILED))
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
         return self.report()
+
+    def _load_within(self, plan: Plan, within: Collection[JobId]) -> None:
+        """Launch the loads that the forward pass of this step reads, and wait for them."""
+        for transfer in plan.loads:
+            if transfer.job in within:
+                self._submit(self._share(transfer))
+        self.wait(within)
 
     def wait(self, jobs: Iterable[JobId]) -> None:
         """Block until these jobs are quiet: a share that is still held back is launched first.

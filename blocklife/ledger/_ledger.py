@@ -108,14 +108,9 @@ class Ledger(edge.NotCopied):
         if own_pool and not edge.flag(indexed, "indexed"):
             raise MisuseError("indexed=False: a ledger that hands blocks out itself has to find them (own_pool=True)")
         self._state = state = LedgerData(
-            limits,
-            contract=contract,
-            checking=checking,
-            incarnation=incarnation,
-            deadline=deadline,
-            own_pool=own_pool,
-            indexed=indexed,
-        )
+            limits, contract=contract, checking=checking, incarnation=incarnation,
+            deadline=deadline, own_pool=own_pool, indexed=indexed,
+        )  # fmt: skip
         self._check = Checks(state)
         self._steps = Steps(state, self._check)
         self._blocks, self._slots, self._jobs = state.blocks, state.slots, state.jobs
@@ -601,20 +596,22 @@ class Ledger(edge.NotCopied):
     ) -> Jobs[Planned]:
         """`plan_group_load` with one transfer; *keys* are those of the blocks, if a slot holds several."""
         blocks: Batch[Allocated] = Batch(edge.numbers(edge.held(target, "target"), "target"), target.group)
-        chosen = edge.numbers(slots, "slots")
-        where = None if places is None else edge.places(places, "places")
+        chosen, where = edge.numbers(slots, "slots"), None if places is None else edge.places(places, "places")
         names = None if keys is None else edge.keys(keys, "keys")
         self._check.group(target.group)
         self._check.slots(chosen)
         named = [key for key in (self._slots.key[slot] for slot in listed(chosen)) if key is not None]
         if len(named) != len(chosen):  # an empty slot is refused below, with a better message than a missing key would give
             self._slots.ask(rules.PIN, chosen)
-        return self._make_load(self._check.request(request), [GroupTransfer(blocks, chosen, named, where, names)])
+        return self._make_load(self._check.request(request), [GroupTransfer(blocks, chosen, named, where, names)], False)
 
     @verb
-    def plan_group_load(self, request: str, transfers: Sequence[GroupTransfer[Allocated]]) -> Jobs[Planned]:
+    def plan_group_load(
+        self, request: str, transfers: Sequence[GroupTransfer[Allocated]], *, within: bool = False
+    ) -> Jobs[Planned]:
         """Fill blocks that *request* holds from READY slots, in one job for all groups; the request waits.
 
+        *within*: so does the plan that submits the load, before its forward pass; `dispatch` leaves the job AWAITED.
         Edges: job (new) → PLANNED; block ALLOCATED, FLUSHED → LOADING; slot READY, pinned; request → LOADING.
         Holds: one pin on each block and slot until the job is terminal; the blocks are never handed out before that.
         Needs: the key of each block, if a slot holds several; otherwise the key of each slot is that of its block.
@@ -622,12 +619,16 @@ class Ledger(edge.NotCopied):
         load; `CapacityError` as `plan_stores`.
         Next: `dispatch`; the request takes ``loaded`` or ``load_failed`` in `settle`.
         """
-        return self._make_load(self._check.request(request), edge.transfers(transfers, "transfers"))
+        parts = edge.transfers(transfers, "transfers")
+        return self._make_load(self._check.request(request), parts, edge.flag(within, "within"))
 
-    def _make_load(self, found: RequestRow, transfers: Sequence[GroupTransfer[Allocated]]) -> Jobs[Planned]:
+    def _make_load(self, found: RequestRow, transfers: Sequence[GroupTransfer[Allocated]], within: bool) -> Jobs[Planned]:
         columns = gather([Store(found.name, transfers)], self.limits.num_groups)
-        ids = self._check.load(found, transfers, columns)
-        return Jobs((self._state.id_of(self._steps.plan_load(found, columns, ids)),))
+        job = self._steps.plan_load(found, columns, self._check.load(found, transfers, columns))
+        if within:
+            self._state.to_flush[job.number] = None
+            self._state.flushes["within the step"] += 1
+        return Jobs((self._state.id_of(job),))
 
     @verb
     def plan_demotion(self, slots: Sequence[int], *, space: bytes = b"") -> Jobs[Planned]:

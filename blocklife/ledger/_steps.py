@@ -546,6 +546,8 @@ class Steps:
         for number in state.to_flush:
             wanted = jobs.by_number.get(number)
             if wanted is not None and jobs.state(wanted) not in TERMINAL:
+                if jobs.state(wanted) is Job.IN_FLIGHT:  # a load that this very plan submits and waits for
+                    self._fire_job(wanted, "flush")
                 self.arm(wanted, now)
                 flushed.append(wanted)
         state.to_flush.clear()

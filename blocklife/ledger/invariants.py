@@ -377,10 +377,16 @@ def requests_match_their_loads(look: Look, say: Say) -> None:
 
 
 def waits_can_end(look: Look, say: Say) -> None:
-    """I12: a FLUSHED block has a job to wait for, and a plan waits for it or the next one will."""
+    """I12: a FLUSHED block has a job to wait for, and a plan waits for it or the next one will.
+
+    Of planned jobs the next plan waits only for loads: what a store reads, that plan itself may have to compute.
+    """
     core = look.core
     for number in core.to_flush:
-        if number not in core.jobs.out:
+        planned = core.jobs.planned.get(number)
+        if planned is not None and planned.direction is not Direction.LOAD:
+            say(f"the next plan is to wait for job {number}, which it cannot submit before its forward pass")
+        if planned is None and number not in core.jobs.out:
             say(f"the next plan is to wait for job {number}, which is over")
     if _FLUSHED not in core.blocks.column.state:
         return

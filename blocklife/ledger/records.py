@@ -204,6 +204,9 @@ class Launched:
     worker: Worker
 
 
+_NO_JOBS: frozenset[JobId] = frozenset()
+
+
 @frozen(eq=False)
 class Plan:
     """What the workers do for one engine step, in the order of the engine contract."""
@@ -213,11 +216,20 @@ class Plan:
     loads: Sequence[Transfer]
     stores: Sequence[Transfer]
     flushes: tuple[JobId, ...]
-    """Jobs to wait for before anything else in this step writes; a worker that has not launched them yet does so first."""
+    """Jobs to wait for before anything else in this step writes; a worker that has not launched them yet does so first.
+
+    Loads of this plan among them are launched after the other waits, and are waited for before the forward pass."""
     promotes: tuple[TierTransfer, ...] = ()
     """Copies from the store below into host slots. They touch no block, and are launched as soon as the plan is executed."""
     demotes: tuple[TierTransfer, ...] = ()
     """Copies from host slots to the store below, likewise."""
+
+    @property
+    def within(self) -> frozenset[JobId]:
+        """The loads that the plan waits for itself, before its forward pass, which reads what they bring."""
+        if not self.loads or not self.flushes:
+            return _NO_JOBS
+        return frozenset(self.flushes).intersection([load.job for load in self.loads])
 
     @property
     def empty(self) -> bool:

@@ -205,6 +205,8 @@ class DecidedSteps:
         """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
         table = self._progress
         rows: Rows = table.wanted.nonzero()[0]
+        if self._state.waiting_loads:
+            rows = self._without_doubt(rows)
         filled = table.filled(rows)
         self._looked_at = self._state.step, rows, filled
         spans = table.finishing(rows, filled)
@@ -228,6 +230,13 @@ class DecidedSteps:
                 turn.owners += [who] * len(held)
         if seals:
             self._ledger.seal_many(seals)
+
+    def _without_doubt(self, rows: Rows) -> Rows:
+        """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
+        if self._windows:
+            for row in self._steps.in_doubt():
+                self._late[row] = int(self._progress.serial[row]), self._ledger.plan_number + 1
+        return self._steps.without_doubt(rows)
 
     def _contents(self, spans: Sequence[Span]) -> list[_Content]:
         """What stands in these places, one at least; those of one request are one behind the other."""

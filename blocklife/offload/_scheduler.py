@@ -200,6 +200,7 @@ class OffloadScheduler(edge.NotCopied):
             )
         if name in self._state.pinned:
             self._steps.unpin(name)
+            self._state.within.pop(name, None)
         self._progress.known[tracked.row] = known_tokens
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
         last = tracked.hit
@@ -221,6 +222,8 @@ class OffloadScheduler(edge.NotCopied):
             self._state.counts["deferred"] += 1
             return hit
         if hit.tokens > hit.device_tokens:
+            if self.policies.load_within_tokens:
+                tracked.hit = hit = self._steps.within_budget(name, hit, known_tokens)
             slots = [slot for own in hit.slots for slot in own]
             self.ledger.pin(f"lookup {name}", slots)
             self._state.pinned[name] = slots
@@ -245,6 +248,8 @@ class OffloadScheduler(edge.NotCopied):
         With a host-tier hit, the load is planned, the request is LOADING, and the call returns False. Otherwise the request
         runs *tokens* tokens from ``hit.compute_from`` on in this step, is RUNNING, and the call returns True. If the ledger
         owns the pool, blocks are taken and allocated here; otherwise `place` must have reported them.
+        With ``hit.within`` it does both: the load is planned, the plan of this step waits for it, and the request runs in this
+        step, LOADING until the plan settles; the call returns True.
         Refuses: `CapacityError` if there is no room or a block of the device hit was handed out meanwhile; the request then
         waits and holds nothing, and blocks placed for it are released.
         """
@@ -261,9 +266,10 @@ class OffloadScheduler(edge.NotCopied):
         if hit.deferred:
             raise MisuseError(f"request {name}: its lookup is deferred (look it up again when a copy has landed)")
         loads = hit.tokens > hit.device_tokens
-        if not loads and tokens < 1:
+        runs = hit.within or not loads
+        if runs and tokens < 1:
             raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
-        end = hit.tokens if loads else hit.compute_from + tokens
+        end = hit.compute_from + tokens if runs else hit.tokens
         known = int(self._progress.known[tracked.row])
         if self._state.has_states and end > known:
             self._steps.refuse_drafts(name, known, known)
@@ -282,8 +288,8 @@ class OffloadScheduler(edge.NotCopied):
                 self.ledger.roll_back(name)
                 self._steps.note_placed(name, tracked.row)
             raise
-        self._steps.enter(name, tracked, hit, 0 if loads else tokens)
-        return not loads
+        self._steps.enter(name, tracked, hit, tokens if runs else 0)
+        return runs
 
     def grow(self, tokens: Mapping[str, int] = _NOBODY) -> list[str]:
         """Schedule the running requests that are not scheduled yet: one token each, or as in *tokens* (0: not in this step).
@@ -452,7 +458,7 @@ class OffloadScheduler(edge.NotCopied):
         rows = table.wanted.nonzero()[0]
         for name in list(self._state.states):
             self._steps.offer_states(name, self._state.requests[name].row)
-        self._steps.plan_stores(rows)
+        self._steps.plan_stores(self._steps.without_doubt(rows))
         if self._steps.is_last_step() and (jobs := self.ledger.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "last step")
         for name in list(self._state.pinned):
@@ -467,6 +473,7 @@ class OffloadScheduler(edge.NotCopied):
         table.wanted[rows] = 0
         self._state.handed = {}
         self._state.step += 1
+        self._state.within.clear()
         return plan
 
     def plan_step(self, step: Step) -> Plan:
@@ -536,6 +543,7 @@ class OffloadScheduler(edge.NotCopied):
             rows, tokens = rows[current], tokens[current]
         tokens_known, computed = self._steps.advance(rows, tokens, sampled)
         final = table.finishing(rows, computed)
+        doubted = self._steps.doubted(final) if self._state.waiting_loads and final else []
         seals = self._steps.seals(final) if final else []
         if self._state.ending:
             self._steps.ask_keys_of_ending(rows, tokens, computed)
@@ -545,11 +553,17 @@ class OffloadScheduler(edge.NotCopied):
         del self._state.plans[plan]
         if self._state.below is not None:
             self._state.below.settle()
+        before = table.known[rows]
         table.known[rows], table.computed[rows] = tokens_known, computed
         table.in_flight[rows] -= tokens
         if final:
             table.sealed_up_to(final)
+        if doubted:
+            self._steps.seal_loaded(doubted)
         loaded, failed = self._steps.hear_of_loads() if self._state.waiting_loads else ([], [])
+        if failed:  # what they have sampled is void
+            lost = np.isin(rows, [self._state.requests[name].row for name in failed])
+            table.known[rows[lost]] = before[lost]
         if ended := self._steps.over() if self._state.ending else []:
             self._steps.end_many(ended)
         if self._state.outlived:

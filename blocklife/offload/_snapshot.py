@@ -348,6 +348,8 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     core.bringing.clear()
     for content, name in core.loading.items():
         core.bringing.setdefault(name, []).append(content)
+    core.within = {each.name: each.hit.host_tokens for each in requests if each.hit is not None and _is_within(each.hit)}
+    core.within.update([(name, hit.host_tokens) for name, hit in waiting_loads if _is_within(hit)])
     core.pinned = {name: list(slots) for name, slots in pinned} if pinned else {}
     core.preempted = dict.fromkeys(preempted)
     core.ending, core.outlived, core.lost = set(ending), set(ended), set(lost)
@@ -370,6 +372,11 @@ def _put_back_below(core: SchedulerState, below: TierBelow, saved: SavedBelow, n
     for name, until in waits:
         core.requests[name].below_until = until + now
     saveable(below.index).restore(index)
+
+
+def _is_within(hit: Hit) -> bool:
+    """Whether a saved hit has taken a part of what the present step may wait for."""
+    return hit.within and bool(hit.step)
 
 
 def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], progress: bytes) -> None:

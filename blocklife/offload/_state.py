@@ -109,6 +109,8 @@ class SchedulerState(edge.NotCopied):
         self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading, self.below)
         self.now = 0.0
         """The time of the latest plan."""
+        self.within: dict[str, int] = {}
+        """How many tokens of `Policies.load_within_tokens` the lookups of this step have taken, by request."""
         self.pinned: dict[str, list[int]] = {}
         self.preempted: dict[str, None] = {}
         self.ending: set[str] = set()

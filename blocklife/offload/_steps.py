@@ -14,6 +14,7 @@ from math import inf
 from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
+from attrs import evolve
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Contract, Seal
@@ -140,7 +141,7 @@ class SchedulerSteps:
             places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
             transfers.append(GroupTransfer(Batch(lives, group), list(slots), keys, places, names))
             self._state.host_hits[group] += len(lives)
-        self._ledger.plan_group_load(name, transfers)
+        self._ledger.plan_group_load(name, transfers, within=hit.within)
         self.expect(name, self.brought(tracked, hit))
 
     def expect(self, name: str, contents: Iterable[tuple[int, bytes]]) -> None:
@@ -178,13 +179,58 @@ class SchedulerSteps:
             table.sealed[group, row] = hit.tokens // self._geometry.block_tokens[group]
         table.step[row] = self._state.step
         tracked.below_until = None
-        if not tokens:
+        if hit.tokens > hit.device_tokens:
             self._state.waiting_loads[name] = hit
-            return
-        self._ledger.admit(name)
+            if not tokens:
+                return
+        else:
+            self._ledger.admit(name)
         table.computed[row] = hit.compute_from
         table.running[row] = True
         table.wanted[row] = tokens
+
+    # --- loads within a step ------------------------------------------------------------------------------------------------
+
+    def within_budget(self, name: str, hit: Hit, known: int) -> Hit:
+        """The same hit with ``within`` set, if what it loads fits into what this step may wait for.
+
+        A request that would compute nothing in this step gains nothing; and the engine may copy a state before the load.
+        """
+        taken, most = self._state.within, self._policies.load_within_tokens
+        if self._state.has_states or hit.tokens >= known or sum(taken.values()) + hit.host_tokens > most:
+            return hit
+        taken[name] = hit.host_tokens
+        return evolve(hit, within=True)
+
+    def in_doubt(self) -> list[int]:
+        """The rows of requests that run behind a load within a step whose plan has not settled.
+
+        What they compute counts only if the load is done: it is neither sealed nor stored before.
+        """
+        running, requests = self._progress.running, self._state.requests
+        return [row for name in self._state.waiting_loads if running[row := requests[name].row]]
+
+    def without_doubt(self, rows: Rows) -> Rows:
+        """Those of these requests that are not `in_doubt`."""
+        if not self._state.waiting_loads or not (doubted := self.in_doubt()):
+            return rows
+        found: Rows = rows[~np.isin(rows, doubted)]
+        return found
+
+    def doubted(self, spans: list[Span]) -> list[tuple[Span, list[Seal]]]:
+        """Take out of *spans* those of requests that load, and return them with what would seal them."""
+        loading = {self._state.requests[name].row for name in self._state.waiting_loads}
+        found = [(span, self.seals([span])) for span in spans if span[1] in loading]
+        spans[:] = [span for span in spans if span[1] not in loading]
+        return found
+
+    def seal_loaded(self, doubted: Sequence[tuple[Span, list[Seal]]]) -> None:
+        """Seal what requests have computed behind a load that is done; what the others have computed is gone."""
+        state, names = self._ledger.request_state, self._state.names
+        done = [each for each in doubted if state(names[each[0][1]]) is Request.RUNNING]
+        if done:
+            self._ledger.seal_many([seal for _, seals in done for seal in seals])
+            self._progress.sealed_up_to([span for span, _ in done])
 
     # --- the tier below ---------------------------------------------------------------------------------------------------
 
@@ -438,8 +484,9 @@ class SchedulerSteps:
             tracked = self._state.requests[name]
             if state is Request.RUNNING:
                 self.end_load(name)
-                table.computed[tracked.row] = hit.compute_from
-                table.running[tracked.row] = True
+                if not hit.within:  # otherwise it runs since its admission
+                    table.computed[tracked.row] = hit.compute_from
+                    table.running[tracked.row] = True
                 loaded.append(name)
             else:
                 tracked.failures += 1

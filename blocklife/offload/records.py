@@ -67,6 +67,11 @@ class Policies:
     """Maximum number of blocks in one store, rounded up to a chunk."""
     lazy_blocks: int = field(default=64, validator=at_least(1))
     """In lazy mode, how many of the blocks that will be handed out next are kept stored."""
+    load_within_tokens: int = field(default=0, validator=at_least(0))
+    """How many tokens the loads of one step may bring together for which its plan waits before the forward pass.
+
+    A request whose hit still fits runs in the same step; the others load between two steps. 0: all of them do.
+    """
 
 
 @frozen
@@ -88,6 +93,8 @@ class Hit:
     """The lives of the device part, by group; for groups with a window only those inside it."""
     slots: tuple[tuple[int, ...], ...] = ()
     """The slots of the host part, by group; they are pinned."""
+    within: bool = False
+    """Whether the plan waits for the load, so that the request runs in this step (`Policies.load_within_tokens`)."""
 
     @property
     def host_tokens(self) -> int:
@@ -160,9 +167,9 @@ class Settled:
     """The requests whose state changed when a plan settled."""
 
     loaded: tuple[str, ...]
-    """Their load is done; they run from the next step on."""
+    """Their load is done; they run from the next step on, or have run in the step of the load already (`Hit.within`)."""
     failed: tuple[str, ...]
-    """Their load failed; they wait, hold nothing, and must be looked up again."""
+    """Their load failed; they wait, hold nothing, and must be looked up again. What they have computed behind it is void."""
     ended: tuple[str, ...]
     """Their end was delayed until this plan settled; they hold nothing any more."""
 

@@ -8,11 +8,13 @@ Rules of this file:
 * A fault is raised as `DeviceFault`, with the rule that it breaks. A wrong call of the test itself is a `MisuseError`.
 
 Theory. Each worker has its own memory and three kinds of operations on it: forward passes in the order of their plans, stores
-and loads. A plan is carried out in the order of the engine contract: the stores of the previous plan, the waits, the forward
-pass, the loads; the plan's own stores are held back until the next step. A copy runs from its launch until it lands, whatever
-is reported in between. It waits for the events of the forward passes launched before it, which produce its source or read its
-target (I2); with ``events=False`` it does not wait, and overlaps them. Nothing else orders it: if two copies, or a copy and a
-later forward pass, touch the same place and one of them writes it, that is a fault, unless the host has waited for the first.
+and loads. A plan is carried out in the order of the engine contract: the stores of the previous plan, the waits, the loads that
+the plan itself waits for, the forward pass, the other loads; the plan's own stores are held back until the next step. What
+requests compute behind a load that has failed on a worker is garbage there. A copy runs from its launch until it lands,
+whatever is reported in between. It waits for the events of the forward passes launched before it, which produce its source or
+read its target (I2); with ``events=False`` it does not wait, and overlaps them. Nothing else orders it: if two copies, or a
+copy and a later forward pass, touch the same place and one of them writes it, that is a fault, unless the host has waited for
+the first.
 
 Content is any hashable value; None is garbage. A target is garbage from the launch of the copy on, and stays garbage if the
 copy fails. A copy reads its sources at launch; a source that changes before it lands is a fault.
@@ -84,6 +86,9 @@ class Orders(NamedTuple):
     forward: Pass = Pass()
     below: tuple[CopyOrder, ...] = ()
     """Copies between host places and the store below."""
+    doubts: tuple[tuple[int, Pass], ...] = ()
+    """What requests compute behind loads within a step whose plans have not settled, each with the load's job: where the load
+    has failed, nothing of it counts."""
 
 
 class Landing(NamedTuple):
@@ -130,6 +135,8 @@ class Worker:
     """Stores that are launched when the next plan is carried out."""
     passes: dict[int, Touched] = field(factory=dict)
     """Forward passes that may still run, by plan."""
+    void: set[int] = field(factory=set)
+    """Loads that a plan has waited for, and that have failed here."""
     below: list[Content] = field(factory=list)
     """What the store below has of this worker's parts, by number of the entry; None if nothing. It outlives the worker."""
     lost: bool = False
@@ -157,8 +164,16 @@ class Worker:
                 target[place] = None
         self.copies[order.job] = running
 
-    def forward(self, plan: int, forward: Pass) -> None:
-        """Start a forward pass: it reads and writes while copies run."""
+    def forward(self, plan: int, forward: Pass, doubts: Iterable[tuple[int, Pass]] = ()) -> None:
+        """Start a forward pass: it reads and writes while copies run. *doubts*: see `Orders`."""
+        sure = forward
+        for job, part in doubts:
+            if job in self.void:
+                garbage = tuple([(block, None) for block, _ in part.writes])
+                forward = Pass(forward.reads + part.reads, forward.writes + garbage)
+            else:
+                sure = Pass(sure.reads + part.reads, sure.writes + part.writes)
+                forward = Pass(forward.reads + part.reads, forward.writes + part.writes)
         for job, running in self.copies.items():
             order = running.order
             for block, _ in forward.reads:
@@ -168,7 +183,7 @@ class Worker:
                 if block in order.blocks:
                     doing = "reads" if order.stores else "writes"
                     raise DeviceFault("I1", f"worker {self.rank}: step {plan} writes block {block} while copy {job} {doing} it")
-        for block, content in forward.reads:
+        for block, content in sure.reads:
             if (found := self.blocks[block]) != content:
                 raise DeviceFault(
                     "I6",
@@ -214,6 +229,7 @@ class FrozenWorker(NamedTuple):
     passes: tuple[tuple[int, Touched], ...]
     lost: bool
     below: tuple[Content, ...] = ()
+    void: tuple[int, ...] = ()
 
 
 class FrozenDevice(NamedTuple):
@@ -299,12 +315,20 @@ class Device:
             if any(job in worker.copies for worker in self.workers):
                 raise DeviceFault("I1", f"plan {orders.plan} does not wait for copy {job}, whose block has a new tenant")
         self.awaited.clear()
+        within = set(orders.flushes).intersection([order.job for order in orders.loads])
         for worker in present:
-            worker.forward(orders.plan, orders.forward)
+            for order in orders.loads:
+                if order.job in within:
+                    self._launch(worker, order)
+                    landed.append(worker.land(order.job, ok=(order.job, worker.rank) not in badly))
+                    if not landed[-1].ok:
+                        worker.void.add(order.job)
+            worker.forward(orders.plan, orders.forward, orders.doubts)
             if self.events:  # copies launched from now on wait for it
                 worker.passes.clear()
             for order in orders.loads:
-                self._launch(worker, order)
+                if order.job not in within:
+                    self._launch(worker, order)
             worker.held_back = list(orders.stores)
         return landed
 
@@ -403,7 +427,8 @@ class Device:
             blocks, places = tuple(worker.blocks), tuple(worker.places)
             held_back, passes = tuple(worker.held_back), tuple(worker.passes.items())
             below = tuple(worker.below) if worker.below else ()
-            workers.append(FrozenWorker(blocks, places, copies, held_back, passes, worker.lost, below))
+            void = tuple(sorted(worker.void)) if worker.void else ()
+            workers.append(FrozenWorker(blocks, places, copies, held_back, passes, worker.lost, below, void))
         return FrozenDevice(tuple(workers), tuple(self.awaited), tuple(sorted(self.begun)))
 
     def thaw(self, frozen_device: FrozenDevice) -> None:
@@ -416,6 +441,7 @@ class Device:
             worker.passes = dict(saved.passes)
             worker.lost = saved.lost
             worker.below = list(saved.below)
+            worker.void = set(saved.void)
         self.awaited = dict.fromkeys(frozen_device.awaited)
         self.begun = dict.fromkeys(frozen_device.begun)
 
@@ -488,7 +514,8 @@ def renamed(frozen_device: FrozenDevice, names: DeviceNames, readable: Iterable[
         if worker.passes:
             passes = tuple([(plan - names.plans_before, names.touched(touched)) for plan, touched in worker.passes])
         own = _moved(worker.blocks, names.blocks, blocks), _moved(worker.places, names.places, places)
-        workers.append(FrozenWorker(*own, copies, held_back, passes, worker.lost, worker.below))
+        void = tuple(sorted([names.jobs[job] for job in worker.void if job in names.jobs])) if worker.void else ()
+        workers.append(FrozenWorker(*own, copies, held_back, passes, worker.lost, worker.below, void))
     awaited = tuple(sorted([names.jobs[job] for job in frozen_device.awaited])) if frozen_device.awaited else ()
     begun: tuple[tuple[int, int], ...] = ()
     if frozen_device.begun:

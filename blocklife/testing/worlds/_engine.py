@@ -58,6 +58,7 @@ from blocklife.offload import (
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.records import Keys
 from blocklife.states import ADMISSIBLE, Request
+from blocklife.states import Job as JobState
 from blocklife.testing.worlds import _second_owner as second
 from blocklife.testing.worlds._device import Content, CopyOrder, Landing, Orders, Pass
 from blocklife.testing.worlds._tier import Entry, TierIndex
@@ -98,6 +99,8 @@ class Settings:
     """The most tokens that one request computes in one step; None for no limit."""
     drafts: int = 0
     """How many tokens a step guesses behind the known ones of a running request."""
+    load_within_tokens: int = 0
+    """How many tokens a plan may load before its forward pass."""
     checking: Checking = Checking.STRICT
     below: str = NO_TIER
     """When content goes to a store below (`Demote`, in small letters); `NO_TIER`: there is none."""
@@ -189,6 +192,7 @@ class Engine:
             plans_ahead=int(settings.asynchronous),
             max_load_failures=settings.max_load_failures,
             lazy_blocks=settings.lazy_blocks,
+            load_within_tokens=settings.load_within_tokens,
         )
         below = settings.below_policies
         self.index = None if below is None else TierIndex()
@@ -320,7 +324,7 @@ class Engine:
         self._hand_off(begin, wants)
         plan = self.scheduler.build_plan(self.now)
         handed_out, self._handed_out = tuple(self._handed_out), []
-        orders = self._orders(plan, self._forward(begin, wants))
+        orders = self._orders(plan, begin, wants)
         return Stepped(orders, handed_out, hits, tuple(short), tuple(refused), tuple(deferred))
 
     def _end(self, name: str) -> int:
@@ -387,8 +391,20 @@ class Engine:
                 if isinstance(each, Mamba) and count and not end % each.block_tokens:
                     self.scheduler.hand_off(name, group, end)
 
+    def _doubts(self, wants: Mapping[str, int]) -> dict[str, int]:
+        """The scheduled requests that run behind a load within a step whose plan has not settled, each with its job."""
+        if not self.settings.load_within_tokens:
+            return {}
+        jobs = self.ledger.jobs
+        live = {
+            job.owner: job.number
+            for job in jobs.alive()
+            if job.direction is Direction.LOAD and jobs.state(job.number) is JobState.AWAITED
+        }
+        return {name: live[name] for name in wants if self._state(name) is Request.LOADING}
+
     def _forward(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> Pass:
-        """The forward pass of this step: what it has to find, and what it writes."""
+        """The forward pass of these requests: what it has to find, and what it writes."""
         reads: list[tuple[int, Content]] = []
         writes: list[tuple[int, Content]] = []
         for name, count in wants.items():
@@ -446,10 +462,14 @@ class Engine:
     def _needed(self, group: int, begin: int) -> range:
         return self.geometry.needed(group, begin)
 
-    def _orders(self, plan: Plan, forward: Pass) -> Orders:
+    def _orders(self, plan: Plan, begin: Mapping[str, int], wants: Mapping[str, int]) -> Orders:
         loads, stores = ([_order(each) for each in transfers] for transfers in (plan.loads, plan.stores))
         below = tuple([self._order_below(each) for each in (*plan.promotes, *plan.demotes)])
-        return Orders(plan.number, tuple(job.number for job in plan.flushes), tuple(loads), tuple(stores), forward, below)
+        found = self._doubts(wants)
+        sure = {name: count for name, count in wants.items() if name not in found} if found else wants
+        doubts = tuple([(job, self._forward(begin, {name: wants[name]})) for name, job in found.items()])
+        flushes, forward = tuple(job.number for job in plan.flushes), self._forward(begin, sure)
+        return Orders(plan.number, flushes, tuple(loads), tuple(stores), forward, below, doubts)
 
     def _order_below(self, transfer: TierTransfer) -> CopyOrder:
         """The order for one job between slots and the store below: each entry has as many parts as a slot."""

@@ -392,6 +392,7 @@ class World:
         step = self._core_step(state.core, _STEP, _kept(state.env))
         runs = {job for job, _, hung in self._running(state.device) if not hung}
         runs |= {order.job for worker in self._devices.values[state.device].workers for order in worker.held_back}
+        runs |= {order.job for order in step.orders.loads} if step.orders is not None else set()
         return step.orders is not None and not runs.isdisjoint(step.orders.flushes)
 
     def _arrivals(self, arrived: int) -> tuple[Action, ...]:
