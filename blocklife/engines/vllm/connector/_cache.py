@@ -193,7 +193,26 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         zeroes_first=vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing,
         names_sessions=release().names_sessions,
         below=below_of(vllm_config, kv_cache_config, config),
+        load_within_tokens=_load_within_tokens(vllm_config, kv_cache_config, config),
     )
+
+
+def _load_within_tokens(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> int:
+    """How many tokens a step may load before its forward pass. Refuses a policy that goes on after such a load has failed.
+
+    With *recompute*, vLLM 0.33.0 leaves the blocks of such a load in its prefix cache under hashes of content that they do not
+    have, and with asynchronous scheduling it keeps what the next step has sampled from them.
+    """
+    transfer = vllm_config.kv_transfer_config
+    if config.sync_load_budget_bytes and transfer is not None and transfer.kv_load_failure_policy == "recompute":
+        raise _refuse(
+            "sync_load_budget_bytes with kv_load_failure_policy='recompute' is not offered: vLLM leaves the blocks of a failed "
+            "load where other requests hit them",
+            "leave it out, or use the policy 'fail'",
+        )
+    groups = kv_cache_config.kv_cache_groups
+    a_token = sum([_group_bytes(group) // int(group.kv_cache_spec.block_size) for group in groups])
+    return config.sync_load_budget_bytes // max(1, a_token)
 
 
 def below_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> StoreBelow | None:

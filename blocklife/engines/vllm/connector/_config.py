@@ -85,6 +85,11 @@ def _bytes(key: str, value: object) -> int:
     return found
 
 
+def _bytes_or_none(key: str, value: object) -> int:
+    """The same, or 0."""
+    return 0 if _whole(value) == 0 else _bytes(key, value)
+
+
 def _flag(key: str, value: object) -> bool:
     if type(value) is not bool:
         raise _say(key, value, "true or false")
@@ -183,6 +188,12 @@ class ConnectorConfig:
     """Maximum number of tokens loaded for one request; default: no limit."""
     max_store_tokens: int | None = field(default=None, metadata={"read": _from_zero})
     """Maximum number of tokens of one request, from its start, that are stored; default: no limit."""
+    sync_load_budget_bytes: int = field(default=0, metadata={"read": _bytes_or_none})
+    """How many bytes a step may load on each worker before its forward pass, for all requests together, as a number or a text
+    like 8MiB. A hit that still fits costs its request no step; the others load between two steps. 0: all of them do.
+
+    As in vLLM's own connector, a hit counts with the bytes of all its tokens in all groups. With Mamba states all loads take
+    two steps."""
     max_load_failures: int = field(default=2, metadata={"read": _from_zero})
     """Number of failed loads after which a request no longer looks in the host tier. With the ``recompute`` policy of vLLM the
     request is computed after each, and may load again once it was preempted."""
@@ -240,8 +251,8 @@ class ConnectorConfig:
             )
         return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
 
-    def policies(self, plans_ahead: int) -> Policies:
-        """The same options as policies of the offload scheduler."""
+    def policies(self, plans_ahead: int, load_within_tokens: int = 0) -> Policies:
+        """The same options as policies of the offload scheduler; a step loads so many tokens before its forward pass."""
         return Policies(
             last_step=self.last_step,
             full_hit=self.full_hit,
@@ -254,6 +265,7 @@ class ConnectorConfig:
             max_load_failures=self.max_load_failures,
             max_job_blocks=self.max_job_blocks,
             lazy_blocks=self.lazy_blocks,
+            load_within_tokens=load_within_tokens,
         )
 
     @property

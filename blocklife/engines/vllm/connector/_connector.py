@@ -143,8 +143,8 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # --- the scheduler's side -----------------------------------------------------------------------------------------------
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """Take vLLM's block pool, which lazy stores read."""
-        self.scheduler.bind_pool(lambda count: islice(_free_blocks(gpu_block_pool), count))
+        """Take vLLM's block pool: lazy stores read it, and it forgets what a load within a step has failed to bring."""
+        self.scheduler.bind_pool(lambda count: islice(_free_blocks(gpu_block_pool), count), gpu_block_pool.evict_blocks)
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """Take vLLM's block tables, which tell whose blocks another connector still uses."""
@@ -159,9 +159,9 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.scheduler.add(request, caps)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """The number of tokens that a load would bring; loads always run between two steps."""
+        """The number of tokens that a load would bring, and whether it runs between two steps, and not within this one."""
         found = self.scheduler.look_up(request, num_computed_tokens)
-        return found, bool(found)
+        return found, bool(found) and not self.scheduler.loads_within(request)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """vLLM has allocated blocks to a request."""
@@ -264,7 +264,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.worker.begin(_step_of(kv_connector_metadata))
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
-        """Called after the forward pass; our loads are never for the step that they come with."""
+        """Called after the forward pass, or before it in a step with loads that it reads."""
         self.worker.end(_step_of(self._get_connector_metadata()))
 
     def wait_for_layer_load(self, layer_name: str) -> None:

@@ -31,8 +31,9 @@ from attrs import define, field
 from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
+from blocklife.engines.vllm.connector._doubts import Doubts
 from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
-from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, PeekFree, SchedulerOutput, VllmRequest
+from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, Evict, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.engines.vllm.connector._sources import HitTokens, sources
 from blocklife.engines.vllm.connector._store import AskedStore
 from blocklife.errors import MisuseError
@@ -134,7 +135,7 @@ class ConnectorScheduler:
         # the host tier keeps events only if vLLM collects them
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
         # each batch can have its own plan and, before it, one with the stores of finished requests
-        policies = config.policies(2 * shape.max_batches + 1)
+        policies = config.policies(2 * shape.max_batches + 1, shape.load_within_tokens)
         self.offload = OffloadScheduler(
             self.ledger,
             self.tier,
@@ -159,6 +160,7 @@ class ConnectorScheduler:
         """Those of them that were not deferred since. In vLLM's queue they come before requests whose loads have landed, as if
         they held blocks, and move behind them when a lookup is deferred. This is done only once they have found no room: a
         paused engine computes only the requests at the front."""
+        self._doubts = Doubts(shape.geometry.block_tokens[0] // shape.hashes_per_block[0], shape.num_workers)
         self._loads = 0
         """Loads promised by lookups of this step."""
         self._early: list[Plan] = []
@@ -171,15 +173,16 @@ class ConnectorScheduler:
         self._may_sleep = False  # the host tier is forgotten with the next step, unless the workers wake up before it
         self._num_sleeps = 0  # that the workers have told of
         self._peek_free: PeekFree | None = None
+        self._evict: Evict | None = None
         self._serial = 0
         self.describer: Describer | None = None
         """Describes the content of events, if these describe themselves."""
         self._looking = False
         """Whether keys are asked for by a lookup."""
 
-    def bind_pool(self, peek_free: PeekFree) -> None:
+    def bind_pool(self, peek_free: PeekFree, evict: Evict) -> None:
         """Take the engine's allocator; lazy stores look at the blocks that it hands out next."""
-        self._peek_free = peek_free
+        self._peek_free, self._evict = peek_free, evict
 
     def describe_events(self, extra_keys: ReadExtraKeys) -> None:
         """From now on, keep what events say of their content."""
@@ -194,7 +197,10 @@ class ConnectorScheduler:
             self._sessions[request.request_id] = tracked
 
     def look_up(self, request: VllmRequest, device_tokens: int) -> int | None:
-        """The number of tokens that a load would bring after those on the device; None: ask again later."""
+        """The number of tokens that a load would bring after those on the device; None: ask again later.
+
+        See `loads_within` for when it would bring them.
+        """
         self._begin()
         begun = self._clock()
         tracked = self._tracked(request)
@@ -209,6 +215,9 @@ class ConnectorScheduler:
             # the engine was reset, and the request is scheduled again in the same step; or another connector's load failed
             self.offload.preempt(name)
             self.beside.end_receiving(name)
+        if self._doubts and self._doubts.are_in(request.block_hashes, device_tokens):
+            self._defer(tracked, begun)
+            return None
         may_load = self._may_load(request.request_id, earlier) and (self.shape.names_sessions or not tracked.session)
         if not may_load or request.skip_reading_prefix_cache or not request.block_hashes:
             tracked.hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
@@ -226,6 +235,11 @@ class ConnectorScheduler:
         self._loads += bool(hit.host_tokens)
         return hit.host_tokens
 
+    def loads_within(self, request: VllmRequest) -> bool:
+        """Whether what `look_up` has promised to a request in this step is loaded before the forward pass of this step."""
+        hit = self._tracked(request).hit
+        return hit is not None and hit.within
+
     def allocated(self, request: VllmRequest, tables: BlockTables, external_tokens: int) -> None:
         """The engine has allocated blocks to a request that it admits or loads, or whose load is over."""
         self._begin()
@@ -234,6 +248,11 @@ class ConnectorScheduler:
         self._admissions[request.request_id] = Admission(tracked, ids, external_tokens)
         if external_tokens and tracked.hit is not None:
             self.decided.expect_load(tracked.name)
+            if tracked.hit.within:
+                at = tracked.hit.device_tokens
+                starts = [at // tokens for tokens in self.shape.geometry.block_tokens]
+                named = [block for table, start in zip(ids, starts, strict=True) for block in table[start:] if block != NULL]
+                self._doubts.add(request.request_id, request.block_hashes, at, named)
 
     def build_step(self, output: SchedulerOutput) -> StepPlan:
         """Build the plan of this step."""
@@ -271,7 +290,7 @@ class ConnectorScheduler:
             offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
         plan = offload.build_plan(self._clock())
         early, self._early = self._early, []
-        return StepPlan((*early, plan), self._owners(plan) if loads else {}, self._introduce())
+        return StepPlan((*early, plan), self._owners(plan) if loads or self._doubts else {}, self._introduce())
 
     def _introduce(self) -> bytes:
         """In the first step: for which content the store below is asked. Workers check that they name it alike."""
@@ -284,6 +303,8 @@ class ConnectorScheduler:
         for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if tables is not None and request_id not in cached.resumed_req_ids:
                 self._grow(self._requests[request_id].name, enumerate(tables))
+                if self._doubts:
+                    self._doubts.grown(request_id, [block for table in tables for block in table if block != NULL])
         for each in going_on:  # its load is over, or its session continues: its blocks stay where they are
             name = each.tracked.name
             if each.tracked.session:
@@ -405,12 +426,18 @@ class ConnectorScheduler:
             self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
 
     def _owners(self, plan: Plan) -> dict[JobId, str]:
-        """The vLLM request of each load."""
+        """The vLLM request of each load that vLLM waits for; a load within the step is over before anybody is told."""
         found: dict[JobId, str] = {}
+        within = plan.within
         for transfer in plan.loads:
             job = self.ledger.jobs.get(transfer.job.number)
-            if job is not None and job.owner is not None:
-                found[transfer.job] = self._named[job.owner].request.request_id
+            if job is None or job.owner is None:
+                continue
+            request_id = self._named[job.owner].request.request_id
+            if transfer.job in within:
+                self._doubts.submitted(request_id, transfer.job, plan.number)
+            else:
+                found[transfer.job] = request_id
         return found
 
     # --- between two steps --------------------------------------------------------------------------------------------------
@@ -427,13 +454,17 @@ class ConnectorScheduler:
         if report.below != _NOTHING_BELOW:
             self.counts.below += report.below
         launched, completions = report.launched, report.completions
+        if self._doubts:
+            for blocks in self._doubts.settle(report.number, completions):
+                if self._evict is not None:
+                    self._evict(blocks)
         for number in [each for each in self.offload.plans_out if each <= report.number]:
             # all reports go with the first plan: it may be the one that waited for these jobs
             settled = self.decided.settle_known(number, self._clock(), launched=launched, completions=completions)
             launched, completions = (), ()
             if settled.failed:
                 self.counts.failed_loads += len(settled.failed)
-                lost = {self._named[name].request.request_id for name in settled.failed}
+                lost = {self._named[name].request.request_id for name in settled.failed} & self._requests.keys()
                 self._lost |= lost
                 self._in_front |= lost
             for name in settled.ended:

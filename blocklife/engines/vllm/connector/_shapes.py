@@ -181,7 +181,11 @@ class CacheShape:
     """Whether a session's hashes are those of its tokens when it has gone on. If not, it neither stores nor loads."""
     below: StoreBelow | None = None
     """The store below host memory."""
+    load_within_tokens: int = 0
+    """How many tokens a step may load before its forward pass (`ConnectorConfig.sync_load_budget_bytes`)."""
 
 
 PeekFree = Callable[[int], Iterable[int]]
 """A function that returns the next blocks that the engine's allocator will hand out, given their number."""
+Evict = Callable[[set[int]], None]
+"""A function that makes the engine's allocator forget the content of these blocks, whether a request holds them or not."""

@@ -80,6 +80,8 @@ class _WorkerJob:
     transfer: Transfer
     request: str | None
     num_bytes: int
+    within: bool
+    """Whether it is a load that the forward pass of its own step reads."""
 
 
 @define
@@ -152,20 +154,24 @@ class ConnectorWorker:
             self._execute(executor, early)
         plan = step.plans[-1]
         self._note(plan, step)
-        self._execute(executor, evolve(plan, loads=(), stores=()))
+        flushes = tuple([job for job in plan.flushes if job not in plan.within]) if plan.loads else plan.flushes
+        self._execute(executor, evolve(plan, loads=(), stores=(), flushes=flushes))
         self._wait_in_step(executor, [transfer.job for transfer in (*plan.loads, *plan.stores)])
         copier.before_forward(blocks=())  # requests that compute in this step have been told that their loads are over
         self._begun = step.number
 
     def end(self, step: StepPlan) -> None:
-        """After the forward pass: launch the loads, and keep the stores for the next step. May be called more than once."""
+        """After the forward pass: launch the loads, and keep the stores for the next step. May be called more than once.
+
+        In a step with loads that its forward pass reads, before it, and after the blocks were zeroed: wait for these.
+        """
         self.begin(step)
         if step.number == self._ended:
             return
         executor, copier = self._ready()
         copier.computed()
         plan = step.plans[-1]
-        self._execute(executor, evolve(plan, flushes=(), promotes=(), demotes=()))
+        self._execute(executor, evolve(plan, flushes=tuple(plan.within), promotes=(), demotes=()))
         self._wait_in_step(executor, [transfer.job for transfer in plan.stores])
         self._ended = step.number
 
@@ -233,10 +239,11 @@ class ConnectorWorker:
         return self._executor, self._copier
 
     def _note(self, plan: Plan, step: StepPlan) -> None:
+        within = plan.within
         for transfer in (*plan.loads, *plan.stores):
             sizes = zip(transfer.group_sizes, self._group_bytes, strict=True)
             num_bytes = sum(count * page for count, page in sizes)
-            self._jobs[transfer.job] = _WorkerJob(transfer, step.loads.get(transfer.job), num_bytes)
+            self._jobs[transfer.job] = _WorkerJob(transfer, step.loads.get(transfer.job), num_bytes, transfer.job in within)
 
     def _execute(self, executor: Executor, plan: Plan) -> None:
         report = executor.execute(plan, _nothing)
@@ -275,10 +282,21 @@ class ConnectorWorker:
             self._said.loaded += moved
             if over.request is not None:
                 self._received.add(over.request)
-                if not ok and self.shape.reports_blocks:
-                    self._bad_blocks.update(over.transfer.target.tolist())
-                elif not ok:
-                    self._failed.add(over.request)
+            if not ok:
+                self._hear_of_failure(over)
+
+    def _hear_of_failure(self, load: _WorkerJob) -> None:
+        """A load has failed: tell vLLM as far as it can be told."""
+        if load.within and not self.shape.reports_blocks:
+            raise RuntimeError(
+                f"blocklife connector: worker {self.shape.rank}: job {load.transfer.job}, which this step was to read, has "
+                "failed, and vLLM cannot be told of it where there are several groups, or a window (the engine stops: leave "
+                "sync_load_budget_bytes out, so that the request of such a load ends alone)"
+            )
+        if self.shape.reports_blocks and (load.within or load.request is not None):
+            self._bad_blocks.update(load.transfer.target.tolist())
+        elif load.request is not None:
+            self._failed.add(load.request)
 
 
 def _nothing() -> None:
