@@ -48,6 +48,8 @@ class LagCopier:
         self._step = 0
         self._queues: dict[Direction, deque[_Copy]] = {direction: deque() for direction in ON_DEVICE}
         self._landed: list[Completion] = []
+        self.failed: list[JobId] = []
+        """Copies that have failed."""
         self.waits = 0
         """Copies that somebody had to wait for."""
 
@@ -116,6 +118,8 @@ class LagCopier:
         copy = queue.popleft()
         if not copy.fails:
             self._move(copy, ~copy.early)
+        else:
+            self.failed.append(copy.transfer.job)
         self._landed.append(Completion(copy.transfer.job, self._worker, Result.FAILED if copy.fails else Result.OK))
         self._start(queue)
 

@@ -4,15 +4,17 @@ Rules of this file:
 
 * vLLM names the blocks of such a request when it admits it, so that other requests hit them before anything is known of the
   load. Whoever would do so is put off until the load has succeeded.
-* If it has failed, vLLM must forget what it has named, also where the request is over or was preempted meanwhile.
+* If it has failed, vLLM must forget what it has named, also where the request is over or was preempted meanwhile; and nobody
+  may be told what the request has sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import define
 
+from blocklife.engines.vllm.connector._shapes import VllmRequest
 from blocklife.ledger import Completion, JobId, Result
 
 
@@ -20,6 +22,7 @@ from blocklife.ledger import Completion, JobId, Result
 class Doubt:
     """One such request."""
 
+    owner: VllmRequest
     first: int
     """The number of the first hash of its tokens that the load brings."""
     key: bytes
@@ -32,42 +35,40 @@ class Doubt:
 
 
 class Doubts:
-    """All such requests, by vLLM's id. A request that comes back before its plan has settled is in it twice."""
+    """All such requests. One that comes back before its plan has settled is in it twice."""
 
     def __init__(self, hash_tokens: int, num_workers: int) -> None:
         self._hash_tokens, self._num_workers = hash_tokens, num_workers
-        self._all: list[tuple[str, Doubt]] = []
+        self._all: list[Doubt] = []
 
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def add(self, request_id: str, hashes: Sequence[bytes], device_tokens: int, blocks: Iterable[int]) -> None:
+    def add(self, owner: VllmRequest, device_tokens: int, blocks: Iterable[int]) -> None:
         """A request was admitted that loads what follows on its first *device_tokens*."""
         first = device_tokens // self._hash_tokens
-        self._all.append((request_id, Doubt(first, hashes[first], set(blocks))))
+        self._all.append(Doubt(owner, first, owner.block_hashes[first], set(blocks)))
 
-    def submitted(self, request_id: str, job: JobId, plan: int) -> None:
+    def submitted(self, owner: VllmRequest, job: JobId, plan: int) -> None:
         """The plan of its step has this load."""
-        for name, doubt in self._all:
-            if name == request_id and not doubt.plan:
+        for doubt in self._all:
+            if doubt.owner is owner and not doubt.plan:
                 doubt.job, doubt.plan = job, plan
 
-    def grown(self, request_id: str, blocks: Iterable[int]) -> None:
+    def grown(self, owner: VllmRequest, blocks: Iterable[int]) -> None:
         """The request has got more blocks."""
-        for name, doubt in self._all:
-            if name == request_id:
+        for doubt in self._all:
+            if doubt.owner is owner:
                 doubt.blocks.update(blocks)
 
     def are_in(self, hashes: Sequence[bytes], device_tokens: int) -> bool:
         """Whether a hit on the device has content that such a request loads or computes."""
         stop = min(device_tokens // self._hash_tokens, len(hashes))
-        return any(doubt.first < stop and hashes[doubt.first] == doubt.key for _, doubt in self._all)
+        return any(doubt.first < stop and hashes[doubt.first] == doubt.key for doubt in self._all)
 
-    def settle(self, plan: int, completions: Iterable[Completion]) -> Iterator[set[int]]:
-        """The plans up to this one have settled. Yields the blocks of requests whose loads have failed on some worker."""
+    def settle(self, plan: int, completions: Iterable[Completion]) -> list[Doubt]:
+        """The plans up to this one have settled. Returns the requests whose loads have failed on some worker."""
         ready = [completion.job for completion in completions if completion.result is Result.OK]
-        over = [doubt for _, doubt in self._all if doubt.plan <= plan]
-        self._all = [each for each in self._all if each[1].plan > plan]
-        for doubt in over:
-            if doubt.job is None or ready.count(doubt.job) < self._num_workers:
-                yield doubt.blocks
+        over = [doubt for doubt in self._all if doubt.plan <= plan]
+        self._all = [doubt for doubt in self._all if doubt.plan > plan]
+        return [doubt for doubt in over if doubt.job is None or ready.count(doubt.job) < self._num_workers]

@@ -31,7 +31,7 @@ from attrs import define, field
 from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
-from blocklife.engines.vllm.connector._doubts import Doubts
+from blocklife.engines.vllm.connector._doubts import Doubt, Doubts
 from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, Evict, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.engines.vllm.connector._sources import HitTokens, sources
@@ -252,7 +252,7 @@ class ConnectorScheduler:
                 at = tracked.hit.device_tokens
                 starts = [at // tokens for tokens in self.shape.geometry.block_tokens]
                 named = [block for table, start in zip(ids, starts, strict=True) for block in table[start:] if block != NULL]
-                self._doubts.add(request.request_id, request.block_hashes, at, named)
+                self._doubts.add(request, at, named)
 
     def build_step(self, output: SchedulerOutput) -> StepPlan:
         """Build the plan of this step."""
@@ -304,7 +304,8 @@ class ConnectorScheduler:
             if tables is not None and request_id not in cached.resumed_req_ids:
                 self._grow(self._requests[request_id].name, enumerate(tables))
                 if self._doubts:
-                    self._doubts.grown(request_id, [block for table in tables for block in table if block != NULL])
+                    owner = self._requests[request_id].request
+                    self._doubts.grown(owner, [block for table in tables for block in table if block != NULL])
         for each in going_on:  # its load is over, or its session continues: its blocks stay where they are
             name = each.tracked.name
             if each.tracked.session:
@@ -433,11 +434,11 @@ class ConnectorScheduler:
             job = self.ledger.jobs.get(transfer.job.number)
             if job is None or job.owner is None:
                 continue
-            request_id = self._named[job.owner].request.request_id
+            request = self._named[job.owner].request
             if transfer.job in within:
-                self._doubts.submitted(request_id, transfer.job, plan.number)
+                self._doubts.submitted(request, transfer.job, plan.number)
             else:
-                found[transfer.job] = request_id
+                found[transfer.job] = request.request_id
         return found
 
     # --- between two steps --------------------------------------------------------------------------------------------------
@@ -454,10 +455,7 @@ class ConnectorScheduler:
         if report.below != _NOTHING_BELOW:
             self.counts.below += report.below
         launched, completions = report.launched, report.completions
-        if self._doubts:
-            for blocks in self._doubts.settle(report.number, completions):
-                if self._evict is not None:
-                    self._evict(blocks)
+        void = self._doubts.settle(report.number, completions) if self._doubts else ()
         for number in [each for each in self.offload.plans_out if each <= report.number]:
             # all reports go with the first plan: it may be the one that waited for these jobs
             settled = self.decided.settle_known(number, self._clock(), launched=launched, completions=completions)
@@ -477,6 +475,20 @@ class ConnectorScheduler:
                 if tracked.request.num_stale_output_tokens and self._has_states:
                     tracked.is_wrong = True
                     self.decided.keep_unnamed(tracked.name)
+        for doubt in void:
+            self._forget_void(doubt)
+
+    def _forget_void(self, doubt: Doubt) -> None:
+        """A load within a step has failed: nobody may hit what was named behind it, or see what its request has sampled."""
+        if self._evict is not None:
+            self._evict(doubt.blocks)
+        tracked = self._requests.get(doubt.owner.request_id)
+        if tracked is not None and tracked.request is doubt.owner:
+            raise RuntimeError(
+                f"request {doubt.owner.request_id}: a load failed that its step was to read, and vLLM did not end the request; "
+                "the engine stops before it answers with what was computed from it (leave sync_load_budget_bytes out, so that "
+                "a failed load costs no more than its request)"
+            )
 
     def finish(self, request: VllmRequest, aborted: bool) -> None:
         """A request is over. The engine gets its blocks back at once; a hand-out waits for copies that still read them."""

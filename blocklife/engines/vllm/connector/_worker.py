@@ -286,13 +286,7 @@ class ConnectorWorker:
                 self._hear_of_failure(over)
 
     def _hear_of_failure(self, load: _WorkerJob) -> None:
-        """A load has failed: tell vLLM as far as it can be told."""
-        if load.within and not self.shape.reports_blocks:
-            raise RuntimeError(
-                f"blocklife connector: worker {self.shape.rank}: job {load.transfer.job}, which this step was to read, has "
-                "failed, and vLLM cannot be told of it where there are several groups, or a window (the engine stops: leave "
-                "sync_load_budget_bytes out, so that the request of such a load ends alone)"
-            )
+        """A load has failed: tell vLLM, which cannot be told the request of a load within the step."""
         if self.shape.reports_blocks and (load.within or load.request is not None):
             self._bad_blocks.update(load.transfer.target.tolist())
         elif load.request is not None:
