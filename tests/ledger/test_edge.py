@@ -364,6 +364,7 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "plan_group_load": lambda at: {
         "request": "w",
         "transfers": [GroupTransfer(held(at.ledger, "w"), [0], keys("k"), [0], keys("k"))],
+        "within": True,
     },
     "plan_demotion": lambda at: {"slots": [3], "space": b"now"},
     "plan_promotion": lambda at: {"slots": [4], "keys": keys("below"), "groups": [1], "space": b"now"},

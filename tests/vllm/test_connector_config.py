@@ -182,6 +182,18 @@ def test_connector_refuses_engines_that_are_not_offered(path: str, value: object
     assert says in str(refused.value)
 
 
+def test_connector_refuses_a_budget_where_vllm_goes_on_after_a_failed_load() -> None:
+    """vLLM would leave the blocks of a load within a step where other requests hit them."""
+    from blocklife.engines.vllm.connector import _cache as cache
+
+    rig = ConnectorRig(WORLD)
+    _pretend(rig.engine.config, "kv_transfer_config.kv_load_failure_policy", "recompute")
+    given = ConnectorConfig.read({"host_bytes": 1 << 20, "sync_load_budget_bytes": "1MiB"})
+
+    with pytest.raises(MisuseError, match="sync_load_budget_bytes with kv_load_failure_policy='recompute' is not offered"):
+        cache.shape_of(rig.engine.config, rig.engine.kv_cache_config, given)
+
+
 def test_connector_knows_the_groups_of_a_drafter() -> None:
     """vLLM says which groups hold layers of a drafter; a state cannot be one of them."""
     from blocklife.engines.vllm.connector import _cache as cache

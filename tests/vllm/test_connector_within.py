@@ -86,6 +86,27 @@ def test_small_hit_is_there_in_the_step_that_finds_it(model: str, ahead: bool) -
     assert steps[0] < steps[1]
 
 
+def test_requests_of_a_step_share_the_budget() -> None:
+    """Of two hits that a step finds, the one that still fits loads within it, and the other between two."""
+    world = evolve(ROOMY, blocks_per_chunk=3)
+    a_token = (1 << 30) // ConnectorRig(evolve(world, extra_config=ALL)).side.shape.load_within_tokens
+    rig = ConnectorRig(evolve(world, extra_config={"sync_load_budget_bytes": 24 * a_token}))
+    ask(rig, prompt(25))
+    ask(rig, prompt(37, 500))
+    rig.reset_prefix_cache()
+    begun = rig.step_number
+    for tokens in (prompt(25), prompt(37, 500)):
+        rig.add(tokens, 1)
+    rig.step()
+
+    assert rig.step_number == begun + 1
+    assert list(rig.finished)[2:] == ["r2"]
+    rig.drain()
+    rig.check_empty()
+    assert rig.loaded == 6 + 9
+    assert rig.side.ledger.flushes["within the step"] == 1
+
+
 def forgotten(ahead: bool, tokens: int = 40, ranks: int = 1, model: str = "full") -> FailingRig:
     """A rig whose host memory has a prompt of so many tokens, and one more; all loads fail from now on."""
     world = evolve(ROOMY, groups=MODELS[model], async_scheduling=ahead, world_size=ranks, extra_config=ALL)
