@@ -222,6 +222,19 @@ def test_executor_loses_no_job_when_the_forward_pass_raises(diary: Diary) -> Non
     assert diary.calls == ["forward", "poll", "store 1", "load 2", "poll", "store 3", "forward", "poll"]
 
 
+def test_executor_loads_before_the_forward_pass_what_the_plan_waits_for_itself(diary: Diary) -> None:
+    """After the other waits, and before the loads that nobody in this step reads."""
+    executor = Executor(diary)
+    step(executor, diary, plan(stores=[1]))
+    diary.calls.clear()
+    made = plan(loads=[2, 3], stores=[4], flushes=[3, 1])
+    report = step(executor, diary, made)
+
+    assert made.within == {job(3)}
+    assert [each.job for each in report.launched] == [job(1), job(3), job(2)]
+    assert diary.calls == ["store 1", "wait 1", "load 3", "wait 3", "forward", "load 2", "poll"]
+
+
 def test_executor_launches_no_load_when_a_wait_raises(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has proven that the load's target is quiet: it fails unlaunched, and is reported."""
     executor = Executor(diary)
