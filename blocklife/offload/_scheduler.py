@@ -543,12 +543,12 @@ class OffloadScheduler(edge.NotCopied):
             rows, tokens = rows[current], tokens[current]
         tokens_known, computed = self._steps.advance(rows, tokens, sampled)
         final = table.finishing(rows, computed)
-        doubted = self._steps.doubted(final) if self._state.waiting_loads and final else []
         seals = self._steps.seals(final) if final else []
         if self._state.ending:
             self._steps.ask_keys_of_ending(rows, tokens, computed)
         if done.handed:
             seals += self._steps.state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
+        # the reports come first: seals of a request whose load has failed are stale by then, and change nothing
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
         del self._state.plans[plan]
         if self._state.below is not None:
@@ -558,8 +558,6 @@ class OffloadScheduler(edge.NotCopied):
         table.in_flight[rows] -= tokens
         if final:
             table.sealed_up_to(final)
-        if doubted:
-            self._steps.seal_loaded(doubted)
         loaded, failed = self._steps.hear_of_loads() if self._state.waiting_loads else ([], [])
         if failed:  # what they have sampled is void
             lost = np.isin(rows, [self._state.requests[name].row for name in failed])

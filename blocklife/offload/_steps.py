@@ -217,21 +217,6 @@ class SchedulerSteps:
         found: Rows = rows[~np.isin(rows, doubted)]
         return found
 
-    def doubted(self, spans: list[Span]) -> list[tuple[Span, list[Seal]]]:
-        """Take out of *spans* those of requests that load, and return them with what would seal them."""
-        loading = {self._state.requests[name].row for name in self._state.waiting_loads}
-        found = [(span, self.seals([span])) for span in spans if span[1] in loading]
-        spans[:] = [span for span in spans if span[1] not in loading]
-        return found
-
-    def seal_loaded(self, doubted: Sequence[tuple[Span, list[Seal]]]) -> None:
-        """Seal what requests have computed behind a load that is done; what the others have computed is gone."""
-        state, names = self._ledger.request_state, self._state.names
-        done = [each for each in doubted if state(names[each[0][1]]) is Request.RUNNING]
-        if done:
-            self._ledger.seal_many([seal for _, seals in done for seal in seals])
-            self._progress.sealed_up_to([span for span, _ in done])
-
     # --- the tier below ---------------------------------------------------------------------------------------------------
 
     def may_wait_below(self, tracked: Tracked) -> bool:
