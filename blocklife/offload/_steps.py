@@ -208,7 +208,8 @@ class SchedulerSteps:
         What they compute counts only if the load is done: it is neither sealed nor stored before.
         """
         running, requests = self._progress.running, self._state.requests
-        return [row for name in self._state.waiting_loads if running[row := requests[name].row]]
+        rows = [requests[name].row for name in self._state.waiting_loads]
+        return [row for row in rows if running[row]]
 
     def without_doubt(self, rows: Rows) -> Rows:
         """Those of these requests that are not `in_doubt`."""
