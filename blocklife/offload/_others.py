@@ -74,10 +74,7 @@ class OtherOwners:
 
         State: RUNNING; it is not scheduled, and nothing of it is final. Next: `received`, or `preempt` if that failed.
         """
-        tracked = self._steps.tracked(name)
-        self._steps.enter(name, tracked, hit, 0)
-        self._state.waiting_loads.pop(name, None)
-        self._ledger.admit(name)
+        self._steps.enter(name, self._steps.tracked(name), hit, 0)
 
     def received(self, name: str, computed: int) -> None:
         """The engine lets such a request run: its first *computed* tokens are there, whoever has brought them."""

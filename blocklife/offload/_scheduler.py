@@ -553,7 +553,7 @@ class OffloadScheduler(edge.NotCopied):
         del self._state.plans[plan]
         if self._state.below is not None:
             self._state.below.settle()
-        before = table.known[rows]
+        before = table.known[rows] if self._state.waiting_loads else tokens_known
         table.known[rows], table.computed[rows] = tokens_known, computed
         table.in_flight[rows] -= tokens
         if final:

@@ -165,7 +165,7 @@ class SchedulerSteps:
         return max(first, hit.device_tokens // self._geometry.block_tokens[group])
 
     def enter(self, name: str, tracked: Tracked, hit: Hit, tokens: int) -> None:
-        """Set up an admitted request."""
+        """Set up an admitted request; without *tokens* it does not run yet."""
         row, table = tracked.row, self._progress
         if name in self._state.pinned:
             self.unpin(name)
@@ -181,10 +181,10 @@ class SchedulerSteps:
         tracked.below_until = None
         if hit.tokens > hit.device_tokens:
             self._state.waiting_loads[name] = hit
-            if not tokens:
-                return
         else:
             self._ledger.admit(name)
+        if not tokens:
+            return
         table.computed[row] = hit.compute_from
         table.running[row] = True
         table.wanted[row] = tokens
@@ -207,6 +207,8 @@ class SchedulerSteps:
 
         What they compute counts only if the load is done: it is neither sealed nor stored before.
         """
+        if not self._policies.load_within_tokens:
+            return []
         running, requests = self._progress.running, self._state.requests
         rows = [requests[name].row for name in self._state.waiting_loads]
         return [row for row in rows if running[row]]

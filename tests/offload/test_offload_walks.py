@@ -997,11 +997,11 @@ def plant_loads_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
     """The blocks of a chunk come back in the wrong order."""
     right = Ledger.plan_group_load
 
-    def wrong(ledger: Ledger, request: str, transfers: Sequence[Any]) -> Any:
+    def wrong(ledger: Ledger, request: str, transfers: Sequence[Any], *, within: bool) -> Any:
         for transfer in transfers:
             if transfer.places is not None:
                 transfer.places = list(reversed(transfer.places))
-        return right(ledger, request, transfers)
+        return right(ledger, request, transfers, within=within)
 
     patch.setattr(Ledger, "plan_group_load", wrong)
 

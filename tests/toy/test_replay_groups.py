@@ -467,18 +467,20 @@ def lookup_ignores_the_window(patch: Patch) -> None:
 def load_skips_a_group(patch: Patch) -> None:
     """(h) The load of a hybrid hit brings all groups but the last."""
     real = Ledger.plan_group_load
-    patch.setattr(
-        Ledger, "plan_group_load", lambda ledger, request, transfers: real(ledger, request, transfers[:-1] or transfers)
-    )
+
+    def plan(ledger: Ledger, request: str, transfers: Sequence[Any], *, within: bool) -> Any:
+        return real(ledger, request, transfers[:-1] or transfers, within=within)
+
+    patch.setattr(Ledger, "plan_group_load", plan)
 
 
 def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
     """(h) The blocks of a chunk come back in another order."""
     real = Ledger.plan_group_load
 
-    def plan(ledger: Ledger, request: str, transfers: Sequence[Any]) -> Any:
+    def plan(ledger: Ledger, request: str, transfers: Sequence[Any], *, within: bool) -> Any:
         turned = [attrs.evolve(each, places=None if each.places is None else list(each.places)[::-1]) for each in transfers]
-        return real(ledger, request, turned)
+        return real(ledger, request, turned, within=within)
 
     patch.setattr(Ledger, "plan_group_load", plan)
 

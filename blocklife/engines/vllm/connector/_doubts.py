@@ -19,7 +19,7 @@ from blocklife.ledger import Completion, JobId, Result
 
 
 @define(eq=False)
-class Doubt:
+class Unproven:
     """One such request."""
 
     owner: VllmRequest
@@ -39,7 +39,7 @@ class Doubts:
 
     def __init__(self, hash_tokens: int, num_workers: int) -> None:
         self._hash_tokens, self._num_workers = hash_tokens, num_workers
-        self._all: list[Doubt] = []
+        self._all: list[Unproven] = []
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -47,7 +47,7 @@ class Doubts:
     def add(self, owner: VllmRequest, device_tokens: int, blocks: Iterable[int]) -> None:
         """A request was admitted that loads what follows on its first *device_tokens*."""
         first = device_tokens // self._hash_tokens
-        self._all.append(Doubt(owner, first, owner.block_hashes[first], set(blocks)))
+        self._all.append(Unproven(owner, first, owner.block_hashes[first], set(blocks)))
 
     def submitted(self, owner: VllmRequest, job: JobId, plan: int) -> None:
         """The plan of its step has this load."""
@@ -66,7 +66,7 @@ class Doubts:
         stop = min(device_tokens // self._hash_tokens, len(hashes))
         return any(doubt.first < stop and hashes[doubt.first] == doubt.key for doubt in self._all)
 
-    def settle(self, plan: int, completions: Iterable[Completion]) -> list[Doubt]:
+    def settle(self, plan: int, completions: Iterable[Completion]) -> list[Unproven]:
         """The plans up to this one have settled. Returns the requests whose loads have failed on some worker."""
         ready = [completion.job for completion in completions if completion.result is Result.OK]
         over = [doubt for doubt in self._all if doubt.plan <= plan]

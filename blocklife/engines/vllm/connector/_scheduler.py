@@ -31,7 +31,7 @@ from attrs import define, field
 from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
-from blocklife.engines.vllm.connector._doubts import Doubt, Doubts
+from blocklife.engines.vllm.connector._doubts import Doubts, Unproven
 from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, Evict, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.engines.vllm.connector._sources import HitTokens, sources
@@ -299,11 +299,11 @@ class ConnectorScheduler:
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
         """Report the blocks that running requests got in this step."""
-        cached = output.scheduled_cached_reqs
+        cached, doubts = output.scheduled_cached_reqs, bool(self._doubts)
         for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if tables is not None and request_id not in cached.resumed_req_ids:
                 self._grow(self._requests[request_id].name, enumerate(tables))
-                if self._doubts:
+                if doubts:
                     owner = self._requests[request_id].request
                     self._doubts.grown(owner, [block for table in tables for block in table if block != NULL])
         for each in going_on:  # its load is over, or its session continues: its blocks stay where they are
@@ -478,7 +478,7 @@ class ConnectorScheduler:
         for doubt in void:
             self._forget_void(doubt)
 
-    def _forget_void(self, doubt: Doubt) -> None:
+    def _forget_void(self, doubt: Unproven) -> None:
         """A load within a step has failed: nobody may hit what was named behind it, or see what its request has sampled."""
         if self._evict is not None:
             self._evict(doubt.blocks)
