@@ -102,6 +102,19 @@ def test_large_world_holds_with_its_pinned_counts(pinned: Pinned) -> None:
     judge(pinned)
 
 
+@pytest.mark.parametrize(("groups", "blocks"), [("full:1+drafter", 4), ("full:1,swa:1:2+drafter", 8)])
+def test_guesses_hold_behind_loads_within_a_step(groups: str, blocks: int) -> None:
+    """Requests with a drafter come one by one, so that the device forgets; loads within a step fail, and are repeated."""
+    engine = Settings(groups=groups, drafts=1, num_blocks=blocks, num_slots=2 * blocks, max_requests=1, load_within_tokens=2)
+    world = World(WorldSettings(engine=engine, requests=("ab.cD", "ef.g", "abc.De"), faults=Faults(fail=1)))
+    found = explore(world, processes=1)
+    taken = {str(row) for row, times in world.coverage()["request"].items() if times}
+
+    assert found.counterexamples == ()
+    assert (found.verdict, found.complete) == (Verdict.HOLDS, True)
+    assert taken >= {"WAITING --plan_load--> LOADING", "LOADING --loaded--> RUNNING", "LOADING --load_failed--> WAITING"}
+
+
 # --- what they cover --------------------------------------------------------------------------------------------------------
 
 

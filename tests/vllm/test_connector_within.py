@@ -15,10 +15,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from blocklife.ledger import Direction
+from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.rig import Rank
 from tests.vllm.runner import Turn
-from tests.vllm.test_connector import CROWDED, FULL, MODELS, ROOMY, ask, prompt
+from tests.vllm.second import Habits
+from tests.vllm.test_connector import CROWDED, DRAFTERS, FULL, MODELS, ROOMY, ask, prompt, with_guesses
 from tests.vllm.worlds import Lag, WorldSpec
 
 ALL = {"sync_load_budget_bytes": "1GiB"}
@@ -29,12 +31,14 @@ JUNK, WRONG = 0xDEAD, 1
 class FailingRig(ConnectorRig):
     """A rig in which a request whose load within a step has failed computes garbage from then on, and samples wrong tokens."""
 
-    def __init__(self, spec: WorldSpec, seed: int = 0, fails: Mapping[Direction, float] | None = None) -> None:
+    def __init__(
+        self, spec: WorldSpec, seed: int = 0, fails: Mapping[Direction, float] | None = None, *, drafts: bool = False
+    ) -> None:
         self.void: set[tuple[int, str]] = set()
         """Such requests, by worker."""
         self.void_once: set[str] = set()
         """All that ever were."""
-        super().__init__(spec, seed, fails=fails, recompute=False)
+        super().__init__(spec, seed, fails=fails, recompute=False, drafts=drafts)
 
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         back = output.scheduled_cached_reqs.resumed_req_ids
@@ -184,6 +188,45 @@ def test_connector_walks_with_loads_within_steps(model: str, ahead: bool, seed: 
     walk(rig, seed)
 
     assert (rig.side.ledger.flushes["within the step"] > 0) is (model in STATELESS)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("model", STATELESS)
+@pytest.mark.parametrize("first", [False, True])
+def test_connector_walks_beside_another_with_loads_within_steps(model: str, ahead: bool, first: bool) -> None:
+    """Two connectors bring content within the steps that read it, each of its own requests, and nobody waits for ever."""
+    spec = evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2, num_gpu_blocks=32, extra_config=ALL)
+    rig = BesideRig(spec, 3, Habits(within=0.5, asks_again=0.1), first=first)
+    walk(rig, 3)
+
+    assert rig.second.told.chosen
+    assert rig.side.ledger.flushes["within the step"] > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("model", DRAFTERS)
+def test_connector_walks_with_a_drafter_and_loads_within_steps(
+    model: str, chunk: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guesses are computed behind loads of the same step, and the drafter writes once more to what the next step reads."""
+    with_guesses(monkeypatch, "eagle")
+    spec = evolve(CROWDED, groups=DRAFTERS[model], num_gpu_blocks=40, blocks_per_chunk=chunk, extra_config=ALL)
+    rig = ConnectorRig(spec, seed, drafts=True)
+    walk(rig, seed, 60)
+
+    assert rig.side.ledger.flushes["within the step"] > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_connector_walks_with_a_drafter_and_failing_loads_within_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where a third of the loads fail: what was guessed and accepted behind them is never stored, hit or answered."""
+    with_guesses(monkeypatch, "eagle")
+    spec = evolve(CROWDED, groups=DRAFTERS["shared"], num_gpu_blocks=40, extra_config=ALL)
+    rig = FailingRig(spec, seed, fails={Direction.LOAD: 0.3, Direction.STORE: 0.1}, drafts=True)
+    walk(rig, seed, 60)
+
+    assert rig.void_once
 
 
 @pytest.mark.parametrize("extra", [{}, {"blocks_per_chunk": 2}, {"max_jobs": 3}, {"mode": "lazy"}], ids=str)

@@ -140,9 +140,11 @@ class WorldSettings:
             raise MisuseError(
                 f"faults: no request of a drafter may resume, as after {resumes[0]}: others share what it rewrites"
             )
-        needed = 0  # with a drafter by all of them together
+        sizes: list[int] = []
         for script in self.requests:
-            needed = sum([script.blocks(group, self.engine, again=again) for group in geometry.groups], needed * bool(drafter))
+            sizes.append(sum([script.blocks(group, self.engine, again=again) for group in geometry.groups]))
+            # with a drafter nobody gives way: all that can be there at the same time need room together
+            needed = sum(sorted(sizes)[-self.engine.max_requests :]) if drafter else sizes[-1]
             if needed > self.engine.num_blocks:
                 raise MisuseError(
                     f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "
