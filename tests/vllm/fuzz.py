@@ -45,6 +45,8 @@ with importing("fuzz", __name__):
     from tests.vllm.traffic import longest_text
 
 REQUESTS = 40
+BUDGETS = ("1GiB", 96)
+"""Bytes that a step may load before its forward pass: of every hit, or of twelve tokens in one group."""
 STEPS = 10_000
 """An engine that is not idle after so many steps stands still."""
 MANY = 200
@@ -200,7 +202,7 @@ def drawn(seed: int) -> Case:
         lag=Lag(0, rng.choice((0, 2, 4, 8))),
         extra_config=extra,
     )
-    return Case(
+    case = Case(
         seed=seed,
         spec=spec,
         fails={Direction.LOAD: 0.2, Direction.STORE: 0.15} if often(0.3) else {},
@@ -219,6 +221,15 @@ def drawn(seed: int) -> Case:
         hurried=often(0.15),
         spare_requests=rng.choice((1, 3)) if often(0.15) else 1000,
     )
+    return _with_budget(case, Random(f"{seed}/budget"))
+
+
+def _with_budget(case: Case, rng: Random) -> Case:
+    """The same, or with loads within steps, where none of them fails: who runs behind such a load reads garbage."""
+    if case.fails or rng.random() < 0.7:
+        return case
+    extra = {**case.spec.extra_config, "sync_load_budget_bytes": rng.choice(BUDGETS)}
+    return evolve(case, spec=evolve(case.spec, extra_config=extra), recompute=False)
 
 
 def _groups(rng: Random, guesses: str | None) -> tuple[GroupSpec, ...]:
