@@ -542,12 +542,12 @@ class Steps:
         self._journal.plan += 1
         ripe = self.ripe()
         self.submit(ripe)
+        for job in [each for each in ripe if each.number in state.to_flush]:  # loads that this very plan waits for
+            self._fire_job(job, "flush")
         flushed: list[JobRow] = []
         for number in state.to_flush:
             wanted = jobs.by_number.get(number)
             if wanted is not None and jobs.state(wanted) not in TERMINAL:
-                if jobs.state(wanted) is Job.IN_FLIGHT:  # a load that this very plan submits and waits for
-                    self._fire_job(wanted, "flush")
                 self.arm(wanted, now)
                 flushed.append(wanted)
         state.to_flush.clear()

@@ -16,11 +16,11 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from blocklife.ledger import Direction
 from tests.vllm.beside_rig import BesideRig
-from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
 from tests.vllm.rig import Rank
 from tests.vllm.runner import Turn
 from tests.vllm.second import Habits
-from tests.vllm.test_connector import CROWDED, DRAFTERS, FULL, MODELS, ROOMY, ask, prompt, with_guesses
+from tests.vllm.test_connector import CROWDED, DRAFTERS, FULL, MODELS, ROOMY, ask, prompt
 from tests.vllm.worlds import Lag, WorldSpec
 
 ALL = {"sync_load_budget_bytes": "1GiB"}
