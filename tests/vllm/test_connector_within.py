@@ -197,7 +197,7 @@ def test_connector_walks_beside_another_with_loads_within_steps(model: str, ahea
     """Two connectors bring content within the steps that read it, each of its own requests, and nobody waits for ever."""
     spec = evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2, num_gpu_blocks=32, extra_config=ALL)
     rig = BesideRig(spec, 3, Habits(within=0.5, asks_again=0.1), first=first)
-    walk(rig, 3)
+    walk(rig, 3, 60)
 
     assert rig.second.told.chosen
     assert rig.side.ledger.flushes["within the step"] > 0
