@@ -72,7 +72,7 @@ class BesideRig(ConnectorRig):
         ):
             super().__init__(spec, seed, **more)
         self.second.states = next((group.block_tokens for group in spec.groups if group.kind == "mamba"), 0)
-        self.second.windows = any(group.kind == "swa" for group in spec.groups)
+        self.second.windows = any(group.kind in ("swa", "local") for group in spec.groups)
         for rank in self.ranks:
             assert rank.worker is not None
             for each in rank.worker.connector.sub_connectors:

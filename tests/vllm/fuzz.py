@@ -96,6 +96,7 @@ class Case:
             "several groups": len(spec.groups) > 1,
             "windows": "swa" in kinds,
             "states": "mamba" in kinds,
+            "local attention": "local" in kinds,
             "blocks of several sizes": len({group.block_tokens for group in spec.groups}) > 1,
             "chunks": spec.blocks_per_chunk > 1,
             "asynchronous": spec.async_scheduling,
@@ -129,7 +130,10 @@ class Case:
 
 
 BELOW = ("below", "below_wait_s", "self_describing_kv_events")
-KINDS = (("full",), ("full",), ("swa",), ("full", "swa"), ("full", "mamba"), ("full", "swa", "mamba"), ("full", "swa", "swa"))
+KINDS = (
+    *(("full",), ("full",), ("swa",), ("full", "swa"), ("full", "mamba"), ("full", "swa", "mamba"), ("full", "swa", "swa")),
+    ("full", "local"),
+)
 CONTEXTS = (
     Parallel(decode=2),
     Parallel(decode=2, interleave=4),
@@ -188,7 +192,7 @@ def drawn(seed: int) -> Case:
         extra["sleep_keeps_host"] = True
     spec = WorldSpec(
         groups,
-        num_gpu_blocks=80 if states and second is not None else rng.choice((24, 30, 40, 60)) + 8 * (len(groups) - 1),
+        num_gpu_blocks=160 if states and second is not None else rng.choice((24, 30, 40, 60)) + 8 * (len(groups) - 1),
         host_blocks=rng.choice((20, 40, 80)),
         max_num_seqs=rng.choice((3, 6)),
         max_num_batched_tokens=rng.choice((16, 48, 64)),
@@ -233,16 +237,17 @@ def _with_budget(case: Case, rng: Random) -> Case:
 
 
 def _groups(rng: Random, guesses: str | None) -> tuple[GroupSpec, ...]:
-    kinds = rng.choice([kinds for kinds in KINDS if guesses is None or "mamba" not in kinds])
-    even = "mamba" in kinds or rng.random() < 0.6  # vLLM has states of the same blocks as the attention beside them
-    sizes = [4 if even else rng.choice((4, 6, 8)) for _ in kinds]
-    # vLLM asks the groups beside full attention for one size and window
-    window = rng.randint(5, 16)
-    sizes = [sizes[kinds.index(kind)] for kind in kinds]
+    left_out = {None: "", "ngram": "mamba"}.get(guesses, "mamba local")  # what vLLM or the connector does not take beside these
+    kinds = rng.choice([kinds for kinds in KINDS if kinds[-1] not in left_out.split()])
+    even = kinds[-1] in ("mamba", "local") or rng.random() < 0.6  # vLLM has them in blocks of the size of the others
+    sizes = {kind: rng.choice((4, 6, 8)) for kind in kinds}
+    size = rng.choice((4, 6))
+    # vLLM asks the groups beside full attention for one window; a part of local attention has whole blocks
+    windows = {"swa": rng.randint(5, 16), "local": size * rng.randint(1, 3)}
     drafter = rng.randrange(len(kinds)) if guesses == "eagle" else None
     return tuple(
-        GroupSpec(kind, size, window if kind == "swa" else None, drafter=number == drafter)  # type: ignore[arg-type]
-        for number, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
+        GroupSpec(kind, size if even else sizes[kind], windows.get(kind), drafter=number == drafter)  # type: ignore[arg-type]
+        for number, kind in enumerate(kinds)
     )
 
 
