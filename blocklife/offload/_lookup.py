@@ -7,10 +7,10 @@ Rules of this file:
 * The result does not depend on the order of the scan: it is the longest length in (start, limit] that is a multiple of every
   group's unit and for which everything it reads is a hit; ``start`` if there is none.
 
-What a hit of some length reads: in a full group everything after ``start``; in a sliding group the last ``window`` units, as
-far as they lie after ``start``. What lies before is on the device already. Of the unit that contains ``start``, only the part
-after it is read. In a group with layers of a drafter, the unit behind the hit is its proof: it must be known, though nothing of
-it is read.
+What a hit of some length reads: in a full group everything after ``start``; in a sliding group the last ``window`` units, or
+with local attention the part in which it ends, as far as they lie after ``start``. What lies before is on the device already.
+Of the unit that contains ``start``, only the part after it is read. In a group with layers of a drafter, the unit behind the
+hit is its proof: it must be known, though nothing of it is read.
 
 How answers count:
 
@@ -75,6 +75,11 @@ class Unit:
     """Blocks of a unit."""
     proof: bool = False
     """Whether a hit needs the unit behind it as its proof."""
+    part: int = field(default=0, validator=_whole)
+    """With local attention the tokens of a part: a hit needs what lies between the beginning of its part and its end, which is
+    at most ``window`` units; 0 for other kinds."""
+    again: int = field(default=0, validator=_whole)
+    """With local attention the tokens of a hit that are computed again: the part is that of the first of them."""
 
     def __attrs_post_init__(self) -> None:
         if self.size < 1 or self.tokens < 1 or self.tokens % self.size:
@@ -217,12 +222,21 @@ class _Scan:
             length -= self.alignment
         return length, doubtful
 
+    def of_part(self, unit: Unit, length: int) -> tuple[int, int]:
+        """The units of a part up to *length* in local attention, and how many blocks of the first of them belong to it."""
+        first = (length - unit.again) // unit.part * unit.part // (unit.tokens // unit.size)
+        blocks = length // unit.tokens * unit.size - first
+        window = -(-blocks // unit.size)
+        return window, blocks - (window - 1) * unit.size
+
     def suffix(self, group: int, length: int) -> _Run:
         """The longest hit up to *length* in a sliding group. No unit is looked up twice, except as a proof."""
         unit, start = self.units[group], self.start
-        tokens, window, first = unit.tokens, unit.window or 0, start // unit.tokens
+        tokens, window, tail, first = unit.tokens, unit.window or 0, unit.tail, start // unit.tokens
         while length > start:
             end, pending, retry = length // tokens, False, False
+            if unit.part:
+                window, tail = self.of_part(unit, length)
             if unit.proof:
                 answer = self.ask(group, end, 0)
                 if answer is _MISS or (answer is _RETRY and not self.hopeful):
@@ -230,7 +244,7 @@ class _Scan:
                     continue
                 retry = answer is _RETRY
             for index in range(end - 1, max(end - window, first) - 1, -1):
-                blocks = unit.tail if index == end - window else unit.size
+                blocks = tail if index == end - window else unit.size
                 if index == first:
                     blocks = min(blocks, self.blocks_behind(unit))
                 answer = self.ask(group, index, blocks)

@@ -230,12 +230,16 @@ def unit_of(geometry: Geometry, group: int, size: int, extra: int = 0) -> Unit:
     tokens = geometry.block_tokens[group]
     window, tail = geometry.window_chunks[group] if size > 1 else geometry.window_blocks[group], size
     each = geometry.groups[group]
-    if isinstance(each, SlidingWindow | LocalAttention):
-        # a hit that ends where a part begins reads nothing of it: more than it reads is asked for, and never less
-        behind = each.window_tokens - 1 + extra if isinstance(each, SlidingWindow) else each.part_tokens
-        blocks = -(-behind // tokens)
+    part = each.part_tokens if isinstance(each, LocalAttention) else 0
+    if part:
+        tail = 1
+    elif isinstance(each, SlidingWindow):
+        blocks = -(-(each.window_tokens - 1 + extra) // tokens)
         window = -(-blocks // size)
         tail = blocks - (window - 1) * size if window else 0
     elif window is not None:
         tail = 1
-    return Unit(tokens=tokens * size, window=window, tail=tail, size=size, proof=geometry.drafters[group])
+    again = extra if part else 0
+    return Unit(
+        tokens=tokens * size, window=window, tail=tail, size=size, proof=geometry.drafters[group], part=part, again=again
+    )

@@ -95,8 +95,6 @@ def reference(shelf: Shelf, known: int, device: set[tuple[int, int]], host: dict
 
     def reads(group: int, length: int) -> range:
         found, stop = needed(geometry, group, length - extra if length else 0), length // geometry.block_tokens[group]
-        if isinstance(kind := geometry.groups[group], LocalAttention):  # all of a part is asked for, wherever it begins
-            return range(max(0, stop - -(-kind.part_tokens // kind.block_tokens)), stop)
         return range(found.start, stop)
 
     start = 0
@@ -138,6 +136,8 @@ def reference(shelf: Shelf, known: int, device: set[tuple[int, int]], host: dict
         "full:3,swa:2:4",
         "full:2,local:2:4",
         "local:2:6",
+        "full:2,local:2:3",
+        "full:2,local:4:6",
     ],
 )
 def test_a_hit_is_the_longest_length_of_which_all_is_there(groups: str, size: int, policy: FullHit) -> None:
