@@ -18,13 +18,13 @@ import numpy as np
 
 from blocklife.errors import InvariantError, LateError, MisuseError
 from blocklife.ledger import _edge as edge
-from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, every, ids_of, listed, select
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids, Lives, batch, entries, every, ids_of, listed, select
 from blocklife.ledger._limits import Checking
 from blocklife.ledger._rules import ACQUIRE, COUNTS, HAND_OUT, SEAL
 from blocklife.ledger._state import LedgerData, RequestRow
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer, JobColumns, JobRow
 from blocklife.ledger.records import Completion, JobId, Placement, Seal
-from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
+from blocklife.states import COPYING, KEYED, TERMINAL, Block, BlockLife, Job, JobLife, RequestLife, Slot, SlotLife
 
 JOB, REQUEST = JobLife.table.events, RequestLife.table.events
 PLEDGED = BlockLife.table.index[Block.PLEDGED]
@@ -121,6 +121,31 @@ class Checks:
         """A table holds a life once, so that each of its holds has one release (I4)."""
         for life in set(table).intersection(lives) if table and len(lives) else ():
             raise MisuseError(f"block {life & ID_MASK}: request {request} holds it already (a table names a life once)")
+
+    def positions(self, request: RequestRow, blocks: Sequence[int], group: int) -> list[int]:
+        """Where these blocks are in the table of a request (I4)."""
+        blocks = self.blocks(blocks)
+        held = entries(request.tables[group], slice(None)) & ID_MASK
+        where = {int(held[position]): position for position in np.isin(held, blocks).nonzero()[0].tolist()}
+        for block in blocks:
+            if block not in where:
+                raise MisuseError(f"block {block}: request {request.name} does not hold it (only its holder may free it)")
+        return [where[block] for block in blocks]
+
+    def reopened(self, request: RequestRow, position: int, group: int) -> int:
+        """The block of final content that this request may write on: it alone holds it, and no store reads it under hold."""
+        table, blocks = request.tables[group], self._blocks
+        if not 0 <= position < len(table) or table[position] == NULL:
+            raise MisuseError(f"request {request.name}: there is no block at position {position} (its table has {len(table)})")
+        (place,) = self.fresh([table[position]], "reopen")
+        state, refs = blocks.at(place), blocks.refs_view[place]
+        if state not in KEYED:
+            raise MisuseError(f"block {place}: it is {state.name}, and has no final content to write on (write, and seal it)")
+        if refs > 1:
+            raise MisuseError(f"block {place}: {refs} requests hold its content (copy it to another block, and write there)")
+        if state in COPYING and not self._state.fence:
+            raise MisuseError(f"block {place}: a store reads it, and the contract is hold (wait until it has landed)")
+        return int(place)
 
     def job_rows(self, jobs: Sequence[JobId]) -> list[JobRow]:
         rows = [self.job(job) for job in jobs]

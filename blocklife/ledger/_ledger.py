@@ -27,7 +27,7 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger import _rules as rules
 from blocklife.ledger._checks import Checks
-from blocklife.ledger._ids import ID_MASK, NULL, Lives, batch, entries, extend, ids_of, joined, listed, packed, select
+from blocklife.ledger._ids import NULL, Lives, batch, entries, extend, ids_of, joined, listed, packed, select
 from blocklife.ledger._journal import Journal, verb
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
 from blocklife.ledger._refusals import some
@@ -63,7 +63,7 @@ from blocklife.ledger.records import (
     Seal,
     Worker,
 )
-from blocklife.ledger.views import BlocksView, JobsView, RequestsView, SlotsView, statistics_of
+from blocklife.ledger.views import BlocksView, JobsView, RequestsView, SlotsView, prefix_of, statistics_of
 from blocklife.lifecycle import Subscription, What, painted
 from blocklife.states import ADMISSIBLE, MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot
 
@@ -181,22 +181,12 @@ class Ledger(edge.NotCopied):
     def find_blocks(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""
         self._check.group(group)
-        find, found = self.blocks.find, list[int]()
-        for key in edge.keys(keys, "keys"):
-            if (life := find(group, key)) is None:
-                break
-            found.append(life)
-        return found
+        return prefix_of(self.blocks.find, edge.keys(keys, "keys"), group)
 
     def find_slots(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The READY slots that hold the longest prefix of *keys*."""
         self._check.group(group)
-        find, found = self.slots.find_ready, list[int]()
-        for key in edge.keys(keys, "keys"):
-            if (slot := find(group, key)) is None:
-                break
-            found.append(slot)
-        return found
+        return prefix_of(self.slots.find_ready, edge.keys(keys, "keys"), group)
 
     @property
     def free(self) -> int:
@@ -377,6 +367,21 @@ class Ledger(edge.NotCopied):
         self._steps.release_positions(found, edge.numbers(positions, "positions"), group)
 
     @verb
+    def reopen(self, request: str, position: int, group: int = 0) -> Batch[Allocated]:
+        """The request writes on its final block: that life is over, and another one begins in the same block.
+
+        Edges: `release`, then `allocate`; under fence the next plan waits for a store that reads it. Refuses: no final content;
+        content that others hold, too, or, under hold, that a store reads (copy it: nobody may write on that).
+        """
+        found = self._check.request(request)
+        self._check.group(group)
+        place = self._check.reopened(found, edge.whole(position, "position"), group)
+        self._steps.release_positions(found, [position], group)
+        lives = self._steps.hand_out(group, [place])
+        found.tables[group][position] = lives[0]
+        return Batch(lives, group)
+
+    @verb
     def release_many(
         self, requests: Sequence[str], positions: Sequence[Sequence[int]], groups: int | Sequence[int] = 0
     ) -> None:
@@ -521,13 +526,7 @@ class Ledger(edge.NotCopied):
         self._check.pool(own=False)
         found = self._check.request(request)
         self._check.group(group)
-        blocks = self._check.blocks(blocks)
-        held = entries(found.tables[group], slice(None)) & ID_MASK
-        where = {int(held[position]): position for position in np.isin(held, blocks).nonzero()[0].tolist()}
-        for block in blocks:
-            if block not in where:
-                raise MisuseError(f"block {block}: request {request} does not hold it (only its holder may free it)")
-        self.release(request, [where[block] for block in blocks], group)
+        self.release(request, self._check.positions(found, blocks, group), group)
 
     @verb
     def observe_evict(self, blocks: Sequence[int]) -> None:

@@ -344,7 +344,7 @@ class JobTable:
         """Add PLANNED jobs, one for each span of the columns; *ids* are the blocks of the lives."""
         made: list[JobRow] = []
         sharers = columns.sharers
-        alike = columns.slot_groups is columns.groups
+        alike = columns.slot_groups is columns.groups and columns.names is columns.keys
         names: Sequence[bytes] | None
         for at, owner in enumerate(columns.owners):
             row = self._spare.popleft()

@@ -8,7 +8,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -521,6 +521,16 @@ class RequestsView:
 
 View: TypeAlias = BlocksView | SlotsView | JobsView | RequestsView
 """The view of one machine."""
+
+
+def prefix_of(find: Callable[[int, bytes], int | None], keys: Iterable[bytes], group: int) -> list[int]:
+    """Where the longest prefix of *keys* is, each found by group and key."""
+    found: list[int] = []
+    for key in keys:
+        if (place := find(group, key)) is None:
+            break
+        found.append(place)
+    return found
 
 
 def statistics_of(state: LedgerData) -> Statistics:

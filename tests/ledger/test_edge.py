@@ -193,6 +193,7 @@ WRONG: Mapping[str, Sequence[object]] = {
     "Listener": NO_FUNCTION,
     "RefusalListener": NO_FUNCTION,
     "Keys": NO_FUNCTION,
+    "TailKeys": NO_FUNCTION,
     "JobId": NO_JOB,
     "Batch": NO_BATCH,
     "Jobs": NO_JOBS,
@@ -350,6 +351,7 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "skip": lambda at: {"request": "a", "count": 1, "group": 1},
     "acquire": lambda at: {"request": "b", "lives": [at.cached], "group": 0},
     "release": lambda at: {"request": "a", "positions": [at.last], "group": 0},
+    "reopen": lambda at: {"request": "a", "position": at.last - 1, "group": 0},
     "release_many": lambda at: {"requests": ["a"], "positions": [[at.last]], "groups": 0},
     "seal": lambda at: {"held": at.opened, "keys": keys("o")},
     "drop": lambda at: {"lives": [at.cached]},
@@ -471,7 +473,12 @@ def without_worker(at: Rig) -> int:
 
 
 OWN_SCHEDULER: Mapping[str, Callable[[Rig], Call]] = {
-    "add_request": lambda at: {"name": "new", "keys": lambda group, start, stop: [], "prompt_tokens": 4},
+    "add_request": lambda at: {
+        "name": "new",
+        "keys": lambda group, start, stop: [],
+        "prompt_tokens": 4,
+        "tails": lambda group, end: None,
+    },
     "progress": lambda at: {"name": "a"},
     "sealed_blocks": lambda at: {"name": "a", "group": 0},
     "cap": lambda at: {"name": "a", "stored": 8, "loaded": 8},

@@ -509,6 +509,74 @@ def test_foreign_pool_frees_and_evicts() -> None:
     assert ledger.life(5) == FIRST_EPOCH + 1 << EPOCH_SHIFT | 5
 
 
+# --- writing on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own_pool", [True, False])
+def test_reopened_block_begins_another_life(own_pool: bool) -> None:
+    """The content that was final is none any more, and nobody finds it; the block stays, and can be sealed again."""
+    ledger = make_ledger(own_pool=own_pool)
+    first = ledger.allocate("a", 1) if own_pool else ledger.observe_allocate("a", [3])
+    old = ledger.seal(first, keys("tail"))
+    new = ledger.reopen("a", 0)
+
+    assert [life & ID_MASK for life in new.lives] == [life & ID_MASK for life in old.lives]
+    assert list(new.lives) != list(old.lives)
+    assert ledger.table("a") == list(new.lives)
+    assert ledger.blocks.of(new.lives[0]) is Block.ALLOCATED
+    assert ledger.blocks.refs(int(new.lives[0]) & ID_MASK) == 1
+    assert ledger.find_blocks(keys("tail")) == []
+    ledger.seal(new, keys("whole"))
+    assert ledger.find_blocks(keys("whole")) == list(new.lives)
+    assert check(ledger) == []
+
+
+def test_nobody_writes_on_before_the_store_that_reads_there_has_landed() -> None:
+    """Under fence the next plan waits for it, and nothing is sealed before; a store that is only planned is cancelled."""
+    ledger = make_ledger()
+    _, flying = in_flight(ledger, "a", "k", 0)
+    new = ledger.reopen("a", 0)
+
+    assert ledger.blocks.of(new.lives[0]) is Block.FLUSHED
+    with refuses(ledger, RefusedError, "cannot SEAL while FLUSHED"):
+        ledger.seal(new, keys("whole"))
+    plan = ledger.dispatch(2.0)
+    assert plan.flushes == (flying,)
+    ledger.settle(plan.number, 2.0, completions=[report(flying)])
+    assert ledger.blocks.of(new.lives[0]) is Block.ALLOCATED
+    final = ledger.seal(new, keys("whole"))
+    planned = store(ledger, final, keys("whole"), 1)
+    ledger.reopen("a", 0)
+    assert ledger.job_state(planned.ids[0]) is Job.CANCELLED
+    assert check(ledger) == []
+
+
+REOPEN_REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
+    "shared": (lambda x: x.reopen("a", 0), MisuseError, "2 requests hold its content"),
+    "open": (lambda x: x.reopen("a", 1), MisuseError, "it is ALLOCATED, and has no final content"),
+    "beyond": (lambda x: x.reopen("a", 9), MisuseError, "no block at position 9"),
+    "before": (lambda x: x.reopen("a", -1), MisuseError, "no block at position -1"),
+    "null": (lambda x: x.reopen("a", 2), MisuseError, "no block at position 2"),
+    "group": (lambda x: x.reopen("a", 0, 7), MisuseError, "group 7"),
+    "nobody": (lambda x: x.reopen("c", 0), MisuseError, "request c"),
+    "read under hold": (lambda x: x.reopen("a", 3), MisuseError, "a store reads it, and the contract is hold"),
+}
+
+
+@pytest.mark.parametrize("case", REOPEN_REFUSALS)
+def test_block_that_is_not_its_own_alone_is_not_reopened(case: str) -> None:
+    """What others hold is copied; where nothing is final there is nothing to write on."""
+    act, error, match = REOPEN_REFUSALS[case]
+    ledger = make_ledger(contract=Contract.HOLD, requests=("a", "b"), num_blocks=12)
+    shared = ledger.seal(ledger.allocate("a", 1), keys("k"))
+    ledger.acquire("b", shared.lives)
+    ledger.allocate("a", 1)
+    ledger.skip("a", 1)
+    in_flight(ledger, "a", "s", 1)
+    with refuses(ledger, error, match):
+        act(ledger)
+
+
 # --- handles ------------------------------------------------------------------------------------------------------------
 
 
