@@ -83,7 +83,10 @@ class Rig:
             size = self.geometry.block_tokens[group]
             return [key(group, text[: (block + 1) * size]) for block in range(start, stop)]
 
-        self.scheduler.add_request(name, keys, prompt_tokens=self.prompts[name])
+        def tails(group: int, end: int) -> bytes | None:
+            return key(group, text[:end])
+
+        self.scheduler.add_request(name, keys, prompt_tokens=self.prompts[name], tails=tails)
 
     def hit(self, name: str) -> Hit:
         """Look a request up."""

@@ -15,6 +15,11 @@ yet, because its block waits for an older copy in this plan, is sealed when the 
 A hit in vLLM can name a block whose content is not final for the ledger: the block is still behind a wait, or it was released
 before its step was planned. Its position in the table stays a hole. The engine does not hand out such a block as long as the
 hit holds it, so the only loss is one source of a store; and content that was not seen computed is never stored.
+
+Copies on write. vLLM keeps a prefix that ends inside a block in a block of its own, because the request writes on: at that
+token a state is copied to a block that is in no table, and a hit on it is copied to the block that the hit's request gets. The
+ledger hears of the target of such a copy as of any block that is handed out, so that the step waits for an older copy that
+still reads it. From the target of the first kind the tail of a group of states is stored: nobody writes there.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from blocklife.ledger.views import block_of
 from blocklife.offload._progress import NEVER, Span
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import OnItsWay, Rows
+from blocklife.offload._steps import tail_key_of
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
 from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job, JobLife
@@ -325,6 +331,50 @@ class DecidedSteps:
         if boundary % self._geometry.chunk_tokens[group] == 0:
             self._state.states.setdefault(name, []).append((group, boundary, life))
 
+    def hand_off_tail(self, name: str, group: int, end: int, block: int) -> None:
+        """By the end of this step a block of a Mamba group holds the state at token *end*, inside a block.
+
+        Nobody writes there: the block is in no table, as the target of a copy, or it is kept aside in the request's own. The
+        tail is stored from there; those of the attention groups from the request's own blocks, when it ends.
+        """
+        tracked = self._state.requests.get(name)
+        key = None if tracked is None else tail_key_of(tracked, group, end)
+        if tracked is not None and (key is None or end > self._progress.bound(tracked.row, end)):
+            tracked, key = None, None
+        held = [] if tracked is None else [each for each in self._ledger.requests.held(name, group) if block_of(each) == block]
+        life = held[0] if held else self._copied_to(block, group, key)
+        if tracked is None or key is None or not life:
+            return
+        if held and self._ledger.blocks.of(life) in _OPEN:
+            self._ledger.seal(Batch[Allocated]([life], group), [key])
+        tracked.tail = end
+        if not self._state.lost and self._ledger.blocks.of(life) in KEYED:
+            self._stores.offer([Chunk(name, group, key, [life], tail=True)])
+
+    def copied_to(self, blocks: Iterable[int]) -> None:
+        """The step copies to these blocks first; those that no request holds were handed out, and are free again."""
+        for block in blocks:
+            if not self._ledger.blocks.refs(block) and self._ledger.blocks.at(block) is not Block.FREED:
+                self._copied_to(block, 0, None)
+
+    def _copied_to(self, block: int, group: int, key: bytes | None) -> int:
+        """A block was handed out to nobody, and filled by a copy. With *key* it keeps that. Returns its life; 0 if it is over.
+
+        A request that lives as long as this call holds it. If an older copy still reads the block, the step waits for it, and
+        the content is not known to be final before the block may be handed out again: then it is not kept.
+        """
+        ledger, holder = self._ledger, f"a copy to block {block}"
+        while holder in ledger.requests:
+            holder += "'"
+        ledger.add_request(holder)
+        lives = ledger.observe_allocate(holder, [block], group)
+        (life,) = lives.lives
+        kept = key is not None and ledger.blocks.of(life) is Block.ALLOCATED
+        if key is not None and kept:
+            ledger.seal(lives, [key])
+        ledger.finish(holder)
+        return int(life) if kept else NULL
+
     def settle_known(
         self, plan: int, now: float, *, launched: Iterable[Launched] = (), completions: Iterable[Completion] = ()
     ) -> Settled:
@@ -554,6 +604,7 @@ class DecidedSteps:
         for name in self._state.ending:
             self._progress.offered[:, self._state.requests[name].row] = NEVER
             self._state.states.pop(name, None)
+            self._state.requests[name].tail = 0
         self._unwanted = {job.number for job in self._ledger.jobs.alive() if job.direction is Direction.STORE}
         self._offer_anew()
 

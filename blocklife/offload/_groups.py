@@ -13,6 +13,11 @@ Drafters. The layers of a drafter (EAGLE, MTP) compute what they keep of a token
 holds such layers may be hit up to a boundary only if the unit behind that boundary is known under the request's key as well:
 then the token after the boundary is the same. And while a request decodes, the last full unit of such a group is not final yet:
 it is stored when the next one is full, or when the request ends (vLLM keeps to the same two rules, see its issue 52735).
+
+Tails. With ``tail_tokens`` a prefix in the host tier may also end inside a block, at a multiple of that many tokens. What lies
+between the last boundary of a block and that token is a *tail*: content with a key of its own, in a block whose first tokens
+only are final. It is for full attention and Mamba groups of one block size, with one block in a chunk: then the end of a tail
+says which block of each group has it.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ _MAX_DIGITS = 9
 
 
 _DRAFTER = "+drafter"
+_TAIL = "/"
 
 
 def _positive(instance: object, attribute: object, value: int) -> None:
@@ -111,6 +117,8 @@ class Geometry:
 
     groups: tuple[Group, ...] = field(converter=_tuple)
     blocks_per_chunk: int = field(default=1, validator=_positive)
+    tail_tokens: int | None = field(default=None)
+    """A prefix in the host tier may end inside a block, at a multiple of this; None: it ends where a chunk ends."""
     block_tokens: tuple[int, ...] = field(init=False, repr=False, eq=False)
     """Tokens of a block."""
     chunk_tokens: tuple[int, ...] = field(init=False, repr=False, eq=False)
@@ -153,6 +161,21 @@ class Geometry:
                 )
         if self.blocks_per_chunk > MAX_BLOCKS_PER_CHUNK:
             raise MisuseError(f"blocks_per_chunk can be at most {MAX_BLOCKS_PER_CHUNK}, not {self.blocks_per_chunk}")
+        if self.tail_tokens is not None:
+            self._check_tails(self.tail_tokens)
+
+    def _check_tails(self, unit: int) -> None:
+        """Refuse groups in which a prefix cannot end inside a block."""
+        sizes = {group.block_tokens for group in self.groups}
+        if type(unit) is not int or not 1 <= unit < min(sizes) or min(sizes) % unit:
+            raise MisuseError(f"tail_tokens must be a part of a block of {min(sizes)} tokens, and less, not {unit!r}")
+        if len(sizes) > 1:
+            raise MisuseError(f"tail_tokens={unit} needs blocks of one size, not of {sorted(sizes)} (leave it out)")
+        if self.blocks_per_chunk > 1:
+            raise MisuseError(f"tail_tokens={unit} needs blocks_per_chunk=1, not {self.blocks_per_chunk} (leave it out)")
+        for number, group in enumerate(self.groups):
+            if not isinstance(group, FullAttention | Mamba) or (isinstance(group, FullAttention) and group.drafter):
+                raise MisuseError(f"tail_tokens={unit}: group {number} ({group}) has no tails (leave it out)")
 
     def needed(self, group: int, length: int) -> range:
         """Positions of the blocks that a request reads to continue at token *length*; empty at 0."""
@@ -172,12 +195,17 @@ class Geometry:
     def parse(cls, text: str, blocks_per_chunk: int = 1) -> Geometry:
         """Parse a geometry from a text like ``full:16,swa:16:1024,local:16:8192,mamba:16``; raises MisuseError otherwise.
 
-        A group with layers of a drafter is written ``full:16+drafter`` or ``swa:16:1024+drafter``.
+        A group with layers of a drafter is written ``full:16+drafter`` or ``swa:16:1024+drafter``; prefixes that may end inside
+        a block, every 4 tokens, ``full:16,mamba:16/4``.
         """
-        return cls(tuple(map(_parsed, text.split(","))), blocks_per_chunk)
+        groups, slash, unit = text.partition(_TAIL)
+        if slash and not (unit.isascii() and unit.isdecimal() and len(unit) <= _MAX_DIGITS):
+            raise MisuseError(f"{text[:40]!r}: behind {_TAIL} comes a whole number of tokens, and nothing else")
+        return cls(tuple(map(_parsed, groups.split(","))), blocks_per_chunk, int(unit) if slash else None)
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.groups))
+        tail = "" if self.tail_tokens is None else f"{_TAIL}{self.tail_tokens}"
+        return ",".join(map(str, self.groups)) + tail
 
 
 def _window(group: Group, tokens: int) -> int | None:

@@ -49,6 +49,7 @@ from blocklife.offload.records import (
     Progress,
     Settled,
     Step,
+    TailKeys,
 )
 from blocklife.states import Request
 
@@ -91,10 +92,12 @@ class OffloadScheduler(edge.NotCopied):
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
-    def add_request(self, name: str, keys: Keys, *, prompt_tokens: int) -> None:
-        """Add a request. State: WAITING."""
+    def add_request(self, name: str, keys: Keys, *, prompt_tokens: int, tails: TailKeys | None = None) -> None:
+        """Add a request. State: WAITING. With *tails* its prefix may end inside a block, where the geometry has tails."""
         edge.text(name, "name")
         edge.function(keys, "keys")
+        if tails is not None:
+            edge.function(tails, "tails")
         if edge.whole(prompt_tokens, "prompt_tokens") < 1:
             raise MisuseError(f"request {name}: a prompt has at least 1 token, not {prompt_tokens}")
         if name in self._state.requests:
@@ -104,7 +107,7 @@ class OffloadScheduler(edge.NotCopied):
         if row in self._state.names:
             self.ledger.finish(name)
             raise self._steps.changed_beside(self._state.names[row])
-        self._state.requests[name] = Tracked(row, keys)
+        self._state.requests[name] = Tracked(row, keys, tails=tails)
         self._state.names[row] = name
         self._progress.enter(row, prompt_tokens)
 
@@ -211,10 +214,20 @@ class OffloadScheduler(edge.NotCopied):
         host = not self._state.lost and tracked.failures < self.policies.max_load_failures
         cap = int(self._progress.most_loaded[tracked.row])
         hit = self._search.run(
-            name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap, below=waits_below
+            name,
+            tracked.keys,
+            known_tokens,
+            device_tokens,
+            self._state.step,
+            host=host,
+            most=cap,
+            below=waits_below,
+            tails=tracked.tails,
         )
         if waits_below and self._search.on_below and not self._steps.fetch_below(tracked):
-            hit = self._search.run(name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap)
+            hit = self._search.run(
+                name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap, tails=tracked.tails
+            )
         if waits_below and not self._search.on_below:
             tracked.below_until = None  # whatever it waits for now is not the tier below
         tracked.hit, tracked.asked = hit, None if self._search.in_doubt or self._search.on_below else asked
@@ -228,6 +241,8 @@ class OffloadScheduler(edge.NotCopied):
             self.ledger.pin(f"lookup {name}", slots)
             self._state.pinned[name] = slots
         if hit.tokens:
+            if hit.tokens % self.geometry.block_alignment and hit.host_tokens:
+                self.tier.touch([own[-1] for own in hit.slots])  # its tail
             self._steps.touch(tracked, hit.tokens)
         return hit
 

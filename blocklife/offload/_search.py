@@ -6,6 +6,8 @@ Rules of this file:
 * A hit is exactly what a load then reads (I7).
 * Content that is being copied, to the host tier or to the device for another request, is waited for, not fetched twice (I12,
   I14).
+* A tail is looked for behind the common hit of whole chunks, in the host tier only, and inside the next block only. It counts
+  if all groups have theirs now. It is waited for only if nothing else was found in the host tier.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from blocklife.offload._below import TierBelow
 from blocklife.offload._groups import Geometry, LocalAttention, SlidingWindow
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer, Found, Unit, Units, common_length
-from blocklife.offload.records import FullHit, Hit, Keys, Policies
+from blocklife.offload.records import FullHit, Hit, Keys, Policies, TailKeys
 from blocklife.states import Job
 
 _BYTES = frozenset({bytes})
@@ -49,6 +51,7 @@ class Search:
         groups = range(len(geometry.groups))
         self._device_units = Units([unit_of(geometry, group, 1, extra) for group in groups])
         self._host_units = Units([unit_of(geometry, group, geometry.blocks_per_chunk, extra) for group in groups])
+        self._tail_tokens = geometry.tail_tokens
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(geometry.groups)
         # If every token attends only to itself, there is nothing to load.
         self._loads = any(unit.window != 0 for unit in self._host_units)
@@ -72,6 +75,7 @@ class Search:
         host: bool,
         most: int | None = None,
         below: bool = False,
+        tails: TailKeys | None = None,
     ) -> Hit:
         """The hit of one request with *known* tokens; with *host*, at most *most* tokens of it in the host tier.
 
@@ -97,12 +101,15 @@ class Search:
         found = self._in_host(names, start, last, {} if own else self._loading, below=below) if host else device
         if below and found.deferred and not self.in_doubt and self._below is not None and self.on_below:
             self._split(names, start, found.length, known)
-        if found.deferred or (found.length > start and serves):
+        length, waits = found.length, False
+        tail: tuple[int, ...] = ()
+        if host and tails is not None and self._tail_tokens is not None and not found.deferred:
+            length, tail, waits = self._tail(tails, found.length, last)
+        if found.deferred or (length > start and serves) or (waits and length == start):
             # no load for a request whose earlier store is unresolved (I10)
-            return Hit(name, found.length, start, start, True, step)
-        length = found.length
+            return Hit(name, length, start, start, True, step)
         compute_from = length - 1 if length == known else length
-        slots = self._slots(names, start, length, compute_from) if length > start else self._nothing
+        slots = self._slots(names, start, found.length, compute_from, tail) if length > start else self._nothing
         if length > start and not any(slots):  # it ends where parts of local attention begin, and nothing else is read
             length = compute_from = start
         return Hit(
@@ -173,6 +180,32 @@ class Search:
 
         return common_length(self._host_units, start, limit, ask)
 
+    def _tail(self, tails: TailKeys, length: int, last: int) -> tuple[int, tuple[int, ...], bool]:
+        """The longest tail behind a hit of *length* tokens: where it ends and its slots by group, or *length* and none.
+
+        Also whether there may be one soon.
+        """
+        unit, tokens, waits = self._tail_tokens or 1, self._geometry.block_tokens[0], False
+        last = min(last, length + tokens - 1)
+        for end in range(last - last % unit, length, -unit):
+            slots: list[int] = []
+            pending = False
+            for group in range(len(self._geometry.groups)):
+                key = tails(group, end)
+                if key is not None:
+                    edge.member(key, bytes, "the key of a tail")
+                answer = Answer.MISS if key is None else self._tier.answer(group, key)
+                slot = None if key is None or answer is Answer.MISS else self._ledger.slots.find(group, key)
+                if slot is None:
+                    break
+                pending = pending or answer is not Answer.HIT
+                slots.append(slot)
+            else:
+                if not pending:
+                    return end, tuple(slots), False
+                waits = True
+        return length, (), waits
+
     def _prove(self, group: int, keys: Sequence[bytes], *, below: bool) -> Answer:
         """Whether the host tier, or with *below* the tier below it, knows the unit behind a hit, by its key if it has one."""
         found = self._tier.answer(group, keys[0]) if keys else Answer.MISS
@@ -205,16 +238,16 @@ class Search:
         return tuple(found)
 
     def _slots(
-        self, names: Sequence[Sequence[bytes]], start: int, length: int, compute_from: int
+        self, names: Sequence[Sequence[bytes]], start: int, length: int, compute_from: int, tail: tuple[int, ...]
     ) -> tuple[tuple[int, ...], ...]:
-        """The slots of the chunks that a load reads, by group."""
+        """The slots of the chunks that a load reads, by group, and behind them that of the *tail*, if there is one."""
         found = []
         size, find = self._geometry.blocks_per_chunk, self._ledger.slots.find
         for group, tokens in enumerate(self._geometry.block_tokens):
             first = max(self._geometry.needed(group, compute_from).start, start // tokens)
             chunks = range(first // size, length // (tokens * size))
             keys = [names[group][(chunk + 1) * size - 1] for chunk in chunks]
-            found.append(tuple([_found(find(group, key), key) for key in keys]))
+            found.append((*[_found(find(group, key), key) for key in keys], *tail[group : group + 1]))
         return tuple(found)
 
 

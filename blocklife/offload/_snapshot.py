@@ -23,7 +23,7 @@ from blocklife.ledger._snapshot import Names, Snapshot, canonical_names, own_nam
 from blocklife.offload._below import Demote, TierBelow, saveable
 from blocklife.offload._state import OnItsWay, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, StoreLine
-from blocklife.offload.records import Hit, Keys
+from blocklife.offload.records import Hit, Keys, TailKeys
 from blocklife.offload.replacement import can_be_saved
 
 
@@ -39,6 +39,8 @@ class SavedTracked(NamedTuple):
     asked: tuple[int, int | None] | None
     scheduled: bool
     """Whether it is scheduled in the step being made."""
+    tails: TailKeys | None
+    tail: int
 
 
 class SavedPlan(NamedTuple):
@@ -57,6 +59,7 @@ class SavedChunk(NamedTuple):
     key: bytes
     lives: tuple[int, ...]
     suffix: int
+    tail: bool
 
 
 class SavedLine(NamedTuple):
@@ -234,7 +237,8 @@ def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ..
             hit = _save_hit(hit, core, names) if waits or not names.canonical else None
         known = asked[1:] if waits and asked is not None else None
         row, scheduled = tracked.row, bool(step[tracked.row] == core.step)
-        found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled))
+        tails = tracked.tails, tracked.tail
+        found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled, *tails))
     return tuple(found)
 
 
@@ -259,7 +263,7 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
             place = known.setdefault(id(chunk), len(chunks))
             if place == len(chunks):
                 lives = tuple([new_lives[life] for life in chunk.lives])
-                chunks.append(SavedChunk(chunk.owner, chunk.group, chunk.key, lives, chunk.suffix))
+                chunks.append(SavedChunk(chunk.owner, chunk.group, chunk.key, lives, chunk.suffix, chunk.tail))
             found.append(place)
         return tuple(found)
 
@@ -389,9 +393,9 @@ def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], prog
     table.serial.fill(1)
     table._serial = 1  # only equality between a plan and its request matters
     core.requests, core.names = {}, {}
-    for name, row, keys, hit, failures, ending, asked, scheduled in saved:
+    for name, row, keys, hit, failures, ending, asked, scheduled, tails, tail in saved:
         known = None if asked is None else (core.ledger.jobs.verdicts, *asked)
-        core.requests[name] = Tracked(row, keys, hit, failures, ending, known)
+        core.requests[name] = Tracked(row, keys, hit, failures, ending, known, tails, tail)
         core.names[row] = name
         if scheduled:
             table.step[row] = core.step
@@ -412,7 +416,7 @@ def _handed(core: SchedulerState, handed: Collection[tuple[str, int, int]]) -> d
 
 def _put_back_line(stores: StoreLine, saved: SavedLine) -> None:
     chunks, line, candidates, exposed, made, stores._entered, stores.suffix[:] = saved
-    own = [Chunk(owner, group, key, list(lives), suffix) for owner, group, key, lives, suffix in chunks] if chunks else []
+    own = [Chunk(each.owner, each.group, each.key, list(each.lives), each.suffix, each.tail) for each in chunks]
     stores._line = {owner: deque([own[place] for place in places]) for owner, places in line} if line else {}
     stores._candidates = {block: own[place] for block, place in candidates} if candidates else {}
     stores._exposed = {number: list(lives) for number, lives in exposed} if exposed else {}

@@ -19,7 +19,7 @@ from blocklife.offload._host import HostTier
 from blocklife.offload._progress import ProgressTable
 from blocklife.offload._search import Search
 from blocklife.offload._stores import StoreLine
-from blocklife.offload.records import FullHit, Hit, Keys, Policies
+from blocklife.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKeys
 
 Rows: TypeAlias = NDArray[np.int64]
 
@@ -31,9 +31,11 @@ class Tracked:
     `finish` or `abort` while its end waits for an outstanding plan. ``asked`` identifies its latest completed lookup: the
     number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device. ``below_until`` is when it
     stops waiting for the tier below; None while it does not wait. ``fetched`` are the promotions that its lookups have planned.
+    ``tail`` is the token inside a block at which its states were handed off, whose attention is stored when the request ends; 0
+    for none.
     """
 
-    __slots__ = ("asked", "below_until", "ending", "failures", "fetched", "hit", "keys", "row")
+    __slots__ = ("asked", "below_until", "ending", "failures", "fetched", "hit", "keys", "row", "tail", "tails")
 
     def __init__(
         self,
@@ -43,8 +45,11 @@ class Tracked:
         failures: int = 0,
         ending: str = "",
         asked: tuple[int, int, int | None] | None = None,
+        tails: TailKeys | None = None,
+        tail: int = 0,
     ) -> None:
         self.row, self.keys, self.hit, self.failures, self.ending, self.asked = row, keys, hit, failures, ending, asked
+        self.tails, self.tail = tails, tail
         self.below_until: float | None = None
         self.fetched: list[int] = []
 
@@ -137,6 +142,10 @@ def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:
         raise MisuseError(
             f"plans_ahead={policies.plans_ahead} does not fit a ledger of max_plans={ledger.limits.max_plans} (it must be less)"
         )
+    if geometry.tail_tokens is not None and policies.mode is Mode.LAZY:
+        raise MisuseError(f"tail_tokens={geometry.tail_tokens}: tails are not stored lazily (use Mode.EAGER)")
+    if geometry.tail_tokens is not None and policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN:
+        raise MisuseError(f"tail_tokens={geometry.tail_tokens}: a tail ends before the last token (use DROP_LAST_BLOCK)")
     if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN:
         for number, group in enumerate(geometry.groups):
             if isinstance(group, Mamba):

@@ -28,7 +28,7 @@ from blocklife.offload._progress import Span
 from blocklife.offload._state import Rows, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, Filled
 from blocklife.offload.records import Hit, LastStep
-from blocklife.states import ADMISSIBLE, Block, Request
+from blocklife.states import ADMISSIBLE, KEYED, Block, Request
 
 _BYTES = frozenset({bytes})
 
@@ -135,14 +135,22 @@ class SchedulerSteps:
                 continue
             start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
             chunk = start // size
-            lives = self._ledger.requests.held(name, group, start, stop)
             names = list(keys_of(tracked, group, start, stop))
+            if tail := self._tail_of(tracked, group, hit):
+                stop += 1
+                names.append(tail)
+            lives = self._ledger.requests.held(name, group, start, stop)
             keys = names[(chunk + 1) * size - 1 - start :: size]
             places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
             transfers.append(GroupTransfer(Batch(lives, group), list(slots), keys, places, names))
             self._state.host_hits[group] += len(lives)
         self._ledger.plan_group_load(name, transfers, within=hit.within)
         self.expect(name, self.brought(tracked, hit))
+
+    def _tail_of(self, tracked: Tracked, group: int, hit: Hit) -> bytes | None:
+        """The key of the tail that a hit ends with in one group; None if it ends with a block."""
+        ends_inside = hit.tokens % self._geometry.block_tokens[group]
+        return tail_key_of(tracked, group, hit.tokens) if ends_inside else None
 
     def expect(self, name: str, contents: Iterable[tuple[int, bytes]]) -> None:
         """Note that a load of a request brings these, so that no other request loads them."""
@@ -152,7 +160,7 @@ class SchedulerSteps:
             self._state.loading[content] = name
 
     def brought(self, tracked: Tracked, hit: Hit) -> Iterator[tuple[int, bytes]]:
-        """The content that a load of this hit brings, by group and key."""
+        """The whole blocks that a load of this hit brings, by group and key; nobody else can hit its tail on the device."""
         for group in self._state.groups:
             if hit.slots[group]:
                 start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
@@ -194,10 +202,12 @@ class SchedulerSteps:
     def within_budget(self, name: str, hit: Hit, known: int) -> Hit:
         """The same hit with ``within`` set, if what it loads fits into what this step may wait for.
 
-        A request that would compute nothing in this step gains nothing; and the engine may copy a state before the load.
+        A request that would compute nothing in this step gains nothing; the engine may copy a state before the load; and behind
+        a tail the request writes into a block of the load itself, which begins another life only when the load has landed.
         """
         taken, most = self._state.within, self._policies.load_within_tokens
-        if self._state.has_states or hit.tokens >= known or sum(taken.values()) + hit.host_tokens > most:
+        inside = hit.tokens % self._geometry.block_alignment
+        if inside or self._state.has_states or hit.tokens >= known or sum(taken.values()) + hit.host_tokens > most:
             return hit
         taken[name] = hit.host_tokens
         return evolve(hit, within=True)
@@ -375,6 +385,33 @@ class SchedulerSteps:
         self._progress.offered_up_to([(group, row, start, stop)])
         self._stores.offer(chunks)
 
+    def offer_tail(self, name: str, tracked: Tracked, tokens: int) -> None:
+        """Offer the tail that a request leaves behind in its attention groups: it ends, so nobody writes there any more.
+
+        It ends where states were handed off or, without groups of states, at the last boundary within the first *tokens*.
+        """
+        end, size = self._tail_end(tracked, tokens), self._geometry.block_tokens[0]
+        if not end or self._state.lost:
+            return
+        for group in self._state.attention:
+            key = tail_key_of(tracked, group, end)
+            (life,) = self._ledger.requests.held(name, group, end // size, end // size + 1)
+            state = self._ledger.blocks.of(life) if life != NULL else None
+            if key is None or state is None or (state is not Block.ALLOCATED and state not in KEYED):
+                continue  # a block behind a wait has no final content
+            if state is Block.ALLOCATED:
+                self._ledger.seal(Batch[Allocated]([life], group), [key])
+            self._stores.offer([Chunk(name, group, key, [life], tail=True)])
+
+    def _tail_end(self, tracked: Tracked, tokens: int) -> int:
+        """Where the tail ends that a request of so many tokens leaves behind; 0 if it leaves none."""
+        unit = self._geometry.tail_tokens
+        if unit is None or tracked.tails is None:
+            return 0
+        bound = self._progress.bound(tracked.row, tokens)
+        end = tracked.tail if self._state.has_states else bound - bound % unit
+        return end if end <= bound and end % self._geometry.block_tokens[0] else 0
+
     def offer_states(self, name: str, row: int) -> None:
         """Offer the states of one request that were handed off, as far as their tokens are known; others wait."""
         size, later, chunks = self._geometry.blocks_per_chunk, [], []
@@ -446,6 +483,8 @@ class SchedulerSteps:
             if len(where) and table.in_flight[tracked.row] == tokens[where[0]]:
                 for group, size in enumerate(self._geometry.block_tokens):
                     keys_of(tracked, group, 0, int(computed[where[0]]) // size)
+                    if end := self._tail_end(tracked, int(computed[where[0]])):
+                        tail_key_of(tracked, group, end)
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
@@ -473,6 +512,7 @@ class SchedulerSteps:
             if state is Request.RUNNING:
                 self.end_load(name)
                 if not hit.within:  # otherwise it runs since its admission
+                    self._write_behind(name, hit)
                     table.computed[tracked.row] = hit.compute_from
                     table.running[tracked.row] = True
                 loaded.append(name)
@@ -481,6 +521,12 @@ class SchedulerSteps:
                 self.drop(name, tracked)
                 failed.append(name)
         return loaded, failed
+
+    def _write_behind(self, name: str, hit: Hit) -> None:
+        """A request computes on behind a tail, in the same blocks: the content that was final there is none any more."""
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            if hit.tokens % tokens:
+                self._ledger.reopen(name, hit.tokens // tokens, group)
 
     def over(self) -> list[str]:
         """Requests that only waited for their plans to settle, and whose plans have."""
@@ -530,6 +576,8 @@ class SchedulerSteps:
                 self._ledger.seal_many(self.seals(spans))
                 table.sealed_up_to(spans)
             self.offer(name, tracked, min(computed, last))
+            if self._geometry.tail_tokens is not None:
+                self.offer_tail(name, tracked, min(computed, last))
             if not self._state.lost:
                 self._stores.plan([name])
             self.touch(tracked, computed)
@@ -558,6 +606,7 @@ class SchedulerSteps:
         self.unpin(name)
         self._state.states.pop(name, None)
         tracked.hit = None
+        tracked.tail = 0
         self._progress.clear(tracked.row)
 
     def end_load(self, name: str) -> None:
@@ -689,6 +738,14 @@ class SchedulerSteps:
 
 def _row_of(span: Span) -> int:
     return span[1]
+
+
+def tail_key_of(tracked: Tracked, group: int, end: int) -> bytes | None:
+    """The key of the tail that ends at this token, from the engine's function; None if there is none."""
+    key = None if tracked.tails is None else tracked.tails(group, end)
+    if key is not None and type(key) is not bytes:
+        raise MisuseError(f"the key of the tail of group {group} at token {end} must be bytes or None, not {key!r}")
+    return key
 
 
 def keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:

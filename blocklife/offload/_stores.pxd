@@ -9,6 +9,7 @@ cdef class Chunk:
     cdef public Py_ssize_t group, suffix
     cdef public bytes key
     cdef public list lives
+    cdef public bint tail
 
 
 cdef class StoreLine:

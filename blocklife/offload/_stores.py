@@ -38,12 +38,13 @@ class Chunk:
     """Content to be stored as one unit: ``lives`` has an entry for each block of the chunk, `NULL` for a hole.
 
     ``suffix`` is the number of trailing blocks without a hole, set when its turn comes. A hit can read no more than these.
+    Of a *tail* the key names only the first tokens of the one block; the block may also be full, and have the key of that.
     """
 
-    __slots__ = ("group", "key", "lives", "owner", "suffix")
+    __slots__ = ("group", "key", "lives", "owner", "suffix", "tail")
 
-    def __init__(self, owner: str, group: int, key: bytes, lives: list[int], suffix: int = 0) -> None:
-        self.owner, self.group, self.key, self.lives, self.suffix = owner, group, key, lives, suffix
+    def __init__(self, owner: str, group: int, key: bytes, lives: list[int], suffix: int = 0, tail: bool = False) -> None:
+        self.owner, self.group, self.key, self.lives, self.suffix, self.tail = owner, group, key, lives, suffix, tail
 
 
 _STORABLE = KEYED - COPYING | {Block.ALLOCATED}
@@ -298,13 +299,17 @@ class StoreLine:
                 chunk.lives[position] = NULL
                 continue
             if at in _COPYING:
-                if position == len(chunk.lives) - 1:  # the chunk has the key of this life: it is already being stored
+                # if the chunk has the key of this life, it is already being stored
+                if position == len(chunk.lives) - 1 and not chunk.tail:
                     self.counts["in flight"] += 1
                     return _DROP
-                later = True  # it is part of another chunk as well
+                later = True  # it is part of another chunk as well, or of a tail
             elif at in _AFTER or (self._lazy and at not in _FINAL):
                 later = True
         chunk.suffix = _suffix(chunk.lives)
+        if chunk.tail and chunk.suffix:
+            chunk.suffix = 0  # no whole block: it is not put below, and no hit counts on more than the tail
+            return _LATER if later else _STORE
         if chunk.suffix < self.required[chunk.group] and not (self._policies.partial_chunks and chunk.suffix):
             if any(chunk.lives):
                 self.counts["partial"] += 1
@@ -366,10 +371,12 @@ class StoreLine:
                 suffix[slot] = chunk.suffix
             groups_of = bytes([chunk.group for chunk in every])
             cuts = [0, *accumulate(map(len, orders))]
-            own = [chunk.lives[0] for chunk in every]
-            return JobColumns.of_blocks(
-                owners, sharers, cuts, packed(own), groups_of, packed(slots), [chunk.key for chunk in every]
-            )
+            own, all_keys, chosen = packed([chunk.lives[0] for chunk in every]), [chunk.key for chunk in every], packed(slots)
+            if not any(map(_is_tail, every)):
+                return JobColumns.of_blocks(owners, sharers, cuts, own, groups_of, chosen, all_keys)
+            # a block that is full has another key than its tail
+            known = [None if chunk.tail else chunk.key for chunk in every]
+            return JobColumns(owners, cuts, own, groups_of, chosen, known, [*cuts], chosen, groups_of, all_keys, sharers)
         cuts, slot_cuts = [0], [0]
         lives, places, keys, names = list[int](), list[int](), list[bytes](), list[bytes | None]()
         groups, slot_groups = bytearray(), bytearray()
@@ -434,6 +441,10 @@ def _suffix(lives: Sequence[int]) -> int:
     if NULL not in lives:
         return len(lives)
     return next(count for count, life in enumerate(reversed(lives)) if life == NULL)
+
+
+def _is_tail(chunk: Chunk) -> bool:
+    return chunk.tail
 
 
 def _group(chunk: Chunk) -> int:

@@ -22,6 +22,12 @@ Keys: TypeAlias = Callable[[int, int, int], Sequence[bytes]]
 Called when a prefix is looked up and when blocks fill, never earlier. The key of a chunk is that of its last block.
 """
 
+TailKeys: TypeAlias = Callable[[int, int], bytes | None]
+"""The key of a tail: ``tails(group, tokens)`` names what a block of the group holds if the prefix ends inside it, at *tokens*.
+
+None if there is none: the request has fewer tokens. Called when a prefix is looked up, and when a tail is stored.
+"""
+
 
 class LastStep(enum.Enum):
     """What happens to outstanding copies when the last request ends."""
@@ -92,7 +98,7 @@ class Hit:
     lives: tuple[tuple[int, ...], ...] = ()
     """The lives of the device part, by group; for groups with a window only those inside it."""
     slots: tuple[tuple[int, ...], ...] = ()
-    """The slots of the host part, by group; they are pinned."""
+    """The slots of the host part, by group; they are pinned. If the hit ends inside a block, the last one has its tail."""
     within: bool = False
     """Whether the plan waits for the load, so that the request runs in this step (`Policies.load_within_tokens`)."""
 

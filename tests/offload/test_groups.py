@@ -235,6 +235,46 @@ def test_drafter_is_yes_or_no(value: object) -> None:
         SlidingWindow(16, 64, drafter=value)  # type: ignore[arg-type]  # the point of this test
 
 
+# --- tails --------------------------------------------------------------------------------------------------------------
+
+
+def test_geometry_knows_where_a_prefix_may_end() -> None:
+    """Inside a block, at a multiple of some tokens; and written behind the groups."""
+    geometry = Geometry([FullAttention(16), Mamba(16)], tail_tokens=4)
+
+    assert str(geometry) == "full:16,mamba:16/4"
+    assert Geometry.parse(str(geometry)) == geometry
+    assert Geometry([FullAttention(16)]).tail_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("text", "chunk", "message"),
+    [
+        ("full:16/16", 1, "a part of a block of 16 tokens, and less, not 16"),
+        ("full:16/5", 1, "a part of a block of 16 tokens, and less, not 5"),
+        ("full:16/0", 1, "a part of a block of 16 tokens, and less, not 0"),
+        ("full:16,full:32/4", 1, r"needs blocks of one size, not of \[16, 32\]"),
+        ("full:16/4", 2, "needs blocks_per_chunk=1, not 2"),
+        ("full:16,swa:16:32/4", 1, r"group 1 \(swa:16:32\) has no tails"),
+        ("full:16,local:16:64/4", 1, r"group 1 \(local:16:64\) has no tails"),
+        ("full:16+drafter/4", 1, r"group 0 \(full:16\+drafter\) has no tails"),
+        ("full:16/", 1, "behind / comes a whole number"),
+        ("full:16/4/4", 1, "behind / comes a whole number"),
+    ],
+)
+def test_groups_without_tails_are_refused(text: str, chunk: int, message: str) -> None:
+    """One boundary must say of every group which block it lies in, and that all before it is needed."""
+    with pytest.raises(MisuseError, match=message):
+        Geometry.parse(text, chunk)
+
+
+@pytest.mark.parametrize("value", [1.5, "4", True])
+def test_tail_tokens_is_a_number(value: object) -> None:
+    """No other type is taken for one."""
+    with pytest.raises(MisuseError, match="tail_tokens must be a part of a block"):
+        Geometry([FullAttention(16)], tail_tokens=value)  # type: ignore[arg-type]  # the point of this test
+
+
 # --- as a text ----------------------------------------------------------------------------------------------------------
 
 

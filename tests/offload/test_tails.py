@@ -1,0 +1,250 @@
+"""Prefixes that end inside a block: what is stored of them, when a lookup finds them, and what a request then writes on.
+
+Method: the rig of the other tests, blocks of four letters and boundaries every two. Without groups of states a request leaves
+its tail behind when it ends; with them, the engine says where the states were kept (`tests/vllm/test_connector_tails.py`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from blocklife.errors import MisuseError
+from blocklife.ledger import Contract
+from blocklife.offload import FullHit, Geometry, HostTier, Mode, OffloadScheduler, Policies
+from blocklife.states import Block
+from tests.rigs import Rig, key, letters
+from tests.worlds import make_ledger
+
+
+def filled(text: str = letters(11), groups: str = "full:4/2", **changes: object) -> Rig:
+    """A rig whose host tier has this text, and whose device has forgotten it."""
+    rig = Rig(groups, **{"blocks": 17, "slots": 16, **changes})  # type: ignore[arg-type]  # passed on
+    rig.fill("a", text)
+    rig.forget_device()
+    return rig
+
+
+def test_tail_is_stored_when_its_request_ends() -> None:
+    """Nobody writes behind it any more; up to the last boundary, and not before the end."""
+    rig = Rig("full:4/2")
+    rig.add("a", letters(11))
+    rig.let_in("a")
+    rig.tick()
+    rig.tick()
+    before = rig.stored()
+    rig.scheduler.finish("a")
+    rig.drain()
+
+    assert before == [letters(4), letters(8)]
+    assert rig.stored() == [letters(4), letters(8), letters(10)]
+
+
+@pytest.mark.parametrize(("count", "stored"), [(8, [4, 8]), (9, [4, 8]), (10, [4, 8, 10]), (3, [2]), (1, [])])
+def test_tail_ends_at_a_boundary_inside_a_block(count: int, stored: list[int]) -> None:
+    """A prefix that ends with a block, or before the first boundary behind it, leaves no tail."""
+    rig = Rig("full:4/2")
+    rig.fill("a", letters(count))
+
+    assert rig.stored() == [letters(each) for each in stored]
+
+
+@pytest.mark.parametrize("contract", Contract)
+@pytest.mark.parametrize("groups", ["full:4/2", "full:4,full:4/2"])
+def test_hit_ends_inside_a_block_and_the_request_writes_on(groups: str, contract: Contract) -> None:
+    """Its tail is loaded into the block in which the request goes on; full, that block has its own key, and is stored."""
+    rig = filled(groups=groups, contract=contract)
+    rig.add("b", letters(10) + "zzzz")
+    hit = rig.hit("b")
+    runs = rig.scheduler.admit("b", hit, 4)
+    rig.tick()
+    last = rig.ledger.table("b")[-1]
+
+    assert (hit.tokens, hit.device_tokens, hit.compute_from) == (10, 0, 10)
+    assert [len(own) for own in hit.slots] == [3] * len(rig.geometry.groups)
+    assert not runs
+    assert rig.ledger.blocks.of(last) is Block.ALLOCATED
+    assert letters(10) not in rig.cached()
+    rig.scheduler.grow({"b": 4})
+    rig.tick()
+    rig.scheduler.finish("b")
+    rig.drain()
+    assert letters(10) + "zz" in rig.stored()
+    assert rig.stored().count(letters(10)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        (letters(11), 10),
+        (letters(10), 8),
+        (letters(9) + "zz", 8),
+        (letters(8) + "zzz", 8),
+        (letters(6) + "zzzzz", 4),
+        (letters(12) + "zzzz", 10),
+    ],
+)
+def test_tail_is_found_by_its_own_key(text: str, length: int) -> None:
+    """Only at the boundary at which it was stored, and one token at least is left to compute."""
+    rig = filled()
+    rig.add("b", text)
+
+    assert rig.hit("b").tokens == length
+
+
+@pytest.mark.parametrize(("text", "within"), [(letters(8) + "zzz", True), (letters(11), False)])
+def test_tail_is_loaded_between_two_steps(text: str, within: bool) -> None:
+    """However small it is: its request would write into a block of the load itself, before the load has landed."""
+    rig = filled(policies=Policies(load_within_tokens=100))
+    rig.add("b", text)
+    hit = rig.hit("b")
+    runs = rig.scheduler.admit("b", hit, 1)
+
+    assert (hit.tokens, hit.within, runs) == (8 if within else 10, within, within)
+
+
+def test_tail_counts_only_if_all_groups_have_theirs() -> None:
+    """Otherwise the hit ends with the last block."""
+    rig = filled(groups="full:4,full:4/2")
+    slot = rig.tier.slot_of(1, key(1, letters(10)))
+    assert slot is not None
+    rig.ledger.evict([slot])
+    rig.add("b", letters(11))
+
+    assert rig.hit("b").tokens == 8
+
+
+def test_tail_on_its_way_is_waited_for_if_nothing_else_is_there() -> None:
+    """A tail in the first block is all that there is; behind blocks that can be loaded now it is not waited for."""
+    found = []
+    for count in (3, 11):
+        rig = Rig("full:4/2")
+        rig.add("a", letters(count))
+        rig.let_in("a")
+        rig.tick()
+        rig.tick()
+        rig.scheduler.finish("a")
+        rig.plan()
+        rig.settle(land=False)
+        rig.ledger.drop([rig.ledger.life(block) for block in range(1, 5) if rig.ledger.blocks.at(block) is Block.CACHED])
+        rig.add("b", letters(count))
+        hit = rig.hit("b")
+        found.append((hit.deferred, hit.tokens))
+        rig.drain()
+
+    assert found == [(True, 0), (False, 8)]
+
+
+@pytest.mark.parametrize(("most", "length"), [(9, 8), (10, 10), (1, 0), (2, 0), (4, 4), (6, 4)])
+def test_tail_keeps_to_what_a_request_may_load(most: int, length: int) -> None:
+    """In tokens, as for whole blocks."""
+    rig = filled()
+    rig.add("b", letters(11))
+    rig.scheduler.cap("b", None, most)
+
+    assert rig.hit("b").tokens == length
+
+
+@pytest.mark.parametrize(("most", "stored"), [(10, [4, 8, 10]), (9, [4, 8]), (7, [4, 6]), (0, [])])
+def test_tail_keeps_to_what_a_request_may_store(most: int, stored: list[int]) -> None:
+    """It ends before the token up to which the request is stored."""
+    rig = Rig("full:4/2", policies=Policies(max_store_tokens=most))
+    rig.fill("a", letters(11))
+
+    assert rig.stored() == [letters(each) for each in stored]
+
+
+def test_tail_of_a_full_block_has_a_slot_of_its_own() -> None:
+    """The request has written on to the end of the block, which was stored as a whole; its tail is stored after that."""
+    rig = Rig("full:4/2", policies=Policies(max_store_tokens=6))
+    rig.fill("a", letters(8))
+
+    assert rig.stored() == [letters(4), letters(6)]
+    rig.forget_device()
+    rig.add("b", letters(6) + "zz")
+    assert rig.hit("b").tokens == 6
+
+
+def test_aborted_and_preempted_requests() -> None:
+    """One that is given up leaves its tail behind; one that is preempted goes on later, and leaves none."""
+    found = []
+    for end in ("abort", "preempt"):
+        rig = Rig("full:4/2")
+        rig.add("a", letters(11))
+        rig.let_in("a")
+        rig.tick()
+        getattr(rig.scheduler, end)("a")
+        rig.drain()
+        found.append(letters(10) in rig.stored())
+
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_load_of_a_tail_that_fails_leaves_nothing(ok: bool) -> None:
+    """The blocks are released, and the content of the slots is dropped, as for every load."""
+    rig = filled()
+    rig.add("b", letters(11))
+    rig.let_in("b")
+    rig.plan()
+    settled = rig.settle(ok=ok)
+
+    assert (settled.loaded, settled.failed) == ((("b",), ()) if ok else ((), ("b",)))
+    assert (letters(10) in rig.stored()) is ok
+    assert bool(rig.ledger.table("b")) is ok
+
+
+def test_scheduler_with_tails_can_be_saved() -> None:
+    """Chunks that wait, and where a tail ends, are part of it."""
+    rig = Rig("full:4/2", slots=1)
+    rig.add("a", letters(11))
+    rig.let_in("a")
+    rig.tick()
+    rig.scheduler.finish("a")
+    saved = rig.scheduler.snapshot()
+    rig.tick()
+    rig.scheduler.restore(saved)
+
+    assert rig.scheduler.snapshot() == saved
+    assert any(chunk.tail for chunk in saved.stores.chunks)
+
+
+@pytest.mark.parametrize(
+    ("policies", "match"),
+    [(Policies(mode=Mode.LAZY), "tails are not stored lazily"), (Policies(full_hit=FullHit.RECOMPUTE_LAST_TOKEN), "DROP_LAST")],
+)
+def test_policies_that_tails_cannot_keep_are_refused(policies: Policies, match: str) -> None:
+    """When the scheduler is made."""
+    ledger = make_ledger()
+    with pytest.raises(MisuseError, match=match):
+        OffloadScheduler(ledger, HostTier(ledger), Geometry.parse("full:4/2"), policies)
+
+
+def test_key_of_a_tail_is_bytes_or_nothing() -> None:
+    """Whatever else the engine's function returns is refused by name."""
+    rig = Rig("full:4/2")
+    rig.scheduler.add_request("a", lambda group, start, stop: [], prompt_tokens=3, tails=lambda group, end: "no")  # type: ignore[arg-type,return-value]  # the point of this test
+    with pytest.raises(MisuseError, match="the key of a tail must be"):
+        rig.scheduler.lookup("a", 3)
+
+
+def test_slot_of_a_tail_has_no_whole_block() -> None:
+    """So it is not put into the tier below, and nothing else counts on it."""
+    rig = filled()
+    held = [
+        rig.scheduler.stores.suffix[slot or 0]
+        for slot in map(rig.tier.slot_of, (0, 0), (key(0, letters(8)), key(0, letters(10))))
+    ]
+
+    assert held == [1, 0]
+
+
+def test_preempted_request_forgets_its_tail() -> None:
+    """It computes its states again, which may be kept at another token then."""
+    rig = Rig("full:4,mamba:4/2")
+    rig.add("a", letters(7))
+    rig.let_in("a")
+    rig.tick()
+    rig.scheduler._state.requests["a"].tail = 6
+    rig.scheduler.preempt("a")
+
+    assert rig.scheduler._state.requests["a"].tail == 0
