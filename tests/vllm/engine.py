@@ -74,6 +74,7 @@ def shape_of(spec: WorldSpec, folder: str = "") -> making.Shape:
         keeps_every_block=spec.dense_retention,
         part_tokens=spec.part_tokens,
         priority=spec.priority,
+        hash_tokens=spec.hash_tokens,
     )
     return evolve(shape, transfer=_transfer_config(spec, shape, folder))
 

@@ -15,13 +15,6 @@ from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.errors import MisuseError
 from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE
 from tests.vllm.connector_rig import ConnectorRig
-from tests.vllm.worlds import GroupSpec
-
-
-def test_prefix_hits_inside_a_block_are_refused() -> None:
-    """With states of more tokens than a hash has vLLM would hit a part of a block: refused, with the remedy."""
-    with pytest.raises(MisuseError, match=r"prefix hits inside a block .* \(leave prefix_match_unit at the block size\)"):
-        ConnectorRig(evolve(ROOMY, groups=(FULL, GroupSpec("mamba", 16))))
 
 
 def test_drafter_beside_states_is_refused() -> None:

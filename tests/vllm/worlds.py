@@ -66,6 +66,8 @@ class WorldSpec:
     part_tokens: int = 0
     """A step computes no more of one prompt, while there are others; 0: as many as there is room for."""
     lag: Lag = Lag()
+    hash_tokens: int | None = None
+    """Tokens of one hash, where that is less than a block; then a prefix can end inside a block."""
     below: Lag | None = None
     """How long files take, where OffloadingConnector's host has vLLM's file-system tier below it; None: it has none."""
     file_threads: bool = False

@@ -97,6 +97,8 @@ class Shape:
     part_tokens: int = 0
     """The most tokens of one prompt that a step computes; 0 for no limit."""
     priority: bool = False
+    hash_tokens: int | None = None
+    """Tokens of one hash; None: those of the smallest block."""
 
     @property
     def page_bytes(self) -> int:
@@ -160,6 +162,8 @@ def config_of(shape: Shape) -> VllmConfig:
     config.cache_config.num_gpu_blocks = shape.num_blocks
     config.cache_config.block_size = block_tokens
     config.cache_config.enable_prefix_caching = shape.prefix_caching
+    if shape.hash_tokens is not None:
+        config.cache_config.prefix_match_unit = shape.hash_tokens
     if any(isinstance(group, Mamba) for group in shape.groups):
         config.cache_config.mamba_cache_mode = "align"
     if shape.keeps_every_block and hasattr(config.cache_config, "prefix_cache_retention_interval"):

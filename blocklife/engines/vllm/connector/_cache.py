@@ -32,7 +32,7 @@ from blocklife.engines.vllm.connector._shapes import CacheShape
 from blocklife.engines.vllm.connector._store import StoreBelow
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
-from blocklife.offload import FullAttention, FullHit, Geometry, LocalAttention, Mamba, SlidingWindow
+from blocklife.offload import FullAttention, FullHit, Geometry, LocalAttention, Mamba, Mode, SlidingWindow
 from blocklife.offload._groups import Group
 from blocklife.stores import Identity
 
@@ -137,6 +137,30 @@ def _kind(number: int, spec: KVCacheSpec, context_ranks: int) -> Group:
     )
 
 
+def _check_states(geometry: Geometry, block_tokens: int) -> None:
+    """Refuse states that vLLM would take for those of another token."""
+    for number, group in enumerate(geometry.groups):
+        if isinstance(group, Mamba) and group.block_tokens != block_tokens:
+            raise _refuse(
+                f"group {number} has states of {group.block_tokens} tokens, and vLLM cuts prompts at blocks of {block_tokens}: "
+                "it would take a state that lies before the end of its block for the one at the end",
+                "use one block size",
+            )
+
+
+def with_tails(geometry: Geometry, hash_tokens: int, config: ConnectorConfig) -> Geometry:
+    """The same groups, with prefixes that end inside a block where vLLM's hashes are of fewer tokens than a block.
+
+    That needs a Mamba group, blocks of one size, and no windows; chunks of one block; and stores that are not lazy. Elsewhere
+    such prefixes are hits on the device only.
+    """
+    sizes, kinds = set(geometry.block_tokens), {type(group) for group in geometry.groups}
+    fine = Mamba in kinds and kinds <= {Mamba, FullAttention} and len(sizes) == 1 and hash_tokens < min(sizes)
+    if not fine or geometry.blocks_per_chunk > 1 or config.mode is Mode.LAZY or any(geometry.drafters):
+        return geometry
+    return evolve(geometry, tail_tokens=hash_tokens)
+
+
 def block_bytes(kv_cache_config: KVCacheConfig) -> int:
     """Bytes of one block on one worker, over all layers; the scheduler side and the workers compute the same."""
     if kv_cache_config.kv_cache_tensors:
@@ -167,19 +191,16 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
     transfer = vllm_config.kv_transfer_config
     hash_tokens = release().hash_tokens(vllm_config, kv_cache_config)
-    if release().hits_inside_blocks(kv_cache_config, hash_tokens, context_ranks):
-        if context_ranks > 1:
-            raise _refuse(
-                f"decode_context_parallel_size={context_ranks} with Mamba layers is not offered: there vLLM hits prefixes "
-                "inside a block",
-                "use decode_context_parallel_size=1",
-            )
+    if context_ranks > 1 and release().hits_inside_blocks(kv_cache_config, hash_tokens, context_ranks):
         raise _refuse(
-            f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered",
-            "leave prefix_match_unit at the block size",
+            f"decode_context_parallel_size={context_ranks} with Mamba layers is not offered: there vLLM hits prefixes inside a "
+            "block that the ranks share",
+            "use decode_context_parallel_size=1",
         )
+    _check_states(geometry, vllm_config.cache_config.block_size)
     return CacheShape(
-        geometry=geometry,
+        geometry=with_tails(geometry, hash_tokens, config),
+        tokens_per_hash=hash_tokens,
         hashes_per_block=tuple(tokens // hash_tokens for tokens in geometry.block_tokens),
         num_blocks=kv_cache_config.num_blocks,
         num_slots=num_slots(vllm_config, kv_cache_config, config),

@@ -161,14 +161,13 @@ class ConnectorScheduler:
         they held blocks, and move behind them when a lookup is deferred. This is done only once they have found no room: a
         paused engine computes only the requests at the front."""
         self._doubts = Doubts(shape.geometry.block_tokens[0] // shape.hashes_per_block[0], shape.num_workers)
+        self._copied: list[int] = []  # the targets of copies ahead of the forward pass of the step being made
         self._loads = 0
         """Loads promised by lookups of this step."""
         self._early: list[Plan] = []
         """Plans to be sent ahead of the plan of the current step."""
-        self._begun = False
-        """Whether a hook of the current step has been called."""
-        self._built = False
-        """Whether a step was built since the last worker report."""
+        self._begun = False  # whether a hook of the current step has been called
+        self._built = False  # whether a step was built since the last worker report
         self._introduction = b"" if shape.below is None else shape.below.identity.fingerprint
         self._may_sleep = False  # the host tier is forgotten with the next step, unless the workers wake up before it
         self._num_sleeps = 0  # that the workers have told of
@@ -177,8 +176,7 @@ class ConnectorScheduler:
         self._serial = 0
         self.describer: Describer | None = None
         """Describes the content of events, if these describe themselves."""
-        self._looking = False
-        """Whether keys are asked for by a lookup."""
+        self._looking = False  # whether keys are asked for by a lookup
 
     def bind_pool(self, peek_free: PeekFree, evict: Evict) -> None:
         """Take the engine's allocator; lazy stores look at the blocks that it hands out next."""
@@ -265,8 +263,9 @@ class ConnectorScheduler:
             tracked = self._requests.get(request_id)
             if tracked is not None and offload.is_running(tracked.name):
                 offload.preempt(tracked.name)
-        if self.shape.zeroes_first and output.new_block_ids_to_zero:
-            decided.give_up_stores(output.new_block_ids_to_zero)
+        self._copied = [copy.dst_block_id for copy in output.kv_cache_block_copies or ()]
+        if self.shape.zeroes_first and (output.new_block_ids_to_zero or self._copied):
+            decided.give_up_stores([*(output.new_block_ids_to_zero or ()), *self._copied])
         self._loads = 0
         self._go_on_beside()
         going_on: list[Admission] = []
@@ -281,16 +280,27 @@ class ConnectorScheduler:
         self._admissions.clear()
         if output.new_block_ids_to_zero:
             decided.overwrite(output.new_block_ids_to_zero)
-        if (state := output.kv_connector_block_state) is not None:
-            for request_id, states in state.boundary_state_offloads.items():
-                if (tracked := self._requests.get(request_id)) is not None and not tracked.is_wrong:
-                    for group, block, boundary in states:
-                        decided.hand_off_state(tracked.name, group, boundary, block)
+        self._hand_off(output)
         if self._peek_free is not None and self.config.mode is Mode.LAZY:
             offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
         plan = offload.build_plan(self._clock())
         early, self._early = self._early, []
         return StepPlan((*early, plan), self._owners(plan) if loads or self._doubts else {}, self._introduce())
+
+    def _hand_off(self, output: SchedulerOutput) -> None:
+        """States that vLLM keeps: at the end of a block, or inside one, where it has copied them to another block."""
+        decided, size, kept = self.decided, self.shape.geometry.block_tokens, set[int]()
+        if (state := output.kv_connector_block_state) is not None:
+            for request_id, states in state.boundary_state_offloads.items():
+                if (tracked := self._requests.get(request_id)) is not None and not tracked.is_wrong:
+                    for group, block, boundary in states:
+                        if boundary % size[group]:  # a session leaves no tails
+                            decided.hand_off_tail("" if tracked.session else tracked.name, group, boundary, block)
+                            kept.add(block)
+                        else:
+                            decided.hand_off_state(tracked.name, group, boundary, block)
+        if self._copied:
+            decided.copied_to([block for block in self._copied if block not in kept])
 
     def _introduce(self) -> bytes:
         """In the first step: for which content the store below is asked. Workers check that they name it alike."""
@@ -394,6 +404,8 @@ class ConnectorScheduler:
         if external and hit is not None:
             return hit
         computed = request.num_computed_tokens
+        if self._ends_inside(admission):
+            return self.decided.device_hit(name, request.num_tokens, computed)
         if hit is None or hit.host_tokens:
             # a load failed in part, and vLLM keeps the blocks that were on the device before it; or vLLM does not use the hit
             hit = self.decided.device_hit(
@@ -405,6 +417,14 @@ class ConnectorScheduler:
                 "(a feature that this connector does not offer)"
             )
         return self.beside.others.brought(name, hit, computed) if computed > hit.compute_from else hit
+
+    def _ends_inside(self, admission: Admission) -> bool:
+        """Whether a request continues inside a block that the step copies for it: a hit on the device, not told to lookups."""
+        computed, sizes = admission.tracked.request.num_computed_tokens, self.shape.geometry.block_tokens
+        if not self._copied or not computed % self.shape.geometry.block_alignment:
+            return False
+        last = [table[computed // size] for table, size in zip(admission.tables, sizes, strict=True) if computed % size]
+        return bool(last) and set(last) <= set(self._copied)
 
     def _is_in_doubt(self, admission: Admission, hit: Hit, scheduled: Mapping[str, int]) -> bool:
         """Whether an admitted request computes behind tokens of another connector that no report has confirmed."""
@@ -625,7 +645,8 @@ class ConnectorScheduler:
             name = f"{request.request_id}#{self._serial}"
         tracked.name = name
         self._named[name] = tracked
-        self.offload.add_request(name, self._keys_of(tracked), prompt_tokens=request.num_prompt_tokens)
+        tails = None if self.shape.geometry.tail_tokens is None else self._tails_of(request)
+        self.offload.add_request(name, self._keys_of(tracked), prompt_tokens=request.num_prompt_tokens, tails=tails)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
         return name
 
@@ -663,6 +684,16 @@ class ConnectorScheduler:
             caps.append(tracked.request.num_prompt_tokens)
         return min([cap for cap in caps if cap is not None], default=tracked.request.num_tokens)
 
+    def _tails_of(self, request: VllmRequest) -> Callable[[int, int], bytes | None]:
+        """The keys of a request's tails: vLLM's hashes at tokens inside a block."""
+        unit = self.shape.tokens_per_hash
+
+        def tails(_group: int, end: int) -> bytes | None:
+            hashes, at = request.block_hashes, end // unit
+            return hashes[at - 1] if 0 < at <= len(hashes) else None
+
+        return tails
+
     def _known_tokens(self, name: str) -> int:
         tracked = self._named[name]
         # vLLM may have given it the next part already: it computes anew from the token that it takes back
@@ -692,8 +723,8 @@ def _limits(shape: CacheShape, config: ConnectorConfig, most_looked_up: int) -> 
         num_blocks=shape.num_blocks,
         num_slots=shape.num_slots,
         max_jobs=min(MAX_JOBS, config.max_jobs + jobs_below),
-        # requests that were never looked up: running, preempted in this step, or over and waiting for a plan
-        max_requests=min(MAX_REQUESTS, most_looked_up + (shape.max_batches + 3) * shape.max_running),
+        # never looked up: running, preempted in this step, over and waiting for a plan; or holding a copy's target
+        max_requests=min(MAX_REQUESTS, most_looked_up + (shape.max_batches + 3) * shape.max_running + 1),
         num_groups=len(shape.geometry.groups),
         num_workers=shape.num_workers,
         max_plans=2 * shape.max_batches + 2,

@@ -124,6 +124,15 @@ class BlockState(Protocol):
         ...
 
 
+class BlockCopy(Protocol):
+    """`KVCacheBlockCopy`: a copy on the device ahead of the forward pass."""
+
+    @property
+    def dst_block_id(self) -> int:
+        """The block that it fills."""
+        ...
+
+
 class SchedulerOutput(Protocol):
     """vLLM's decisions for one step."""
 
@@ -148,6 +157,11 @@ class SchedulerOutput(Protocol):
         ...
 
     @property
+    def kv_cache_block_copies(self) -> Sequence[BlockCopy] | None:
+        """Blocks that the step copies first: of prefixes that end inside a block."""
+        ...
+
+    @property
     def kv_connector_block_state(self) -> BlockState | None:
         """Data that is not sent to the workers."""
         ...
@@ -160,6 +174,7 @@ class CacheShape:
     geometry: Geometry
     hashes_per_block: tuple[int, ...]
     """For each group, how many of a request's hashes one block spans."""
+    tokens_per_hash: int
     num_blocks: int
     """Including the null block."""
     num_slots: int

@@ -1,0 +1,314 @@
+"""Prefixes that end inside a block, under vLLM's real scheduler, every byte checked whenever it is read.
+
+Goal: where vLLM's hashes are of fewer tokens than a block, what a prompt has behind its last full block is found again, and
+nobody reads what was written behind it. Method: as in `test_connector`. Blocks of eight tokens and hashes of two, a group of
+full attention and one or two of states.
+"""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
+from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.ledger import Direction
+from blocklife.ledger.views import block_of
+from blocklife.offload import DecidedSteps
+from blocklife.offload._steps import SchedulerSteps
+from tests.vllm.behaviour.scenes import Scene, prompt
+from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.rig import Rank
+from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+
+FULL, STATE = GroupSpec("full", 8), GroupSpec("mamba", 8)
+MODELS = {"full and state": (FULL, STATE), "two of each": (FULL, STATE, STATE, FULL)}
+ROOMY = WorldSpec((FULL, STATE), num_gpu_blocks=64, host_blocks=96, hash_tokens=2)
+CROWDED = evolve(ROOMY, num_gpu_blocks=24, host_blocks=60, max_num_seqs=4, max_num_batched_tokens=48, lag=Lag(0, 4))
+AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+
+
+def promised(scene: Scene) -> list[int | None]:
+    """What vLLM is told from now on: how many tokens a load would bring."""
+    connector, told = scene.rig.scheduler.connector, list[int | None]()
+    ask = connector.get_num_new_matched_tokens
+
+    def noted(request: object, tokens: int) -> tuple[int | None, bool]:
+        found: tuple[int | None, bool] = ask(request, tokens)
+        told.append(found[0])
+        return found
+
+    connector.get_num_new_matched_tokens = noted
+    return told
+
+
+@AHEAD
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("answer", [1, 12])
+def test_prompt_is_found_up_to_its_last_hash(model: str, ahead: bool, answer: int) -> None:
+    """All but the last tokens of a prompt are loaded, whether its request has ended inside the block or behind it."""
+    scene = Scene(MODELS[model], world=ROOMY, ahead=ahead, lag=Lag(0, 3))
+    scene.ask(prompt(30), answer)
+    scene.forget_device()
+    told = promised(scene)
+    scene.ask(prompt(30), 3)
+
+    assert told[-1] == 28
+    assert scene.sizes(Direction.LOAD) == tuple(4 if group.kind == "full" else 1 for group in MODELS[model])
+
+
+@AHEAD
+@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("model", MODELS)
+def test_connector_walks_with_tails(model: str, ahead: bool, seed: int) -> None:
+    """Random traffic under pressure, two workers: nothing is wrong at any step, and nothing is left."""
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2), seed)
+    walk(rig, seed, 60)
+
+    assert rig.loaded > 0
+
+
+@AHEAD
+@pytest.mark.parametrize("model", MODELS)
+def test_tail_is_stored_from_where_nobody_writes(model: str, ahead: bool) -> None:
+    """States from the blocks that vLLM has copied them to; attention from the request's own last block, when it has ended."""
+    scene = Scene(MODELS[model], world=ROOMY, ahead=ahead)
+    connector, handed = scene.rig.scheduler.connector, dict[int, int]()
+    build = connector.build_connector_meta
+
+    def noted(output: SchedulerOutput) -> object:
+        for states in output.kv_connector_block_state.boundary_state_offloads.values():
+            handed.update((group, block) for group, block, boundary in states if boundary == 28)
+        return build(output)
+
+    connector.build_connector_meta = noted
+    name = scene.add(prompt(30), 1)
+    key = scene.rig.scheduler.requests[name].block_hashes[13]
+    own = last_blocks(scene, name)
+    slots = scene.rig.side.tier.slot_of
+    sources = {
+        target: int(source) for each in scene.stores for source, target in zip(each.source, each.target.tolist(), strict=True)
+    }
+    found = {group: sources[slot] for group in range(len(MODELS[model])) if (slot := slots(group, key)) is not None}
+
+    assert found == {group: handed.get(group, own[group]) for group in range(len(MODELS[model]))}
+    assert all(block != own[group] for group, block in handed.items())
+
+
+def last_blocks(scene: Scene, name: str) -> list[int]:
+    """The last block that a request held in each group; at the end nothing is left to be done."""
+    last: list[int] = []
+    while scene.rig.running:
+        scene.rig.step()
+        if name in scene.rig.scheduler.requests:
+            last = [table[-1] for table in scene.rig.scheduler.kv_cache_manager.get_block_ids(name) if table] or last
+    scene.drain()
+    return last
+
+
+@AHEAD
+def test_load_ends_with_the_tails_in_the_last_blocks(ahead: bool) -> None:
+    """Of attention whole blocks and the tail behind them, of the states the one at its end; the last blocks get them."""
+    scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead)
+    scene.ask(prompt(30))
+    scene.forget_device()
+    name = scene.add(prompt(30), 3)
+    names = scene.rig.scheduler.requests[name].block_hashes
+    scene.rig.step()
+    (load,) = scene.loads
+    full, state = scene.rig.scheduler.kv_cache_manager.get_block_ids(name)
+    slots = scene.rig.side.ledger.slots
+    read = [slots.key(int(slot)) for slot in load.source]
+    scene.drain()
+
+    assert read == [names[3], names[7], names[11], names[13], names[13]]
+    assert load.target.tolist() == [*full[:4], state[3]]
+    assert load.group_sizes == (4, 1)
+
+
+@AHEAD
+@pytest.mark.parametrize("host", [True, False], ids=["host", "no host"])
+def test_tail_on_the_device_is_copied_and_needs_no_load(host: bool, ahead: bool) -> None:
+    """The device has a prefix that ends inside a block, too: nothing is loaded, and each request writes in its own block."""
+    scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead, extra={} if host else {"max_store_tokens": 0})
+    scene.ask(prompt(30))
+    for _ in range(2):
+        scene.add([*prompt(28), 7, 8, 9, 10], 9)
+    copies = 0
+    prepare = scene.rig._prepare
+
+    def counted(rank: Rank, output: SchedulerOutput) -> None:
+        nonlocal copies
+        copies += len(output.kv_cache_block_copies or ())
+        prepare(rank, output)
+
+    scene.rig._prepare = counted  # type: ignore[method-assign]  # to look on
+    scene.drain()
+
+    assert scene.loads == []
+    assert copies >= 4
+
+
+@AHEAD
+def test_longer_tail_of_the_host_replaces_that_of_the_device(ahead: bool) -> None:
+    """The device ends inside a block at one boundary, the host at a later one: all of the block is loaded."""
+    scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead)
+    scene.ask(prompt(30))
+    scene.forget_device()
+    scene.forget(scene.ask(prompt(27))[12:13], 0)
+    told = promised(scene)
+    scene.steps.clear()
+    scene.ask(prompt(30))
+
+    assert told == [4]
+    assert scene.sizes(Direction.LOAD) == (1, 1)
+
+
+@AHEAD
+def test_target_of_a_copy_is_written_behind_a_wait_for_its_store(ahead: bool) -> None:
+    """Blocks that vLLM copies to are handed out like others: a store that still reads one is waited for first."""
+    scene = Scene((FULL, STATE), world=evolve(ROOMY, num_gpu_blocks=12), lag=Lag(60, 60), ahead=ahead)
+    scene.ask(prompt(30))
+    targets: set[int] = set()
+    connector, build = scene.rig.scheduler.connector, scene.rig.scheduler.connector.build_connector_meta
+    waited: list[tuple[int, set[int]]] = []
+    reads: dict[int, set[int]] = {}
+
+    def noted(output: SchedulerOutput) -> object:
+        targets.update(copied := {copy.dst_block_id for copy in output.kv_cache_block_copies or ()})
+        metadata = build(output)
+        for plan in metadata.step.plans:
+            reads.update({each.job.number: set(each.source.tolist()) for each in plan.stores})
+            waited.extend((job.number, copied & reads.get(job.number, set())) for job in plan.flushes)
+        return metadata
+
+    connector.build_connector_meta = noted
+    for start in range(1000, 12_000, 1000):
+        scene.add(prompt(27 + start // 1000, start))
+        while scene.rig.running:
+            scene.rig.step()
+    scene.drain()
+
+    assert any(blocks for _, blocks in waited)
+
+
+def test_states_of_another_block_size_are_refused() -> None:
+    """vLLM ends steps at blocks of attention then, inside those of the states, and names states that it has not."""
+    with pytest.raises(MisuseError, match=r"group 1 has states of 16 tokens, and vLLM cuts prompts at blocks of 4"):
+        ConnectorRig(evolve(ROOMY, groups=(GroupSpec("full", 4), GroupSpec("mamba", 16)), hash_tokens=None))
+
+
+def test_tail_is_of_the_tier_that_it_comes_from() -> None:
+    """vLLM is told of every token that a load brings, also of those behind the last full block."""
+    scene = Scene((FULL, STATE), world=ROOMY)
+    scene.ask(prompt(30))
+    scene.forget_device()
+    name = scene.add(prompt(30), 3)
+    request = scene.rig.scheduler.requests[name]
+    scene.rig.step()
+    found = scene.rig.scheduler.connector.get_external_cache_hit_sources(request, 28)
+    scene.drain()
+
+    assert found == {CacheHitSource.HOST: 28}
+
+
+@AHEAD
+def test_session_leaves_no_tails(ahead: bool) -> None:
+    """Nor does it go wrong where vLLM copies for it."""
+    rig = ConnectorRig(evolve(CROWDED, async_scheduling=ahead), 9)
+    for turn in range(4):
+        rig.part("s", prompt(11 + 3 * turn, 500 * turn), 5)
+        rig.add(prompt(30), 4)
+        while rig.running - {"s"}:
+            rig.step()
+            rig.check()
+        for _ in range(30):
+            rig.step()
+            rig.check()
+    rig.engine.abort(["s"])
+    rig.drain()
+    rig.check_empty()
+
+    assert rig.stored > 0
+
+
+# --- what vLLM hits inside a block, and we do not store ---------------------------------------------------------------------
+
+OTHERS = {
+    "lazy": evolve(CROWDED, extra_config={"mode": "lazy"}),
+    "chunks": evolve(CROWDED, blocks_per_chunk=2),
+    "prompts": evolve(CROWDED, extra_config={"prompt_only": True}),
+    "caps": evolve(CROWDED, extra_config={"max_store_tokens": 22, "max_load_tokens": 14}),
+    "one job": evolve(CROWDED, extra_config={"max_job_blocks": 1, "max_jobs": 3, "policy": "arc"}),
+}
+
+
+@AHEAD
+@pytest.mark.parametrize("choice", OTHERS)
+def test_connector_walks_with_other_choices_and_tails(choice: str, ahead: bool) -> None:
+    """Tails are left out with lazy stores and larger chunks; vLLM still hits inside a block on the device."""
+    rig = ConnectorRig(evolve(OTHERS[choice], async_scheduling=ahead), 3)
+    walk(rig, 3, 60)
+
+    assert (rig.side.shape.geometry.tail_tokens is None) is (choice in ("lazy", "chunks"))
+    assert rig.stored > 0
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "fail"])
+def test_connector_walks_with_tails_whose_copies_fail(recompute: bool) -> None:
+    """A third of the loads and a fifth of the stores fail: what they left is never read."""
+    fails = {Direction.LOAD: 0.3, Direction.STORE: 0.2}
+    rig = ConnectorRig(evolve(CROWDED, world_size=2), 4, fails=fails, recompute=recompute)
+    walk(rig, 4, 60)
+
+    assert rig.side.ledger.ended["FAILED"] > 0
+
+
+# --- controls ---------------------------------------------------------------------------------------------------------------
+
+
+def goes_wrong() -> str:
+    """What the walks say, the first that finds something."""
+    for seed in range(1, 7):
+        rig = ConnectorRig(evolve(CROWDED, async_scheduling=seed % 2 == 0), seed)
+        try:
+            walk(rig, seed, 60)
+        except (AssertionError, BlocklifeError) as problem:
+            return f"{type(problem).__name__}: {problem}"
+    return "nothing"
+
+
+def test_walk_finds_a_state_that_is_stored_where_its_request_writes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: not from the target of the copy, but from the block of the request, which is written in the same step."""
+    hand_off = DecidedSteps.hand_off_tail
+
+    def from_its_own(self: DecidedSteps, name: str, group: int, end: int, block: int) -> None:
+        hand_off(self, name, group, end, block_of(self._ledger.requests.held(name, group)[end // 8]))
+
+    monkeypatch.setattr(DecidedSteps, "hand_off_tail", from_its_own)
+
+    assert "reads wrong bytes" in goes_wrong()
+
+
+def test_walk_finds_a_tail_that_is_final_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a loaded tail stays final, and its request writes on: what the block holds then has two names."""
+    monkeypatch.setattr(SchedulerSteps, "_write_behind", lambda _self, _name, _hit: None)
+
+    assert "one content, one key" in goes_wrong()
+
+
+def test_walk_finds_a_copy_that_nobody_was_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the targets of copies are not reported, so that no step waits for what still reads them."""
+    monkeypatch.setattr(DecidedSteps, "copied_to", lambda _self, _blocks: None)
+    monkeypatch.setattr(DecidedSteps, "hand_off_tail", lambda _self, _name, _group, _end, _block: None)
+
+    assert goes_wrong() != "nothing"
+
+
+def test_walk_finds_a_tail_under_the_key_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: tails are looked up one hash too far on the left, where there is other content."""
+    monkeypatch.setattr(ConnectorScheduler, "_tails_of", lambda _self, request: lambda _group, end: request.block_hashes[0])
+
+    assert goes_wrong() != "nothing"
