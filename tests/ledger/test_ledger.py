@@ -192,11 +192,12 @@ def test_block_goes_through_its_life_without_copies(own_pool: bool) -> None:
 
 
 def test_allocate_refuses_more_than_there_is_and_says_how_much_that_is() -> None:
-    """The message counts what is free, what is freeing soon, and what is quarantined; none is handed out."""
+    """The message counts what is free, what is freeing soon, and what is quarantined, and names the job; none is handed out."""
     ledger = make_ledger(contract=Contract.HOLD, num_blocks=4)
     in_flight(ledger)
     ledger.preempt("a")
-    with refuses(ledger, CapacityError, "3 blocks wanted, 2 are free, 1 is freeing soon, which the contract hold does not"):
+    counts = "3 blocks wanted, 2 are free, 1 is freeing soon, which the contract hold does not hand out, 0 are quarantined"
+    with refuses(ledger, CapacityError, rf"{counts} \(preempt a request, or wait for job 1\.1 to land\)"):
         ledger.allocate("a", 3)
 
     assert ledger.free == 2

@@ -13,14 +13,18 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract
-from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
+from blocklife.ledger import Batch, Contract, Ledger
+from blocklife.ledger.jobs import Allocated
+from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow, _steps
+from blocklife.offload._search import Search
+from blocklife.offload._state import Tracked
+from blocklife.offload.records import Hit
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
 from blocklife.testing.worlds._engine import NO_TIER, Settings
@@ -253,6 +257,55 @@ def test_world_file_is_read(tmp_path_factory: pytest.TempPathFactory) -> None:
         read_world(str(folder / "missing.toml"))
     with pytest.raises(MisuseError, match="directory"):
         read_world(str(folder))
+
+
+# --- tails ------------------------------------------------------------------------------------------------------------------
+
+
+def whole_key(tracked: Tracked, group: int, end: int) -> bytes:
+    """The key of the block in which a tail ends, as if it were full."""
+    (key,) = tracked.keys(group, end // 2, end // 2 + 1)
+    return key
+
+
+def one_too_far(self: Search, *args: Any, **named: Any) -> Hit:
+    """The request computes on one token behind the tail that it has loaded."""
+    hit = search(self, *args, **named)
+    return attrs.evolve(hit, compute_from=hit.compute_from + 1) if hit.tokens % 2 else hit
+
+
+def same_life(self: Ledger, request: str, position: int, group: int = 0) -> Batch[Allocated]:
+    """The block as it is: what was final there can still be found."""
+    return Batch(self.requests.held(request, group, position, position + 1), group)
+
+
+search = Search.run
+TAIL_BUGS = {
+    "no new life": (Ledger, "reopen", same_life, "lawful"),
+    "key of the whole block": (_steps, "tail_key_of", whole_key, "I6"),
+    "beyond its end": (Search, "run", one_too_far, "I6"),
+}
+LONGER = WorldSettings(engine=Settings(groups="full:2/1", num_slots=4), requests=("abc.d", "abcde.f"))
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("bug", TAIL_BUGS)
+def test_tail_that_is_not_one_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads a tail's bytes beyond its end, under another key, or after its request has written on."""
+    owner, name, other, rule = TAIL_BUGS[bug]
+    whole = explore(World(LONGER), processes=1)
+    monkeypatch.setattr(owner, name, other)
+    found = explore(World(LONGER), processes=1)
+
+    assert whole.verdict is Verdict.HOLDS
+    assert [each.rule for each in found.counterexamples] == [rule], found.counterexamples
+
+
+@pytest.mark.parametrize("text", ["full:4/2", "full:2,full:4/2"])
+def test_world_has_tails_at_every_token_only(text: str) -> None:
+    """Its device compares whole blocks: of a longer unit it could not tell what was behind a tail."""
+    with pytest.raises(MisuseError, match="tail"):
+        Settings(groups=text)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------------

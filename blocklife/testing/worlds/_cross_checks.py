@@ -10,7 +10,7 @@ Rules of this file:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 
@@ -165,6 +165,8 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
     rest_below = None
     if below is not None and known is not None and known.is_up and not (saved.requests or pending or below.queue):
         keyed = [(slots.group[slot], key) for slot, key in enumerate(slots.key) if key is not None]
+        if engine.geometry.tail_tokens is not None:  # tails do not go there
+            keyed = [(group, key) for group, key in keyed if not _is_tail(engine.geometry, key)]
         rest_below = below.space, tuple(sorted(keyed))
     return CoreValue(
         saved=saved,
@@ -183,7 +185,7 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         slots=slot_names,
         readable_blocks=readable_blocks,
         readable_places=_readable_places(
-            slots.state, slots.key, slots.group, saved.stores.suffix, engine.geometry.block_tokens, size
+            slots.state, slots.key, slots.group, _suffix(saved, engine.geometry), engine.geometry.block_tokens, size
         ),
         kept_blocks=kept_blocks,
         kept_places=kept_places,
@@ -195,6 +197,12 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         waits_below_alone=not (copies_device or saved.asleep) and any(at in ADMISSIBLE for _, at in requests),
         rest_below=rest_below,
     )
+
+
+def _suffix(saved: SavedScheduler, geometry: Geometry) -> bytes:
+    """How many blocks of each slot a load may read. A tail has no whole block, and is read all the same."""
+    suffix = saved.stores.suffix
+    return suffix if geometry.tail_tokens is None else bytes([1]) * len(suffix)
 
 
 _COLUMNS = 4096
@@ -236,7 +244,8 @@ def left_behind(core: CoreValue) -> Iterator[tuple[str, str]]:
 def not_kept(core: CoreValue, geometry: Geometry) -> Iterator[tuple[str, str]]:
     """With no requests and no store waiting, whole chunks on the device must be readable in the host tier, too.
 
-    Full attention only: blocks behind a window may be stored or not. Presumes eager stores and a slot for everything.
+    Full attention only: blocks behind a window may be stored or not. So must tails that are final on the device. Presumes eager
+    stores and a slot for everything.
     """
     if core.saved.stores.line or core.saved.stores.made:
         return
@@ -247,7 +256,8 @@ def not_kept(core: CoreValue, geometry: Geometry) -> Iterator[tuple[str, str]]:
         tokens = geometry.block_tokens[group]
         whole = len(key) - len(f"{group}:")
         chunk = [(group, key[: len(key) - back * tokens]) for back in range(geometry.blocks_per_chunk)]
-        if isinstance(geometry.groups[group], FullAttention) and whole % (tokens * len(chunk)) == 0 and here.issuperset(chunk):
+        ends = not whole % (tokens * len(chunk)) or geometry.tail_tokens is not None
+        if isinstance(geometry.groups[group], FullAttention) and ends and here.issuperset(chunk):
             yield KEPT, f"{key.decode()} is on the device, and was never stored although there are no requests left"
 
 
@@ -308,9 +318,21 @@ def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and jobs.state(job.number) not in GIVEN_UP]
     for load in loads:
         for job in loads if load.number > last else ():
-            if job is not load and not set(job.keys).isdisjoint(load.keys):
+            # of a tail each request needs one of its own, because it writes behind it
+            shared = [key for key in load.keys if not _is_tail(engine.geometry, key)]
+            if job is not load and not set(job.keys).isdisjoint(shared):
                 return "I12", f"job {load.number} loads {load.keys[0].decode()}, which job {job.number} loads already"
     return None
+
+
+def names_tail(geometry: Geometry, keys: Iterable[bytes]) -> bool:
+    """Whether one of these keys names a tail."""
+    return any(_is_tail(geometry, key) for key in keys)
+
+
+def _is_tail(geometry: Geometry, key: bytes) -> bool:
+    """Whether this names what ends inside a block."""
+    return geometry.tail_tokens is not None and (len(key) - len("0:")) % geometry.block_tokens[0] > 0
 
 
 def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:

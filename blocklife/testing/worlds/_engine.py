@@ -13,6 +13,9 @@ text as bytes, without the weights: `renew` has to make sure that nothing comput
 Drafts: a step may also compute tokens that are only guessed. A guess of a lower-case letter is right and one of a capital
 wrong, so that what a plan samples follows from the text. Wrong guesses leave content behind that no key names. While a request
 decodes, the layers of a drafter write the last position once more in the next step.
+
+Tails: a block that is not full has the content of its letters, ``0:abc`` in blocks of two, and that is its key as a tail, too.
+So whoever reads a tail's bytes beyond its end, or under the key of another, reads other content than it must find.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ from blocklife.offload import (
     Settled,
 )
 from blocklife.offload._snapshot import SavedScheduler
-from blocklife.offload.records import Keys
+from blocklife.offload.records import Keys, TailKeys
 from blocklife.states import ADMISSIBLE, Request
 from blocklife.states import Job as JobState
 from blocklife.testing.worlds import _second_owner as second
@@ -121,6 +124,8 @@ class Settings:
     def __attrs_post_init__(self) -> None:
         if self.drafts and (self.asynchronous or set(self.geometry.block_tokens) != {1}):
             raise MisuseError("drafts: this engine guesses only where a block has one token, and no plan is made ahead")
+        if self.geometry.tail_tokens not in (None, 1):
+            raise MisuseError(f"groups: a world has tails at every token, {self.groups.partition('/')[0]}/1, not {self.groups}")
 
     @property
     def below_policies(self) -> BelowPolicies | None:
@@ -147,6 +152,17 @@ class Spelling:
         """The keys of some blocks."""
         text, size = self.text, self.block_tokens[group]
         return [f"{group}:{text[: (position + 1) * size]}".encode() for position in range(start, stop)]
+
+
+@frozen(cache_hash=True)
+class TailSpelling:
+    """The key function of tails: the key is the group and all text up to the token."""
+
+    text: str
+
+    def __call__(self, group: int, end: int) -> bytes | None:
+        """The key of the tail that ends at this token."""
+        return f"{group}:{self.text[:end]}".encode() if end <= len(self.text) else None
 
 
 class Stepped(NamedTuple):
@@ -207,6 +223,7 @@ class Engine:
         """The weights that the workers compute with now, as known to the engine."""
         self.texts: dict[str, str] = {}
         self._keys: dict[str, Keys] = {}
+        self._tails: dict[str, TailKeys] = {}
         self._prompts: dict[str, int] = {}
         self.told: list[LedgerTransition] = []
         """Every commit that hooks have heard of since the last `thaw`, or since it was cleared."""
@@ -237,7 +254,7 @@ class Engine:
         if not 0 < prompt < len(text):
             raise MisuseError(f"request {name}: its prompt has 1 to {len(text) - 1} of its {len(text)} letters, not {prompt}")
         self.know(name, text, prompt)
-        self.scheduler.add_request(name, self._keys[name], prompt_tokens=prompt)
+        self.scheduler.add_request(name, self._keys[name], prompt_tokens=prompt, tails=self.tails(name))
 
     def know(self, name: str, text: str, prompt: int) -> None:
         """Set the text of a request, and how many letters of it are its prompt, before it is added."""
@@ -245,10 +262,16 @@ class Engine:
         if self.texts.get(name) != text:
             self.texts[name] = text
             self._keys[name] = Spelling(text, self.geometry.block_tokens)
+            if self.geometry.tail_tokens is not None:
+                self._tails[name] = TailSpelling(text)
 
     def keys(self, name: str) -> Keys:
         """The key function of a known request."""
         return self._keys[name]
+
+    def tails(self, name: str) -> TailKeys | None:
+        """The key function of its tails; None where prefixes end with a block."""
+        return self._tails.get(name)
 
     def waiting(self) -> list[str]:
         """Requests that hold nothing, in order of arrival."""
@@ -323,9 +346,13 @@ class Engine:
         hits, refused, deferred = self._let_in(chosen, begin, wants, stop_at_refusal=admit is None)
         self._hand_off(begin, wants)
         plan = self.scheduler.build_plan(self.now)
-        handed_out, self._handed_out = tuple(self._handed_out), []
         orders = self._orders(plan, begin, wants)
-        return Stepped(orders, handed_out, hits, tuple(short), tuple(refused), tuple(deferred))
+        return Stepped(orders, self.take_handed_out(), hits, tuple(short), tuple(refused), tuple(deferred))
+
+    def take_handed_out(self) -> tuple[int, ...]:
+        """The blocks handed out since this was last asked: by a step, or to a request that writes behind a tail."""
+        found, self._handed_out = tuple(self._handed_out), []
+        return found
 
     def _end(self, name: str) -> int:
         found = self.scheduler.progress(name)

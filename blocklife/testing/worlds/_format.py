@@ -82,7 +82,8 @@ class Word:
 
 
 WORDS: tuple[Word, ...] = (
-    Word("groups", "groups", str, "the model's groups, by commas: full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART, mamba:BLOCK"),
+    Word("groups", "groups", str, "the model's groups, by commas: full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART, mamba:BLOCK; "
+         "behind them /1 if a prefix may end inside a block"),
     Word("blocks_per_chunk", "blocks_per_chunk", int, "blocks that are offloaded as one", least=1),
     Word("blocks", "num_blocks", int, "device blocks to hand out; the null block comes on top", least=1),
     Word("slots", "num_slots", int, "host slots; a slot holds one chunk", least=1),

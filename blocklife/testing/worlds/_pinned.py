@@ -64,6 +64,12 @@ _HOLES = ("abcdef.g", "abcdef.h")
 _HYBRID = ("abcd.ef", "abcd.gh")
 _GUESSED = ("ab.cDef", "ab.cG")
 _ONE = ("ab.cd",)
+_INSIDE = ("a.b", "ab.cd")
+
+
+def _tails(**changes: Any) -> Settings:
+    """An engine with blocks of two tokens, in which a prefix may end behind the first."""
+    return Settings(**{"groups": "full:2/1", "num_slots": 4, **changes})
 
 
 def _below(demote: str = "eager", *, shared: bool = True, wait: float = 1.0, **changes: Any) -> Settings:
@@ -282,6 +288,46 @@ WORLDS: tuple[Pinned, ...] = (
         "drafter-windows",
         "the same where a window of the drafter and a full group agree",
         _world(_GUESSED, Settings(groups="full:1,swa:1:2+drafter", drafts=1, num_blocks=16, num_slots=8), fail=1),
+    ),
+    Pinned(
+        "tails-fence",
+        "what ends inside a block is loaded, and its request writes on there, while copies never land",
+        _world(_INSIDE, _tails(num_blocks=2), hang=1, preempt=1),
+    ),
+    Pinned(
+        "tails-hold",
+        "the same while copies hold on to blocks, and copies fail",
+        _world(_INSIDE, _tails(num_blocks=2, contract=HOLD), hang=1, fail=1, preempt=1),
+    ),
+    Pinned(
+        "tails-behind",
+        "two requests load the same tail behind a block that they share, and write on differently",
+        _world(("abc.d", "abcd.ef", "abcx.y"), _tails(), fail=1),
+    ),
+    Pinned(
+        "tails-forget",
+        "all is forgotten, or the device is given up, while a tail is stored, loaded or written on",
+        _world(_INSIDE, _tails(), reset=1, drain=1, sleep=1),
+    ),
+    Pinned(
+        "tails-ahead",
+        "steps planned ahead of each other, with two groups of tails, and clients that disconnect",
+        _world(_INSIDE, _tails(groups="full:2,full:2/1", num_blocks=6, num_slots=6, asynchronous=True), abort=1, fail=1),
+    ),
+    Pinned(
+        "tails-roomy",
+        "there is a slot for every tail, and every tail that is final on the device must be stored",
+        _world(("a.b", "abc.de"), _tails(num_slots=8), abort=1, preempt=1),
+    ),
+    Pinned(
+        "tails-workers",
+        "one of two workers fails, or is lost, with its half of a tail",
+        _world(("a.b", "ab.c"), _tails(num_workers=2), fail=1, lose_worker=1),
+    ),
+    Pinned(
+        "tails-below",
+        "whole blocks go to a store below and come back, and tails do not",
+        _world(("abc.d", "abcd.ef"), _below(shared=False, groups="full:2/1", num_slots=2, max_jobs=3), preempt=1),
     ),
     Pinned(
         "below-fence",
@@ -526,6 +572,14 @@ COUNTS: Mapping[str, Counts] = {
     "drafts-overdue": Counts(4_116, 8_781, 39),
     "drafter": Counts(6_289, 8_672, 21),
     "drafter-windows": Counts(9_012, 12_536, 24),
+    "tails-fence": Counts(2_853, 6_720, 32),
+    "tails-hold": Counts(11_306, 26_388, 32),
+    "tails-behind": Counts(5_826, 10_082, 34),
+    "tails-forget": Counts(5_968, 12_572, 25),
+    "tails-ahead": Counts(2_900, 5_166, 18),
+    "tails-roomy": Counts(1_041, 1_515, 20),
+    "tails-workers": Counts(2_178, 4_057, 20),
+    "tails-below": Counts(2_823, 5_158, 32),
     "below-fence": Counts(3_850, 8_492, 31),
     "below-hold": Counts(5_106, 11_032, 38),
     "below-clients": Counts(6_415, 12_096, 28),

@@ -158,7 +158,10 @@ class WorldSettings:
         if self.engine.mode is not Mode.EAGER or not faults <= _LOSES_NOTHING:
             return False
         chunks = [tokens * self.engine.blocks_per_chunk for tokens in self.engine.geometry.block_tokens]
-        return sum(len(script.text) // each for script in self.requests for each in chunks) <= self.engine.num_slots
+        needed = sum(len(script.text) // each for script in self.requests for each in chunks)
+        if self.engine.geometry.tail_tokens is not None:
+            needed += len(self.requests) * len(chunks)
+        return needed <= self.engine.num_slots
 
     @property
     def keeps_below(self) -> bool:

@@ -85,6 +85,9 @@ class WorldStore:
                 for one, other in zip(found, wanted or (), strict=False):
                     if one is not None and one != other:
                         yield BELOW, f"worker {rank}: the store below has {said(one)} under the name of {said(other)}"
+        for space, group, key in core.asked:
+            if (space, group, key) not in self.entries:
+                yield BELOW, f"the store below is asked for {key.decode()}, and nobody puts that there"
         if core.rest_below is None or not self._settings.keeps_below:
             return
         space, contents = core.rest_below

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 from attrs import define, evolve, fields
 
 from blocklife.errors import CapacityError, InvariantError, MisuseError
-from blocklife.ledger import JobId, Jobs
+from blocklife.ledger import Direction, JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
 from blocklife.offload._snapshot import SavedScheduler
@@ -48,6 +48,7 @@ from blocklife.testing.worlds._cross_checks import (
     left_behind,
     loads,
     misdone,
+    names_tail,
     not_kept,
     overdue_wait,
     unheeded,
@@ -162,6 +163,7 @@ class World:
             self.engine.know(script.name, script.text, script.prompt)
         geometry = self.engine.geometry
         self._size = geometry.blocks_per_chunk
+        self._tails = geometry.tail_tokens is not None
         self._below = None if settings.engine.below == NO_TIER else WorldStore(settings)
         entries = 0
         if self._below is not None:
@@ -226,6 +228,7 @@ class World:
                 "all requests have come and gone",
                 goal=lambda state: state.env.arrived == everybody and self._drained(state),
             ),
+            *([Property("tails", Kind.SOMETIMES, "a tail is loaded", goal=self._loads_tail)] if self._tails else []),
             *(() if self._below is None else self._properties_below(self._below)),
         )
 
@@ -332,7 +335,7 @@ class World:
             return self._devices.values[number]
         core = self._cores[number]
         # the parts that every process has are left out
-        requests = tuple([each._replace(keys=_no_keys) for each in core.saved.requests])
+        requests = tuple([each._replace(keys=_no_keys, tails=None) for each in core.saved.requests])
         ledger = core.saved.ledger._replace(made_with="")
         return core.saved._replace(ledger=ledger, requests=requests), core.weights
 
@@ -342,7 +345,8 @@ class World:
             case FrozenDevice():
                 return self._devices.number(value)
             case (SavedScheduler() as saved, str(weights)):
-                requests = tuple([each._replace(keys=self.engine.keys(each.name)) for each in saved.requests])
+                keys, tails = self.engine.keys, self.engine.tails
+                requests = tuple([each._replace(keys=keys(each.name), tails=tails(each.name)) for each in saved.requests])
                 ledger = saved.ledger._replace(made_with=self._cores[0].saved.ledger.made_with)
                 return self._core_number(saved._replace(ledger=ledger, requests=requests), weights)
         raise MisuseError(f"{value!r}: it is not part of a world")
@@ -614,8 +618,8 @@ class World:
             device.regain(action.worker)
         elif action.verb == "wake":
             device.forget_blocks()
+        device.hand_out(step.handed_out, fence=self._fence)
         if step.orders is not None:
-            device.hand_out(step.handed_out, fence=self._fence)
             failing: list[tuple[int, int]] = []
             if action.verb == "step_failing":
                 failing = [(job, worker) for job in step.orders.flushes for worker in range(len(device.workers))]
@@ -646,6 +650,7 @@ class World:
             core = described(self.engine, saved, weights)
             claims = (
                 core.live, core.blocks, core.slots, core.readable_blocks, core.readable_places, weights, core.rest_below,
+                core.asked if self._tails else (),
             )  # fmt: skip
             self._cores.append(core)
             self._claims_of.append(self._claims.setdefault(claims, len(self._claims)))
@@ -757,7 +762,7 @@ class World:
         inbox: tuple[Landing, ...],
         launched: tuple[tuple[int, int], ...],
     ) -> tuple[Orders | None, tuple[int, ...]]:
-        """Make one call; only a step has orders for the device."""
+        """Make one call. Returns the orders for the device, which only a step has, and the blocks that were handed out."""
         scheduler = engine.scheduler
         match action.verb:
             case "step":
@@ -765,11 +770,11 @@ class World:
                 if (problem := overdue_wait(engine, core, stepped.deferred)) is not None:
                     raise Broken(*problem)
                 return stepped.orders, stepped.handed_out
-            case "settle":
+            case "settle" | "settle_late":
+                if action.verb == "settle_late":
+                    engine.now += self.settings.engine.deadline if self._timed else 1.0
                 engine.settle(inbox, launched=launched)
-            case "settle_late":
-                engine.now += self.settings.engine.deadline if self._timed else 1.0
-                engine.settle(inbox, launched=launched)
+                return None, engine.take_handed_out()
             case "arrive":
                 script = next(each for each in self.settings.requests if each.name == action.request)
                 engine.add(script.name, script.text, script.prompt)
@@ -827,6 +832,10 @@ class World:
 
     def _stored(self, state: State) -> bool:
         return bool(self._cores[state.core].readable_places)
+
+    def _loads_tail(self, state: State) -> bool:
+        jobs = self._cores[state.core].saved.ledger.jobs
+        return any(job.direction is Direction.LOAD and names_tail(self.engine.geometry, job.payload.keys) for job in jobs)
 
     def _drained(self, state: State) -> bool:
         """No request is left and no copy is out. A report that nobody waits for may stay in the inbox."""
