@@ -19,7 +19,7 @@ cdef class StoreLine:
     cdef public SlotsView _slots
     cdef public JobsView _jobs
     cdef public tuple required
-    cdef bint _lazy
+    cdef bint _lazy, _tails
     cdef public dict _line, _candidates, _exposed, _made
     cdef public bytearray suffix
 

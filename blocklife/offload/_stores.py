@@ -89,6 +89,7 @@ class StoreLine:
         blocks = min(policies.max_job_blocks, len(ledger.slots) * self._size)
         self._max_chunks = max(1, blocks // self._size)
         self._lazy = policies.mode is Mode.LAZY
+        self._tails = geometry.tail_tokens is not None
         self._line: dict[str, deque[Chunk]] = {}
         self._candidates: dict[int, Chunk] = {}
         self._exposed: dict[int, list[int]] = {}
@@ -372,7 +373,7 @@ class StoreLine:
             groups_of = bytes([chunk.group for chunk in every])
             cuts = [0, *accumulate(map(len, orders))]
             own, all_keys, chosen = packed([chunk.lives[0] for chunk in every]), [chunk.key for chunk in every], packed(slots)
-            if not any(map(_is_tail, every)):
+            if not (self._tails and any(map(_is_tail, every))):
                 return JobColumns.of_blocks(owners, sharers, cuts, own, groups_of, chosen, all_keys)
             # a block that is full has another key than its tail
             known = [None if chunk.tail else chunk.key for chunk in every]
