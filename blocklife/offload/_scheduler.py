@@ -14,7 +14,7 @@ details.
 Blocks are sealed and freed according to settled tokens; stores look at known tokens. Everything to be stored goes through one
 queue (`_stores`), which refers to lives: content that became stale in the meantime is dropped when its turn comes.
 
-What is not here: partial tails of a chunk, retention intervals. What is fetched from and put into a store below host memory is
+What is not here: retention intervals for windows. What is fetched from and put into a store below host memory is
 decided in `_below.py`.
 """
 

@@ -12,6 +12,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.ledger import Direction, Transfer
+from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, Scene, prompt
 from tests.vllm.worlds import GroupSpec, Lag
 
@@ -106,6 +107,33 @@ def test_hit_ends_at_the_last_state_that_is_there(ahead: bool) -> None:
 
     assert len(there) > 1
     assert scene.sizes(Direction.LOAD) == (there[0] + 1, 1)
+
+
+@AHEAD
+@pytest.mark.parametrize(("retention", "kept"), [(None, [4, 8, 12, 16]), (32, [8, 16]), (0, [16])], ids=["dense", "32", "none"])
+def test_states_are_kept_where_vllm_keeps_them(
+    retention: int | None, kept: list[int], ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its interval of retention says which states of a prompt are handed over: these are stored, and a hit ends at each."""
+    config = making.config_of
+
+    def thinned(shape: making.Shape) -> object:
+        made = config(shape)
+        made.cache_config.prefix_cache_retention_interval = retention
+        return made
+
+    monkeypatch.setattr(making, "config_of", thinned)
+    scene = Scene((FULL, STATE), world=evolve(ROOMY, max_num_batched_tokens=16), ahead=ahead)
+    names = scene.ask(prompt(65))
+    stored = scene.has(names, group=1)
+    hits = []
+    for blocks in (16, 12, 8, 4):  # the longest first: what is computed behind a hit leaves states as well
+        scene.forget_device()
+        scene.ask([*prompt(blocks * 4), 7])
+        hits.append(scene.sizes(Direction.LOAD)[0])
+
+    assert [at + 1 for at in stored] == kept
+    assert hits == [max([0, *(each for each in kept if each <= blocks)]) for blocks in (16, 12, 8, 4)]
 
 
 @AHEAD

@@ -7,20 +7,25 @@ full attention and one or two of states.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from attrs import evolve
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
+from blocklife.engines.vllm.connector._shapes import VllmRequest
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Direction
 from blocklife.ledger.views import block_of
 from blocklife.offload import DecidedSteps
 from blocklife.offload._steps import SchedulerSteps
 from tests.vllm.behaviour.scenes import Scene, prompt
+from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.rig import Rank
+from tests.vllm.test_connector_below import BelowRig
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
 FULL, STATE = GroupSpec("full", 8), GroupSpec("mamba", 8)
@@ -264,6 +269,67 @@ def test_connector_walks_with_tails_whose_copies_fail(recompute: bool) -> None:
     walk(rig, 4, 60)
 
     assert rig.side.ledger.ended["FAILED"] > 0
+
+
+# --- beside others ----------------------------------------------------------------------------------------------------------
+
+
+@AHEAD
+@pytest.mark.parametrize("first", [False, True], ids=["other first", "ours first"])
+def test_connector_walks_with_tails_beside_another(first: bool, ahead: bool) -> None:
+    """In vLLM's MultiConnector: another one brings and sends whole blocks, and ours loads tails.
+
+    The pool is large: in a small one vLLM counts too few blocks for states behind a load, whoever loads, and raises.
+    """
+    found = 0
+    for seed in range(3):
+        rig = BesideRig(evolve(CROWDED, num_gpu_blocks=80, async_scheduling=ahead, world_size=2), seed, first=first)
+        told = promises(rig.side)
+        walk(rig, seed, 40)
+        found += sum(1 for each in told if each % 8)
+
+    assert found > 0
+
+
+def promises(side: ConnectorScheduler) -> list[int]:
+    """How many tokens each load brings that was promised to vLLM from now on."""
+    ask, told = side.look_up, list[int]()
+
+    def noted(request: VllmRequest, device_tokens: int) -> int | None:
+        found = ask(request, device_tokens)
+        told.extend([found] if found else [])
+        return found
+
+    side.look_up = noted  # type: ignore[method-assign]  # to listen
+    return told
+
+
+@AHEAD
+def test_connector_walks_with_tails_and_a_store_below(ahead: bool, tmp_path: Path) -> None:
+    """Whole blocks go below and come back; tails are in the host tier alone, where they are found all the same."""
+    found = 0
+    for seed in range(3):
+        spec = evolve(CROWDED, async_scheduling=ahead, host_blocks=24)
+        rig = BelowRig(spec, f"fs:{tmp_path / str(seed)}", seed)
+        told = promises(rig.side)
+        walk(rig, seed, 40)
+        found += sum(1 for each in told if each % 8)
+        assert rig.below.demoted > 0
+        rig.close()
+
+    assert found > 0
+
+
+def test_tail_is_not_put_below(tmp_path: Path) -> None:
+    """Another engine on the same store finds the prompt up to its last full block."""
+    told = []
+    for _ in range(2):
+        rig = BelowRig(ROOMY, f"fs:{tmp_path}")
+        told.append(promises(rig.side))
+        rig.ask(prompt(30))
+        rig.close()
+
+    assert told == [[], [24]]
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------------
