@@ -99,6 +99,7 @@ class Case:
             "local attention": "local" in kinds,
             "blocks of several sizes": len({group.block_tokens for group in spec.groups}) > 1,
             "chunks": spec.blocks_per_chunk > 1,
+            "hits inside blocks": spec.hash_tokens,
             "asynchronous": spec.async_scheduling,
             "two workers": spec.world_size > 1,
             "no prefix caching": not spec.prefix_caching,
@@ -188,6 +189,7 @@ def drawn(seed: int) -> Case:
         extra |= DESCRIBING
     # not both priorities and prompts that are computed in parts, as they are beside states: finding 1
     priority, sleeps = often(0.2) and not states, MINOR >= 33 and second is None and often(0.2)
+    inside = states and Random(f"{seed}/inside").random() < 0.4
     if sleeps:
         extra["sleep_keeps_host"] = True
     spec = WorldSpec(
@@ -205,6 +207,7 @@ def drawn(seed: int) -> Case:
         part_tokens=0 if priority or not often(0.2) else 8,
         lag=Lag(0, rng.choice((0, 2, 4, 8))),
         extra_config=extra,
+        hash_tokens=2 if inside else None,
     )
     case = Case(
         seed=seed,
