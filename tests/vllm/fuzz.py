@@ -189,7 +189,7 @@ def drawn(seed: int) -> Case:
         extra |= DESCRIBING
     # not both priorities and prompts that are computed in parts, as they are beside states: finding 1
     priority, sleeps = often(0.2) and not states, MINOR >= 33 and second is None and often(0.2)
-    inside = states and Random(f"{seed}/inside").random() < 0.4
+    inside = MINOR >= 33 and states and Random(f"{seed}/inside").random() < 0.4
     if sleeps:
         extra["sleep_keeps_host"] = True
     spec = WorldSpec(

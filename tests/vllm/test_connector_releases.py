@@ -56,6 +56,14 @@ def test_hits_end_inside_blocks_where_the_scheduler_lets_them(tokens: int) -> No
     assert found == (tokens > FULL.block_tokens)
 
 
+@pytest.mark.skipif(release().keeps_tails, reason="this release has tails")
+def test_hits_inside_a_block_are_refused_where_they_are_not_kept() -> None:
+    """With the remedy."""
+    spec = evolve(WORLD, groups=(GroupSpec("full", 8), GroupSpec("mamba", 8)), hash_tokens=2)
+    with pytest.raises(MisuseError, match=r"not offered before 0\.33 \(leave prefix_match_unit at the block size\)"):
+        ConnectorRig(spec)
+
+
 def test_auxiliary_outputs_are_refused() -> None:
     """Routed experts, by the setting that the release has for them."""
     engine = ConnectorRig(WORLD).engine

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.engines.vllm.connector._shapes import VllmRequest
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Direction
 from blocklife.ledger.views import block_of
@@ -32,6 +32,7 @@ FULL, STATE = GroupSpec("full", 8), GroupSpec("mamba", 8)
 MODELS = {"full and state": (FULL, STATE), "two of each": (FULL, STATE, STATE, FULL)}
 ROOMY = WorldSpec((FULL, STATE), num_gpu_blocks=64, host_blocks=96, hash_tokens=2)
 CROWDED = evolve(ROOMY, num_gpu_blocks=24, host_blocks=60, max_num_seqs=4, max_num_batched_tokens=48, lag=Lag(0, 4))
+pytestmark = pytest.mark.skipif(not release().keeps_tails, reason="before 0.33 hits inside a block are refused")
 AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 
 
@@ -207,6 +208,7 @@ def test_states_of_another_block_size_are_refused() -> None:
 
 def test_tail_is_of_the_tier_that_it_comes_from() -> None:
     """vLLM is told of every token that a load brings, also of those behind the last full block."""
+    sources = pytest.importorskip("vllm.v1.metrics.cache_hit_source", reason="before 0.32 hits have no sources")
     scene = Scene((FULL, STATE), world=ROOMY)
     scene.ask(prompt(30))
     scene.forget_device()
@@ -216,7 +218,7 @@ def test_tail_is_of_the_tier_that_it_comes_from() -> None:
     found = scene.rig.scheduler.connector.get_external_cache_hit_sources(request, 28)
     scene.drain()
 
-    assert found == {CacheHitSource.HOST: 28}
+    assert found == {sources.CacheHitSource.HOST: 28}
 
 
 @AHEAD
@@ -308,8 +310,8 @@ def promises(side: ConnectorScheduler) -> list[int]:
 def test_connector_walks_with_tails_and_a_store_below(ahead: bool, tmp_path: Path) -> None:
     """Whole blocks go below and come back; tails are in the host tier alone, where they are found all the same."""
     found = 0
-    for seed in range(3):
-        spec = evolve(CROWDED, async_scheduling=ahead, host_blocks=24)
+    for seed in range(6):
+        spec = evolve(CROWDED, async_scheduling=ahead, host_blocks=40)
         rig = BelowRig(spec, f"fs:{tmp_path / str(seed)}", seed)
         told = promises(rig.side)
         walk(rig, seed, 40)

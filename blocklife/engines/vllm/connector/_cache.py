@@ -191,11 +191,17 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
     transfer = vllm_config.kv_transfer_config
     hash_tokens = release().hash_tokens(vllm_config, kv_cache_config)
-    if context_ranks > 1 and release().hits_inside_blocks(kv_cache_config, hash_tokens, context_ranks):
+    inside = release().hits_inside_blocks(kv_cache_config, hash_tokens, context_ranks)
+    if context_ranks > 1 and inside:
         raise _refuse(
             f"decode_context_parallel_size={context_ranks} with Mamba layers is not offered: there vLLM hits prefixes inside a "
             "block that the ranks share",
             "use decode_context_parallel_size=1",
+        )
+    if inside and not release().keeps_tails:
+        raise _refuse(
+            f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered before 0.33",
+            "leave prefix_match_unit at the block size",
         )
     _check_states(geometry, vllm_config.cache_config.block_size)
     return CacheShape(

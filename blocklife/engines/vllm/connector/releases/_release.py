@@ -37,6 +37,9 @@ class Release:
     tells_of_sleep: ClassVar[bool] = False
     """Whether the connector is told before the device's memory is given up, and when it is back."""
 
+    keeps_tails: ClassVar[bool] = False
+    """Whether a prefix may end inside a block. In 0.30 random traffic read wrong bytes there; 0.31, 0.32: not tried."""
+
     def hash_tokens(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
         """The number of tokens that one of a request's hashes covers."""
         return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

@@ -1,4 +1,4 @@
-"""vLLM 0.33: the connector is told of sleep mode."""
+"""vLLM 0.33: the connector is told of sleep mode, and prefixes that end inside a block can be stored."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ class Release33(Release32):
 
     name = "0.33"
     tells_of_sleep = True
+    keeps_tails = True
 
 
 RELEASE = Release33()
