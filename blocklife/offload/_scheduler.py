@@ -212,22 +212,13 @@ class OffloadScheduler(edge.NotCopied):
             tracked.hit = evolve(last, step=self._state.step)  # no copy has ended since: the answer is the same
             return tracked.hit
         host = not self._state.lost and tracked.failures < self.policies.max_load_failures
-        cap = int(self._progress.most_loaded[tracked.row])
+        cap, tails = int(self._progress.most_loaded[tracked.row]), tracked.tails
+        step, keys = self._state.step, tracked.keys
         hit = self._search.run(
-            name,
-            tracked.keys,
-            known_tokens,
-            device_tokens,
-            self._state.step,
-            host=host,
-            most=cap,
-            below=waits_below,
-            tails=tracked.tails,
+            name, keys, known_tokens, device_tokens, step, host=host, most=cap, below=waits_below, tails=tails
         )
         if waits_below and self._search.on_below and not self._steps.fetch_below(tracked):
-            hit = self._search.run(
-                name, tracked.keys, known_tokens, device_tokens, self._state.step, host=host, most=cap, tails=tracked.tails
-            )
+            hit = self._search.run(name, keys, known_tokens, device_tokens, step, host=host, most=cap, tails=tails)
         if waits_below and not self._search.on_below:
             tracked.below_until = None  # whatever it waits for now is not the tier below
         tracked.hit, tracked.asked = hit, None if self._search.in_doubt or self._search.on_below else asked
