@@ -20,8 +20,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.fetching import FetchError, carry_out, say, stamped, watched
 from tests.model.shelf import CHECKSUM, KERNELS, RELEASE, REQUIREMENTS, ModelShelf
-from tests.vllm.fetch import FetchError, carry_out, make_releases, say, stamped, watched
+from tests.vllm.fetch import make_releases
 
 WHAT = f"Fetch what a real model behind vLLM {RELEASE} needs on a CPU, 1.4 GB of packages and 0.4 GB of kernels, into .vllm."
 PROGRAM = "tests.model.fetch"

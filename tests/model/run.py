@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tests.model.shelf import HERE, ModelShelf
-from tests.vllm.releases import PROJECT
-from tests.vllm.run import NOT_OURS, Command
+from tests.shelf import PROJECT, Command
+from tests.vllm.run import NOT_OURS
 
 TIMEOUT_S = 600
 """For one test: the first engine of a process takes a minute of imports on a loaded machine."""

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.vllm.releases import PROJECT, Shelf, digest, text_of
+from tests.shelf import PROJECT, digest, text_of
+from tests.vllm.releases import Shelf
 from tests.vllm.run import surroundings
 
 HERE = Path(__file__).parent

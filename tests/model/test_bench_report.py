@@ -17,7 +17,7 @@ from tests.model.bench.__main__ import BAD, DOES_NOT_COUNT, main, markdown
 from tests.model.bench.chart import chart
 from tests.model.bench.records import VARIANTS, Report, Round, Said, Source, Wish, from_json, to_json
 from tests.model.shelf import MODELS
-from tests.vllm.releases import PROJECT
+from tests.shelf import PROJECT
 
 SPECS = PROJECT / "specs"
 MEASURED = SPECS / "measurements" / "conversations.json"

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fetching import FetchError
 from tests.model import fetch as tool
 from tests.model.run import command
 from tests.model.shelf import KERNELS, MODELS, RELEASE, REQUIREMENTS, ModelShelf
-from tests.vllm.fetch import FetchError
-from tests.vllm.releases import PROJECT
+from tests.shelf import PROJECT
 from tests.vllm.releases import REQUIREMENTS as OTHERS
 from tests.vllm.test_tools import shelf_with
 

@@ -14,45 +14,19 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from tests.texts import Chain, mixed
 from tests.vllm.worlds import Lag
 
 Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]
 
-VOCABULARY = 30_000
-_FIRST_TOKEN = 10
-_MASK = (1 << 64) - 1
 
-
-def mixed(value: int) -> int:
-    """Spread a number over 64 bits (the finisher of SplitMix64, public domain)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-class Text:
-    """A prompt and all that the model will ever say after it: each next token follows from those before it."""
+class Text(Chain):
+    """A text, and what its blocks hold."""
 
     def __init__(self, prompt: Sequence[int], salt: str | None = None) -> None:
-        """With a *salt* its content is nobody else's, whatever its tokens."""
-        self._seed = 0x5EED if salt is None else mixed(int.from_bytes(salt.encode()))
-        self.tokens: list[int] = []
-        self._chain: list[int] = []
+        super().__init__(prompt, salt)
         self._prints: list[Words] = []
-        for token in prompt:
-            self._append(token)
-
-    def _append(self, token: int) -> None:
-        self.tokens.append(token)
-        self._chain.append(mixed((self._chain[-1] if self._chain else self._seed) ^ token))
-
-    def token(self, position: int) -> int:
-        """The token at this position, said by the model if the prompt does not reach so far."""
-        while len(self.tokens) <= position:
-            self._append(_FIRST_TOKEN + self._chain[-1] % VOCABULARY)
-        return self.tokens[position]
 
     def prints(self, group: int, start: int, stop: int) -> Words:
         """What the places of these tokens hold in this group."""
@@ -61,14 +35,14 @@ class Text:
         known = self._prints[group]
         if len(known) < stop:
             self.token(stop - 1)
-            more = [mixed(value + group) for value in self._chain[len(known) :]]
+            more = [mixed(value + group) for value in self.numbers[len(known) :]]
             known = self._prints[group] = np.concatenate((known, np.array(more, dtype=np.uint64)))
         return known[start:stop]
 
     def state(self, group: int, tokens: int) -> np.uint64:
         """What a block with the state after so many tokens holds in this group."""
         self.token(tokens - 1)
-        return np.uint64(mixed(self._chain[tokens - 1] ^ (group + 1) << 32))
+        return np.uint64(mixed(self.numbers[tokens - 1] ^ (group + 1) << 32))
 
 
 class Memory:

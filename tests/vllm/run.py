@@ -11,11 +11,11 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from tests.vllm.releases import DEFAULT, HERE, PROJECT, Shelf, version
+from tests.shelf import PROJECT, Command, copied, version
+from tests.vllm.releases import DEFAULT, HERE, Shelf
 
 PLUGINS = HERE / "plugins"
 TIMEOUT_S = 120
@@ -32,20 +32,6 @@ UNSTEADY = {
 This one gives a new connection over real sockets five seconds, and 2 of 100 runs on an idle machine did not get it in time."""
 TOUCHING = "blocklife/engines/vllm"
 """The package's code that touches vLLM. What the tests of several releases share cannot fit the types of each."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """What is run, where, and with which environment variables."""
-
-    words: list[str]
-    folder: Path
-    environ: Mapping[str, str]
-
-    def become(self) -> None:
-        """Be this command from now on: its exit status and its signals are ours."""
-        os.chdir(self.folder)
-        os.execve(self.words[0], self.words, self.environ)
 
 
 def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[str, str]:
@@ -93,11 +79,6 @@ def types(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str
     words += ["--no-warn-unused-ignores"]  # where vLLM is not, a subclass of one of its classes must be excused
     words += wanted or [TOUCHING]
     return Command(words, PROJECT, {**around, "MYPYPATH": str(shelf.source(release))})
-
-
-def copied(command: Command, copy: Path) -> Command:
-    """The same in a copy of the project, whose code runs instead of the project's."""
-    return Command(command.words, copy, command.environ)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -21,10 +21,12 @@ import pytest
 from attrs import asdict, evolve
 
 from blocklife.engines.vllm._versions import SUPPORTED
-from tests.vllm import fetch as tool
-from tests.vllm.fetch import FetchError, install_blocklife, make_environment, make_release, reason, unpack
-from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, PROJECT, REQUIREMENTS, Shelf, entry_points, version
-from tests.vllm.run import TOUCHING, UNSTEADY, Command, chosen_command, types
+from tests import fetching
+from tests.fetching import FetchError, install_blocklife, reason
+from tests.shelf import PROJECT, Command, entry_points, version
+from tests.vllm.fetch import make_environment, make_release, unpack
+from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, REQUIREMENTS, Shelf
+from tests.vllm.run import TOUCHING, UNSTEADY, chosen_command, types
 from tests.vllm.watched import Row, logged, missed, parsed, table_run
 
 RELEASE = "9.9.9"
@@ -131,7 +133,7 @@ def test_environment_gets_its_stamp_after_the_last_command(
         if count == broken:
             raise FetchError(doing)
 
-    monkeypatch.setattr(tool, "watched", watched)
+    monkeypatch.setattr(fetching, "watched", watched)
     if broken:
         with pytest.raises(FetchError):
             make_environment(shelf)

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import asdict, evolve, frozen
 
+from tests.shelf import Command
 from tests.vllm.programs import importing, natural, positive, refused, target
 from tests.vllm.releases import CHECKSUMS, Shelf
-from tests.vllm.run import Command, chosen_command
+from tests.vllm.run import chosen_command
 from tests.vllm.worlds import WORLDS, GroupSpec, Lag, World, WorldSpec
 
 if TYPE_CHECKING:

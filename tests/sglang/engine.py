@@ -1,0 +1,444 @@
+"""SGLang's scheduler and cache for a world of the rig, and what has another name or shape from release to release.
+
+The scheduler is SGLang's own class, but for its constructor, which wants a model and processes around it: what the constructor
+would have set is set here, and what a release has besides is off. Its batches, requests, admission, tree, controller, pools and
+allocators are all real.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import inspect
+import os
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import sglang
+import sglang.srt.server_args as server_args_module
+import torch
+from attrs import define
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from tests.sglang import copies as late
+from tests.sglang import kernels, ranks
+from tests.sglang.content import ROW
+from tests.sglang.copies import Copies
+from tests.sglang.device import Stream
+from tests.sglang.ranks import Team
+from tests.sglang.worlds import WorldSpec
+from tests.texts import VOCABULARY
+
+RELEASE: str = sglang.__version__
+MINOR = tuple(int(part) for part in RELEASE.split(".post")[0].split("."))
+TAKES_ARRAYS = "array" in str(inspect.signature(Req).parameters["origin_input_ids"].annotation)
+LAYERS = 2
+LONGEST_TEXT = 1024
+WORDS = VOCABULARY + 1000
+"""The model's vocabulary: a token beyond it would end its request."""
+QUIET = ("publish_load_snapshot", "maybe_send_health_check_signal", "_record_step_counters", "_maybe_clear_mm_inputs")
+"""What the scheduler tells others about itself."""
+DEAF = (
+    *("grammar_manager", "metrics_reporter", "metrics_collector", "output_streamer", "load_inquirer", "load_publisher"),
+    *(
+        "session_controller",
+        "ipc_channels",
+        "dllm_manager",
+        "future_map",
+        "pool_stats_observer",
+        "profiler_manager",
+        "logprob_result_processor",
+    ),
+)
+"""Collaborators that the rig does without."""
+CACHES = tuple(
+    f"sglang.srt.mem_cache.{name}"
+    for name in (
+        "unified_radix_cache",
+        "hiradix_cache",
+        "hybrid_cache.hybrid_cache_controller",
+        "hybrid_cache.hybrid_pool_assembler",
+    )
+)
+HOST_MEMORY = tuple(f"sglang.srt.mem_cache.{name}" for name in ("pool_host.common", "pool_host.base", "memory_pool_host"))
+
+
+class Deaf:
+    """A collaborator that the rig has no use for: whatever it is asked, it does nothing and says no."""
+
+    num_generated_tokens = 0
+    forward_ct_decode = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Deaf()
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Off:
+    """A configuration in which all that is not named is off."""
+
+    def __init__(self, **said: object) -> None:
+        self.__dict__.update(said)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class Bare(Scheduler):  # type: ignore[misc]
+    """SGLang's scheduler without what its constructor starts; a feature of it that the rig does not know is off."""
+
+    def __init__(self, said: dict[str, object]) -> None:
+        for name, value in said.items():
+            if not isinstance(inspect.getattr_static(type(self), name, None), property):
+                setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def known(kind: type, said: dict[str, object]) -> dict[str, object]:
+    """What of *said* a class of this release takes."""
+    taken = inspect.signature(kind).parameters
+    return {name: value for name, value in said.items() if name in taken}
+
+
+@define(eq=False)
+class Engine:
+    """One rank of SGLang."""
+
+    spec: WorldSpec
+    rank: int
+    arguments: Any
+    pool: Any
+    allocator: Any
+    rows: Any
+    tree: Any
+    scheduler: Any
+    worker: Any
+    forward_stream: Stream
+
+    @property
+    def controller(self) -> Any:
+        """Who moves pages between device, host and storage."""
+        return self.tree.cache_controller
+
+    def add(self, name: str, prompt: Sequence[int], answer: int) -> None:
+        """Hand a request to the scheduler; it ends by its length only."""
+        self.scheduler._add_request_to_queue(request_of(name, prompt, answer))
+
+    def abort(self, name: str) -> None:
+        """End a request as the engine does when a client goes away."""
+        self.scheduler.abort_request(AbortReq(rid=name))
+
+    def flush(self) -> bool:
+        """Forget all that is cached; the engine does so only when it is idle."""
+        flush: Callable[..., object] = self.scheduler.flush_cache
+        more = {"empty_cache": False} if "empty_cache" in inspect.signature(flush).parameters else {}
+        return bool(flush(**more))
+
+    def plan(self) -> Any:
+        """The batch of the next step, None if there is none."""
+        scheduler = self.scheduler
+        if not inspect.signature(scheduler.get_next_batch_to_run).parameters:
+            return scheduler.get_next_batch_to_run()
+        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        scheduler.running_batch = plan.running_batch
+        return plan.batch_to_run
+
+    def must_not_overlap(self, batch: Any) -> bool:
+        """Whether the engine ends the last step before it starts this one."""
+        asked = self.scheduler.is_disable_overlap_for_batch
+        more = {"last_batch": self.scheduler.last_batch} if "last_batch" in inspect.signature(asked).parameters else {}
+        return bool(asked(batch, **more))
+
+    def process(self, batch: Any, tokens: Sequence[int], done: object) -> None:
+        """Hand the scheduler what a step has said."""
+        result = GenerationBatchResult(next_token_ids=torch.tensor(tokens, dtype=torch.int64), copy_done=done)
+        self.scheduler.process_batch_result(batch, result)
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are out, as far as the tree knows."""
+        names = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
+        return any(len(getattr(self.tree, name, None) or ()) for name in names)
+
+
+def request_of(name: str, prompt: Sequence[int], answer: int) -> Any:
+    """A request of this release."""
+    tokens = array("q", prompt) if TAKES_ARRAYS else list(prompt)
+    params = SamplingParams(max_new_tokens=answer, ignore_eos=True)
+    params.normalize(None)
+    request = Req(name, "", tokens, params, vocab_size=WORDS, eos_token_ids=set())
+    request.tokenizer = None
+    return request
+
+
+def plain_host_memory() -> None:
+    """Host pools without pinned memory, and without the gigabytes that SGLang leaves free beside them."""
+
+    def plain(dims: Sequence[int], dtype: torch.dtype = torch.float32, *_: object, **__: object) -> torch.Tensor:
+        return torch.zeros(tuple(dims), dtype=dtype)
+
+    for name in HOST_MEMORY:
+        module: Any = sys.modules.get(name)
+        if hasattr(module, "HICACHE_HOST_MEMORY_RESERVE_BYTES"):
+            module.HICACHE_HOST_MEMORY_RESERVE_BYTES = -(1 << 40)
+        table = getattr(module, "ALLOC_MEMORY_FUNCS", None)
+        if table is not None:
+            table.default_factory = lambda: plain
+            table.clear()
+
+
+def arguments_of(spec: WorldSpec) -> Any:
+    """What SGLang is started with."""
+    said: dict[str, object] = {
+        "model_path": "dummy",
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "page_size": spec.page_tokens,
+        "enable_hierarchical_cache": True,
+        "hicache_io_backend": "direct",
+        "hicache_mem_layout": "layer_first",
+        "hicache_write_policy": spec.policy,
+        "hicache_ratio": spec.host_pages / spec.device_pages,
+        "disable_overlap_schedule": not spec.overlap,
+        "pp_max_micro_batch_size": spec.max_num_seqs,
+        "max_running_requests": spec.max_num_seqs,
+    }
+    arguments = ServerArgs(**said)
+    changed = {name: getattr(arguments, name) for name, value in said.items() if getattr(arguments, name) != value}
+    if changed:
+        raise ValueError(f"SGLang {RELEASE} does not take the rig's arguments: it made {changed} of them")
+    if hasattr(server_args_module, "set_global_server_args_for_scheduler"):
+        server_args_module.set_global_server_args_for_scheduler(arguments)
+    else:
+        server_args_module._global_server_args = arguments
+    return arguments
+
+
+def pools_of(spec: WorldSpec, copies: Copies) -> tuple[Any, Any, Any]:
+    """Device memory, its allocator, and the table of requests."""
+    size, page = spec.device_pages * spec.page_tokens, spec.page_tokens
+    shape = {"head_num": 1, "head_dim": ROW, "layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
+    pool = MHATokenToKVPool(size=size, page_size=page, dtype=torch.float32, **shape)
+    copies.own(*pool.k_buffer, *pool.v_buffer)
+    common = {"size": size, "dtype": torch.float32, "device": "cpu", "kvcache": pool, "need_sort": False}
+    allocator = TokenToKVPoolAllocator(**common) if page == 1 else PagedTokenToKVPoolAllocator(page_size=page, **common)
+    rows = ReqToTokenPool(spec.max_num_seqs * 2, LONGEST_TEXT, "cpu", False)
+    return pool, allocator, rows
+
+
+def tree_of(spec: WorldSpec, team: Team, rank: int, arguments: Any, pools: tuple[Any, Any, Any], worker: Any) -> Any:
+    """The prefix cache that this release would choose, with its host pool behind it."""
+    _, allocator, rows = pools
+    said: dict[str, object] = {
+        "disable": False,
+        "req_to_token_pool": rows,
+        "token_to_kv_pool_allocator": allocator,
+        "page_size": spec.page_tokens,
+        "tp_cache_group": team,
+        "chunked_prefill_size": spec.chunk_tokens,
+        "tree_core_backend": spec.core,
+    }
+    context: dict[str, object] = {
+        "server_args": arguments,
+        "params": CacheInitParams(**known(CacheInitParams, said)),
+        "is_hybrid_swa": spec.kind == "swa",
+        "is_hybrid_ssm": spec.kind == "mamba",
+        "enable_hierarchical_cache": True,
+        "disable_radix_cache": False,
+        "effective_chunked_prefill_size": spec.chunk_tokens,
+        "tp_worker": worker,
+        "model_config": Off(),
+        "tp_size": spec.world_size,
+        "tp_rank": rank,
+        "tp_group": team,
+    }
+    plain_host_memory()
+    tree = create_tree_cache(TreeCacheBuildContext(**known(TreeCacheBuildContext, context)))
+    atexit.unregister(tree.shutdown)
+    tree.load_back_threshold = 1
+    return tree
+
+
+def scheduler_of(spec: WorldSpec, arguments: Any, pools: tuple[Any, Any, Any], tree: Any, worker: Any) -> Any:
+    """The scheduler, as after its constructor."""
+    _, allocator, rows = pools
+    model = Off(vocab_size=WORDS, num_key_value_heads=1)
+    beams = SimpleNamespace(
+        pending_member_rows=lambda _: 0, commit_decode=lambda _: set(), commit_prefill=None, retire_group=lambda _: None
+    )
+    same = lambda batch, *_, **__: batch  # noqa: E731
+    said: dict[str, object] = {
+        "server_args": arguments,
+        "model_config": model,
+        "spec_algorithm": SpeculativeAlgorithm.from_string(None),
+        "device": "cpu",
+        "page_size": spec.page_tokens,
+        "is_generation": True,
+        "disaggregation_mode": DisaggregationMode.NULL,
+        "req_to_token_pool": rows,
+        "token_to_kv_pool_allocator": allocator,
+        "tree_cache": tree,
+        "tp_worker": worker,
+        "waiting_queue": [],
+        "running_batch": ScheduleBatch(reqs=[], batch_is_full=False),
+        "result_queue": deque(),
+        "forward_ct": 0,
+        "processed_tokens_counter": 0,
+        "chunked_prefill_size": spec.chunk_tokens,
+        "max_prefill_tokens": spec.prefill_tokens,
+        "max_running_requests": spec.max_num_seqs,
+        "prefill_decode_interval": 0,
+        "_prefill_decode_interval_remaining": 0,
+        "prefill_decode_interval_min_bs": 0,
+        "max_prefill_bs": 0,
+        "priority_scheduling_preemption_threshold": 10,
+        "enable_overlap": spec.overlap,
+        "enable_skip_finishing_decode": spec.overlap,
+        "enable_hierarchical_cache": True,
+        "enable_hicache_storage": spec.storage,
+        "is_hybrid_swa": spec.kind == "swa",
+        "is_hybrid_ssm": spec.kind == "mamba",
+        "policy": SchedulePolicy("fcfs", tree, True, False, False),
+        "new_token_ratio_tracker": _ratio(),
+        "beam_coordinator": beams,
+        "dp_attn_adapter": SimpleNamespace(maybe_prepare_mlp_sync_batch=same, maybe_convert_decode_to_extend=same),
+        "ngram_embedding_manager": SimpleNamespace(prepare_for_forward=same),
+        "send_abort_output": lambda *_, **__: None,
+        "_maybe_prepare_ngram_embedding": same,
+    }
+    for name in DEAF:
+        said[name] = Deaf()
+    for name in QUIET:
+        said[name] = lambda *_, **__: None
+    scheduler = Bare(said)
+    if hasattr(tree.cache_controller, "load_fence_stream"):
+        tree.cache_controller.load_fence_stream = worker.model_runner.forward_stream
+    if hasattr(tree.cache_controller, "write_fence_stream"):
+        tree.cache_controller.write_fence_stream = worker.model_runner.forward_stream
+    _add_result_processor(scheduler, said)
+    return scheduler
+
+
+def _ratio() -> Any:
+    from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
+
+    return NewTokenRatioTracker(init=0.7, min=0.1, decay=0.001, current=0.7)
+
+
+def _add_result_processor(scheduler: Any, said: dict[str, object]) -> None:
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor as Processor
+
+    all_ = dict.fromkeys(inspect.signature(Processor).parameters)
+    given = {name: said[name] for name in all_ if name in said}
+    scheduler.batch_result_processor = Processor(**{**all_, **given, "abort_request": scheduler.abort_request})
+
+
+class Worker:
+    """In place of a model: what the scheduler asks of one, and what the rig's forward pass needs from the scheduler's side."""
+
+    def __init__(self, forward_stream: Stream) -> None:
+        self.model_runner = SimpleNamespace(
+            attn_backend=object(), prefill_aware_swa=False, forward_stream=forward_stream, canary_manager=None
+        )
+        self.counter: Any = None
+
+    def register_hicache_layer_transfer_counter(self, counter: object) -> None:
+        """Keep whom the layers of a load report to."""
+        self.counter = counter
+
+    def set_hicache_consumer(self, index: int) -> None:
+        """The forward pass to come waits for this load; -1: for none."""
+        if self.counter is not None:
+            self.counter.set_consumer(index)
+
+
+def engine_of(spec: WorldSpec, team: Team, rank: int, copies: Copies) -> Engine:
+    """One rank; its device must be the active one."""
+    ranks.installed()
+    stream = Stream() if spec.overlap else copies.device.default
+    worker = Worker(stream)
+    arguments = arguments_of(spec)
+    _say_rank(rank)
+    pools = pools_of(spec, copies)
+    _put_late_device()
+    tree = tree_of(spec, team, rank, arguments, pools, worker)
+    _put_late_device()
+    scheduler = scheduler_of(spec, arguments, pools, tree, worker)
+    return Engine(spec, rank, arguments, *pools, tree, scheduler, worker, stream)
+
+
+def _put_late_device() -> None:
+    """In the modules of the cache too, which nothing may have imported yet."""
+    for name in CACHES:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("sglang."):
+                raise
+    late.installed()
+    kernels.installed()
+
+
+def _say_rank(rank: int) -> None:
+    """Newer releases ask their runtime context which rank they are."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:
+        return
+    context = get_parallel()
+    if hasattr(context, "override_permanently"):
+        context.override_permanently(tp_rank=rank, pp_rank=0)
+
+
+def forget_all(engine: Engine) -> str:
+    """Evict everything, from the device, then from the host. Returns what is missing then, "" if nothing is."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    everything = 1 << 30
+    tree, spec = engine.tree, engine.spec
+    held = tree.protected_size()
+    if isinstance(held, tuple):
+        held = held[0]
+    if held:
+        return f"{held} tokens of device memory are locked, and no request runs"
+    tree.evict(EvictParams(num_tokens=everything))
+    free, size = engine.allocator.available_size(), spec.device_pages * spec.page_tokens
+    if free != size:
+        return f"{size - free} tokens of device memory of {size}"
+    tree.evict_host(everything)
+    host = engine.controller.mem_pool_host
+    if host.available_size() != host.size:
+        return f"{host.size - host.available_size()} tokens of host memory of {host.size}"
+    return ""

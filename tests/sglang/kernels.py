@@ -1,0 +1,66 @@
+"""Two small kernels of SGLang's allocators, which older releases have for a GPU only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+class Kernel:
+    """What is called as ``kernel[grid](...)``."""
+
+    def __init__(self, work: Callable[..., None]) -> None:
+        self._work = work
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return self._work
+
+
+def placed(starts: Sequence[int], stops: Sequence[int], last: Sequence[int], free: Sequence[int], page: int) -> list[int]:
+    """The slots of the tokens from each start to its stop: behind the last slot while its page lasts, then in free pages."""
+    pages, slots = iter(free), list[int]()
+    for start, stop, slot in zip(starts, stops, last, strict=True):
+        for position in range(start, stop):
+            slot = next(pages) * page if position % page == 0 else slot + 1
+            slots.append(slot)
+    return slots
+
+
+def alloc_extend(
+    prefix_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    last_loc: torch.Tensor,
+    free_pages: torch.Tensor,
+    out_indices: torch.Tensor,
+    _batch: int,
+    page_size: int,
+    *_: object,
+) -> None:
+    """Slots for the tokens of a prefill."""
+    slots = placed(prefix_lens.tolist(), seq_lens.tolist(), last_loc.tolist(), free_pages.tolist(), page_size)
+    out_indices.copy_(torch.tensor(slots, dtype=out_indices.dtype))
+
+
+def alloc_decode(
+    seq_lens: torch.Tensor,
+    last_loc: torch.Tensor,
+    free_pages: torch.Tensor,
+    out_indices: torch.Tensor,
+    _batch: int,
+    page_size: int,
+    *_: object,
+) -> None:
+    """A slot for one more token of each request."""
+    slots = placed((seq_lens - 1).tolist(), seq_lens.tolist(), last_loc.tolist(), free_pages.tolist(), page_size)
+    out_indices.copy_(torch.tensor(slots, dtype=out_indices.dtype))
+
+
+def installed() -> None:
+    """Put them where SGLang's allocators look for them."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sglang.srt.mem_cache.allocator"):
+            for kernel, work in (("alloc_extend_kernel", alloc_extend), ("alloc_decode_kernel", alloc_decode)):
+                if hasattr(module, kernel):
+                    setattr(module, kernel, Kernel(work))

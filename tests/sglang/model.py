@@ -1,0 +1,76 @@
+"""In place of a model: a forward pass that writes what its tokens mean, and reads all of its context and compares it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import define
+
+from tests.sglang.content import KEY, VALUE, rows
+from tests.sglang.copies import Copies
+from tests.sglang.device import Event, Module
+from tests.sglang.engine import LAYERS, Engine
+from tests.texts import Chain
+
+
+@define(eq=False)
+class Turn:
+    """What a step computes of one request: the tokens from *start* on, up to *stop*, in these slots of device memory."""
+
+    name: str
+    text: Chain
+    start: int
+    stop: int
+    slots: torch.Tensor
+
+
+def turns_of(engine: Engine, batch: Any, texts: Mapping[str, Chain]) -> list[Turn]:
+    """The turns of a batch, from what the scheduler has put into its tables."""
+    table, stops = engine.rows.req_to_token, batch.seq_lens_cpu.tolist()
+    extends = batch.forward_mode.is_extend()
+    found = []
+    for at, (request, stop) in enumerate(zip(batch.reqs, stops, strict=True)):
+        slots = table[int(batch.req_pool_indices[at]), :stop].clone().long()
+        start = batch.prefix_lens[at] if extends else stop - 1
+        found.append(Turn(request.rid, texts[request.rid], start, stop, slots))
+    return found
+
+
+class Forward:
+    """The forward passes of one rank."""
+
+    def __init__(self, engine: Engine, copies: Copies) -> None:
+        self.engine = engine
+        self.copies = copies
+        self.launched = 0
+
+    def launch(self, batch: Any, turns: list[Turn]) -> Event:
+        """Put a pass on the forward stream. Returns the event of its end."""
+        self.launched += 1
+        engine = self.engine
+        engine.worker.set_hicache_consumer(getattr(batch, "hicache_consumer_index", -1))
+        with Module.stream(engine.forward_stream):
+            for layer in range(LAYERS):
+                # as an attention layer does: it waits for its part of the load
+                buffers = (engine.pool.get_key_buffer(layer), engine.pool.get_value_buffer(layer))
+                for turn in turns:
+                    self._put(turn, layer, buffers)
+            done = Event()
+            done.record()
+        return done
+
+    def _put(self, turn: Turn, layer: int, buffers: tuple[torch.Tensor, torch.Tensor]) -> None:
+        copies, new = self.copies, turn.slots[turn.start :]
+        numbers = turn.text.upto(turn.stop)
+        wanted = [rows(numbers, layer, kind, copies.rank)[:, None, :] for kind in (KEY, VALUE)]
+        for buffer, want in zip(buffers, wanted, strict=True):
+            copies.twins.of(buffer)[new] = want[turn.start :]
+
+        def run() -> None:
+            for buffer, want, kind in zip(buffers, wanted, ("keys", "values"), strict=True):
+                buffer[new] = want[turn.start :]
+                copies.witness.compare(copies.rank, turn.name, f"{kind} of layer {layer}", buffer[turn.slots], want)
+
+        Module.current_stream().put(run)

@@ -1,0 +1,118 @@
+"""``python -m tests.sglang.run VERSION [TEST ...] [pytest options]``: our tests under a fetched release of SGLang, on the CPU.
+
+With ``--theirs`` they are SGLang's own unit tests of its cache, from the checkout that was fetched, with the code beside them.
+Whatever stands behind the version goes to pytest, or to what the option names, as it is: ``-n 2``, ``-k name``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from tests.sglang.releases import DEFAULT, HERE, Shelf, transformers_of
+from tests.shelf import PROJECT, Command, version
+
+PLUGINS = HERE / "plugins"
+TIMEOUT_S = 300
+NOT_OURS = ("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+"""Warnings that come with importing SGLang and what it imports; all others are errors, as in the project's other tests."""
+OURS = ("--timeout", str(TIMEOUT_S), *(word for warning in NOT_OURS for word in ("-W", warning)))
+"""The options of pytest that our tests are run with."""
+THEIRS = "test/registered/unit/mem_cache"
+"""Where SGLang's own unit tests of its cache lie."""
+
+
+def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables under which a release runs, given those *around*."""
+    return _with_paths(shelf, [str(shelf.source(release))], shelf.metadata(release), around)
+
+
+def _with_paths(shelf: Shelf, paths: list[str], metadata: str, around: Mapping[str, str]) -> dict[str, str]:
+    other = transformers_of(metadata)
+    if other is not None:
+        paths = [*paths, str(shelf.transformers(other))]
+    fixed = {
+        "PYTHONPATH": os.pathsep.join([*paths, str(PLUGINS)]),
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(shelf.cache / "huggingface"),
+        "OMP_NUM_THREADS": "1",  # what is computed here is tiny: threads cost more than they bring
+    }
+    left_out = {"PYTHONHOME", "VIRTUAL_ENV"}
+    kept = {name: value for name, value in around.items() if name not in left_out}
+    return {"PYTHONHASHSEED": "0", **kept, **fixed}
+
+
+def ours(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
+    """Tests of this folder, with the project's settings."""
+    named = [each for each in wanted if not each.startswith("-") and (PROJECT / each.partition("::")[0]).exists()]
+    words = [str(shelf.python), "-m", "pytest", *OURS]
+    return Command([*words, *wanted, *([] if named else [str(HERE)])], PROJECT, surroundings(shelf, release, around))
+
+
+def python(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
+    """A program of ours."""
+    return Command([str(shelf.python), *wanted], PROJECT, surroundings(shelf, release, around))
+
+
+def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
+    """SGLang's own tests, with the code that they were written for; *release* lends its compiled parts and no more."""
+    words = [str(shelf.python), "-m", "pytest", "--quiet", "--no-header", "-p", "no:cacheprovider", "-p", "cpu_device"]
+    words += ["--timeout", str(TIMEOUT_S), "--continue-on-collection-errors", "-W", "ignore"]
+    paths = [str(shelf.sources / "python"), str(PROJECT)]
+    pins = (shelf.sources / "python" / "pyproject.toml").read_text(encoding="utf-8")
+    wants = "\n".join(f"Requires-Dist: {line.strip().strip(',').strip(chr(34))}" for line in pins.splitlines())
+    return Command([*words, *(wanted or ["."])], shelf.sources / THEIRS, _with_paths(shelf, paths, wants, around))
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sglang.run",
+        usage="%(prog)s [-h] [--python | --theirs] VERSION [TEST ...] [pytest options]",
+        description=__doc__.partition("\n")[2].strip(),
+    )
+    what = parser.add_mutually_exclusive_group()
+    for make, told in (
+        (python, "no tests: the environment's Python, with what follows (-m tests.sglang.drive, say)"),
+        (theirs, "SGLang's own unit tests of its cache, all of them if none is named"),
+    ):
+        what.add_argument(f"--{make.__name__}", dest="make", action="store_const", const=make, default=ours, help=told)
+    parser.add_argument("version", metavar="VERSION", help="a release that was fetched")
+    parser.add_argument("wanted", nargs=argparse.REMAINDER, metavar="TEST", help="tests, and options for pytest")
+    return parser.parse_args(arguments)
+
+
+def refused(text: str) -> NoReturn:
+    """One line, and the status of a command that was not understood."""
+    print(f"tests.sglang.run: error: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def chosen_command(arguments: Sequence[str] | None, shelf: Shelf, around: Mapping[str, str]) -> Command:
+    """The command that was asked for, if it can be run."""
+    chosen = parsed(arguments)
+    try:
+        release = version(chosen.version)
+    except ValueError:
+        refused(f"{chosen.version!r} is not a version of SGLang (such as {DEFAULT})")
+    if not shelf.is_ready():
+        refused(f"the environment is not here, or out of date (python -m tests.sglang.fetch {release})")
+    if not shelf.has(release):
+        refused(f"SGLang {release} is not here (python -m tests.sglang.fetch {release})")
+    if chosen.make is theirs and not shelf.sources.is_dir():
+        refused("SGLang's own tests are not here (python -m tests.sglang.fetch --sources CHECKOUT)")
+    command: Command = chosen.make(shelf, release, chosen.wanted, around)
+    return command
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what was asked for."""
+    chosen_command(arguments, Shelf(), os.environ).become()
+
+
+if __name__ == "__main__":
+    main()

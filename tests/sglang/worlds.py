@@ -1,0 +1,100 @@
+"""What a world of the rig is made of, and the worlds that have a name."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import field, frozen, validators
+
+Policy = Literal["write_through", "write_through_selective", "write_back"]
+Tree = Literal["unified", "hiradix"]
+Kind = Literal["full", "swa", "mamba"]
+
+
+@frozen
+class Lag:
+    """How late the device is: at each step a stream runs up to *most* of its operations with this chance, or none."""
+
+    chance: float = field(default=1.0, validator=[validators.ge(0.0), validators.le(1.0)])
+    most: int = field(default=1_000_000, validator=validators.ge(1))
+
+
+@frozen
+class WorldSpec:
+    """All that decides how the engine of a rig is built. Two rigs of one spec and one seed do the same, but for storage."""
+
+    kind: Kind = "full"
+    """What layers there are: full attention only, full attention and windows, full attention and states."""
+    page_tokens: int = field(default=1, validator=validators.ge(1))
+    device_pages: int = 24
+    host_pages: int = 48
+    max_num_seqs: int = 6
+    prefill_tokens: int = 64
+    """Tokens that one step computes of prompts, at most."""
+    chunk_tokens: int | None = 16
+    """Tokens that one step computes of one prompt, at most."""
+    policy: Policy = "write_through"
+    overlap: bool = False
+    """Whether a step is scheduled while the forward pass of the one before is under way."""
+    window: int = 8
+    world_size: int = 1
+    storage: bool = False
+    core: str | None = None
+    """The tree core of newer releases; None: the release's default."""
+    tree: Tree | None = None
+    """None: what the release has live behind its hierarchical cache."""
+    lag: Lag = Lag()
+
+
+@frozen
+class World:
+    """A spec with a name, and what it is for."""
+
+    about: str
+    spec: WorldSpec
+    busy: bool = False
+    """Whether the traffic of every seed keeps the engine full and asks for the same prompts again."""
+
+
+LATE = Lag(0.5, 6)
+
+WORLDS: dict[str, World] = {
+    "full": World(
+        "Full attention under pressure, pages of one token, written through, the plain loop.",
+        WorldSpec(page_tokens=1, device_pages=72, host_pages=160, lag=LATE),
+    ),
+    "full-overlap": World(
+        "The same with overlap: a step is scheduled while the forward pass of the one before is under way.",
+        WorldSpec(page_tokens=1, device_pages=72, host_pages=160, overlap=True, lag=LATE),
+    ),
+    "pages": World(
+        "Pages of four tokens, written through, a host that is little larger than the device.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, lag=LATE),
+        busy=True,
+    ),
+    "pages-overlap": World(
+        "The same with overlap.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, overlap=True, lag=LATE),
+        busy=True,
+    ),
+    "back": World(
+        "Pages of four tokens, written back when they are evicted, to a host that is half as large again.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, policy="write_back", lag=LATE),
+        busy=True,
+    ),
+    "back-overlap": World(
+        "The same with overlap.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, policy="write_back", overlap=True, lag=LATE),
+        busy=True,
+    ),
+    "selective": World(
+        "Written through only what was hit twice, with overlap.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=48, policy="write_through_selective", overlap=True, lag=LATE),
+        busy=True,
+    ),
+    "ranks": World(
+        "Two ranks that agree on what has landed, with overlap.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, overlap=True, world_size=2, lag=LATE),
+        busy=True,
+    ),
+}

@@ -1,0 +1,130 @@
+"""Where what is fetched for tests lies, how a whole copy is told from a half-made one, and what is run there.
+
+Rules of this file:
+
+* The standard library only: this runs before anything is installed.
+* A release's folder gets its name when everything is in it, never before. The environment is whole when its stamps say so; a
+  stamp is written last and removed first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1]
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+(\.post\d+|rc\d+)?")
+
+
+def version(text: str) -> str:
+    """*text*, if it can be a version: it becomes the name of a folder and a part of pip's command."""
+    if not _VERSION.fullmatch(text):
+        raise ValueError(text)
+    return text
+
+
+def digest(*texts: str) -> str:
+    """One short text that stands for these."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def entry_points() -> str:
+    """A digest of what pyproject.toml announces to pytest and to engines."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return digest(json.dumps(project.get("entry-points", {}), sort_keys=True))
+
+
+def text_of(path: Path) -> str | None:
+    """What a file says, if it is there."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The ignored folder in which everything fetched for one engine lies."""
+
+    root: Path
+    requirements: Path
+
+    @property
+    def environment(self) -> Path:
+        """The virtual environment; it serves all releases, for it holds none."""
+        return self.root / "env"
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the environment."""
+        return self.environment / "bin" / "python"
+
+    @property
+    def stamp(self) -> Path:
+        """What tells that the environment is whole, and for which requirements and which folder."""
+        return self.environment / "whole"
+
+    @property
+    def stamp_of_blocklife(self) -> Path:
+        """What tells that blocklife is in the environment, and with which entry points: they are read at installation only."""
+        return self.environment / "blocklife"
+
+    @property
+    def log(self) -> Path:
+        """What pip has said in the latest run."""
+        return self.root / "fetch.log"
+
+    @property
+    def cache(self) -> Path:
+        """Where the engine and its libraries may write, instead of the home of whoever runs them."""
+        return self.root / "cache"
+
+    def source(self, release: str) -> Path:
+        """The folder of a release."""
+        return self.root / "src" / release
+
+    def fingerprint(self) -> str:
+        """What the stamp must say. A virtual environment knows its own place, so a copy of one is not whole."""
+        return digest(self.requirements.read_text(encoding="utf-8"), str(self.root.resolve()), str(PROJECT))
+
+    def has_environment(self) -> bool:
+        """Whether the environment is whole and up to date, but for blocklife."""
+        return text_of(self.stamp) == self.fingerprint()
+
+    def has_blocklife(self) -> bool:
+        """Whether blocklife is in the environment as it would be installed now; its code is always that of the working tree."""
+        return text_of(self.stamp_of_blocklife) == entry_points()
+
+    def is_ready(self) -> bool:
+        """Whether tests can be run."""
+        return self.has_environment() and self.has_blocklife()
+
+    def has(self, release: str) -> bool:
+        """Whether a release is here."""
+        return self.source(release).is_dir()
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is run, where, and with which environment variables."""
+
+    words: list[str]
+    folder: Path
+    environ: Mapping[str, str]
+
+    def become(self) -> None:
+        """Be this command from now on: its exit status and its signals are ours."""
+        os.chdir(self.folder)
+        os.execve(self.words[0], self.words, self.environ)
+
+
+def copied(command: Command, copy: Path) -> Command:
+    """The same in a copy of the project, whose code runs instead of the project's."""
+    return Command(command.words, copy, command.environ)
