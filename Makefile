@@ -7,6 +7,7 @@ MOONCAKE := .venv-mooncake
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 ARGS   ?=
 VLLM   ?= 0.33.0 0.30.0 0.21.0
+SGLANG ?= 0.5.23 0.5.20 0.5.14 0.5.13.post1
 
 # The releases that the connector supports; the older ones in VLLM are for the watch.
 TAKEN  := 0.33.0 0.32.0 0.31.0 0.30.0
@@ -33,7 +34,7 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled model test-model bench-model test-mooncake bench-mooncake spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang model test-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -146,6 +147,16 @@ bench-vllm-compiled: override VLLM := 0.33.0
 bench-vllm-compiled: $(VENV)/.dev vllm  ## the same of our connector with the core compiled as it is shipped
 	@$(BIN)/python compile_core.py build/shipped --as shipped
 	@$(BIN)/python -m tests.vllm.run --python --copy build/shipped 0.33.0 -m tests.vllm.bench_connector $(ARGS)
+
+sglang: $(BIN)/python  ## fetch SGLang's cache side for tests: 0.6 GB, once (SGLANG='0.5.23 0.5.14', say; SOURCES=CHECKOUT for its own tests)
+	@$(BIN)/python -m tests.sglang.fetch $(if $(SOURCES),--sources $(SOURCES)) $(SGLANG)
+
+test-sglang: $(VENV)/.dev sglang  ## our tests under SGLang's real scheduler and cache, and its own unit tests where a checkout was fetched
+	@for release in $(SGLANG); do \
+	  $(BIN)/python -m tests.sglang.run $$release $(ARGS) || exit 1; \
+	done
+	@if test -d .sglang/sources; then $(BIN)/python -m tests.sglang.run --theirs $(firstword $(SGLANG)); \
+	else echo "SGLang's own tests are not here (make sglang SOURCES=a checkout of it)"; fi
 
 model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8 GB in all, once
 	@$(BIN)/python -m tests.model.fetch

@@ -188,6 +188,51 @@ def transfer_kv_direct(
     _launched(src_layers, dst_layers, src_indices, dst_indices)
 
 
+def transfer_kv_all_layer_direct_lf_pf(
+    src_ptrs: Sequence[torch.Tensor],
+    dst_ptrs: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """The copy to host memory that is kept page by page, all layers of a page together: first all keys, then all values."""
+    src, dst, layers = src_indices.clone(), dst_indices.clone(), len(src_ptrs) // len(dst_ptrs)
+
+    def move(source: torch.Tensor, target: torch.Tensor, layer: int) -> Move:
+        def write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+            at = dst[rows]
+            into[at // page_size, layer, at % page_size] = values[rows].reshape(len(at), *into.shape[3:])
+
+        return Move(source, target, lambda of: of[src], write)
+
+    moves = [move(source, dst_ptrs[at // layers], at % layers) for at, source in enumerate(src_ptrs)]
+    _of_here().launch("to host", moves, src.tolist(), dst.tolist())
+
+
+def transfer_kv_per_layer_direct_pf_lf(
+    src_ptrs: Sequence[torch.Tensor],
+    dst_ptrs: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    layer_id: int,
+    page_size: int,
+) -> None:
+    """The copy of one layer from there."""
+    src, dst = src_indices.clone(), dst_indices.clone()
+
+    def move(source: torch.Tensor, target: torch.Tensor) -> Move:
+        def write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+            into[dst[rows]] = values[rows].reshape(int(rows.sum()), *into.shape[1:])
+
+        return Move(source, target, lambda of: of[src // page_size, layer_id, src % page_size], write)
+
+    moves = [move(source, target) for source, target in zip(src_ptrs, dst_ptrs, strict=True)]
+    _of_here().launch("to device", moves, src.tolist(), dst.tolist())
+
+
+KERNELS = (transfer_kv_direct, transfer_kv_all_layer_direct_lf_pf, transfer_kv_per_layer_direct_pf_lf)
+
+
 def installed() -> list[str]:
     """Put the late device and its copies where SGLang looks for them, in all of its modules that are loaded. Returns which."""
     put = []
@@ -198,6 +243,7 @@ def installed() -> list[str]:
             module.device_module = Module  # type: ignore[attr-defined]
             put.append(name)
         if name.startswith("sglang.srt.mem_cache") and (hasattr(module, "device_module") or "host" in name):
-            module.transfer_kv_direct = transfer_kv_direct  # type: ignore[attr-defined]
+            for kernel in KERNELS:
+                setattr(module, kernel.__name__, kernel)
             put.append(name)
     return put

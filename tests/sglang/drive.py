@@ -26,7 +26,7 @@ from tests.sglang.engine import RELEASE
 from tests.sglang.rig import Corruption, Rank, Rig
 from tests.sglang.traffic import Traffic
 
-DRAIN_STEPS = 3000
+DRAIN_STEPS = 1000
 
 
 @frozen

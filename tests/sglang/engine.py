@@ -11,7 +11,6 @@ import atexit
 import importlib
 import inspect
 import os
-import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,7 +47,6 @@ from tests.sglang.worlds import WorldSpec
 from tests.texts import VOCABULARY
 
 RELEASE: str = sglang.__version__
-MINOR = tuple(int(part) for part in RELEASE.split(".post")[0].split("."))
 TAKES_ARRAYS = "array" in str(inspect.signature(Req).parameters["origin_input_ids"].annotation)
 LAYERS = 2
 LONGEST_TEXT = 1024
@@ -78,7 +76,6 @@ CACHES = tuple(
         "hybrid_cache.hybrid_pool_assembler",
     )
 )
-HOST_MEMORY = tuple(f"sglang.srt.mem_cache.{name}" for name in ("pool_host.common", "pool_host.base", "memory_pool_host"))
 
 
 class Deaf:
@@ -152,9 +149,9 @@ class Engine:
         """Who moves pages between device, host and storage."""
         return self.tree.cache_controller
 
-    def add(self, name: str, prompt: Sequence[int], answer: int) -> None:
-        """Hand a request to the scheduler; it ends by its length only."""
-        self.scheduler._add_request_to_queue(request_of(name, prompt, answer))
+    def add(self, name: str, prompt: Sequence[int], answer: int, stop: int | None = None) -> None:
+        """Hand a request to the scheduler; it ends by its length, or where it says the token *stop*."""
+        self.scheduler._add_request_to_queue(request_of(name, prompt, answer, stop))
 
     def abort(self, name: str) -> None:
         """End a request as the engine does when a client goes away."""
@@ -193,33 +190,18 @@ class Engine:
         return any(len(getattr(self.tree, name, None) or ()) for name in names)
 
 
-def request_of(name: str, prompt: Sequence[int], answer: int) -> Any:
+def request_of(name: str, prompt: Sequence[int], answer: int, stop: int | None) -> Any:
     """A request of this release."""
     tokens = array("q", prompt) if TAKES_ARRAYS else list(prompt)
-    params = SamplingParams(max_new_tokens=answer, ignore_eos=True)
+    more = {"ignore_eos": True} if stop is None else {"stop_token_ids": [stop]}
+    params = SamplingParams(max_new_tokens=answer, **more)
     params.normalize(None)
     request = Req(name, "", tokens, params, vocab_size=WORDS, eos_token_ids=set())
     request.tokenizer = None
     return request
 
 
-def plain_host_memory() -> None:
-    """Host pools without pinned memory, and without the gigabytes that SGLang leaves free beside them."""
-
-    def plain(dims: Sequence[int], dtype: torch.dtype = torch.float32, *_: object, **__: object) -> torch.Tensor:
-        return torch.zeros(tuple(dims), dtype=dtype)
-
-    for name in HOST_MEMORY:
-        module: Any = sys.modules.get(name)
-        if hasattr(module, "HICACHE_HOST_MEMORY_RESERVE_BYTES"):
-            module.HICACHE_HOST_MEMORY_RESERVE_BYTES = -(1 << 40)
-        table = getattr(module, "ALLOC_MEMORY_FUNCS", None)
-        if table is not None:
-            table.default_factory = lambda: plain
-            table.clear()
-
-
-def arguments_of(spec: WorldSpec) -> Any:
+def arguments_of(spec: WorldSpec, rank: int) -> Any:
     """What SGLang is started with."""
     said: dict[str, object] = {
         "model_path": "dummy",
@@ -230,7 +212,7 @@ def arguments_of(spec: WorldSpec) -> Any:
         "hicache_io_backend": "direct",
         "hicache_mem_layout": "layer_first",
         "hicache_write_policy": spec.policy,
-        "hicache_ratio": spec.host_pages / spec.device_pages,
+        "hicache_ratio": (spec.host_pages - rank * spec.host_skew) / spec.device_pages,
         "disable_overlap_schedule": not spec.overlap,
         "pp_max_micro_batch_size": spec.max_num_seqs,
         "max_running_requests": spec.max_num_seqs,
@@ -284,7 +266,7 @@ def tree_of(spec: WorldSpec, team: Team, rank: int, arguments: Any, pools: tuple
         "tp_rank": rank,
         "tp_group": team,
     }
-    plain_host_memory()
+    kernels.plain_host_memory()
     tree = create_tree_cache(TreeCacheBuildContext(**known(TreeCacheBuildContext, context)))
     atexit.unregister(tree.shutdown)
     tree.load_back_threshold = 1
@@ -306,6 +288,7 @@ def scheduler_of(spec: WorldSpec, arguments: Any, pools: tuple[Any, Any, Any], t
         "device": "cpu",
         "page_size": spec.page_tokens,
         "is_generation": True,
+        "ps": SimpleNamespace(pp_size=1, pp_rank=0, tp_size=spec.world_size, tp_rank=0, dp_size=1),
         "disaggregation_mode": DisaggregationMode.NULL,
         "req_to_token_pool": rows,
         "token_to_kv_pool_allocator": allocator,
@@ -389,8 +372,8 @@ def engine_of(spec: WorldSpec, team: Team, rank: int, copies: Copies) -> Engine:
     ranks.installed()
     stream = Stream() if spec.overlap else copies.device.default
     worker = Worker(stream)
-    arguments = arguments_of(spec)
-    _say_rank(rank)
+    arguments = arguments_of(spec, rank)
+    _say_rank()
     pools = pools_of(spec, copies)
     _put_late_device()
     tree = tree_of(spec, team, rank, arguments, pools, worker)
@@ -411,15 +394,15 @@ def _put_late_device() -> None:
     kernels.installed()
 
 
-def _say_rank(rank: int) -> None:
-    """Newer releases ask their runtime context which rank they are."""
+def _say_rank() -> None:
+    """Newer releases ask their runtime context which rank they are; who the others are, each is told by its process group."""
     try:
         from sglang.srt.runtime_context import get_parallel
     except ImportError:
         return
     context = get_parallel()
     if hasattr(context, "override_permanently"):
-        context.override_permanently(tp_rank=rank, pp_rank=0)
+        context.override_permanently(tp_rank=0, pp_rank=0)
 
 
 def forget_all(engine: Engine) -> str:

@@ -1,11 +1,14 @@
-"""Two small kernels of SGLang's allocators, which older releases have for a GPU only."""
+"""What SGLang has for a GPU only: two small kernels of its allocators, in older releases, and pinned host memory."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+HOST_MEMORY = tuple(f"sglang.srt.mem_cache.{name}" for name in ("pool_host.common", "pool_host.base", "memory_pool_host"))
 
 
 class Kernel:
@@ -64,3 +67,19 @@ def installed() -> None:
             for kernel, work in (("alloc_extend_kernel", alloc_extend), ("alloc_decode_kernel", alloc_decode)):
                 if hasattr(module, kernel):
                     setattr(module, kernel, Kernel(work))
+
+
+def plain_host_memory() -> None:
+    """Host pools without pinned memory, and without the gigabytes that SGLang leaves free beside them."""
+
+    def plain(dims: Sequence[int], dtype: torch.dtype = torch.float32, *_: object, **__: object) -> torch.Tensor:
+        return torch.zeros(tuple(dims), dtype=dtype)
+
+    for name in HOST_MEMORY:
+        module: Any = sys.modules.get(name)
+        if hasattr(module, "HICACHE_HOST_MEMORY_RESERVE_BYTES"):
+            module.HICACHE_HOST_MEMORY_RESERVE_BYTES = -(1 << 40)
+        table = getattr(module, "ALLOC_MEMORY_FUNCS", None)
+        if table is not None:
+            table.default_factory = lambda: plain
+            table.clear()

@@ -47,6 +47,9 @@ class Rank:
         return self.engine.tree
 
 
+AHEAD = 4
+"""Tokens that a request could still say when it ends by surprise."""
+
 Hook = Callable[["Rig"], None]
 
 
@@ -87,13 +90,19 @@ class Rig:
 
     # What a client does.
 
-    def add(self, prompt: Sequence[int], max_tokens: int) -> str:
-        """Send a request to the engine. Returns its id."""
+    def add(self, prompt: Sequence[int], max_tokens: int, surprise: bool = False) -> str:
+        """Send a request to the engine. Returns its id. With *surprise* it ends by its last token, not by its length.
+
+        So the engine cannot know ahead which step is the last, and may have launched the next one already.
+        """
         name = f"r{len(self.texts):06}"
         self.texts[name] = Chain(prompt)
         self.prompts[name] = list(prompt)
         self.running.add(name)
-        self._everywhere(lambda rank: rank.engine.add(name, prompt, max_tokens))
+        last, stop = len(prompt) + max_tokens - 1, None
+        if surprise and self.texts[name].token(last) not in self.texts[name].tokens[len(prompt) : last]:
+            stop, max_tokens = self.texts[name].token(last), max_tokens + AHEAD
+        self._everywhere(lambda rank: rank.engine.add(name, prompt, max_tokens, stop))
         for request in self.ranks[0].scheduler.waiting_queue:
             self._requests.setdefault(request.rid, request)
         return name

@@ -23,6 +23,14 @@ OURS = ("--timeout", str(TIMEOUT_S), *(word for warning in NOT_OURS for word in 
 """The options of pytest that our tests are run with."""
 THEIRS = "test/registered/unit/mem_cache"
 """Where SGLang's own unit tests of its cache lie."""
+RUNNING = (
+    *("radix_cache_unit", "evict_policy", "registry", "radix_cache_slru_accuracy", "radix_force_miss", "mem_pool_host"),
+    *("hicache_file_lru_unit", "hiradix_pp_sync_drain", "unified_radix_hicache_dispatch", "hicache_staged_write_back_dispatch"),
+    *("hicache_load_back_timing", "hiradix_cache_unit", "decode_radix_lock_ref", "streaming_session_unit"),
+    *("session_token_share_unit", "swa_lock_release_lifecycle", "swa_unittest", "swa_eviction_boundary", "mamba_unittest"),
+    *("mem_cache_utils", "layout_compat", "multi_ended_allocator", "unified_radix_cache_unittest"),
+)
+"""Those of them that run without a GPU, without its kernels and without other machines: ``test_NAME.py``."""
 
 
 def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[str, str]:
@@ -65,7 +73,11 @@ def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[st
     paths = [str(shelf.sources / "python"), str(PROJECT)]
     pins = (shelf.sources / "python" / "pyproject.toml").read_text(encoding="utf-8")
     wants = "\n".join(f"Requires-Dist: {line.strip().strip(',').strip(chr(34))}" for line in pins.splitlines())
-    return Command([*words, *(wanted or ["."])], shelf.sources / THEIRS, _with_paths(shelf, paths, wants, around))
+    return Command(
+        [*words, *(wanted or [f"test_{name}.py" for name in RUNNING])],
+        shelf.sources / THEIRS,
+        _with_paths(shelf, paths, wants, around),
+    )
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -78,7 +90,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     for make, told in (
         (python, "no tests: the environment's Python, with what follows (-m tests.sglang.drive, say)"),
-        (theirs, "SGLang's own unit tests of its cache, all of them if none is named"),
+        (theirs, "SGLang's own unit tests of its cache, all that can run if none is named"),
     ):
         what.add_argument(f"--{make.__name__}", dest="make", action="store_const", const=make, default=ours, help=told)
     parser.add_argument("version", metavar="VERSION", help="a release that was fetched")

@@ -29,6 +29,8 @@ class Habits:
     short: float
     """The share of requests that end with their first token."""
     longest_answer: int
+    surprise: float
+    """The share of requests that end by a token, which the engine cannot know ahead."""
     abort: float
     flush: float
     """Chance that nothing arrives any more until the engine is idle and can be told to forget all."""
@@ -46,6 +48,7 @@ class Habits:
             follow=rng.choice((0.0, 0.2, 0.4)),
             short=rng.choice((0.0, 0.2)),
             longest_answer=rng.choice((4, 12, 32)),
+            surprise=rng.choice((0.0, 0.3, 1.0)),
             abort=rng.choice((0.0, 0.02, 0.1)),
             flush=rng.choice((0.0, 0.0, 0.01)),
             pause=rng.choice((0.0, 0.01, 0.05)),
@@ -56,7 +59,17 @@ class Habits:
 
 
 QUIET = Habits(
-    arrival=0.5, burst=2, crowd=6, repeat=0.3, follow=0.2, short=0.1, longest_answer=12, abort=0.0, flush=0.0, pause=0.02
+    arrival=0.5,
+    burst=2,
+    crowd=6,
+    repeat=0.3,
+    follow=0.2,
+    short=0.1,
+    longest_answer=12,
+    surprise=0.5,
+    abort=0.0,
+    flush=0.0,
+    pause=0.02,
 )
 """Traffic without aborts and flushes; without memory pressure too, if the world has room."""
 
@@ -129,7 +142,7 @@ class Traffic:
         prompt = prompt[: self.limit - 1] or self._fresh(1)
         answer = 1 if rng.random() < habits.short else rng.randint(1, habits.longest_answer)
         self._sent.append(prompt)
-        self.rig.add(prompt, max(1, min(answer, self.limit - len(prompt))))
+        self.rig.add(prompt, max(1, min(answer, self.limit - len(prompt))), surprise=rng.random() < habits.surprise)
 
     def _fresh(self, tokens: int) -> list[int]:
         return [self._rng.randrange(1000, 30_000) for _ in range(tokens)]

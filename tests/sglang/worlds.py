@@ -38,6 +38,8 @@ class WorldSpec:
     """Whether a step is scheduled while the forward pass of the one before is under way."""
     window: int = 8
     world_size: int = 1
+    host_skew: int = 0
+    """Pages that each further rank has less in host memory, so that ranks have to do different things."""
     storage: bool = False
     core: str | None = None
     """The tree core of newer releases; None: the release's default."""
@@ -82,6 +84,11 @@ WORLDS: dict[str, World] = {
         WorldSpec(page_tokens=4, device_pages=24, host_pages=36, policy="write_back", lag=LATE),
         busy=True,
     ),
+    "back-tight": World(
+        "Written back to a host that is hardly larger; up to 0.5.14 a load loses its host pages to the eviction it needs.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=26, policy="write_back", lag=LATE),
+        busy=True,
+    ),
     "back-overlap": World(
         "The same with overlap.",
         WorldSpec(page_tokens=4, device_pages=24, host_pages=36, policy="write_back", overlap=True, lag=LATE),
@@ -95,6 +102,11 @@ WORLDS: dict[str, World] = {
     "ranks": World(
         "Two ranks that agree on what has landed, with overlap.",
         WorldSpec(page_tokens=4, device_pages=24, host_pages=36, overlap=True, world_size=2, lag=LATE),
+        busy=True,
+    ),
+    "skewed": World(
+        "Two ranks of which one has less host memory; up to 0.5.13.post1 one waits in a collective that the other skips.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, world_size=2, host_skew=8, lag=LATE),
         busy=True,
     ),
 }
