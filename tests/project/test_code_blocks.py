@@ -32,7 +32,7 @@ LANGUAGES = {"python", "console", "toml", "json", "mermaid", "text"}
 PROGRAMS = {"vllm", "spin", "apt", "mooncake_master", "mooncake_client", "pip", "pytest", "python", "blocklife", "make"}
 """What a command may begin with. The first five are other people's, and only their name is looked at."""
 TARGETS = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
-VARIABLES = {"ARGS", "VLLM", "PYTHON"}
+VARIABLES = {"ARGS", "VLLM", "SGLANG", "SOURCES", "PYTHON"}
 
 
 def of(language: str) -> list[Block]:

@@ -111,8 +111,8 @@ class Copies:
         self.witness = witness
         self.rank = rank
         self.twins = Twins()
-        self.moved = {"to host": 0, "to device": 0}
-        """Rows of a layer that have landed."""
+        self.moved = {"to host": 0, "to device": 0, "from storage": 0}
+        """Rows of a layer that have landed; tokens that came from storage."""
         self.tamper: Callable[[Copy], bool] | None = None
         """Called with each copy before it is queued, for tests that plant a wrong one; True: the copy is lost."""
         self._rng = rng

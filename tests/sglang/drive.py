@@ -53,6 +53,8 @@ class Verdict:
     verified: int
     stored: int
     loaded: int
+    fetched: int
+    """Tokens that came from storage."""
     raised: Raised | None = None
     corruptions: tuple[Corruption, ...] = ()
     wrong_texts: tuple[str, ...] = ()
@@ -115,6 +117,7 @@ def judge(name: str, world: World, seed: int, steps: int, on_rank: Callable[[Ran
         verified=rig.verified,
         stored=stored,
         loaded=loaded,
+        fetched=sum(rank.copies.moved["from storage"] for rank in rig.ranks),
         raised=raised,
         corruptions=tuple(rig.corruptions),
         wrong_texts=tuple(rig.wrong_texts),

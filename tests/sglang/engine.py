@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import inspect
+import json
 import os
 from array import array
 from collections import deque
@@ -217,6 +218,12 @@ def arguments_of(spec: WorldSpec, rank: int) -> Any:
         "pp_max_micro_batch_size": spec.max_num_seqs,
         "max_running_requests": spec.max_num_seqs,
     }
+    if spec.storage:
+        said |= {
+            "hicache_storage_backend": "file",
+            "hicache_storage_prefetch_policy": "wait_complete",
+            "hicache_storage_backend_extra_config": json.dumps({"prefetch_threshold": spec.page_tokens}),
+        }
     arguments = ServerArgs(**said)
     changed = {name: getattr(arguments, name) for name, value in said.items() if getattr(arguments, name) != value}
     if changed:
@@ -230,14 +237,31 @@ def arguments_of(spec: WorldSpec, rank: int) -> Any:
 
 def pools_of(spec: WorldSpec, copies: Copies) -> tuple[Any, Any, Any]:
     """Device memory, its allocator, and the table of requests."""
+    rows = ReqToTokenPool(spec.max_num_seqs * 2, LONGEST_TEXT, "cpu", False)
+    if spec.kind == "swa":
+        return *_window_pools(spec, copies), rows
     size, page = spec.device_pages * spec.page_tokens, spec.page_tokens
     shape = {"head_num": 1, "head_dim": ROW, "layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
     pool = MHATokenToKVPool(size=size, page_size=page, dtype=torch.float32, **shape)
     copies.own(*pool.k_buffer, *pool.v_buffer)
     common = {"size": size, "dtype": torch.float32, "device": "cpu", "kvcache": pool, "need_sort": False}
     allocator = TokenToKVPoolAllocator(**common) if page == 1 else PagedTokenToKVPoolAllocator(page_size=page, **common)
-    rows = ReqToTokenPool(spec.max_num_seqs * 2, LONGEST_TEXT, "cpu", False)
     return pool, allocator, rows
+
+
+def _window_pools(spec: WorldSpec, copies: Copies) -> tuple[Any, Any]:
+    """A layer of full attention and one with a window, each with memory and an allocator of its own."""
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    size, near = spec.device_pages * spec.page_tokens, spec.window_pages * spec.page_tokens
+    common = {"size": size, "size_swa": near, "page_size": spec.page_tokens, "dtype": torch.float32, "device": "cpu"}
+    layers = {"full_attention_layer_ids": [0], "swa_attention_layer_ids": [1]}
+    pool = SWAKVPool(head_num=1, head_dim=ROW, **common, **layers)
+    for each in (pool.full_kv_pool, pool.swa_kv_pool):
+        copies.own(*each.k_buffer, *each.v_buffer)
+    allocator = SWATokenToKVPoolAllocator(kvcache=pool, need_sort=False, **common)
+    return pool, allocator
 
 
 def tree_of(spec: WorldSpec, team: Team, rank: int, arguments: Any, pools: tuple[Any, Any, Any], worker: Any) -> Any:
@@ -250,6 +274,7 @@ def tree_of(spec: WorldSpec, team: Team, rank: int, arguments: Any, pools: tuple
         "page_size": spec.page_tokens,
         "tp_cache_group": team,
         "chunked_prefill_size": spec.chunk_tokens,
+        "sliding_window_size": spec.window if spec.kind == "swa" else None,
         "tree_core_backend": spec.core,
     }
     context: dict[str, object] = {
@@ -378,6 +403,8 @@ def engine_of(spec: WorldSpec, team: Team, rank: int, copies: Copies) -> Engine:
     _put_late_device()
     tree = tree_of(spec, team, rank, arguments, pools, worker)
     _put_late_device()
+    if spec.storage:
+        _follow_storage(tree.cache_controller.mem_pool_host, copies)
     scheduler = scheduler_of(spec, arguments, pools, tree, worker)
     return Engine(spec, rank, arguments, *pools, tree, scheduler, worker, stream)
 
@@ -392,6 +419,29 @@ def _put_late_device() -> None:
                 raise
     late.installed()
     kernels.installed()
+
+
+def _follow_storage(host: Any, copies: Copies) -> None:
+    """What comes from storage goes to host memory in a thread of SGLang's own: the twin follows."""
+    try:  # SGLang compiles its hash when it is first used, for seconds in which nothing would come
+        from sglang.srt.mem_cache.cpp_utils import native_hash
+
+        for name in dir(native_hash):
+            if name.startswith("_load_native"):
+                getattr(native_hash, name)()
+    except ImportError:
+        pass
+    for pool in [each.host_pool for each in getattr(host, "entries", ())] or [host]:
+        pool.pin_memory = False
+        put, page = pool.set_from_flat_data_page, pool.page_size
+
+        def both(index: int, data: torch.Tensor, put: Callable[..., None] = put, page: int = page, pool: Any = pool) -> None:
+            put(index, data)
+            copies.moved["from storage"] += page
+            buffer = pool.kv_buffer
+            copies.twins.of(buffer)[:, :, index : index + page] = buffer[:, :, index : index + page]
+
+        pool.set_from_flat_data_page = both
 
 
 def _say_rank() -> None:
@@ -417,7 +467,13 @@ def forget_all(engine: Engine) -> str:
     if held:
         return f"{held} tokens of device memory are locked, and no request runs"
     tree.evict(EvictParams(num_tokens=everything))
-    free, size = engine.allocator.available_size(), spec.device_pages * spec.page_tokens
+    allocator = engine.allocator
+    if spec.kind == "swa":
+        near, room = allocator.swa_available_size(), spec.window_pages * spec.page_tokens
+        if near != room:
+            return f"{room - near} tokens of the windows' memory of {room}"
+    free = allocator.full_available_size() if spec.kind == "swa" else allocator.available_size()
+    size = spec.device_pages * spec.page_tokens
     if free != size:
         return f"{size - free} tokens of device memory of {size}"
     tree.evict_host(everything)

@@ -14,6 +14,9 @@ from tests.sglang.device import Event, Module
 from tests.sglang.engine import LAYERS, Engine
 from tests.texts import Chain
 
+NEAR = 1
+"""The layer that has a window, where one has."""
+
 
 @define(eq=False)
 class Turn:
@@ -24,6 +27,8 @@ class Turn:
     start: int
     stop: int
     slots: torch.Tensor
+    near: torch.Tensor
+    """The slots of those in the memory of layers with windows, where there are any."""
 
 
 def turns_of(engine: Engine, batch: Any, texts: Mapping[str, Chain]) -> list[Turn]:
@@ -34,7 +39,8 @@ def turns_of(engine: Engine, batch: Any, texts: Mapping[str, Chain]) -> list[Tur
     for at, (request, stop) in enumerate(zip(batch.reqs, stops, strict=True)):
         slots = table[int(batch.req_pool_indices[at]), :stop].clone().long()
         start = batch.prefix_lens[at] if extends else stop - 1
-        found.append(Turn(request.rid, texts[request.rid], start, stop, slots))
+        near = engine.pool.full_to_swa_index_mapping[slots].long() if engine.spec.kind == "swa" else slots
+        found.append(Turn(request.rid, texts[request.rid], start, stop, slots, near))
     return found
 
 
@@ -62,15 +68,19 @@ class Forward:
         return done
 
     def _put(self, turn: Turn, layer: int, buffers: tuple[torch.Tensor, torch.Tensor]) -> None:
-        copies, new = self.copies, turn.slots[turn.start :]
-        numbers = turn.text.upto(turn.stop)
+        copies, spec = self.copies, self.engine.spec
+        near = spec.kind == "swa" and layer == NEAR
+        first = max(0, turn.start + 1 - spec.window) if near else 0
+        slots = (turn.near if near else turn.slots)[first:]
+        new, fresh = slots[turn.start - first :], turn.start - first
+        numbers = turn.text.upto(turn.stop)[first:]
         wanted = [rows(numbers, layer, kind, copies.rank)[:, None, :] for kind in (KEY, VALUE)]
         for buffer, want in zip(buffers, wanted, strict=True):
-            copies.twins.of(buffer)[new] = want[turn.start :]
+            copies.twins.of(buffer)[new] = want[fresh:]
 
         def run() -> None:
             for buffer, want, kind in zip(buffers, wanted, ("keys", "values"), strict=True):
-                buffer[new] = want[turn.start :]
-                copies.witness.compare(copies.rank, turn.name, f"{kind} of layer {layer}", buffer[turn.slots], want)
+                buffer[new] = want[fresh:]
+                copies.witness.compare(copies.rank, turn.name, f"{kind} of layer {layer}", buffer[slots], want)
 
         Module.current_stream().put(run)

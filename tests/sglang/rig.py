@@ -7,6 +7,10 @@ from the text), the device (streams that are late, see `tests.sglang.device`) an
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -47,6 +51,8 @@ class Rank:
         return self.engine.tree
 
 
+STORAGE_S = 0.002
+"""What the threads of the storage have for themselves at each step."""
 AHEAD = 4
 """Tokens that a request could still say when it ends by surprise."""
 
@@ -75,7 +81,9 @@ class Rig:
         self.before_step: list[Hook] = []
         self.after_step: list[Hook] = []
         self._requests: dict[str, Any] = {}
-        self._rng = Random(f"{seed}/rig")
+        self._folder = tempfile.mkdtemp(prefix="blocklife-rig-") if spec.storage else ""
+        if spec.storage:
+            os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = self._folder
         self.ranks = [self._rank(number) for number in range(spec.world_size)]
         if on_rank is not None:
             for rank in self.ranks:
@@ -162,6 +170,8 @@ class Rig:
         self.witness.step += 1
         for hook in self.before_step:
             hook(self)
+        if self.spec.storage:
+            time.sleep(STORAGE_S)
         self._everywhere(self._overlapped if self.spec.overlap else self._in_turn)
         for rank in self.ranks:
             rank.device.drift(self.spec.lag.chance, self.spec.lag.most)
@@ -187,7 +197,10 @@ class Rig:
         return "; ".join(f"rank {number}: {each}" for number, each in enumerate(found) if each)
 
     def close(self) -> None:
-        """End what has threads."""
+        """End what has threads, and remove the files of the storage."""
+        if self.spec.storage:
+            self._everywhere(lambda rank: rank.tree.shutdown())
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _everywhere(self, work: Callable[[Rank], None]) -> None:
         def on(rank: Rank) -> Callable[[], None]:

@@ -73,11 +73,11 @@ def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[st
     paths = [str(shelf.sources / "python"), str(PROJECT)]
     pins = (shelf.sources / "python" / "pyproject.toml").read_text(encoding="utf-8")
     wants = "\n".join(f"Requires-Dist: {line.strip().strip(',').strip(chr(34))}" for line in pins.splitlines())
-    return Command(
-        [*words, *(wanted or [f"test_{name}.py" for name in RUNNING])],
-        shelf.sources / THEIRS,
-        _with_paths(shelf, paths, wants, around),
-    )
+    named = any(not each.startswith("-") for each in wanted[:1])
+    tests = wanted if named else [*(f"test_{name}.py" for name in RUNNING), *wanted]
+    environ = _with_paths(shelf, paths, wants, around)
+    del environ["CUDA_VISIBLE_DEVICES"]  # they take its first letter for a number
+    return Command([*words, *tests], shelf.sources / THEIRS, environ)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -16,6 +16,7 @@ from tests.sglang.rig import Rig, WorldSpec
 from tests.sglang.traffic import QUIET, Traffic
 from tests.sglang.worlds import LATE, WORLDS
 
+NEWEST = "0.5.23"
 ROOMY = WorldSpec(page_tokens=4, device_pages=300, host_pages=900, lag=LATE)
 
 
@@ -23,6 +24,8 @@ ROOMY = WorldSpec(page_tokens=4, device_pages=300, host_pages=900, lag=LATE)
 @pytest.mark.parametrize("page", [1, 4])
 def test_rig_with_room_for_all_sees_nothing_wrong(page: int, overlap: bool) -> None:
     """Without memory pressure all requests end, with their own text, and every row read holds what it should."""
+    if overlap and RELEASE != NEWEST:
+        pytest.skip(f"{RELEASE}: a copy to the host overtakes the forward pass, room or not")
     spec = evolve(ROOMY, page_tokens=page, device_pages=1200 // page, host_pages=3600 // page, overlap=overlap)
     rig = Rig(spec, seed=7)
     traffic = Traffic.drawn(rig, 7, QUIET)
@@ -50,7 +53,6 @@ def test_rig_does_the_same_for_the_same_seed() -> None:
 
 SEEDS = range(3)
 STEPS = 250
-NEWEST = "0.5.23"
 KNOWN: dict[str, dict[str, str]] = {
     "0.5.23": {"skewed": "stuck"},
     "0.5.20": {"pages-overlap": "corrupt"},
@@ -75,6 +77,7 @@ def test_newest_release_is_clean_in_random_traffic(world: str) -> None:
 
     assert [str(each) for each in verdicts if not each.clean] == []
     assert any(each.stored > 0 and each.loaded > 0 for each in verdicts)
+    assert any(each.fetched > 0 for each in verdicts) is WORLDS[world].spec.storage
 
 
 @pytest.mark.parametrize("world", sorted(KNOWN.get(RELEASE, {})))

@@ -100,6 +100,8 @@ class Traffic:
         rng = Random(f"{seed}/traffic")
         if habits is None:
             habits = Habits.drawn(rng, rig.spec, world is not None and world.busy)
+            if world is not None and world.flushes:
+                habits = evolve(habits, flush=0.05, repeat=0.6, arrival=0.6)
         limit = longest_text(rig.spec)
         families = [[rng.randrange(10, 1000) for _ in range(limit)] for _ in range(rng.choice((1, 2, 4)))]
         return cls(rig, seed, habits, limit, rng, families)

@@ -37,6 +37,9 @@ class WorldSpec:
     overlap: bool = False
     """Whether a step is scheduled while the forward pass of the one before is under way."""
     window: int = 8
+    """Tokens that a layer with a window sees, the query's own included."""
+    window_pages: int = 16
+    """Device memory of the layers with windows."""
     world_size: int = 1
     host_skew: int = 0
     """Pages that each further rank has less in host memory, so that ranks have to do different things."""
@@ -54,6 +57,8 @@ class World:
 
     about: str
     spec: WorldSpec
+    flushes: bool = False
+    """Whether the traffic of every seed makes the engine forget all now and then, and asks for the same prompts again."""
     busy: bool = False
     """Whether the traffic of every seed keeps the engine full and asks for the same prompts again."""
 
@@ -103,6 +108,21 @@ WORLDS: dict[str, World] = {
         "Two ranks that agree on what has landed, with overlap.",
         WorldSpec(page_tokens=4, device_pages=24, host_pages=36, overlap=True, world_size=2, lag=LATE),
         busy=True,
+    ),
+    "window": World(
+        "A layer with full attention and one with a window, whose memory is smaller, written through, with overlap.",
+        WorldSpec("swa", page_tokens=1, device_pages=96, window_pages=64, host_pages=200, overlap=True, lag=LATE),
+        busy=True,
+    ),
+    "window-pages": World(
+        "The same in pages of four tokens, in the plain loop.",
+        WorldSpec("swa", page_tokens=4, device_pages=32, window_pages=24, host_pages=64, lag=LATE),
+        busy=True,
+    ),
+    "storage": World(
+        "Files behind the host, moved by SGLang's own threads; what is read again was forgotten by flushes.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=48, storage=True, lag=LATE),
+        flushes=True,
     ),
     "skewed": World(
         "Two ranks of which one has less host memory; up to 0.5.13.post1 one waits in a collective that the other skips.",
