@@ -155,7 +155,7 @@ test-sglang: $(VENV)/.dev sglang  ## our tests under SGLang's real scheduler and
 	@for release in $(SGLANG); do \
 	  $(BIN)/python -m tests.sglang.run $$release $(ARGS) || exit 1; \
 	done
-	@if test -d .sglang/sources; then $(BIN)/python -m tests.sglang.run --theirs $(firstword $(SGLANG)); \
+	@if test -d .sglang/sources; then $(BIN)/python -m tests.sglang.run --theirs $(firstword $(SGLANG)) -n 2; \
 	else echo "SGLang's own tests are not here (make sglang SOURCES=a checkout of it)"; fi
 
 model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8 GB in all, once

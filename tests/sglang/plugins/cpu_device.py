@@ -28,6 +28,7 @@ for _name in ("empty", "zeros"):
     setattr(torch, _name, _plain(getattr(torch, _name)))
 utils.get_device = common.get_device = lambda *_, **__: "cpu"
 device.Stream.is_default = property(lambda stream: True)  # type: ignore[assignment,method-assign]
+copies.Twins.of = lambda self, tensor: tensor  # type: ignore[method-assign]
 _DEVICE = device.Device(Random(0))
 copies.Copies(_DEVICE, copies.Witness(), 0, Random(0))
 device.current = lambda: _DEVICE
