@@ -380,6 +380,34 @@ class Thrifty(OurDriver):
         super().start(evolve(world, prompt_only=True))
 
 
+class Lingering(OurDriver):
+    """Finds the block of a tail under the tail's name, although its request writes on behind it."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self._ends: dict[str, int] = {}
+
+    def step(
+        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
+    ) -> EngineStep:
+        found = super().step(compute=compute, let_in=let_in, preempt=preempt)
+        self._ends.update({name: hit.tokens for name, hit in found.hits.items() if hit.tokens % 4})
+        return found
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        blocks, places = super().claims()
+        running = [(name, end) for name, end in self._ends.items() if self.request_state(name) == "RUNNING"]
+        tails = {self.table(name, 0)[end // 4]: f"0:{self.engine.texts[name][:end]}" for name, end in running}
+        return {**blocks, **tails}, places
+
+
+class Tailless(OurDriver):
+    """Lets every prefix end with a block."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(evolve(world, groups=world.groups.partition("/")[0]))
+
+
 CAN_FAIL: dict[str, type[OurDriver]] = {
     **dict.fromkeys(("A01", "A02", "A39", "A54", "S2b", "S4c", "S5"), Forgetful),
     **dict.fromkeys(("A08", "A45", "S1", "S4"), Idle),
@@ -407,6 +435,10 @@ CAN_FAIL: dict[str, type[OurDriver]] = {
     "B15": Hasty,
     "B16": Greedy,
     "B17": Certain,
+    "B18": Forgetful,
+    "B19": Gullible,
+    "B20": Lingering,
+    "B21": Tailless,
 }
 """A wrong engine for each case."""
 

@@ -264,10 +264,12 @@ class BlockByBlock(OurDriver):
                 for at, job in enumerate(jobs)
             ]
 
+        loads = tuple(part for order in orders.loads for part in split(order))
         told = orders._replace(
             flushes=tuple(part for job in orders.flushes for part in self.parts.get(job, (job,))),
-            loads=tuple(part for order in orders.loads for part in split(order)),
+            loads=loads,
             stores=tuple(part for order in orders.stores for part in split(order)),
+            doubts=tuple((self.parts[job][-1], part) for job, part in orders.doubts),
         )
         return evolve(found, orders=told, owners=owners, sizes=sizes)
 

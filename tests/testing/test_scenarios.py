@@ -173,6 +173,30 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
         ),
         "hit: expected deferred for y",
     ),
+    "the pass does not wait for its load": (
+        "B18",
+        lambda patch: without(patch, SchedulerSteps, "load_hit", {"within=hit.within": "within=False"}),
+        "raises KeyError: 'now'",
+    ),
+    "what was computed behind a failed load stays": (
+        "B19",
+        lambda patch: without(patch, SchedulerSteps, "hear_of_loads", {"self.drop(name, tracked)": "pass"}),
+        "holds: expected block 0 of x to hold 0:abcd",
+    ),
+    "a tail stays final": (
+        "B20",
+        lambda patch: without(
+            patch, SchedulerSteps, "_write_behind", {"self._ledger.reopen(name, hit.tokens // tokens, group)": "pass"}
+        ),
+        "cannot be stored as",
+    ),
+    "the end leaves no tail": (
+        "B21",
+        lambda patch: without(
+            patch, SchedulerSteps, "leave_behind", {"self.offer_tail(name, tracked, min(computed, last))": "pass"}
+        ),
+        "no such copy as the store of a",
+    ),
 }  # fmt: skip
 
 

@@ -137,6 +137,7 @@ def _world(story: Story) -> dict[str, Value]:
         "partial_chunks": engine.partial_chunks,
         "max_load_failures": engine.max_load_failures,
         "step_tokens": engine.step_tokens or 0,
+        "load_within_tokens": engine.load_within_tokens,
     }
     return found
 

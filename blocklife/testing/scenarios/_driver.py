@@ -42,7 +42,7 @@ class EngineSetup:
 
     groups: str = "full:4"
     """Groups of the model, with commas between: ``full:BLOCK``, ``swa:BLOCK:WINDOW``, ``local:BLOCK:PART``, ``mamba:BLOCK``, in
-    tokens."""
+    tokens. With ``/1`` behind them, prefixes in the host may end inside a block, at every token."""
     blocks_per_chunk: int = 1
     """Blocks that are stored as one."""
     blocks: int = 15
@@ -78,6 +78,8 @@ class EngineSetup:
     """Tokens that one request computes in one step at most, by the engine's own policy; 0 for no limit."""
     max_load_failures: int = 2
     """Failed loads after which a request is computed without loading."""
+    load_within_tokens: int = 0
+    """Tokens that the loads of one step may bring together before its forward pass; 0: every load takes two steps."""
     events: str = "own"
     """How copies and forward passes are ordered on the device: each by its own event (``own``), not at all (``none``), or all
     copies of a direction by one event, so that all count as landed when one has (``shared``)."""

@@ -80,6 +80,7 @@ class _ScenarioEngine(Engine):
                 max_load_failures=world.max_load_failures,
                 lazy_blocks=world.lazy_blocks,
                 step_tokens=world.step_tokens or None,
+                load_within_tokens=world.load_within_tokens,
             )
         )
         policies = evolve(self.scheduler.policies, prompt_only=world.prompt_only)

@@ -434,7 +434,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """Settings with a fixed set of values."""
 
 SETTING_DOCS: Mapping[str, str] = {
-    "groups": "the model's groups, with commas: `full:BLOCK`, `swa:BLOCK:WINDOW`, `local:BLOCK:PART`, `mamba:BLOCK`, in tokens",
+    "groups": "the model's groups, with commas: `full:BLOCK`, `swa:BLOCK:WINDOW`, `local:BLOCK:PART`, `mamba:BLOCK`, in tokens"
+    "; `/1` behind them: prefixes in the host may end inside a block, at every token",
     "blocks_per_chunk": "blocks that are stored as one",
     "blocks": "device blocks that can be handed out, without the null block",
     "slots": "host slots, each for one chunk",
@@ -453,6 +454,8 @@ SETTING_DOCS: Mapping[str, str] = {
     "prompt_only": "whether only tokens of prompts are stored",
     "step_tokens": "the most tokens that one request computes per step, by the engine's own policy; 0 for no limit",
     "max_load_failures": "failed loads after which a request computes",
+    "load_within_tokens": "how many tokens the loads of one step may bring together before its forward pass; 0: every load "
+    "takes two steps",
     "events": "how copies wait for forward passes: each by its own event, not at all, or all by one event "
     "(then all count as landed when one has)",
     "seed": "the seed for `walk`",

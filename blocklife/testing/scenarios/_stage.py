@@ -355,7 +355,8 @@ class Stage:
         writes = (*orders.forward.writes, *self.still_written)
         self.still_written.clear()
         lent = [each for blocks in self.lent.values() for each in blocks.items()]
-        told = orders._replace(forward=Pass((*self.as_it_lies(orders.forward.reads), *lent), writes))
+        doubts = tuple((job, part._replace(reads=tuple(self.as_it_lies(part.reads)))) for job, part in orders.doubts)
+        told = orders._replace(forward=Pass((*self.as_it_lies(orders.forward.reads), *lent), writes), doubts=doubts)
         badly = [(job, rank) for job in orders.flushes for rank in range(self.world.workers)] if failing else []
         self.reports += self.device.carry_out(told, failing=badly)
         self.plans.append(orders.plan)

@@ -71,6 +71,7 @@ _ONLY = {
     "full_hit": "vLLM drops the last block of a hit on the device, and computes the last token of one in the host",
     "partial_chunks": "each release of vLLM has its own way with holes",
     "max_load_failures": "vLLM's workers assume that no copy fails",
+    "load_within_tokens": "vLLM's own connectors load between two steps",
     "events": "vLLM's workers are not asked how they wait",
 }
 """Settings that cannot be changed here, and why."""
@@ -197,6 +198,8 @@ class VllmDriver(driver.Driver):
             )
         if simple and "full" not in world.groups:
             raise Unsupported(f"not expressible: contract = hold, groups = {world.groups} ({name} needs a full group)")
+        if Geometry.parse(world.groups).tail_tokens is not None:
+            raise Unsupported(f"not expressible: groups = {world.groups} (the driver reads names of whole blocks only)")
         if len(set(Geometry.parse(world.groups).block_tokens)) > 1:
             raise Unsupported(f"not expressible: groups = {world.groups} (the driver reads names of blocks of one size only)")
 
