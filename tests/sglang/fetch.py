@@ -137,13 +137,17 @@ def make_sources(shelf: Shelf, checkout: Path) -> None:
             shutil.rmtree(each)
     partial.mkdir()
     say(f"SGLang's own tests: from {checkout}, {commit[:9]}")
-    with (
-        subprocess.Popen([*git, "archive", commit, *TAKEN], stdout=subprocess.PIPE) as process,
-        tarfile.open(fileobj=process.stdout, mode="r|") as archive,
-    ):
-        archive.extractall(partial, filter="data")
+    complaint = f"{checkout}: git cannot archive {', '.join(TAKEN)} of {commit[:9]}"
+    try:
+        with (
+            subprocess.Popen([*git, "archive", commit, *TAKEN], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
+            tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+        ):
+            archive.extractall(partial, filter="data")
+    except tarfile.TarError as error:  # where git fails, its archive is empty or ends too early
+        raise FetchError(complaint) from error
     if process.returncode:
-        raise FetchError(f"{checkout}: git cannot archive {', '.join(TAKEN)} of {commit[:9]}")
+        raise FetchError(complaint)
     (partial / "commit").write_text(commit, encoding="utf-8")
     partial.rename(shelf.sources)
 
