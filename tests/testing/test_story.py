@@ -17,6 +17,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 from blocklife.ledger._ledger import Ledger
 from blocklife.offload import LastStep, Mode
+from blocklife.offload._steps import SchedulerSteps
 from blocklife.testing.exploring._explore import Bounds, Counterexample, Kind, explore
 from blocklife.testing.exploring._story import Story, retell, tell
 from blocklife.testing.exploring._story_forms import diagram, program, replayed, scenario_text
@@ -26,6 +27,7 @@ from blocklife.testing.worlds._cross_checks import LAST_STEP
 from blocklife.testing.worlds._engine import Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
+from tests.engines import without
 
 MUTANTS = {each.name: each for each in all_mutants()}
 LOADS = pinned_world("loads-fence").settings
@@ -201,6 +203,8 @@ WORLDS = (
     "reports-lost",
     "reports-twice",
     "sleep",
+    "within-ahead",
+    "tails-fence",
 )
 
 
@@ -250,6 +254,21 @@ def test_scenario_fails_while_the_bug_is_there_and_holds_without(mutant: Mutant)
     for story in stories:
         if story.rule != LAST_STEP:
             assert run_scenario(parse_scenario(scenario_text(story))).outcome is Outcome.HELD
+
+
+@pytest.mark.interpreted
+def test_scenario_of_a_load_within_a_step_fails_while_the_bug_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file says how much a step may load before its forward pass: without that, its path knows no such load."""
+    settings = pinned_world("within-fence").settings
+    with monkeypatch.context() as patch:
+        without(patch, SchedulerSteps, "load_hit", {"within=hit.within": "within=False"})
+        world = World(settings)
+        story = retell(world, explore(world, Bounds(max_seconds=30)).counterexamples[0])
+        problem = replayed(story)
+
+    assert problem == ""
+    assert f"load_within_tokens = {settings.engine.load_within_tokens}\n" in scenario_text(story)
+    assert run_scenario(parse_scenario(scenario_text(story))).outcome is Outcome.HELD
 
 
 LABEL = r"[^:;\n]+(?:#\d+;[^:;\n]*)*"
