@@ -180,6 +180,20 @@ class Mirror:
         if blocks:
             self._log.append((self._free, (holder, blocks, left, whole)))
 
+    def given_back(self, blocks: Sequence[int]) -> None:
+        """These blocks are free again, whoever has held them, in an engine that neither counts nor names their holders."""
+        if blocks:
+            self._log.append((self._give_back, (blocks,)))
+
+    def stored(self, copies: Sequence[EngineCopy]) -> None:
+        """These stores begin here, between other facts: for an engine that does not keep them to the end of its step."""
+        self._log.append((self.jobs.store, (copies,)))
+
+    def loaded(self, copies: Sequence[EngineCopy]) -> None:
+        """The same for loads."""
+        for copy in copies:
+            self._log.append((self.jobs.load, (copy,)))
+
     def gone(self, request: str) -> None:
         """A request has given up all its blocks; those not freed yet are freed later, without naming the request."""
         self._log.append((self.holders.leave, (request,)))
@@ -388,6 +402,17 @@ class Mirror:
 
     def _free(self, holder: str, blocks: Sequence[int], left: Sequence[int] | None, whole: bool) -> None:
         self.holders.free(holder, blocks, left, whole=whole)
+
+    def _give_back(self, blocks: Sequence[int]) -> None:
+        owned: dict[str, list[int]] = {}
+        for block in dict.fromkeys(blocks):
+            for holder in self.holders.where.get(block, ()):
+                owned.setdefault(holder.name, []).append(block)
+        for name, own in owned.items():
+            self.holders.free(name, own)
+        for block in blocks if len(set(blocks)) < len(blocks) else ():
+            if blocks.count(block) > 1:
+                self.story.violate("I4", f"block {block} is freed twice at once", block=block)
 
     def _reset(self, forget: bool) -> None:
         self.story.mark("the host tier is reset" if forget else "the host tier abandons the copies in flight")

@@ -14,6 +14,7 @@ from blocklife.watch._options import WatchMode
 
 RULES = {
     "I1": "a block is handed out only behind a wait for every copy that touches it",
+    "I2": "a copy is ordered behind what still writes its source, or uses its target",
     "I3": "only jobs in flight are reported",
     "I4": "each reference is released once, by its holder",
     "I5": "every job ends, and needs no further requests to end",

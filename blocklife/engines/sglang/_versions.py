@@ -1,0 +1,28 @@
+"""The releases of SGLang that the watch is tested with; in others it watches nothing.
+
+SGLang changes the classes of its cache from release to release, so the range is narrow and grows only with tests.
+"""
+
+from __future__ import annotations
+
+import re
+
+ENGINE = "sglang"
+"""The name of the engine, with which its metrics begin."""
+
+OLDEST_WATCHED = "0.5.13"
+NEWEST_WATCHED = "0.5.23"
+"""The range of releases, without ``.post1`` and the like."""
+
+_RELEASE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:\D|$)")
+
+
+def is_watched(version: str) -> bool:
+    """Whether a release (its version string) is in the watch's range."""
+    return numbers_of(OLDEST_WATCHED) <= numbers_of(version) <= numbers_of(NEWEST_WATCHED)
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The three numbers of a release; empty, which is less than any, if there are none."""
+    found = _RELEASE.match(version)
+    return () if found is None else tuple(map(int, found.groups()))

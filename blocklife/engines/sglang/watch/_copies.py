@@ -1,0 +1,114 @@
+"""Ears on SGLang's cache controller: which copies are queued, launched together, and taken for landed.
+
+Jobs are numbered here: SGLang's own number is that of a node of its tree, and the same node can be written again. The
+operations of a queue are launched together and have one acknowledgement; each is a job here, and all of them land with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define
+
+from blocklife.engines.sglang.watch._ears import Ears
+from blocklife.engines.sglang.watch._parts import CacheParts, numbers
+from blocklife.watch._pages import PageBook
+
+
+@define(eq=False)
+class Acknowledged:
+    """Copies that were launched together, until the engine has taken note of their end."""
+
+    ack: object
+    jobs: Sequence[int]
+    producer: int = -1
+    """The number under which a step waits for a load."""
+
+
+class CopyEars:
+    """Ears on one controller, and on the checks of its acknowledgements."""
+
+    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook) -> None:
+        self._book = book
+        self._controller = parts.controller
+        self._page = parts.page
+        self._queued: dict[int, tuple[object, int]] = {}
+        """The operations in a queue, by identity, and their jobs."""
+        self._writes: list[Acknowledged] = []
+        self._loads: list[Acknowledged] = []
+        self._due: list[int] = []
+        controller, tree = parts.controller, parts.tree
+        ears.hear(controller, "write", after=self._look_at_writes)
+        ears.hear(controller, "load", after=self._look_at_loads)
+        ears.hear(controller, "start_writing", before=self._writing, after=self._written)
+        ears.hear(controller, "start_loading", before=self._loading, after=self._loaded)
+        for name in ("writing_check", "loading_check"):
+            ears.hear(tree, name, after=self._checked)
+
+    # --- queues -------------------------------------------------------------------------------------------------------------
+
+    def _look_at_writes(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._look("write_queue", is_store=True)
+
+    def _look_at_loads(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._look("load_queue", is_store=False)
+
+    def _look(self, queue: str, *, is_store: bool) -> list[int]:
+        """Number the operations of a queue that are new. Returns the jobs of all that are in it."""
+        jobs = []
+        for operation in getattr(self._controller, queue):
+            if id(operation) not in self._queued:
+                blocks, slots = (self._places(operation, name) for name in ("device_indices", "host_indices"))
+                self._queued[id(operation)] = operation, self._book.queued(blocks, slots, is_store=is_store)
+            jobs.append(self._queued[id(operation)][1])
+        return jobs
+
+    def _places(self, operation: object, name: str) -> list[int]:
+        tokens, size = numbers(getattr(operation, name)), self._page
+        return [token // size for token in tokens[::size]]
+
+    def _writing(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._due = self._look("write_queue", is_store=True)
+
+    def _loading(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._due = self._look("load_queue", is_store=False)
+
+    def _written(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._launched("ack_write_queue", "write_fence_stream", self._writes, -1)
+
+    def _loaded(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._launched("ack_load_queue", "load_fence_stream", self._loads, result if isinstance(result, int) else -1)
+
+    def _launched(self, queue: str, fence: str, out: list[Acknowledged], producer: int) -> None:
+        jobs, self._due = self._due, []
+        if not jobs:
+            return
+        self._queued = {key: each for key, each in self._queued.items() if each[1] not in jobs}
+        self._book.launched_copies(jobs, is_ordered=getattr(self._controller, fence, None) is not None)
+        out.append(Acknowledged(getattr(self._controller, queue)[-1], jobs, producer))
+
+    # --- acknowledgements ---------------------------------------------------------------------------------------------------
+
+    def _checked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        for queue, out in (("ack_write_queue", self._writes), ("ack_load_queue", self._loads)):
+            left = {id(ack) for ack in getattr(self._controller, queue)}
+            for each in [each for each in out if id(each.ack) not in left]:
+                out.remove(each)
+                is_early = not _has_landed(each.ack)
+                for job in each.jobs:
+                    self._book.landed(job, is_early=is_early)
+
+    def waited_for(self, producer: int) -> list[int]:
+        """The jobs that a step waits for which consumes this producer."""
+        return [job for each in self._loads if each.producer == producer >= 0 for job in each.jobs]
+
+    def forget(self) -> None:
+        """The engine has forgotten all copies."""
+        self._queued, self._writes, self._loads = {}, [], []
+
+
+def _has_landed(ack: object) -> bool:
+    """Whether the device says so: asked through the class of the event, which nothing of the engine's has changed."""
+    event = getattr(ack, "finish_event", None)
+    query = getattr(type(event), "query", None)
+    return query is None or bool(query(event))

@@ -1,0 +1,110 @@
+"""Ears on SGLang's scheduler: which requests each step computes, and from which pages it reads.
+
+A request's row of the table says which slots it has; its tokens say what should be in them. The step is launched right after
+the scheduler has made its batch, and the engine has its result when it processes it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._ears import Ears
+from blocklife.engines.sglang.watch._parts import CacheParts, numbers
+from blocklife.watch._calls import given
+from blocklife.watch._pages import PageBook, Turn
+from blocklife.watch._texts import Text
+
+
+def batch_of(planned: object) -> object:
+    """The batch of a plan; older releases return the batch itself."""
+    return getattr(planned, "batch_to_run", planned)
+
+
+class StepEars:
+    """Ears on one scheduler."""
+
+    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook, copies: CopyEars) -> None:
+        self._parts = parts
+        self._book = book
+        self._copies = copies
+        self._texts: dict[str, tuple[object, Text]] = {}
+        self._consumes = -1
+        """What the step just launched has to wait for, until somebody was told to."""
+        scheduler = parts.scheduler
+        ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, is_step=_is_step)
+        ears.hear(scheduler, "process_batch_result", before=self._processed)
+        ears.hear(getattr(parts.controller, "layer_done_counter", None), "set_consumer", before=self._told_to_wait)
+
+    def _plans(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._must_wait()
+
+    def _planned(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        batch = batch_of(result)
+        if batch is not None:
+            consumes = getattr(batch, "hicache_consumer_index", -1)
+            self._book.launched(self._turns(batch), self._copies.waited_for(consumes))
+            self._consumes = consumes
+        elif self._parts.is_at_rest():
+            self._texts.clear()
+            self._book.rests(locked=self._parts.locked, kept=self._parts.kept)
+
+    def _processed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._must_wait()
+        self._book.computed()
+
+    def _told_to_wait(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if given(args, kwargs, "index")[0] == self._consumes:
+            self._consumes = -1
+
+    def _must_wait(self) -> None:
+        consumes, self._consumes = self._consumes, -1
+        if consumes >= 0:
+            self._book.unwaited(self._copies.waited_for(consumes))
+
+    # --- batches ------------------------------------------------------------------------------------------------------------
+
+    def _turns(self, batch: object) -> list[Turn]:
+        requests = getattr(batch, "reqs", ())
+        mode = getattr(batch, "forward_mode", None)
+        extends = mode is not None and mode.is_extend()
+        starts: Sequence[int] = (getattr(batch, "prefix_lens", None) or ()) if extends else ()
+        rows, stops = (numbers(getattr(batch, name, None)) for name in ("req_pool_indices", "seq_lens_cpu"))
+        page, table = self._parts.page, getattr(self._parts.rows, "req_to_token", None)
+        turns = []
+        for at, (request, row, stop) in enumerate(zip(requests, rows, stops, strict=False)):
+            if table is None:
+                break
+            tokens = numbers(table[row, :stop:page])
+            start = starts[at] if extends else stop - 1
+            turns.append(Turn(request.rid, self.text_of(request), start, stop, [token // page for token in tokens]))
+        return turns
+
+    def text_of(self, request: object) -> Text:
+        """The text of a request; it grows as the request does."""
+        name = getattr(request, "rid", "")
+        owner, text = self._texts.get(name, (None, None))
+        if owner is not request or text is None:
+            text = Text(self._parts.page, seed_of(request), more=functools.partial(_tokens_behind, request))
+            self._texts[name] = request, text
+        return text
+
+
+def _tokens_behind(request: object, count: int) -> Sequence[int]:
+    """The tokens of a request behind the first so many, as far as the engine knows them."""
+    prompt: Sequence[int] = getattr(request, "origin_input_ids", ())
+    answer: Sequence[int] = getattr(request, "output_ids", ())
+    if count >= len(prompt):
+        return answer[count - len(prompt) :]
+    return [*prompt[count:], *answer]
+
+
+def seed_of(owner: object) -> tuple[object, ...] | None:
+    """What keeps the content of requests or keys apart, whatever their tokens; None if nothing does."""
+    found = tuple(getattr(owner, name, None) or None for name in ("extra_key", "cache_salt"))
+    return found if any(found) else None
+
+
+def _is_step(planned: object) -> bool:
+    return batch_of(planned) is not None

@@ -1,0 +1,70 @@
+"""Ears on SGLang's prefix tree: what is kept under which key, resets, and whether each check asks all ranks.
+
+Nodes are never read: the newer core does not show them, and nothing has to be known of them (see `specs/sglang-watch.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._ears import Ears
+from blocklife.engines.sglang.watch._parts import CacheParts, numbers
+from blocklife.engines.sglang.watch._steps import seed_of
+from blocklife.watch._calls import given
+from blocklife.watch._mirror import Mirror
+from blocklife.watch._pages import PageBook
+from blocklife.watch._texts import Text
+
+
+class TreeEars:
+    """Ears on one tree."""
+
+    def __init__(self, ears: Ears, parts: CacheParts, mirror: Mirror, book: PageBook, copies: CopyEars) -> None:
+        self._mirror = mirror
+        self._book = book
+        self._copies = copies
+        self._page = parts.page
+        self._asked = 0
+        self._asked_before = 0
+        self._is_told = False
+        tree = parts.tree
+        ears.hear(tree, "insert", before=self._inserts)
+        ears.hear(tree, "reset", after=self._reset)
+        ranks = getattr(tree, "tp_world_size", 1)
+        if isinstance(ranks, int) and ranks > 1:
+            ears.hear(tree, "_all_reduce", before=self._asks)
+            for name in ("writing_check", "loading_check"):
+                ears.hear(tree, name, before=self._checks, after=self._checked)
+
+    def _inserts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        params = given(args, kwargs, "params")[0]
+        key, value = getattr(params, "key", None), getattr(params, "value", None)
+        if key is None or value is None or getattr(key, "is_bigram", False):
+            return
+        raw = getattr(key, "raw_token_ids", None)
+        tokens: Sequence[int] = raw() if raw is not None else getattr(key, "token_ids", ())
+        blocks = [token // self._page for token in numbers(value)[:: self._page]]
+        whole = len(tokens) // self._page
+        self._book.cached(Text(self._page, seed_of(key), tokens[: whole * self._page]), blocks[:whole])
+
+    def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._copies.forget()
+        self._book.reset()
+
+    # --- ranks --------------------------------------------------------------------------------------------------------------
+
+    def _asks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._asked += 1
+
+    def _checks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._asked_before = self._asked
+
+    def _checked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        is_alone = bool(kwargs.get("write_back", args and args[0] is True))
+        is_counted = kwargs.get("finish_count") is not None or len(args) > 1
+        if is_alone or is_counted or self._asked > self._asked_before or self._is_told:
+            return
+        self._is_told = True  # it does so at every step from here on
+        what = "a check of what has landed asks no other rank, so ranks may count differently, or wait for each other for ever"
+        self._mirror.story.violate("I9", what)

@@ -1,0 +1,426 @@
+"""A book of blocks and slots by content, for engines whose caches are trees: no table says where a block belongs.
+
+*Rules of this file.* It knows no engine: the ears report facts, in the order in which they happened. Blocks and their copies
+are the mirror's; what is here is told to it. A violation is noted in the mirror's story, and the book then believes the engine.
+
+*Theory: content by name.* What a block holds is set when a step that computes it is launched: the tokens of its request up to
+the end of the block (`Held`). A store carries it to a slot, where it is when the store has landed; a load carries it back. A
+request that reads a block expects its own text there. So it does not matter by which way the block came to the request, and
+nothing has to be known of the tree: what is split, moved or found twice there is the same content.
+
+*Theory: order.* A step is in flight from its launch until the engine has its result. A copy that is launched meanwhile must be
+ordered behind it if it reads what the step writes, or writes what the step uses. A load may be read before it has landed, by
+a step that waits for it layer by layer, and by all later ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from attrs import define, field
+
+from blocklife.watch._host import CopyPiece
+from blocklife.watch._jobs import EngineCopy
+from blocklife.watch._mirror import Mirror
+from blocklife.watch._texts import UNSEEN, Held, Text, first_difference
+
+PATIENCE = 3
+"""So many looks at an engine at rest must find the same before it is a violation: what has just ended is settled by the next."""
+_NAMED = 4
+
+
+class Turn(NamedTuple):
+    """What a step computes of one request: its tokens from *start* up to *stop*, all of which lie in these blocks."""
+
+    request: str
+    text: Text
+    start: int
+    stop: int
+    blocks: Sequence[int]
+
+
+@define(eq=False)
+class PageJob:
+    """A copy, from the moment it is queued until it has landed."""
+
+    number: int
+    is_store: bool
+    blocks: Sequence[int]
+    slots: Sequence[int]
+    held: list[Held | None]
+    """What is copied, as it was when the job was queued."""
+    is_launched: bool = False
+    is_waited_for: bool = False
+    """A load: whether a step was launched that waits for it, so that all later ones come behind it, too."""
+    batch: int = -1
+    """Jobs of one number here were launched together, and land together."""
+
+
+@define(eq=False)
+class Launch:
+    """A step that computes, and whose result the engine does not have yet."""
+
+    written: frozenset[int]
+    used: frozenset[int]
+
+
+@define(eq=False)
+class AtRest:
+    """What was seen of an engine at rest, and how often running."""
+
+    seen: dict[str, int] = field(factory=dict)
+    told: set[str] = field(factory=set)
+
+    def lasts(self, what: str, still: bool) -> bool:
+        """Whether this has been so for `PATIENCE` looks, and was not told yet."""
+        count = self.seen[what] = self.seen.get(what, 0) + 1 if still else 0
+        if not still:
+            self.told.discard(what)
+        if count < PATIENCE or what in self.told:
+            return False
+        self.told.add(what)
+        return True
+
+
+class PageBook:
+    """The book of one device memory and the host memory behind it.
+
+    *size*: tokens of a block. *sees_steps*: whether the steps are reported, too; without them content is believed.
+    """
+
+    def __init__(self, mirror: Mirror, size: int, num_slots: int, *, sees_steps: bool) -> None:
+        self._mirror = mirror
+        self._size = size
+        self._num_slots = num_slots
+        self._sees_steps = sees_steps
+        self._blocks: dict[int, Held | None] = {}
+        """What each block holds that is handed out; None: nothing yet."""
+        self._slots: dict[int, Held | None] = {}
+        """The same for slots."""
+        self._jobs: dict[int, PageJob] = {}
+        self._using: dict[int, list[PageJob]] = {}
+        """Slot to the jobs that read or write it, queued or launched."""
+        self._loading: dict[int, PageJob] = {}
+        """Block to the load that fills it, queued or launched."""
+        self._storing: dict[int, list[PageJob]] = {}
+        self._launches: deque[Launch] = deque()
+        self._number = 0
+        self._rest = AtRest()
+        self.unseen_slots = False
+        """Whether slots are filled by others than these jobs, from a storage, say."""
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def jobs_out(self) -> list[int]:
+        """The jobs that have not landed."""
+        return list(self._jobs)
+
+    @property
+    def num_blocks_out(self) -> int:
+        """How many blocks are handed out."""
+        return len(self._blocks)
+
+    @property
+    def num_slots_out(self) -> int:
+        """How many slots are handed out."""
+        return len(self._slots)
+
+    def _violate(
+        self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
+    ) -> None:
+        self._mirror.story.violate(rule, what, block=block, request=request, job=job)
+
+    # --- blocks -------------------------------------------------------------------------------------------------------------
+
+    def adopt(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """What was handed out before the watch began: it is believed to hold what it should."""
+        self.handed_out(blocks)
+        self._blocks.update(dict.fromkeys(blocks, UNSEEN))
+        self._slots.update(dict.fromkeys(slots, UNSEEN))
+
+    def handed_out(self, blocks: Sequence[int]) -> None:
+        """The engine hands these blocks out."""
+        good = [block for block in blocks if 0 < block < self._mirror.num_blocks]
+        if len(good) < len(blocks):
+            wrong = next(block for block in blocks if not 0 < block < self._mirror.num_blocks)
+            self._violate("I4", f"block {wrong} is handed out, and is none of 1 to {self._mirror.num_blocks - 1}")
+        self._mirror.handed_out(f"step {self._mirror.steps + 1}", 0, good, [None] * len(good))
+        self._blocks.update(dict.fromkeys(good, None if self._sees_steps else UNSEEN))
+
+    def given_back(self, blocks: Sequence[int]) -> None:
+        """The engine frees these blocks."""
+        for block in blocks:
+            if block not in self._blocks:
+                self._violate("I4", f"block {block} is freed, and nobody holds it", block=block)
+            self._blocks.pop(block, None)
+            self._loading.pop(block, None)
+        self._mirror.given_back(blocks)
+
+    def all_given_back(self) -> None:
+        """Every block is free: the engine begins anew."""
+        self._mirror.given_back(list(self._blocks))
+        self._blocks.clear()
+
+    # --- slots --------------------------------------------------------------------------------------------------------------
+
+    def slots_handed_out(self, slots: Sequence[int]) -> None:
+        """The engine hands these slots out."""
+        for slot in slots:
+            if not 0 <= slot < self._num_slots:
+                self._violate("I4", f"slot {slot} is handed out, and the host has {self._num_slots}")
+            elif slot in self._slots:
+                self._violate("I4", f"slot {slot} is handed out, and is not free")
+        self._slots.update(dict.fromkeys(slots, UNSEEN if self.unseen_slots else None))
+
+    def slots_given_back(self, slots: Sequence[int]) -> None:
+        """The engine frees these slots: no copy may read or write them."""
+        for slot in slots:
+            if slot not in self._slots:
+                self._violate("I4", f"slot {slot} is freed, and nobody holds it")
+            for job in self._using.get(slot, ()):
+                rule, does = ("I1", "writes") if job.is_store else ("I7", "loads from")
+                self._violate(rule, f"slot {slot} is freed while job {job.number} {does} it", job=job.number)
+            self._slots.pop(slot, None)
+
+    def all_slots_given_back(self) -> None:
+        """Every slot is free."""
+        self._slots.clear()
+
+    # --- copies -------------------------------------------------------------------------------------------------------------
+
+    def queued(self, blocks: Sequence[int], slots: Sequence[int], *, is_store: bool) -> int:
+        """The engine wants a copy between these blocks and slots. Returns its number."""
+        self._number += 1
+        places, kept = (blocks, self._blocks) if is_store else (slots, self._slots)
+        held = [None if (each := kept.get(place)) is None else each.settled() for place in places]
+        job = PageJob(self._number, is_store, blocks, slots, held)
+        self._jobs[job.number] = job
+        if is_store:
+            self._ask_stored(job)
+        else:
+            self._ask_loaded(job)
+        for slot in slots:
+            self._using.setdefault(slot, []).append(job)
+        return job.number
+
+    def _ask_stored(self, job: PageJob) -> None:
+        for block, slot, held in zip(job.blocks, job.slots, job.held, strict=False):
+            what = ""
+            if block not in self._blocks:
+                what = "which nobody holds"
+            elif held is None:
+                what = "which nothing was computed into"
+            elif held.length % self._size:
+                what = f"of which only {held.length % self._size} tokens are computed"
+            if what:
+                self._violate("I6", f"job {job.number} stores block {block}, {what}", block=block, job=job.number)
+            if slot not in self._slots:
+                self._violate(
+                    "I1", f"job {job.number} stores block {block} in slot {slot}, which is free", block=block, job=job.number
+                )
+            self._storing.setdefault(block, []).append(job)
+
+    def _ask_loaded(self, job: PageJob) -> None:
+        for block, slot, held in zip(job.blocks, job.slots, job.held, strict=False):
+            if slot not in self._slots:
+                self._violate("I7", f"job {job.number} loads from slot {slot}, which is free", block=block, job=job.number)
+            elif held is None:
+                writer = next((each for each in self._using.get(slot, ()) if each.is_store), None)
+                why = "which nothing was stored in" if writer is None else f"while job {writer.number} still writes it"
+                self._violate("I6", f"job {job.number} loads from slot {slot}, {why}", block=block, job=job.number)
+            self._loading[block] = job
+
+    def launched_copies(self, numbers: Sequence[int], *, is_ordered: bool) -> None:
+        """The engine launches these copies together; *is_ordered*: behind the steps in flight."""
+        copies: list[EngineCopy] = []
+        for number in numbers:
+            if (job := self._jobs.get(number)) is None:
+                continue
+            job.is_launched, job.batch = True, numbers[0]
+            if not is_ordered:
+                self._ask_order(job)
+            places, kept = (job.blocks, self._blocks) if job.is_store else (job.slots, self._slots)
+            for place, held in zip(places, job.held, strict=False):
+                self._ask_same(job, place, held, kept.get(place))
+            if not job.is_store:
+                self._blocks.update(
+                    (block, held or UNSEEN) for block, held in zip(job.blocks, job.held, strict=False) if block in self._blocks
+                )
+            pieces = [CopyPiece(0, block, None, slot) for block, slot in zip(job.blocks, job.slots, strict=False)]
+            copies.append(EngineCopy(number, None, pieces))
+            (self._mirror.stored if job.is_store else self._mirror.loaded)(copies[-1:])
+
+    def _ask_same(self, job: PageJob, place: int, was: Held | None, now: Held | None) -> None:
+        if was is None or (now is not None and was.is_same(now)):
+            return
+        name, does, block = ("block", "stores", place) if job.is_store else ("slot", "loads from", None)
+        what = f"job {job.number} {does} {name} {place}, which was given away since the job was queued"
+        self._violate("I7", what, block=block, job=job.number)
+
+    def _ask_order(self, job: PageJob) -> None:
+        for launch in self._launches:
+            wrong = launch.written if job.is_store else launch.used
+            for block in [each for each in job.blocks if each in wrong][:1]:
+                does = (
+                    "reads block {} while a step in flight may still write it"
+                    if job.is_store
+                    else ("writes block {} while a step in flight may still use it")
+                )
+                self._violate("I2", f"job {job.number} {does.format(block)}: nothing orders them", block=block, job=job.number)
+
+    def landed(self, number: int, *, is_early: bool = False) -> None:
+        """The engine takes a copy for landed; *is_early*: the device says that it has not."""
+        if (job := self._jobs.pop(number, None)) is None:
+            self._violate("I3", f"job {number} is taken for landed, and is not in flight", job=number)
+            return
+        if is_early:
+            self._violate("I6", f"job {number} is taken for landed while its copy is still out", job=number)
+        self._end(job)
+        if job.is_store:
+            self._slots.update((slot, held) for slot, held in zip(job.slots, job.held, strict=False) if slot in self._slots)
+        self._mirror.reported(number, 1)
+
+    def _end(self, job: PageJob) -> None:
+        for slot in job.slots:
+            if jobs := self._using.get(slot):
+                jobs.remove(job)
+                if not jobs:
+                    del self._using[slot]
+        for block in job.blocks:
+            if self._loading.get(block) is job:
+                del self._loading[block]
+            if job.is_store and job in (jobs := self._storing.get(block, [])):
+                jobs.remove(job)
+                if not jobs:
+                    del self._storing[block]
+
+    def dropped(self, numbers: Sequence[int]) -> None:
+        """These copies were queued, and never will be launched."""
+        for number in numbers:
+            if (job := self._jobs.pop(number, None)) is not None:
+                self._end(job)
+
+    # --- steps --------------------------------------------------------------------------------------------------------------
+
+    def launched(self, turns: Sequence[Turn], waits: Collection[int]) -> None:
+        """The engine launches a step that computes these turns, and waits for these loads layer by layer."""
+        self._rest = AtRest()
+        for number in waits:
+            if (job := self._jobs.get(number)) is not None:
+                job.is_waited_for = True
+        written: set[int] = set()
+        used: set[int] = set()
+        for turn in turns:
+            used.update(turn.blocks)
+            first = turn.start // self._size
+            self._ask_read(turn)
+            for at in range(first, len(turn.blocks)):
+                written.add(turn.blocks[at])
+        for turn in turns:  # what one turn writes, no other turn of the same step expects to be there
+            self._write(turn)
+        self._launches.append(Launch(frozenset(written), frozenset(used)))
+
+    def _ask_read(self, turn: Turn) -> None:
+        size = self._size
+        wrong: list[tuple[int, int, str]] = []
+        for at in range(-(-turn.start // size)):
+            block = turn.blocks[at]
+            expected = Held(turn.text, min((at + 1) * size, turn.start))
+            if what := self._why_not(block, expected):
+                wrong.append((at, block, what))
+        for at, block, what in wrong[:_NAMED]:
+            said = f"{turn.request} reads block {block} at position {at}, {what}"
+            self._violate("I6", said, block=block, request=turn.request)
+            self._blocks[block] = UNSEEN
+
+    def _why_not(self, block: int, expected: Held) -> str:
+        if block not in self._blocks:
+            return "which is free"
+        held, job = self._blocks[block], self._loading.get(block)
+        if job is not None and not (job.is_launched and job.is_waited_for):
+            if not job.is_launched:
+                return f"whose load, job {job.number}, is not launched"
+            return f"while its load, job {job.number}, is out, and the step does not wait for it"
+        if held is None:
+            return "which nothing was computed into"
+        if not held.is_same(expected):
+            return "which holds something else"
+        return ""
+
+    def _write(self, turn: Turn) -> None:
+        size, story = self._size, self._mirror.story
+        for at in range(turn.start // size, len(turn.blocks)):
+            block = turn.blocks[at]
+            self._blocks_written(turn, at, block)
+            new = Held(turn.text, min((at + 1) * size, turn.stop))
+            if block in self._blocks:
+                if self._blocks[block] is None:
+                    story.note((block,), "filled for {}, position {}", turn.request, at)
+                self._blocks[block] = new
+
+    def _blocks_written(self, turn: Turn, at: int, block: int) -> None:
+        what = ""
+        if block not in self._blocks:
+            what = "which is free"
+        elif (job := self._loading.get(block)) is not None and not job.is_waited_for:
+            what = f"while job {job.number} loads into it"
+        elif jobs := self._storing.get(block):
+            what = f"while job {jobs[0].number} stores it"
+        if what:
+            said = f"{turn.request} writes block {block} at position {at}, {what}"
+            self._violate("I1", said, block=block, request=turn.request)
+
+    def unwaited(self, numbers: Sequence[int]) -> None:
+        """The step that was to wait for these loads has been launched without."""
+        for number in numbers:
+            if number in self._jobs:
+                self._violate("I6", f"a step was launched that does not wait for its load, job {number}", job=number)
+
+    def computed(self) -> None:
+        """The engine has the result of the oldest step in flight."""
+        if self._launches:
+            self._launches.popleft()
+
+    # --- the cache ----------------------------------------------------------------------------------------------------------
+
+    def cached(self, text: Text, blocks: Sequence[int]) -> None:
+        """The engine keeps these blocks as those of a text, from its first token on."""
+        for block in blocks:
+            if block not in self._blocks:
+                self._violate("I4", f"block {block} is kept in the cache, and is free", block=block)
+                return
+        held = [self._blocks[block] for block in blocks]
+        at = first_difference(text, held, self._size)
+        if at is not None:
+            what = f"block {blocks[at]} is kept for position {at} of a text, and holds something else"
+            self._violate("I8" if held[at] is not None else "I6", what, block=blocks[at])
+        for at, block in enumerate(blocks):
+            self._blocks[block] = Held(text, (at + 1) * self._size).settled()
+
+    # --- the whole ----------------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """The engine forgets all that is cached, and all copies."""
+        if self._launches:
+            self._violate("I10", "the cache is reset while a step is in flight")
+        self.dropped(list(self._jobs))
+        self._mirror.reset()
+
+    def rests(self, *, locked: Callable[[], int], kept: Callable[[], int | None]) -> None:
+        """The engine has no request, and no step in flight. *locked*: tokens that it could not evict; *kept*: in its cache."""
+        rest, violate = self._rest, self._violate
+        queued = [job.number for job in self._jobs.values() if not job.is_launched]
+        if rest.lasts("queued", bool(queued)):
+            what = "is queued, is not launched, and there is no request that would have it launched"
+            violate("I5", f"job {queued[0]} {what}", job=queued[0])
+        if self._jobs or self._launches:
+            return
+        if rest.lasts("locked", locked() > 0):
+            violate("I12", f"{locked()} tokens of device memory are locked, and nothing uses them")
+        count = kept()
+        if count is not None and rest.lasts("kept", count != len(self._blocks) * self._size):
+            out = len(self._blocks) * self._size
+            violate("I13", f"{out} tokens of device memory are handed out, and the cache has {count}")

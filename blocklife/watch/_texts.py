@@ -1,0 +1,88 @@
+"""What a block or a slot holds, said by the tokens that it was computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+
+class Text:
+    """The tokens of one request, from the first on. It grows while the request goes on.
+
+    Two texts have the same name up to some place exactly where they have the same tokens up to there, and the same seed.
+    """
+
+    __slots__ = ("_more", "_names", "_seed", "_size", "_tokens")
+
+    def __init__(
+        self,
+        size: int,
+        seed: object = None,
+        tokens: Iterable[int] = (),
+        more: Callable[[int], Iterable[int]] = lambda length: (),
+    ) -> None:
+        """*size*: tokens of a block. Texts with different seeds have nothing in common.
+
+        *more* is asked for the tokens behind the first so many, as soon as more must be known.
+        """
+        self._size = size
+        self._seed = hash(seed)
+        self._more = more
+        self._names: list[int] = []  # at the end of each whole block, as far as it was asked for
+        self._tokens = list(tokens)
+
+    def name(self, length: int) -> int | None:
+        """The name of the first *length* tokens; None if they are not known yet."""
+        tokens, names, size = self._tokens, self._names, self._size
+        if length > len(tokens):
+            tokens.extend(self._more(len(tokens)))
+            if length > len(tokens):
+                return None
+        whole = length // size
+        while len(names) < whole:
+            at = len(names) * size
+            names.append(hash((names[-1] if names else self._seed, *tokens[at : at + size])))
+        before = names[whole - 1] if whole else self._seed
+        return before if length == whole * size else hash((before, *tokens[whole * size : length]))
+
+
+class Held(NamedTuple):
+    """What a place holds: the part of a text that ends after so many tokens. Without text and name: what came in unseen."""
+
+    text: Text | None
+    length: int
+    known: int | None = None
+    """Its name, once that is known."""
+
+    @property
+    def name(self) -> int | None:
+        """Its name, if it is known by now."""
+        return self.text.name(self.length) if self.known is None and self.text is not None else self.known
+
+    def settled(self) -> Held:
+        """The same without the text, which is not kept for its sake; itself where the name is not known yet."""
+        name = self.name
+        return self if name is None else Held(None, self.length, name)
+
+    def is_same(self, other: Held) -> bool:
+        """Whether both are the same content; so is what came in unseen, whatever it is compared with."""
+        if self is UNSEEN or other is UNSEEN:
+            return True
+        if self.length != other.length:
+            return False
+        if self.text is other.text is not None:
+            return True
+        name = self.name
+        return name is not None and name == other.name
+
+
+UNSEEN = Held(None, 0)
+"""Content of which nothing is known but that it is there."""
+
+
+def first_difference(text: Text, blocks: Sequence[Held | None], size: int) -> int | None:
+    """The position of the first of these blocks that is known not to hold its part of the text; None if all may do."""
+    for at, held in enumerate(blocks):
+        if held is None or not held.is_same(Held(text, (at + 1) * size)):
+            return at
+    return None
