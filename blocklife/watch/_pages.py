@@ -4,7 +4,7 @@
 are the mirror's; what is here is told to it. A violation is noted in the mirror's story, and the book then believes the engine.
 
 *Theory: content by name.* What a block holds is set when a step that computes it is launched: the tokens of its request up to
-the end of the block (`Held`). A store carries it to a slot, where it is when the store has landed; a load carries it back. A
+the end of the block (`HeldContent`). A store carries it to a slot, where it is when the store has landed; a load carries it back. A
 request that reads a block expects its own text there. So it does not matter by which way the block came to the request, and
 nothing has to be known of the tree: what is split, moved or found twice there is the same content.
 
@@ -24,14 +24,14 @@ from attrs import define, field
 from blocklife.watch._host import CopyPiece
 from blocklife.watch._jobs import EngineCopy
 from blocklife.watch._mirror import Mirror
-from blocklife.watch._texts import UNSEEN, Held, Text, first_difference
+from blocklife.watch._texts import UNSEEN, HeldContent, Text, first_difference
 
 PATIENCE = 3
-"""So many looks at an engine at rest must find the same before it is a violation: what has just ended is settled by the next."""
+"""So many looks at an engine at rest must find the same before it is a violation: what has just ended settles by the next."""
 _NAMED = 4
 
 
-class Turn(NamedTuple):
+class PageTurn(NamedTuple):
     """What a step computes of one request: its tokens from *start* up to *stop*, all of which lie in these blocks."""
 
     request: str
@@ -49,7 +49,7 @@ class PageJob:
     is_store: bool
     blocks: Sequence[int]
     slots: Sequence[int]
-    held: list[Held | None]
+    held: list[HeldContent | None]
     """What is copied, as it was when the job was queued."""
     is_launched: bool = False
     is_waited_for: bool = False
@@ -95,9 +95,9 @@ class PageBook:
         self._size = size
         self._num_slots = num_slots
         self._sees_steps = sees_steps
-        self._blocks: dict[int, Held | None] = {}
+        self._blocks: dict[int, HeldContent | None] = {}
         """What each block holds that is handed out; None: nothing yet."""
-        self._slots: dict[int, Held | None] = {}
+        self._slots: dict[int, HeldContent | None] = {}
         """The same for slots."""
         self._jobs: dict[int, PageJob] = {}
         self._using: dict[int, list[PageJob]] = {}
@@ -253,7 +253,7 @@ class PageBook:
             copies.append(EngineCopy(number, None, pieces))
             (self._mirror.stored if job.is_store else self._mirror.loaded)(copies[-1:])
 
-    def _ask_same(self, job: PageJob, place: int, was: Held | None, now: Held | None) -> None:
+    def _ask_same(self, job: PageJob, place: int, was: HeldContent | None, now: HeldContent | None) -> None:
         if was is None or (now is not None and was.is_same(now)):
             return
         name, does, block = ("block", "stores", place) if job.is_store else ("slot", "loads from", None)
@@ -305,7 +305,7 @@ class PageBook:
 
     # --- steps --------------------------------------------------------------------------------------------------------------
 
-    def launched(self, turns: Sequence[Turn], waits: Collection[int]) -> None:
+    def launched(self, turns: Sequence[PageTurn], waits: Collection[int]) -> None:
         """The engine launches a step that computes these turns, and waits for these loads layer by layer."""
         self._rest = AtRest()
         for number in waits:
@@ -323,12 +323,12 @@ class PageBook:
             self._write(turn)
         self._launches.append(Launch(frozenset(written), frozenset(used)))
 
-    def _ask_read(self, turn: Turn) -> None:
+    def _ask_read(self, turn: PageTurn) -> None:
         size = self._size
         wrong: list[tuple[int, int, str]] = []
         for at in range(-(-turn.start // size)):
             block = turn.blocks[at]
-            expected = Held(turn.text, min((at + 1) * size, turn.start))
+            expected = HeldContent(turn.text, min((at + 1) * size, turn.start))
             if what := self._why_not(block, expected):
                 wrong.append((at, block, what))
         for at, block, what in wrong[:_NAMED]:
@@ -336,7 +336,7 @@ class PageBook:
             self._violate("I6", said, block=block, request=turn.request)
             self._blocks[block] = UNSEEN
 
-    def _why_not(self, block: int, expected: Held) -> str:
+    def _why_not(self, block: int, expected: HeldContent) -> str:
         if block not in self._blocks:
             return "which is free"
         held, job = self._blocks[block], self._loading.get(block)
@@ -350,18 +350,18 @@ class PageBook:
             return "which holds something else"
         return ""
 
-    def _write(self, turn: Turn) -> None:
+    def _write(self, turn: PageTurn) -> None:
         size, story = self._size, self._mirror.story
         for at in range(turn.start // size, len(turn.blocks)):
             block = turn.blocks[at]
             self._blocks_written(turn, at, block)
-            new = Held(turn.text, min((at + 1) * size, turn.stop))
+            new = HeldContent(turn.text, min((at + 1) * size, turn.stop))
             if block in self._blocks:
                 if self._blocks[block] is None:
                     story.note((block,), "filled for {}, position {}", turn.request, at)
                 self._blocks[block] = new
 
-    def _blocks_written(self, turn: Turn, at: int, block: int) -> None:
+    def _blocks_written(self, turn: PageTurn, at: int, block: int) -> None:
         what = ""
         if block not in self._blocks:
             what = "which is free"
@@ -398,7 +398,7 @@ class PageBook:
             what = f"block {blocks[at]} is kept for position {at} of a text, and holds something else"
             self._violate("I8" if held[at] is not None else "I6", what, block=blocks[at])
         for at, block in enumerate(blocks):
-            self._blocks[block] = Held(text, (at + 1) * self._size).settled()
+            self._blocks[block] = HeldContent(text, (at + 1) * self._size).settled()
 
     # --- the whole ----------------------------------------------------------------------------------------------------------
 

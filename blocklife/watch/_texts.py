@@ -46,7 +46,7 @@ class Text:
         return before if length == whole * size else hash((before, *tokens[whole * size : length]))
 
 
-class Held(NamedTuple):
+class HeldContent(NamedTuple):
     """What a place holds: the part of a text that ends after so many tokens. Without text and name: what came in unseen."""
 
     text: Text | None
@@ -59,12 +59,12 @@ class Held(NamedTuple):
         """Its name, if it is known by now."""
         return self.text.name(self.length) if self.known is None and self.text is not None else self.known
 
-    def settled(self) -> Held:
+    def settled(self) -> HeldContent:
         """The same without the text, which is not kept for its sake; itself where the name is not known yet."""
         name = self.name
-        return self if name is None else Held(None, self.length, name)
+        return self if name is None else HeldContent(None, self.length, name)
 
-    def is_same(self, other: Held) -> bool:
+    def is_same(self, other: HeldContent) -> bool:
         """Whether both are the same content; so is what came in unseen, whatever it is compared with."""
         if self is UNSEEN or other is UNSEEN:
             return True
@@ -76,13 +76,13 @@ class Held(NamedTuple):
         return name is not None and name == other.name
 
 
-UNSEEN = Held(None, 0)
+UNSEEN = HeldContent(None, 0)
 """Content of which nothing is known but that it is there."""
 
 
-def first_difference(text: Text, blocks: Sequence[Held | None], size: int) -> int | None:
+def first_difference(text: Text, blocks: Sequence[HeldContent | None], size: int) -> int | None:
     """The position of the first of these blocks that is known not to hold its part of the text; None if all may do."""
     for at, held in enumerate(blocks):
-        if held is None or not held.is_same(Held(text, (at + 1) * size)):
+        if held is None or not held.is_same(HeldContent(text, (at + 1) * size)):
             return at
     return None

@@ -45,6 +45,7 @@ ONLY_IN = {
     "torch": ("copiers/", "engines/toy/_tensors.py", "engines/vllm/", "testing/vllm/"),
     "transitions": ("machines.py",),
     "vllm": ("engines/vllm/", "testing/vllm/"),
+    "sglang": ("engines/sglang/",),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
 }

@@ -13,7 +13,7 @@ from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._parts import CacheParts, numbers
 from blocklife.watch._calls import given
-from blocklife.watch._pages import PageBook, Turn
+from blocklife.watch._pages import PageBook, PageTurn
 from blocklife.watch._texts import Text
 
 
@@ -65,7 +65,7 @@ class StepEars:
 
     # --- batches ------------------------------------------------------------------------------------------------------------
 
-    def _turns(self, batch: object) -> list[Turn]:
+    def _turns(self, batch: object) -> list[PageTurn]:
         requests = getattr(batch, "reqs", ())
         mode = getattr(batch, "forward_mode", None)
         extends = mode is not None and mode.is_extend()
@@ -78,7 +78,7 @@ class StepEars:
                 break
             tokens = numbers(table[row, :stop:page])
             start = starts[at] if extends else stop - 1
-            turns.append(Turn(request.rid, self.text_of(request), start, stop, [token // page for token in tokens]))
+            turns.append(PageTurn(request.rid, self.text_of(request), start, stop, [token // page for token in tokens]))
         return turns
 
     def text_of(self, request: object) -> Text:

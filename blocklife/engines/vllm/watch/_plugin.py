@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import multiprocessing
-import os
 from collections.abc import Callable
 
 from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, attach, attach_worker
 from blocklife.errors import MisuseError
+from blocklife.watch import _said as said
 from blocklife.watch._metrics import of_process
 from blocklife.watch._options import RecordError, WatchMode
 
@@ -27,7 +26,6 @@ _PARTS = (
 _NEWER = {"vllm.v1.kv_offload.tiering.manager"}
 """Modules that older releases do not have."""
 _MARK = "_blocklife_watches"
-_NOTHING = "blocklife watch: watching nothing, because %s"
 
 
 def install() -> None:
@@ -42,7 +40,7 @@ def install() -> None:
     release = getattr(importlib.import_module("vllm"), "__version__", None) or "of an unknown release"
     if not versions.is_watched(release):
         known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED[-1]} (install one of these, or a blocklife for yours)"
-        LOGGER.warning(_NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
+        LOGGER.warning(said.NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
         return
     if options.mode is WatchMode.COUNT:
         of_process(versions.ENGINE)  # done here, so that child processes count in the same place
@@ -51,11 +49,7 @@ def install() -> None:
 
 def said_of(watch: Watch | WorkerWatch) -> str:
     """One line: what is watched, how, and in which process."""
-    process = f"process {multiprocessing.current_process().name}, {os.getpid()}"
-    mode, sample = watch.options.mode, watch.options.sample
-    how = mode.name.lower() + (f", one block of {sample}" if sample > 1 else "")
-    where = f"; {of_process(versions.ENGINE).where}" if mode is WatchMode.COUNT else ""
-    return f"blocklife watches {watch.of} in {process} ({how}){where}"
+    return said.said_of(watch.of, watch.options, versions.ENGINE)
 
 
 def watch_all(
@@ -80,7 +74,7 @@ def _watching(
         except RecordError:
             raise
         except MisuseError as error:
-            LOGGER.warning(_NOTHING, error)
+            LOGGER.warning(said.NOTHING, error)
 
     return come
 
