@@ -4,9 +4,9 @@
 are the mirror's; what is here is told to it. A violation is noted in the mirror's story, and the book then believes the engine.
 
 *Theory: content by name.* What a block holds is set when a step that computes it is launched: the tokens of its request up to
-the end of the block (`HeldContent`). A store carries it to a slot, where it is when the store has landed; a load carries it back. A
-request that reads a block expects its own text there. So it does not matter by which way the block came to the request, and
-nothing has to be known of the tree: what is split, moved or found twice there is the same content.
+the end of the block (`HeldContent`). A store carries it to a slot, where it is when the store has landed; a load carries it
+back. A request that reads a block expects its own text there. So it does not matter by which way the block came to the request,
+and nothing has to be known of the tree: what is split, moved or found twice there is the same content.
 
 *Theory: order.* A step is in flight from its launch until the engine has its result. A copy that is launched meanwhile must be
 ordered behind it if it reads what the step writes, or writes what the step uses. A load may be read before it has landed, by
@@ -24,10 +24,12 @@ from attrs import define, field
 from blocklife.watch._host import CopyPiece
 from blocklife.watch._jobs import EngineCopy
 from blocklife.watch._mirror import Mirror
-from blocklife.watch._texts import UNSEEN, HeldContent, Text, first_difference
+from blocklife.watch._texts import UNSEEN, HeldContent, Text
 
 PATIENCE = 3
 """So many looks at an engine at rest must find the same before it is a violation: what has just ended settles by the next."""
+OVERDUE = 32
+"""Steps after which a landed copy must have been taken note of."""
 _NAMED = 4
 
 
@@ -283,6 +285,12 @@ class PageBook:
             self._slots.update((slot, held) for slot, held in zip(job.slots, job.held, strict=False) if slot in self._slots)
         self._mirror.reported(number, 1)
 
+    def overdue(self, numbers: Sequence[int]) -> None:
+        """The device has ended these copies long ago, and the engine has not taken note of it."""
+        for number in [each for each in numbers if each in self._jobs][:1]:
+            what = f"job {number} has landed {OVERDUE} steps ago, and the engine still holds what it needs"
+            self._violate("I5", what, job=number)
+
     def _end(self, job: PageJob) -> None:
         for slot in job.slots:
             if jobs := self._using.get(slot):
@@ -386,19 +394,21 @@ class PageBook:
 
     # --- the cache ----------------------------------------------------------------------------------------------------------
 
-    def cached(self, text: Text, blocks: Sequence[int]) -> None:
-        """The engine keeps these blocks as those of a text, from its first token on."""
-        for block in blocks:
+    def cached(self, text: Text, blocks: Sequence[int], first: int = 0) -> None:
+        """The engine keeps these blocks as those of a text, from its first token on; the *first* of them it had already."""
+        is_told = False
+        for at, block in list(enumerate(blocks))[first:]:
             if block not in self._blocks:
                 self._violate("I4", f"block {block} is kept in the cache, and is free", block=block)
                 return
-        held = [self._blocks[block] for block in blocks]
-        at = first_difference(text, held, self._size)
-        if at is not None:
-            what = f"block {blocks[at]} is kept for position {at} of a text, and holds something else"
-            self._violate("I8" if held[at] is not None else "I6", what, block=blocks[at])
-        for at, block in enumerate(blocks):
-            self._blocks[block] = HeldContent(text, (at + 1) * self._size).settled()
+            held, new = self._blocks[block], HeldContent(text, (at + 1) * self._size).settled()
+            if not is_told and (held is None or not held.is_same(new)):
+                is_told = True  # all that stand behind it hold something else, too
+                what = f"block {block} is kept for position {at} of a text, and holds " + (
+                    "nothing" if held is None else "something else"
+                )
+                self._violate("I8" if held is not None else "I6", what, block=block)
+            self._blocks[block] = new
 
     # --- the whole ----------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
@@ -78,11 +78,3 @@ class HeldContent(NamedTuple):
 
 UNSEEN = HeldContent(None, 0)
 """Content of which nothing is known but that it is there."""
-
-
-def first_difference(text: Text, blocks: Sequence[HeldContent | None], size: int) -> int | None:
-    """The position of the first of these blocks that is known not to hold its part of the text; None if all may do."""
-    for at, held in enumerate(blocks):
-        if held is None or not held.is_same(HeldContent(text, (at + 1) * size)):
-            return at
-    return None

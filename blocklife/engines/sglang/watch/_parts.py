@@ -78,6 +78,12 @@ class CacheParts:
         )
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks that must agree on what has landed."""
+        counts = [getattr(self.tree, name, 1) for name in ("tp_world_size", "pp_size")]
+        return max(count if isinstance(count, int) else 1 for count in counts)
+
+    @property
     def said(self) -> str:
         """What is watched, in words."""
         return f"the {type(self.tree).__name__} of SGLang"

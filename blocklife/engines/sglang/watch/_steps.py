@@ -41,6 +41,7 @@ class StepEars:
         self._must_wait()
 
     def _planned(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._copies.look()
         batch = batch_of(result)
         if batch is not None:
             consumes = getattr(batch, "hicache_consumer_index", -1)

@@ -31,8 +31,7 @@ class TreeEars:
         tree = parts.tree
         ears.hear(tree, "insert", before=self._inserts)
         ears.hear(tree, "reset", after=self._reset)
-        ranks = getattr(tree, "tp_world_size", 1)
-        if isinstance(ranks, int) and ranks > 1:
+        if parts.num_ranks > 1:
             ears.hear(tree, "_all_reduce", before=self._asks)
             for name in ("writing_check", "loading_check"):
                 ears.hear(tree, name, before=self._checks, after=self._checked)
@@ -46,7 +45,9 @@ class TreeEars:
         tokens: Sequence[int] = raw() if raw is not None else getattr(key, "token_ids", ())
         blocks = [token // self._page for token in numbers(value)[:: self._page]]
         whole = len(tokens) // self._page
-        self._book.cached(Text(self._page, seed_of(key), tokens[: whole * self._page]), blocks[:whole])
+        # What lies ahead of this is in the tree already; the pages that are named for it may have been freed as duplicates.
+        first: int = getattr(params, "prev_prefix_len", 0) // self._page
+        self._book.cached(Text(self._page, seed_of(key), tokens[: whole * self._page]), blocks[:whole], first)
 
     def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._copies.forget()
