@@ -1,0 +1,311 @@
+"""A scheduler with a hierarchical cache as far as the watch looks at it: SGLang's names, and nothing behind them.
+
+Goal: the watch is tested where SGLang is not installed. What a fake does is what a test tells it to do; it decides nothing.
+Indices are arrays of numpy: they have what the watch asks of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+PAGE = 4
+NUM_PAGES, NUM_HOST_PAGES = 16, 20
+
+
+def slots_of(pages: Sequence[int], size: int = PAGE) -> Indices:
+    """The slots of tokens of these pages."""
+    return np.array([page * size + at for page in pages for at in range(size)], dtype=np.int64)
+
+
+class FakeAllocator:
+    """Hands out the pages that the test has named."""
+
+    def __init__(self, num_pages: int = NUM_PAGES) -> None:
+        self.size = num_pages * PAGE
+        self.free_pages = np.arange(1, num_pages + 1)
+        self.release_pages: Indices = np.zeros(0, dtype=np.int64)
+        self.next: list[int] = []
+        self.group: list[Indices] | None = None
+
+    def _out(self, count: int) -> list[int]:
+        chosen, self.next = self.next[:count], self.next[count:]
+        return chosen
+
+    def alloc(self, need_size: int) -> Indices | None:
+        """Whole pages; None if the test has named too few."""
+        return slots_of(self._out(need_size // PAGE)) if len(self.next) * PAGE >= need_size else None
+
+    def alloc_extend(self, slots: Indices) -> Indices:
+        """Slots of tokens, as the test says."""
+        return slots
+
+    def free(self, free_index: Indices) -> None:
+        """Nothing."""
+
+    def free_segment(self, free_index: Indices, *, start_pos: int) -> None:
+        """As newer releases have it: by way of pages."""
+        self.free_page_ids(free_index[::PAGE] // PAGE)
+
+    def free_page_ids(self, page_ids: Indices) -> None:
+        """Nothing."""
+
+    def free_group_end(self) -> None:
+        """What the group had is freed now."""
+        for each in self.group or ():
+            self.free(each)
+        self.group = None
+
+    def clear(self) -> None:
+        """All is free."""
+
+
+class FakeHostPool:
+    """The same for the host."""
+
+    def __init__(self) -> None:
+        self.size = NUM_HOST_PAGES * PAGE
+        self.free_slots = np.arange(self.size)
+        self.release_slots: list[Indices] = []
+        self.next: list[int] = []
+
+    def alloc(self, need_size: int) -> Indices | None:
+        """The next pages that the test has named."""
+        count = need_size // PAGE
+        chosen, self.next = self.next[:count], self.next[count:]
+        return slots_of(chosen) if chosen else None
+
+    def free(self, indices: Indices) -> int:
+        """Nothing."""
+        return len(indices)
+
+    def clear(self) -> None:
+        """All is free."""
+
+
+class FakeEvent:
+    """An event of the device: the test says when it is reached."""
+
+    def __init__(self) -> None:
+        self.is_reached = False
+
+    def query(self) -> bool:
+        """Whether it is."""
+        return self.is_reached
+
+
+class FakeCounter:
+    """Whom the layers of a load report to."""
+
+    def set_consumer(self, index: int) -> None:
+        """The step to come waits for this load."""
+
+
+class FakeController:
+    """Queues, and what is launched from them."""
+
+    def __init__(self, allocator: FakeAllocator, host: FakeHostPool) -> None:
+        self.mem_pool_host = host
+        self.allocator = allocator
+        self.layer_done_counter = FakeCounter()
+        self.write_queue: list[object] = []
+        self.load_queue: list[object] = []
+        self.ack_write_queue: list[SimpleNamespace] = []
+        self.ack_load_queue: list[SimpleNamespace] = []
+        self.write_fence_stream: object | None = object()
+        self.load_fence_stream: object | None = object()
+        self.producer = -1
+
+    def write(self, device_indices: Indices, node_id: int = -1) -> Indices | None:
+        """Queue a copy to the host."""
+        host_indices = self.mem_pool_host.alloc(len(device_indices))
+        if host_indices is not None:
+            self.write_queue.append(SimpleNamespace(device_indices=device_indices, host_indices=host_indices))
+        return host_indices
+
+    def load(self, host_indices: Indices, node_id: int = -1) -> Indices | None:
+        """Queue a copy from there."""
+        device_indices = self.allocator.alloc(len(host_indices))
+        if device_indices is not None:
+            self.load_queue.append(SimpleNamespace(device_indices=device_indices, host_indices=host_indices))
+        return device_indices
+
+    def start_writing(self) -> None:
+        """Launch what is queued."""
+        if self.write_queue:
+            self.write_queue.clear()
+            self.ack_write_queue.append(SimpleNamespace(finish_event=FakeEvent()))
+
+    def start_loading(self) -> int:
+        """The same for loads. Returns the number under which a step waits for them."""
+        if not self.load_queue:
+            return -1
+        self.load_queue.clear()
+        self.ack_load_queue.append(SimpleNamespace(finish_event=FakeEvent()))
+        self.producer = (self.producer + 1) % 3
+        return self.producer
+
+
+class FakeTree:
+    """The prefix tree: verbs without nodes."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.page_size = PAGE
+        self.tp_world_size = ranks
+        self.token_to_kv_pool_allocator = FakeAllocator()
+        self.cache_controller: FakeController | None = FakeController(self.token_to_kv_pool_allocator, FakeHostPool())
+        self.req_to_token_pool = SimpleNamespace(req_to_token=np.zeros((8, 64), dtype=np.int64))
+        self.asks = True
+        self.kept, self.locked = 0, 0
+
+    def match_prefix(self, params: object) -> None:
+        """The watch does not ask."""
+
+    def insert(self, params: object) -> None:
+        """Nothing."""
+
+    def reset(self) -> None:
+        """Nothing."""
+
+    def writing_check(self, write_back: bool = False) -> None:
+        """Take what has landed for landed."""
+        self._agree()
+        controller = self.cache_controller
+        assert controller is not None
+        controller.ack_write_queue[:] = [ack for ack in controller.ack_write_queue if not ack.finish_event.query()]
+
+    def loading_check(self) -> None:
+        """The same for loads."""
+        self._agree()
+        controller = self.cache_controller
+        assert controller is not None
+        controller.ack_load_queue[:] = [ack for ack in controller.ack_load_queue if not ack.finish_event.query()]
+
+    def _agree(self) -> None:
+        if self.asks:
+            self._all_reduce(None, None)
+
+    def _all_reduce(self, data: object, operation: object) -> None:
+        """Ask the other ranks."""
+
+    def evictable_size(self) -> int:
+        """Tokens that nothing locks."""
+        return self.kept
+
+    def protected_size(self) -> int:
+        """Tokens that are locked."""
+        return self.locked
+
+
+class FakeEngine:
+    """A scheduler: what it plans is what the test has laid out."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.tree_cache = FakeTree(ranks)
+        self.running_batch = SimpleNamespace(is_empty=lambda: True)
+        self.waiting_queue: list[object] = []
+        self.chunked_req = None
+        self.last_batch = None
+        self.batch: object | None = None
+        self.requests: dict[str, Any] = {}
+
+    @property
+    def controller(self) -> FakeController:
+        """The controller of its cache."""
+        assert self.tree_cache.cache_controller is not None
+        return self.tree_cache.cache_controller
+
+    @property
+    def allocator(self) -> FakeAllocator:
+        """The allocator of device memory."""
+        return self.tree_cache.token_to_kv_pool_allocator
+
+    @property
+    def host(self) -> FakeHostPool:
+        """The host pool."""
+        return self.controller.mem_pool_host
+
+    def get_next_batch_to_run(self) -> object | None:
+        """The batch that the test has laid out."""
+        batch, self.batch = self.batch, None
+        return batch
+
+    def process_batch_result(self, batch: object, result: object) -> None:
+        """Nothing."""
+
+    # What a test does with it.
+
+    def take(self, *pages: int) -> None:
+        """Hand these pages out."""
+        self.allocator.next = [*pages]
+        self.allocator.alloc(len(pages) * PAGE)
+
+    def step(self, name: str, tokens: Sequence[int], pages: Sequence[int], start: int = 0, *, waits: int = -1) -> None:
+        """Launch a step that computes a request's tokens from *start* on; all of them lie in these pages."""
+        rows = self.tree_cache.req_to_token_pool.req_to_token
+        request = self.requests.setdefault(name, SimpleNamespace(rid=name, origin_input_ids=[*tokens], output_ids=[]))
+        request.output_ids = [*tokens[len(request.origin_input_ids) :]]
+        row = list(self.requests).index(name)
+        rows[row, : len(tokens)] = slots_of(pages)[: len(tokens)]
+        self.batch = SimpleNamespace(
+            reqs=[request],
+            forward_mode=SimpleNamespace(is_extend=lambda: True),
+            prefix_lens=[start],
+            req_pool_indices=np.array([row]),
+            seq_lens_cpu=np.array([len(tokens)]),
+            hicache_consumer_index=waits,
+        )
+        self.get_next_batch_to_run()
+        if waits >= 0:
+            self.controller.layer_done_counter.set_consumer(waits)
+
+    def result(self) -> None:
+        """The engine has the result of the oldest step in flight."""
+        self.process_batch_result(None, None)
+
+    def compute(self, name: str, tokens: Sequence[int], pages: Sequence[int], start: int = 0, *, waits: int = -1) -> None:
+        """A step and its result."""
+        self.step(name, tokens, pages, start, waits=waits)
+        self.result()
+
+    def keep(self, tokens: Sequence[int], pages: Sequence[int], **more: object) -> None:
+        """Keep these pages in the tree."""
+        key = SimpleNamespace(token_ids=[*tokens], **more)
+        self.tree_cache.insert(SimpleNamespace(key=key, value=slots_of(pages)))
+
+    def store(self, pages: Sequence[int], host: Sequence[int]) -> None:
+        """Queue and launch a copy to the host."""
+        self.host.next = [*host]
+        self.controller.write(slots_of(pages))
+        self.controller.start_writing()
+
+    def load(self, host: Sequence[int], pages: Sequence[int]) -> int:
+        """Queue and launch a copy from there."""
+        self.allocator.next = [*pages]
+        self.controller.load(slots_of(host))
+        return self.controller.start_loading()
+
+    def land(self) -> None:
+        """All copies land, and the engine takes note."""
+        for ack in [*self.controller.ack_write_queue, *self.controller.ack_load_queue]:
+            ack.finish_event.is_reached = True
+        self.tree_cache.writing_check()
+        self.tree_cache.loading_check()
+
+    def free(self, *pages: int) -> None:
+        """Free these pages."""
+        self.allocator.free(slots_of(pages))
+
+    def free_host(self, *pages: int) -> None:
+        """Free these pages of the host."""
+        self.host.free(slots_of(pages))
+
+    def rest(self, times: int = 4) -> None:
+        """Nothing to do, so often."""
+        for _ in range(times):
+            self.get_next_batch_to_run()
