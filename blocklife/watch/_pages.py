@@ -28,8 +28,10 @@ from blocklife.watch._texts import UNSEEN, HeldContent, Text
 
 PATIENCE = 3
 """So many looks at an engine at rest must find the same before it is a violation: what has just ended settles by the next."""
-OVERDUE = 32
-"""Steps after which a landed copy must have been taken note of."""
+OVERDUE, OVERDUE_AMONG_RANKS = 32, 256
+"""Steps after which a landed copy must have been taken note of; the ranks of an engine wait for the slowest of them."""
+STILL = 64
+"""Looks at an engine that does nothing, with requests waiting, after which it counts as deadlocked."""
 _NAMED = 4
 
 
@@ -110,6 +112,7 @@ class PageBook:
         self._launches: deque[Launch] = deque()
         self._number = 0
         self._rest = AtRest()
+        self._num_still = 0
         self.unseen_slots = False
         """Whether slots are filled by others than these jobs, from a storage, say."""
 
@@ -285,11 +288,12 @@ class PageBook:
             self._slots.update((slot, held) for slot, held in zip(job.slots, job.held, strict=False) if slot in self._slots)
         self._mirror.reported(number, 1)
 
-    def overdue(self, numbers: Sequence[int]) -> None:
+    def overdue(self, numbers: Sequence[int], *, among_ranks: bool) -> None:
         """The device has ended these copies long ago, and the engine has not taken note of it."""
         for number in [each for each in numbers if each in self._jobs][:1]:
-            what = f"job {number} has landed {OVERDUE} steps ago, and the engine still holds what it needs"
-            self._violate("I5", what, job=number)
+            ago = OVERDUE_AMONG_RANKS if among_ranks else OVERDUE
+            why = "other ranks have not counted so many" if among_ranks else "the engine does not take note of it"
+            self._violate("I9" if among_ranks else "I5", f"job {number} has landed {ago} steps ago, and {why}", job=number)
 
     def _end(self, job: PageJob) -> None:
         for slot in job.slots:
@@ -315,7 +319,7 @@ class PageBook:
 
     def launched(self, turns: Sequence[PageTurn], waits: Collection[int]) -> None:
         """The engine launches a step that computes these turns, and waits for these loads layer by layer."""
-        self._rest = AtRest()
+        self._rest, self._num_still = AtRest(), 0
         for number in waits:
             if (job := self._jobs.get(number)) is not None:
                 job.is_waited_for = True
@@ -419,6 +423,14 @@ class PageBook:
             self._violate("I10", "the cache is reset while a step is in flight")
         self.dropped(list(self._jobs))
         self._mirror.reset()
+
+    def stands_still(self, requests: Sequence[str]) -> None:
+        """The engine launches no step, although these requests wait."""
+        self._num_still = 0 if self._jobs or self._launches or self.unseen_slots else self._num_still + 1
+        if self._num_still == STILL:
+            names = ", ".join(requests[:_NAMED]) + (" and others" if len(requests) > _NAMED else "")
+            what = f"{names} wait, and for {STILL} looks no step was launched and nothing was in flight"
+            self._violate("I12", what, request=requests[0] if requests else None)
 
     def rests(self, *, locked: Callable[[], int], kept: Callable[[], int | None]) -> None:
         """The engine has no request, and no step in flight. *locked*: tokens that it could not evict; *kept*: in its cache."""

@@ -26,7 +26,7 @@ from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from blocklife.errors import InvariantError, MisuseError
-from blocklife.watch._pages import OVERDUE
+from blocklife.watch._pages import OVERDUE, OVERDUE_AMONG_RANKS, STILL
 from tests.watch.sglang_fakes import FakeEngine, FakeTree, slots_of
 
 TEXT = [*range(100, 116)]
@@ -277,6 +277,18 @@ def ranks_not_asked(engine: FakeEngine) -> None:
     engine.tree_cache.writing_check()
 
 
+def counted_by_one_rank(engine: FakeEngine) -> None:
+    """I9: what has landed here is never counted by all ranks."""
+    engine.take(1)
+    engine.compute("a", TEXT[:4], [1])
+    engine.store([1], [0])
+    engine.controller.ack_write_queue[0].finish_event.is_reached = True
+    engine.rest(OVERDUE_AMONG_RANKS)
+
+
+AMONG_RANKS = {ranks_not_asked, counted_by_one_rank}
+
+
 def reset_in_the_middle(engine: FakeEngine) -> None:
     """I10: the cache is reset while a step is in flight."""
     engine.take(1)
@@ -289,6 +301,12 @@ def locked_for_ever(engine: FakeEngine) -> None:
     engine.take(1)
     engine.tree_cache.kept, engine.tree_cache.locked = 0, 4
     engine.rest()
+
+
+def deadlocked(engine: FakeEngine) -> None:
+    """I12: a request waits, and nothing is under way that could end that."""
+    engine.waiting_queue.append(SimpleNamespace(rid="a"))
+    engine.rest(STILL)
 
 
 def lost_for_ever(engine: FakeEngine) -> None:
@@ -308,7 +326,7 @@ FAULTS: dict[Callable[[FakeEngine], None], str] = {
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda each: each.__name__)
 def test_fault_is_named_by_its_rule(fault: Callable[[FakeEngine], None]) -> None:
     """The first violation is of this rule, and the watch goes on."""
-    engine, watch = watched(ranks=2 if fault is ranks_not_asked else 1)
+    engine, watch = watched(ranks=2 if fault in AMONG_RANKS else 1)
 
     fault(engine)
     engine.rest(1)
@@ -320,7 +338,7 @@ def test_fault_is_named_by_its_rule(fault: Callable[[FakeEngine], None]) -> None
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda each: each.__name__)
 def test_strict_watch_raises_at_the_fault(fault: Callable[[FakeEngine], None]) -> None:
     """The call that breaks the rule, or the step that it belongs to, raises with the story."""
-    engine = FakeEngine(ranks=2 if fault is ranks_not_asked else 1)
+    engine = FakeEngine(ranks=2 if fault in AMONG_RANKS else 1)
     attach(engine, Options(mode=WatchMode.STRICT))
 
     with pytest.raises(WatchError, match=f"^{FAULTS[fault]} at step"):

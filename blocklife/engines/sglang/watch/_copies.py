@@ -12,7 +12,7 @@ from attrs import define
 
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._parts import CacheParts, numbers
-from blocklife.watch._pages import OVERDUE, PageBook
+from blocklife.watch._pages import OVERDUE, OVERDUE_AMONG_RANKS, PageBook
 
 
 @define(eq=False)
@@ -39,7 +39,7 @@ class CopyEars:
         self._writes: list[Acknowledged] = []
         self._loads: list[Acknowledged] = []
         self._due: list[int] = []
-        self._is_alone = parts.num_ranks == 1
+        self._has_ranks = parts.num_ranks > 1
         controller, tree = parts.controller, parts.tree
         ears.hear(controller, "write", after=self._look_at_writes)
         ears.hear(controller, "load", after=self._look_at_loads)
@@ -102,11 +102,12 @@ class CopyEars:
                     self._book.landed(job, is_early=is_early)
 
     def look(self) -> None:
-        """At a step: what has landed must be taken note of some time. Other ranks may be late, so with them it is not asked."""
-        for each in (*self._writes, *self._loads) if self._is_alone else ():
+        """At a step: what has landed must be taken note of some time."""
+        late = OVERDUE_AMONG_RANKS if self._has_ranks else OVERDUE
+        for each in (*self._writes, *self._loads):
             each.num_landed = each.num_landed + 1 if _has_landed(each.ack) else 0
-            if each.num_landed == OVERDUE:
-                self._book.overdue(each.jobs)
+            if each.num_landed == late:
+                self._book.overdue(each.jobs, among_ranks=self._has_ranks)
 
     def waited_for(self, producer: int) -> list[int]:
         """The jobs that a step waits for which consumes this producer."""

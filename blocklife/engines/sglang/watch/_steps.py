@@ -50,6 +50,9 @@ class StepEars:
         elif self._parts.is_at_rest():
             self._texts.clear()
             self._book.rests(locked=self._parts.locked, kept=self._parts.kept)
+        else:
+            waiting = getattr(self._parts.scheduler, "waiting_queue", ())
+            self._book.stands_still([getattr(each, "rid", "") for each in waiting])
 
     def _processed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._must_wait()

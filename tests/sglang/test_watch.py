@@ -1,0 +1,245 @@
+"""The watch over SGLang itself: silent where every byte is right, red where one is wrong, and never later than the bytes.
+
+Goal: in random traffic the watch and the bytes agree, in the newest release and in those with known faults. Method: the rig's
+worlds under a strict watch, which ends a run at its first violation; a byte that was wrong before that is a fault of the watch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from blocklife.engines.sglang import watch
+from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchMode, watch_of
+from blocklife.engines.sglang.watch import _plugin as plugin
+from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._memory import MemoryEars
+from blocklife.engines.sglang.watch._steps import StepEars
+from blocklife.engines.sglang.watch._tree import TreeEars
+from tests.sglang.drive import Verdict, judge
+from tests.sglang.engine import RELEASE
+from tests.sglang.planted import FAULTS
+from tests.sglang.rig import Rank, Rig, WorldSpec
+from tests.sglang.traffic import QUIET, Traffic
+from tests.sglang.worlds import LATE, WORLDS
+
+NEWEST = "0.5.23"
+SEEDS = range(2)
+STEPS = 200
+STUCK = {"skewed"}
+"""Worlds in which the newest release stands still; `specs/sglang.md` says why."""
+
+
+@frozen
+class Watched:
+    """A run with a watch on each rank."""
+
+    verdict: Verdict
+    watches: list[Watch]
+
+    @property
+    def rule(self) -> str:
+        """The rule of a strict watch's error; empty if it has not raised."""
+        raised = self.verdict.raised
+        return raised.message.partition(" ")[0] if raised is not None and raised.kind == "WatchError" else ""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a byte was wrong at an earlier step than the watch named, or at all without it."""
+        wrong = [each.step for each in self.verdict.corruptions]
+        return bool(wrong) and (not self.rule or self.verdict.raised is None or min(wrong) < self.verdict.raised.step)
+
+
+def run(
+    world: str, seed: int, plant: Callable[[Rank], None] | None = None, mode: WatchMode = WatchMode.STRICT, steps: int = STEPS
+) -> Watched:
+    """One seed of a world, watched. A fault is planted around the watch, as if it were SGLang's own code."""
+    watches: list[Watch] = []
+
+    def on_rank(rank: Rank) -> None:
+        watches.append(watch.attach(rank.scheduler, Options(mode=mode)))
+        if plant is not None:
+            plant(rank)
+
+    return Watched(judge(world, WORLDS[world], seed, steps, on_rank), watches)
+
+
+@pytest.mark.skipif(RELEASE != NEWEST, reason="older releases have faults, which other tests name")
+@pytest.mark.parametrize("world", sorted(set(WORLDS) - STUCK))
+def test_newest_release_is_silent_in_random_traffic(world: str) -> None:
+    """No rule is broken in any world, and the watch has followed steps and copies in each."""
+    for seed in SEEDS:
+        found = run(world, seed)
+
+        assert str(found.verdict.raised or "") == ""
+        assert found.verdict.clean
+        for each in found.watches:
+            assert each.lost is None
+            assert each.steps > STEPS / 4
+            assert each.mirror.counts["jobs"] > 5
+
+
+@pytest.mark.skipif(RELEASE != NEWEST, reason="they are planted in the newest release")
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_planted_fault_is_named_no_later_than_the_bytes(name: str) -> None:
+    """A lock, a wait or a fence that is taken out of SGLang is named in at least one seed, and in none after the bytes."""
+    fault = FAULTS[name]
+    found = [run(fault.world, seed, fault.plant) for seed in range(3)]
+
+    assert [str(each.verdict) for each in found if each.is_late] == []
+    assert {each.rule for each in found} & RULES_OF[name], "\n".join(str(each.verdict) for each in found)
+
+
+RULES_OF = {
+    "prefix_unlocked": {"I6"},
+    "write_unlocked": {"I1"},
+    "acknowledged_early": {"I6"},
+    "written_back_early": {"I6"},
+    "host_page_freed": {"I7"},
+    "load_not_waited_for": {"I6"},
+    "no_write_fence": {"I2"},
+    "no_load_fence": {"I2"},
+    "page_freed_twice": {"I4", "I6", "I7"},
+}
+"""What each planted fault is called. A page that is freed twice is named by what happens to it next."""
+
+KNOWN = {
+    "0.5.13.post1": {"back-tight": "I7", "pages-overlap": "I2", "skewed": "I9"},
+    "0.5.14": {"back-tight": "I7", "pages-overlap": "I2"},
+    "0.5.20": {"pages-overlap": "I2"},
+    "0.5.23": {"skewed": "I9"},
+}
+"""What the watch finds in releases with published faults; `specs/sglang-watch.md` has the threads."""
+
+
+@pytest.mark.parametrize("world", sorted(KNOWN.get(RELEASE, {})))
+def test_known_fault_of_a_release_is_named_no_later_than_the_bytes(world: str) -> None:
+    """By its rule in at least one seed; no seed has a wrong byte before the watch has named one."""
+    found = [run(world, seed) for seed in range(3)]
+
+    assert [str(each.verdict) for each in found if each.is_late] == []
+    assert KNOWN[RELEASE][world] in {each.rule for each in found}, "\n".join(str(each.verdict) for each in found)
+
+
+@pytest.mark.parametrize("world", ["full", "pages", "back"])
+def test_every_release_is_silent_without_overlap(world: str) -> None:
+    """The worlds in which no release has shown a wrong byte: an older release does not set the watch off by its shape."""
+    found = run(world, 0)
+
+    assert str(found.verdict.raised or "") == ""
+    assert found.verdict.clean
+    assert found.watches[0].lost is None
+
+
+EARS = [
+    (room, name)
+    for room in (MemoryEars, CopyEars, StepEars, TreeEars)
+    for name in vars(room)
+    if name.startswith("_")
+    and vars(room)[name].__class__.__name__ == "function"
+    and "kwargs" in vars(room)[name].__annotations__
+]
+
+
+@pytest.mark.skipif(RELEASE != NEWEST, reason="one release is enough to be broken in")
+@pytest.mark.parametrize(("room", "name"), EARS, ids=lambda each: each if isinstance(each, str) else each.__name__)
+def test_broken_ear_never_reaches_sglang(room: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails in the watch, the same seed does the same as without one, to the last byte."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("an ear is broken")
+
+    monkeypatch.setattr(room, name, broken)
+    found = run("ranks", 0, mode=WatchMode.LOG, steps=25)
+
+    assert found.verdict == judge("ranks", WORLDS["ranks"], 0, 25)
+    assert name in SELDOM or all(isinstance(each.lost, RuntimeError) for each in found.watches)
+
+
+SELDOM = {"_cleared", "_host_cleared", "_reset", "_pages_freed"}
+"""Ears on calls that such a short run does not make."""
+
+
+def test_watch_changes_nothing() -> None:
+    """With a watch a seed does what it does without one."""
+    assert run("back", 1, mode=WatchMode.LOG, steps=80).verdict == judge("back", WORLDS["back"], 1, 80)
+
+
+def test_watch_over_a_tree_alone_is_silent() -> None:
+    """Without the scheduler it follows memory and copies."""
+    found: list[Watch] = []
+
+    def on_rank(rank: Rank) -> None:
+        found.append(watch.attach(rank.tree, Options(mode=WatchMode.STRICT)))
+
+    assert judge("pages", WORLDS["pages"], 0, 80, on_rank).clean
+    assert found[0].mirror.counts["jobs"] > 5
+
+
+def test_watch_may_come_in_the_middle() -> None:
+    """What is there already is believed, requests that run and copies that are out among it; what comes after is followed."""
+    rig = Rig(WorldSpec(page_tokens=4, device_pages=60, host_pages=200, lag=LATE), 3)
+    traffic = Traffic.drawn(rig, 3, QUIET)
+    traffic.run(40)
+    found = watch.attach(rig.ranks[0].scheduler, Options(mode=WatchMode.STRICT))
+    traffic.run(120)
+    rig.drain()
+
+    assert found.counts == {}
+    assert found.mirror.counts["jobs"] > 5
+
+
+def test_flush_begins_anew() -> None:
+    """A flush of the idle engine forgets everything, and the same pages are followed again behind it."""
+    rig = Rig(WorldSpec(page_tokens=4, device_pages=60, host_pages=200, lag=LATE), 5)
+    found = watch.attach(rig.ranks[0].scheduler, Options(mode=WatchMode.STRICT))
+    traffic = Traffic.drawn(rig, 5, QUIET)
+    for _ in range(3):
+        traffic.run(30)
+        rig.drain()
+        assert rig.flush()
+
+    assert found.counts == {}
+    assert found.mirror.holders.left_behind([]) == {}
+
+
+# --- the plug-in --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hooks() -> Any:
+    """SGLang's own registry, as it was before."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    original = Scheduler.__init__
+    HookRegistry.reset()
+    yield HookRegistry
+    HookRegistry.reset()
+    Scheduler.__init__ = original
+
+
+def test_sglang_loads_the_watch(hooks: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Hooked by SGLang's own registry, the watch is on a scheduler as soon as that is made, and says so."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    logging.disable(logging.NOTSET)
+    rig = Rig(WorldSpec(page_tokens=4), 0)
+    built = vars(rig.ranks[0].scheduler)
+    monkeypatch.setattr(Scheduler, "__init__", lambda self: self.__dict__.update(built))
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+
+    plugin.install()
+    hooks.apply_hooks()
+    with caplog.at_level(logging.WARNING, LOGGER.name):
+        scheduler = Scheduler()
+
+    assert isinstance(watch_of(scheduler), Watch)
+    assert [record.message.partition(" in process")[0] for record in caplog.records if record.name == LOGGER.name] == [
+        f"blocklife watches the {type(rig.ranks[0].tree).__name__} of SGLang"
+    ]
+    watch.detach(scheduler)
