@@ -32,6 +32,8 @@ OVERDUE, OVERDUE_AMONG_RANKS = 32, 256
 """Steps after which a landed copy must have been taken note of; the ranks of an engine wait for the slowest of them."""
 STILL = 64
 """Looks at an engine that does nothing, with requests waiting, after which it counts as deadlocked."""
+MAX_CHANGES, MAX_CHECKED = 1 << 16, 1024
+"""How much is kept of what need not be checked again; then all is checked anew."""
 _NAMED = 4
 
 
@@ -42,7 +44,7 @@ class PageTurn(NamedTuple):
     text: Text
     start: int
     stop: int
-    blocks: Sequence[int]
+    blocks: list[int]
 
 
 @define(eq=False)
@@ -60,6 +62,17 @@ class PageJob:
     """A load: whether a step was launched that waits for it, so that all later ones come behind it, too."""
     batch: int = -1
     """Jobs of one number here were launched together, and land together."""
+
+
+@define(eq=False)
+class CheckedPrefix:
+    """The first blocks of a request, found right by an earlier step; they need no second look until one of them changes."""
+
+    text: Text
+    blocks: list[int]
+    members: set[int]
+    seen: int
+    """The number of changes at that time."""
 
 
 @define(eq=False)
@@ -110,6 +123,9 @@ class PageBook:
         """Block to the load that fills it, queued or launched."""
         self._storing: dict[int, list[PageJob]] = {}
         self._launches: deque[Launch] = deque()
+        self._checked: dict[str, CheckedPrefix] = {}
+        self._changes: list[int] = []
+        """Blocks in the order in which something became of them."""
         self._number = 0
         self._rest = AtRest()
         self._num_still = 0
@@ -154,6 +170,7 @@ class PageBook:
             self._violate("I4", f"block {wrong} is handed out, and is none of 1 to {self._mirror.num_blocks - 1}")
         self._mirror.handed_out(f"step {self._mirror.steps + 1}", 0, good, [None] * len(good))
         self._blocks.update(dict.fromkeys(good, None if self._sees_steps else UNSEEN))
+        self._changes += good
 
     def given_back(self, blocks: Sequence[int]) -> None:
         """The engine frees these blocks."""
@@ -162,12 +179,14 @@ class PageBook:
                 self._violate("I4", f"block {block} is freed, and nobody holds it", block=block)
             self._blocks.pop(block, None)
             self._loading.pop(block, None)
+        self._changes += blocks
         self._mirror.given_back(blocks)
 
     def all_given_back(self) -> None:
         """Every block is free: the engine begins anew."""
         self._mirror.given_back(list(self._blocks))
         self._blocks.clear()
+        self._checked.clear()
 
     # --- slots --------------------------------------------------------------------------------------------------------------
 
@@ -237,6 +256,7 @@ class PageBook:
                 why = "which nothing was stored in" if writer is None else f"while job {writer.number} still writes it"
                 self._violate("I6", f"job {job.number} loads from slot {slot}, {why}", block=block, job=job.number)
             self._loading[block] = job
+        self._changes += job.blocks
 
     def launched_copies(self, numbers: Sequence[int], *, is_ordered: bool) -> None:
         """The engine launches these copies together; *is_ordered*: behind the steps in flight."""
@@ -251,6 +271,7 @@ class PageBook:
             for place, held in zip(places, job.held, strict=False):
                 self._ask_same(job, place, held, kept.get(place))
             if not job.is_store:
+                self._changes += job.blocks
                 self._blocks.update(
                     (block, held or UNSEEN) for block, held in zip(job.blocks, job.held, strict=False) if block in self._blocks
                 )
@@ -334,11 +355,14 @@ class PageBook:
         for turn in turns:  # what one turn writes, no other turn of the same step expects to be there
             self._write(turn)
         self._launches.append(Launch(frozenset(written), frozenset(used)))
+        if len(self._changes) > MAX_CHANGES or len(self._checked) > MAX_CHECKED:
+            self._changes.clear()
+            self._checked.clear()
 
     def _ask_read(self, turn: PageTurn) -> None:
         size = self._size
         wrong: list[tuple[int, int, str]] = []
-        for at in range(-(-turn.start // size)):
+        for at in range(self._first_unchecked(turn), -(-turn.start // size)):
             block = turn.blocks[at]
             expected = HeldContent(turn.text, min((at + 1) * size, turn.start))
             if what := self._why_not(block, expected):
@@ -347,6 +371,25 @@ class PageBook:
             said = f"{turn.request} reads block {block} at position {at}, {what}"
             self._violate("I6", said, block=block, request=turn.request)
             self._blocks[block] = UNSEEN
+
+    def _first_unchecked(self, turn: PageTurn) -> int:
+        """How many blocks of a turn are known to be right; all whole ones that it reads are taken for checked from here on."""
+        blocks = turn.blocks[: turn.start // self._size]
+        known = self._checked.get(turn.request)
+        first = 0 if known is None else len(known.blocks)
+        if (
+            known is not None
+            and known.text is turn.text
+            and first <= len(blocks)
+            and known.blocks == blocks[:first]
+            and known.members.isdisjoint(self._changes[known.seen :])
+        ):
+            known.members.update(blocks[first:])
+            known.blocks, known.seen = blocks, len(self._changes)
+            return first
+        self._checked.pop(turn.request, None)
+        self._checked[turn.request] = CheckedPrefix(turn.text, blocks, set(blocks), len(self._changes))
+        return 0
 
     def _why_not(self, block: int, expected: HeldContent) -> str:
         if block not in self._blocks:
@@ -373,6 +416,7 @@ class PageBook:
                 if self._blocks[block] is None:
                     story.note((block,), "filled for {}, position {}", turn.request, at)
                 self._blocks[block] = new
+                self._changes.append(block)
 
     def _blocks_written(self, turn: PageTurn, at: int, block: int) -> None:
         what = ""
@@ -413,6 +457,8 @@ class PageBook:
                     "nothing" if held is None else "something else"
                 )
                 self._violate("I8" if held is not None else "I6", what, block=block)
+            if held is None or held is UNSEEN or is_told:
+                self._changes.append(block)
             self._blocks[block] = new
 
     # --- the whole ----------------------------------------------------------------------------------------------------------
@@ -423,6 +469,10 @@ class PageBook:
             self._violate("I10", "the cache is reset while a step is in flight")
         self.dropped(list(self._jobs))
         self._mirror.reset()
+
+    def ended(self, request: str) -> None:
+        """A request takes part in no further step."""
+        self._checked.pop(request, None)
 
     def stands_still(self, requests: Sequence[str]) -> None:
         """The engine launches no step, although these requests wait."""

@@ -151,6 +151,10 @@ class FakeController:
         return self.producer
 
 
+class FakePrompt(SimpleNamespace):
+    """A request of SGLang's scheduler."""
+
+
 class FakeTree:
     """The prefix tree: verbs without nodes."""
 
@@ -248,7 +252,7 @@ class FakeEngine:
     def step(self, name: str, tokens: Sequence[int], pages: Sequence[int], start: int = 0, *, waits: int = -1) -> None:
         """Launch a step that computes a request's tokens from *start* on; all of them lie in these pages."""
         rows = self.tree_cache.req_to_token_pool.req_to_token
-        request = self.requests.setdefault(name, SimpleNamespace(rid=name, origin_input_ids=[*tokens], output_ids=[]))
+        request = self.requests.setdefault(name, FakePrompt(rid=name, origin_input_ids=[*tokens], output_ids=[]))
         request.output_ids = [*tokens[len(request.origin_input_ids) :]]
         row = list(self.requests).index(name)
         rows[row, : len(tokens)] = slots_of(pages)[: len(tokens)]

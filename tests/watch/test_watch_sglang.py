@@ -6,10 +6,12 @@ fakes with SGLang's names that do what a test says.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,7 +25,7 @@ from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchError, W
 from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
-from blocklife.engines.sglang.watch._steps import StepEars
+from blocklife.engines.sglang.watch._steps import NUM_TEXTS, StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from blocklife.errors import InvariantError, MisuseError
 from blocklife.watch._pages import OVERDUE, OVERDUE_AMONG_RANKS, STILL
@@ -193,6 +195,17 @@ def read_somebody_else(engine: FakeEngine) -> None:
     engine.compute("a", TEXT[:4], [1])
     engine.take(2)
     engine.compute("b", TEXT[4:10], [1, 2], 4)
+
+
+def reused_under_a_reader(engine: FakeEngine) -> None:
+    """I6: a page that a request has read before is given to another request, and the first reads it again."""
+    engine.take(1, 2)
+    engine.compute("a", TEXT[:4], [1])
+    engine.compute("a", TEXT[:5], [1, 2], 4)
+    engine.free(1)
+    engine.take(1)
+    engine.compute("b", TEXT[4:8], [1])
+    engine.compute("a", TEXT[:6], [1, 2], 5)
 
 
 def read_what_is_free(engine: FakeEngine) -> None:
@@ -418,6 +431,28 @@ def test_pages_freed_in_a_group_are_freed_once() -> None:
 
     assert watch.counts == {}
     assert watch.mirror.holders.left_behind([]) == {}
+
+
+def test_texts_of_requests_that_are_over_are_not_kept() -> None:
+    """A server that never rests does not collect them, whether they end by themselves or are given up."""
+    engine, watch = watched()
+    engine.take(1)
+    kept = []
+    for at in range(NUM_TEXTS + 50):
+        engine.requests.clear()
+        engine.compute(f"r{at}", TEXT[:4], [1])
+        kept.append(weakref.ref(engine.requests[f"r{at}"]))
+    last = engine.requests.pop(f"r{at}")
+    last.finished = lambda: True
+    engine.process_batch_result(SimpleNamespace(reqs=[last]), None)
+    del last
+    engine.keep(TEXT[:4], [1])
+    gc.collect()
+
+    alive = [each for each in kept if each() is not None]
+    assert 0 < len(alive) <= NUM_TEXTS
+    assert kept[-1]() is None
+    assert watch.counts == {}
 
 
 def test_load_is_waited_for_once() -> None:

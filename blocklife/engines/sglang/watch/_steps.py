@@ -16,6 +16,9 @@ from blocklife.watch._calls import given
 from blocklife.watch._pages import PageBook, PageTurn
 from blocklife.watch._texts import Text
 
+NUM_TEXTS = 1024
+"""How many texts are kept; one that is dropped, though its request goes on, is read anew."""
+
 
 def batch_of(planned: object) -> object:
     """The batch of a plan; older releases return the batch itself."""
@@ -34,7 +37,7 @@ class StepEars:
         """What the step just launched has to wait for, until somebody was told to."""
         scheduler = parts.scheduler
         ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, is_step=_is_step)
-        ears.hear(scheduler, "process_batch_result", before=self._processed)
+        ears.hear(scheduler, "process_batch_result", before=self._processed, after=self._ended)
         ears.hear(getattr(parts.controller, "layer_done_counter", None), "set_consumer", before=self._told_to_wait)
 
     def _plans(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -57,6 +60,14 @@ class StepEars:
     def _processed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._must_wait()
         self._book.computed()
+
+    def _ended(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        for request in getattr(given(args, kwargs, "batch")[0], "reqs", ()):
+            if request.finished():
+                self._texts.pop(request.rid, None)
+                self._book.ended(request.rid)
+        while len(self._texts) > NUM_TEXTS:
+            self._texts.pop(next(iter(self._texts)))
 
     def _told_to_wait(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if given(args, kwargs, "index")[0] == self._consumes:
