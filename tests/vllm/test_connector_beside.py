@@ -17,6 +17,7 @@ from blocklife.ledger import Direction
 from blocklife.states import Slot
 from tests.vllm.beside_rig import BesideRig, ExampleRig
 from tests.vllm.connector_rig import walk
+from tests.vllm.engine import MINOR
 from tests.vllm.second import Habits
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
@@ -204,6 +205,7 @@ def test_blocks_of_a_failed_load_are_free_though_nobody_asks(ours: bool, monkeyp
     assert len(rig.finished) == 2 + ours
 
 
+@pytest.mark.skipif(MINOR < 31, reason="before 0.31 such a request waits for the other connector, too")
 def test_request_is_let_in_on_a_lookup_of_an_earlier_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """It wants no prefix, so that vLLM lets it in while the other connector is still looking, and we are not asked again."""
     rig = BesideRig(evolve(ROOMY, num_gpu_blocks=14), habits=evolve(BRINGS, brings=0))
