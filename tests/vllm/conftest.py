@@ -12,7 +12,7 @@ from blocklife.engines.vllm._versions import SUPPORTED, is_supported, minor_of
 from tests.vllm.releases import MODEL
 
 NEED_NO_VLLM = {"test_tools.py"}
-NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_programs")
+NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_fuzz", "test_programs")
 SINCE = {"test_behaviour_sources.py": "0.32", "test_connector_sources.py": "0.32", "test_connector_sleep.py": "0.33"}
 """The first release that has what a module is about."""
 NEED_WATCHED = ("test_rig", "test_scenarios", "test_watch")
