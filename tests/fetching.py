@@ -9,6 +9,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -20,10 +21,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.shelf import PROJECT, Shelf, entry_points
+from tests.shelf import PROJECT, Shelf, entry_points, version
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 STEP_S = 2.0
@@ -220,3 +221,22 @@ def carry_out(program: str, shelf: Shelf, work: Callable[[], None]) -> int:
         return 130
     say(f"all is here ({time.monotonic() - begun:.0f} s)")
     return 0
+
+
+def with_releases(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, name: str, known: Iterable[str], default: str
+) -> argparse.Namespace:
+    """What was asked for, with the ``versions`` of the engine *name*; one that cannot be a version is refused."""
+    parser.add_argument(
+        "versions",
+        nargs="*",
+        metavar="VERSION",
+        help=f"releases of {name} (default {default}); tests were run with {', '.join(known)}",
+    )
+    chosen = parser.parse_args(arguments)
+    for each in chosen.versions:
+        try:
+            version(each)
+        except ValueError:
+            parser.error(f"{each!r} is not a version of {name} (such as {default})")
+    return chosen

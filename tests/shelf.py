@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.programs import ENGINES, refused
+
 PROJECT = Path(__file__).parents[1]
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+(\.post\d+|rc\d+)?")
@@ -109,6 +111,21 @@ class Shelf:
     def has(self, release: str) -> bool:
         """Whether a release is here."""
         return self.source(release).is_dir()
+
+
+def release_asked(program: str, text: str, shelf: Shelf, default: str) -> str:
+    """The release that was named for *program* (``tests.vllm.run``), if it is here; else one line says what to do."""
+    engine = program.split(".")[1]
+    fetch, name = f"python -m tests.{engine}.fetch", ENGINES[engine]
+    try:
+        release = version(text)
+    except ValueError:
+        refused(program, f"{text!r} is not a version of {name} (such as {default})")
+    if not shelf.is_ready():
+        refused(program, f"the environment is not here, or out of date ({fetch} {release})")
+    if not shelf.has(release):
+        refused(program, f"{name} {release} is not here ({fetch} {release})")
+    return release
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests import fetching
-from tests.fetching import FetchError, carry_out, install_blocklife, say, watched
+from tests.fetching import FetchError, carry_out, install_blocklife, say, watched, with_releases
 from tests.sglang.releases import CHECKSUMS, DEFAULT, Shelf, transformers_of
 from tests.sglang.run import surroundings
-from tests.shelf import version
 
 WHAT = "Fetch an environment for SGLang's cache side on the CPU, and the wheels of releases, into .sglang."
 SIZE = "0.5 GB to fetch and 2.3 GB on disk"
@@ -156,19 +155,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.sglang.fetch", description=WHAT)
     parser.add_argument("--sources", metavar="CHECKOUT", type=Path, help="a git checkout of SGLang, for its own tests")
-    parser.add_argument(
-        "versions",
-        nargs="*",
-        metavar="VERSION",
-        help=f"releases of SGLang (default {DEFAULT}); tests were run with {', '.join(CHECKSUMS)}",
-    )
-    chosen = parser.parse_args(arguments)
-    for each in chosen.versions:
-        try:
-            version(each)
-        except ValueError:
-            parser.error(f"{each!r} is not a version of SGLang (such as {DEFAULT})")
-    return chosen
+    return with_releases(parser, arguments, "SGLang", CHECKSUMS, DEFAULT)
 
 
 def fetch(shelf: Shelf, releases: Sequence[str], checkout: Path | None = None) -> int:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
+from tests.programs import refused
 from tests.sglang.releases import DEFAULT, HERE, Shelf, transformers_of
-from tests.shelf import PROJECT, Command, version
+from tests.shelf import PROJECT, Command, release_asked
 
+PROGRAM = "tests.sglang.run"
 PLUGINS = HERE / "plugins"
 TIMEOUT_S = 300
 NOT_OURS = ("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -87,7 +87,7 @@ def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[st
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.sglang.run",
+        prog=f"python -m {PROGRAM}",
         usage="%(prog)s [-h] [--python | --theirs] VERSION [TEST ...] [pytest options]",
         description=__doc__.partition("\n")[2].strip(),
     )
@@ -102,25 +102,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def refused(text: str) -> NoReturn:
-    """One line, and the status of a command that was not understood."""
-    print(f"tests.sglang.run: error: {text}", file=sys.stderr)
-    raise SystemExit(2)
-
-
 def chosen_command(arguments: Sequence[str] | None, shelf: Shelf, around: Mapping[str, str]) -> Command:
     """The command that was asked for, if it can be run."""
     chosen = parsed(arguments)
-    try:
-        release = version(chosen.version)
-    except ValueError:
-        refused(f"{chosen.version!r} is not a version of SGLang (such as {DEFAULT})")
-    if not shelf.is_ready():
-        refused(f"the environment is not here, or out of date (python -m tests.sglang.fetch {release})")
-    if not shelf.has(release):
-        refused(f"SGLang {release} is not here (python -m tests.sglang.fetch {release})")
+    release = release_asked(PROGRAM, chosen.version, shelf, DEFAULT)
     if chosen.make is theirs and not shelf.sources.is_dir():
-        refused("SGLang's own tests are not here (python -m tests.sglang.fetch --sources CHECKOUT)")
+        refused(PROGRAM, "SGLang's own tests are not here (python -m tests.sglang.fetch --sources CHECKOUT)")
     command: Command = chosen.make(shelf, release, chosen.wanted, around)
     return command
 

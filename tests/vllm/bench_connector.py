@@ -24,11 +24,11 @@ from attrs import asdict, define, evolve, frozen
 
 from tests.bench import RUNNING
 from tests.bench.targets import TO_OFFLOADING, TO_SIMPLE, Bar
-from tests.vllm.programs import importing, natural, positive
+from tests.programs import importing, natural, positive
 from tests.vllm.stopwatch import Stopwatch
 from tests.vllm.worlds import Connector
 
-with importing("bench_connector", __name__):
+with importing("tests.vllm.bench_connector", __name__):
     from tests.vllm.engine import RELEASE
     from tests.vllm.population import BLOCK, HOOKS, Population
 

@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 from attrs import asdict, frozen
 
-from tests.vllm.programs import importing, natural, positive
+from tests.programs import importing, natural, positive
 from tests.vllm.stopwatch import Stopwatch
 
-with importing("bench_watch", __name__):
+with importing("tests.vllm.bench_watch", __name__):
     from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach, detach
     from tests.vllm.engine import RELEASE
     from tests.vllm.population import HOOKS, Population

@@ -3,88 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve, frozen
 
-from tests.vllm.programs import importing, positive
+from tests import verdicts
+from tests.programs import importing, positive, seeds, with_fixed_hashes
+from tests.verdicts import Raised, tell
 from tests.vllm.worlds import WORLDS, World, WorldSpec
 
-with importing("drive", __name__):
+with importing("tests.vllm.drive", __name__):
     from tests.vllm.engine import DRAINS_SIMPLE, RELEASE
-    from tests.vllm.rig import Corruption, Rig, Scheduler
+    from tests.vllm.rig import Rig, Scheduler
     from tests.vllm.traffic import Traffic
 
 DRAIN_STEPS = 500
 
 
-@frozen
-class Raised:
-    """vLLM raised in the middle of a step."""
+@frozen(kw_only=True)
+class Verdict(verdicts.Verdict):
+    """What one seed showed of vLLM."""
 
-    step: int
-    kind: str
-    message: str
-    where: str
-    """The innermost function of vLLM on the stack."""
-
-
-@frozen
-class Verdict:
-    """What one seed showed. A run ends at the first exception; corruption is counted to the end."""
-
-    release: str
-    world: str
-    seed: int
-    steps: int
-    requests: int
-    finished: int
-    verified: int
-    stored: int
-    loaded: int
-    raised: Raised | None = None
-    corruptions: tuple[Corruption, ...] = ()
-    wrong_texts: tuple[str, ...] = ()
+    engine = "vllm"
+    pieces = "blocks"
     stored_twice: int = 0
     """Stores of a block that a store in flight reads already, and that nothing has written since."""
     left_behind: int = 0
     """Copies that were out when the engine had nothing to do any more, where it says that it waits for them."""
-    stuck: bool = False
-    """Whether requests were left that no step brought to an end."""
 
-    @property
-    def clean(self) -> bool:
-        """Whether nothing at all was wrong."""
-        return not (self.raised or self.corruptions or self.wrong_texts or self.stored_twice or self.left_behind or self.stuck)
-
-    def __str__(self) -> str:
-        head = f"vllm {self.release}, {self.world}, seed {self.seed}: "
-        tail = f" ({self.steps} steps, {self.requests} requests, {self.stored} blocks stored, {self.loaded} loaded)"
-        return head + ("; ".join(self._troubles()) or "clean") + tail
-
-    def _troubles(self) -> list[str]:
-        troubles = []
-        if self.raised is not None:
-            raised = self.raised
-            troubles.append(
-                f"step {raised.step}: {raised.kind} in {raised.where}" + f" ({raised.message})" * bool(raised.message)
-            )
-        if self.corruptions:
-            troubles.append(f"{len(self.corruptions)} corrupt, first {self.corruptions[0]}")
-        if self.wrong_texts:
-            troubles.append(f"wrong text for {len(self.wrong_texts)} requests")
+    def troubles(self) -> list[str]:
+        """What was wrong, a few words each."""
+        found = super().troubles()
         if self.stored_twice:
-            troubles.append(f"{self.stored_twice} stored twice")
+            found.append(f"{self.stored_twice} stored twice")
         if self.left_behind:
-            troubles.append(f"{self.left_behind} copies left behind")
-        if self.stuck:
-            troubles.append("stuck")
-        return troubles
+            found.append(f"{self.left_behind} copies left behind")
+        return found
 
 
 def judge(name: str, world: World, seed: int, steps: int, on_scheduler: Callable[[Scheduler], None] | None = None) -> Verdict:
@@ -102,13 +57,13 @@ def judge(name: str, world: World, seed: int, steps: int, on_scheduler: Callable
     except TimeoutError:
         stuck = True
     except Exception as error:
-        raised = Raised(rig.step_number, type(error).__name__, str(error), _where(error))
+        raised = Raised.by(error, rig.step_number, "vllm")
     stored, loaded = rig.moved
     copies = [rank.copies for rank in rig.ranks]
     return Verdict(
-        RELEASE,
-        name,
-        seed,
+        release=RELEASE,
+        world=name,
+        seed=seed,
         steps=rig.step_number,
         requests=len(rig.texts),
         finished=len(rig.finished),
@@ -136,26 +91,6 @@ def _left_behind(rig: Rig) -> int:
     return rig.left_behind if rig.idle and (DRAINS_SIMPLE or rig.spec.connector != "simple") else 0
 
 
-def _where(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if f"{os.sep}vllm{os.sep}" in frame.filename and "tests" not in frame.filename]
-    frame = (inside or list(frames))[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
-
-
-def _seeds(text: str) -> list[int]:
-    """``3``, ``0-19`` or ``1,4,7-9``."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of seeds (write 3, 0-19 or 1,4,7-9)")
-        seeds += range(int(first), int(last or first) + 1)
-    if not seeds:
-        raise argparse.ArgumentTypeError(f"{text!r} is an empty list of seeds (write 3, 0-19 or 1,4,7-9)")
-    return seeds
-
-
 def _chosen(arguments: argparse.Namespace) -> World:
     world = WORLDS[arguments.world]
     return evolve(world, spec=evolve(world.spec, connector=arguments.connector)) if arguments.connector else world
@@ -166,26 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.drive", description=__doc__)
     parser.add_argument("--world", choices=sorted(WORLDS), required=True)
     parser.add_argument("--connector", choices=("offloading", "simple", "blocklife"), help="instead of the world's own")
-    parser.add_argument("--seeds", type=_seeds, default=_seeds("0-19"), metavar="LIST")
+    parser.add_argument("--seeds", type=seeds, default=seeds("0-19"), metavar="LIST")
     parser.add_argument("--steps", type=positive, default=400)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args(argv)
-    world, status = _chosen(arguments), 0
-    try:
-        for seed in arguments.seeds:
-            verdict = judge(arguments.world, world, seed, arguments.steps)
-            print(json.dumps({**asdict(verdict), "clean": verdict.clean}) if arguments.json else verdict, flush=True)
-            status |= not verdict.clean
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    return status
+    world = _chosen(arguments)
+    verdicts = (judge(arguments.world, world, seed, arguments.steps) for seed in arguments.seeds)
+    return tell(verdicts, arguments.json)
 
 
 if __name__ == "__main__":
-    if "PYTHONHASHSEED" not in os.environ:
-        # vLLM walks sets of names; only with fixed hashes do two processes of one seed do the same.
-        os.execve(
-            sys.executable, [sys.executable, "-m", "tests.vllm.drive", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
-        )
+    with_fixed_hashes("tests.vllm.drive")
     sys.exit(main())

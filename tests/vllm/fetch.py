@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from tests import fetching
-from tests.fetching import FetchError, carry_out, install_blocklife, say, watched
-from tests.shelf import version
+from tests.fetching import FetchError, carry_out, install_blocklife, say, watched, with_releases
 from tests.vllm.releases import CHECKSUMS, DEFAULT, MODEL, Shelf
 
 WHAT = "Fetch an environment for vLLM's scheduler side on the CPU, and the source packages of releases, into .vllm."
@@ -111,19 +110,7 @@ def make_release(shelf: Shelf, release: str) -> None:
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.fetch", description=WHAT)
-    parser.add_argument(
-        "versions",
-        nargs="*",
-        metavar="VERSION",
-        help=f"releases of vLLM (default {DEFAULT}); tests were run with {', '.join(CHECKSUMS)}",
-    )
-    chosen = parser.parse_args(arguments)
-    for each in chosen.versions:
-        try:
-            version(each)
-        except ValueError:
-            parser.error(f"{each!r} is not a version of vLLM (such as {DEFAULT})")
-    return chosen
+    return with_releases(parser, arguments, "vLLM", CHECKSUMS, DEFAULT)
 
 
 def make_releases(shelf: Shelf, releases: Sequence[str]) -> None:

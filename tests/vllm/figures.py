@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from tests.vllm.programs import importing
+from tests.programs import importing
 
-with importing("figures", __name__):
+with importing("tests.vllm.figures", __name__):
     from tests.vllm.rig import GroupSpec, Lag, Rig, WorldSpec
 
 BLOCK = 4

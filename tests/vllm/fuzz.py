@@ -24,10 +24,10 @@ from random import Random
 import pytest
 from attrs import asdict, define, evolve, field, frozen
 
-from tests.vllm.programs import importing, natural, positive
+from tests.programs import importing, natural, positive
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
-with importing("fuzz", __name__):
+with importing("tests.vllm.fuzz", __name__):
     from vllm.config import VllmConfig
     from vllm.v1.request import RequestStatus
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 
 from attrs import asdict, frozen
 
-from tests.vllm.programs import importing, natural, positive
+from tests.programs import importing, natural, positive
 from tests.vllm.worlds import Connector
 
-with importing("hits", __name__):
+with importing("tests.vllm.hits", __name__):
     from tests.vllm import chat
     from tests.vllm.engine import RELEASE
 

@@ -12,11 +12,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from tests.shelf import PROJECT, Command, copied, version
+from tests.programs import refused
+from tests.shelf import PROJECT, Command, copied, release_asked
 from tests.vllm.releases import DEFAULT, HERE, Shelf
 
+PROGRAM = "tests.vllm.run"
 PLUGINS = HERE / "plugins"
 TIMEOUT_S = 120
 NOT_OURS = ("ignore:`torch.jit.script_method`:DeprecationWarning",)
@@ -84,7 +85,7 @@ def types(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.vllm.run",
+        prog=f"python -m {PROGRAM}",
         usage="%(prog)s [-h] [--ours | --python [--copy FOLDER] | --types] VERSION [TEST ...] [pytest options]",
         description=__doc__.partition("\n")[2].strip(),
     )
@@ -103,34 +104,21 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def refused(text: str) -> NoReturn:
-    """One line, and the status of a command that was not understood."""
-    print(f"tests.vllm.run: error: {text}", file=sys.stderr)
-    raise SystemExit(2)
-
-
 def chosen_command(arguments: Sequence[str] | None, shelf: Shelf, around: Mapping[str, str]) -> Command:
     """The command that was asked for, if it can be run."""
     chosen = parsed(arguments)
-    try:
-        release = version(chosen.version)
-    except ValueError:
-        refused(f"{chosen.version!r} is not a version of vLLM (such as {DEFAULT})")
-    if not shelf.is_ready():
-        refused(f"the environment is not here, or out of date (python -m tests.vllm.fetch {release})")
-    if not shelf.has(release):
-        refused(f"vLLM {release} is not here (python -m tests.vllm.fetch {release})")
+    release = release_asked(PROGRAM, chosen.version, shelf, DEFAULT)
     if chosen.make is theirs and not chosen.wanted:
-        refused("name the tests to run (a release has thousands, and most need a GPU or a model)")
+        refused(PROGRAM, "name the tests to run (a release has thousands, and most need a GPU or a model)")
     if chosen.make is types and importlib.util.find_spec("mypy") is None:
-        refused("this Python has no mypy (use that of the project's test environment)")
+        refused(PROGRAM, "this Python has no mypy (use that of the project's test environment)")
     command: Command = chosen.make(shelf, release, chosen.wanted, around)
     if chosen.copy is None:
         return command
     if chosen.make is not python:
-        refused("--copy goes with --python: tests run in the project itself")
+        refused(PROGRAM, "--copy goes with --python: tests run in the project itself")
     if not (copy := chosen.copy.absolute()).joinpath("blocklife").is_dir():
-        refused(f"{chosen.copy} is no copy of the project (python compile_core.py {chosen.copy} --as shipped)")
+        refused(PROGRAM, f"{chosen.copy} is no copy of the project (python compile_core.py {chosen.copy} --as shipped)")
     return copied(command, copy)
 
 

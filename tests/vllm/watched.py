@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import asdict, evolve, frozen
 
+from tests.programs import importing, natural, positive, refused, target
 from tests.shelf import Command
-from tests.vllm.programs import importing, natural, positive, refused, target
 from tests.vllm.releases import CHECKSUMS, Shelf
 from tests.vllm.run import chosen_command
 from tests.vllm.worlds import WORLDS, GroupSpec, Lag, World, WorldSpec
@@ -289,7 +289,7 @@ def logged(log: Path) -> list[int]:
     try:
         lines = log.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        refused("watched", f"{log} cannot be read as the log of a long run: {error} (name another file)")
+        refused("tests.vllm.watched", f"{log} cannot be read as the log of a long run: {error} (name another file)")
     return [_steps_of(line, f"{log}, line {number}") for number, line in enumerate(lines, 1)]
 
 
@@ -300,7 +300,7 @@ def _steps_of(line: str, where: str) -> int:
         row = None
     steps = row.get("steps") if isinstance(row, dict) else None
     if type(steps) is not int or steps < 1:
-        refused("watched", f"{where}: not the line of a long run (remove it, or name another file)")
+        refused("tests.vllm.watched", f"{where}: not the line of a long run (remove it, or name another file)")
     return steps
 
 
@@ -378,7 +378,7 @@ def table_run(shelf: Shelf, releases: Sequence[str], num_seeds: int, steps: int,
         try:
             file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            refused("watched", f"{file} cannot be written: {error.strerror} (the table is above)")
+            refused("tests.vllm.watched", f"{file} cannot be written: {error.strerror} (the table is above)")
     return bool(failures or problems)
 
 
@@ -397,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.action == "seeds":
             return table_run(Shelf(), chosen.releases, chosen.num_seeds, chosen.steps, chosen.json)
         done = [] if chosen.action == "seed" or chosen.log is None else logged(chosen.log)
-        with importing(f"watched {chosen.action}"):
+        with importing(f"tests.vllm.watched {chosen.action}"):
             importlib.import_module("tests.vllm.rig")  # it takes a while, and is no step
         if chosen.action == "seed":
             return seed_run(chosen.worlds, chosen.seeds, chosen.steps)

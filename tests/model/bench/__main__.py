@@ -38,7 +38,7 @@ from tests.fetching import INTERRUPTS, interrupt
 from tests.model.bench.chart import chart
 from tests.model.bench.records import APART, COMPUTED, VARIANTS, Report, Round, Spread, Variant, Wish, from_json, to_json
 from tests.model.shelf import MODELS, RELEASE
-from tests.vllm.programs import natural, positive, target
+from tests.programs import natural, positive, target
 
 PROGRAM = "tests.model.bench"
 DOES_NOT_COUNT, BAD, STOPPED = 1, 2, 130

@@ -17,10 +17,10 @@ from pathlib import Path
 from attrs import asdict
 
 from blocklife.engines.vllm._versions import SUPPORTED, minor_of
+from tests.programs import importing, natural, positive, refused, target
 from tests.vllm.planted import SETS, Bed, Planted, all_planted
-from tests.vllm.programs import importing, natural, positive, refused, target
 
-with importing("planted", __name__):
+with importing("tests.vllm.planted", __name__):
     from tests.vllm.engine import RELEASE
     from tests.vllm.planted.play import Played, played
 
@@ -124,7 +124,7 @@ def chosen_bugs(names: Sequence[str] | None, of: str | None = None) -> list[Plan
     known = all_planted() if of is None else all_planted(SETS[of])
     for name in names or ():
         if name not in known:
-            refused("planted", f"no bug is called {name!r} (one is {min(known)})")
+            refused("tests.vllm.planted", f"no bug is called {name!r} (one is {min(known)})")
     bugs = [known[name] for name in names or known]
     return [without(bugs), *bugs]
 
@@ -134,14 +134,14 @@ def written(file: Path, found: Sequence[Played]) -> None:
     try:
         file.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        refused("planted", f"{file} cannot be written: {error.strerror} (the table is above)")
+        refused("tests.vllm.planted", f"{file} cannot be written: {error.strerror} (the table is above)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what was asked for. Exit status 1 where there was a problem."""
     chosen = parsed(arguments)
     if minor_of(RELEASE) != minor_of(SUPPORTED[-1]):
-        refused("planted", f"the bugs are made for vLLM {SUPPORTED[-1]}.x, and this is {RELEASE}")
+        refused("tests.vllm.planted", f"the bugs are made for vLLM {SUPPORTED[-1]}.x, and this is {RELEASE}")
     bugs = chosen_bugs(chosen.bugs, chosen.set)
     try:
         rows = list(runs(bugs, chosen.seeds, chosen.steps))

@@ -1,4 +1,4 @@
-"""What the programs of this folder share: how they refuse an argument, where vLLM is missing, and how they stop."""
+"""What the programs that run an engine share: how they refuse an argument, where the engine is missing, and how they stop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+"""Their packages, and their names. The programs for one lie in the folder of tests that is called like its package."""
+
 
 def refused(program: str, text: str) -> NoReturn:
     """One line, and the status of a command that was not understood."""
-    print(f"tests.vllm.{program}: error: {text}", file=sys.stderr)
+    print(f"{program}: error: {text}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -37,6 +40,19 @@ def _whole(text: str, least: int, wrong: str) -> int:
     raise argparse.ArgumentTypeError(f"{text[:40]!r} {wrong}")
 
 
+def seeds(text: str) -> list[int]:
+    """``3``, ``0-19`` or ``1,4,7-9``."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of seeds (write 3, 0-19 or 1,4,7-9)")
+        found += range(int(first), int(last or first) + 1)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty list of seeds (write 3, 0-19 or 1,4,7-9)")
+    return found
+
+
 def target(text: str) -> Path:
     """A file that can be written, be it there already or not."""
     path = Path(text)
@@ -49,20 +65,32 @@ def target(text: str) -> Path:
 
 @contextlib.contextmanager
 def importing(program: str, module: str = "__main__") -> Iterator[None]:
-    """While a *program* imports vLLM: where vLLM is not, one line says how to run it, and Ctrl-C ends it as it does later.
+    """While a *program* (``tests.vllm.drive``, say) imports its engine: Ctrl-C ends it as it does later, and where the engine
+    is not, one line says how to run it.
 
     It does nothing where *module*, which imports, is not run but imported itself.
     """
     if module != "__main__":
         yield
         return
-    if importlib.util.find_spec("vllm") is None:
-        refused(program.split()[0], f"vLLM is not here (python -m tests.vllm.run --python VERSION -m tests.vllm.{program} ...)")
+    engine = program.split(".")[1]
+    if importlib.util.find_spec(engine) is None:
+        how = f"python -m tests.{engine}.run --python VERSION -m {program} ..."
+        refused(program.split()[0], f"{ENGINES[engine]} is not here ({how})")
     previous = signal.signal(signal.SIGINT, _stopped)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def with_fixed_hashes(module: str) -> None:
+    """Begin this process again with fixed hashes, if it has not got them. *module* is the one that is run.
+
+    Engines walk through sets of names: only with fixed hashes do two processes of one seed do the same.
+    """
+    if "PYTHONHASHSEED" not in os.environ:
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
 
 
 def _stopped(_signal: int, _frame: FrameType | None) -> None:
