@@ -181,7 +181,7 @@ class Mirror:
             self._log.append((self._free, (holder, blocks, left, whole)))
 
     def given_back(self, blocks: Sequence[int]) -> None:
-        """These blocks are free again, whoever has held them, in an engine that neither counts nor names their holders."""
+        """These blocks are free again, in an engine that neither counts their holders nor names them."""
         if blocks:
             self._log.append((self._give_back, (blocks,)))
 

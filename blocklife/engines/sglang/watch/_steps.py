@@ -34,7 +34,7 @@ class StepEars:
         self._copies = copies
         self._texts: dict[str, tuple[object, Text]] = {}
         self._consumes = -1
-        """What the step just launched has to wait for, until somebody was told to."""
+        """The load that the next step must wait for, by its place in the counter of layers; -1 for none."""
         scheduler = parts.scheduler
         ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, is_step=_is_step)
         ears.hear(scheduler, "process_batch_result", before=self._processed, after=self._ended)

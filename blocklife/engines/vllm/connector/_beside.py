@@ -51,8 +51,8 @@ class Beside:
     def freed(self, ids: Callable[[str], str]) -> list[str]:
         """Requests whose blocks vLLM has taken back in this step, because another connector failed to fill them.
 
-        It tells nobody: this connector hears of it when it is asked what it can load, and is not asked if one before it says
-        that it is still looking. *ids* returns vLLM's id of a name.
+        vLLM does not report it. It can be seen when this connector is asked what it can load; but it is not asked while another
+        one, named before it, is still looking. So it is looked for in the block tables. *ids* returns vLLM's id of a name.
         """
         tables_of = self._tables_of
         if tables_of is None:

@@ -3,9 +3,9 @@
 Rules of this file:
 
 * vLLM names the blocks of such a request when it admits it, so that other requests hit them before anything is known of the
-  load. Whoever would do so is put off until the load has succeeded.
-* If it has failed, vLLM must forget what it has named, also where the request is over or was preempted meanwhile; and nobody
-  may be told what the request has sampled.
+  load. A request with such a hit waits until the load has succeeded.
+* If the load has failed, the keys of those blocks are removed from vLLM's cache, also where the request is over or was
+  preempted meanwhile; and no token that the request has sampled may reach the client.
 """
 
 from __future__ import annotations

@@ -499,7 +499,7 @@ class ConnectorScheduler:
             self._forget_void(doubt)
 
     def _forget_void(self, doubt: Unproven) -> None:
-        """A load within a step has failed: nobody may hit what was named behind it, or see what its request has sampled."""
+        """Undo what followed a failed load within a step: its blocks lose their keys, and its request must not answer."""
         if self._evict is not None:
             self._evict(doubt.blocks)
         tracked = self._requests.get(doubt.owner.request_id)

@@ -97,7 +97,7 @@ def _check_apart(layers: Sequence[Layer], num_blocks: int) -> None:
 
 
 def _with_bare_groups(groups: Sequence[Sequence[Layer]], num_blocks: int) -> KvCache:
-    """The cache of a pipeline stage where some groups have no layer. Their blocks are a few bytes that nobody reads."""
+    """The cache of a pipeline stage where some groups have no layer; their blocks have a few bytes that no layer uses."""
     layered = [group for group in groups if group]
     found = iter(pages_of(layered, num_blocks).groups if layered else ())
     device = layered[0][0].device if layered else torch.device("cpu")

@@ -252,7 +252,7 @@ class ConnectorWorker:
     def _wait_in_step(self, executor: Executor, later: Sequence[JobId]) -> None:
         """In lock step: wait for all copies that were launched, which are all but *later* ones; so no worker is ahead.
 
-        Raises MisuseError if one has failed: the others do not hear of it, and would go on with other steps.
+        Raises MisuseError if one has failed: the other workers learn nothing of it, and would go on with other steps.
         """
         if not self.shape.lock_step:
             return

@@ -1,4 +1,4 @@
-"""vLLM 0.33: the connector is told of sleep mode, and prefixes that end inside a block can be stored."""
+"""vLLM 0.33: it calls the connector when it falls asleep, and prefixes that end inside a block can be stored."""
 
 from __future__ import annotations
 
