@@ -22,6 +22,8 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Contract, Ledger
 from blocklife.ledger.jobs import Allocated
 from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow, _steps
+from blocklife.offload._lookup import Unit, _Scan
+from blocklife.offload._progress import ProgressTable
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
 from blocklife.offload.records import Hit
@@ -257,6 +259,45 @@ def test_world_file_is_read(tmp_path_factory: pytest.TempPathFactory) -> None:
         read_world(str(folder / "missing.toml"))
     with pytest.raises(MisuseError, match="directory"):
         read_world(str(folder))
+
+
+# --- local attention --------------------------------------------------------------------------------------------------------
+
+
+def a_block_too_many(self: ProgressTable, group: int, row: int) -> int:
+    """What is left behind when a part begins, and the first block of that part, too."""
+    first = first_needed(self, group, row)
+    return first + 1 if first else 0
+
+
+def a_block_too_few(self: _Scan, unit: Unit, length: int) -> tuple[int, int]:
+    """A hit needs a block less than its part has."""
+    window, tail = of_part(self, unit, length)
+    return max(0, window - 1), tail
+
+
+def as_a_window(self: ProgressTable, group: int, row: int) -> int:
+    """A part leaves as a window of as many tokens would: block by block, while the part is still read."""
+    return int(max(0, self._computed[row] - 1) // self._sizes[group])
+
+
+first_needed, of_part = ProgressTable.first_needed, _Scan.of_part
+LOCAL_BUGS = {
+    "a block too many": (ProgressTable, "first_needed", a_block_too_many),
+    "a block too few": (_Scan, "of_part", a_block_too_few),
+    "as a window": (ProgressTable, "first_needed", as_a_window),
+}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("bug", LOCAL_BUGS)
+def test_part_that_is_cut_short_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of the part in which a request computes is neither given away nor left out of a hit."""
+    owner, name, other = LOCAL_BUGS[bug]
+    monkeypatch.setattr(owner, name, other)
+    found = [explore(World(pinned_world(each).settings), processes=1) for each in ("local", "local-full", "local-within")]
+
+    assert all(each.counterexamples for each in found), [each.verdict for each in found]
 
 
 # --- tails ------------------------------------------------------------------------------------------------------------------

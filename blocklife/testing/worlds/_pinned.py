@@ -61,6 +61,7 @@ _OTHERS = ("ab.c", "de.f", "ab.g")
 _LONGER = ("ab.c", "ab.de")
 _SLIDING = ("abcdefghijkl.mnopq", "wxyz.v")
 _HOLES = ("abcdef.g", "abcdef.h")
+_PARTS = ("abcd.ef", "abcd.g")
 _HYBRID = ("abcd.ef", "abcd.gh")
 _GUESSED = ("ab.cDef", "ab.cG")
 _ONE = ("ab.cd",)
@@ -197,6 +198,36 @@ WORLDS: tuple[Pinned, ...] = (
             _HOLES,
             Settings(groups="swa:1:3", blocks_per_chunk=2, num_blocks=6, step_tokens=3, partial_chunks=True),
             preempt=1,
+        ),
+    ),
+    Pinned(
+        "local",
+        "blocks of a part of local attention go when the next part begins, and a copy never lands",
+        _world(_SLIDING, Settings(groups="local:4:8", num_slots=1, step_tokens=4), hang=1, preempt=1),
+    ),
+    Pinned(
+        "local-full",
+        "a full group and parts of local attention agree on one length",
+        _world(_PARTS, Settings(groups="full:1,local:1:2", num_blocks=9, num_slots=5, step_tokens=3), fail=1, preempt=1),
+    ),
+    Pinned(
+        "local-within",
+        "the same, and what a step reads is loaded in that step",
+        _world(
+            _PARTS,
+            Settings(groups="full:1,local:1:2", num_blocks=9, num_slots=5, step_tokens=3, load_within_tokens=2),
+            fail=1,
+            preempt=1,
+        ),
+    ),
+    Pinned(
+        "local-ahead",
+        "the same, planned ahead, with parts of three blocks, and clients that disconnect",
+        _world(
+            ("abcde.f", "abcd.g"),
+            Settings(groups="full:1,local:1:3", num_blocks=11, num_slots=6, asynchronous=True),
+            abort=1,
+            fail=1,
         ),
     ),
     Pinned(
@@ -554,6 +585,10 @@ COUNTS: Mapping[str, Counts] = {
     "twins": Counts(1_467, 2_783, 23),
     "holes": Counts(486, 682, 16),
     "parts": Counts(546, 751, 18),
+    "local": Counts(5_981, 12_274, 36),
+    "local-full": Counts(3_216, 4_134, 30),
+    "local-within": Counts(3_211, 4_127, 30),
+    "local-ahead": Counts(2_599, 4_571, 24),
     "hybrid": Counts(4_296, 6_701, 33),
     "hybrid-states": Counts(2_913, 4_371, 32),
     "states-ahead": Counts(1_081, 2_062, 16),
