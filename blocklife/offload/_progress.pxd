@@ -7,7 +7,7 @@ cdef class ProgressTable:
     cdef public object room_at, window_at, fill_at, final_at, most_stored, most_loaded, _block_tokens
     cdef public tuple _sizes, _chunk_sizes, _behind, _parts
     cdef public bint _slides
-    cdef public list _fills, _drafters
+    cdef public list _fills, _drafters, _plain
     cdef public long long _serial, _max_stored, _max_loaded
     cdef bint _prompt_only
     cdef unsigned char[::1] _running
@@ -36,6 +36,7 @@ cdef class ProgressTable:
     cpdef filled(self, rows)
     @cython.locals(
         found=list, group=Py_ssize_t, row=Py_ssize_t, bound=cython.longlong, start=cython.longlong, stop=cython.longlong,
+        size=cython.longlong,
     )
     cpdef list filling(self, rows, filled=*)
     @cython.locals(group=Py_ssize_t, row=Py_ssize_t, stop=cython.longlong)
@@ -44,6 +45,7 @@ cdef class ProgressTable:
     cpdef _set_fill_alarm(self, Py_ssize_t group, Py_ssize_t row)
     @cython.locals(
         found=list, group=Py_ssize_t, row=Py_ssize_t, end=cython.longlong, start=cython.longlong, stop=cython.longlong,
+        size=cython.longlong,
     )
     cpdef list finishing(self, rows, computed)
     @cython.locals(group=Py_ssize_t, row=Py_ssize_t, stop=cython.longlong)

@@ -70,6 +70,8 @@ class ProgressTable:
         # tokens do not fill the block of a state: it is handed off
         self._fills = [not isinstance(each, Mamba) for each in geometry.groups]
         self._drafters = list(geometry.drafters)
+        # what is asked for each block is asked without a call where tokens fill blocks and no drafter writes again
+        self._plain = [fills and not drafter for fills, drafter in zip(self._fills, self._drafters, strict=True)]
         self._serial = 0
         self._prompt_only = policies.prompt_only
         self._max_stored = NEVER if policies.max_store_tokens is None else min(policies.max_store_tokens, NEVER)
@@ -199,7 +201,8 @@ class ProgressTable:
         groups, where = ((self.filled(rows) if filled is None else filled) >= self.fill_at[:, rows]).nonzero()
         for group, row in zip(groups.tolist(), rows[where].tolist(), strict=True):
             bound = self.bound(row, self._computed[row] + self._in_flight[row] + self._wanted[row])
-            start, stop = self._offered[group, row], self.full_units(group, row, bound, self._chunk_sizes[group])
+            start, size = self._offered[group, row], self._chunk_sizes[group]
+            stop = bound // size if self._plain[group] else self.full_units(group, row, bound, size)
             if stop > start:
                 found.append((group, row, start, stop))
             else:
@@ -221,7 +224,8 @@ class ProgressTable:
         found: list[Span] = []
         groups, where = (computed >= self.final_at[:, rows]).nonzero()
         for group, row, end in zip(groups.tolist(), rows[where].tolist(), computed[where].tolist(), strict=True):
-            start, stop = self._sealed[group, row], self.full_units(group, row, end, self._sizes[group])
+            start, size = self._sealed[group, row], self._sizes[group]
+            stop = end // size if self._plain[group] else self.full_units(group, row, end, size)
             if stop > start:
                 found.append((group, row, start, stop))
             else:
@@ -243,7 +247,8 @@ class ProgressTable:
         found: list[bool] = []
         for (group, row, start, stop), end in zip(spans, ends, strict=True):
             size = self._sizes[group]
-            at, most = self._full_at(group, row, end + 1, size), self._most_stored[row]
+            at = (end + 1) * size if self._plain[group] else self._full_at(group, row, end + 1, size)
+            most = self._most_stored[row]
             self._sealed[group, row], self._final_at[group, row] = end, at
             ready = direct and stop * size <= most and self._offered[group, row] == start
             if ready:  # without a line a chunk is one block
