@@ -37,6 +37,7 @@ from blocklife.ledger._ids import NULL, packed
 from blocklife.ledger.jobs import Allocated, JobColumns, Jobs
 from blocklife.ledger.records import Completion, Growth, JobId, Launched
 from blocklife.ledger.views import block_of
+from blocklife.offload._groups import Mamba
 from blocklife.offload._progress import NEVER, Span
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import OnItsWay, Rows
@@ -182,6 +183,27 @@ class DecidedSteps:
         for group, blocks in tables:
             note(name, group, blocks)
             grown(group, row, len(blocks))
+
+    def move_on(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Release what the engine has moved within the tables of a request, before `extend` reports it at its new place.
+
+        The blocks for the states of drafts stay behind the running state: those that it passes come to the end of the table,
+        and leave nulls. Nothing in them is final.
+        """
+        most = self._state.policies.state_drafts
+        if not most:
+            return
+        for group, blocks in tables:
+            if isinstance(self._geometry.groups[group], Mamba):
+                self._move_on(name, group, set(blocks), most)
+
+    def _move_on(self, name: str, group: int, blocks: set[int], most: int) -> None:
+        stop = self._ledger.requests.size(name, group)
+        start = max(0, stop - most)
+        held = self._ledger.requests.held(name, group, start, stop)
+        moved = [at for at, life in enumerate(held, start) if life != NULL and block_of(life) in blocks]
+        if moved:
+            self._ledger.release(name, moved, group)
 
     def schedule(self, tokens: Mapping[str, int]) -> None:
         """`grow` for all running requests at once: one token each, or as in *tokens*."""

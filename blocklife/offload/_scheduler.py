@@ -277,8 +277,8 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
         end = hit.compute_from + tokens if runs else hit.tokens
         known = int(self._progress.known[tracked.row])
-        if self._state.has_states and end > known:
-            self._steps.refuse_drafts(name, known, known)
+        if self._state.has_states and end > known + self.policies.state_drafts:
+            self._steps.refuse_drafts(name, known, known + self.policies.state_drafts)
         try:
             if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
@@ -391,6 +391,12 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(
                 f"request {name}: cannot hand off the state at token {boundary}: it must be a multiple of {block_tokens} that "
                 f"this step reaches ({reached})"
+            )
+        known, ahead = int(self._progress.known[row]), bool(self._progress.in_flight[row])
+        if self.policies.state_drafts and boundary > known + ahead:
+            raise MisuseError(
+                f"request {name}: cannot hand off the state at token {boundary}: {known} tokens are known, and the others are "
+                "drafts, which may be wrong (hand it off when its tokens are known)"
             )
         table = self.ledger.requests.held(name, group)
         position = boundary // block_tokens - 1

@@ -142,6 +142,13 @@ def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:
         raise MisuseError(
             f"plans_ahead={policies.plans_ahead} does not fit a ledger of max_plans={ledger.limits.max_plans} (it must be less)"
         )
+    if policies.state_drafts and ledger.own_pool:
+        for number, group in enumerate(geometry.groups):
+            if isinstance(group, Mamba) and group.block_tokens > 1:
+                raise MisuseError(
+                    f"state_drafts={policies.state_drafts}: group {number} ({group}) has blocks of {group.block_tokens} tokens, and "
+                    "a ledger that owns the pool has no others for the states of drafts (use blocks of one token)"
+                )
     if geometry.tail_tokens is not None and policies.mode is Mode.LAZY:
         raise MisuseError(f"tail_tokens={geometry.tail_tokens}: tails are not stored lazily (use Mode.EAGER)")
     if geometry.tail_tokens is not None and policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN:

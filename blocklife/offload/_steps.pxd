@@ -12,6 +12,7 @@ cdef class SchedulerSteps:
     cdef public StoreLine _stores
     cdef public list _keeps_one
     cdef bint _drafts
+    cdef Py_ssize_t _most_states
 
     cpdef leave_windows(self, rows)
     cpdef list make_room(self, rows, order)

@@ -55,6 +55,7 @@ class SchedulerSteps:
         self._stores = state.stores
         self._drafts = any(state.geometry.drafters)
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
+        self._most_states = 1 + state.policies.state_drafts
         self.planner: StorePlanner | None = None
 
     # --- letting in ---------------------------------------------------------------------------------------------------------
@@ -69,8 +70,8 @@ class SchedulerSteps:
             lives = list(hit.lives[group])
             mamba = isinstance(self._geometry.groups[group], Mamba)
             begin = self.load_start(group, hit) - len(lives)
-            # in a Mamba group only the state at the end has a block
-            skip = max(0, stop - 1 - (begin + len(lives))) if mamba else 0
+            # in a Mamba group only the state at the end has a block, and those of drafts have
+            skip = max(0, stop - self._most_states - (begin + len(lives))) if mamba else 0
             count = max(0, stop - begin - len(lives) - skip)
             plans.append((group, begin, lives, skip, count))
             fresh += count
@@ -292,9 +293,9 @@ class SchedulerSteps:
         return []
 
     def _blocks_of(self, span: Span) -> int:
-        """The number of blocks for some entries of a table: in a Mamba group only the last entry has one."""
+        """The number of blocks for some entries of a table: in a Mamba group only the last entry has one, and drafts have."""
         group, _, start, stop = span
-        return 1 if self._keeps_one[group] else stop - start
+        return min(self._most_states, stop - start) if self._keeps_one[group] else stop - start
 
     def allocate(self, spans: Sequence[Span]) -> None:
         """Extend tables by this many entries, of which the last are blocks."""
@@ -703,11 +704,14 @@ class SchedulerSteps:
             raise MisuseError("the scheduler sleeps (wake it first)")
 
     def check_no_drafts(self, rows: Rows) -> None:
-        """A state cannot step back: beyond the known tokens it may include only tokens that an outstanding plan will sample."""
+        """A state cannot step back: beyond the known tokens it may include only tokens that an outstanding plan will sample.
+
+        Besides these, as many drafts as the policies give states to.
+        """
         table = self._progress
         begins = table.computed[rows] + table.in_flight[rows]
         # a plan that reaches the last known token samples one more, so the next step may go one token further
-        most = np.maximum(table.known[rows], begins + (table.in_flight[rows] > 0))
+        most = np.maximum(table.known[rows], begins + (table.in_flight[rows] > 0)) + self._policies.state_drafts
         wrong = (begins + table.wanted[rows] > most).nonzero()[0]
         if len(wrong):
             row, end = int(rows[wrong[0]]), int(most[wrong[0]])
@@ -717,7 +721,7 @@ class SchedulerSteps:
     def refuse_drafts(self, name: str, known: int, most: int) -> NoReturn:
         raise MisuseError(
             f"request {name}: a Mamba state cannot be taken back, so that at most {most - known} tokens beyond the known "
-            f"{known} can be scheduled (one for each plan that is out and samples it)"
+            f"{known} can be scheduled (one for each plan that is out and samples it, and state_drafts)"
         )
 
     def check_waiting(self, name: str, what: str) -> None:

@@ -78,6 +78,11 @@ class Policies:
 
     A request whose hit still fits runs in the same step; the others load between two steps. 0: all of them do.
     """
+    state_drafts: int = field(default=0, validator=at_least(0))
+    """How many drafts a step may compute beside a Mamba group: the state after each lies in a block of its own.
+
+    Then a request can step back to a state before the first wrong draft. 0: a state cannot be taken back.
+    """
 
 
 @frozen

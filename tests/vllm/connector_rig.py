@@ -31,7 +31,7 @@ from blocklife.testing.vllm import _making as making
 from tests.vllm.device import Text
 from tests.vllm.lag_copier import LagCopier
 from tests.vllm.rig import Rank, Rig, Scheduler
-from tests.vllm.runner import Turn
+from tests.vllm.runner import JUNK, Row, Turn
 from tests.vllm.worlds import WorldSpec
 
 
@@ -84,7 +84,8 @@ class ConnectorRig(Rig):
         spec = evolve(spec, connector="blocklife", extra_config=extra)
         self._depth = depth or (2 if spec.async_scheduling else 1)
         self._dice = Random(f"{seed}/drafts") if drafts else None
-        self._guesses: Mapping[str, list[int]] = {}
+        self._guessed: list[Turn] = []
+        self._steps_out: list[int] = []  # the steps whose output the scheduler has not taken in
         self.copiers: list[LagCopier] = []
         self._zeroes_first = second_runner
         with _made_for(spec, seed, fails or {}, spare_requests, self.copiers), _runner(second_runner):
@@ -186,7 +187,6 @@ class ConnectorRig(Rig):
     # Drafts.
 
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        self._guesses = output.scheduled_spec_decode_tokens
         result = super()._execute(output)
         fresh = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
         for name in output.num_scheduled_tokens.keys() - fresh:
@@ -194,6 +194,22 @@ class ConnectorRig(Rig):
         if self._dice is not None and result.req_ids:
             self._judge_guesses(output, result)
         return result
+
+    def _turns(self, output: SchedulerOutput) -> list[Turn]:
+        """With a step ahead the scheduler sends places only, and what the worker guesses itself is not known to it yet."""
+        dice, given = self._dice, output.scheduled_spec_decode_tokens
+
+        def guess(row: Row) -> Sequence[int]:
+            guesses = given.get(row.name, ())
+            if dice is None or not self.spec.async_scheduling:
+                return guesses
+            return [row.text.token(row.known + at) if dice.random() < 0.7 else 1 for at in range(len(guesses))]
+
+        self._guessed = turns = self._batch.turns(output, guess)
+        for turn in turns:
+            turn.row.rejected[self.step_number] = turn.guesses - turn.right
+        self._steps_out.append(self.step_number)
+        return turns
 
     def _check_rewrites(self, name: str) -> None:
         """While a request decodes, layers of a drafter write its last position once more: no store may read that block then."""
@@ -208,24 +224,26 @@ class ConnectorRig(Rig):
     def _judge_guesses(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Accept the guesses that the model would have said; what was computed for the others is junk."""
         said: list[list[int]] = []
-        for name in result.req_ids:
-            row, guesses = self._batch._rows[name], self._guesses.get(name, [])
-            if row.computed + output.num_scheduled_tokens[name] < row.known:
-                said.append([])
-                continue
-            right = next((at for at, token in enumerate(guesses) if token != row.text.token(row.known + at)), len(guesses))
-            said.append([row.text.token(row.known + at) for at in range(right + 1)])
+        for turn in self._guessed:
+            row, right = turn.row, turn.right
+            said.append([row.text.token(row.known + at) for at in range(right + 1)] if turn.speaks else [])
             for rank in self.ranks:
                 for group, table in zip(self.spec.groups, row.tables, strict=True):
-                    for token in range(row.known + right, row.known + len(guesses)):
+                    for token in range(row.known + right, row.known + turn.guesses) if group.kind != "mamba" else ():
                         if block := table[token // group.block_tokens]:
                             words = rank.memory.device[block].reshape(group.block_tokens, -1)
-                            words[token % group.block_tokens] = 0xDEAD
+                            words[token % group.block_tokens] = JUNK
+        for rank in self.ranks:
+            rank.forward.keep_states(self._guessed)
         result.sampled_token_ids = said
 
     def _update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         super()._update(output, result)
-        if self._dice is not None:
+        step = self._steps_out.pop(0)
+        for name in output.num_scheduled_tokens:
+            if name in self._batch._rows:
+                self._batch._rows[name].rejected.pop(step, None)
+        if self._dice is not None and not self.spec.async_scheduling:
             names, guesses = [], []
             for request in self.scheduler.running:
                 text, known, dice = self.texts[request.request_id], request.num_tokens, self._dice

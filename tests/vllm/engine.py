@@ -127,7 +127,9 @@ class Engine:
         if folder:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         shape = shape_of(spec, folder)
-        self.config, self.kv_cache_config = making.config_of(shape), making.cache_of(shape)
+        self.config = making.config_of(shape)
+        guesses = self.config.speculative_config
+        self.kv_cache_config = making.cache_of(evolve(shape, guesses=guesses.num_speculative_tokens if guesses else 0))
         self.scheduler, hash_tokens = making.scheduler_of(self.config, self.kv_cache_config)
         self.hasher = making.hasher_of(hash_tokens)
 

@@ -264,13 +264,16 @@ class Rig:
     # What the workers do.
 
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        turns = self._batch.turns(output)
+        turns = self._turns(output)
         outputs = []
         for rank in self.ranks:
             result = self._spoken(turns)
             result.kv_connector_output = self._execute_on(rank, output, turns)
             outputs.append(result)
         return outputs[0] if self._aggregator is None else self._aggregator.aggregate(outputs)
+
+    def _turns(self, output: SchedulerOutput) -> list[Turn]:
+        return self._batch.turns(output)
 
     def _execute_on(self, rank: Rank, output: SchedulerOutput, turns: list[Turn]) -> KVConnectorOutput | None:
         rank.copies.step = self.step_number

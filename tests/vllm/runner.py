@@ -18,6 +18,9 @@ from blocklife.testing.vllm._batch import Output, RequestUpdates
 from tests.vllm.device import Memory, Text, Words
 from tests.vllm.worlds import GroupSpec
 
+JUNK = np.uint64(0xDEAD)
+"""What is computed from a wrong guess."""
+
 
 @frozen
 class Corruption:
@@ -49,7 +52,11 @@ class Row:
     known: int
     """Tokens that are not the model's to say any more."""
     state_index: int | None = None
-    """Where in its table the running state of the last step is; None for a request that comes fresh."""
+    """Where in its table the states of the last step begin; None for a request that comes fresh."""
+    state_behind: int = 0
+    """How many entries behind that its running state is: that of the last guess that was right."""
+    rejected: dict[int, int] = field(factory=dict)
+    """How many guesses were wrong in steps whose output the scheduler has not taken in, by step."""
 
 
 @frozen
@@ -61,6 +68,12 @@ class Turn:
     stop: int
     state_from: int
     """Index of the block with the state at *start*; negative where there is none."""
+    moves: bool = True
+    """Whether the states of this step begin in another block than those of the last one."""
+    guesses: int = 0
+    """How many of the tokens were guessed; they come last, and the state after each is in a block of its own."""
+    right: int = 0
+    """How many of the guesses are what the model says."""
 
     @property
     def speaks(self) -> bool:
@@ -76,8 +89,8 @@ class Batch:
         self._rows: dict[str, Row] = {}
         self._state_tokens = next((group.block_tokens for group in groups if group.kind == "mamba"), None)
 
-    def turns(self, output: Output) -> list[Turn]:
-        """Take in one scheduler output. Returns what the requests of this step do."""
+    def turns(self, output: Output, guess: Callable[[Row], Sequence[int]] | None = None) -> list[Turn]:
+        """Take in one scheduler output. Returns what the requests of this step do; *guess* returns the guesses of one."""
         for name in output.finished_req_ids:
             self._rows.pop(name, None)
         for new in output.scheduled_new_reqs:
@@ -90,26 +103,43 @@ class Batch:
         for name in (*(output.preempted_req_ids or ()), *output.scheduled_cached_reqs.resumed_req_ids):
             if name in self._rows:
                 self._rows[name].state_index = None
-        return [self._turn(self._rows[name], tokens) for name, tokens in output.num_scheduled_tokens.items()]
+        rows = [(self._rows[name], tokens) for name, tokens in output.num_scheduled_tokens.items()]
+        return [self._turn(row, tokens, () if guess is None else guess(row)) for row, tokens in rows]
 
     def _take_cached(self, cached: RequestUpdates) -> None:
         for at, name in enumerate(cached.req_ids):
             row = self._rows[name]
-            row.computed = cached.num_computed_tokens[at]
-            row.known = row.prompt_tokens + cached.num_output_tokens[at]
             ids = cached.new_block_ids[at]
+            if name in cached.resumed_req_ids:
+                row.rejected.clear()
+            wrong = sum(row.rejected.values())
+            row.computed = cached.num_computed_tokens[at] - wrong
+            row.known = row.prompt_tokens + cached.num_output_tokens[at] - wrong
             if name in cached.resumed_req_ids:
                 row.tables = [list(each) for each in ids or ()]
             elif ids is not None:
                 for table, more in zip(row.tables, ids, strict=True):
                     table.extend(more)
 
-    def _turn(self, row: Row, tokens: int) -> Turn:
-        start, stop, state_from = row.computed, row.computed + tokens, -1
-        if self._state_tokens is not None:
-            state_from = (start - 1) // self._state_tokens if row.state_index is None else row.state_index
-            row.state_index = (stop - 1) // self._state_tokens
-        return Turn(row, start, stop, state_from)
+    def _turn(self, row: Row, tokens: int, guesses: Sequence[int]) -> Turn:
+        start, stop, state_from, moves = row.computed, row.computed + tokens, -1, True
+        right = next((at for at, token in enumerate(guesses) if token != row.text.token(row.known + at)), len(guesses))
+        if (size := self._state_tokens) is not None:
+            index = (stop - 1) // size
+            state_from = (start - 1) // size if row.state_index is None else row.state_index + row.state_behind
+            moves = row.state_index != index
+            stays = _kept(stop - len(guesses), right, size) == (right, index)
+            row.state_index, row.state_behind = index, 0 if stays else right
+        return Turn(row, start, stop, state_from, moves, len(guesses), right)
+
+
+def _kept(first: int, right: int, size: int) -> tuple[int, int] | None:
+    """The state at the end of a block that a step keeps, of those after *first* to *first* + *right* tokens.
+
+    Returns which of them it is, and the index of the block that it is moved to; None if the step reaches no end of a block.
+    """
+    end = (first + right) // size * size
+    return (end - first, end // size - 1) if end >= first else None
 
 
 @define(eq=False)
@@ -200,15 +230,28 @@ class Forward:
         self._count(1)
         if not block or (state != turn.row.text.state(at, turn.start) ^ self._memory.salt).any():
             self._wrong(turn, at, turn.start, turn.state_from, block)
-        if target != turn.state_from and target < len(table):
+        if turn.moves and target != turn.state_from and target < len(table):
             self._memory.device[table[target]] = state
 
     def _write_state(self, turn: Turn, at: int, group: GroupSpec) -> None:
+        """The state after the known tokens, and one after each guess; behind the first wrong one they are junk."""
         table, index = turn.row.tables[at], (turn.stop - 1) // group.block_tokens
-        block = table[index] if index < len(table) else 0
-        if not block:
-            self._wrong(turn, at, turn.stop, index, 0)
-        self._memory.device[block] = turn.row.text.state(at, turn.stop) ^ self._memory.salt
+        for number in range(turn.guesses + 1):
+            tokens = turn.stop - turn.guesses + number
+            block = table[index + number] if index + number < len(table) else 0
+            if not block:
+                self._wrong(turn, at, tokens, index + number, 0)
+            right = turn.row.text.state(at, tokens) ^ self._memory.salt
+            self._memory.device[block] = right if number <= turn.right else JUNK
+
+    def keep_states(self, turns: Sequence[Turn]) -> None:
+        """After the step, once it is known which guesses were right: a state at the end of a block moves to that block."""
+        for at, group in self._states:
+            for turn in turns:
+                kept = _kept(turn.stop - turn.guesses, turn.right, group.block_tokens)
+                if kept is not None:
+                    table, index = turn.row.tables[at], (turn.stop - 1) // group.block_tokens
+                    self._memory.device[table[kept[1]]] = self._memory.device[table[index + kept[0]]]
 
     def _count(self, blocks: int) -> None:
         self.verified += blocks

@@ -99,6 +99,8 @@ class Shape:
     priority: bool = False
     hash_tokens: int | None = None
     """Tokens of one hash; None: those of the smallest block."""
+    guesses: int = 0
+    """How many tokens a step guesses at most: a Mamba group has a block more for the state of each."""
 
     @property
     def page_bytes(self) -> int:
@@ -106,7 +108,7 @@ class Shape:
         return max(group.block_tokens for group in self.groups) * TOKEN_BYTES
 
 
-def _page_spec(group: Group, page_bytes: int) -> KVCacheSpec:
+def _page_spec(group: Group, page_bytes: int, guesses: int = 0) -> KVCacheSpec:
     """vLLM's description of a group."""
     heads = page_bytes // (group.block_tokens * TOKEN_BYTES)
     layout = {"block_size": group.block_tokens, "num_kv_heads": heads, "head_size": 1, "dtype": torch.float32}
@@ -117,13 +119,19 @@ def _page_spec(group: Group, page_bytes: int) -> KVCacheSpec:
     if isinstance(group, SlidingWindow):
         return SlidingWindowSpec(sliding_window=group.window_tokens, **layout)
     shapes = ((page_bytes // 4,),)
-    return MambaSpec(block_size=group.block_tokens, shapes=shapes, dtypes=(torch.float32,), mamba_cache_mode="align")
+    return MambaSpec(
+        block_size=group.block_tokens,
+        shapes=shapes,
+        dtypes=(torch.float32,),
+        mamba_cache_mode="align",
+        num_speculative_blocks=guesses,
+    )
 
 
 def cache_of(shape: Shape) -> KVCacheConfig:
     """The layout of the cache: one layer a group, all of them in the same blocks."""
     page, size = shape.page_bytes, shape.page_bytes * shape.num_blocks
-    groups = [KVCacheGroupSpec([f"layer{at}"], _page_spec(group, page)) for at, group in enumerate(shape.groups)]
+    groups = [KVCacheGroupSpec([f"layer{at}"], _page_spec(group, page, shape.guesses)) for at, group in enumerate(shape.groups)]
     for each, group in zip(groups, shape.groups, strict=True):
         if isinstance(group, FullAttention | SlidingWindow) and group.drafter:
             each.is_eagle_group = True

@@ -67,8 +67,8 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     if vllm_config.model_config.is_diffusion:
         raise _refuse("a diffusion model is not offered: a step of it samples many tokens, or none", "leave the connector out")
     spec = vllm_config.speculative_config
-    if spec is not None and kv_cache_config.has_mamba_layers:
-        raise _refuse("speculative decoding with Mamba layers is not offered", "switch it off")
+    if spec is not None and kv_cache_config.has_mamba_layers and not release().guesses_beside_states:
+        raise _refuse("speculative decoding with Mamba layers is not offered before 0.33", "switch it off")
 
 
 def schedules_alone(vllm_config: VllmConfig) -> bool:
@@ -119,10 +119,10 @@ def _kind(number: int, spec: KVCacheSpec, context_ranks: int) -> Group:
     what = f"group {number} ({type(spec).__name__})"
     tokens = resolve_dcp_kv_block_size(spec, context_ranks)
     if type(spec) is MambaSpec:
-        if spec.mamba_cache_mode != "align" or spec.num_speculative_blocks:
+        if spec.mamba_cache_mode != "align":
             raise _refuse(
-                f"{what} has mamba_cache_mode={spec.mamba_cache_mode!r} and {spec.num_speculative_blocks} speculative blocks",
-                "use mamba_cache_mode='align', which prefix caching brings, and no speculative decoding",
+                f"{what} has mamba_cache_mode={spec.mamba_cache_mode!r}",
+                "use mamba_cache_mode='align', which prefix caching brings",
             )
         return Mamba(tokens)
     if type(spec) is SlidingWindowSpec:
@@ -221,7 +221,14 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         names_sessions=release().names_sessions,
         below=below_of(vllm_config, kv_cache_config, config),
         load_within_tokens=_load_within_tokens(vllm_config, kv_cache_config, config),
+        state_drafts=_state_drafts(kv_cache_config),
     )
+
+
+def _state_drafts(kv_cache_config: KVCacheConfig) -> int:
+    """How many blocks a request has for the states of its guesses, besides that of its running state."""
+    specs = [spec for group in kv_cache_config.kv_cache_groups for spec in iter_layer_specs(group.kv_cache_spec)]
+    return max([int(spec.num_speculative_blocks) for spec in specs if isinstance(spec, MambaSpec)], default=0)
 
 
 def _load_within_tokens(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> int:

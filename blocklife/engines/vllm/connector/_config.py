@@ -251,8 +251,11 @@ class ConnectorConfig:
             )
         return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
 
-    def policies(self, plans_ahead: int, load_within_tokens: int = 0) -> Policies:
-        """The same options as policies of the offload scheduler; a step loads so many tokens before its forward pass."""
+    def policies(self, plans_ahead: int, load_within_tokens: int = 0, state_drafts: int = 0) -> Policies:
+        """The same options as policies of the offload scheduler.
+
+        A step loads so many tokens before its forward pass, and computes so many guesses beside states.
+        """
         return Policies(
             last_step=self.last_step,
             full_hit=self.full_hit,
@@ -266,6 +269,7 @@ class ConnectorConfig:
             max_job_blocks=self.max_job_blocks,
             lazy_blocks=self.lazy_blocks,
             load_within_tokens=load_within_tokens,
+            state_drafts=state_drafts,
         )
 
     @property

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from zlib import crc32
 
 from attrs import define, field
@@ -135,7 +135,7 @@ class ConnectorScheduler:
         # the host tier keeps events only if vLLM collects them
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
         # each batch can have its own plan and, before it, one with the stores of finished requests
-        policies = config.policies(2 * shape.max_batches + 1, shape.load_within_tokens)
+        policies = config.policies(2 * shape.max_batches + 1, shape.load_within_tokens, shape.state_drafts)
         self.offload = OffloadScheduler(
             self.ledger,
             self.tier,
@@ -272,6 +272,7 @@ class ConnectorScheduler:
         coming: list[Admission] = []
         for each in self._admissions.values():
             (going_on if offload.is_running(each.tracked.name) else coming).append(each)
+        reached = self._hand_off_reached(output)
         decided.leave_windows()
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
@@ -280,15 +281,34 @@ class ConnectorScheduler:
         self._admissions.clear()
         if output.new_block_ids_to_zero:
             decided.overwrite(output.new_block_ids_to_zero)
-        self._hand_off(output)
+        self._hand_off(output, reached)
         if self._peek_free is not None and self.config.mode is Mode.LAZY:
             offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
         plan = offload.build_plan(self._clock())
         early, self._early = self._early, []
         return StepPlan((*early, plan), self._owners(plan) if loads or self._doubts else {}, self._introduce())
 
-    def _hand_off(self, output: SchedulerOutput) -> None:
-        """States that vLLM keeps: at the end of a block, or inside one, where it has copied them to another block."""
+    def _hand_off_reached(self, output: SchedulerOutput) -> set[tuple[str, int, int]]:
+        """States that vLLM keeps and that were reached before this step: with guesses, their blocks may leave the tables now.
+
+        Returns them: their requests, groups and tokens.
+        """
+        state, found = output.kv_connector_block_state, set[tuple[str, int, int]]()
+        if state is None or not self.shape.state_drafts:
+            return found
+        for request_id, states in state.boundary_state_offloads.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None or tracked.is_wrong or not self.offload.knows(tracked.name):
+                continue
+            computed = self.offload.progress(tracked.name).computed
+            for group, block, boundary in states:
+                if boundary <= computed and not boundary % self.shape.geometry.block_tokens[group]:
+                    self.decided.hand_off_state(tracked.name, group, boundary, block)
+                    found.add((request_id, group, boundary))
+        return found
+
+    def _hand_off(self, output: SchedulerOutput, reached: Collection[tuple[str, int, int]]) -> None:
+        """The other states that vLLM keeps: at the end of a block, or inside one, where it has copied them to another block."""
         decided, size, kept = self.decided, self.shape.geometry.block_tokens, set[int]()
         if (state := output.kv_connector_block_state) is not None:
             for request_id, states in state.boundary_state_offloads.items():
@@ -297,7 +317,7 @@ class ConnectorScheduler:
                         if boundary % size[group]:  # a session leaves no tails
                             decided.hand_off_tail("" if tracked.session else tracked.name, group, boundary, block)
                             kept.add(block)
-                        else:
+                        elif (request_id, group, boundary) not in reached:
                             decided.hand_off_state(tracked.name, group, boundary, block)
         if self._copied:
             decided.copied_to([block for block in self._copied if block not in kept])
@@ -330,6 +350,7 @@ class ConnectorScheduler:
         for group, added in grown:
             if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
                 raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
+        self.decided.move_on(name, grown)
         self.decided.extend(name, grown)
 
     def _uneven(self, scheduled: Mapping[str, int], coming: Sequence[Admission]) -> dict[str, int]:

@@ -196,6 +196,8 @@ class CacheShape:
     """Whether a session's hashes are those of its tokens when it has gone on. If not, it neither stores nor loads."""
     below: StoreBelow | None = None
     """The store below host memory."""
+    state_drafts: int = 0
+    """How many blocks a request has in each Mamba group for the states of its guesses, behind that of its running state."""
     load_within_tokens: int = 0
     """How many tokens a step may load before its forward pass (`ConnectorConfig.sync_load_budget_bytes`)."""
 

@@ -40,6 +40,9 @@ class Release:
     keeps_tails: ClassVar[bool] = False
     """Whether a prefix may end inside a block. In 0.30 random traffic read wrong bytes there; 0.31, 0.32: not tried."""
 
+    guesses_beside_states: ClassVar[bool] = False
+    """Whether tokens may be guessed beside Mamba groups. Before 0.33 random traffic with a step ahead ended in an error."""
+
     def hash_tokens(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
         """The number of tokens that one of a request's hashes covers."""
         return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

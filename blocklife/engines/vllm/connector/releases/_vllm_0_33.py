@@ -1,4 +1,4 @@
-"""vLLM 0.33: it calls the connector when it falls asleep, and prefixes that end inside a block can be stored."""
+"""vLLM 0.33: it calls the connector when it falls asleep. Prefixes that end inside a block can be stored, and states beside guesses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ class Release33(Release32):
     name = "0.33"
     tells_of_sleep = True
     keeps_tails = True
+    guesses_beside_states = True
 
 
 RELEASE = Release33()
