@@ -25,11 +25,13 @@ from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, M
 from blocklife.offload._lookup import Unit, _Scan
 from blocklife.offload._progress import ProgressTable
 from blocklife.offload._search import Search
+from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import Tracked
+from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import Hit
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
-from blocklife.testing.worlds._engine import NO_TIER, Settings
+from blocklife.testing.worlds._engine import NO_TIER, Engine, Settings
 from blocklife.testing.worlds._format import (
     FAULT_DOCS,
     PYTHON_IMPORTS,
@@ -44,6 +46,7 @@ from blocklife.testing.worlds._format import (
 )
 from blocklife.testing.worlds._pinned import COUNTS, WORLDS, Counts, Pinned, pinned_world, worlds_table
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
+from tests.engines import without
 
 PAGE = Path(__file__).parents[2] / "specs" / "testing.md"
 SMALL = [each for each in WORLDS if not each.large]
@@ -347,6 +350,53 @@ def test_world_has_tails_at_every_token_only(text: str) -> None:
     """Its device compares whole blocks: of a longer unit it could not tell what was behind a tail."""
     with pytest.raises(MisuseError, match="tail"):
         Settings(groups=text)
+
+
+# --- drafts beside states -------------------------------------------------------------------------------------------------
+
+
+def test_drafter_beside_states_holds_where_hits_load() -> None:
+    """Requests come one by one, so that the device forgets what the next one hits: states of known tokens are loaded."""
+    engine = Settings(groups="full:1+drafter,mamba:1", drafts=1, num_blocks=7, num_slots=14, max_requests=1)
+    world = World(WorldSettings(engine=engine, requests=("ab.cD", "ef.g", "abc.De"), faults=Faults(fail=1)))
+    found = explore(world, processes=1)
+    taken = {str(row) for row, times in world.coverage()["request"].items() if times}
+
+    assert found.counterexamples == ()
+    assert (found.verdict, found.complete) == (Verdict.HOLDS, True)
+    assert taken >= {"WAITING --plan_load--> LOADING", "LOADING --loaded--> RUNNING", "LOADING --load_failed--> WAITING"}
+
+
+NO_LIMIT = {"if self.policies.state_drafts and boundary > known + ahead:": "if False:"}
+ALL_STATES = {"if self.settings.drafts:": "if False:"}
+DRAFT_BUGS: Mapping[str, tuple[str, tuple[tuple[object, str, Mapping[str, str]], ...]]] = {
+    "the state of a draft is handed off": ("lawful", ((Engine, "_hand_off", ALL_STATES),)),
+    "the state of a wrong draft is published": (
+        "I6",
+        (
+            (Engine, "_hand_off", ALL_STATES),
+            (OffloadScheduler, "hand_off", NO_LIMIT),
+            (SchedulerSteps, "state_seals", {"computed.get(tracked.row, 0) < boundary": "False"}),
+        ),
+    ),
+    "a wrong draft counts as computed": (
+        "I6",
+        ((SchedulerSteps, "advance", {"np.minimum(end, known + np.maximum(news - 1, 0))": "end"}),),
+    ),
+    "drafts have one state": ("lawful", ((SchedulerSteps, "_blocks_of", {"min(self._most_states, stop - start)": "1"}),)),
+}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("bug", DRAFT_BUGS)
+def test_state_of_a_draft_that_is_taken_for_another_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No state that only a draft has reached is handed off, published, or read by a request that has stepped back."""
+    rule, changes = DRAFT_BUGS[bug]
+    for owner, name, lines in changes:
+        without(monkeypatch, owner, name, lines)
+    found = explore(World(pinned_world("drafts-states").settings), processes=1)
+
+    assert [each.rule for each in found.counterexamples] == [rule], found.counterexamples
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------------

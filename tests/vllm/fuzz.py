@@ -25,7 +25,7 @@ import pytest
 from attrs import asdict, define, evolve, field, frozen
 
 from tests.programs import importing, natural, positive
-from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+from tests.vllm.worlds import GroupSpec, Kind, Lag, WorldSpec
 
 with importing("tests.vllm.fuzz", __name__):
     from vllm.config import VllmConfig
@@ -110,6 +110,8 @@ class Case:
             "failed loads fail requests": self.fails and not self.recompute,
             "pipeline": self.depth,
             "guesses": self.guesses,
+            "guesses beside states": self.guesses and "mamba" in kinds,
+            "guesses, asynchronous": self.guesses and spec.async_scheduling,
             "drafter": any(group.drafter for group in spec.groups),
             "second connector": self.second,
             "second connector, within steps": self.second is not None and self.second.within > 0,
@@ -131,7 +133,7 @@ class Case:
 
 
 BELOW = ("below", "below_wait_s", "self_describing_kv_events")
-KINDS = (
+KINDS: Sequence[Sequence[Kind]] = (
     *(("full",), ("full",), ("swa",), ("full", "swa"), ("full", "mamba"), ("full", "swa", "mamba"), ("full", "swa", "swa")),
     ("full", "local"),
 )
@@ -168,10 +170,13 @@ def drawn(seed: int) -> Case:
     parallel = rng.choice(CONTEXTS) if often(0.12) else Parallel()
     guesses = rng.choice(("ngram", "eagle", "mtp")) if often(0.3) and parallel.decode == 1 else None  # the rig has not both
     groups = (GroupSpec("full"),) if parallel.decode > 1 else _groups(rng, guesses)
+    other = Random(f"{seed}/guesses")
+    if MINOR >= 33 and guesses is not None and other.random() < 0.4:  # the connector refuses them before
+        groups = _groups(other, guesses, [kinds for kinds in KINDS if "mamba" in kinds])
     states = any(group.kind == "mamba" for group in groups)
     if parallel == Parallel() and len(groups) == 2 and often(0.15):
         parallel = Parallel(lacking=rng.choice(({0: (1,)}, {1: (0,)}, {0: (1,), 1: (0,)}, {1: (0, 1)})))
-    ahead = guesses is None and often(0.5)  # the rig has no guesses with a step ahead
+    ahead = often(0.5) if guesses is None else other.random() < 0.5
     pipelined = guesses is None and often(0.15)
     within = groups == (GroupSpec("full"),) and not ahead and not pipelined  # what vLLM takes reports of failure of
     alone = parallel.decode > 1 or parallel.lacking or not often(0.2)
@@ -222,7 +227,7 @@ def drawn(seed: int) -> Case:
         below=below,
         second_runner=MINOR >= 33 and often(0.15),
         events=events,
-        sessions=MINOR >= 32 and often(0.2) and not (states and pipelined),  # vLLM goes on from a wrong state
+        sessions=MINOR >= 32 and often(0.2) and not (states and (pipelined or guesses)),  # vLLM goes on from a wrong state
         naps=sleeps,
         salts=often(0.3),
         hurried=often(0.15),
@@ -239,17 +244,19 @@ def _with_budget(case: Case, rng: Random) -> Case:
     return evolve(case, spec=evolve(case.spec, extra_config=extra), recompute=False)
 
 
-def _groups(rng: Random, guesses: str | None) -> tuple[GroupSpec, ...]:
+def _groups(
+    rng: Random, guesses: str | None, chosen: Sequence[Sequence[Kind]] | None = None
+) -> tuple[GroupSpec, ...]:
     left_out = {None: "", "ngram": "mamba"}.get(guesses, "mamba local")  # what vLLM or the connector does not take beside these
-    kinds = rng.choice([kinds for kinds in KINDS if kinds[-1] not in left_out.split()])
+    kinds = rng.choice(chosen or [kinds for kinds in KINDS if kinds[-1] not in left_out.split()])
     even = kinds[-1] in ("mamba", "local") or rng.random() < 0.6  # vLLM has them in blocks of the size of the others
     sizes = {kind: rng.choice((4, 6, 8)) for kind in kinds}
     size = rng.choice((4, 6))
     # vLLM asks the groups beside full attention for one window; a part of local attention has whole blocks
     windows = {"swa": rng.randint(5, 16), "local": size * rng.randint(1, 3)}
-    drafter = rng.randrange(len(kinds)) if guesses == "eagle" else None
+    drafter = rng.randrange(len(kinds) - kinds.count("mamba")) if guesses == "eagle" else None  # states come last
     return tuple(
-        GroupSpec(kind, size if even else sizes[kind], windows.get(kind), drafter=number == drafter)  # type: ignore[arg-type]
+        GroupSpec(kind, size if even else sizes[kind], windows.get(kind), drafter=number == drafter)
         for number, kind in enumerate(kinds)
     )
 

@@ -11,7 +11,8 @@ block is its group and all text up to its last token, for example ``0:abcd``, un
 text as bytes, without the weights: `renew` has to make sure that nothing computed with former weights is found again.
 
 Drafts: a step may also compute tokens that are only guessed. A guess of a lower-case letter is right and one of a capital
-wrong, so that what a plan samples follows from the text. Wrong guesses leave content behind that no key names. While a request
+wrong, so that what a plan samples follows from the text. Wrong guesses leave content behind that no key names. Beside states,
+the state of each guess is written to a block of its own, and only that of the last known token is handed off. While a request
 decodes, the layers of a drafter write the last position once more in the next step.
 
 Tails: a block that is not full has the content of its letters, ``0:abc`` in blocks of two, and that is its key as a tail, too.
@@ -209,6 +210,7 @@ class Engine:
             max_load_failures=settings.max_load_failures,
             lazy_blocks=settings.lazy_blocks,
             load_within_tokens=settings.load_within_tokens,
+            state_drafts=settings.drafts if any(isinstance(each, Mamba) for each in self.geometry.groups) else 0,
         )
         below = settings.below_policies
         self.index = None if below is None else TierIndex()
@@ -411,10 +413,12 @@ class Engine:
         return hits, refused, deferred
 
     def _hand_off(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> None:
-        """Hand off the Mamba states that this step leaves at the end of a block."""
+        """Hand off the Mamba states that this step leaves at the end of a block; with drafts, that of the last known token."""
         for group, each in enumerate(self.geometry.groups):
             for name, count in wants.items():
                 end = begin[name] + count
+                if self.settings.drafts:
+                    end = min(end, self.scheduler.progress(name).known)
                 if isinstance(each, Mamba) and count and not end % each.block_tokens:
                     self.scheduler.hand_off(name, group, end)
 
@@ -450,7 +454,10 @@ class Engine:
         final = self.scheduler.sealed_blocks(name, group)
         if isinstance(self.geometry.groups[group], Mamba):
             reads += [(table[position] & ID_MASK, self.content(group, text[:begin])) for position in self._needed(group, begin)]
-            writes.append((table[(end - 1) // size] & ID_MASK, self.content(group, text[:end])))
+            guessed = self._guessed(name, end)
+            first = max(begin, min(end, self.scheduler.progress(name).known) - 1) if self.settings.drafts else end - 1
+            for last in range(first, end):  # the state of each draft has a block of its own
+                writes.append((table[last // size] & ID_MASK, self.content(group, guessed[: last + 1])))
             return
         for position in self._needed(group, begin):
             stop = (position + 1) * size if position < final else min(begin, (position + 1) * size)

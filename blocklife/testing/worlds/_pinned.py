@@ -321,6 +321,21 @@ WORLDS: tuple[Pinned, ...] = (
         _world(_GUESSED, Settings(groups="full:1,swa:1:2+drafter", drafts=1, num_blocks=16, num_slots=8), fail=1),
     ),
     Pinned(
+        "drafts-states",
+        "the state of each guess has a block of its own, and only states of known tokens are handed off; requests give way",
+        _world(("ab.cDe", "ab.c"), Settings(groups="full:1,mamba:1", drafts=1, num_blocks=9, num_slots=6), fail=1, preempt=1),
+    ),
+    Pinned(
+        "drafts-states-overdue",
+        "the same where a copy of a state never lands, and blocks are short",
+        _world(("ab.cDe", "ab.c"), Settings(groups="mamba:1", drafts=2, num_blocks=5), hang=1, preempt=1),
+    ),
+    Pinned(
+        "drafter-states",
+        "a drafter beside states: what it keeps back, and what only guesses have reached",
+        _world(("ab.cDe", "ab.c"), Settings(groups="full:1+drafter,mamba:1", drafts=2, num_blocks=12, num_slots=8), fail=1, abort=1),
+    ),
+    Pinned(
         "tails-fence",
         "what ends inside a block is loaded, and its request writes on there, while copies never land",
         _world(_INSIDE, _tails(num_blocks=2), hang=1, preempt=1),
@@ -607,6 +622,9 @@ COUNTS: Mapping[str, Counts] = {
     "drafts-overdue": Counts(4_116, 8_781, 39),
     "drafter": Counts(6_289, 8_672, 21),
     "drafter-windows": Counts(9_012, 12_536, 24),
+    "drafts-states": Counts(3_630, 4_620, 26),
+    "drafts-states-overdue": Counts(5_419, 11_428, 28),
+    "drafter-states": Counts(2_661, 3_560, 20),
     "tails-fence": Counts(2_853, 6_720, 32),
     "tails-hold": Counts(11_306, 26_388, 32),
     "tails-behind": Counts(5_826, 10_082, 34),

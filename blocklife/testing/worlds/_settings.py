@@ -95,7 +95,7 @@ class Script:
         if isinstance(group, FullAttention):
             return -(-last // size)
         if isinstance(group, Mamba):
-            return min(-(-last // size), 2 + ahead)
+            return min(-(-last // size), 2 + ahead + drafts)
         most = 0
         for known in range(self.prompt, last + 1 if again else self.prompt + 1):
             settled = begin = 0

@@ -513,7 +513,8 @@ class ConnectorScheduler:
                 self._go_on(tracked)
                 tracked.has_stopped = True
                 # a later step that is out computes the token that is taken back, and a state cannot go back
-                if tracked.request.num_stale_output_tokens and self._has_states:
+                # and with guesses vLLM goes on from the first state of the last step, however many of them were right
+                if self._has_states and (tracked.request.num_stale_output_tokens or self.shape.state_drafts):
                     tracked.is_wrong = True
                     self.decided.keep_unnamed(tracked.name)
         for doubt in void:

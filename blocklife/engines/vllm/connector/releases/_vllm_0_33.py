@@ -1,4 +1,4 @@
-"""vLLM 0.33: it calls the connector when it falls asleep. Prefixes that end inside a block can be stored, and states beside guesses."""
+"""vLLM 0.33: it calls the connector when it falls asleep. Tails can be stored, and states beside guesses."""
 
 from __future__ import annotations
 
