@@ -13,7 +13,12 @@ from tests.vllm.releases import MODEL
 
 NEED_NO_VLLM = {"test_tools.py"}
 NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_fuzz", "test_programs")
-SINCE = {"test_behaviour_sources.py": "0.32", "test_connector_sources.py": "0.32", "test_connector_sleep.py": "0.33"}
+SINCE = {
+    "test_behaviour_sources.py": "0.32",
+    "test_connector_sources.py": "0.32",
+    "test_connector_sleep.py": "0.33",
+    "test_connector_guessed_states.py": "0.33",
+}
 """The first release that has what a module is about."""
 NEED_WATCHED = ("test_rig", "test_scenarios", "test_watch")
 """They say what is found in vLLM's own connectors in each of `WATCHED`."""
@@ -41,7 +46,7 @@ class Unsupported(Absent):
 class TooOld(Absent):
     """A test module about what the release does not have yet."""
 
-    why = "this release has no sources of hits, or tells the connector nothing of sleep mode"
+    why = "this release has no sources of hits, tells the connector nothing of sleep mode, or its states have no guesses beside them"
 
 
 class Unwatched(Absent):

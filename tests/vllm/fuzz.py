@@ -244,9 +244,7 @@ def _with_budget(case: Case, rng: Random) -> Case:
     return evolve(case, spec=evolve(case.spec, extra_config=extra), recompute=False)
 
 
-def _groups(
-    rng: Random, guesses: str | None, chosen: Sequence[Sequence[Kind]] | None = None
-) -> tuple[GroupSpec, ...]:
+def _groups(rng: Random, guesses: str | None, chosen: Sequence[Sequence[Kind]] | None = None) -> tuple[GroupSpec, ...]:
     left_out = {None: "", "ngram": "mamba"}.get(guesses, "mamba local")  # what vLLM or the connector does not take beside these
     kinds = rng.choice(chosen or [kinds for kinds in KINDS if kinds[-1] not in left_out.split()])
     even = kinds[-1] in ("mamba", "local") or rng.random() < 0.6  # vLLM has them in blocks of the size of the others

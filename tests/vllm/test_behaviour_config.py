@@ -17,11 +17,12 @@ from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE
 from tests.vllm.connector_rig import ConnectorRig
 
 
-def test_drafter_beside_states_is_refused() -> None:
-    """A guess that was wrong cannot be taken back from a state; what vLLM keeps of it for that is not known to the ledger."""
+def test_drafter_beside_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 0.33 they are refused; since then they are taken, and `test_connector_guessed_states.py` is about them."""
     rig = ConnectorRig(evolve(ROOMY, groups=(FULL, STATE)))
     drafter = SimpleNamespace(method="mtp", use_eagle=lambda: True)
     object.__setattr__(rig.engine.config, "speculative_config", drafter)
 
+    monkeypatch.setattr(type(cache.release()), "guesses_beside_states", False)
     with pytest.raises(MisuseError, match="speculative decoding with Mamba layers is not offered"):
         cache.check_engine(rig.engine.config, rig.engine.kv_cache_config)

@@ -333,7 +333,9 @@ WORLDS: tuple[Pinned, ...] = (
     Pinned(
         "drafter-states",
         "a drafter beside states: what it keeps back, and what only guesses have reached",
-        _world(("ab.cDe", "ab.c"), Settings(groups="full:1+drafter,mamba:1", drafts=2, num_blocks=12, num_slots=8), fail=1, abort=1),
+        _world(
+            ("ab.cDe", "ab.c"), Settings(groups="full:1+drafter,mamba:1", drafts=2, num_blocks=12, num_slots=8), fail=1, abort=1
+        ),
     ),
     Pinned(
         "tails-fence",
