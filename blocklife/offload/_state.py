@@ -146,8 +146,8 @@ def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:
         for number, group in enumerate(geometry.groups):
             if isinstance(group, Mamba) and group.block_tokens > 1:
                 raise MisuseError(
-                    f"state_drafts={policies.state_drafts}: group {number} ({group}) has blocks of {group.block_tokens} tokens, and "
-                    "a ledger that owns the pool has no others for the states of drafts (use blocks of one token)"
+                    f"state_drafts={policies.state_drafts}: group {number} ({group}) has blocks of {group.block_tokens} "
+                    "tokens, and a ledger that owns the pool has no others for the states of drafts (use blocks of one token)"
                 )
     if geometry.tail_tokens is not None and policies.mode is Mode.LAZY:
         raise MisuseError(f"tail_tokens={geometry.tail_tokens}: tails are not stored lazily (use Mode.EAGER)")

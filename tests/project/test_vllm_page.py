@@ -80,8 +80,9 @@ def test_page_of_the_connector_lists_all_that_is_refused() -> None:
 def test_connector_can_be_told_every_policy() -> None:
     """Each choice of the scheduler is a key of the connector.
 
-    How far plans run ahead is vLLM's own setting, and a budget of bytes says how many tokens load within a step.
+    How far plans run ahead and how many drafts have states are vLLM's own settings, and a budget of bytes says how many tokens
+    load within a step.
     """
     policies = {each.name for each in fields(Policies)}
 
-    assert policies - {each.name for each in fields(ConnectorConfig)} == {"plans_ahead", "load_within_tokens"}
+    assert policies - {each.name for each in fields(ConnectorConfig)} == {"plans_ahead", "load_within_tokens", "state_drafts"}

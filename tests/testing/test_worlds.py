@@ -24,8 +24,8 @@ from blocklife.ledger.jobs import Allocated
 from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow, _steps
 from blocklife.offload._lookup import Unit, _Scan
 from blocklife.offload._progress import ProgressTable
-from blocklife.offload._search import Search
 from blocklife.offload._scheduler import OffloadScheduler
+from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import Hit

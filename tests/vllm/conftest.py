@@ -46,7 +46,7 @@ class Unsupported(Absent):
 class TooOld(Absent):
     """A test module about what the release does not have yet."""
 
-    why = "this release has no sources of hits, tells the connector nothing of sleep mode, or its states have no guesses beside them"
+    why = "this release has no sources of hits, tells the connector nothing of sleep mode, or has no guesses beside states"
 
 
 class Unwatched(Absent):

@@ -200,7 +200,7 @@ class ConnectorRig(Rig):
         dice, given = self._dice, output.scheduled_spec_decode_tokens
 
         def guess(row: Row) -> Sequence[int]:
-            guesses = given.get(row.name, ())
+            guesses: Sequence[int] = given.get(row.name, ())
             if dice is None or not self.spec.async_scheduling:
                 return guesses
             return [row.text.token(row.known + at) if dice.random() < 0.7 else 1 for at in range(len(guesses))]

@@ -12,6 +12,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.engines.vllm.connector import _cache as cache
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE
 from tests.vllm.connector_rig import ConnectorRig
@@ -23,6 +24,6 @@ def test_drafter_beside_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     drafter = SimpleNamespace(method="mtp", use_eagle=lambda: True)
     object.__setattr__(rig.engine.config, "speculative_config", drafter)
 
-    monkeypatch.setattr(type(cache.release()), "guesses_beside_states", False)
+    monkeypatch.setattr(type(release()), "guesses_beside_states", False)
     with pytest.raises(MisuseError, match="speculative decoding with Mamba layers is not offered"):
         cache.check_engine(rig.engine.config, rig.engine.kv_cache_config)

@@ -2,7 +2,8 @@
 
 Goal: no state of a guess is stored, hit or loaded as that of a known token, and no state that vLLM keeps is lost for the host.
 Method: random traffic through vLLM's scheduler. The runner writes the state after each guess to a block of its own, junk behind
-the first wrong one, and moves what it keeps as vLLM's workers do; every state is compared when it is read. Controls plant a bug.
+the first wrong one, and moves what it keeps as vLLM's workers do. Every state is compared when it is read.
+Controls plant bugs.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Direction
 from blocklife.ledger._ids import NULL
@@ -42,11 +43,11 @@ CROWDED = WorldSpec(num_gpu_blocks=48, host_blocks=60, max_num_seqs=4, max_num_b
 AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 
 
-def guessing(monkeypatch: pytest.MonkeyPatch, model: str, seed: int, **more: object) -> ConnectorRig:
+def guessing(monkeypatch: pytest.MonkeyPatch, model: str, seed: int, world: WorldSpec = CROWDED) -> ConnectorRig:
     """An engine that guesses three tokens a step; vLLM keeps the state at every block of it."""
     method, groups = MODELS[model]
     with_guesses(monkeypatch, method)
-    return ConnectorRig(evolve(CROWDED, groups=groups, dense_retention=True, **more), seed, drafts=True)
+    return ConnectorRig(evolve(world, groups=groups, dense_retention=True), seed, drafts=True)
 
 
 @AHEAD
@@ -56,7 +57,7 @@ def test_connector_walks_with_guesses_beside_states(
     model: str, seed: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guesses are right and wrong, with a step ahead too: a request steps back to the state of its last right guess."""
-    rig = guessing(monkeypatch, model, seed, async_scheduling=ahead)
+    rig = guessing(monkeypatch, model, seed, evolve(CROWDED, async_scheduling=ahead))
     assert rig.side.offload.policies.state_drafts == 3
     walk(rig, seed, 60)
 
@@ -68,8 +69,9 @@ def test_connector_walks_with_guesses_beside_states(
 def test_connector_walks_with_guesses_beside_states_in_chunks_on_two_workers(
     model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with chunks of two blocks, prompts in parts, two workers, and only the states that vLLM keeps by itself."""
-    rig = guessing(monkeypatch, model, 3, async_scheduling=ahead, blocks_per_chunk=2, world_size=2, part_tokens=8)
+    """The same with chunks of two blocks, prompts in parts, and two workers."""
+    world = evolve(CROWDED, async_scheduling=ahead, blocks_per_chunk=2, world_size=2, part_tokens=8)
+    rig = guessing(monkeypatch, model, 3, world)
     walk(rig, 3, 60)
 
     assert rig.loaded > 0
@@ -104,11 +106,11 @@ def watch_hand_offs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("planted", [False, True], ids=["", "control"])
 @AHEAD
 def test_state_that_guesses_have_passed_is_stored(ahead: bool, planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two right guesses lead beyond the end of a block: vLLM keeps the state there, and takes its block from the table at once."""
+    """Right guesses lead beyond the end of a block: vLLM keeps the state there, and takes its block from the table at once."""
     found = watch_hand_offs(monkeypatch)
     if planted:  # all states in one go, when the tables of the step are known
         monkeypatch.setattr(ConnectorScheduler, "_hand_off_reached", lambda self, output: set())
-    walk(guessing(monkeypatch, "full and state", 4, async_scheduling=ahead), 4, 40, resets=False)
+    walk(guessing(monkeypatch, "full and state", 4, evolve(CROWDED, async_scheduling=ahead)), 4, 40, resets=False)
 
     assert found["kept"] > 20
     assert (found["lost"] > 0) is planted
@@ -177,6 +179,6 @@ def test_connector_stores_nothing_of_a_session_that_goes_on_from_guessed_states(
 def test_guesses_beside_states_are_refused_before_a_release_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before 0.33 random traffic with a step ahead ended in an error."""
     with_guesses(monkeypatch, "mtp")
-    monkeypatch.setattr(type(cache.release()), "guesses_beside_states", False)
-    with pytest.raises(MisuseError, match="speculative decoding with Mamba layers is not offered before 0.33"):
+    monkeypatch.setattr(type(release()), "guesses_beside_states", False)
+    with pytest.raises(MisuseError, match=r"speculative decoding with Mamba layers is not offered before 0\.33"):
         ConnectorRig(evolve(ROOMY, groups=(FULL, STATE)), drafts=True)
