@@ -22,8 +22,8 @@ class Naive(Driver):
             raise Unsupported("this engine has one group of 4 tokens, one worker, synchronous scheduling and holds blocks back")
         if world.mode != "eager" or world.pool != "own":
             raise Unsupported("this engine stores at once, and owns its pool")
-        if world.load_within_tokens:
-            raise Unsupported("this engine loads between two steps")
+        if world.load_within_tokens or world.state_drafts:
+            raise Unsupported("this engine loads between two steps, and has no states")
         self.free_blocks = list(range(1, world.blocks + 1))
         self.free_slots = list(range(world.slots))
         self.said: dict[str, str] = {}

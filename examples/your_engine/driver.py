@@ -30,7 +30,7 @@ class YourDriver(Driver):
         self.only(
             world, groups=f"full:{BLOCK}", contract="hold", scheduling="sync", mode="eager", blocks_per_chunk=1, deadline=1000
         )
-        self.only(world, load_within_tokens=0)
+        self.only(world, load_within_tokens=0, state_drafts=0)
         self.engine = Engine(world.blocks, world.slots, world.workers, self.hasty)
         self.plans, self.weights, self.taken = 0, "", list[int]()
 

@@ -439,6 +439,7 @@ CAN_FAIL: dict[str, type[OurDriver]] = {
     "B19": Gullible,
     "B20": Lingering,
     "B21": Tailless,
+    "B22": Believing,
 }
 """A wrong engine for each case."""
 

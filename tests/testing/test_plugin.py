@@ -495,8 +495,8 @@ def test_example_holds_as_many_scenarios_as_its_readme_says(monkeypatch: pytest.
     for name in ("driver", "engine"):
         del sys.modules[name]
 
-    assert safety == "safety: 20 of 50 scenarios hold, 30 are not applicable"
-    assert "Of the 50 safety scenarios 20 hold and none fails; the other 30 are about features this engine lacks" in text
+    assert safety == "safety: 20 of 51 scenarios hold, 31 are not applicable"
+    assert "Of the 51 safety scenarios 20 hold and none fails; the other 31 are about features this engine lacks" in text
     assert re.fullmatch(r"policy: 0 of 17 scenarios hold, 4 do not \(.*\), 13 are not applicable", policy)
     assert "Of the 17 policy scenarios 13 are not applicable, and in 4 the engine has another policy" in text
     assert {"A01", "A02", "A03"} <= hasty

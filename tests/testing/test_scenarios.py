@@ -197,6 +197,13 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
         ),
         "no such copy as the store of a",
     ),
+    "a state is not taken back": (
+        "B22",
+        lambda patch: without(
+            patch, SchedulerSteps, "advance", {"computed = np.minimum(end, known + np.maximum(news - 1, 0))": "computed = end"}
+        ),
+        "I6",
+    ),
 }  # fmt: skip
 
 

@@ -368,7 +368,7 @@ def test_drafter_beside_states_holds_where_hits_load() -> None:
 
 
 NO_LIMIT = {"if self.policies.state_drafts and boundary > known + ahead:": "if False:"}
-ALL_STATES = {"if self.settings.drafts:": "if False:"}
+ALL_STATES = {"if self.scheduler.policies.state_drafts:": "if False:"}
 DRAFT_BUGS: Mapping[str, tuple[str, tuple[tuple[object, str, Mapping[str, str]], ...]]] = {
     "the state of a draft is handed off": ("lawful", ((Engine, "_hand_off", ALL_STATES),)),
     "the state of a wrong draft is published": (

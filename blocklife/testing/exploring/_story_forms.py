@@ -138,6 +138,7 @@ def _world(story: Story) -> dict[str, Value]:
         "max_load_failures": engine.max_load_failures,
         "step_tokens": engine.step_tokens or 0,
         "load_within_tokens": engine.load_within_tokens,
+        "state_drafts": engine.drafts if "mamba" in engine.groups else 0,
     }
     return found
 

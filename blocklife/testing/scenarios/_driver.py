@@ -80,6 +80,8 @@ class EngineSetup:
     """Failed loads after which a request is computed without loading."""
     load_within_tokens: int = 0
     """Tokens that the loads of one step may bring together before its forward pass; 0: every load takes two steps."""
+    state_drafts: int = 0
+    """Drafts that a step may compute beside Mamba groups, each with a block for the state after it; 0: none."""
     events: str = "own"
     """How copies and forward passes are ordered on the device: each by its own event (``own``), not at all (``none``), or all
     copies of a direction by one event, so that all count as landed when one has (``shared``)."""

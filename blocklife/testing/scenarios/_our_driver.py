@@ -83,7 +83,7 @@ class _ScenarioEngine(Engine):
                 load_within_tokens=world.load_within_tokens,
             )
         )
-        policies = evolve(self.scheduler.policies, prompt_only=world.prompt_only)
+        policies = evolve(self.scheduler.policies, prompt_only=world.prompt_only, state_drafts=world.state_drafts)
         if world.pool == "engine":
             self.ledger = Ledger(
                 self.ledger.limits, contract=self.ledger.contract, deadline=float(world.deadline), own_pool=False

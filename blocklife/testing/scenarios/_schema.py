@@ -456,6 +456,7 @@ SETTING_DOCS: Mapping[str, str] = {
     "max_load_failures": "failed loads after which a request computes",
     "load_within_tokens": "how many tokens the loads of one step may bring together before its forward pass; 0: every load "
     "takes two steps",
+    "state_drafts": "how many drafts a step may compute beside Mamba groups, each with a block for the state after it; 0: none",
     "events": "how copies wait for forward passes: each by its own event, not at all, or all by one event "
     "(then all count as landed when one has)",
     "seed": "the seed for `walk`",

@@ -72,6 +72,7 @@ _ONLY = {
     "partial_chunks": "each release of vLLM has its own way with holes",
     "max_load_failures": "vLLM's workers assume that no copy fails",
     "load_within_tokens": "vLLM's own connectors load between two steps",
+    "state_drafts": "the driver guesses no tokens",
     "events": "vLLM's workers are not asked how they wait",
 }
 """Settings that cannot be changed here, and why."""

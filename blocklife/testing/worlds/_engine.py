@@ -417,7 +417,7 @@ class Engine:
         for group, each in enumerate(self.geometry.groups):
             for name, count in wants.items():
                 end = begin[name] + count
-                if self.settings.drafts:
+                if self.scheduler.policies.state_drafts:
                     end = min(end, self.scheduler.progress(name).known)
                 if isinstance(each, Mamba) and count and not end % each.block_tokens:
                     self.scheduler.hand_off(name, group, end)
@@ -455,7 +455,8 @@ class Engine:
         if isinstance(self.geometry.groups[group], Mamba):
             reads += [(table[position] & ID_MASK, self.content(group, text[:begin])) for position in self._needed(group, begin)]
             guessed = self._guessed(name, end)
-            first = max(begin, min(end, self.scheduler.progress(name).known) - 1) if self.settings.drafts else end - 1
+            drafts = self.scheduler.policies.state_drafts
+            first = max(begin, min(end, self.scheduler.progress(name).known) - 1) if drafts else end - 1
             for last in range(first, end):  # the state of each draft has a block of its own
                 writes.append((table[last // size] & ID_MASK, self.content(group, guessed[: last + 1])))
             return
