@@ -179,6 +179,13 @@ class Engine:
         more = {"last_batch": self.scheduler.last_batch} if "last_batch" in inspect.signature(asked).parameters else {}
         return bool(asked(batch, **more))
 
+    def launched(self, batch: Any) -> None:
+        """The forward pass of a batch was launched: what the engine asks a linker then, and does with the answer."""
+        if self.spec.linker is not None:
+            failed = self.tree.finish_external_linker_loads(batch.reqs)
+            if self.scheduler.chunked_req in failed:
+                self.scheduler._pending_chunked_abort_req = self.scheduler.chunked_req
+
     def process(self, batch: Any, tokens: Sequence[int], done: object) -> None:
         """Hand the scheduler what a step has said."""
         result = GenerationBatchResult(next_token_ids=torch.tensor(tokens, dtype=torch.int64), copy_done=done)
@@ -187,6 +194,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether copies are out, as far as the tree knows."""
+        if self.spec.linker is not None and self.tree.linker.pending_offloads:
+            return True
         names = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
         return any(len(getattr(self.tree, name, None) or ()) for name in names)
 
@@ -209,15 +218,27 @@ def arguments_of(spec: WorldSpec, rank: int) -> Any:
         "device": "cpu",
         "attention_backend": "torch_native",
         "page_size": spec.page_tokens,
-        "enable_hierarchical_cache": True,
-        "hicache_io_backend": "direct",
-        "hicache_mem_layout": "layer_first",
-        "hicache_write_policy": spec.policy,
-        "hicache_ratio": (spec.host_pages - rank * spec.host_skew) / spec.device_pages,
         "disable_overlap_schedule": not spec.overlap,
         "pp_max_micro_batch_size": spec.max_num_seqs,
         "max_running_requests": spec.max_num_seqs,
     }
+    host_pages = spec.host_pages - rank * spec.host_skew
+    if spec.linker is None:
+        said |= {
+            "enable_hierarchical_cache": True,
+            "hicache_io_backend": "direct",
+            "hicache_mem_layout": "layer_first",
+            "hicache_write_policy": spec.policy,
+            "hicache_ratio": host_pages / spec.device_pages,
+        }
+    else:
+        module, _, name = spec.linker.partition(":")
+        config = {"linker": name, "linker_module_path": module, "linker_extra_config": {"host_pages": host_pages}}
+        said |= {
+            "enable_unified_cache_external_linker": True,
+            "unified_cache_external_linker_backend": "dynamic",
+            "unified_cache_external_linker_config": config,
+        }
     if spec.storage:
         said |= {
             "hicache_storage_backend": "file",
@@ -282,7 +303,7 @@ def tree_of(spec: WorldSpec, team: Team, rank: int, arguments: Any, pools: tuple
         "params": CacheInitParams(**known(CacheInitParams, said)),
         "is_hybrid_swa": spec.kind == "swa",
         "is_hybrid_ssm": spec.kind == "mamba",
-        "enable_hierarchical_cache": True,
+        "enable_hierarchical_cache": spec.linker is None,
         "disable_radix_cache": False,
         "effective_chunked_prefill_size": spec.chunk_tokens,
         "tp_worker": worker,
@@ -334,7 +355,8 @@ def scheduler_of(spec: WorldSpec, arguments: Any, pools: tuple[Any, Any, Any], t
         "priority_scheduling_preemption_threshold": 10,
         "enable_overlap": spec.overlap,
         "enable_skip_finishing_decode": spec.overlap,
-        "enable_hierarchical_cache": True,
+        "enable_hierarchical_cache": spec.linker is None,
+        "enable_unified_cache_external_linker": spec.linker is not None,
         "enable_hicache_storage": spec.storage,
         "is_hybrid_swa": spec.kind == "swa",
         "is_hybrid_ssm": spec.kind == "mamba",
@@ -476,8 +498,23 @@ def forget_all(engine: Engine) -> str:
     size = spec.device_pages * spec.page_tokens
     if free != size:
         return f"{size - free} tokens of device memory of {size}"
+    if spec.linker is not None:
+        return forget_linked(tree.linker.cache_linker)
     tree.evict_host(everything)
     host = engine.controller.mem_pool_host
     if host.available_size() != host.size:
         return f"{host.size - host.available_size()} tokens of host memory of {host.size}"
+    return ""
+
+
+def forget_linked(linker: Any) -> str:
+    """The same of a linker's host memory: what its ledger still holds when all of it is evicted."""
+    ledger = linker.host.ledger
+    slots = ledger.slots
+    if busy := slots.count_busy():
+        return f"{busy} pages of host memory are in use, and nothing runs"
+    ledger.evict([slot for slot in range(len(slots)) if slots.key(slot) is not None])
+    held = [block for block in range(1, len(ledger.blocks)) if ledger.blocks.at(block).name != "FREED"]
+    if held or len(ledger.requests) or ledger.jobs.live:
+        return f"the ledger has {len(held)} blocks, {len(ledger.requests)} requests and {ledger.jobs.live} jobs, and nothing runs"
     return ""

@@ -244,6 +244,7 @@ class Rig:
         turns = turns_of(rank.engine, batch, self.texts)
         done = rank.forward.launch(batch, turns)
         said = [turn.text.token(turn.stop) for turn in turns]
+        rank.engine.launched(batch)
         rank.queue.append((batch.copy() if self.spec.overlap else batch, said, done))
         scheduler.result_queue.append((batch, None))
 

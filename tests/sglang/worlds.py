@@ -49,6 +49,8 @@ class WorldSpec:
     tree: Tree | None = None
     """None: what the release has live behind its hierarchical cache."""
     lag: Lag = Lag()
+    linker: str | None = None
+    """The class of a linker (``module:Class``) that keeps host memory instead of SGLang itself; None: there is none."""
 
 
 @frozen

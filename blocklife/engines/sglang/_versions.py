@@ -1,4 +1,4 @@
-"""The releases of SGLang that the watch is tested with; in others it watches nothing.
+"""The releases of SGLang that the watch and the linker are tested with: in others the first watches nothing, the second is refused.
 
 SGLang changes the classes of its cache from release to release, so the range is narrow and grows only with tests.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import re
 
+from blocklife.errors import MisuseError
+
 ENGINE = "sglang"
 """The name of the engine, with which its metrics begin."""
 
 OLDEST_WATCHED = "0.5.13"
 NEWEST_WATCHED = "0.5.23"
 """The range of releases, without ``.post1`` and the like."""
+
+LINKED = "0.5.23"
+"""The release that the linker is tested with."""
 
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:\D|$)")
 
@@ -26,3 +31,9 @@ def numbers_of(version: str) -> tuple[int, ...]:
     """The three numbers of a release; empty, which is less than any, if there are none."""
     found = _RELEASE.match(version)
     return () if found is None else tuple(map(int, found.groups()))
+
+
+def check_linked(version: str) -> None:
+    """Refuse a release that the linker is not tested with, naming both."""
+    if numbers_of(version) != numbers_of(LINKED):
+        raise MisuseError(f"SGLang {version}: this linker supports SGLang {LINKED} (install it, or a blocklife for yours)")

@@ -1,0 +1,200 @@
+"""The class that SGLang makes on each rank: it translates SGLang's calls into those of `LinkedHost` and `Transport`.
+
+Rules of this file:
+
+* Nothing is decided here: what is legal, what is there and in which order it is acknowledged is in `_host`.
+* SGLang calls everything from the thread of its scheduler, and so may these calls.
+
+*A step of SGLang, as this file sees it.* `num_completed_offloads`, once: reports are collected, stores of the step before begin.
+Then `lookup` for requests that may be admitted, `load` for those that are; `start_layer_wise_loading` when a batch was formed.
+The forward pass is launched, and asks the counter for each layer; `finish_layer_wise_loading` follows. Last come `offload` for
+what is in the tree now, which begins with the next step: no forward pass has been launched in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+
+from blocklife.copiers import Copier
+from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+from blocklife.engines.sglang.linker._config import LinkerConfig
+from blocklife.engines.sglang.linker._device import DevicePages
+from blocklife.engines.sglang.linker._host import LinkedHost, LinkerStatistics
+from blocklife.engines.sglang.linker._transport import LoadCounter, Transport, torch_copier
+from blocklife.errors import MisuseError
+from blocklife.ledger import Limits
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.hicache_storage import PoolTransfer
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+
+class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no types where it is not installed
+    """Host memory for SGLang's tree, under blocklife's ledger."""
+
+    def __init__(
+        self,
+        server_args: ServerArgs,
+        params: CacheInitParams,
+        *,
+        components: Set[ComponentType],
+        extra_config: Mapping[str, object] | None = None,
+        forward_stream: object = None,
+    ) -> None:
+        config = LinkerConfig.read(extra_config or {})
+        self.forward_stream = forward_stream
+        self.pages = DevicePages(params, components)
+        self.pools = {PoolName.KV: self.pages}
+        cache = self.pages.cache
+        self.host = LinkedHost(
+            cache.num_blocks,
+            config.num_slots(self.pages.page_bytes),
+            policy=config.policy,
+            checking=config.checking,
+            deadline=config.deadline_s,
+        )
+        self.transport = Transport(
+            cache,
+            self.host.ledger.limits,
+            forward_stream=forward_stream if cache.device.type != "cpu" or self.has_streams else None,
+            make_copier=self.make_copier,
+            wrap=self.wrap_copier,
+        )
+        self.layer_done_counter = LoadCounter(self._order_forward)
+        self._closed = False
+        logger.info(
+            "blocklife linker: %d pages of %d bytes in host memory, %d on the device",
+            self.host.ledger.limits.num_slots,
+            self.pages.page_bytes,
+            cache.num_blocks - 1,
+        )
+
+    has_streams = False
+    """Whether memory of the CPU has streams, as a rig for tests has."""
+
+    def make_copier(self, cache: KvCache, memory: HostMemory, limits: Limits) -> TorchCopier:
+        """The copier; a subclass may make another."""
+        return torch_copier(cache, memory, limits)
+
+    def wrap_copier(self, copier: TorchCopier) -> Copier:
+        """What launches copies; a subclass may put something around it."""
+        return copier
+
+    def now(self) -> float:
+        """The time, in seconds; a subclass may count something else."""
+        return time.monotonic()
+
+    def statistics(self) -> LinkerStatistics:
+        """Counts since the start."""
+        return self.host.statistics()
+
+    # --- SGLang's calls -----------------------------------------------------------------------------------------------------
+
+    def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
+        """All numbers of pages, from the first on, that can be loaded: with full attention each number up to the most."""
+        transfer = _pages_of(transfers)
+        return [*range(1, self.host.lookup(rid, _keys(transfer.keys)) + 1)]
+
+    def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
+        """Queue a load into pages of the request; False if it must compute them, because they are not there any more."""
+        transfer = _pages_of(transfers)
+        return self.host.load(rid, _keys(transfer.keys), self.pages.blocks(transfer.device_indices))
+
+    def start_layer_wise_loading(self) -> int:
+        """Launch the loads that are queued, and what else waits. Returns the number of the batch, -1 if it loads nothing."""
+        batch = self.host.start_loads()
+        self._launch()
+        return batch
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:
+        """Block until the loads of this batch are quiet. Whether all of them have arrived."""
+        self.transport.wait(self.host.loading(counter_index))
+        self.host.report(self.transport.poll())
+        return self.host.finish_loads(counter_index)
+
+    def cancel_queued_load(self, rid: str) -> bool:
+        """Give a load up that has not started."""
+        return self.host.cancel(rid)
+
+    def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
+        """Take the pages of a node. True unless there are none: what comes of it is said in its turn."""
+        transfer = _pages_of(transfers)
+        if not transfer.keys:
+            return False
+        self.host.store(_keys(transfer.keys), self.pages.blocks(transfer.device_indices))
+        return True
+
+    def num_completed_offloads(self) -> int:
+        """How many stores, in their order, have an outcome. SGLang asks at the start of each step, so a step begins here."""
+        self.host.end_step()
+        self.host.report(self.transport.poll())
+        self._launch()
+        self._give_up_late()
+        return self.host.num_acknowledged
+
+    def pop_completed_offload(self) -> bool:
+        """Take the outcome of the oldest store."""
+        return self.host.acknowledge()
+
+    def reset(self) -> None:
+        """Wait for every copy, then forget everything."""
+        jobs = self.host.out()
+        self.transport.wait(jobs)
+        self.host.report(self.transport.poll())
+        self.host.quiesce(self.host.out())
+        self.host.reset()
+        self.layer_done_counter.reset()
+
+    def close(self) -> None:
+        """The same, and give host memory back. A second call does nothing."""
+        if self._closed:
+            return
+        self.reset()
+        self._closed = True
+        self.transport.close()
+        logger.info("blocklife linker: %s", self.statistics())
+
+    # --- helpers ------------------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        now = self.now()
+        plan = self.host.dispatch(now)
+        if plan is not None:
+            launched, completions = self.transport.execute(plan)
+            self.host.settle(plan, now, launched, completions)
+
+    def _give_up_late(self) -> None:
+        """A copy past its deadline has failed, but SGLang may have its pages only when it is quiet: that is waited for."""
+        late = self.host.expire(self.now())
+        if late:
+            logger.warning("blocklife linker: %d copies are past their deadline; waiting until they are quiet", len(late))
+            self.transport.wait(late)
+            self.host.report(self.transport.poll())
+            self.host.quiesce(late)
+
+    def _order_forward(self, batch: int) -> None:
+        blocks = self.host.blocks_of(batch)
+        if blocks:
+            self.transport.before_forward(blocks)
+
+
+def _pages_of(transfers: Sequence[PoolTransfer]) -> PoolTransfer:
+    """The transfer of a model's only kind of pages."""
+    if [transfer.name for transfer in transfers] != [PoolName.KV]:
+        names = ", ".join(str(transfer.name) for transfer in transfers)
+        raise MisuseError(f"blocklife linker: SGLang moves {names or 'nothing'}, and only pages of full attention are known")
+    return transfers[0]
+
+
+def _keys(hashes: Sequence[str]) -> list[bytes]:
+    return [each.encode() for each in hashes]

@@ -1,0 +1,176 @@
+"""blocklife's linker in the rig: its copies run on the rig's late streams, and every row they read is compared with its twin.
+
+A world asks for it by the name of a class, as SGLang's users do; the classes here differ in what goes wrong with the copies.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import torch
+from attrs import define
+
+from blocklife.copiers import Copier, FaultRates, FaultyCopier
+from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+from blocklife.copiers.torch._layout import CopyLayout, Pages
+from blocklife.copiers.torch._streams import StreamEvent, Timer
+from blocklife.engines.sglang.linker import BlocklifeLinker
+from blocklife.engines.sglang.linker._transport import RANK
+from blocklife.ledger import Direction, Limits, Transfer
+from tests.sglang import device as late
+from tests.sglang.content import ROW
+from tests.sglang.copies import Copies
+from tests.sglang.device import Module, current
+
+ROW_BYTES = 4 * ROW
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a tensor, from its first on."""
+    view = torch.empty(0, dtype=torch.uint8)
+    view.set_(
+        tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size(), (tensor.numel() * tensor.element_size(),)
+    )
+    return view
+
+
+@define(eq=False)
+class LateEvent:
+    """A mark on one of the rig's streams."""
+
+    inner: late.Event
+
+    def query(self) -> bool:
+        """Whether it has been reached."""
+        return self.inner.query()
+
+    def synchronize(self) -> None:
+        """Wait for it, here and now."""
+        self.inner.synchronize()
+
+
+@define(eq=False)
+class LateStream:
+    """One of the rig's streams, as a copier needs it."""
+
+    inner: late.Stream
+    layout: CopyLayout
+    rng: Random
+
+    def record(self, event: StreamEvent) -> None:
+        """Put a mark here."""
+        _inner(event).record(self.inner)
+
+    def wait(self, event: StreamEvent) -> None:
+        """What comes here from now on waits for a mark."""
+        self.inner.wait_event(_inner(event))
+
+    def copy(self, pages: Pages, direction: Direction) -> None:
+        """Queue a copy in two halves; the twins move at once."""
+        copies = current().copies
+        assert isinstance(copies, Copies)
+        moves = [self._rows(copies, *run, direction) for run in self._runs(pages, direction)]
+        what = "to host" if direction is Direction.STORE else "to device"
+        early = [torch.tensor([self.rng.random() < 0.5 for _ in want], dtype=torch.bool) for _, _, want in moves]
+
+        def move(second: bool) -> None:
+            for (source, target, want), first in zip(moves, early, strict=True):
+                rows = ~first if second else first
+                copies.witness.compare(copies.rank, f"a copy {what}", "its rows", source[rows], want[rows])
+                target[rows] = source[rows]
+                copies.moved[what] += int(rows.sum())
+
+        self.inner.put(lambda: move(False))
+        self.inner.put(lambda: move(True))
+
+    def _runs(self, pages: Pages, direction: Direction) -> list[tuple[int, int, int, int]]:
+        """For each run of bytes its layer, where it is in that and in its region, and how long it is."""
+        device, host = self.layout.offsets(pages, direction)
+        columns = (np.asarray(each).tolist() for each in (pages.layer, device, host, pages.nbytes))
+        return list(zip(*columns, strict=True))
+
+    def _rows(
+        self, copies: Copies, layer: int, at: int, place: int, count: int, direction: Direction
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows that a run reads, those that it writes, and what it must read."""
+        tensor, region = self.layout.cache.layers[layer], self.layout.regions[self.layout.region_of_layer[layer]]
+        both = [
+            (_bytes_of(of(tensor))[at : at + count], _bytes_of(of(region))[place : place + count])
+            for of in (lambda each: each, copies.twins.of)
+        ]
+        (source, target), (twin, other) = both if direction is Direction.STORE else [pair[::-1] for pair in both]
+        want = twin.clone()
+        other.copy_(want)
+        return source.view(-1, ROW_BYTES), target.view(-1, ROW_BYTES), want.view(-1, ROW_BYTES)
+
+
+class LateDevice:
+    """The rig's device, as a copier needs it."""
+
+    left_out: dict[str, str] = {}  # noqa: RUF012  # nothing is ever put in
+
+    def __init__(self, layout: CopyLayout) -> None:
+        self._layout = layout
+
+    def stream(self, name: str) -> LateStream:
+        """A new stream."""
+        here = current()
+        return LateStream(late.Stream(), self._layout, Random(f"{name}/{here.rng.random()}"))
+
+    def event(self) -> LateEvent:
+        """A new mark."""
+        return LateEvent(late.Event())
+
+    def timer(self) -> Timer | None:
+        """Nothing takes time here."""
+        return None
+
+    def follow(self, stream: LateStream, engine: object) -> None:
+        """Let a stream wait for what an engine's stream has been given."""
+        stream.inner.wait_stream(self._stream(engine))
+
+    def precede(self, event: StreamEvent, engine: object) -> None:
+        """Let an engine's stream wait for a mark."""
+        self._stream(engine).wait_event(_inner(event))
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        current().land_all()
+
+    def _stream(self, engine: object) -> late.Stream:
+        found = Module.current_stream() if engine is None else engine
+        assert isinstance(found, late.Stream)
+        return found
+
+
+def _inner(event: StreamEvent) -> late.Event:
+    assert isinstance(event, LateEvent)
+    return event.inner
+
+
+class LateLinker(BlocklifeLinker):
+    """The linker with the rig's streams and a clock that counts its calls."""
+
+    has_streams = True
+
+    def make_copier(self, cache: KvCache, memory: HostMemory, limits: Limits) -> TorchCopier:
+        """TorchCopier itself, on the rig's streams."""
+        device = LateDevice(CopyLayout(cache, memory))
+        return TorchCopier(cache, memory, worker=RANK, limits=limits, device=device)  # type: ignore[arg-type]
+
+    def now(self) -> float:
+        """One more than the last time."""
+        self._time = getattr(self, "_time", 0.0) + 1.0
+        return self._time
+
+
+class FaultyLinker(LateLinker):
+    """The same, with copies that fail, hang, and report late, twice and in another order."""
+
+    rates = FaultRates(fail=0.1, late=0.1, twice=0.05, reorder=0.1, never=0.05)
+    seed = 0
+
+    def wrap_copier(self, copier: TorchCopier) -> Copier:
+        """Faults by seed."""
+        return FaultyCopier[Transfer](copier, self.rates, np.random.default_rng(self.seed))
