@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-NEED_NO_SGLANG = {"test_tools.py"}
+NEED_NO_SGLANG = {"test_linker_host.py", "test_tools.py"}
 
 
 class Absent(pytest.Module):

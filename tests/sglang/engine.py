@@ -23,7 +23,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import sglang
 import sglang.srt.server_args as server_args_module
 import torch
-from attrs import define
+from attrs import define, field
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -144,6 +144,10 @@ class Engine:
     scheduler: Any
     worker: Any
     forward_stream: Stream
+    given_up: set[str] = field(factory=set)
+    """Requests that the engine has ended by itself and that were not in a batch: it was out of memory with one request left."""
+    failed_loads: set[str] = field(factory=set)
+    """Requests that the engine has given up because a linker could not load for them: their forward pass read anything."""
 
     @property
     def controller(self) -> Any:
@@ -183,6 +187,7 @@ class Engine:
         """The forward pass of a batch was launched: what the engine asks a linker then, and does with the answer."""
         if self.spec.linker is not None:
             failed = self.tree.finish_external_linker_loads(batch.reqs)
+            self.failed_loads.update(request.rid for request in failed)
             if self.scheduler.chunked_req in failed:
                 self.scheduler._pending_chunked_abort_req = self.scheduler.chunked_req
 
@@ -365,7 +370,6 @@ def scheduler_of(spec: WorldSpec, arguments: Any, pools: tuple[Any, Any, Any], t
         "beam_coordinator": beams,
         "dp_attn_adapter": SimpleNamespace(maybe_prepare_mlp_sync_batch=same, maybe_convert_decode_to_extend=same),
         "ngram_embedding_manager": SimpleNamespace(prepare_for_forward=same),
-        "send_abort_output": lambda *_, **__: None,
         "_maybe_prepare_ngram_embedding": same,
     }
     for name in DEAF:
@@ -428,7 +432,9 @@ def engine_of(spec: WorldSpec, team: Team, rank: int, copies: Copies) -> Engine:
     if spec.storage:
         _follow_storage(tree.cache_controller.mem_pool_host, copies)
     scheduler = scheduler_of(spec, arguments, pools, tree, worker)
-    return Engine(spec, rank, arguments, *pools, tree, scheduler, worker, stream)
+    engine = Engine(spec, rank, arguments, *pools, tree, scheduler, worker, stream)
+    scheduler.send_abort_output = lambda request, *_, **__: engine.given_up.add(request.rid)
+    return engine
 
 
 def _put_late_device() -> None:
@@ -515,6 +521,7 @@ def forget_linked(linker: Any) -> str:
         return f"{busy} pages of host memory are in use, and nothing runs"
     ledger.evict([slot for slot in range(len(slots)) if slots.key(slot) is not None])
     held = [block for block in range(1, len(ledger.blocks)) if ledger.blocks.at(block).name != "FREED"]
-    if held or len(ledger.requests) or ledger.jobs.live:
-        return f"the ledger has {len(held)} blocks, {len(ledger.requests)} requests and {ledger.jobs.live} jobs, and nothing runs"
+    left = {"blocks": len(held), "requests": len(ledger.requests), "jobs": ledger.jobs.live}
+    if any(left.values()):
+        return f"the ledger still has {left}, and nothing runs"
     return ""

@@ -5,11 +5,13 @@ A world asks for it by the name of a class, as SGLang's users do; the classes he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
-from attrs import define
+from attrs import define, evolve
 
 from blocklife.copiers import Copier, FaultRates, FaultyCopier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
@@ -22,16 +24,15 @@ from tests.sglang import device as late
 from tests.sglang.content import ROW
 from tests.sglang.copies import Copies
 from tests.sglang.device import Module, current
+from tests.sglang.worlds import LATE, World, WorldSpec
 
 ROW_BYTES = 4 * ROW
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of a tensor, from its first on."""
-    view = torch.empty(0, dtype=torch.uint8)
-    view.set_(
-        tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size(), (tensor.numel() * tensor.element_size(),)
-    )
+    size, view = tensor.element_size(), torch.empty(0, dtype=torch.uint8)
+    view.set_(tensor.untyped_storage(), tensor.storage_offset() * size, (tensor.numel() * size,), (1,))
     return view
 
 
@@ -169,8 +170,58 @@ class FaultyLinker(LateLinker):
     """The same, with copies that fail, hang, and report late, twice and in another order."""
 
     rates = FaultRates(fail=0.1, late=0.1, twice=0.05, reorder=0.1, never=0.05)
-    seed = 0
 
     def wrap_copier(self, copier: TorchCopier) -> Copier:
         """Faults by seed."""
-        return FaultyCopier[Transfer](copier, self.rates, np.random.default_rng(self.seed))
+        return FaultyCopier[Transfer](copier, self.rates, np.random.default_rng(len(self.host.ledger.slots)))
+
+
+class ImpatientLinker(LateLinker):
+    """The same as the first, with a deadline of one step."""
+
+    def __init__(self, *args: Any, extra_config: Mapping[str, object], **kwargs: Any) -> None:
+        super().__init__(*args, extra_config={**extra_config, "deadline_s": 2.0}, **kwargs)
+
+
+def linked(kind: type[BlocklifeLinker], **more: Any) -> WorldSpec:
+    """A small late world whose host memory is kept by a linker of this class."""
+    spec = WorldSpec(page_tokens=4, device_pages=24, host_pages=36, overlap=True, lag=LATE)
+    return evolve(spec, linker=f"{kind.__module__}:{kind.__name__}", **more)
+
+
+LINKED: dict[str, World] = {
+    "token": World(
+        "Pages of one token, the plain loop, host memory that is smaller than the device's.",
+        linked(LateLinker, page_tokens=1, device_pages=72, host_pages=48, overlap=False),
+        busy=True,
+    ),
+    "token-overlap": World(
+        "The same with overlap, and room for all on the host.",
+        linked(LateLinker, page_tokens=1, device_pages=72, host_pages=160),
+        busy=True,
+    ),
+    "sixteen": World(
+        "Pages of sixteen tokens, chunks of two, the plain loop.",
+        linked(LateLinker, page_tokens=16, device_pages=20, host_pages=40, chunk_tokens=32, prefill_tokens=128, overlap=False),
+        busy=True,
+    ),
+    "sixteen-overlap": World(
+        "The same with overlap, and host memory that is smaller than the device's.",
+        linked(LateLinker, page_tokens=16, device_pages=20, host_pages=12, chunk_tokens=32, prefill_tokens=128),
+        busy=True,
+    ),
+    "flushes": World("Flushes, with copies on their way.", linked(LateLinker), busy=True, flushes=True),
+    "ranks": World(
+        "Two ranks of which one has less host memory, so that they store and find different things.",
+        linked(LateLinker, world_size=2, host_skew=8, host_pages=24),
+        busy=True,
+    ),
+    "faulty": World("Copies fail, hang, and report late, twice and in another order.", linked(FaultyLinker), busy=True),
+    "faulty-ranks": World(
+        "The same on two ranks, each with faults of its own.", linked(FaultyLinker, world_size=2, host_pages=24), busy=True
+    ),
+    "impatient": World(
+        "Copies take longer than they may: each is waited for, and has failed.", linked(ImpatientLinker), busy=True
+    ),
+}
+"""Worlds with a linker of ours; in all of them every byte is right."""

@@ -255,6 +255,9 @@ class Rig:
 
     def _harvest(self) -> None:
         """Take note of requests that have ended."""
+        for name in self.ranks[0].engine.given_up:
+            self.running.discard(name)
+            self._requests.pop(name, None)
         for name, request in list(self._requests.items()):
             if request.finished():
                 del self._requests[name]

@@ -1,4 +1,6 @@
-"""The releases of SGLang that the watch and the linker are tested with: in others the first watches nothing, the second is refused.
+"""The releases of SGLang that the watch and the linker are tested with.
+
+In others the watch watches nothing, and the linker is refused.
 
 SGLang changes the classes of its cache from release to release, so the range is narrow and grows only with tests.
 """

@@ -77,7 +77,7 @@ class LinkerConfig:
     policy: str = field(default="arc", metadata={"read": _policy})
     """The eviction policy of host memory: arc, lru, or a name registered with `blocklife.offload.register`."""
     deadline_s: float = field(default=60.0, metadata={"read": _seconds})
-    """How long a copy to the host may take, in seconds from its launch. Then the step waits until it is over, and it has failed."""
+    """How long a copy to the host may take, in seconds from its launch. Then it has failed, and a step waits for its end."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": _checking})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 

@@ -22,6 +22,7 @@ from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.memory_pool import KVCache
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 _SCALED = ("k_scale_buffer", "native_k_scale_buffer", "dq_k_buffer")
@@ -42,6 +43,11 @@ class DevicePages:
             raise _refuse(
                 f"a model with {others} is not offered: a hit needs content of each kind that ends at the same token",
                 "use --enable-hierarchical-cache instead",
+            )
+        if params.pp_size != 1:
+            raise _refuse(
+                "pipeline parallelism is not offered: its stages do not agree on what a linker has found and stored",
+                "use --pp-size 1",
             )
         pool = params.token_to_kv_pool_allocator.get_kvcache()
         self.page_size: int = params.page_size
@@ -78,17 +84,19 @@ class DevicePages:
         """A buffer with a page as its first axis. A row of it is a token, or a page."""
         rows = len(buffer)
         if rows // self.page_size >= self.num_pages:
-            return buffer[: self.num_pages * self.page_size].unflatten(0, (self.num_pages, self.page_size))
+            pages: torch.Tensor = buffer[: self.num_pages * self.page_size].unflatten(0, (self.num_pages, self.page_size))
+            return pages
         if rows == self.num_pages:
             return buffer
-        raise _refuse(f"memory of {rows} rows for {self.num_pages} pages of {self.page_size} tokens is not offered", "leave it out")
+        what = f"memory of {rows} rows for {self.num_pages} pages of {self.page_size} tokens"
+        raise _refuse(f"{what} is not offered", "leave the linker out")
 
 
-def _buffers(pool: object) -> Sequence[torch.Tensor]:
+def _buffers(pool: KVCache) -> Sequence[torch.Tensor]:
     """What a page consists of: one tensor for each layer, or two."""
     if type(pool) is MHATokenToKVPool:
         if any(getattr(pool, name, None) is not None for name in _SCALED):
-            raise _refuse("memory with scales beside it is not offered", "use another --kv-cache-dtype, or leave the linker out")
+            raise _refuse("memory with scales beside it is not offered", "use --kv-cache-dtype auto, or leave the linker out")
         return [*pool.k_buffer, *pool.v_buffer]
     if type(pool) is MLATokenToKVPool:
         return [*pool.kv_buffer]

@@ -3,8 +3,8 @@
 SGLang's tree decides what is stored and when, and its allocator hands out the pages of the device. What is left is the ledger
 itself, and the host tier on top of it: this file calls them directly, without the scheduler of offloading.
 
-*Terms.* A page of SGLang is a block of the ledger; its hash, which depends on all tokens before it, is the key. The ledger hears
-of a page only while something is copied: SGLang names the pages of a store and of a load, and nobody else's.
+*Terms.* A page of SGLang is a block of the ledger; its hash, which depends on all tokens before it, is the key. SGLang names
+the pages of a store and of a load, and no others: the ledger knows a page only while something is copied.
 
 *A store.* SGLang locks the node whose pages it names, until it has taken the acknowledgement. So the ledger has a request for
 each store, which holds these blocks as long. Stores are acknowledged in the order in which they were made, whatever order they
@@ -24,14 +24,26 @@ when it has given a lookup up, so all of these pins end with the step (`end_step
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 
-from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Batch, Checking, Completion, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Limits, Plan
+from blocklife.errors import MisuseError
+from blocklife.ledger import (
+    Batch,
+    Checking,
+    Completion,
+    Contract,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    LedgerTransition,
+    Limits,
+    Plan,
+)
 from blocklife.ledger._limits import MAX_REQUESTS
-from blocklife.ledger.jobs import Allocated
+from blocklife.ledger.jobs import Allocated, Planned
 from blocklife.offload import HostTier
 from blocklife.states import Block, Job
 
@@ -92,7 +104,13 @@ class LinkedHost:
     """
 
     def __init__(
-        self, num_blocks: int, num_slots: int, *, policy: str = "arc", checking: Checking = Checking.COUNT, deadline: float = 60.0
+        self,
+        num_blocks: int,
+        num_slots: int,
+        *,
+        policy: str = "arc",
+        checking: Checking = Checking.COUNT,
+        deadline: float = 60.0,
     ) -> None:
         limits = Limits(num_blocks=num_blocks, num_slots=num_slots, max_jobs=2 * MAX_STORES, max_requests=MAX_REQUESTS)
         self.ledger = Ledger(
@@ -302,7 +320,9 @@ class LinkedHost:
         return [*self.ledger.submitted().ids]
 
     def reset(self) -> None:
-        """Forget everything. Needs: no copy is out."""
+        """Forget everything. Refuses while a copy is out: its memory is not free yet."""
+        planned = [number for number in self._by_job if self.ledger.jobs.is_planned(number)]
+        self.ledger.cancel(Jobs[Planned](tuple(JobId(self.ledger.incarnation, number) for number in planned)))
         for rid in [*self._queued]:
             self.cancel(rid)
         for batch in [*self._started]:

@@ -5,10 +5,10 @@ Rules of this file:
 * Nothing is decided here: what is legal, what is there and in which order it is acknowledged is in `_host`.
 * SGLang calls everything from the thread of its scheduler, and so may these calls.
 
-*A step of SGLang, as this file sees it.* `num_completed_offloads`, once: reports are collected, stores of the step before begin.
-Then `lookup` for requests that may be admitted, `load` for those that are; `start_layer_wise_loading` when a batch was formed.
-The forward pass is launched, and asks the counter for each layer; `finish_layer_wise_loading` follows. Last come `offload` for
-what is in the tree now, which begins with the next step: no forward pass has been launched in between.
+*A step of SGLang, as this file sees it.* `num_completed_offloads` comes first, once: reports are collected, and stores of the
+step before begin. Then `lookup` for requests that may be admitted, `load` for those that are, and `start_layer_wise_loading`
+when a batch was formed. The forward pass is launched, and asks the counter for each layer; `finish_layer_wise_loading` follows.
+Last comes `offload` for what is in the tree now: it begins with the next step, before another forward pass is launched.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Carries plans out between SGLang's pages and host memory, in the order that SGLang's streams need.
 
-*Order.* Before anything is launched, the copier is told to wait for what the calling thread's stream and SGLang's forward stream
-have been given so far: the forward pass may still write what a store reads, and may still use the pages that a load goes to.
-Everything else, store after load and load after store, the copier orders itself.
+*Order.* Before anything is launched, the copier is told to wait for what the calling thread's stream and SGLang's forward
+stream have been given so far: the forward pass may still write what a store reads, and may still use the pages that a load goes
+to. Everything else, store after load and load after store, the copier orders itself.
 
 *The forward pass.* It waits for its loads on its own stream, when it asks for a layer (`LoadCounter`). The copy of a request is
 one job for all layers, so the first layer waits for all of it.
@@ -52,6 +52,7 @@ class Transport:
 
         A launch that raises has failed. Raises: MisuseError of one that no copier could serve.
         """
+        self.wait(plan.flushes)
         self._follow()
         launched, failed = [], []
         for transfer in (*plan.loads, *plan.stores):

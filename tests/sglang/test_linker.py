@@ -1,0 +1,294 @@
+"""Our linker inside SGLang: its scheduler, its tree and its memory, with host memory under blocklife's ledger.
+
+Goal: every byte that SGLang reads is right, whatever the copies do; a request whose load has failed says nothing. Method:
+random traffic in worlds of the rig with a linker, then the same with one thing done wrong in the linker, which must show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from attrs import evolve, frozen
+
+from blocklife.engines.sglang import _versions as versions
+from blocklife.engines.sglang import linker as room
+from blocklife.engines.sglang.linker._device import DevicePages
+from blocklife.errors import CapacityError, MisuseError
+from tests.sglang.drive import Verdict, judge
+from tests.sglang.engine import RELEASE
+from tests.sglang.linked import LINKED, FaultyLinker, LateLinker, linked
+from tests.sglang.planted_linker import LINKER_FAULTS, linker_of
+from tests.sglang.rig import Rank, Rig
+from tests.sglang.traffic import Traffic
+from tests.sglang.worlds import World, WorldSpec
+
+pytestmark = pytest.mark.skipif(
+    versions.numbers_of(RELEASE) != versions.numbers_of(versions.LINKED), reason=f"the linker is for SGLang {versions.LINKED}"
+)
+SEEDS = range(3)
+STEPS = 200
+
+
+@frozen
+class LinkedRun:
+    """One seed of a world with a linker."""
+
+    verdict: Verdict
+    ranks: list[Rank]
+
+    @property
+    def failed(self) -> set[str]:
+        """Requests that SGLang gave up because their load had failed: what their forward pass read does not count."""
+        return set().union(*(rank.engine.failed_loads for rank in self.ranks))
+
+    @property
+    def troubles(self) -> set[str]:
+        """What went wrong."""
+        verdict = self.verdict
+        found = {"corrupt" for each in verdict.corruptions if each.reader not in self.failed}
+        found |= {"stuck"} if verdict.stuck else set()
+        found |= {"missing"} if verdict.leak else set()
+        found |= {"texts"} if verdict.wrong_texts else set()
+        return found | ({verdict.raised.kind} if verdict.raised is not None else set())
+
+    def count(self, what: str) -> int:
+        """One of the counts of the linkers, over all ranks."""
+        return sum(getattr(linker_of(rank).statistics(), what) for rank in self.ranks)
+
+
+def run(name: str, world: World, seed: int, plant: Callable[[Any], None] = lambda _: None) -> LinkedRun:
+    """Random traffic with a linker; *plant* does something wrong in it before the first step."""
+    ranks: list[Rank] = []
+
+    def on_rank(rank: Rank) -> None:
+        plant(linker_of(rank))
+        ranks.append(rank)
+
+    return LinkedRun(judge(name, world, seed, STEPS, on_rank), ranks)
+
+
+@pytest.mark.parametrize("name", sorted(LINKED))
+def test_every_byte_is_right_in_random_traffic(name: str) -> None:
+    """No seed shows anything but requests that were given up, memory is whole at the end, and pages went both ways."""
+    runs = [run(name, LINKED[name], seed) for seed in SEEDS]
+
+    assert [(str(each.verdict), each.troubles) for each in runs if each.troubles] == []
+    assert all(each.count("num_stored") > 0 for each in runs)
+    assert sum(each.count("num_loaded") for each in runs) > 0
+
+
+def test_worlds_meet_what_they_are_for() -> None:
+    """Copies fail where they are made to, some nodes find no room, some pages are there already."""
+    faulty = [run("faulty", LINKED["faulty"], seed) for seed in SEEDS]
+    impatient = run("impatient", LINKED["impatient"], 0)
+    tight = run("tight", World("", linked(LateLinker, host_pages=6), busy=True), 0)
+
+    assert sum(each.count("num_failed_stores") for each in faulty) > 0
+    assert sum(each.count("num_failed_loads") for each in faulty) > 0
+    assert impatient.count("num_failed_stores") > impatient.count("num_stored")
+    assert tight.count("num_no_room") > 0
+    assert tight.troubles == set()
+    assert sum(each.count("num_known") for each in faulty) > 0
+
+
+@pytest.mark.parametrize("name", sorted(LINKER_FAULTS))
+def test_fault_planted_in_the_linker_shows(name: str) -> None:
+    """One thing done wrong is seen in at least one seed, and its world is clean without it (above)."""
+    fault = LINKER_FAULTS[name]
+    runs = [run(fault.world, LINKED[fault.world], seed, fault.plant) for seed in SEEDS]
+
+    assert set().union(*(each.troubles for each in runs)) & fault.shows, "\n".join(str(each.verdict) for each in runs)
+
+
+def rounds(spec: WorldSpec, computed: list[int]) -> dict[str, list[int]]:
+    """The same prompts, three times over, with others in between that need all of the device."""
+    rig = Rig(spec, 5)
+    forward = rig.ranks[0].forward
+    launch = forward.launch
+
+    def counted(batch: Any, turns: list[Any]) -> Any:
+        computed.append(sum(turn.stop - turn.start for turn in turns))
+        return launch(batch, turns)
+
+    forward.launch = counted  # type: ignore[method-assign]
+    families = [[100 * family + at for at in range(1, 41)] for family in range(1, 6)]
+    for prompt in families * 3:
+        rig.add(prompt, max_tokens=3)
+        rig.drain()
+    assert rig.corruptions == []
+    assert rig.missing() == ""
+    return rig.finished
+
+
+class BlindLinker(LateLinker):
+    """A linker that never finds anything."""
+
+    def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
+        """Nothing."""
+        return []
+
+
+def test_texts_are_those_of_an_engine_without_host_memory() -> None:
+    """With the linker, with SGLang's own host memory and without any the engine says the same; with either it computes less."""
+    spec, counts = linked(LateLinker, host_pages=80), {name: list[int]() for name in ("ours", "theirs", "none")}
+    ours = rounds(spec, counts["ours"])
+    theirs = rounds(evolve(spec, linker=None), counts["theirs"])
+    none = rounds(evolve(spec, linker=f"{__name__}:BlindLinker"), counts["none"])
+
+    assert ours == theirs == none
+    assert len(ours) == 15
+    assert sum(counts["ours"]) == sum(counts["theirs"]) < sum(counts["none"])
+
+
+def test_request_whose_load_has_failed_says_nothing() -> None:
+    """SGLang ends it with an error and keeps nothing of it; all others end with their own text."""
+    rig = Rig(LINKED["faulty"].spec, 1)
+    traffic = Traffic.drawn(rig, 1, world=LINKED["faulty"])
+    traffic.run(STEPS)
+    rig.drain()
+    failed = rig.ranks[0].engine.failed_loads
+
+    assert failed
+    assert [rig.finished[name] for name in sorted(failed & rig.finished.keys())] == [[]] * len(failed & rig.finished.keys())
+    assert rig.wrong_texts == []
+    assert {each.reader for each in rig.corruptions} <= failed
+    assert rig.missing() == ""
+
+
+class UnlaunchedLinker(LateLinker):
+    """Every third copy cannot be launched: the driver refuses it."""
+
+    def wrap_copier(self, copier: Any) -> Any:
+        """Count, and raise."""
+        launch, count = copier.launch, [0]
+
+        def launched(transfer: Any) -> None:
+            count[0] += 1
+            if count[0] % 3 == 0:
+                raise RuntimeError("out of handles")
+            launch(transfer)
+
+        copier.launch = launched
+        return copier
+
+
+def test_copy_that_cannot_be_launched_has_failed() -> None:
+    """An error of the driver reaches no step of the engine: a store is not stored, a load gives its request up."""
+    seen = [run("unlaunched", World("", linked(UnlaunchedLinker), busy=True), seed) for seed in SEEDS]
+
+    assert [each.troubles for each in seen] == [set()] * len(SEEDS)
+    assert sum(each.count("num_failed_stores") for each in seen) > 0
+    assert sum(each.count("num_failed_loads") for each in seen) > 0
+
+
+def test_ranks_with_different_room_stay_together() -> None:
+    """A rank that has no room says so in its turn, and SGLang's own host memory stands still in this world."""
+    world = LINKED["ranks"]
+    theirs = judge("skewed", World("", evolve(world.spec, linker=None), busy=True), 0, STEPS)
+    ours = run("ranks", World("", evolve(world.spec, host_pages=12), busy=True), 0)
+
+    assert theirs.stuck
+    assert ours.troubles == set()
+    assert len({linker_of(rank).statistics().num_no_room for rank in ours.ranks}) == 2
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+def refused(**more: Any) -> str:
+    """The message with which SGLang does not start in this world."""
+    with pytest.raises((MisuseError, CapacityError)) as found:
+        Rig(evolve(linked(LateLinker), **more))
+    return str(found.value)
+
+
+class MistypedLinker(LateLinker):
+    """What a user mistypes."""
+
+    said: ClassVar[dict[str, object]] = {"host_page": 8}
+
+    def __init__(self, *args: Any, extra_config: Any, **kwargs: Any) -> None:
+        super().__init__(*args, extra_config=self.said, **kwargs)
+
+
+def test_mistakes_of_the_configuration_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang hands the options through, and the error names the key, the value and what is wanted."""
+    mistyped = f"{__name__}:MistypedLinker"
+    assert refused(linker=mistyped).endswith("'host_page' is no key of this linker (did you mean 'host_pages'?)")
+    monkeypatch.setattr(MistypedLinker, "said", {"host_bytes": 100})
+    assert refused(linker=mistyped).endswith("host_bytes=100 holds no page, which takes 256 bytes (give more)")
+    monkeypatch.setattr(MistypedLinker, "said", {"host_pages": 1 << 30})
+    assert "(ask for fewer places)" in refused(linker=mistyped)
+
+
+def test_models_that_the_linker_does_not_know_are_refused() -> None:
+    """Windows are named, with what to use instead."""
+    assert refused(kind="swa", page_tokens=1, device_pages=96, window_pages=64).startswith(
+        "blocklife linker: a model with SWA is not offered"
+    )
+
+
+FULL = (SimpleNamespace(name="FULL"),)
+
+
+def params(**more: Any) -> Any:
+    """What SGLang tells a linker of a rank of the rig, with something else about it."""
+    rank = Rig(linked(LateLinker)).ranks[0]
+    allocator, pool = rank.engine.allocator, rank.engine.pool
+    said = {"page_size": 4, "pp_size": 1, "token_to_kv_pool_allocator": allocator, **more}
+    allocator.get_kvcache = lambda: pool
+    return SimpleNamespace(**said)
+
+
+def test_pages_of_different_sizes_are_refused() -> None:
+    """The tree's pages are those of the allocator and of memory."""
+    with pytest.raises(MisuseError, match="the tree has pages of 2 tokens, and the allocator has pages of 4"):
+        DevicePages(params(page_size=2), FULL)  # type: ignore[arg-type]
+
+
+def test_stages_and_drafters_are_refused() -> None:
+    """Pipeline parallelism, and a drafter's own memory."""
+    with pytest.raises(MisuseError, match="pipeline parallelism is not offered"):
+        DevicePages(params(pp_size=2), FULL)  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match="a drafter with memory of its own is not offered"):
+        DevicePages(params(mtp_draft_device_pools=(object(),)), FULL)  # type: ignore[arg-type]
+
+
+def test_memory_of_other_kinds_is_refused() -> None:
+    """Memory whose rows are something else, or are not all there is to a token."""
+    given = params()
+    pool = given.token_to_kv_pool_allocator.get_kvcache()
+    pool.k_scale_buffer = [torch.zeros(1)]
+    with pytest.raises(MisuseError, match="memory with scales beside it is not offered"):
+        DevicePages(given, FULL)  # type: ignore[arg-type]
+    given.token_to_kv_pool_allocator.get_kvcache = lambda: SimpleNamespace(page_size=4, size=96)
+    with pytest.raises(MisuseError, match="memory of the kind SimpleNamespace is not offered"):
+        DevicePages(given, FULL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("slots", [[4, 5, 6], [5, 6, 7, 8], [4, 6, 5, 7]], ids=["part", "shifted", "shuffled"])
+def test_slots_that_are_not_pages_are_refused(slots: Sequence[int]) -> None:
+    """A page is all of its tokens, in their order."""
+    pages = DevicePages(params(), FULL)  # type: ignore[arg-type]
+
+    assert pages.blocks(torch.tensor([8, 9, 10, 11, 4, 5, 6, 7])) == [2, 1]
+    with pytest.raises(MisuseError, match="are not whole pages of 4 tokens"):
+        pages.blocks(torch.tensor(slots))
+
+
+def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything of SGLang that may not be there is imported."""
+    monkeypatch.setattr("sglang.__version__", "0.5.24")
+    with pytest.raises(MisuseError, match=r"SGLang 0.5.24: this linker supports SGLang 0.5.23 \(install it"):
+        _ = room.BlocklifeLinker
+    with pytest.raises(AttributeError, match="no attribute 'Linker'"):
+        _ = room.Linker
+
+
+def test_faulty_copies_are_those_of_the_faulty_linker() -> None:
+    """The class that a world names is the one that SGLang has made."""
+    assert type(linker_of(Rig(LINKED["faulty"].spec).ranks[0])) is FaultyLinker
