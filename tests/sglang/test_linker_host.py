@@ -12,7 +12,7 @@ import pytest
 
 from blocklife.engines.sglang import _versions as versions
 from blocklife.engines.sglang.linker._config import LinkerConfig
-from blocklife.engines.sglang.linker._host import LinkedHost, LinkerStatistics
+from blocklife.engines.sglang.linker._host import LinkedHost, LinkerStatistics, limits_for
 from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger import Checking, Completion, JobId, Launched, Result, Worker
 from blocklife.states import Block, Slot
@@ -29,7 +29,7 @@ class Link:
     """A host with its device pages, and reports by hand."""
 
     def __init__(self, num_slots: int = 8, deadline: float = 10.0) -> None:
-        self.host = LinkedHost(17, num_slots, policy="lru", checking=Checking.STRICT, deadline=deadline)
+        self.host = LinkedHost(limits_for(17, num_slots), policy="lru", checking=Checking.STRICT, deadline=deadline)
         self.now = 0.0
 
     def launch(self) -> list[JobId]:
@@ -178,7 +178,9 @@ def test_page_that_a_copy_reads_is_not_handed_out() -> None:
     link.stored(1)
     link.host.store(keys_of(2), [2])
     (job,) = link.launch()
-    with pytest.raises(RefusedError, match=rf"block 2: cannot ALLOCATE while IN_FLIGHT: job {job} still reads it"):
+    with pytest.raises(
+        RefusedError, match=rf"block 2: cannot ALLOCATE while IN_FLIGHT: request store 2 holds it, job {job} still reads"
+    ):
         link.host.load("a", keys_of(1), [2])
     with pytest.raises(RefusedError, match="block 2: cannot ALLOCATE while IN_FLIGHT"):
         link.host.store(keys_of(3), [2])
@@ -217,7 +219,7 @@ def test_reset_forgets_all_and_waits_for_what_is_out() -> None:
     link.host.store(keys_of(4), [4])
     assert link.host.load("a", keys_of(1), [5])
     assert link.host.lookup("b", keys_of(2)) == 1
-    with pytest.raises(CapacityError, match="1 job is still out"):
+    with pytest.raises(CapacityError, match=r"linker: 1 copies are out \(wait until all are quiet, then reset again\)"):
         link.host.reset()
     assert link.host.out() == jobs
     link.host.quiesce(jobs)

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, evolve, frozen
 
-from blocklife.errors import MisuseError
+from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
     Batch,
     Checking,
@@ -52,6 +52,11 @@ MAX_STORES = 1 << 14
 
 _GROUP = 0
 """There is one group: full attention."""
+
+
+def limits_for(num_blocks: int, num_slots: int) -> Limits:
+    """The limits of a rank with so many pages on the device, page 0 included, and in host memory."""
+    return Limits(num_blocks=num_blocks, num_slots=num_slots, max_jobs=2 * MAX_STORES, max_requests=MAX_REQUESTS)
 
 
 @define(eq=False)
@@ -105,14 +110,12 @@ class LinkedHost:
 
     def __init__(
         self,
-        num_blocks: int,
-        num_slots: int,
+        limits: Limits,
         *,
         policy: str = "arc",
         checking: Checking = Checking.COUNT,
         deadline: float = 60.0,
     ) -> None:
-        limits = Limits(num_blocks=num_blocks, num_slots=num_slots, max_jobs=2 * MAX_STORES, max_requests=MAX_REQUESTS)
         self.ledger = Ledger(
             limits, contract=Contract.HOLD, checking=checking, deadline=deadline, own_pool=False, indexed=False
         )
@@ -321,6 +324,8 @@ class LinkedHost:
 
     def reset(self) -> None:
         """Forget everything. Refuses while a copy is out: its memory is not free yet."""
+        if out := self.out():
+            raise CapacityError(f"linker: {len(out)} copies are out (wait until all are quiet, then reset again)")
         planned = [number for number in self._by_job if self.ledger.jobs.is_planned(number)]
         self.ledger.cancel(Jobs[Planned](tuple(JobId(self.ledger.incarnation, number) for number in planned)))
         for rid in [*self._queued]:

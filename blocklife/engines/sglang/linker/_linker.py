@@ -25,7 +25,7 @@ from blocklife.copiers import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.engines.sglang.linker._config import LinkerConfig
 from blocklife.engines.sglang.linker._device import DevicePages
-from blocklife.engines.sglang.linker._host import LinkedHost, LinkerStatistics
+from blocklife.engines.sglang.linker._host import LinkedHost, LinkerStatistics, limits_for
 from blocklife.engines.sglang.linker._transport import LoadCounter, Transport, torch_copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Limits
@@ -56,25 +56,20 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         self.pages = DevicePages(params, components)
         self.pools = {PoolName.KV: self.pages}
         cache = self.pages.cache
-        self.host = LinkedHost(
-            cache.num_blocks,
-            config.num_slots(self.pages.page_bytes),
-            policy=config.policy,
-            checking=config.checking,
-            deadline=config.deadline_s,
-        )
-        self.transport = Transport(
+        limits = limits_for(cache.num_blocks, config.num_slots(self.pages.page_bytes))
+        self.transport = Transport(  # before the ledger: it refuses a size that this machine does not have
             cache,
-            self.host.ledger.limits,
+            limits,
             forward_stream=forward_stream if cache.device.type != "cpu" or self.has_streams else None,
             make_copier=self.make_copier,
             wrap=self.wrap_copier,
         )
+        self.host = LinkedHost(limits, policy=config.policy, checking=config.checking, deadline=config.deadline_s)
         self.layer_done_counter = LoadCounter(self._order_forward)
         self._closed = False
         logger.info(
             "blocklife linker: %d pages of %d bytes in host memory, %d on the device",
-            self.host.ledger.limits.num_slots,
+            limits.num_slots,
             self.pages.page_bytes,
             cache.num_blocks - 1,
         )
