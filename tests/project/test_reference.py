@@ -56,8 +56,9 @@ def test_reference_has_what_a_door_has(room: str, public: set[str]) -> None:
 
 
 def test_reference_names_what_is_there() -> None:
-    """Also of modules that are no doors. The connector cannot be imported without vLLM; its door names it."""
-    names = [name for among in NAMES.values() for name in among if not name.startswith("blocklife.engines.vllm.Block")]
+    """Also of modules that are no doors. The connector cannot be imported without vLLM, nor the linker without SGLang."""
+    cannot = ("blocklife.engines.vllm.Block", "blocklife.engines.sglang.linker.Block")
+    names = [name for among in NAMES.values() for name in among if not name.startswith(cannot)]
 
     assert [name for name in names if not is_there(name)] == []
     assert {name.rpartition(".")[0] for name in names} <= {*doors(), *BESIDE}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import logging
 from collections.abc import Iterator
@@ -10,22 +11,39 @@ from typing import NoReturn
 
 import pytest
 
+from blocklife.engines.sglang._versions import LINKED, numbers_of
+
+NEED_LINKED = {"test_linker.py"}
+"""They are for the release that our linker takes."""
 NEED_NO_SGLANG = {"test_linker_host.py", "test_tools.py"}
 
 
 class Absent(pytest.Module):
     """A test module that is not imported, for what it imports is not here."""
 
+    why = "SGLang is not here (make sglang test-sglang)"
+
     def collect(self) -> NoReturn:
         """No test: a reason."""
-        pytest.skip("SGLang is not here (make sglang test-sglang)", allow_module_level=True)
+        pytest.skip(self.why, allow_module_level=True)
+
+
+class Unlinked(Absent):
+    """A test module of the linker, under a release that it does not support."""
+
+    why = f"the linker is for SGLang {LINKED}"
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Keep modules that need SGLang from being imported without it."""
-    if module_path.name in NEED_NO_SGLANG or importlib.util.find_spec("sglang") is not None:
+    if module_path.name in NEED_NO_SGLANG:
         return None
-    absent: pytest.Module = Absent.from_parent(parent, path=module_path)
+    kind = Absent
+    if importlib.util.find_spec("sglang") is not None:
+        if module_path.name not in NEED_LINKED or numbers_of(importlib.metadata.version("sglang")) == numbers_of(LINKED):
+            return None
+        kind = Unlinked
+    absent: pytest.Module = kind.from_parent(parent, path=module_path)
     return absent
 
 

@@ -14,21 +14,16 @@ import pytest
 import torch
 from attrs import evolve, frozen
 
-from blocklife.engines.sglang import _versions as versions
 from blocklife.engines.sglang import linker as room
 from blocklife.engines.sglang.linker._device import DevicePages
 from blocklife.errors import CapacityError, MisuseError
 from tests.sglang.drive import Verdict, judge
-from tests.sglang.engine import RELEASE
 from tests.sglang.linked import LINKED, FaultyLinker, LateLinker, linked
 from tests.sglang.planted_linker import LINKER_FAULTS, linker_of
 from tests.sglang.rig import Rank, Rig
 from tests.sglang.traffic import Traffic
 from tests.sglang.worlds import World, WorldSpec
 
-pytestmark = pytest.mark.skipif(
-    versions.numbers_of(RELEASE) != versions.numbers_of(versions.LINKED), reason=f"the linker is for SGLang {versions.LINKED}"
-)
 SEEDS = range(3)
 STEPS = 200
 
