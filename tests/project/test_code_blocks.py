@@ -29,8 +29,20 @@ from tests.project.pages import PAGES, ROOT, Block, blocks_of, prose_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 LANGUAGES = {"python", "console", "toml", "json", "mermaid", "text"}
-PROGRAMS = {"vllm", "spin", "apt", "mooncake_master", "mooncake_client", "pip", "pytest", "python", "blocklife", "make"}
-"""What a command may begin with. The first five are other people's, and only their name is looked at."""
+PROGRAMS = {
+    "vllm",
+    "sglang",
+    "spin",
+    "apt",
+    "mooncake_master",
+    "mooncake_client",
+    "pip",
+    "pytest",
+    "python",
+    "blocklife",
+    "make",
+}
+"""What a command may begin with. The first six are other people's, and only their name is looked at."""
 TARGETS = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
 VARIABLES = {"ARGS", "VLLM", "SGLANG", "SOURCES", "PYTHON"}
 

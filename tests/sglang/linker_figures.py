@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 from random import Random
 from typing import Any
 
 from attrs import evolve
 
-if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
-    os.execve(sys.executable, [sys.executable, "-m", "tests.sglang.linker_figures"], {**os.environ, "PYTHONHASHSEED": "0"})
+from tests.programs import with_fixed_hashes
+
+if __name__ == "__main__":
+    with_fixed_hashes("tests.sglang.linker_figures")
 
 from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
 from blocklife.ledger import Completion, JobId, Launched, Result, Worker

@@ -44,7 +44,7 @@ class LinkedRun:
     def troubles(self) -> set[str]:
         """What went wrong."""
         verdict = self.verdict
-        found = {"corrupt" for each in verdict.corruptions if each.reader not in self.failed}
+        found = {"corrupt" for each in self.ranks[0].copies.witness.corruptions if each.reader not in self.failed}
         found |= {"stuck"} if verdict.stuck else set()
         found |= {"missing"} if verdict.leak else set()
         found |= {"texts"} if verdict.wrong_texts else set()
