@@ -172,8 +172,10 @@ class FaultyLinker(LateLinker):
     rates = FaultRates(fail=0.1, late=0.1, twice=0.05, reorder=0.1, never=0.05)
 
     def wrap_copier(self, copier: TorchCopier) -> Copier:
-        """Faults by seed."""
-        return FaultyCopier[Transfer](copier, self.rates, np.random.default_rng(len(self.host.ledger.slots)))
+        """Faults of this rank."""
+        copies = current().copies
+        assert isinstance(copies, Copies)
+        return FaultyCopier[Transfer](copier, self.rates, np.random.default_rng(copies.rank))
 
 
 class ImpatientLinker(LateLinker):

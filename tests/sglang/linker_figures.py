@@ -9,16 +9,14 @@ from typing import Any
 
 from attrs import evolve
 
-from tests.programs import with_fixed_hashes
-
-if __name__ == "__main__":
-    with_fixed_hashes("tests.sglang.linker_figures")
-
 from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
 from blocklife.ledger import Completion, JobId, Launched, Result, Worker
-from tests.sglang.linked import LateLinker, linked
-from tests.sglang.rig import Rig
+from tests.programs import importing, with_fixed_hashes
 from tests.sglang.worlds import WorldSpec
+
+with importing("tests.sglang.linker_figures", __name__):
+    from tests.sglang.linked import LateLinker, linked
+    from tests.sglang.rig import Rig
 
 RANK = Worker(0)
 
@@ -132,6 +130,7 @@ def costs() -> None:
 
 
 if __name__ == "__main__":
+    with_fixed_hashes("tests.sglang.linker_figures")
     logging.disable(logging.CRITICAL)
     costs()
     hits()
