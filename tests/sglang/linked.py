@@ -169,7 +169,7 @@ class LateLinker(BlocklifeLinker):
 class FaultyLinker(LateLinker):
     """The same, with copies that fail, hang, and report late, twice and in another order."""
 
-    rates = FaultRates(fail=0.1, late=0.1, twice=0.05, reorder=0.1, never=0.05)
+    rates = FaultRates(fail=0.25, late=0.1, twice=0.05, reorder=0.1, never=0.05)
 
     def wrap_copier(self, copier: TorchCopier) -> Copier:
         """Faults of this rank."""
@@ -218,7 +218,11 @@ LINKED: dict[str, World] = {
         linked(LateLinker, world_size=2, host_skew=8, host_pages=24),
         busy=True,
     ),
-    "faulty": World("Copies fail, hang, and report late, twice and in another order.", linked(FaultyLinker), busy=True),
+    "faulty": World(
+        "Copies fail, hang, and report late, twice and in another order.",
+        linked(FaultyLinker, page_tokens=1, device_pages=72, host_pages=160),
+        busy=True,
+    ),
     "faulty-ranks": World(
         "The same on two ranks, each with faults of its own.", linked(FaultyLinker, world_size=2, host_pages=24), busy=True
     ),

@@ -25,6 +25,8 @@ from tests.sglang.traffic import Traffic
 from tests.sglang.worlds import World, WorldSpec
 
 SEEDS = range(3)
+PATIENCE = range(5)
+"""Seeds that a planted fault has to show in; the first in which it does is enough."""
 STEPS = 200
 
 
@@ -94,9 +96,13 @@ def test_worlds_meet_what_they_are_for() -> None:
 def test_fault_planted_in_the_linker_shows(name: str) -> None:
     """One thing done wrong is seen in at least one seed, and its world is clean without it (above)."""
     fault = LINKER_FAULTS[name]
-    runs = [run(fault.world, LINKED[fault.world], seed, fault.plant) for seed in SEEDS]
-
-    assert set().union(*(each.troubles for each in runs)) & fault.shows, "\n".join(str(each.verdict) for each in runs)
+    seen: list[str] = []
+    for seed in PATIENCE:
+        found = run(fault.world, LINKED[fault.world], seed, fault.plant)
+        if found.troubles & fault.shows:
+            return
+        seen.append(str(found.verdict))
+    pytest.fail("\n".join(seen))
 
 
 def rounds(spec: WorldSpec, computed: list[int]) -> dict[str, list[int]]:
@@ -263,6 +269,22 @@ def test_memory_of_other_kinds_is_refused() -> None:
     given.token_to_kv_pool_allocator.get_kvcache = lambda: SimpleNamespace(page_size=4, size=96)
     with pytest.raises(MisuseError, match="memory of the kind SimpleNamespace is not offered"):
         DevicePages(given, FULL)  # type: ignore[arg-type]
+
+
+def test_memory_of_latents_is_one_tensor_a_layer() -> None:
+    """MLA: a page is its tokens' latents in all layers, on every rank the same."""
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    shape = {"kv_lora_rank": 6, "qk_rope_head_dim": 2, "layer_num": 3, "device": "cpu", "enable_memory_saver": False}
+    pool = MLATokenToKVPool(size=32, page_size=4, dtype=torch.float32, **shape)
+    given = params()
+    given.token_to_kv_pool_allocator.get_kvcache = lambda: pool
+    pages = DevicePages(given, FULL)  # type: ignore[arg-type]
+
+    assert (pages.num_pages, pages.cache.num_blocks, pages.page_bytes) == (9, 9, 3 * 4 * 8 * 4)
+    pages.cache.layers[2][5] = 7.0
+    assert pool.kv_buffer[2][20:24].unique().tolist() == [7.0]
+    assert pool.kv_buffer[2].count_nonzero() == 4 * 8
 
 
 @pytest.mark.parametrize("slots", [[4, 5, 6], [5, 6, 7, 8], [4, 6, 5, 7]], ids=["part", "shifted", "shuffled"])
