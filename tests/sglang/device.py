@@ -95,6 +95,8 @@ class Event:
         self.device = current()
         self.recorded = 0
         self.reached = 0
+        self.stream: Stream | None = None
+        """Where the latest mark is."""
 
     def record(self, stream: Stream | None = None) -> None:
         """Put the mark on a stream, the current one if none is named."""
@@ -104,7 +106,8 @@ class Event:
         def ring() -> None:
             self.reached = max(self.reached, number)
 
-        (stream or self.device.entered[-1]).put(ring)
+        self.stream = stream or self.device.entered[-1]
+        self.stream.put(ring)
 
     def query(self) -> bool:
         """Whether the latest mark has been reached."""

@@ -108,6 +108,9 @@ class EngineStep:
     orders: Orders
     """Waits, loads, stores and the forward pass. One side of a copy are blocks, the other host places (slot x blocks of a
     chunk + position in the chunk)."""
+    ahead: tuple[Orders, ...] = ()
+    """What the workers were told ahead of these orders, in this order and under the number of the same plan: copies that the
+    engine launches, and waits for, while it schedules. Their stores are launched with the orders behind them."""
     handed_out: tuple[int, ...] = ()
     """Blocks that were handed out since the step before, without prefix hits."""
     owners: Mapping[int, str] = field(factory=dict)

@@ -342,12 +342,15 @@ class Stage:
         """Let the workers carry a plan out; launches are reported when the plan settles."""
         orders, what = found.orders, self.happened
         self.check_owners(found)
-        for order in (*orders.loads, *orders.stores):
-            owner, sizes = found.owners.get(order.job, ""), found.sizes.get(order.job, order.sizes)
-            self.copies[order.job] = SeenCopy(order, owner, sizes, orders.plan)
-        what.stores += [order.job for order in orders.stores]
-        what.loads += [order.job for order in orders.loads]
-        what.flushes += orders.flushes
+        for told in (*found.ahead, orders):
+            for order in (*told.loads, *told.stores):
+                owner, sizes = found.owners.get(order.job, ""), found.sizes.get(order.job, order.sizes)
+                self.copies[order.job] = SeenCopy(order, owner, sizes, orders.plan)
+            what.stores += [order.job for order in told.stores]
+            what.loads += [order.job for order in told.loads]
+            what.flushes += told.flushes
+        for early in found.ahead:
+            self.reports += self.device.carry_out(early)
         what.handed_out |= set(found.handed_out)
         what.hits.update(found.hits)
         what.no_room |= dict.fromkeys(found.no_room)
@@ -356,9 +359,9 @@ class Stage:
         self.still_written.clear()
         lent = [each for blocks in self.lent.values() for each in blocks.items()]
         doubts = tuple((job, part._replace(reads=tuple(self.as_it_lies(part.reads)))) for job, part in orders.doubts)
-        told = orders._replace(forward=Pass((*self.as_it_lies(orders.forward.reads), *lent), writes), doubts=doubts)
+        whole = orders._replace(forward=Pass((*self.as_it_lies(orders.forward.reads), *lent), writes), doubts=doubts)
         badly = [(job, rank) for job in orders.flushes for rank in range(self.world.workers)] if failing else []
-        self.reports += self.device.carry_out(told, failing=badly)
+        self.reports += self.device.carry_out(whole, failing=badly)
         self.plans.append(orders.plan)
         now = [(job, worker) for job, worker, _ in self.device.running()]
         self.launched += [each for each in now if each not in self.begun]
@@ -367,9 +370,11 @@ class Stage:
     def check_owners(self, found: EngineStep) -> None:
         """Every owner is a request of the scenario, and has a copy in the orders. Raises `AnswerError`."""
         owners: object = found.owners
+        told = (*found.ahead, found.orders)
         if not isinstance(owners, Mapping):
             raise AnswerError(f"EngineStep.owners must map the job of each copy to its request, not {reprlib.repr(owners)}")
-        planned, known = [order.job for order in (*found.orders.loads, *found.orders.stores)], [*self.requests, *self._prepared]
+        planned = [order.job for each in told for order in (*each.loads, *each.stores)]
+        known = [*self.requests, *self._prepared]
         for job, owner in owners.items():
             if job not in planned:
                 there = f"the copies of this step are {_listed(planned)}" if planned else "this step has no copies"

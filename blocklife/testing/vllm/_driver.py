@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from attrs import define, field, fields
@@ -42,6 +40,7 @@ from blocklife.testing.scenarios._driver import (
     SettledPlan,
     Unsupported,
 )
+from blocklife.testing.scenarios._theirs import RaisedInside, error_told, is_theirs
 from blocklife.testing.vllm._batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
 from blocklife.testing.worlds._device import Device, DeviceFault, Landing, Orders
 
@@ -60,7 +59,6 @@ _IDLE_MAX = 32
 _LETTERS = 26
 _NEVER_SAID = 0x100
 """The first code point of letters that no scenario uses."""
-_PACKAGE = Path(__file__).parents[2]
 ResultT = TypeVar("ResultT")
 
 _ONLY = {
@@ -92,10 +90,6 @@ _WHY = {
 }
 _STATES = {"WAITING_FOR_REMOTE_KVS": "LOADING", "RUNNING": "RUNNING", "PREEMPTED": "PREEMPTED"}
 """Statuses of vLLM's requests, as states of `specs/request.md`; all others that are not over are waiting."""
-
-
-class RaisedInside(Exception):  # noqa: N818 - vLLM's error, with the place where it came up
-    """vLLM has raised an error."""
 
 
 @define(eq=False)
@@ -145,7 +139,7 @@ class VllmDriver(driver.Driver):
         try:
             self.engine = self._make_engine(world, simple=simple)
         except Exception as error:
-            raise MisuseError(f"vLLM {self.version} refuses this world: {_told(error)}") from error
+            raise MisuseError(f"vLLM {self.version} refuses this world: {error_told(error)}") from error
         self.world = world
         self.scheduler = self.engine.scheduler
         self._pool = self.scheduler.kv_cache_manager.block_pool
@@ -251,12 +245,12 @@ class VllmDriver(driver.Driver):
         try:
             return act()
         except Exception as error:
-            if not _is_theirs(error):
+            if not is_theirs(error):
                 raise
             self._watch.mirror.catch_up()
             if found := self._watch.violations[self._num_told :]:
-                raise DeviceFault(found[0].rule, f"{found[0].what}; then vLLM raised {_told(error)}") from error
-            raise RaisedInside(_told(error)) from error
+                raise DeviceFault(found[0].rule, f"{found[0].what}; then vLLM raised {error_told(error)}") from error
+            raise RaisedInside(error_told(error)) from error
 
     # --- verbs --------------------------------------------------------------------------------------------------------------
 
@@ -586,18 +580,3 @@ class VllmDriver(driver.Driver):
     def _not(self, method: str) -> NoReturn:
         raise Unsupported(f"not expressible: {method} ({_WHY.get(method, _SINGLE)})")
 
-
-def _frames(error: Exception) -> list[traceback.FrameSummary]:
-    return list(traceback.extract_tb(error.__traceback__))
-
-
-def _is_theirs(error: Exception) -> bool:
-    """Whether the error is vLLM's own, not the watch's."""
-    return not Path(_frames(error)[-1].filename).is_relative_to(_PACKAGE)
-
-
-def _told(error: Exception) -> str:
-    """An error of vLLM, with its innermost location."""
-    place = _frames(error)[-1]
-    said = type(error).__name__ + (f" ({error})" if str(error) else "")
-    return f"{said} in {Path(place.filename).name}:{place.lineno} {place.name}"
