@@ -71,6 +71,7 @@ _ONLY = {
     "partial_chunks": "SGLang stores page by page",
     "prompt_only": "SGLang stores what its tree has",
     "max_load_failures": "SGLang assumes that no load fails",
+    "load_within_tokens": "each load is waited for by its own step, layer by layer",
     "events": "SGLang's copies wait by its own streams and events",
 }
 """Settings that cannot be changed here, and why."""
@@ -283,7 +284,7 @@ class SglangDriver(driver.Driver):
 
     def reset(self, *, drain: bool) -> None:
         """Flush the cache, which SGLang does only when it is idle."""
-        if not all(self._everywhere(lambda rank: rank.is_idle and not rank.engine.busy and rank.engine.flush())):
+        if not all(self._everywhere(lambda rank: rank.flush())):
             raise CapacityError("SGLang does not flush its cache while it has requests or copies")
         self._stored.clear()
         self._held.clear()
@@ -356,14 +357,10 @@ class SglangDriver(driver.Driver):
     def _chunk(self, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None) -> int:
         """Tokens of prompts that the step may compute."""
         usual = self.world.step_tokens or WHOLE
-        if not let_in and not compute:
-            return usual
-        under_way = [name for name in compute or () if self._computed_by(name) < self._prompt_of[name]]
-        asked = [*(let_in or {}).values(), *((compute or {})[name] for name in under_way)]
-        return sum(asked) if asked and all(asked) else usual
-
-    def _computed_by(self, name: str) -> int:
-        return self._scheduled.get(name, 0)
+        asked = {name: count for name, count in {**(compute or {}), **(let_in or {})}.items() if count}
+        left = {name: self._prompt_of[name] - self._scheduled.get(name, 0) for name in asked}
+        parts = [count for name, count in asked.items() if 0 < left[name]]
+        return sum(parts) if any(asked[name] < left[name] for name in asked) else usual
 
     def _going(self) -> set[str]:
         """Requests that were computing before this step."""
@@ -632,7 +629,7 @@ class SglangDriver(driver.Driver):
     def count(self, what: str) -> int:
         """A count that SGLang keeps, or the driver."""
         counts: dict[str, Callable[[], int]] = {
-            "free": lambda: int(self.ranks[0].engine.allocator.available_size()) // self.size,
+            "free": lambda: (self.ranks[0].free + self.ranks[0].tree.evictable_size()) // self.size,
             "ready": lambda: len(self._stored),
             "jobs_made": lambda: self._num_jobs,
             "jobs_out": lambda: len(self._open),

@@ -182,10 +182,13 @@ class ScenarioRank:
         self.number = number
         self.device = GatedDevice()
         self.copies = GatedCopies(self.device, witness, number, Random(0))
+        self.num_places = num_places
         with self.device.active():
             self.engine: Engine = engine_of(spec, team, number, self.copies)
             self.forward = Forward(self.engine, self.copies)
-            self._restrict(num_places)
+        self.place_of: dict[int, int] = {}
+        """By page of the host: its number among those that the world has."""
+        self._restrict()
         self.queue: list[Launched] = []
         self.last: Any = None
         """The batch of the step before."""
@@ -214,17 +217,23 @@ class ScenarioRank:
         """SGLang's own host memory."""
         return self.engine.controller.mem_pool_host
 
-    def _restrict(self, num_places: int) -> None:
+    @property
+    def free(self) -> int:
+        """Tokens of device memory that are in no use."""
+        return int(self.engine.allocator.available_size())
+
+    def _restrict(self) -> None:
         """SGLang has more memory in the host than on the device: what the world has not is in use for good."""
         size, page = self.host.available_size(), self.spec.page_tokens
-        spare = size - num_places * page
+        spare = size - self.num_places * page
         taken = set(self.host.alloc(spare).tolist()) if spare else set()
         free = sorted({slot // page for slot in range(size)} - {slot // page for slot in taken})
-        self.place_of = {page: place for place, page in enumerate(free)}
+        self.place_of = {page: place for place, page in enumerate(free[: self.num_places])}
 
     def places(self, slots: torch.Tensor) -> list[int]:
         """The places of these slots of host memory."""
-        return [self.place_of[slot // self.spec.page_tokens] for slot in slots.tolist()[:: self.spec.page_tokens]]
+        pages = [slot // self.spec.page_tokens for slot in slots.tolist()[:: self.spec.page_tokens]]
+        return [self.place_of[page] for page in pages if self.place_of]
 
     def pages(self, slots: torch.Tensor) -> list[int]:
         """The pages of these slots of device memory."""
@@ -304,6 +313,8 @@ class ScenarioRank:
         if self.spec.overlap and self.queue and engine.must_not_overlap(batch):
             self.process(self.queue[0].plan)
         turns = self._launch(plan, batch, texts) if batch else []
+        if self.spec.overlap and len(self.queue) < 2:
+            scheduler.last_batch = batch  # with no result to process, this ends the round
         self.device.creep()
         return turns
 
@@ -332,6 +343,7 @@ class ScenarioRank:
         launched = self.queue.pop(0)
         self.scheduler.result_queue.popleft()
         self.engine.process(launched.batch, launched.said, launched.done)
+        self.scheduler.last_batch = self.last
         self.device.creep()
         return launched.turns
 
@@ -353,7 +365,23 @@ class ScenarioRank:
         """Whether the scheduler has nothing to compute."""
         scheduler = self.scheduler
         waits = scheduler.waiting_queue or scheduler.chunked_req is not None or self.queue
-        return not waits and scheduler.running_batch.is_empty() and not self.is_running(self.last)
+        return not waits and not self.is_running(scheduler.running_batch) and not self.is_running(self.last)
+
+    def rest(self) -> bool:
+        """Let the loop go round until it has noted that nothing is left. Returns whether nothing is."""
+        for _ in range(3):
+            if not self.is_idle:
+                return False
+            self.plan(0, {}, 1)
+        return not self.engine.busy
+
+    def flush(self) -> bool:
+        """Forget all that is cached. Returns whether SGLang does."""
+        done = self.rest() and self.engine.flush()
+        if done:
+            self.place_of = {}
+            self._restrict()
+        return done
 
     @staticmethod
     def is_running(batch: Any) -> bool:
