@@ -1,16 +1,16 @@
 """SGLang as scenarios see it: its own scheduler, prefix tree and cache controller, driven step by step.
 
-``python -m tests.sglang.run --python VERSION -m blocklife scenario run sglang --driver tests.sglang.scenario_driver:SglangDriver``
-runs the scenarios for it. A page is a block, a page of the host a slot; mode *eager* is SGLang's write-through, *lazy* its
-write-back. It stands here, and not in the package, because it needs the rig: SGLang's scheduler without its constructor, its
+In an environment that has SGLang, ``blocklife scenario run sglang --driver tests.sglang.scenario_driver:SglangDriver`` runs the
+scenarios for it. A page is a block, a page of the host a slot; mode *eager* is SGLang's write-through, *lazy* its write-back.
+The driver stands here, and not in the package, because it needs the rig: SGLang's scheduler without its constructor, its
 streams and its ranks.
 
 Rules of this file:
 
 * SGLang decides. A scenario controls only its inputs: requests, the chunk of a prompt that a step may compute, and when copies
   land. If SGLang then does something other than the scenario says, the run ends as *not expressible*, naming both.
-* What the workers are told is read from SGLang's queues and tables when it acts on them. Stores are told when they are launched;
-  a load is waited for by its own step, layer by layer.
+* What the workers are told is read from SGLang's queues and tables when it acts on them. Stores are told when they are
+  launched; a load is waited for by its own step, layer by layer.
 * Three judges beside the runner's device: the watch, the bytes of the rig, and that all ranks do the same.
 * SGLang is imported when a driver is made.
 
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from attrs import define, evolve, field, fields
+from attrs import define, fields
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.offload import FullAttention, Geometry
@@ -48,7 +48,7 @@ from tests.sglang.worlds import WorldSpec
 from tests.texts import Chain
 
 if TYPE_CHECKING:
-    from tests.sglang.scenario_ranks import Gate, ScenarioRank, Store, Turn
+    from tests.sglang.scenario_ranks import Facts, Gate, Load, ScenarioRank, Store, Turn
 
 MAX_RUNNING = 16
 SAID_MAX = 512
@@ -126,7 +126,9 @@ class SglangDriver(driver.Driver):
 
     def __init__(self) -> None:
         if importlib.util.find_spec("sglang") is None:
-            raise MisuseError("SGLang cannot be imported here (python -m tests.sglang.run --python VERSION runs a program with it)")
+            raise MisuseError(
+                "SGLang cannot be imported here (python -m tests.sglang.run --python VERSION runs a program with it)"
+            )
         from tests.sglang import scenario_ranks
 
         self._made = scenario_ranks
@@ -156,11 +158,16 @@ class SglangDriver(driver.Driver):
             ]
         except Exception as error:
             raise MisuseError(f"SGLang {self.version} refuses this world: {error_told(error)}") from error
+        for rank in self.ranks:
+            self.on_rank(rank)
         self._texts: dict[str, str] = {}
         self._chains: dict[str, Chain] = {}
         self._requests: dict[str, list[Any]] = {}
         """The request of each rank, once it was handed to SGLang."""
         self._said: dict[str, int] = {}
+        """Tokens that each request samples at most."""
+        self._prompt_of: dict[str, int] = {}
+        """Tokens of its prompt."""
         self._door: dict[str, None] = {}
         """Requests that were not handed to SGLang yet."""
         self._computed: dict[str, int] = {}
@@ -186,6 +193,9 @@ class SglangDriver(driver.Driver):
         self._num_told = [0] * world.workers
         self._num_wrong = 0
         self._filled: list[Any] = []
+
+    def on_rank(self, rank: ScenarioRank) -> None:
+        """Called with each rank before its first step: for tests that plant a fault in SGLang."""
 
     # --- SGLang's calls -----------------------------------------------------------------------------------------------------
 
@@ -246,7 +256,7 @@ class SglangDriver(driver.Driver):
             known.pop(request, None)
         self._away.discard(request)
         self._aborted.discard(request)
-        self._prompt_of = {**getattr(self, "_prompt_of", {}), request: len(prompt)}
+        self._prompt_of[request] = len(prompt)
         self._door[request] = None
 
     def _enter(self, names: Sequence[str]) -> None:
@@ -285,9 +295,12 @@ class SglangDriver(driver.Driver):
     def reset(self, *, drain: bool) -> None:
         """Flush the cache, which SGLang does only when it is idle."""
         if not all(self._everywhere(lambda rank: rank.flush())):
+            if not drain:
+                raise Unsupported(
+                    "not expressible: reset while there are requests or copies (SGLang flushes only when it is idle)"
+                )
             raise CapacityError("SGLang does not flush its cache while it has requests or copies")
-        self._stored.clear()
-        self._held.clear()
+        self._see()
 
     def sleep(self) -> None:
         """Evict all that no request holds, as memory pressure does: SGLang's own sleep forgets the host, too."""
@@ -337,6 +350,7 @@ class SglangDriver(driver.Driver):
         self._enter(list(self._door if let_in is None else let_in))
         self._num_plans += 1
         plan = _Plan(self._num_plans)
+        self.witness.step = self._num_plans
         is_idle = all(rank.is_idle for rank in self.ranks)
         if compute == {} and let_in == {} and not is_idle:
             self._everywhere(lambda rank: rank.look())
@@ -359,7 +373,7 @@ class SglangDriver(driver.Driver):
         usual = self.world.step_tokens or WHOLE
         asked = {name: count for name, count in {**(compute or {}), **(let_in or {})}.items() if count}
         left = {name: self._prompt_of[name] - self._scheduled.get(name, 0) for name in asked}
-        parts = [count for name, count in asked.items() if 0 < left[name]]
+        parts = [count for name, count in asked.items() if left[name] > 0]
         return sum(parts) if any(asked[name] < left[name] for name in asked) else usual
 
     def _going(self) -> set[str]:
@@ -405,7 +419,9 @@ class SglangDriver(driver.Driver):
                 f"not expressible: {waiting[0]} in a memory of {self.world.blocks} blocks (SGLang admits a request only where"
                 " there is a block more than it needs)"
             )
-        for name in sorted(got.keys() - before) if let_in is not None else ():
+        for name in sorted(got.keys() - before):
+            if let_in is None:
+                continue
             if name not in let_in:
                 raise Unsupported(f"not expressible: a step in which {name} is not admitted (SGLang admits it)")
             if let_in[name] and got[name] != let_in[name]:
@@ -415,34 +431,21 @@ class SglangDriver(driver.Driver):
 
     def _told(self, plan: _Plan) -> EngineStep:
         """What the workers of all ranks were told since the last step."""
-        facts = [rank.facts for rank in self.ranks]
-        for rank in self.ranks:
-            rank.facts = type(rank.facts)()
+        facts = [rank.take_facts() for rank in self.ranks]
         self._same([each.handed_out for each in facts], "hand out")
         self._same([[(load.pages, load.places) for load in each.loads] for each in facts], "load")
         owners: dict[int, str] = {}
-        loads = []
-        for load in facts[0].loads:
-            self._num_jobs += 1
-            loads.append(CopyOrder(self._num_jobs, False, tuple(load.places), tuple(load.pages), (len(load.pages),)))
-            owners[self._num_jobs] = self._reader(load.pages, plan.turns)
+        loads = tuple(self._load(load, plan, owners) for load in facts[0].loads)
         ahead = self._ahead(plan, facts, owners)
-        for load in facts[0].loads:
-            self._held.update({page: self._stored.get(place, "") for page, place in zip(load.pages, load.places, strict=True)})
         plan.loaded = tuple(sorted({owners[each.job] for each in loads} - {""}))
         passes = [(self.table(turn.name, 0), self._texts[turn.name], turn.start, turn.stop) for turn in plan.turns]
-        for blocks, text, start, stop in passes:
-            for at in range(start // self.size, stop // self.size):
-                self._held[blocks[at]] = text[: (at + 1) * self.size]
-        for turn in plan.turns:
-            self._writer.update(dict.fromkeys(self.table(turn.name, 0), turn.name))
+        self._hold(plan, loads, passes)
         self._see()
         names = {turn.name for turn in plan.turns}
         waiting = [each.rid for each in self.ranks[0].scheduler.waiting_queue if each.rid not in names]
+        waits = tuple(each.job for each in loads)
         return EngineStep(
-            orders=Orders(
-                plan.number, tuple(each.job for each in loads), tuple(loads), (), forward_pass(passes, self.size)
-            ),
+            orders=Orders(plan.number, waits, loads, (), forward_pass(passes, self.size)),
             ahead=tuple(ahead),
             handed_out=tuple(facts[0].handed_out),
             owners=owners,
@@ -450,7 +453,23 @@ class SglangDriver(driver.Driver):
             no_room=tuple(waiting),
         )
 
-    def _ahead(self, plan: _Plan, facts: Sequence[Any], owners: dict[int, str]) -> list[Orders]:
+    def _load(self, load: Load, plan: _Plan, owners: dict[int, str]) -> CopyOrder:
+        self._num_jobs += 1
+        owners[self._num_jobs] = self._reader(load.pages, plan.turns)
+        return CopyOrder(self._num_jobs, False, tuple(load.places), tuple(load.pages), (len(load.pages),))
+
+    def _hold(self, plan: _Plan, loads: Sequence[CopyOrder], passes: Sequence[tuple[Sequence[int], str, int, int]]) -> None:
+        """Note what a step brings into the blocks that are full with it, and which request has them."""
+        for load in loads:
+            for place, page in zip(load.source, load.target, strict=True):
+                self._held[page] = self._stored.get(place, "")
+        for blocks, text, start, stop in passes:
+            for at in range(start // self.size, stop // self.size):
+                self._held[blocks[at]] = text[: (at + 1) * self.size]
+        for turn in plan.turns:
+            self._writer.update(dict.fromkeys(self.table(turn.name, 0), turn.name))
+
+    def _ahead(self, plan: _Plan, facts: Sequence[Facts], owners: dict[int, str]) -> list[Orders]:
         """Stores and waits for them, in SGLang's order, as orders ahead of those of the step."""
         stores = [[each for each in fact.events if isinstance(each, self._made.Store)] for fact in facts]
         self._same([[(each.pages, each.places) for each in mine] for mine in stores], "store")
@@ -489,7 +508,11 @@ class SglangDriver(driver.Driver):
         """The hits of requests that this step has admitted."""
         found = {}
         for turn in plan.turns:
-            if self._computed[turn.name] == turn.start and turn.start % self.size == 0 and turn.stop == self._scheduled[turn.name]:
+            if (
+                self._computed[turn.name] == turn.start
+                and turn.start % self.size == 0
+                and turn.stop == self._scheduled[turn.name]
+            ):
                 loaded = sum(len(each.target) for each in loads if owners[each.job] == turn.name) * self.size
                 found[turn.name] = LookedUp(turn.start, turn.start - loaded)
         return found
@@ -509,7 +532,9 @@ class SglangDriver(driver.Driver):
         turns = {turn.name: turn for turn in plan.turns}
         for name, count in (sampled or {}).items():
             if count != (name in turns and turns[name].stop >= self._prompt_of[name]):
-                raise Unsupported(f"not expressible: {name} gets {count} tokens at once (SGLang without speculation samples one)")
+                raise Unsupported(
+                    f"not expressible: {name} gets {count} tokens at once (SGLang without speculation samples one)"
+                )
         self._everywhere(lambda rank: rank.process(plan.number))
         for turn in plan.turns:
             if turn.name in self._computed:
@@ -543,7 +568,8 @@ class SglangDriver(driver.Driver):
             return False
         gate = told.shares[report.worker].gate
         rest = [
-            each.job for each in self._open.values()
+            each.job
+            for each in self._open.values()
             if each.shares[report.worker].gate is gate and report.worker not in self._reported[each.job]
         ]
         if rest:
@@ -635,18 +661,29 @@ class SglangDriver(driver.Driver):
             "jobs_out": lambda: len(self._open),
             "requests": lambda: sum(self.request_state(name) != "FINISHED" for name in self._texts),
         }
+        if what == "free":
+            self._all_gone("the count 'free'")
         if what not in counts:
             raise Unsupported(f"not expressible: the count {what!r} (SGLang does not count it)")
         return counts[what]()
 
     def left_behind(self) -> list[str]:
         """Locked memory, requests, and copies that SGLang waits for."""
+        self._all_gone("what is left")
         first = self.ranks[0]
         locked = first.tree.protected_size()
         locked = locked[0] if isinstance(locked, tuple) else locked
         held = [f"{locked} tokens of device memory, which are locked"] if locked else []
         names = [f"request {name}" for name in self._texts if self.request_state(name) != "FINISHED"]
         return [*held, *names, *(f"copy {job}" for job in self._open)]
+
+    def _all_gone(self, what: str) -> None:
+        for name in sorted(self._aborted):
+            if self.request_state(name) == "RUNNING":
+                raise Unsupported(
+                    f"not expressible: {what} right after {name} is aborted"
+                    " (SGLang ends it with the next result, and there is none)"
+                )
 
     def problems(self, device: Device) -> Iterator[Problem]:
         """New findings of the watch and of the bytes."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from attrs import define, field
+from sglang.srt.managers import schedule_policy
 
 from blocklife.engines.sglang import watch
-from sglang.srt.managers import schedule_policy
 from tests.sglang.copies import Copies, Copy, Move, Witness
 from tests.sglang.device import Device, Module, Stream, StuckError
 from tests.sglang.engine import RELEASE, Engine, engine_of
@@ -99,7 +99,7 @@ class GatedDevice(Device):
         event = getattr(reached, "__self__", None)
         stream = getattr(event, "stream", None)
         while not reached():
-            if any([each.advance(1) for each in self.streams]):
+            if self._run_some():
                 continue
             gate = self._in_the_way(stream)
             if gate in self.stores:
@@ -116,8 +116,12 @@ class GatedDevice(Device):
 
     def creep(self) -> None:
         """Run what can run."""
-        while any([stream.advance(1) for stream in self.streams]):
+        while self._run_some():
             pass
+
+    def _run_some(self) -> bool:
+        """Run one operation of each stream. Returns whether there was any that could run."""
+        return sum(stream.advance(1) for stream in self.streams) > 0
 
     def open(self, gate: Gate) -> None:
         """Let a launch run, and all of its kind before it."""
@@ -353,6 +357,11 @@ class ScenarioRank:
         self.tree.check_hicache_events()
         self.device.creep()
 
+    def take_facts(self) -> Facts:
+        """What it has done since the last call."""
+        found, self.facts = self.facts, Facts()
+        return found
+
     def seen(self) -> list[Store]:
         """The stores that SGLang has seen land since the last call."""
         left = {id(ack) for ack in self.engine.controller.ack_write_queue}
@@ -378,7 +387,7 @@ class ScenarioRank:
     def flush(self) -> bool:
         """Forget all that is cached. Returns whether SGLang does."""
         done = self.rest() and self.engine.flush()
-        if done:
+        if done and self.host.available_size() == self.host.size:
             self.place_of = {}
             self._restrict()
         return done

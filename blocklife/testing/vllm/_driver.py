@@ -579,4 +579,3 @@ class VllmDriver(driver.Driver):
 
     def _not(self, method: str) -> NoReturn:
         raise Unsupported(f"not expressible: {method} ({_WHY.get(method, _SINGLE)})")
-
