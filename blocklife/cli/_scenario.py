@@ -56,7 +56,9 @@ def add_options(parser: Parser) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    said = "files, folders, or names of built-in scenarios, such as A01, or vllm for that folder (default: all but that folder)"
+    said = (
+        "files, folders, or names of built-in scenarios, such as A01, or vllm or sglang for a folder (default: all but these)"
+    )
     run.add_argument("files", nargs="*", type=file, metavar="FILE", help=said)
     run.add_argument("--driver", metavar="MODULE:CLASS", help="the engine to run them against (default: our own)")
     run.add_argument("-v", "--verbose", action="store_true", help="print each step with its transitions")

@@ -29,6 +29,7 @@ UNEQUAL = ("A16", "G3", "G4")
 """Scenarios with several ranks: they are run with equal and with unequal hosts."""
 _STEP = re.compile(r"(?:: step (\d+) \(\w+\)|(: at the end)): (.*)", re.DOTALL)
 _RULE = re.compile(r"a rule is broken: (I\d+)")
+_START, _STOP = "<!-- from tests/sglang/scenarios.py: {} -->", "<!-- as far as here -->"
 _FILE = "../../../blocklife/testing/scenarios/cases"
 
 
@@ -113,19 +114,19 @@ def cell(found: Iterable[ScenarioVerdict]) -> str:
 def table(name: str) -> tuple[list[str], list[list[str]]]:
     """The header and the lines of one table of the page, cell by cell."""
     text = PAGE.read_text(encoding="utf-8")
-    part = text[text.index(f"<!-- generated: {name} -->") :]
-    lines = [line[2:-2].split(" | ") for line in part[: part.index("<!-- end -->")].splitlines() if line.startswith("| ")]
+    part = text[text.index(_START.format(name)) :]
+    lines = [line[2:-2].split(" | ") for line in part[: part.index(_STOP)].splitlines() if line.startswith("| ")]
     return lines[0], lines[2:]
 
 
 def write(name: str, header: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     """Put a table into the page."""
     text = PAGE.read_text(encoding="utf-8")
-    start = text.index(f"<!-- generated: {name} -->")
-    stop = text.index("<!-- end -->", start)
+    start = text.index(_START.format(name))
+    stop = text.index(_STOP, start)
     made = [header, ["---"] * len(header), *lines]
     body = "\n".join(f"| {' | '.join(line)} |" for line in made)
-    PAGE.write_text(f"{text[:start]}<!-- generated: {name} -->\n\n{body}\n\n{text[stop:]}", encoding="utf-8")
+    PAGE.write_text(f"{text[:start]}{_START.format(name)}\n\n{body}\n\n{text[stop:]}", encoding="utf-8")
 
 
 def cells_of(release: str) -> dict[str, str]:

@@ -24,7 +24,8 @@ from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
 from blocklife.testing.scenarios._schema import EXPECTATIONS, SETTINGS, VERBS, Value, ValueKind
 
 SHIPPED = Path(__file__).parent / "cases"
-"""The scenarios of the package; those for engines that decide for themselves are in its folder ``vllm``."""
+"""The scenarios of the package; those for engines that decide for themselves are in its folders ``vllm`` and
+``sglang``."""
 METHODS = tuple(name for name, each in vars(Driver).items() if inspect.isfunction(each) and not name.startswith("_"))
 """Every method of a driver, in the order of the protocol."""
 REQUIRED = ("start", "arrive", "step", "settle", "table")
