@@ -111,7 +111,7 @@ class _Plan:
 
 @define(eq=False)
 class _ToldStore:
-    """A store that the workers were told of, with that of each rank."""
+    """A store in the orders of the workers, with that of each rank."""
 
     job: int
     shares: list[Store]
