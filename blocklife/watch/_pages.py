@@ -45,6 +45,8 @@ class PageTurn(NamedTuple):
     start: int
     stop: int
     blocks: list[int]
+    astray: tuple[int, int] | None = None
+    """A position of those computed, and its slot of a token, where that is not its place in its block."""
 
 
 @define(eq=False)
@@ -126,6 +128,8 @@ class PageBook:
         self._checked: dict[str, CheckedPrefix] = {}
         self._changes: list[int] = []
         """Blocks in the order in which something became of them."""
+        self._given_up: dict[str, set[int]] = {"block": set(), "slot": set()}
+        """What the engine's cache has evicted, until it is freed."""
         self._number = 0
         self._rest = AtRest()
         self._num_still = 0
@@ -179,12 +183,14 @@ class PageBook:
                 self._violate("I4", f"block {block} is freed, and nobody holds it", block=block)
             self._blocks.pop(block, None)
             self._loading.pop(block, None)
+        self._given_up["block"].difference_update(blocks)
         self._changes += blocks
         self._mirror.given_back(blocks)
 
     def all_given_back(self) -> None:
         """Every block is free: the engine begins anew."""
         self._mirror.given_back(list(self._blocks))
+        self._given_up["block"].clear()
         self._blocks.clear()
         self._checked.clear()
 
@@ -208,10 +214,23 @@ class PageBook:
                 rule, does = ("I1", "writes") if job.is_store else ("I7", "loads from")
                 self._violate(rule, f"slot {slot} is freed while job {job.number} {does} it", job=job.number)
             self._slots.pop(slot, None)
+        self._given_up["slot"].difference_update(slots)
 
     def all_slots_given_back(self) -> None:
         """Every slot is free."""
         self._slots.clear()
+        self._given_up["slot"].clear()
+
+    def given_up(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """The engine's cache has evicted these blocks and slots; it must free them ahead of its next step."""
+        self._given_up["block"].update(block for block in blocks if block in self._blocks)
+        self._given_up["slot"].update(slot for slot in slots if slot in self._slots)
+
+    def _ask_given_up(self) -> None:
+        for name, places in self._given_up.items():
+            if places:
+                self._violate("I13", f"{name} {min(places)} was evicted and not freed: no call can hand it out again")
+                places.clear()
 
     # --- copies -------------------------------------------------------------------------------------------------------------
 
@@ -279,6 +298,16 @@ class PageBook:
             copies.append(EngineCopy(number, None, pieces))
             (self._mirror.stored if job.is_store else self._mirror.loaded)(copies[-1:])
 
+    def moved(self, numbers: Sequence[int], pairs: Collection[tuple[int, int]]) -> None:
+        """The copies of these jobs, which are launched now, move these pairs of a block and a slot, and no others."""
+        for job in [job for number in numbers if (job := self._jobs.get(number)) is not None]:
+            for block, slot in zip(job.blocks, job.slots, strict=False):
+                if (block, slot) not in pairs:
+                    rule, does = ("I8", "stores block {} in slot {}") if job.is_store else ("I7", "loads block {} from slot {}")
+                    what = f"job {job.number} {does.format(block, slot)}, and its copy moves other places"
+                    self._violate(rule, what, block=block, job=job.number)
+                    break
+
     def _ask_same(self, job: PageJob, place: int, was: HeldContent | None, now: HeldContent | None) -> None:
         if was is None or (now is not None and was.is_same(now)):
             return
@@ -341,6 +370,7 @@ class PageBook:
     def launched(self, turns: Sequence[PageTurn], waits: Collection[int]) -> None:
         """The engine launches a step that computes these turns, and waits for these loads layer by layer."""
         self._rest, self._num_still = AtRest(), 0
+        self._ask_given_up()
         for number in waits:
             if (job := self._jobs.get(number)) is not None:
                 job.is_waited_for = True
@@ -350,6 +380,11 @@ class PageBook:
             used.update(turn.blocks)
             first = turn.start // self._size
             self._ask_read(turn)
+            if turn.astray is not None:
+                where = f"{turn.request} has position {turn.astray[0]} in the slot of token {turn.astray[1]}"
+                block = turn.blocks[turn.astray[0] // self._size]
+                what = f"{where}, which is not its place in block {block}"
+                self._violate("I6", what, block=block, request=turn.request)
             for at in range(first, len(turn.blocks)):
                 written.add(turn.blocks[at])
         for turn in turns:  # what one turn writes, no other turn of the same step expects to be there
@@ -461,6 +496,10 @@ class PageBook:
                 self._changes.append(block)
             self._blocks[block] = new
 
+    def unlocked_too_often(self, node: object) -> None:
+        """A lock in the engine's cache is released that nothing holds any more."""
+        self._violate("I4", f"a lock on node {node} is released more often than it was taken")
+
     # --- the whole ----------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -468,6 +507,8 @@ class PageBook:
         if self._launches:
             self._violate("I10", "the cache is reset while a step is in flight")
         self.dropped(list(self._jobs))
+        if self._slots:
+            self._violate("I13", f"the cache is reset, and {len(self._slots)} slots are still handed out")
         self._mirror.reset()
 
     def ended(self, request: str) -> None:
@@ -482,9 +523,15 @@ class PageBook:
             what = f"{names} wait, and for {STILL} looks no step was launched and nothing was in flight"
             self._violate("I12", what, request=requests[0] if requests else None)
 
-    def rests(self, *, locked: Callable[[], int], kept: Callable[[], int | None]) -> None:
-        """The engine has no request, and no step in flight. *locked*: tokens that it could not evict; *kept*: in its cache."""
+    def rests(
+        self, *, locked: Callable[[], int], kept: Callable[[], int | None], host_locked: Callable[[], int] = lambda: 0
+    ) -> None:
+        """The engine has no request, and no step in flight.
+
+        *locked*: tokens that it could not evict; *kept*: tokens in its cache; *host_locked*: locks on its slots.
+        """
         rest, violate = self._rest, self._violate
+        self._ask_given_up()
         queued = [job.number for job in self._jobs.values() if not job.is_launched]
         if rest.lasts("queued", bool(queued)):
             what = "is queued, is not launched, and there is no request that would have it launched"
@@ -493,6 +540,8 @@ class PageBook:
             return
         if rest.lasts("locked", locked() > 0):
             violate("I12", f"{locked()} tokens of device memory are locked, and nothing uses them")
+        if rest.lasts("host locked", host_locked() > 0):
+            violate("I12", f"host memory is locked {host_locked()} times, and nothing uses it")
         count = kept()
         if count is not None and rest.lasts("kept", count != len(self._blocks) * self._size):
             out = len(self._blocks) * self._size

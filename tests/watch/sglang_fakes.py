@@ -6,7 +6,7 @@ Indices are arrays of numpy: they have what the watch asks of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +106,16 @@ class FakeCounter:
         """The step to come waits for this load."""
 
 
+class FakeTransferEngine:
+    """What is told to copy; a test may bend it."""
+
+    def submit_device_to_host(self, transfers: list[object]) -> None:
+        """Copy to the host."""
+
+    def submit_host_to_device(self, transfers: list[object]) -> None:
+        """Copy from there."""
+
+
 class FakeController:
     """Queues, and what is launched from them."""
 
@@ -120,6 +130,16 @@ class FakeController:
         self.write_fence_stream: object | None = object()
         self.load_fence_stream: object | None = object()
         self.producer = -1
+        self.l2_transfer_engine = FakeTransferEngine()
+        self.bent: Callable[[SimpleNamespace], SimpleNamespace] = lambda transfer: transfer
+        """What a test makes of a copy that is launched."""
+
+    def _transfers(self, queue: list[Any]) -> list[object]:
+        """The copy that all operations of a queue are."""
+        indices = {name: np.concatenate([getattr(each, name) for each in queue]) for name in ("device_indices", "host_indices")}
+        order = np.argsort(indices["host_indices"])
+        sorted_ = {name: each[order] for name, each in indices.items()}
+        return [self.bent(SimpleNamespace(host_pool=self.mem_pool_host, is_draft=False, **sorted_))]
 
     def write(self, device_indices: Indices, node_id: int = -1) -> Indices | None:
         """Queue a copy to the host."""
@@ -138,6 +158,7 @@ class FakeController:
     def start_writing(self) -> None:
         """Launch what is queued."""
         if self.write_queue:
+            self.l2_transfer_engine.submit_device_to_host(self._transfers(self.write_queue))
             self.write_queue.clear()
             self.ack_write_queue.append(SimpleNamespace(finish_event=FakeEvent()))
 
@@ -145,6 +166,7 @@ class FakeController:
         """The same for loads. Returns the number under which a step waits for them."""
         if not self.load_queue:
             return -1
+        self.l2_transfer_engine.submit_host_to_device(self._transfers(self.load_queue))
         self.load_queue.clear()
         self.ack_load_queue.append(SimpleNamespace(finish_event=FakeEvent()))
         self.producer = (self.producer + 1) % 3
@@ -153,6 +175,36 @@ class FakeController:
 
 class FakePrompt(SimpleNamespace):
     """A request of SGLang's scheduler."""
+
+
+class FakeCore:
+    """The part of a tree that decides: its answers are what a test says."""
+
+    def __init__(self) -> None:
+        self.given_up = SimpleNamespace()
+
+    def inc_lock_ref(self, node_id: int) -> None:
+        """Lock a node."""
+
+    def dec_lock_ref(self, node_id: int, params: object = None) -> None:
+        """Release it."""
+
+    def inc_host_lock_ref(self, node_id: int) -> None:
+        """Lock its host memory."""
+
+    def dec_host_lock_ref(self, node_id: int, params: object = None) -> None:
+        """Release that."""
+
+    def demote(self, node_id: int) -> object:
+        """Evict a node from the device."""
+        return self.given_up
+
+    def drive_host_eviction(self, kind: object, num_tokens: int) -> object:
+        """Evict from the host."""
+        return self.given_up
+
+    def reset(self) -> None:
+        """Forget all."""
 
 
 class FakeTree:
@@ -164,6 +216,8 @@ class FakeTree:
         self.token_to_kv_pool_allocator = FakeAllocator()
         self.cache_controller: FakeController | None = FakeController(self.token_to_kv_pool_allocator, FakeHostPool())
         self.req_to_token_pool = SimpleNamespace(req_to_token=np.zeros((8, 64), dtype=np.int64))
+        self.tree_core = FakeCore()
+        self.ongoing_backup: dict[int, object] = {}
         self.asks = True
         self.kept, self.locked = 0, 0
 
@@ -174,7 +228,8 @@ class FakeTree:
         """Nothing."""
 
     def reset(self) -> None:
-        """Nothing."""
+        """Forget what the core has."""
+        self.tree_core.reset()
 
     def writing_check(self, write_back: bool = False) -> None:
         """Take what has landed for landed."""

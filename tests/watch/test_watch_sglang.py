@@ -24,6 +24,7 @@ from blocklife.engines.sglang import _versions as versions
 from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchError, WatchMode, attach, detach, watch_of
 from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._steps import NUM_TEXTS, StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
@@ -517,7 +518,7 @@ def test_host_pages_are_freed_by_a_thread() -> None:
 
 EARS = [
     (room, name)
-    for room in (MemoryEars, CopyEars, StepEars, TreeEars)
+    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars)
     for name, method in vars(room).items()
     if inspect.isfunction(method) and list(inspect.signature(method).parameters)[-2:] == ["args", "kwargs"]
 ]
@@ -531,6 +532,11 @@ def whole_life(engine: FakeEngine) -> list[object]:
     engine.allocator.free_segment(slots_of([9]), start_pos=0)
     engine.allocator.free_page_ids(np.array([10]))
     engine.free_host(10)
+    core = engine.tree_cache.tree_core
+    for lock, release in ((core.inc_lock_ref, core.dec_lock_ref), (core.inc_host_lock_ref, core.dec_host_lock_ref)):
+        lock(1)
+        release(1)
+    core.demote(1)
     engine.rest()
     engine.tree_cache.reset()
     engine.allocator.clear()

@@ -12,6 +12,7 @@ from attrs import define
 
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._parts import CacheParts, numbers
+from blocklife.watch._calls import given
 from blocklife.watch._pages import OVERDUE, OVERDUE_AMONG_RANKS, PageBook
 
 
@@ -39,12 +40,19 @@ class CopyEars:
         self._writes: list[Acknowledged] = []
         self._loads: list[Acknowledged] = []
         self._due: list[int] = []
+        self._moved: set[tuple[int, int]] | None = None
+        """The pages of device and host that the launch under way copies; None where the release does not show them."""
+        self._host = parts.host
         self._has_ranks = parts.num_ranks > 1
+        self._steps_stream = parts.steps_stream
         controller, tree = parts.controller, parts.tree
         ears.hear(controller, "write", after=self._look_at_writes)
         ears.hear(controller, "load", after=self._look_at_loads)
         ears.hear(controller, "start_writing", before=self._writing, after=self._written)
         ears.hear(controller, "start_loading", before=self._loading, after=self._loaded)
+        if parts.is_copied_page_by_page:
+            for name in ("submit_device_to_host", "submit_host_to_device"):
+                ears.hear(getattr(controller, "l2_transfer_engine", None), name, before=self._moves)
         for name in ("writing_check", "loading_check"):
             ears.hear(tree, name, after=self._checked)
 
@@ -70,6 +78,15 @@ class CopyEars:
         tokens, size = numbers(getattr(operation, name)), self._page
         return [token // size for token in tokens[::size]]
 
+    def _moves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """What the device is told to copy, of the memory that is followed."""
+        self._moved, size = set(), self._page
+        transfers = given(args, kwargs, "transfers")[0]
+        for transfer in transfers if isinstance(transfers, list) else ():
+            if getattr(transfer, "host_pool", None) is self._host and not getattr(transfer, "is_draft", False):
+                pairs = zip(numbers(transfer.device_indices), numbers(transfer.host_indices), strict=False)
+                self._moved.update((block // size, slot // size) for block, slot in pairs if not slot % size)
+
     def _writing(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._due = self._look("write_queue", is_store=True)
 
@@ -84,11 +101,19 @@ class CopyEars:
 
     def _launched(self, queue: str, fence: str, out: list[Acknowledged], producer: int) -> None:
         jobs, self._due = self._due, []
+        moved, self._moved = self._moved, None
         if not jobs:
             return
         self._queued = {key: each for key, each in self._queued.items() if each[1] not in jobs}
-        self._book.launched_copies(jobs, is_ordered=getattr(self._controller, fence, None) is not None)
+        if moved is not None:
+            self._book.moved(jobs, moved)
+        self._book.launched_copies(jobs, is_ordered=self._is_ordered(fence))
         out.append(Acknowledged(getattr(self._controller, queue)[-1], jobs, producer))
+
+    def _is_ordered(self, fence: str) -> bool:
+        """Whether the copies wait for the stream on which steps run, or for some other one if that is not known."""
+        found, steps = getattr(self._controller, fence, None), self._steps_stream()
+        return found is not None and (steps is None or found is steps or bool(found == steps))
 
     # --- acknowledgements ---------------------------------------------------------------------------------------------------
 

@@ -84,6 +84,26 @@ class CacheParts:
         return max(count if isinstance(count, int) else 1 for count in counts)
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether device memory is handed out already."""
+        return bool(self.taken()[0])
+
+    @property
+    def is_copied_page_by_page(self) -> bool:
+        """Whether what is queued is what the device is told to copy; sharded memory has numbers of its own there."""
+        return not getattr(self.controller, "is_kv_sharded", False) and getattr(self.host, "dcp_size", 1) == 1
+
+    def steps_stream(self) -> object | None:
+        """The stream on which steps run, where it can be seen."""
+        worker = getattr(self.scheduler, "tp_worker", None)
+        return getattr(getattr(worker, "model_runner", None), "forward_stream", None)
+
+    def host_locked(self, locks: int) -> int:
+        """Of so many locks on host memory, those that no load and no work of storage explains."""
+        names = ("ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
+        return 0 if any(getattr(self.tree, name, None) for name in names) else max(0, locks)
+
+    @property
     def said(self) -> str:
         """What is watched, in words."""
         return f"the {type(self.tree).__name__} of SGLang"

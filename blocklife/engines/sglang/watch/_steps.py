@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._parts import CacheParts, numbers
 from blocklife.watch._calls import given
@@ -28,10 +29,11 @@ def batch_of(planned: object) -> object:
 class StepEars:
     """Ears on one scheduler."""
 
-    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook, copies: CopyEars) -> None:
+    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook, copies: CopyEars, core: CoreEars) -> None:
         self._parts = parts
         self._book = book
         self._copies = copies
+        self._core = core
         self._texts: dict[str, tuple[object, Text]] = {}
         self._consumes = -1
         """The load that the next step must wait for, by its place in the counter of layers; -1 for none."""
@@ -52,7 +54,7 @@ class StepEars:
             self._consumes = consumes
         elif self._parts.is_at_rest():
             self._texts.clear()
-            self._book.rests(locked=self._parts.locked, kept=self._parts.kept)
+            self._book.rests(locked=self._parts.locked, kept=self._parts.kept, host_locked=self._core.host_locked)
         else:
             waiting = getattr(self._parts.scheduler, "waiting_queue", ())
             self._book.stands_still([getattr(each, "rid", "") for each in waiting])
@@ -93,7 +95,9 @@ class StepEars:
                 break
             tokens = numbers(table[row, :stop:page])
             start = starts[at] if extends else stop - 1
-            turns.append(PageTurn(request.rid, self.text_of(request), start, stop, [token // page for token in tokens]))
+            blocks = [token // page for token in tokens]
+            astray = None if page == 1 else _astray(numbers(table[row, start:stop]), start, blocks, page)
+            turns.append(PageTurn(request.rid, self.text_of(request), start, stop, blocks, astray))
         return turns
 
     def text_of(self, request: object) -> Text:
@@ -104,6 +108,14 @@ class StepEars:
             text = Text(self._parts.page, seed_of(request), more=functools.partial(_tokens_behind, request))
             self._texts[name] = request, text
         return text
+
+
+def _astray(slots: Sequence[int], start: int, blocks: Sequence[int], page: int) -> tuple[int, int] | None:
+    """The first position from *start* on whose slot of a token is not its place in its page, and that slot."""
+    for at, slot in enumerate(slots, start):
+        if slot != blocks[at // page] * page + at % page:
+            return at, slot
+    return None
 
 
 def _tokens_behind(request: object, count: int) -> Sequence[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from blocklife.engines.sglang._versions import ENGINE
 from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._parts import CacheParts
@@ -37,8 +38,9 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
     watch.listen(ears.calls)
     MemoryEars(ears, parts, book)
     copies = CopyEars(ears, parts, book)
+    core = CoreEars(ears, parts, book)
     if parts.scheduler is not None:
-        StepEars(ears, parts, book, copies)
+        StepEars(ears, parts, book, copies, core)
     TreeEars(ears, parts, mirror, book, copies)
     book.adopt(*parts.taken())
     mirror.catch_up()

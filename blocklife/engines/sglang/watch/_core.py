@@ -1,0 +1,90 @@
+"""Ears on SGLang's tree core: what it gives up, which the tree must free then, and how often memory is locked.
+
+Only newer releases have a core beside the tree. Its nodes are never read, here neither: what is heard are its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from blocklife.engines.sglang.watch._ears import Ears
+from blocklife.engines.sglang.watch._parts import CacheParts, numbers, pages
+from blocklife.watch._calls import given
+from blocklife.watch._pages import PageBook
+
+_GIVE_UP = (
+    "evict_device_next_node",
+    "evict_device_leaf",
+    "demote",
+    "drop_subtree_no_host",
+    "drive_host_eviction",
+    "finish_swa_state_eviction",
+    "finish_mamba_state_eviction",
+)
+"""Verbs of a core that answer with what is to be freed."""
+_FOLLOWED = "FULL"
+"""The kind of memory that is followed: of layers with full attention."""
+
+
+class CoreEars:
+    """Ears on one core, where the tree has one."""
+
+    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook) -> None:
+        self._book = book
+        self._page = parts.page
+        self._parts = parts
+        self._locks = 0
+        """Locks on host memory less releases, since the watch began."""
+        self._held: dict[object, int] | None = None if parts.is_in_use else {}
+        """Locks on device memory by the node they were taken on; None where some were taken ahead of the watch."""
+        core = getattr(parts.tree, "tree_core", None)
+        for name in _GIVE_UP:
+            ears.hear(core, name, after=self._gave_up)
+        ears.hear(core, "inc_host_lock_ref", after=self._locked)
+        ears.hear(core, "dec_host_lock_ref", after=self._unlocked)
+        ears.hear(core, "inc_lock_ref", after=self._device_locked)
+        ears.hear(core, "dec_lock_ref", before=self._device_unlocked)
+        ears.hear(core, "reset", after=self._reset)
+
+    def host_locked(self) -> int:
+        """Locks on host memory that nothing explains."""
+        return self._parts.host_locked(self._locks)
+
+    def _gave_up(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        blocks, slots = (self._places(getattr(result, name, None)) for name in ("device_frees", "host_frees"))
+        if blocks or slots:
+            self._book.given_up(blocks, slots)
+
+    def _places(self, frees: object) -> list[int]:
+        found: Iterable[tuple[object, object]] = frees.items() if isinstance(frees, Mapping) else ()
+        return [
+            page
+            for kind, tensors in found
+            if getattr(kind, "name", "") == _FOLLOWED and isinstance(tensors, list)
+            for tensor in tensors
+            for page in pages(numbers(tensor), self._page)
+        ]
+
+    def _locked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._locks += 1
+
+    def _unlocked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._locks -= 1
+
+    def _device_locked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if self._held is not None:
+            node = given(args, kwargs, "node_id")[0]
+            self._held[node] = self._held.get(node, 0) + 1
+
+    def _device_unlocked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if self._held is None:
+            return
+        node = given(args, kwargs, "node_id")[0]
+        left = self._held.pop(node, 0) - 1
+        if left < 0:
+            self._book.unlocked_too_often(node)
+        elif left:
+            self._held[node] = left
+
+    def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._locks, self._held = 0, {}

@@ -1,0 +1,150 @@
+"""Bugs in copies between device and host: what is launched, in which order, and what waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.l2_transfer import L2TransferEngine
+from sglang.srt.mem_cache.pool_host.base import HostKVCache
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from tests.sglang.planted import Bed, Original, planted
+from tests.sglang.rig import Rank
+
+
+@planted("back-tight", "pages", "back")
+def only_the_first_load_is_launched(bed: Bed) -> None:
+    """Of several loads in the queue only the first is launched, and the others are forgotten."""
+
+    @bed.around(HiCacheController, "start_loading")
+    def starts(original: Original, self: HiCacheController) -> object:
+        if len(self.load_queue) > 1 and bed.strikes():
+            del self.load_queue[1:]
+        return original(self)
+
+
+@planted("pages", "selective")
+def only_the_first_store_is_launched(bed: Bed) -> None:
+    """Of several stores in the queue only the first is launched, and all count as landed with it."""
+
+    @bed.around(HiCacheController, "start_writing")
+    def starts(original: Original, self: HiCacheController) -> None:
+        names = [name for operation in self.write_queue for name in operation.node_ids]
+        if len(self.write_queue) > 1 and bed.strikes(0.3):
+            del self.write_queue[1:]
+            self.write_queue[0].node_ids = names
+        original(self)
+
+
+@planted("pages", "back-tight")
+def host_pages_sorted_alone(bed: Bed) -> None:
+    """The host pages of a copy are sorted, and the device pages that belong to them are not."""
+
+    @bed.around(HiCacheController, "move_indices")
+    def moves(
+        original: Original, self: HiCacheController, host: torch.Tensor, device: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sorted_, index = host.sort()
+        turned = not torch.equal(index, torch.arange(len(index)))
+        if turned and bed.strikes():
+            return sorted_, device
+        moved: tuple[torch.Tensor, torch.Tensor] = original(self, host, device)
+        return moved
+
+
+@planted("pages", "back-tight", seen=False)
+def load_leaves_out_a_layer(bed: Bed) -> None:
+    """A load says that a layer has landed, and has not copied it."""
+
+    @bed.around(HostKVCache, "load_to_device_per_layer_physical")
+    def loads(
+        original: Original, self: HostKVCache, pool: Any, host: Any, device: Any, layer: int, *args: object, **kwargs: object
+    ) -> None:
+        if not (layer == 1 and bed.strikes(0.3)):
+            original(self, pool, host, device, layer, *args, **kwargs)
+
+
+@planted("pages", "back-tight")
+def store_is_cut_short(bed: Bed) -> None:
+    """A store leaves out its last page."""
+
+    @bed.around(L2TransferEngine, "submit_device_to_host")
+    def stores(original: Original, self: L2TransferEngine, transfers: list[Any]) -> object:
+        page = transfers[0].host_pool.page_size
+        if len(transfers[0].host_indices) > page and bed.strikes(0.2):
+            first = transfers[0]
+            cut = first._replace(host_indices=first.host_indices[:-page], device_indices=first.device_indices[:-page])
+            transfers = [cut, *transfers[1:]]
+        return original(self, transfers)
+
+
+@planted("pages", "back-tight")
+def load_into_the_page_behind(bed: Bed) -> None:
+    """A load is launched one device page off, the last in the place of the first."""
+
+    @bed.around(L2TransferEngine, "submit_host_to_device")
+    def loads(original: Original, self: L2TransferEngine, transfers: list[Any], **kwargs: object) -> object:
+        first = transfers[0]
+        page = first.host_pool.page_size
+        if len(first.device_indices) > page and bed.strikes(0.5):
+            transfers = [first._replace(device_indices=torch.roll(first.device_indices, page)), *transfers[1:]]
+        return original(self, transfers, **kwargs)
+
+
+@planted("back-tight", "pages", "back")
+def load_counts_as_landed_early(bed: Bed) -> None:
+    """A load counts as landed as soon as it is launched."""
+
+    @bed.around(L2TransferEngine, "submit_host_to_device")
+    def loads(original: Original, self: L2TransferEngine, transfers: list[Any], **kwargs: object) -> object:
+        completion: Any = original(self, transfers, **kwargs)
+        bed.strikes()
+        completion.finish_event.query = lambda: True
+        completion.finish_event.synchronize = lambda: None
+        return completion
+
+
+@planted("pages", "back-tight", "full")
+def step_is_not_told_of_its_load(bed: Bed) -> None:
+    """A step that needs a load is told that it needs none."""
+
+    @bed.around(UnifiedRadixCache, "ready_to_load_host_cache")
+    def readies(original: Original, self: UnifiedRadixCache) -> object:
+        load: Any = original(self)
+        return -1 if load >= 0 and bed.strikes(0.5) else load
+
+
+@planted("pages", "back-tight", "full")
+def step_waits_for_another_load(bed: Bed) -> None:
+    """A step waits for the load before the one that it needs."""
+
+    @bed.around(UnifiedRadixCache, "ready_to_load_host_cache")
+    def readies(original: Original, self: UnifiedRadixCache) -> object:
+        load: Any = original(self)
+        return (load - 1) % 3 if load >= 0 and bed.strikes() else load
+
+
+@planted("pages-overlap", "full-overlap")
+def store_fence_on_another_stream(bed: Bed) -> None:
+    """A store waits for a stream on which no step runs."""
+
+    def plant(rank: Rank) -> None:
+        bed.strikes()
+        controller = rank.engine.controller
+        controller.write_fence_stream = controller.l2_transfer_engine.host_to_device_stream
+
+    bed.on_rank.append(plant)
+
+
+@planted("back-overlap", "pages-overlap")
+def load_fence_on_another_stream(bed: Bed) -> None:
+    """A load waits for a stream on which no step runs."""
+
+    def plant(rank: Rank) -> None:
+        bed.strikes()
+        controller = rank.engine.controller
+        controller.load_fence_stream = controller.l2_transfer_engine.device_to_host_stream
+
+    bed.on_rank.append(plant)

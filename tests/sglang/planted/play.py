@@ -1,0 +1,122 @@
+"""Plays a planted bug: one run of random traffic under the watch, judged by what the rig sees without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from random import Random
+
+from attrs import evolve, frozen
+
+from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
+from tests.sglang.planted import Bed, Planted
+from tests.sglang.rig import Rank, Rig
+from tests.sglang.traffic import Traffic
+from tests.sglang.worlds import WORLDS, World
+
+DRAIN = 400
+"""Steps that an engine has to come to rest in; one that does not stands still."""
+REST = 6
+"""Steps at rest, in which the watch looks whether all is there."""
+NOBODY = "(none)"
+"""In the place of a bug's name where none is planted."""
+
+
+@frozen
+class Row:
+    """One seed of a world: the first step of each rule, and of whatever was wrong without the watch."""
+
+    world: str
+    seed: int
+    steps: int
+    rules: Mapping[str, int]
+    trouble: int | None
+    what: str
+    """What was wrong first: bytes, a text, SGLang's own error, memory that is missing, no way on, or a lost watch."""
+
+
+@frozen
+class Played:
+    """One run."""
+
+    bug: str
+    fired: int
+    """How often the bug has made a difference."""
+    row: Row
+
+    @property
+    def first(self) -> str | None:
+        """The rule that fell first, if one did."""
+        return min(self.row.rules, key=self.row.rules.__getitem__, default=None)
+
+    @property
+    def verdict(self) -> str:
+        """``in time`` if a rule fell no later than anything was wrong, ``late`` or ``never``; ``no harm`` if nothing was."""
+        if self.row.trouble is None:
+            return "no harm"
+        if self.first is None:
+            return "never"
+        return "in time" if self.row.rules[self.first] <= self.row.trouble else "late"
+
+
+def worlds() -> Mapping[str, World]:
+    """The worlds that have a name, and some that differ from them for the sake of a bug."""
+    known = dict(WORLDS)
+    for name, of in (("core", "pages"), ("core-back-tight", "back-tight")):
+        known[name] = evolve(WORLDS[of], spec=evolve(WORLDS[of].spec, core="python"))
+    known["flushes"] = evolve(WORLDS["pages"], flushes=True)
+    known["storage-tight"] = evolve(WORLDS["storage"], spec=evolve(WORLDS["storage"].spec, host_pages=26))
+    return known
+
+
+def played(bug: Planted, world: str, seed: int, steps: int) -> Played:
+    """Plant a bug, let a seed run under a watch that only counts, and take the bug out again."""
+    with ExitStack() as stack:
+        bed = Bed(Random(f"{seed}/{bug.name}"), stack)
+        bug.plant(bed)
+        row = driven(world, worlds()[world], seed, steps, bed)
+    return Played(bug.name, bed.fired, row)
+
+
+def driven(name: str, world: World, seed: int, steps: int, bed: Bed | None = None) -> Row:
+    """One seed of a world with a watch on each rank."""
+    watches: list[Watch] = []
+
+    def on_rank(rank: Rank) -> None:
+        watches.append(attach(rank.scheduler, Options(mode=WatchMode.COUNT)))
+        for change in bed.on_rank if bed is not None else ():
+            change(rank)
+
+    rig = Rig(world.spec, seed, on_rank)
+    traffic = Traffic.drawn(rig, seed, world=world)
+    rules: dict[str, int] = {}
+    first: list[tuple[int, str]] = []
+
+    def look(rig: Rig) -> None:
+        for watch in watches:
+            for rule in watch.counts:
+                rules.setdefault(rule, rig.step_number)
+            if watch.lost is not None:
+                first.append((rig.step_number, f"the watch is lost: {watch.lost!r}"))
+        first.extend((each.step, "wrong bytes") for each in rig.corruptions[:1])
+        if rig.wrong_texts:
+            first.append((rig.step_number, "wrong text"))
+
+    rig.after_step.append(look)
+    try:
+        traffic.run(steps)
+        rig.drain(DRAIN)
+        for _ in range(REST):
+            rig.step()
+        missing = rig.missing()
+        if missing:
+            first.append((rig.step_number, "missing: " + missing.split(": ", 1)[-1].lstrip("0123456789 ")))
+    except TimeoutError:
+        first.append((rig.step_number, "stuck"))
+    except Exception as error:
+        first.append((rig.step_number, type(error).__name__))
+    finally:
+        look(rig)
+        rig.close()
+    step, what = min(first, key=lambda each: each[0]) if first else (None, "")
+    return Row(name, seed, rig.step_number, dict(rules), step, what)

@@ -1,0 +1,78 @@
+"""Bugs in the storage behind the host: what is read ahead, and what is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from tests.sglang.planted import Bed, Original, planted
+
+
+@planted("storage", seen=False)
+def last_page_of_a_read_is_missing(bed: Bed) -> None:
+    """The last page that is read ahead counts as read, and was not."""
+
+    @bed.around(HiCacheController, "_page_transfer_kv_batch")
+    def reads(
+        original: Original, self: HiCacheController, operation: Any, hashes: list[str], host: torch.Tensor, *args: object
+    ) -> int:
+        if len(hashes) > 1 and bed.strikes(0.5):
+            return int(original(self, operation, hashes[:-1], host[: -self.page_size], *args)) + 1
+        return int(original(self, operation, hashes, host, *args))
+
+
+@planted("storage")
+def read_ahead_is_freed_twice(bed: Bed) -> None:
+    """Pages that were read ahead and that the tree has kept are given back."""
+
+    @bed.around(UnifiedRadixCache, "_handle_prefetch_result")
+    def handles(original: Original, self: UnifiedRadixCache, operation: Any) -> None:
+        pages = operation.host_indices[: operation.completed_tokens]
+        original(self, operation)
+        if len(pages) and bed.strikes():
+            self.cache_controller.append_host_mem_release(pages[: self.page_size])
+
+
+@planted("storage")
+def read_ahead_of_an_aborted_request_stays(bed: Bed) -> None:
+    """What was being read ahead for a request that is aborted is never given back."""
+
+    @bed.around(UnifiedRadixCache, "release_aborted_request")
+    def releases(original: Original, self: UnifiedRadixCache, request: Any) -> None:
+        info = self.ongoing_prefetch.get(request)
+        if info is not None and info.operation.host_indices is not None and bed.strikes():
+            self.cache_controller.terminate_prefetch(info.operation)
+            del self.ongoing_prefetch[request]
+        else:
+            original(self, request)
+
+
+@planted("storage-tight")
+def pages_being_written_are_not_locked(bed: Bed) -> None:
+    """Host pages are not locked while storage writes them out."""
+
+    @bed.around(UnifiedRadixCache, "write_backup_storage")
+    def writes(original: Original, self: UnifiedRadixCache, node_id: Any) -> None:
+        before = set(self.ongoing_backup)
+        original(self, node_id)
+        for operation in set(self.ongoing_backup) - before:
+            node, params = self.ongoing_backup.pop(operation)
+            self.dec_host_lock_ref(node, params)
+            bed.strikes()
+
+
+@planted("storage", seen=False)
+def written_under_the_name_of_a_neighbour(bed: Bed) -> None:
+    """Pages are written out one page off, the last under the name of the first."""
+
+    @bed.around(HybridCacheController, "write_storage")
+    def writes(
+        original: Original, self: HybridCacheController, host: torch.Tensor, *args: object, **kwargs: object
+    ) -> object:
+        if len(host) > self.page_size and bed.strikes(0.3):
+            host = torch.roll(host, self.page_size)
+        return original(self, host, *args, **kwargs)
