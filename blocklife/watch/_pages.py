@@ -187,8 +187,10 @@ class PageBook:
         self._changes += blocks
         self._mirror.given_back(blocks)
 
-    def all_given_back(self) -> None:
-        """Every block is free: the engine begins anew."""
+    def all_given_back(self, left: Sequence[int] = ()) -> None:
+        """Every block is free: the engine begins anew. *left*: blocks that are not, after all."""
+        if left:
+            self._violate("I13", f"all blocks are given back, and {len(left)} of them are not free", block=left[0])
         self._mirror.given_back(list(self._blocks))
         self._given_up["block"].clear()
         self._blocks.clear()
@@ -216,8 +218,10 @@ class PageBook:
             self._slots.pop(slot, None)
         self._given_up["slot"].difference_update(slots)
 
-    def all_slots_given_back(self) -> None:
-        """Every slot is free."""
+    def all_slots_given_back(self, left: Sequence[int] = ()) -> None:
+        """Every slot is free. *left*: slots that are not, after all."""
+        if left:
+            self._violate("I13", f"all slots are given back, and {len(left)} of them are not free")
         self._slots.clear()
         self._given_up["slot"].clear()
 

@@ -32,6 +32,8 @@ class Verdict(verdicts.Verdict):
     """Tokens that came from storage."""
     leak: str = ""
     """Memory that was missing when nothing was cached any more."""
+    given_up: int = 0
+    """Requests that the engine has aborted for want of memory: a fault that `specs/sglang-findings.md` tells."""
 
     def troubles(self) -> list[str]:
         """What was wrong, a few words each."""
@@ -69,6 +71,7 @@ def judge(name: str, world: World, seed: int, steps: int, on_rank: Callable[[Ran
         corruptions=tuple(rig.corruptions),
         wrong_texts=tuple(rig.wrong_texts),
         leak=leak,
+        given_up=len(rig.given_up),
         stuck=stuck,
     )
 

@@ -76,6 +76,8 @@ class Rig:
         """Requests that were added and have not ended."""
         self.finished: dict[str, list[int]] = {}
         """What the engine said, for requests that ended by themselves."""
+        self.given_up: dict[str, str] = {}
+        """Requests that the engine has aborted by itself, and why it says it has."""
         self.wrong_texts: list[str] = []
         """Requests for which the engine said something else than the model did."""
         self.before_step: list[Hook] = []
@@ -267,3 +269,7 @@ class Rig:
                 start = len(self.prompts[name])
                 if said != [self.texts[name].token(start + at) for at in range(len(said))]:
                     self.wrong_texts.append(name)
+            elif request.to_finish is not None and request.is_retracted:  # it is in no queue any more
+                del self._requests[name]
+                self.running.discard(name)
+                self.given_up[name] = str(request.to_finish.message)

@@ -156,8 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refused("planted", f"the bugs are made for SGLang {MADE_FOR}, and this is {RELEASE}")
     logging.disable(logging.CRITICAL)
     bugs = chosen_bugs(chosen.bugs)
+    rows: list[Played] = []
     try:
-        rows = list(runs(bugs, chosen.seeds, chosen.steps))
+        for row in runs(bugs, chosen.seeds, chosen.steps):
+            rows.append(row)
+            if chosen.json is not None:
+                written(chosen.json, rows)  # a run that is stopped leaves what it has
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -166,8 +170,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = list(problems(bugs, found))
     for problem in told:
         print(problem, file=sys.stderr)
-    if chosen.json is not None:
-        written(chosen.json, rows)
     return bool(told)
 
 

@@ -17,6 +17,7 @@ class MemoryEars:
     def __init__(self, ears: Ears, parts: CacheParts, book: PageBook) -> None:
         self._book = book
         self._page = parts.page
+        self._taken = parts.taken
         allocator, host = parts.allocator, parts.host
         for name in ("alloc", "alloc_extend", "alloc_decode"):
             ears.hear(allocator, name, after=self._allocated, scope="device")
@@ -41,7 +42,7 @@ class MemoryEars:
         self._book.given_back(numbers(given(args, kwargs, "page_ids")[0]))
 
     def _cleared(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._book.all_given_back()
+        self._book.all_given_back(self._taken()[0])
 
     def _host_allocated(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._book.slots_handed_out(pages(numbers(result), self._page))
@@ -50,4 +51,4 @@ class MemoryEars:
         self._book.slots_given_back(pages(numbers(given(args, kwargs, "indices")[0]), self._page))
 
     def _host_cleared(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._book.all_slots_given_back()
+        self._book.all_slots_given_back(self._taken()[1])
