@@ -465,6 +465,9 @@ class PageBook:
             what = f"while job {job.number} loads into it"
         elif jobs := self._storing.get(block):
             what = f"while job {jobs[0].number} stores it"
+        elif at * self._size >= turn.start and (held := self._blocks[block]) is not None:
+            # begun anew, it holds nothing yet, or the same text, whose last tokens are computed once more
+            what = "" if held.is_same(HeldContent(turn.text, held.length)) else "which holds something else"
         if what:
             said = f"{turn.request} writes block {block} at position {at}, {what}"
             self._violate("I1", said, block=block, request=turn.request)
@@ -528,11 +531,17 @@ class PageBook:
             self._violate("I12", what, request=requests[0] if requests else None)
 
     def rests(
-        self, *, locked: Callable[[], int], kept: Callable[[], int | None], host_locked: Callable[[], int] = lambda: 0
+        self,
+        *,
+        locked: Callable[[], int],
+        kept: Callable[[], int | None],
+        free: Callable[[], int | None] = lambda: None,
+        host_locked: Callable[[], int] = lambda: 0,
     ) -> None:
         """The engine has no request, and no step in flight.
 
-        *locked*: tokens that it could not evict; *kept*: tokens in its cache; *host_locked*: locks on its slots.
+        *locked*: tokens that it could not evict; *kept*: tokens in its cache; *free*: tokens that it could hand out;
+        *host_locked*: locks on its slots.
         """
         rest, violate = self._rest, self._violate
         self._ask_given_up()
@@ -550,3 +559,6 @@ class PageBook:
         if count is not None and rest.lasts("kept", count != len(self._blocks) * self._size):
             out = len(self._blocks) * self._size
             violate("I13", f"{out} tokens of device memory are handed out, and the cache has {count}")
+        can, size = free(), (self._mirror.num_blocks - 1 - len(self._blocks)) * self._size
+        if can is not None and rest.lasts("free", can != size):
+            violate("I13", f"{size} tokens of device memory are not handed out, and the engine can hand out {can}")

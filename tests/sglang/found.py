@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
     # only with fixed hashes do two processes of one seed do the same
@@ -21,44 +21,43 @@ if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
     )
 
 from tests.sglang.engine import RELEASE
-from tests.sglang.rig import Rank, Rig, WorldSpec
+from tests.sglang.rig import Rank, Rig
 from tests.sglang.traffic import Traffic
-from tests.sglang.worlds import WORLDS, Lag
+from tests.sglang.worlds import WORLDS
 
 Attach: TypeAlias = Callable[[Rank], None]
 Story: TypeAlias = Callable[[Attach | None], tuple[Rig, str]]
 """Takes what is done to each rank first, a watch say. Returns the rig, and what was seen; "" for nothing."""
 
-NEVER = Lag(0.0, 1)
-"""No copy lands by itself."""
-
-
 def aborted_while_a_copy_holds_its_memory(attach: Attach | None = None) -> tuple[Rig, str]:
     """A request that runs alone is aborted for want of memory that a copy to the host is about to give back.
 
-    72 slots, pages of one token, written through. Two requests run; the first one ends, and its slots are locked until their
-    copy has landed. The second one goes on alone, and needs more slots before that.
+    72 slots, pages of one token, written through; no text has more than 46 tokens. A request has ended, and its slots are
+    locked until their copy has landed. Another one goes on alone, and needs one more slot before that.
     """
-    rig = Rig(WorldSpec(page_tokens=1, device_pages=72, host_pages=160, lag=NEVER), 0, attach)
-    rig.add(list(range(10, 15)), max_tokens=30)
-    rig.step()
-    second = rig.add(list(range(100, 105)), max_tokens=36)
-    for _ in range(60):
-        if second in rig.running:
-            rig.step()
-    tree = rig.ranks[0].tree
-    held, out = tree.protected_size(), rig.left_behind
-    held = held[0] if isinstance(held, tuple) else held
+    world = WORLDS["full"]
+    rig = Rig(world.spec, 160, attach)
+    traffic, tree = Traffic.drawn(rig, 160, world=world), rig.ranks[0].tree
+    while rig.step_number < 400 and not rig.given_up:
+        locked, out = _locked(tree), len(tree.ongoing_write_through)
+        traffic.act()
+        rig.step()
+    if not rig.given_up:
+        return rig, ""
+    ((name, why),) = rig.given_up.items()
+    tokens, left = len(rig.texts[name].tokens), _locked(tree)
     rig.ranks[0].device.land_all()
     rig.step()
-    after = tree.protected_size()
-    after = after[0] if isinstance(after, tuple) else after
-    if second not in rig.given_up:
-        return rig, ""
     return rig, (
-        f"step {rig.step_number - 1}: the only request is aborted ({rig.given_up[second]!r}), while {held} of 72 tokens are"
-        f" locked by a copy that is out ({out} operations); one step after it has landed {after} are"
+        f"step {rig.step_number - 1}: {name} runs alone, with at most {tokens} tokens, and is aborted ({why!r}); {locked} of 72 were"
+        f" locked before, {left} without it, by {out} stores that are out, and {_locked(tree)} when these have landed"
     )
+
+
+def _locked(tree: Any) -> int:
+    """Tokens of device memory that the tree cannot evict."""
+    held = tree.protected_size()
+    return int(held[0] if isinstance(held, tuple) else held)
 
 
 def window_budget_counts_what_the_load_locks(attach: Attach | None = None) -> tuple[Rig, str]:

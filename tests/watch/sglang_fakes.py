@@ -84,6 +84,14 @@ class FakeHostPool:
         """Nothing."""
         return len(indices)
 
+    def backup_from_device_all_layer_physical(self, pool: object, host: Indices, device: Indices, backend: str) -> None:
+        """Copy to the host."""
+
+    def load_to_device_per_layer_physical(
+        self, pool: object, host: Indices, device: Indices, layer: int, backend: str
+    ) -> None:
+        """Copy a layer from there."""
+
     def clear(self) -> None:
         """All is free."""
 
@@ -109,11 +117,15 @@ class FakeCounter:
 class FakeTransferEngine:
     """What is told to copy; a test may bend it."""
 
-    def submit_device_to_host(self, transfers: list[object]) -> None:
+    def submit_device_to_host(self, transfers: list[Any]) -> None:
         """Copy to the host."""
+        for each in transfers:
+            each.host_pool.backup_from_device_all_layer_physical(None, each.host_indices, each.device_indices, "direct")
 
-    def submit_host_to_device(self, transfers: list[object]) -> None:
+    def submit_host_to_device(self, transfers: list[Any]) -> None:
         """Copy from there."""
+        for each in transfers:
+            each.host_pool.load_to_device_per_layer_physical(None, each.host_indices, each.device_indices, 0, "direct")
 
 
 class FakeController:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
-from tests.watch.sglang_fakes import PAGE, FakeEngine, slots_of
+from tests.watch.sglang_fakes import PAGE, FakeEngine, FakeHostPool, slots_of
 
 TEXT = [*range(100, 116)]
 
@@ -77,6 +77,28 @@ def test_load_that_moves_other_pages_is_i7(bent: object) -> None:
     assert watch.counts == {"I7": 1}
 
 
+class OnHost(np.ndarray):  # type: ignore[type-arg]
+    """Indices that say where they lie, as those of a tensor do."""
+
+    is_cuda = False
+
+
+def test_engine_that_moves_other_pages_than_it_is_told_is_i8() -> None:
+    """Where the indices lie in the memory of the host, what the host pool is told is compared, too."""
+    engine = FakeEngine()
+
+    def submit(transfers: list[SimpleNamespace]) -> None:
+        pages = (transfers[0].host_indices[:-PAGE].view(OnHost), transfers[0].device_indices[:-PAGE].view(OnHost))
+        engine.host.backup_from_device_all_layer_physical(None, *pages, "direct")
+
+    engine.controller.l2_transfer_engine.submit_device_to_host = submit  # type: ignore[method-assign, assignment]
+    watch = attach(engine, Options(mode=WatchMode.LOG))
+    kept(engine)
+    engine.store([1, 2, 3, 4], [0, 1, 2, 3])
+
+    assert watch.counts == {"I8": 1}
+
+
 def test_copies_in_another_order_are_lawful() -> None:
     """Several operations are launched as one copy, sorted by host page; other pools go along, and nobody minds them."""
     engine, watch = watched()
@@ -86,7 +108,7 @@ def test_copies_in_another_order_are_lawful() -> None:
     engine.host.next = [3, 5]
     engine.controller.write(slots_of([3, 4]))
     engine.controller.start_writing()
-    other = SimpleNamespace(host_pool=object(), is_draft=False, host_indices=slots_of([0]), device_indices=slots_of([1]))
+    other = SimpleNamespace(host_pool=FakeHostPool(), is_draft=False, host_indices=slots_of([0]), device_indices=slots_of([1]))
     engine.controller.l2_transfer_engine.submit_device_to_host([other])
 
     assert watch.counts == {}
@@ -226,3 +248,28 @@ def test_position_outside_its_page_is_i6() -> None:
 
     assert watch.counts == {"I6": 1}
     assert "position 15" in watch.violations[0].what
+
+
+def test_block_of_another_text_is_not_written_over() -> None:
+    """A request that begins a page which holds something else writes into another's memory; the same text may come again."""
+    engine, watch = watched()
+    kept(engine)
+    engine.compute("a", TEXT, [1, 2, 3, 4], 12)
+    assert watch.counts == {}
+    engine.take(5)
+    engine.compute("b", [7, 8, 9, 10, 11], [5, 2], 0)
+
+    assert watch.counts == {"I1": 1}
+    assert "writes block 2" in watch.violations[0].what
+
+
+def test_allocator_that_cannot_hand_out_what_is_free_is_i13() -> None:
+    """At rest its own count must be what is not handed out."""
+    engine, watch = watched()
+    engine.allocator.available_size = lambda: 16 * PAGE  # type: ignore[attr-defined]
+    engine.rest()
+    assert watch.counts == {}
+    engine.allocator.available_size = lambda: 15 * PAGE  # type: ignore[attr-defined]
+    engine.rest()
+
+    assert watch.counts == {"I13": 1}

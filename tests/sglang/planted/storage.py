@@ -37,20 +37,6 @@ def read_ahead_is_freed_twice(bed: Bed) -> None:
             self.cache_controller.append_host_mem_release(pages[: self.page_size])
 
 
-@planted("storage")
-def read_ahead_of_an_aborted_request_stays(bed: Bed) -> None:
-    """What was being read ahead for a request that is aborted is never given back."""
-
-    @bed.around(UnifiedRadixCache, "release_aborted_request")
-    def releases(original: Original, self: UnifiedRadixCache, request: Any) -> None:
-        info = self.ongoing_prefetch.get(request)
-        if info is not None and info.operation.host_indices is not None and bed.strikes():
-            self.cache_controller.terminate_prefetch(info.operation)
-            del self.ongoing_prefetch[request]
-        else:
-            original(self, request)
-
-
 @planted("storage-tight")
 def pages_being_written_are_not_locked(bed: Bed) -> None:
     """Host pages are not locked while storage writes them out."""

@@ -53,6 +53,8 @@ class CopyEars:
         if parts.is_copied_page_by_page:
             for name in ("submit_device_to_host", "submit_host_to_device"):
                 ears.hear(getattr(controller, "l2_transfer_engine", None), name, before=self._moves)
+            for name in ("backup_from_device_all_layer_physical", "load_to_device_per_layer_physical"):
+                ears.hear(parts.host, name, before=self._copies, scope="copy")
         for name in ("writing_check", "loading_check"):
             ears.hear(tree, name, after=self._checked)
 
@@ -86,6 +88,15 @@ class CopyEars:
             if getattr(transfer, "host_pool", None) is self._host and not getattr(transfer, "is_draft", False):
                 pairs = zip(numbers(transfer.device_indices), numbers(transfer.host_indices), strict=False)
                 self._moved.update((block // size, slot // size) for block, slot in pairs if not slot % size)
+
+    def _copies(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """What the host pool is told to copy, layer by layer. Indices on the device are not read: that would wait for it."""
+        host, device = given(args, kwargs, "device_pool", "host_indices", "device_indices")[1:]
+        size, on_device = self._page, [getattr(each, "is_cuda", True) for each in (host, device)]
+        if self._moved is None or any(on_device):
+            return
+        pairs = zip(numbers(device), numbers(host), strict=False)
+        self._moved &= {(block // size, slot // size) for block, slot in pairs if not slot % size}
 
     def _writing(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._due = self._look("write_queue", is_store=True)

@@ -124,6 +124,10 @@ class CacheParts:
         sizes = [_size(self.tree, name) for name in ("evictable_size", "protected_size")]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
+    def free(self) -> int | None:
+        """Tokens of device memory that can be handed out, by the allocator's own count; None where it counts otherwise."""
+        return _size(self.allocator, "available_size") if self.is_copied_page_by_page else None
+
     def locked(self) -> int:
         """Tokens of device memory that the tree could not evict now."""
         return _size(self.tree, "protected_size") or 0
@@ -143,7 +147,7 @@ def _all(thing: object, *names: str) -> Iterable[int]:
             yield from numbers(each)
 
 
-def _size(tree: object, name: str) -> int | None:
-    method = getattr(tree, name, None)
+def _size(thing: object, name: str) -> int | None:
+    method = getattr(thing, name, None)
     found = method() if callable(method) else None
     return found if isinstance(found, int) else None

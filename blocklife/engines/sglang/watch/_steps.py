@@ -54,7 +54,8 @@ class StepEars:
             self._consumes = consumes
         elif self._parts.is_at_rest():
             self._texts.clear()
-            self._book.rests(locked=self._parts.locked, kept=self._parts.kept, host_locked=self._core.host_locked)
+            parts = self._parts
+            self._book.rests(locked=parts.locked, kept=parts.kept, free=parts.free, host_locked=self._core.host_locked)
         else:
             waiting = getattr(self._parts.scheduler, "waiting_queue", ())
             self._book.stands_still([getattr(each, "rid", "") for each in waiting])

@@ -1,0 +1,84 @@
+"""``python -m tests.sglang.run --python VERSION -m tests.sglang.nightly``: random traffic in every world under the watch, for long.
+
+One line for each run in which the watch has named a rule or the rig has seen something; in the end how many steps there were.
+The watch follows jobs with a ledger, and counts. Faults that `specs/sglang-findings.md` tells are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
+    # only with fixed hashes do two processes of one seed do the same
+    os.execve(
+        sys.executable, [sys.executable, "-m", "tests.sglang.nightly", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+    )
+
+from tests.sglang.engine import RELEASE
+from tests.sglang.planted.play import Row, driven
+from tests.sglang.worlds import WORLDS
+from tests.vllm.programs import natural, positive
+
+STEPS = 500_000
+SLICE = 400
+"""Steps of traffic of one seed."""
+KNOWN = {("window", "RuntimeError"), ("window-pages", "RuntimeError")}
+"""What a world is known to show, and the watch has nothing to say about: a scheduler that admits too much."""
+NAMED = {"skewed"}
+"""Worlds in which the watch is known to name something."""
+
+
+def rows(worlds: Sequence[str], seed: int, slice_: int) -> Iterator[Row]:
+    """Runs without end: each seed in each world."""
+    for number in itertools.count(seed):
+        for world in worlds:
+            yield driven(world, WORLDS[world], number, slice_)
+
+
+def told(row: Row) -> str:
+    """What is to be said of a run."""
+    rules = ", ".join(f"{rule} at step {step}" for rule, step in sorted(row.rules.items(), key=lambda each: each[1]))
+    trouble = "" if row.trouble is None else f"{row.what} at step {row.trouble}"
+    return f"{row.world} seed {row.seed}: " + "; ".join(each for each in (rules and f"named {rules}", trouble) if each)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until there were so many steps. Exit status 1 if anything was seen that is not known."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sglang.nightly", description=__doc__)
+    parser.add_argument("--steps", type=positive, default=STEPS, help="steps of all runs together")
+    parser.add_argument("--slice", type=positive, default=SLICE, help="steps of traffic of one seed")
+    parser.add_argument("--seed", type=natural, default=0, help="the first one")
+    parser.add_argument("--worlds", nargs="+", choices=sorted(WORLDS), default=sorted(set(WORLDS) - NAMED), metavar="WORLD")
+    chosen = parser.parse_args(argv)
+    logging.disable(logging.CRITICAL)
+    began, steps, bad = time.monotonic(), 0, 0
+    counts: Counter[str] = Counter()
+    for row in rows(chosen.worlds, chosen.seed, chosen.slice):
+        steps += row.steps
+        counts["runs"] += 1
+        counts["named"] += bool(row.rules)
+        known = not row.rules and (row.world, row.what) in KNOWN
+        counts["known"] += known
+        if row.rules or row.trouble is not None:
+            print(told(row) + " (known)" * known, flush=True)
+            bad += not known
+        if steps >= chosen.steps:
+            break
+    spent = time.monotonic() - began
+    print(
+        f"SGLang {RELEASE}: {steps} steps in {counts['runs']} runs of {len(chosen.worlds)} worlds ({spent:.0f} s); the watch has"
+        f" named something in {counts['named']}, {counts['known']} ended by a known fault, {bad} want to be looked at",
+        flush=True,
+    )
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
