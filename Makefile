@@ -34,7 +34,7 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang model test-model bench-model test-mooncake bench-mooncake spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang model test-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -150,6 +150,9 @@ bench-vllm-compiled: $(VENV)/.dev vllm  ## the same of our connector with the co
 
 sglang: $(BIN)/python  ## fetch SGLang's cache side for tests: 0.6 GB, once (SGLANG='0.5.23 0.5.14', say; SOURCES=CHECKOUT for its own tests)
 	@$(BIN)/python -m tests.sglang.fetch $(if $(SOURCES),--sources $(SOURCES)) $(SGLANG)
+
+nightly-sglang: $(BIN)/python sglang  ## random traffic in SGLang's newest release under the watch: 500 000 steps (STEPS=100000, say)
+	@$(BIN)/python -m tests.sglang.run --python $(firstword $(SGLANG)) -m tests.sglang.nightly $(if $(STEPS),--steps $(STEPS))
 
 test-sglang: $(VENV)/.dev sglang  ## our tests under SGLang's real scheduler and cache, and its own unit tests where a checkout was fetched
 	@for release in $(SGLANG); do \

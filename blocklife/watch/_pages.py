@@ -298,7 +298,8 @@ class PageBook:
                 self._blocks.update(
                     (block, held or UNSEEN) for block, held in zip(job.blocks, job.held, strict=False) if block in self._blocks
                 )
-            pieces = [CopyPiece(0, block, None, slot) for block, slot in zip(job.blocks, job.slots, strict=False)]
+            moved = zip(job.blocks, job.slots, strict=False)  # but for the null block, which was named when queued
+            pieces = [CopyPiece(0, block, None, slot) for block, slot in moved if 0 < block < self._mirror.num_blocks]
             copies.append(EngineCopy(number, None, pieces))
             (self._mirror.stored if job.is_store else self._mirror.loaded)(copies[-1:])
 

@@ -29,6 +29,7 @@ Attach: TypeAlias = Callable[[Rank], None]
 Story: TypeAlias = Callable[[Attach | None], tuple[Rig, str]]
 """Takes what is done to each rank first, a watch say. Returns the rig, and what was seen; "" for nothing."""
 
+
 def aborted_while_a_copy_holds_its_memory(attach: Attach | None = None) -> tuple[Rig, str]:
     """A request that runs alone is aborted for want of memory that a copy to the host is about to give back.
 
@@ -38,6 +39,7 @@ def aborted_while_a_copy_holds_its_memory(attach: Attach | None = None) -> tuple
     world = WORLDS["full"]
     rig = Rig(world.spec, 160, attach)
     traffic, tree = Traffic.drawn(rig, 160, world=world), rig.ranks[0].tree
+    locked = out = 0
     while rig.step_number < 400 and not rig.given_up:
         locked, out = _locked(tree), len(tree.ongoing_write_through)
         traffic.act()
@@ -49,8 +51,8 @@ def aborted_while_a_copy_holds_its_memory(attach: Attach | None = None) -> tuple
     rig.ranks[0].device.land_all()
     rig.step()
     return rig, (
-        f"step {rig.step_number - 1}: {name} runs alone, with at most {tokens} tokens, and is aborted ({why!r}); {locked} of 72 were"
-        f" locked before, {left} without it, by {out} stores that are out, and {_locked(tree)} when these have landed"
+        f"step {rig.step_number - 1}: {name} runs alone, with at most {tokens} tokens, and is aborted ({why!r}); {locked} of 72"
+        f" were locked before, {left} without it, by {out} stores that are out, and {_locked(tree)} when these have landed"
     )
 
 

@@ -1,4 +1,4 @@
-"""``python -m tests.sglang.run --python VERSION -m tests.sglang.nightly``: random traffic in every world under the watch, for long.
+"""``python -m tests.sglang.run --python VERSION -m tests.sglang.nightly``: traffic in every world under the watch, for long.
 
 One line for each run in which the watch has named a rule or the rig has seen something; in the end how many steps there were.
 The watch follows jobs with a ledger, and counts. Faults that `specs/sglang-findings.md` tells are counted apart.
@@ -58,26 +58,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--worlds", nargs="+", choices=sorted(WORLDS), default=sorted(set(WORLDS) - NAMED), metavar="WORLD")
     chosen = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
-    began, steps, bad = time.monotonic(), 0, 0
-    counts: Counter[str] = Counter()
-    for row in rows(chosen.worlds, chosen.seed, chosen.slice):
-        steps += row.steps
-        counts["runs"] += 1
-        counts["named"] += bool(row.rules)
-        known = not row.rules and (row.world, row.what) in KNOWN
-        counts["known"] += known
-        if row.rules or row.trouble is not None:
-            print(told(row) + " (known)" * known, flush=True)
-            bad += not known
-        if steps >= chosen.steps:
-            break
+    began, counts = time.monotonic(), Counter[str]()
+    try:
+        for row in rows(chosen.worlds, chosen.seed, chosen.slice):
+            take(row, counts)
+            if counts["steps"] >= chosen.steps:
+                break
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
     spent = time.monotonic() - began
     print(
-        f"SGLang {RELEASE}: {steps} steps in {counts['runs']} runs of {len(chosen.worlds)} worlds ({spent:.0f} s); the watch has"
-        f" named something in {counts['named']}, {counts['known']} ended by a known fault, {bad} want to be looked at",
+        f"SGLang {RELEASE}: {counts['steps']} steps in {counts['runs']} runs of {len(chosen.worlds)} worlds ({spent:.0f} s);"
+        f" the watch has named something in {counts['named']}, {counts['known']} ended by a known fault,"
+        f" {counts['bad']} want to be looked at",
         flush=True,
     )
-    return int(bool(bad))
+    return int(bool(counts["bad"]))
+
+
+def take(row: Row, counts: Counter[str]) -> None:
+    """Count a run, and tell it if there is something to tell."""
+    known = not row.rules and (row.world, row.what) in KNOWN
+    wrong = bool(row.rules) or row.trouble is not None
+    counts.update(steps=row.steps, runs=1, named=bool(row.rules), known=known, bad=wrong and not known)
+    if wrong:
+        print(told(row) + " (known)" * known, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Faults of SGLang itself that the rig has found. `specs/sglang-findings.md` tells them.
 
-Method: each story of `found` is played in every release that is said to have its fault. It must show. A test that fails says that
-a release has mended it, or that the rig sees it no more; both want to be looked at.
+Method: each story of `found` is played in every release that is said to have its fault. It must show. A test that fails says
+that a release has mended it, or that the rig sees it no more; both want to be looked at.
 """
 
 from __future__ import annotations

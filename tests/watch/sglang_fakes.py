@@ -87,9 +87,7 @@ class FakeHostPool:
     def backup_from_device_all_layer_physical(self, pool: object, host: Indices, device: Indices, backend: str) -> None:
         """Copy to the host."""
 
-    def load_to_device_per_layer_physical(
-        self, pool: object, host: Indices, device: Indices, layer: int, backend: str
-    ) -> None:
+    def load_to_device_per_layer_physical(self, pool: object, host: Indices, device: Indices, layer: int, backend: str) -> None:
         """Copy a layer from there."""
 
     def clear(self) -> None:
@@ -284,6 +282,7 @@ class FakeEngine:
         self.last_batch = None
         self.batch: object | None = None
         self.requests: dict[str, Any] = {}
+        self.tp_worker: object = None
 
     @property
     def controller(self) -> FakeController:

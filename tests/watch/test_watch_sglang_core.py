@@ -49,7 +49,7 @@ def turned(transfer: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(transfer), "device_indices": np.roll(transfer.device_indices, PAGE)})
 
 
-# --- what is copied -------------------------------------------------------------------------------------------------------------
+# --- what is copied -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bent", [cut, turned])
@@ -77,7 +77,7 @@ def test_load_that_moves_other_pages_is_i7(bent: object) -> None:
     assert watch.counts == {"I7": 1}
 
 
-class OnHost(np.ndarray):  # type: ignore[type-arg]
+class OnHost(np.ndarray):
     """Indices that say where they lie, as those of a tensor do."""
 
     is_cuda = False
@@ -91,7 +91,7 @@ def test_engine_that_moves_other_pages_than_it_is_told_is_i8() -> None:
         pages = (transfers[0].host_indices[:-PAGE].view(OnHost), transfers[0].device_indices[:-PAGE].view(OnHost))
         engine.host.backup_from_device_all_layer_physical(None, *pages, "direct")
 
-    engine.controller.l2_transfer_engine.submit_device_to_host = submit  # type: ignore[method-assign, assignment]
+    engine.controller.l2_transfer_engine.submit_device_to_host = submit  # type: ignore[method-assign]
     watch = attach(engine, Options(mode=WatchMode.LOG))
     kept(engine)
     engine.store([1, 2, 3, 4], [0, 1, 2, 3])
@@ -114,7 +114,7 @@ def test_copies_in_another_order_are_lawful() -> None:
     assert watch.counts == {}
 
 
-# --- what the core decides ------------------------------------------------------------------------------------------------------
+# --- what the core decides ------------------------------------------------------------------------------------------------
 
 
 def given_up(*, device: list[int], host: list[int]) -> SimpleNamespace:
@@ -210,7 +210,7 @@ def test_host_memory_behind_a_reset_is_i13() -> None:
     assert "2 slots" in watch.violations[0].what
 
 
-# --- order and places -----------------------------------------------------------------------------------------------------------
+# --- order and places -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("is_other", "counts"), [(True, {"I2": 1}), (False, {})])
@@ -273,3 +273,16 @@ def test_allocator_that_cannot_hand_out_what_is_free_is_i13() -> None:
     engine.rest()
 
     assert watch.counts == {"I13": 1}
+
+
+@pytest.mark.parametrize("jobs", [False, True], ids=["plain", "ledger"])
+def test_store_of_the_null_block_does_not_lose_the_watch(jobs: bool) -> None:
+    """It is named, and the watch goes on."""
+    engine = FakeEngine()
+    watch = attach(engine, Options(mode=WatchMode.LOG, jobs=jobs))
+    kept(engine)
+    engine.store([0, 2], [0, 1])
+    engine.land()
+
+    assert watch.counts["I6"] == 1
+    assert watch.lost is None

@@ -72,13 +72,15 @@ def _soonest(found: Sequence[Played]) -> str:
         return ""
     best = max(early, key=lambda each: each[0])[1]
     assert best.first is not None
-    return f"{best.row.world} {best.row.seed}: {best.first} at {best.row.rules[best.first]}, {best.row.what} at {best.row.trouble}"
+    return (
+        f"{best.row.world} {best.row.seed}: {best.first} at {best.row.rules[best.first]}, {best.row.what} at {best.row.trouble}"
+    )
 
 
 def markdown(bugs: Sequence[Planted], found: Mapping[str, Sequence[Played]]) -> str:
     """A row for each bug, and below the totals."""
     lines = [
-        "| bug | what | runs, fired in | did harm in | named in time / late / never | first rule | a run: named at step, harm at step |",
+        "| bug | what | runs, fired in | did harm in | named in time / late / never | first rule | named, harm at step |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for bug in bugs:

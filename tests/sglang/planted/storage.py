@@ -56,9 +56,7 @@ def written_under_the_name_of_a_neighbour(bed: Bed) -> None:
     """Pages are written out one page off, the last under the name of the first."""
 
     @bed.around(HybridCacheController, "write_storage")
-    def writes(
-        original: Original, self: HybridCacheController, host: torch.Tensor, *args: object, **kwargs: object
-    ) -> object:
+    def writes(original: Original, self: HybridCacheController, host: torch.Tensor, *args: object, **kwargs: object) -> object:
         if len(host) > self.page_size and bed.strikes(0.3):
             host = torch.roll(host, self.page_size)
         return original(self, host, *args, **kwargs)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections import Counter
@@ -30,17 +31,16 @@ def _watching(made: Callable[..., None], options: watch.Options, watches: list[t
     @functools.wraps(made)
     def through(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        try:
+        with contextlib.suppress(MisuseError):  # a part that a test has made of fakes has nothing to watch
             watches.append((_NOW[0], watch.attach(self, options)))
-        except MisuseError:
-            pass  # a part that a test has made of fakes has nothing to watch
 
     return through
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Watch whatever is made from now on."""
-    config.stash[_WATCHES] = watches = []
+    watches: list[tuple[str, watch.Watch]] = []
+    config.stash[_WATCHES] = watches
     options = watch.Options.from_environment() or watch.Options(mode=watch.WatchMode.COUNT)
     for module, kind, name in MADE:
         try:
@@ -61,10 +61,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     jobs = sum(each.mirror.counts["jobs"] for _, each in watches)
     lost = Counter(repr(each.lost) for _, each in watches if each.lost is not None)
     tests = len({test for test, _ in watches})
-    terminalreporter.write_line(
-        f"watched: {len(watches)} trees of {tests} tests, {jobs} copies, {sum(each.steps for _, each in watches)} steps; lost {dict(lost)}"
-    )
+    terminalreporter.write_line(f"watched: {len(watches)} trees of {tests} tests, {jobs} copies; lost {dict(lost)}")
     for test, each in watches:
         if each.counts:
             first = next(iter(each.violations), None)
-            terminalreporter.write_line(f"named in {test}: {dict(each.counts)}: {first.what if first is not None else ''}"[:300])
+            terminalreporter.write_line(
+                f"named in {test}: {dict(each.counts)}: {first.what if first is not None else ''}"[:300]
+            )
