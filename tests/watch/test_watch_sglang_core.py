@@ -286,3 +286,16 @@ def test_store_of_the_null_block_does_not_lose_the_watch(jobs: bool) -> None:
 
     assert watch.counts["I6"] == 1
     assert watch.lost is None
+
+
+def test_free_that_a_part_of_the_tree_has_taken_ahead_is_heard() -> None:
+    """A component may have kept the allocator's method from before the watch came."""
+    engine = FakeEngine()
+    component = SimpleNamespace(_free_full=engine.allocator.free)
+    engine.tree_cache.components = {Kind.FULL: component}  # type: ignore[attr-defined]
+    watch = attach(engine, Options(mode=WatchMode.LOG))
+    engine.take(1, 2)
+    component._free_full(slots_of([1, 2]))
+    engine.take(1, 2)
+
+    assert watch.counts == {}

@@ -24,6 +24,9 @@ class MemoryEars:
         for name in _FREES:
             ears.hear(allocator, name, before=self._freed, scope="device")
         ears.hear(allocator, "free_page_ids", before=self._pages_freed, scope="device")
+        components = getattr(parts.tree, "components", None)
+        for component in components.values() if isinstance(components, dict) else ():
+            ears.hear(component, "_free_full", before=self._freed, scope="device")  # the allocator's, taken ahead of the watch
         ears.hear(allocator, "free_group_end", scope="device")  # what it frees was freed when the group was told
         ears.hear(allocator, "clear", after=self._cleared, scope="device")
         ears.hear(host, "alloc", after=self._host_allocated, scope="host")
