@@ -21,10 +21,10 @@ if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
         sys.executable, [sys.executable, "-m", "tests.sglang.nightly", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
     )
 
+from tests.programs import natural, positive
 from tests.sglang.engine import RELEASE
 from tests.sglang.planted.play import Row, driven
 from tests.sglang.worlds import WORLDS
-from tests.vllm.programs import natural, positive
 
 STEPS = 500_000
 SLICE = 400

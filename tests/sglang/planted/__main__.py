@@ -24,10 +24,10 @@ if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
         sys.executable, [sys.executable, "-m", "tests.sglang.planted", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
     )
 
+from tests.programs import natural, positive, refused, target
 from tests.sglang.engine import RELEASE
 from tests.sglang.planted import Bed, Planted, all_planted
 from tests.sglang.planted.play import NOBODY, Played, played
-from tests.vllm.programs import natural, positive, refused, target
 
 MADE_FOR = "0.5.23"
 NUM_SEEDS = 3
