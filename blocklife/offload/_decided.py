@@ -360,7 +360,7 @@ class DecidedSteps:
         tail is stored from there; those of the attention groups from the request's own blocks, when it ends.
         """
         tracked = self._state.requests.get(name)
-        key = None if tracked is None else tail_key_of(tracked, group, end)
+        key = None if tracked is None else tail_key_of(tracked, self._geometry, group, end)
         if tracked is not None and (key is None or end > self._progress.bound(tracked.row, end)):
             tracked, key = None, None
         held = [] if tracked is None else [each for each in self._ledger.requests.held(name, group) if block_of(each) == block]

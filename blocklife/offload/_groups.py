@@ -17,7 +17,8 @@ it is stored when the next one is full, or when the request ends (vLLM keeps to 
 Tails. With ``tail_tokens`` a prefix in the host tier may also end inside a block, at a multiple of that many tokens. What lies
 between the last boundary of a block and that token is a *tail*: content with a key of its own, in a block whose first tokens
 only are final. It is for full attention and Mamba groups of one block size, with one block in a chunk: then the end of a tail
-says which block of each group has it.
+says which block of each group has it. In a group with layers of a drafter the key of a tail is that of the prefix that is one
+``tail_tokens`` longer: it proves the token after the tail, as the unit behind a hit does elsewhere.
 """
 
 from __future__ import annotations
@@ -133,11 +134,14 @@ class Geometry:
     """Tokens; the length of a hit in the host tier is a multiple of it."""
     drafters: tuple[bool, ...] = field(init=False, repr=False, eq=False)
     """Whether a group holds layers of a drafter."""
+    tail_proofs: tuple[int, ...] = field(init=False, repr=False, eq=False)
+    """How many tokens behind the end of a tail its key covers: those of the proof in a group with layers of a drafter."""
 
     def __attrs_post_init__(self) -> None:
         self._check()
         block_tokens = tuple(group.block_tokens for group in self.groups)
         chunk_tokens = tuple(self.blocks_per_chunk * tokens for tokens in block_tokens)
+        drafters = tuple(isinstance(group, FullAttention | SlidingWindow) and group.drafter for group in self.groups)
         derived: dict[str, object] = {
             "block_tokens": block_tokens,
             "chunk_tokens": chunk_tokens,
@@ -145,7 +149,8 @@ class Geometry:
             "window_blocks": tuple(map(_window, self.groups, block_tokens)),
             "block_alignment": lcm(*block_tokens),
             "chunk_alignment": lcm(*chunk_tokens),
-            "drafters": tuple(isinstance(group, FullAttention | SlidingWindow) and group.drafter for group in self.groups),
+            "drafters": drafters,
+            "tail_proofs": tuple([(self.tail_tokens or 0) * drafter for drafter in drafters]),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)  # the record is frozen; these fields are set while it is built
@@ -174,7 +179,7 @@ class Geometry:
         if self.blocks_per_chunk > 1:
             raise MisuseError(f"tail_tokens={unit} needs blocks_per_chunk=1, not {self.blocks_per_chunk} (leave it out)")
         for number, group in enumerate(self.groups):
-            if not isinstance(group, FullAttention | Mamba) or (isinstance(group, FullAttention) and group.drafter):
+            if not isinstance(group, FullAttention | Mamba):
                 raise MisuseError(f"tail_tokens={unit}: group {number} ({group}) has no tails (leave it out)")
 
     def needed(self, group: int, length: int) -> range:

@@ -8,6 +8,8 @@ Rules of this file:
   I14).
 * A tail is looked for behind the common hit of whole chunks, in the host tier only, and inside the next block only. It counts
   if all groups have theirs now. It is waited for only if nothing else was found in the host tier.
+* A tail brings the proof of a drafter's layers along, which the common hit may have lacked. So with a drafter it may lie in the
+  next block but one, if the host tier has the block between (the *bridge*) in all groups that read it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.offload._below import TierBelow
-from blocklife.offload._groups import Geometry, LocalAttention, SlidingWindow
+from blocklife.offload._groups import Geometry, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer, Found, Unit, Units, common_length
 from blocklife.offload.records import FullHit, Hit, Keys, Policies, TailKeys
@@ -52,6 +54,7 @@ class Search:
         self._device_units = Units([unit_of(geometry, group, 1, extra) for group in groups])
         self._host_units = Units([unit_of(geometry, group, geometry.blocks_per_chunk, extra) for group in groups])
         self._tail_tokens = geometry.tail_tokens
+        self._proof = max(geometry.tail_proofs)
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(geometry.groups)
         # If every token attends only to itself, there is nothing to load.
         self._loads = any(unit.window != 0 for unit in self._host_units)
@@ -104,12 +107,12 @@ class Search:
         length, waits = found.length, False
         tail: tuple[int, ...] = ()
         if host and tails is not None and self._tail_tokens is not None and not found.deferred:
-            length, tail, waits = self._tail(tails, found.length, last)
+            length, tail, waits = self._tail(names, tails, found.length, min(last, known - self._proof))
         if found.deferred or (length > start and serves) or (waits and length == start):
             # no load for a request whose earlier store is unresolved (I10)
             return Hit(name, length, start, start, True, step)
         compute_from = length - 1 if length == known else length
-        slots = self._slots(names, start, found.length, compute_from, tail) if length > start else self._nothing
+        slots = self._slots(names, start, length, compute_from, tail) if length > start else self._nothing
         if length > start and not any(slots):  # it ends where parts of local attention begin, and nothing else is read
             length = compute_from = start
         return Hit(
@@ -180,20 +183,27 @@ class Search:
 
         return common_length(self._host_units, start, limit, ask)
 
-    def _tail(self, tails: TailKeys, length: int, last: int) -> tuple[int, tuple[int, ...], bool]:
+    def _tail(
+        self, names: Sequence[Sequence[bytes]], tails: TailKeys, length: int, last: int
+    ) -> tuple[int, tuple[int, ...], bool]:
         """The longest tail behind a hit of *length* tokens: where it ends and its slots by group, or *length* and none.
 
-        Also whether there may be one soon.
+        Also whether there may be one soon. It ends at *last* at most.
         """
         unit, tokens, waits = self._tail_tokens or 1, self._geometry.block_tokens[0], False
-        last = min(last, length + tokens - 1)
+        bridge, pending_bridge = length + tokens, False
+        last = min(last, bridge + tokens - 1 if self._proof else bridge - 1)
+        if last > bridge:
+            answer = self._bridge(names, length // tokens)
+            pending_bridge = answer is not Answer.HIT
+            last = bridge if answer is Answer.MISS else last
         for end in range(last - last % unit, length, -unit):
+            if end == bridge:
+                continue  # that would be a hit of whole blocks
             slots: list[int] = []
-            pending = False
-            for group in range(len(self._geometry.groups)):
-                key = tails(group, end)
-                if key is not None:
-                    edge.member(key, bytes, "the key of a tail")
+            pending = pending_bridge and end > bridge
+            for group, proof in enumerate(self._geometry.tail_proofs):
+                key = self._tail_key(names, tails, group, end + proof)
                 answer = Answer.MISS if key is None else self._tier.answer(group, key)
                 slot = None if key is None or answer is Answer.MISS else self._ledger.slots.find(group, key)
                 if slot is None:
@@ -205,6 +215,28 @@ class Search:
                     return end, tuple(slots), False
                 waits = True
         return length, (), waits
+
+    def _tail_key(self, names: Sequence[Sequence[bytes]], tails: TailKeys, group: int, end: int) -> bytes | None:
+        """The key of a prefix up to a token: that of the block that ends there, or that of a tail."""
+        position, inside = divmod(end, self._geometry.block_tokens[group])
+        if not inside:
+            return names[group][position - 1]
+        key = tails(group, end)
+        return None if key is None else edge.member(key, bytes, "the key of a tail")
+
+    def _bridge(self, names: Sequence[Sequence[bytes]], position: int) -> Answer:
+        """Whether the host tier has the block at a position, in each group that reads it where a prefix ends behind it."""
+        found = Answer.HIT
+        for group, each in enumerate(self._geometry.groups):
+            if isinstance(each, Mamba):
+                continue
+            content = group, names[group][position]
+            answer = self._tier.answer(*content)
+            if answer is Answer.MISS or self._ledger.slots.find(*content) is None:
+                return Answer.MISS
+            if answer is not Answer.HIT or content in self._loading:
+                found = Answer.PENDING
+        return found
 
     def _prove(self, group: int, keys: Sequence[bytes], *, below: bool) -> Answer:
         """Whether the host tier, or with *below* the tier below it, knows the unit behind a hit, by its key if it has one."""

@@ -23,7 +23,7 @@ from blocklife.ledger._ids import NULL
 from blocklife.ledger._refusals import counted, some
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.views import block_of
-from blocklife.offload._groups import FullAttention, Mamba
+from blocklife.offload._groups import FullAttention, Geometry, Mamba
 from blocklife.offload._progress import Span
 from blocklife.offload._state import Rows, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, Filled
@@ -151,7 +151,7 @@ class SchedulerSteps:
     def _tail_of(self, tracked: Tracked, group: int, hit: Hit) -> bytes | None:
         """The key of the tail that a hit ends with in one group; None if it ends with a block."""
         ends_inside = hit.tokens % self._geometry.block_tokens[group]
-        return tail_key_of(tracked, group, hit.tokens) if ends_inside else None
+        return tail_key_of(tracked, self._geometry, group, hit.tokens) if ends_inside else None
 
     def expect(self, name: str, contents: Iterable[tuple[int, bytes]]) -> None:
         """Note that a load of a request brings these, so that no other request loads them."""
@@ -389,13 +389,16 @@ class SchedulerSteps:
     def offer_tail(self, name: str, tracked: Tracked, tokens: int) -> None:
         """Offer the tail that a request leaves behind in its attention groups: it ends, so nobody writes there any more.
 
-        It ends where states were handed off or, without groups of states, at the last boundary within the first *tokens*.
+        It ends where states were handed off or, without groups of states, at the last boundary within the first *tokens* that
+        leaves room for the proof of a drafter. If the proof ends with the block, the block is stored as any that is full.
         """
         end, size = self._tail_end(tracked, tokens), self._geometry.block_tokens[0]
         if not end or self._state.lost:
             return
         for group in self._state.attention:
-            key = tail_key_of(tracked, group, end)
+            if not (end + self._geometry.tail_proofs[group]) % size:
+                continue
+            key = tail_key_of(tracked, self._geometry, group, end)
             (life,) = self._ledger.requests.held(name, group, end // size, end // size + 1)
             state = self._ledger.blocks.of(life) if life != NULL else None
             if key is None or state is None or (state is not Block.ALLOCATED and state not in KEYED):
@@ -409,7 +412,7 @@ class SchedulerSteps:
         unit = self._geometry.tail_tokens
         if unit is None or tracked.tails is None:
             return 0
-        bound = self._progress.bound(tracked.row, tokens)
+        bound = self._progress.bound(tracked.row, tokens) - max(self._geometry.tail_proofs)
         end = tracked.tail if self._state.has_states else bound - bound % unit
         return end if end <= bound and end % self._geometry.block_tokens[0] else 0
 
@@ -485,7 +488,7 @@ class SchedulerSteps:
                 for group, size in enumerate(self._geometry.block_tokens):
                     keys_of(tracked, group, 0, int(computed[where[0]]) // size)
                     if end := self._tail_end(tracked, int(computed[where[0]])):
-                        tail_key_of(tracked, group, end)
+                        tail_key_of(tracked, self._geometry, group, end)
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
@@ -744,8 +747,15 @@ def _row_of(span: Span) -> int:
     return span[1]
 
 
-def tail_key_of(tracked: Tracked, group: int, end: int) -> bytes | None:
-    """The key of the tail that ends at this token, from the engine's function; None if there is none."""
+def tail_key_of(tracked: Tracked, geometry: Geometry, group: int, end: int) -> bytes | None:
+    """The key of a tail that ends at this token, from the engine's functions; None if there is none.
+
+    With layers of a drafter it is that of the prefix with its proof, which may be a whole number of blocks.
+    """
+    end += geometry.tail_proofs[group]
+    position, inside = divmod(end, geometry.block_tokens[group])
+    if not inside:
+        return keys_of(tracked, group, position - 1, position)[0]
     key = None if tracked.tails is None else tracked.tails(group, end)
     if key is not None and type(key) is not bytes:
         raise MisuseError(f"the key of the tail of group {group} at token {end} must be bytes or None, not {key!r}")

@@ -257,7 +257,7 @@ def test_geometry_knows_where_a_prefix_may_end() -> None:
         ("full:16/4", 2, "needs blocks_per_chunk=1, not 2"),
         ("full:16,swa:16:32/4", 1, r"group 1 \(swa:16:32\) has no tails"),
         ("full:16,local:16:64/4", 1, r"group 1 \(local:16:64\) has no tails"),
-        ("full:16+drafter/4", 1, r"group 0 \(full:16\+drafter\) has no tails"),
+        ("swa:16:32+drafter/4", 1, r"group 0 \(swa:16:32\+drafter\) has no tails"),
         ("full:16/", 1, "behind / comes a whole number"),
         ("full:16/4/4", 1, "behind / comes a whole number"),
     ],

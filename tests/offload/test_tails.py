@@ -248,3 +248,141 @@ def test_preempted_request_forgets_its_tail() -> None:
     rig.scheduler.preempt("a")
 
     assert rig.scheduler._state.requests["a"].tail == 0
+
+
+# --- layers of a drafter ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "stored"),
+    [(11, [6, 10]), (10, [6, 10]), (9, [6]), (6, [6]), (5, [4]), (3, []), (12, [6, 12])],
+)
+def test_tail_of_a_drafter_has_the_key_of_its_proof(count: int, stored: list[int]) -> None:
+    """It ends one boundary earlier than its key; if the proof ends with the block, the full block serves."""
+    rig = Rig("full:6+drafter/2")
+    rig.fill("a", letters(count))
+
+    assert rig.stored() == [letters(each) for each in stored]
+
+
+def test_tail_ends_alike_in_all_groups_and_is_proven_in_those_of_a_drafter() -> None:
+    """Of the other groups it is stored under the key of its own end."""
+    rig = Rig("full:6,full:6+drafter/2")
+    rig.fill("a", letters(11))
+    slots = rig.tier.slot_of
+    found = [[end for end in range(1, 12) if slots(group, key(group, letters(end))) is not None] for group in (0, 1)]
+
+    assert found == [[6, 8], [6, 10]]
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        (letters(11), 8),
+        (letters(10), 8),
+        (letters(9), 4),
+        (letters(9) + "zz", 4),
+        (letters(8) + "zzz", 4),
+        (letters(5) + "zzz", 0),
+        (letters(14), 8),
+        ("z" + letters(14)[1:], 0),
+    ],
+)
+def test_tail_of_a_drafter_is_found_by_its_proof(text: str, length: int) -> None:
+    """Behind a block whose own proof was never computed; the last known token may be the last of the proof.
+
+    Without the tail the full block proves a prefix that ends inside it.
+    """
+    rig = filled(groups="full:6+drafter/2")
+    rig.add("b", text)
+
+    assert rig.hit("b").tokens == length
+
+
+def test_block_before_the_tail_of_a_drafter_is_loaded_with_it() -> None:
+    """The request writes on in the last block, behind the end of the tail and not of its proof."""
+    rig = filled(groups="full:6+drafter/2")
+    rig.add("b", letters(10) + "zz", 11)
+    hit = rig.hit("b")
+    rig.scheduler.admit("b", hit, 1)
+    plan = rig.tick()
+    (load,) = plan.loads
+
+    assert [rig.ledger.slots.key(int(slot)) for slot in load.source] == [key(0, letters(6)), key(0, letters(10))]
+    assert rig.scheduler.progress("b").computed == 8
+    assert rig.ledger.blocks.of(rig.ledger.table("b")[-1]) is Block.ALLOCATED
+    assert rig.cached() == [letters(6)]
+
+
+@pytest.mark.parametrize("count", [9, 8, 7])
+def test_full_block_serves_as_the_tail_of_a_drafter(count: int) -> None:
+    """Its key is that of the proof of its last boundary but one; the request writes on in a block of its own."""
+    rig = filled(letters(6), groups="full:6+drafter/2")
+    rig.add("b", letters(count))
+    rig.let_in("b")
+    rig.tick()
+
+    assert rig.stored() == [letters(6)]
+    assert rig.scheduler.progress("b").computed == 4
+    assert rig.cached() == []
+
+
+def test_tail_behind_a_block_that_is_gone_is_none() -> None:
+    """The host tier lacks the block between the common hit and the tail, in one of the groups."""
+    for group in (0, 1):
+        rig = filled(groups="full:6,full:6+drafter/2")
+        slot = rig.tier.slot_of(group, key(group, letters(6)))
+        assert slot is not None
+        rig.ledger.evict([slot])
+        rig.add("b", letters(11))
+
+        assert rig.hit("b").tokens == 0
+
+
+def test_block_before_a_tail_is_asked_for_once() -> None:
+    """Not again for each boundary behind it."""
+    rig = filled(groups="full:6+drafter/1")
+    asked, answer = [], rig.tier.answer
+
+    def noted(group: int, name: bytes) -> object:
+        asked.append(name)
+        return answer(group, name)
+
+    rig.tier.answer = noted  # type: ignore[method-assign,assignment]  # to listen
+    rig.add("b", letters(11))
+    found = rig.hit("b").tokens
+
+    assert found == 10
+    assert asked.count(key(0, letters(6))) == 2
+
+
+def test_tail_behind_a_block_that_another_request_loads_is_waited_for() -> None:
+    """The block is on the device a step later, and is not fetched twice."""
+    rig = filled(groups="full:6,full:6+drafter/2")
+    for name in "bc":
+        rig.add(name, letters(11))
+    rig.let_in("b")
+    hit = rig.hit("c")
+
+    assert (hit.deferred, hit.tokens) == (True, 0)
+    rig.drain()
+    assert rig.hit("c").tokens == 8
+
+
+@pytest.mark.parametrize(("most", "length"), [(8, 8), (7, 4), (6, 4), (3, 0), (100, 8)])
+def test_tail_of_a_drafter_keeps_to_what_a_request_may_load(most: int, length: int) -> None:
+    """The tokens of the proof are not loaded, and do not count."""
+    rig = filled(groups="full:6+drafter/2")
+    rig.add("b", letters(11))
+    rig.scheduler.cap("b", None, most)
+
+    assert rig.hit("b").tokens == length
+
+
+@pytest.mark.parametrize(("most", "stored"), [(10, [6, 10]), (9, [6])])
+def test_tail_of_a_drafter_keeps_to_what_a_request_may_store(most: int, stored: list[int]) -> None:
+    """Its proof counts: it is among what the key names."""
+    rig = Rig("full:6+drafter/2", policies=Policies(max_store_tokens=most))
+    rig.fill("a", letters(11))
+
+    assert rig.stored() == [letters(each) for each in stored]
