@@ -10,7 +10,7 @@ import contextlib
 import io
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +21,14 @@ import pytest
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Contract, Ledger
 from blocklife.ledger.jobs import Allocated
-from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow, _steps
-from blocklife.offload._lookup import Unit, _Scan
+from blocklife.offload import BelowPolicies, Demote, FullHit, Geometry, LastStep, Mamba, Mode, Policies, SlidingWindow, _steps
+from blocklife.offload._lookup import Answer, Unit, _Scan
 from blocklife.offload._progress import ProgressTable
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload.records import Hit
+from blocklife.offload.records import Hit, TailKeys
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
 from blocklife.testing.worlds._engine import NO_TIER, Engine, Settings
@@ -306,7 +306,7 @@ def test_part_that_is_cut_short_is_found(bug: str, monkeypatch: pytest.MonkeyPat
 # --- tails ------------------------------------------------------------------------------------------------------------------
 
 
-def whole_key(tracked: Tracked, group: int, end: int) -> bytes:
+def whole_key(tracked: Tracked, _geometry: Geometry, group: int, end: int) -> bytes:
     """The key of the block in which a tail ends, as if it were full."""
     (key,) = tracked.keys(group, end // 2, end // 2 + 1)
     return key
@@ -342,6 +342,52 @@ def test_tail_that_is_not_one_is_found(bug: str, monkeypatch: pytest.MonkeyPatch
     found = explore(World(LONGER), processes=1)
 
     assert whole.verdict is Verdict.HOLDS
+    assert [each.rule for each in found.counterexamples] == [rule], found.counterexamples
+
+
+def looked_up_unproven(self: Search, names: Sequence[Sequence[bytes]], tails: TailKeys, group: int, end: int) -> bytes | None:
+    """The key of the tail's own end: nothing says which letter comes behind it."""
+    return key_at(self, names, tails, group, end - 1)
+
+
+def stored_unproven(tracked: Tracked, geometry: Geometry, group: int, end: int) -> bytes | None:
+    """The same where it is stored."""
+    return key_of(tracked, geometry, group, end - 1)
+
+
+def not_asked_for(_self: Search, _names: Sequence[Sequence[bytes]], _position: int) -> Answer:
+    """The block before the tail is taken to be there."""
+    return Answer.HIT
+
+
+def not_waited_for(self: Search, names: Sequence[Sequence[bytes]], position: int) -> Answer:
+    """The block before the tail is loaded although another request loads it."""
+    return self._tier.answer(0, names[0][position])
+
+
+key_at, key_of = Search._tail_key, _steps.tail_key_of
+DRAFTER_BUGS: dict[str, tuple[str, list[tuple[object, str, object]], str]] = {
+    "looked up without its proof": ("tails-drafter-next", [(Search, "_tail_key", looked_up_unproven)], "lawful"),
+    "stored under its own end": ("tails-drafter-fence", [(_steps, "tail_key_of", stored_unproven)], "lawful"),
+    "no proof at all": (
+        "tails-drafter-proof",
+        [(Search, "_tail_key", looked_up_unproven), (_steps, "tail_key_of", stored_unproven)],
+        "I6",
+    ),
+    "block before it is gone": ("tails-drafter-hold", [(Search, "_bridge", not_asked_for)], "lawful"),
+    "block before it comes twice": ("tails-drafter-next", [(Search, "_bridge", not_waited_for)], "I12"),
+}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("bug", DRAFTER_BUGS)
+def test_tail_of_a_drafter_that_is_not_proven_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content of a drafter's layers that depends on another letter, and blocks before it that are not there."""
+    world, changes, rule = DRAFTER_BUGS[bug]
+    for owner, name, other in changes:
+        monkeypatch.setattr(owner, name, other)
+    found = explore(World(pinned_world(world).settings), processes=1)
+
     assert [each.rule for each in found.counterexamples] == [rule], found.counterexamples
 
 

@@ -10,7 +10,7 @@ Rules of this file:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 
@@ -18,6 +18,7 @@ from attrs import define
 
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
+from blocklife.ledger.views import JobView
 from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import (
@@ -34,7 +35,7 @@ from blocklife.states import (
     blocks_touched,
     slots_touched,
 )
-from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Orders, said
+from blocklife.testing.worlds._device import Content, CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds._engine import Engine
 from blocklife.testing.worlds._second_owner import hosts
 from blocklife.testing.worlds._tier import Entry, index_of
@@ -318,11 +319,17 @@ def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and jobs.state(job.number) not in GIVEN_UP]
     for load in loads:
         for job in loads if load.number > last else ():
-            # of a tail each request needs one of its own, because it writes behind it
-            shared = [key for key in load.keys if not _is_tail(engine.geometry, key)]
-            if job is not load and not set(job.keys).isdisjoint(shared):
+            if job is not load and not _shared_keys(engine, load).isdisjoint(_shared_keys(engine, job)):
                 return "I12", f"job {load.number} loads {load.keys[0].decode()}, which job {job.number} loads already"
     return None
+
+
+def _shared_keys(engine: Engine, load: JobView) -> set[bytes]:
+    """What a load brings that others can hit: of a tail each request needs one of its own, because it writes behind it."""
+    keys = {key for key in load.keys if not _is_tail(engine.geometry, key)}
+    if any(engine.geometry.tail_proofs) and engine.ends_inside(load.owner):
+        keys.discard(load.keys[-1])  # that of a full block may serve as that of a tail, too
+    return keys
 
 
 def names_tail(geometry: Geometry, keys: Iterable[bytes]) -> bool:
@@ -497,7 +504,9 @@ def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str
     return tuple(failed), tuple(loading)
 
 
-def disagreements(core: CoreValue, device: FrozenDevice) -> Iterator[tuple[str, str]]:
+def disagreements(
+    core: CoreValue, device: FrozenDevice, agrees: Callable[[Content, Content], bool]
+) -> Iterator[tuple[str, str]]:
     """The differences between core and device, each with the rule that it breaks."""
     for rank, worker in enumerate(device.workers):
         for order in (*(order for order, _, _ in worker.copies), *worker.held_back):
@@ -506,10 +515,10 @@ def disagreements(core: CoreValue, device: FrozenDevice) -> Iterator[tuple[str, 
             continue
         here = f"worker {rank}:"
         for block, key in core.readable_blocks:
-            if worker.blocks[block] != (content := Engine.content_of(key, core.weights)):
+            if not agrees(worker.blocks[block], content := Engine.content_of(key, core.weights)):
                 yield "I6", f"{here} block {block} is found as {content}, but holds {said(worker.blocks[block])}"
         for place, key in core.readable_places:
-            if worker.places[place] != (content := Engine.content_of(key, core.weights)):
+            if not agrees(worker.places[place], content := Engine.content_of(key, core.weights)):
                 yield "I6", f"{here} host place {place} is found as {content}, but holds {said(worker.places[place])}"
 
 

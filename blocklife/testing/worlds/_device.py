@@ -16,12 +16,14 @@ read its target (I2); with ``events=False`` it does not wait, and overlaps them.
 copy and a later forward pass, touch the same place and one of them writes it, that is a fault, unless the host has waited for
 the first.
 
-Content is any hashable value; None is garbage. A target is garbage from the launch of the copy on, and stays garbage if the
-copy fails. A copy reads its sources at launch; a source that changes before it lands is a fault.
+Content is any hashable value; None is garbage. A forward pass has to find what equals what it wants, or what ``agrees`` takes
+for it. A target is garbage from the launch of the copy on, and stays garbage if the copy fails. A copy reads its sources at
+launch; a source that changes before it lands is a fault.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -141,6 +143,8 @@ class Worker:
     """What the store below has of this worker's parts, by number of the entry; None if nothing. It outlives the worker."""
     lost: bool = False
     """The worker is gone: it runs nothing, and its memory is empty."""
+    agrees: Callable[[Content, Content], bool] = operator.eq
+    """Whether a block holds what a forward pass has to find."""
 
     def launch(self, order: CopyOrder, *, events: bool) -> None:
         """Start a copy; with *events* it waits for the running forward passes."""
@@ -184,7 +188,7 @@ class Worker:
                     doing = "reads" if order.stores else "writes"
                     raise DeviceFault("I1", f"worker {self.rank}: step {plan} writes block {block} while copy {job} {doing} it")
         for block, content in sure.reads:
-            if (found := self.blocks[block]) != content:
+            if not self.agrees(found := self.blocks[block], content):
                 raise DeviceFault(
                     "I6",
                     f"worker {self.rank}: step {plan} reads {said(found)} in block {block} instead of {said(content)}",
@@ -272,12 +276,20 @@ class Device:
     """All workers. *num_places* counts host places: slots times blocks of a chunk."""
 
     def __init__(
-        self, num_blocks: int, num_places: int, num_workers: int = 1, *, events: bool = True, num_entries: int = 0
+        self,
+        num_blocks: int,
+        num_places: int,
+        num_workers: int = 1,
+        *,
+        events: bool = True,
+        num_entries: int = 0,
+        agrees: Callable[[Content, Content], bool] = operator.eq,
     ) -> None:
         if num_blocks < 1 or num_places < 1 or num_workers < 1:
             raise MisuseError(f"a device has blocks, places and workers, not {num_blocks}, {num_places} and {num_workers}")
         self.workers = [
-            Worker(rank, [None] * num_blocks, [None] * num_places, below=[None] * num_entries) for rank in range(num_workers)
+            Worker(rank, [None] * num_blocks, [None] * num_places, below=[None] * num_entries, agrees=agrees)
+            for rank in range(num_workers)
         ]
         self.events = events
         """Whether copies wait for the forward passes before them."""

@@ -16,12 +16,15 @@ the state of each guess is written to a block of its own, and only that of the l
 decodes, the layers of a drafter write the last position once more in the next step.
 
 Tails: a block that is not full has the content of its letters, ``0:abc`` in blocks of two, and that is its key as a tail, too.
-So whoever reads a tail's bytes beyond its end, or under the key of another, reads other content than it must find.
+So whoever reads a tail's bytes beyond its end, or under the key of another, reads other content than it must find. Beside
+layers of a drafter a tail ends before what its request has computed. There content says also at which letter those layers have
+looked ahead (`_contents`), so that a hit without a proof is seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from attrs import field, frozen
@@ -64,6 +67,7 @@ from blocklife.offload.records import Keys, TailKeys
 from blocklife.states import ADMISSIBLE, Request
 from blocklife.states import Job as JobState
 from blocklife.testing.worlds import _second_owner as second
+from blocklife.testing.worlds._contents import beginning, looking_ahead
 from blocklife.testing.worlds._device import Content, CopyOrder, Landing, Orders, Pass
 from blocklife.testing.worlds._tier import Entry, TierIndex
 
@@ -231,6 +235,8 @@ class Engine:
         """Every commit that hooks have heard of since the last `thaw`, or since it was cleared."""
         self._handed_out: list[int] = []
         self._groups = range(len(self.geometry.groups))
+        self._ahead = [bool(proof) for proof in self.geometry.tail_proofs]
+        """The groups whose content depends on the letter behind it."""
         self.ledger.on(hook=self._hear)
 
     def _hear(self, told: LedgerTransition) -> None:
@@ -243,6 +249,15 @@ class Engine:
     def content(self, group: int, text: str) -> Content:
         """The content of a block that ends with the last token of *text*, under the present weights."""
         return self.content_of(f"{group}:{text}".encode(), self.weights)
+
+    def _up_to(self, group: int, text: str, end: int) -> Content:
+        """What a block holds whose last computed letter is the one before *end*."""
+        return self.content(group, looking_ahead(text, end) if self._ahead[group] else text[:end])
+
+    @property
+    def agrees(self) -> Callable[[Content, Content], bool]:
+        """Whether a place holds what it has to hold: all of it or, beside layers of a drafter, its beginning."""
+        return beginning(self.geometry.block_tokens[0]) if any(self._ahead) else operator.eq
 
     @staticmethod
     def content_of(key: bytes, weights: str) -> Content:
@@ -434,6 +449,11 @@ class Engine:
         }
         return {name: live[name] for name in wants if self._state(name) is Request.LOADING}
 
+    def ends_inside(self, name: str | None) -> bool:
+        """Whether what is loaded for a request ends with a tail."""
+        hit = self.scheduler._state.waiting_loads.get(name or "")
+        return hit is not None and hit.tokens % self.geometry.block_alignment > 0
+
     def _forward(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> Pass:
         """The forward pass of these requests: what it has to find, and what it writes."""
         reads: list[tuple[int, Content]] = []
@@ -462,7 +482,7 @@ class Engine:
             return
         for position in self._needed(group, begin):
             stop = (position + 1) * size if position < final else min(begin, (position + 1) * size)
-            reads.append((table[position] & ID_MASK, self.content(group, text[:stop])))
+            reads.append((table[position] & ID_MASK, self._up_to(group, text, stop)))
         # recomputing a final block writes the same bytes again
         guessed, first = self._guessed(name, end), max(begin // size, final)
         if self.geometry.drafters[group] and self.settings.drafts and begin > self._prompts[name]:
@@ -470,7 +490,7 @@ class Engine:
         for position in range(first, -(-end // size)):
             if table[position] == NULL:
                 raise MisuseError(f"request {name}: token {end - 1} is computed into the null block")
-            writes.append((table[position] & ID_MASK, self.content(group, guessed[: min(end, (position + 1) * size)])))
+            writes.append((table[position] & ID_MASK, self._up_to(group, guessed, min(end, (position + 1) * size))))
 
     def _guessed(self, name: str, end: int) -> str:
         """The first *end* letters of a text as this step computes them: from the first wrong guess on they are no letters."""

@@ -73,6 +73,11 @@ def _tails(**changes: Any) -> Settings:
     return Settings(**{"groups": "full:2/1", "num_slots": 4, **changes})
 
 
+def _drafted(**changes: Any) -> Settings:
+    """An engine with blocks of three tokens of a drafter's layers, in which a prefix may end behind each."""
+    return _tails(**{"groups": "full:3+drafter/1", "num_blocks": 3, "num_slots": 6, **changes})
+
+
 def _below(demote: str = "eager", *, shared: bool = True, wait: float = 1.0, **changes: Any) -> Settings:
     """An engine with a store below."""
     return Settings(below=demote, below_shared=shared, below_wait=wait, **changes)
@@ -378,6 +383,55 @@ WORLDS: tuple[Pinned, ...] = (
         _world(("abc.d", "abcd.ef"), _below(shared=False, groups="full:2/1", num_slots=2, max_jobs=3), preempt=1),
     ),
     Pinned(
+        "tails-drafter-fence",
+        "a tail of a drafter's layers, whose key names the token behind it, is loaded while copies never land",
+        _world(("abcde.f", "abcdex.g"), _drafted(num_blocks=2), hang=1, preempt=1),
+    ),
+    Pinned(
+        "tails-drafter-hold",
+        "the same while copies hold on to blocks, and copies fail",
+        _world(("abcde.f", "abcdef.g"), _drafted(contract=HOLD), hang=1, fail=1, preempt=1),
+    ),
+    Pinned(
+        "tails-drafter-proof",
+        "a request begins as the tail does, with another token behind it, and computes",
+        _world(("ab.c", "ab.d", "ax.y"), _drafted(num_slots=3), fail=1),
+    ),
+    Pinned(
+        "tails-drafter-next",
+        "two requests load the same tail with the block before it, and all go on differently behind it",
+        _world(("abcde.f", "abcdex.g", "abcde.y"), _drafted(num_blocks=4, num_slots=5)),
+    ),
+    Pinned(
+        "tails-drafter-ahead",
+        "steps planned ahead of each other, where a group without a drafter has tails, too",
+        _world(
+            ("abcde.f", "abcdex.g"),
+            _drafted(groups="full:3,full:3+drafter/1", num_blocks=8, asynchronous=True),
+            fail=1,
+            abort=1,
+        ),
+    ),
+    Pinned(
+        "tails-drafter-forget",
+        "all is forgotten, the weights change, or the device is given up, meanwhile",
+        _world(("abcde.f", "abcdef.g"), _drafted(), reset=1, renew=1, sleep=1),
+    ),
+    Pinned(
+        "tails-drafter-roomy",
+        "there is a slot for every tail, and every tail that is final on the device must be stored",
+        _world(("abcde.f", "abcdef.g"), _drafted(num_blocks=4, num_slots=9), abort=1, preempt=1),
+    ),
+    Pinned(
+        "tails-drafter-below",
+        "whole blocks go to a store below and come back, and serve as the tails of others",
+        _world(
+            ("abcde.f", "abcde.g"),
+            _below(shared=False, groups="full:3+drafter/1", num_blocks=4, max_jobs=3, num_slots=3),
+            preempt=1,
+        ),
+    ),
+    Pinned(
         "below-fence",
         "what only a store below has is fetched for two requests, and what they compute goes there",
         _world(_TWO, _below(num_slots=3, max_jobs=3)),
@@ -635,6 +689,14 @@ COUNTS: Mapping[str, Counts] = {
     "tails-roomy": Counts(1_041, 1_515, 20),
     "tails-workers": Counts(2_178, 4_057, 20),
     "tails-below": Counts(2_823, 5_158, 32),
+    "tails-drafter-fence": Counts(1_796, 4_051, 26),
+    "tails-drafter-hold": Counts(5_331, 11_721, 30),
+    "tails-drafter-proof": Counts(1_904, 2_877, 21),
+    "tails-drafter-next": Counts(7_076, 12_109, 30),
+    "tails-drafter-ahead": Counts(3_398, 6_077, 25),
+    "tails-drafter-forget": Counts(4_871, 10_957, 25),
+    "tails-drafter-roomy": Counts(1_318, 2_130, 26),
+    "tails-drafter-below": Counts(2_353, 4_636, 24),
     "below-fence": Counts(3_850, 8_492, 31),
     "below-hold": Counts(5_106, 11_032, 38),
     "below-clients": Counts(6_415, 12_096, 28),

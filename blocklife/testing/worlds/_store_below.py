@@ -7,7 +7,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from blocklife.testing.worlds._cross_checks import BELOW, CoreValue
 from blocklife.testing.worlds._device import Content, Device, FrozenDevice, said
@@ -76,14 +76,16 @@ class WorldStore:
         entries = enumerate(self.names)
         return next((key.decode() for at, (there, _, key) in entries if there == space and self.has(device, at)), "")
 
-    def wrong(self, core: CoreValue, device: FrozenDevice) -> Iterator[tuple[str, str]]:
+    def wrong(
+        self, core: CoreValue, device: FrozenDevice, agrees: Callable[[Content, Content], bool]
+    ) -> Iterator[tuple[str, str]]:
         """What is there under the name of something else, or should be there and is not."""
         size = self._geometry.blocks_per_chunk
         for rank, worker in enumerate(device.workers):
             for number, wanted in enumerate(self._contents):
                 found = worker.below[number * size : (number + 1) * size]
                 for one, other in zip(found, wanted or (), strict=False):
-                    if one is not None and one != other:
+                    if one is not None and not agrees(one, other):
                         yield BELOW, f"worker {rank}: the store below has {said(one)} under the name of {said(other)}"
         for space, group, key in core.asked:
             if (space, group, key) not in self.entries:

@@ -174,6 +174,7 @@ class World:
             settings.engine.num_slots * self._size,
             settings.engine.num_workers,
             num_entries=entries,
+            agrees=self.engine.agrees,
         )
         if self._below is not None:
             self._below.fill(self._device)
@@ -824,9 +825,9 @@ class World:
         """The first difference between core and device, with the rule that it breaks."""
         key = self._claims_of[core], device
         if key not in self._judged:
-            found = disagreements(self._cores[core], self._devices.values[device])
+            found = disagreements(self._cores[core], self._devices.values[device], self.engine.agrees)
             if self._below is not None:
-                found = chain(found, self._below.wrong(self._cores[core], self._devices.values[device]))
+                found = chain(found, self._below.wrong(self._cores[core], self._devices.values[device], self.engine.agrees))
             self._judged[key] = next(found, None)
         return self._judged[key]
 
