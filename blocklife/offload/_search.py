@@ -6,10 +6,10 @@ Rules of this file:
 * A hit is exactly what a load then reads (I7).
 * Content that is being copied, to the host tier or to the device for another request, is waited for, not fetched twice (I12,
   I14).
-* A tail is looked for behind the common hit of whole chunks, in the host tier only, and inside the next block only. It counts
-  if all groups have theirs now. It is waited for only if nothing else was found in the host tier.
-* A tail brings the proof of a drafter's layers along, which the common hit may have lacked. So with a drafter it may lie in the
-  next block but one, if the host tier has the block between (the *bridge*) in all groups that read it.
+* A tail is looked for behind the common hit of whole chunks, in the host tier only, and inside the next two blocks only. It
+  counts if all groups have theirs now. It is waited for only if nothing else was found in the host tier.
+* A tail brings along what the common hit may have lacked at the end of the next block: a state, or the proof of a drafter's
+  layers. So it may lie behind that block (the *bridge*), if the host tier has it in all groups that read it.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Search:
         """
         unit, tokens, waits = self._tail_tokens or 1, self._geometry.block_tokens[0], False
         bridge, pending_bridge = length + tokens, False
-        last = min(last, bridge + tokens - 1 if self._proof else bridge - 1)
+        last = min(last, bridge + tokens - 1)
         if last > bridge:
             answer = self._bridge(names, length // tokens)
             pending_bridge = answer is not Answer.HIT

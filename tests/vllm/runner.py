@@ -170,6 +170,8 @@ class Forward:
         self._memory = memory
         self._rank = rank
         self._witness = witness
+        self.looks_ahead = False
+        """Whether what layers of a drafter keep of a token is computed from the token behind it as well, and compared so."""
         self.verified = 0
         self.corrupt = 0
 
@@ -193,11 +195,16 @@ class Forward:
         ids += [0] * (last - first - len(ids))
         return ids, self._memory.device[ids].reshape(len(ids) * group.block_tokens, -1)
 
+    def _prints(self, turn: Turn, at: int, group: GroupSpec, start: int) -> Words:
+        """What the places of a request's tokens hold, from *start* to the end of the step."""
+        ahead = int(self.looks_ahead and group.drafter)
+        return turn.row.text.prints(at, start + ahead, turn.stop + ahead) ^ self._memory.salt
+
     def _write(self, turn: Turn, at: int, group: GroupSpec) -> None:
         tokens = group.block_tokens
         first, last = turn.start // tokens, -(-turn.stop // tokens)
         ids, rows = self._rows(turn.row.tables[at], group, first, last)
-        prints = turn.row.text.prints(at, turn.start, turn.stop) ^ self._memory.salt
+        prints = self._prints(turn, at, group, turn.start)
         rows[turn.start - first * tokens : turn.stop - first * tokens] = prints[:, None]
         self._memory.device[ids] = rows.reshape(len(ids), -1)
         for index in (index for index, block in enumerate(ids) if not block):
@@ -210,7 +217,7 @@ class Forward:
             start = turn.start // group.window * group.window
         first, last = start // tokens, -(-turn.stop // tokens)
         ids, rows = self._rows(turn.row.tables[at], group, first, last)
-        prints = turn.row.text.prints(at, start, turn.stop) ^ self._memory.salt
+        prints = self._prints(turn, at, group, start)
         wrong = np.zeros(len(rows), dtype=np.bool_)
         here = slice(start - first * tokens, turn.stop - first * tokens)
         wrong[here] = (rows[here] != prints[:, None]).any(axis=1)

@@ -2,11 +2,12 @@
 
 Goal: where vLLM's hashes are of fewer tokens than a block, what a prompt has behind its last full block is found again, and
 nobody reads what was written behind it. Method: as in `test_connector`. Blocks of eight tokens and hashes of two, a group of
-full attention and one or two of states.
+full attention and one or two of states; layers of a drafter in that of attention, or in one of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,17 @@ from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Direction
 from blocklife.ledger.views import block_of
-from blocklife.offload import DecidedSteps
+from blocklife.offload import DecidedSteps, Geometry, _steps
+from blocklife.offload._lookup import Answer
+from blocklife.offload._search import Search
+from blocklife.offload._state import Tracked
 from blocklife.offload._steps import SchedulerSteps
+from blocklife.offload.records import TailKeys
 from tests.vllm.behaviour.scenes import Scene, prompt
 from tests.vllm.beside_rig import BesideRig
-from tests.vllm.connector_rig import ConnectorRig, walk
-from tests.vllm.rig import Rank
+from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
+from tests.vllm.mend_copies import mend_copies
+from tests.vllm.rig import Rank, Rig
 from tests.vllm.test_connector_below import BelowRig
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
@@ -132,6 +138,27 @@ def test_load_ends_with_the_tails_in_the_last_blocks(ahead: bool) -> None:
     assert read == [names[3], names[7], names[11], names[13], names[13]]
     assert load.target.tolist() == [*full[:4], state[3]]
     assert load.group_sizes == (4, 1)
+
+
+@AHEAD
+def test_tail_is_loaded_between_two_steps_into_blocks_that_have_their_names(ahead: bool) -> None:
+    """With a budget for loads within a step, too: such a load would come behind the copy of the state, so the request waits."""
+    scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead, extra={"sync_load_budget_bytes": 1 << 40})
+    scene.ask(prompt(30))
+    scene.forget_device()
+    name = scene.add(prompt(30), 3)
+    while not scene.loads:
+        assert scene.rig.step()
+    (load,) = scene.loads
+    full, state = scene.rig.scheduler.kv_cache_manager.get_block_ids(name)
+    waits = scene.rig.scheduler.requests[name].status.name
+    within = {job.number for step in scene.steps for plan in step.plans for job in plan.within}
+    scene.drain()
+
+    assert waits == "WAITING_FOR_REMOTE_KVS"
+    assert load.target.tolist() == [*full[:4], state[3]]
+    assert load.group_sizes == (4, 1)
+    assert within == set()
 
 
 @AHEAD
@@ -334,7 +361,155 @@ def test_tail_is_not_put_below(tmp_path: Path) -> None:
     assert told == [[], [24]]
 
 
+# --- beside a drafter -------------------------------------------------------------------------------------------------------
+
+DRAFTER = GroupSpec("full", 8, drafter=True)
+DRAFTED = {"shared": (DRAFTER, STATE), "own": (FULL, STATE, DRAFTER), "two of states": (DRAFTER, STATE, STATE)}
+GUESSED = evolve(CROWDED, groups=DRAFTED["shared"], num_gpu_blocks=60)
+
+
+@AHEAD
+@pytest.mark.parametrize("model", DRAFTED)
+def test_connector_walks_with_tails_and_a_drafter(model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random traffic with right and wrong guesses: prefixes end inside blocks of the drafter's layers, no byte is wrong."""
+    with_guesses(monkeypatch, "eagle")
+    mend_copies(monkeypatch)
+    found = 0
+    for seed in range(1, 5):
+        rig = ConnectorRig(evolve(GUESSED, groups=DRAFTED[model], async_scheduling=ahead, world_size=2), seed, drafts=True)
+        assert rig.side.shape.geometry.tail_tokens == 2
+        assert rig.side.shape.geometry.drafters == tuple(group.drafter for group in DRAFTED[model])
+        told = promises(rig.side)
+        walk(rig, seed, 60)
+        found += sum(1 for each in told if each % 8)
+
+    assert found > 0
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "fail"])
+def test_connector_walks_with_tails_of_a_drafter_whose_copies_fail(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the loads and a fifth of the stores fail: what they left is never read."""
+    with_guesses(monkeypatch, "eagle")
+    mend_copies(monkeypatch)
+    fails = {Direction.LOAD: 0.3, Direction.STORE: 0.2}
+    rig = ConnectorRig(evolve(GUESSED, world_size=2), 4, fails=fails, recompute=recompute, drafts=True)
+    walk(rig, 4, 60)
+
+    assert rig.side.ledger.ended["FAILED"] > 0
+
+
+@AHEAD
+def test_connector_walks_with_tails_of_a_drafter_and_a_store_below(
+    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full blocks come back from below, and serve as tails of prompts that end inside them."""
+    with_guesses(monkeypatch, "eagle")
+    mend_copies(monkeypatch)
+    found = 0
+    for seed in range(3):
+        rig = BelowRig(evolve(GUESSED, async_scheduling=ahead, host_blocks=40), f"fs:{tmp_path / str(seed)}", seed, drafts=True)
+        told = promises(rig.side)
+        walk(rig, seed, 40)
+        found += sum(1 for each in told if each % 8)
+        assert rig.below.demoted > 0
+        rig.close()
+
+    assert found > 0
+
+
+def test_tail_is_found_behind_a_block_without_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that shares the model's layers is in no group, and vLLM keeps states as if it were: at 16 and 28, not at 24."""
+    with_guesses(monkeypatch, "mtp")
+    scene = Scene((FULL, STATE), world=ROOMY, drafts=True)
+    names = scene.ask(prompt(31))
+    scene.forget_device()
+    told = promised(scene)
+    scene.ask(prompt(31), 3)
+
+    assert scene.has(names, 1) == [7, 13]
+    assert told[-1] == 28
+
+
+def differing(scene: Scene) -> list[int | None]:
+    """What is promised to a prompt that begins like another one up to its tail, and goes on with another token."""
+    for rank in scene.rig.ranks:
+        rank.forward.looks_ahead = True
+    scene.ask(prompt(30))
+    scene.forget_device()
+    told = promised(scene)
+    scene.ask([*prompt(28), 7, 8, 9, 10])
+    return told
+
+
+@AHEAD
+def test_tail_of_a_drafter_needs_the_token_behind_it(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its layers keep of the tail's last token was computed from another one: nothing of the last block is loaded."""
+    with_guesses(monkeypatch, "eagle")
+
+    assert differing(Scene(DRAFTED["shared"], world=ROOMY, ahead=ahead, drafts=True)) == [16]
+
+
+def test_attention_copied_in_the_step_that_fills_it_is_wrong_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any connector, and why `mend_copies` is there: the copy is made before the forward pass that it is a copy of."""
+    wrong = []
+    for mended in (False, True):
+        if mended:
+            mend_copies(monkeypatch)
+        rig = Rig(evolve(ROOMY, connector=None))
+        rig.add(prompt(14), 1)
+        while rig.running:
+            rig.step()
+        fresh = rig.add(prompt(40), 2)
+        rig.scheduler.requests[fresh].skip_reading_prefix_cache = True
+        rig.add(prompt(21), 2)
+        while rig.running:
+            rig.step()
+        wrong.append(rig.corrupt > 0)
+
+    assert wrong == [True, False]
+
+
 # --- controls ---------------------------------------------------------------------------------------------------------------
+
+
+def key_without_proof(tracked: Tracked, _geometry: Geometry, group: int, end: int) -> bytes | None:
+    """A tail of a drafter under the name of its own end."""
+    return None if tracked.tails is None else tracked.tails(group, end)
+
+
+def asked_without_proof(self: Search, names: Sequence[Sequence[bytes]], tails: TailKeys, group: int, end: int) -> bytes | None:
+    """The same in a lookup."""
+    return tails(group, end - self._geometry.tail_proofs[group])
+
+
+def test_tail_of_a_drafter_without_its_proof_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: stored and found under the name of its own end, it is read by a request that goes on differently."""
+    with_guesses(monkeypatch, "eagle")
+    monkeypatch.setattr(Search, "_tail_key", asked_without_proof)
+    monkeypatch.setattr(_steps, "tail_key_of", key_without_proof)
+
+    with pytest.raises(AssertionError, match="reads wrong bytes"):
+        differing(Scene(DRAFTED["shared"], world=ROOMY, drafts=True))
+
+
+def test_tail_whose_block_before_is_gone_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: it is found although the host tier has not that block, and its load has nothing to read."""
+    with_guesses(monkeypatch, "eagle")
+    scene = Scene(DRAFTED["shared"], world=ROOMY, drafts=True)
+    told, found = promised(scene), list[int | None]()
+    for there in (True, False):
+        names = scene.ask(prompt(14))
+        scene.forget([] if there else names[3:4], 0)
+        scene.forget_device()
+        scene.ask(prompt(14))
+        found.append(told[-1])
+    scene.forget(names[3:4], 0)
+    scene.forget_device()
+    monkeypatch.setattr(Search, "_bridge", lambda _self, _names, _position: Answer.HIT)
+
+    assert found == [12, 0]
+    with pytest.raises(KeyError):
+        scene.ask(prompt(14))
 
 
 def goes_wrong() -> str:

@@ -33,9 +33,10 @@ class Scene:
         ahead: bool = False,
         chunk: int = 1,
         extra: Mapping[str, str | int | float | bool] | None = None,
+        drafts: bool = False,
     ) -> None:
         world = evolve(world, groups=tuple(groups), lag=lag or world.lag, async_scheduling=ahead, blocks_per_chunk=chunk)
-        self.rig = ConnectorRig(evolve(world, extra_config=extra or {}))
+        self.rig = ConnectorRig(evolve(world, extra_config=extra or {}), drafts=drafts)
         self.steps: list[StepPlan] = []
         connector = self.rig.scheduler.connector
         build = connector.build_connector_meta

@@ -156,7 +156,7 @@ def with_tails(geometry: Geometry, hash_tokens: int, config: ConnectorConfig) ->
     """
     sizes, kinds = set(geometry.block_tokens), {type(group) for group in geometry.groups}
     fine = Mamba in kinds and kinds <= {Mamba, FullAttention} and len(sizes) == 1 and hash_tokens < min(sizes)
-    if not fine or geometry.blocks_per_chunk > 1 or config.mode is Mode.LAZY or any(geometry.drafters):
+    if not fine or geometry.blocks_per_chunk > 1 or config.mode is Mode.LAZY:
         return geometry
     return evolve(geometry, tail_tokens=hash_tokens)
 
