@@ -25,7 +25,8 @@ Called when a prefix is looked up and when blocks fill, never earlier. The key o
 TailKeys: TypeAlias = Callable[[int, int], bytes | None]
 """The key of a tail: ``tails(group, tokens)`` names what a block of the group holds if the prefix ends inside it, at *tokens*.
 
-None if there is none: the request has fewer tokens. Called when a prefix is looked up, and when a tail is stored.
+None if there is none: the request has fewer tokens. Called when a prefix is looked up, and when a tail is stored. In a group
+with layers of a drafter it is called with the end of the proof, one boundary behind the tail; at the end of a block `Keys` is.
 """
 
 

@@ -205,6 +205,7 @@ WORLDS = (
     "sleep",
     "within-ahead",
     "tails-fence",
+    "tails-drafter-proof",
 )
 
 

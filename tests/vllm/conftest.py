@@ -15,6 +15,7 @@ NEED_NO_VLLM = {"test_tools.py"}
 NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_fuzz", "test_programs")
 SINCE = {
     "test_behaviour_sources.py": "0.32",
+    "test_behaviour_tails.py": "0.33",
     "test_connector_sources.py": "0.32",
     "test_connector_sleep.py": "0.33",
     "test_connector_guessed_states.py": "0.33",

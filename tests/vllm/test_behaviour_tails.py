@@ -47,7 +47,7 @@ def hit(scene: Scene, tokens: Sequence[int], answer: int = 1) -> list[int]:
         told.extend([found] if found else [])
         return found
 
-    scene.rig.side.look_up = noted  # type: ignore[method-assign,assignment]  # to listen
+    scene.rig.side.look_up = noted  # type: ignore[method-assign]  # to listen
     scene.ask(tokens, answer)
     scene.rig.side.look_up = ask  # type: ignore[method-assign]
     return told
@@ -98,12 +98,30 @@ def test_tail_of_a_drafter_is_stored_under_the_name_of_its_proof(ahead: bool) ->
 
 
 @pytest.mark.parametrize(("most", "stored"), [(24, []), (27, []), (28, [6]), (30, [6])])
-def test_tail_of_a_drafter_is_stored_if_its_proof_was_computed(most: int, stored: list[int]) -> None:
-    """The request is given up when so many tokens of its prompt are computed: at 28 its proof is, to the last token."""
+def test_tail_of_a_drafter_is_stored_if_its_proof_may_be(most: int, stored: list[int]) -> None:
+    """The proof is among what the key names: where 28 tokens of a request may be stored it is there, to its last token."""
     scene = drafted(max_store_tokens=most)
     names = scene.ask(prompt(30))
 
     assert scene.has(names[4:], 0) == [at - 4 for at in stored]
+
+
+@AHEAD
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "aborted"])
+def test_tail_of_a_drafter_is_not_stored_before_its_proof_is_computed(ends: bool, ahead: bool) -> None:
+    """A request that is given up with 24 tokens computed leaves no tail; one that ends does."""
+    scene = drafted(ahead=ahead)
+    name = scene.add(prompt(30))
+    names = list(scene.rig.scheduler.requests[name].block_hashes)
+    while scene.rig.scheduler.requests[name].num_computed_tokens < 24:
+        scene.rig.step()
+    reached = scene.rig.scheduler.requests[name].num_computed_tokens
+    if not ends:
+        scene.rig.abort(name)
+    scene.drain()
+
+    assert reached == 24
+    assert scene.has(names[6:7], 0) == ([0] if ends else [])
 
 
 def test_tail_of_a_drafter_is_not_proven_by_what_is_decoded_where_prompts_are_stored() -> None:

@@ -497,8 +497,8 @@ def test_tail_whose_block_before_is_gone_is_none(monkeypatch: pytest.MonkeyPatch
     with_guesses(monkeypatch, "eagle")
     scene = Scene(DRAFTED["shared"], world=ROOMY, drafts=True)
     told, found = promised(scene), list[int | None]()
+    names = scene.ask(prompt(14))
     for there in (True, False):
-        names = scene.ask(prompt(14))
         scene.forget([] if there else names[3:4], 0)
         scene.forget_device()
         scene.ask(prompt(14))

@@ -91,6 +91,7 @@ class _ScenarioEngine(Engine):
             self.ledger.on(hook=self._hear)
         self.tier = HostTier(self.ledger, world.replacement)
         self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
+        self._ahead = [False for _ in self._ahead]  # a stage compares what stands in a place, and nothing behind it
         self._guesses: dict[str, str] = {}
         """What is guessed for the next step, by request."""
         self._accepted: dict[int, dict[str, int]] = {}

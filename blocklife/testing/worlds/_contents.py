@@ -24,7 +24,9 @@ def looking_ahead(text: str, end: int) -> str:
 
 
 @frozen
-class _Said:
+class _ContentParts:
+    """A content in its parts; ``behind`` is the letter behind, or empty."""
+
     group: str
     letters: str
     behind: str
@@ -32,11 +34,11 @@ class _Said:
 
 
 @lru_cache(4096)
-def _said(content: str) -> _Said:
+def _read(content: str) -> _ContentParts:
     group, _, rest = content.partition(":")
     text, _, weights = rest.partition("@")
     letters, _, behind = text.partition(_NEXT)
-    return _Said(group, letters, behind, weights)
+    return _ContentParts(group, letters, behind, weights)
 
 
 def beginning(block_tokens: int) -> Callable[[Content, Content], bool]:
@@ -50,7 +52,7 @@ def beginning(block_tokens: int) -> Callable[[Content, Content], bool]:
             return True
         if not isinstance(held, str) or not isinstance(wanted, str):
             return False
-        has, wants = _said(held), _said(wanted)
+        has, wants = _read(held), _read(wanted)
         more = len(has.letters) - len(wants.letters)
         block = (len(wants.letters) - 1) // block_tokens
         return (

@@ -450,9 +450,10 @@ class Engine:
         return {name: live[name] for name in wants if self._state(name) is Request.LOADING}
 
     def ends_inside(self, name: str | None) -> bool:
-        """Whether what is loaded for a request ends with a tail."""
-        hit = self.scheduler._state.waiting_loads.get(name or "")
-        return hit is not None and hit.tokens % self.geometry.block_alignment > 0
+        """Whether what is loaded for a request ends with a tail: its last block is not full."""
+        if name is None or not self.scheduler.knows(name) or self._state(name) is not Request.LOADING:
+            return False
+        return self.ledger.requests.size(name, 0) > self.scheduler.sealed_blocks(name, 0)
 
     def _forward(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> Pass:
         """The forward pass of these requests: what it has to find, and what it writes."""
