@@ -80,7 +80,7 @@ def take(row: Row, counts: Counter[str]) -> None:
     """Count a run, and tell it if there is something to tell."""
     known = not row.rules and (row.world, row.what) in KNOWN
     wrong = bool(row.rules) or row.trouble is not None
-    counts.update(steps=row.steps, runs=1, named=bool(row.rules), known=known, bad=wrong and not known)
+    counts.update(steps=row.steps, runs=1, named=int(bool(row.rules)), known=int(known), bad=int(wrong and not known))
     if wrong:
         print(told(row) + " (known)" * known, flush=True)
 
