@@ -9,26 +9,19 @@ Rules of this file:
 
 from __future__ import annotations
 
-import difflib
 import enum
-import re
-from collections.abc import Callable, Mapping
-from decimal import Decimal
+from collections.abc import Mapping
 from functools import partial
-from math import inf
-from typing import TypeVar
 
 from attrs import field, fields, frozen
 
+from blocklife.engines import _options as options
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.ledger._edge import MOST
 from blocklife.ledger._limits import MAX_JOBS, MAX_SLOTS
 from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mode, Policies
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
-from blocklife.offload.replacement import replacements
-
-EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 
 class HitSource(enum.Enum):
@@ -46,93 +39,36 @@ ALIASES: Mapping[str, str] = {
 }
 """Aliases: keys of vLLM's OffloadingConnector that mean the same here."""
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
-
-
-def _say(key: str, value: object, wanted: str) -> MisuseError:
-    return MisuseError(f"kv_connector_extra_config: {key} must be {wanted}, not {value!r}")
-
-
-def _whole(value: object) -> int | None:
-    """A whole number; JSON from a command line may bring it as a float without a fraction."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if type(value) is int else None
-
-
-def _count(key: str, value: object, least: int = 1, most: int | None = None) -> int:
-    found = _whole(value)
-    if found is None or found < least or (most is not None and found > most):
-        raise _say(
-            key, value, f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
-        )
-    return found
+PLACE = "kv_connector_extra_config"
+"""Where the options stand."""
 
 
 def _from_zero(key: str, value: object) -> int:
-    return _count(key, value, 0)
-
-
-def _bytes(key: str, value: object) -> int:
-    """A number of bytes, or a text with a unit like 64GiB."""
-    if isinstance(value, str) and (text := _BYTES.fullmatch(value)):
-        found: int | None = int(Decimal(text[1]) * _UNITS[text[2].lower()])
-    else:
-        found = _whole(value)
-    if found is None or found < 1:
-        raise _say(key, value, "a whole number of bytes, or a text like '64GiB'")
-    return found
+    return options.count(key, value, 0)
 
 
 def _bytes_or_none(key: str, value: object) -> int:
     """The same, or 0."""
-    return 0 if _whole(value) == 0 else _bytes(key, value)
+    return 0 if options.whole(value) == 0 else options.num_bytes(key, value)
 
 
 def _flag(key: str, value: object) -> bool:
     if type(value) is not bool:
-        raise _say(key, value, "true or false")
+        raise options.wrong(key, value, "true or false")
     return value
 
 
 def _text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise _say(key, value, "a text that is not empty")
+        raise options.wrong(key, value, "a text that is not empty")
     return value
 
 
 def _address(key: str, value: object) -> str:
     """The address of a store; what is wrong with it in detail is found when it is opened."""
     if not isinstance(value, str) or ":" not in value.strip(":"):
-        raise _say(key, value, "the address of a store: fs:DIR, fs:DIR:BYTES, or another that specs/tiers.md lists")
+        raise options.wrong(key, value, "the address of a store: fs:DIR, fs:DIR:BYTES, or another that specs/tiers.md lists")
     return value
-
-
-def _seconds(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise _say(key, value, "a number of seconds above 0")
-    return float(value)
-
-
-def _policy(key: str, value: object) -> str:
-    """A registered policy name; the case of built-in names does not matter."""
-    known = replacements()
-    if isinstance(value, str) and (name := value if value in known else value.lower()) in known:
-        return name
-    raise _say(key, value, f"one of {', '.join(known)}, or a name that was registered before")
-
-
-def _one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:
-    """A member of an enum, by name in any case."""
-
-    def read(key: str, value: object) -> EnumT:
-        for member in kind:
-            if isinstance(value, str) and value.upper() == member.name:
-                return member
-        raise _say(key, value, f"one of {', '.join(member.name.lower() for member in kind)}")
-
-    return read
 
 
 @frozen
@@ -160,28 +96,28 @@ class Caps:
 class ConnectorConfig:
     """The options of one engine. Give exactly one of ``host_bytes`` and ``host_blocks``."""
 
-    host_bytes: int | None = field(default=None, metadata={"read": _bytes})
+    host_bytes: int | None = field(default=None, metadata={"read": options.num_bytes})
     """Host memory for all workers of the engine together, in bytes or as a text like 64GiB."""
-    host_blocks: int | None = field(default=None, metadata={"read": _count})
+    host_blocks: int | None = field(default=None, metadata={"read": options.count})
     """Host memory of each worker, in device blocks."""
-    blocks_per_chunk: int = field(default=1, metadata={"read": partial(_count, most=MAX_BLOCKS_PER_CHUNK)})
+    blocks_per_chunk: int = field(default=1, metadata={"read": partial(options.count, most=MAX_BLOCKS_PER_CHUNK)})
     """Number of neighbouring blocks of a group that are stored and hit as one chunk."""
-    policy: str = field(default="arc", metadata={"read": _policy})
+    policy: str = field(default="arc", metadata={"read": options.replacement})
     """The eviction policy of the host tier: arc, lru, or a name registered with `blocklife.offload.register`.
 
     arc is the default because it had more hits in conversations at all host-tier sizes measured (`tests.vllm.hits`).
     """
-    mode: Mode = field(default=Mode.EAGER, metadata={"read": _one_of(Mode)})
+    mode: Mode = field(default=Mode.EAGER, metadata={"read": options.one_of(Mode)})
     """eager: store a chunk when it fills; lazy: store it when its block is about to be handed out again."""
-    lazy_blocks: int = field(default=64, metadata={"read": _count})
+    lazy_blocks: int = field(default=64, metadata={"read": options.count})
     """In lazy mode, how many of the blocks that will be handed out next are kept stored."""
     prompt_only: bool = field(default=False, metadata={"read": _flag})
     """Whether only prompt tokens are stored, and no sampled ones."""
     partial_chunks: bool = field(default=False, metadata={"read": _flag})
     """Whether a chunk is stored even if it lacks a block that a hit could need."""
-    last_step: LastStep = field(default=LastStep.DRAIN, metadata={"read": _one_of(LastStep)})
+    last_step: LastStep = field(default=LastStep.DRAIN, metadata={"read": options.one_of(LastStep)})
     """drain: the engine keeps stepping until every copy has reported; flush: the step after the last request waits for them."""
-    full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, metadata={"read": _one_of(FullHit)})
+    full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, metadata={"read": options.one_of(FullHit)})
     """For a prompt that is in the host tier as a whole: drop_last_block computes its last block again; recompute_last_token
     loads all of it and computes one token again (full attention only)."""
     max_load_tokens: int | None = field(default=None, metadata={"read": _from_zero})
@@ -197,20 +133,20 @@ class ConnectorConfig:
     max_load_failures: int = field(default=2, metadata={"read": _from_zero})
     """Number of failed loads after which a request no longer looks in the host tier. With the ``recompute`` policy of vLLM the
     request is computed after each, and may load again once it was preempted."""
-    max_job_blocks: int = field(default=256, metadata={"read": _count})
+    max_job_blocks: int = field(default=256, metadata={"read": options.count})
     """Maximum number of blocks in one store."""
-    max_jobs: int = field(default=4096, metadata={"read": partial(_count, most=MAX_JOBS)})
+    max_jobs: int = field(default=4096, metadata={"read": partial(options.count, most=MAX_JOBS)})
     """Maximum number of outstanding copies."""
     below: str | None = field(default=None, metadata={"read": _address})
     """The address of a store below host memory, in a form that `blocklife.stores.open_store` takes; default: none."""
-    below_demote: Demote = field(default=Demote.EAGER, metadata={"read": _one_of(Demote)})
+    below_demote: Demote = field(default=Demote.EAGER, metadata={"read": options.one_of(Demote)})
     """eager: content goes below as soon as it is in host memory; lazy: when it is about to be evicted; never: the store is only
     read."""
-    below_wait_s: float = field(default=5.0, metadata={"read": _seconds})
+    below_wait_s: float = field(default=5.0, metadata={"read": options.seconds})
     """How long a request waits for content from below, in seconds; then it goes on without."""
-    below_slots: int = field(default=256, metadata={"read": _count})
+    below_slots: int = field(default=256, metadata={"read": options.count})
     """Maximum number of chunks on their way to the store, and from it."""
-    below_source: HitSource | None = field(default=None, metadata={"read": _one_of(HitSource)})
+    below_source: HitSource | None = field(default=None, metadata={"read": options.one_of(HitSource)})
     """What vLLM's metrics call the store below; default: disk for files, external_unspecified for others."""
     below_generation: str = field(default="", metadata={"read": _text})
     """Any text; only engines with the same one share content. Change it when other weights get the name of a model."""
@@ -219,16 +155,13 @@ class ConnectorConfig:
     sleep_keeps_host: bool = field(default=False, metadata={"read": _flag})
     """Whether the host tier keeps its content while the engine sleeps. vLLM resets it then as for new weights, and does not say
     which it is: set this only if the engine wakes up with its old weights, or if its caches are reset for new ones."""
-    checking: Checking = field(default=Checking.COUNT, metadata={"read": _one_of(Checking)})
+    checking: Checking = field(default=Checking.COUNT, metadata={"read": options.one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 
     def __attrs_post_init__(self) -> None:
         if (self.host_bytes is None) is (self.host_blocks is None):
             given = "neither" if self.host_bytes is None else "both"
-            raise MisuseError(
-                f"kv_connector_extra_config: {given} of host_bytes and host_blocks given "
-                "(say how much host memory there is, once)"
-            )
+            raise MisuseError(f"{PLACE}: {given} of host_bytes and host_blocks given (say how much host memory there is, once)")
 
     @classmethod
     def read(cls, extra: Mapping[str, object]) -> ConnectorConfig:
@@ -236,19 +169,12 @@ class ConnectorConfig:
         readers = {each.name: each.metadata["read"] for each in fields(cls)}
         found: dict[str, object] = {}
         for key, value in extra.items():
-            name = ALIASES.get(key, key)
-            if name not in readers:
-                nearest = difflib.get_close_matches(key, [*readers, *ALIASES], n=1, cutoff=0.0)
-                raise MisuseError(
-                    f"kv_connector_extra_config: {key!r} is no key of this connector (did you mean {nearest[0]!r}?)"
-                )
+            name = options.known_key(PLACE, key, readers, "connector", ALIASES)
             if name in found:
-                raise MisuseError(f"kv_connector_extra_config: {key!r} says {name!r} once more (leave one of them out)")
-            found[name] = readers[name](key, value)
+                raise MisuseError(f"{PLACE}: {key!r} says {name!r} once more (leave one of them out)")
+            found[name] = readers[name](f"{PLACE}: {key}", value)
         if "below" not in found and (stray := next((name for name in found if name.startswith("below_")), None)):
-            raise MisuseError(
-                f"kv_connector_extra_config: {stray!r} needs a store below host memory (set below to its address)"
-            )
+            raise MisuseError(f"{PLACE}: {stray!r} needs a store below host memory (set below to its address)")
         return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
 
     def policies(self, plans_ahead: int, load_within_tokens: int = 0, state_drafts: int = 0) -> Policies:
@@ -293,10 +219,10 @@ class ConnectorConfig:
             slots, given = (self.host_bytes or 0) // chunk, f"host_bytes={self.host_bytes}"
             need = f"{chunk} bytes on {num_workers} workers"
         if slots < 1:
-            raise MisuseError(f"kv_connector_extra_config: {given} holds no chunk, which takes {need} (give more)")
+            raise MisuseError(f"{PLACE}: {given} holds no chunk, which takes {need} (give more)")
         if slots > MAX_SLOTS:
             raise MisuseError(
-                f"kv_connector_extra_config: {given} holds {slots} chunks, of which there can be {MAX_SLOTS} at most "
+                f"{PLACE}: {given} holds {slots} chunks, of which there can be {MAX_SLOTS} at most "
                 "(give less, or more blocks_per_chunk)"
             )
         return slots

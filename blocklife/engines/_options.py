@@ -1,0 +1,92 @@
+"""Readers of the options that an engine's own configuration hands to blocklife, as values out of JSON.
+
+A reader takes the key, with the place where it stands, and the value. It returns the option, or raises a MisuseError that
+names the key, the value and what is wanted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from math import inf
+from typing import TypeVar
+
+from blocklife.errors import MisuseError
+from blocklife.offload.replacement import replacements
+
+EnumT = TypeVar("EnumT", bound=enum.Enum)
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
+
+
+def wrong(key: str, value: object, wanted: str) -> MisuseError:
+    """The error for a value that is not what is *wanted*."""
+    return MisuseError(f"{key} must be {wanted}, not {value!r}")
+
+
+def whole(value: object) -> int | None:
+    """A whole number; JSON from a command line may bring it as a float without a fraction."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
+
+
+def count(key: str, value: object, least: int = 1, most: int | None = None) -> int:
+    """A whole number within bounds."""
+    found = whole(value)
+    if found is None or found < least or (most is not None and found > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise wrong(key, value, f"a whole number {bounds}")
+    return found
+
+
+def num_bytes(key: str, value: object) -> int:
+    """A number of bytes, or a text with a unit like 64GiB."""
+    if isinstance(value, str) and (text := _BYTES.fullmatch(value)):
+        found: int | None = int(Decimal(text[1]) * _UNITS[text[2].lower()])
+    else:
+        found = whole(value)
+    if found is None or found < 1:
+        raise wrong(key, value, "a whole number of bytes, or a text like '64GiB'")
+    return found
+
+
+def seconds(key: str, value: object) -> float:
+    """A time."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise wrong(key, value, "a number of seconds above 0")
+    return float(value)
+
+
+def replacement(key: str, value: object) -> str:
+    """The name of a registered eviction policy; the case of built-in names does not matter."""
+    known = replacements()
+    if isinstance(value, str) and (name := value if value in known else value.lower()) in known:
+        return name
+    raise wrong(key, value, f"one of {', '.join(known)}, or a name that was registered before")
+
+
+def one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:
+    """A reader of the members of an enum, by name in any case."""
+
+    def read(key: str, value: object) -> EnumT:
+        for member in kind:
+            if isinstance(value, str) and value.upper() == member.name:
+                return member
+        raise wrong(key, value, f"one of {', '.join(member.name.lower() for member in kind)}")
+
+    return read
+
+
+def known_key(place: str, key: str, known: Iterable[str], owner: str, aliases: Mapping[str, str] | None = None) -> str:
+    """The option that *key* names, itself or as an alias. Raises MisuseError with the nearest one if there is none."""
+    names, others = list(known), aliases or {}
+    name = others.get(key, key)
+    if name not in names:
+        nearest = difflib.get_close_matches(key, [*names, *others], n=1, cutoff=0.0)
+        raise MisuseError(f"{place}: {key!r} is no key of this {owner} (did you mean {nearest[0]!r}?)")
+    return name
