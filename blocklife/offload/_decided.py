@@ -177,6 +177,16 @@ class DecidedSteps:
             rows = np.concatenate((rows, [self._state.requests[name].row for name in self._state.ending]))
         self._steps.leave_windows(rows)
 
+    def leave_window_of_ended(self, name: str, firsts: Sequence[int]) -> None:
+        """Release the blocks before these positions, one for each group, of a request that is over and still in a plan.
+
+        For an engine that counts more tokens at the end of a request than the request has. Call it behind `leave_windows`.
+        """
+        row, progress = self._state.requests[name].row, self._progress
+        stops = [min(first, int(progress.placed[group, row])) for group, first in enumerate(firsts)]
+        spans = [(group, row, int(progress.first[group, row]), stop) for group, stop in enumerate(stops)]
+        self._steps.leave_spans([span for span in spans if span[2] < span[3]])
+
     def extend(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
         """The engine has put fresh blocks, and nulls, behind some tables of a request. `settle_in` tells the ledger."""
         row, grown, note = self._state.requests[name].row, self._progress.grown, self._growth.note

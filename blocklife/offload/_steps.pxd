@@ -15,6 +15,7 @@ cdef class SchedulerSteps:
     cdef Py_ssize_t _most_states
 
     cpdef leave_windows(self, rows)
+    cpdef leave_spans(self, list spans)
     cpdef list make_room(self, rows, order)
     cpdef allocate(self, list spans)
     cpdef plan_stores(self, rows)

@@ -262,7 +262,10 @@ class SchedulerSteps:
 
     def leave_windows(self, rows: Rows) -> None:
         """Release blocks that no settled token needs any more; tokens in flight can still be taken back."""
-        spans = self._progress.leaving(rows)
+        self.leave_spans(self._progress.leaving(rows))
+
+    def leave_spans(self, spans: list[Span]) -> None:
+        """Release these blocks, which have left the windows of their requests."""
         if spans:
             names = self._state.names
             self._ledger.release_many(

@@ -475,6 +475,7 @@ NOT_EXPLORED = {
     "max_store_tokens": "a shorter store is a store",
     "prompt_only": "the same, by where the prompt ends",
     "max_job_blocks": "a store of a small world has few blocks",
+    "state_drafts": "`drafts` says it: beside states a block for each",
 }
 """Policies of the scheduler that no world chooses, and why."""
 

@@ -161,6 +161,10 @@ class ConnectorScheduler:
         they held blocks, and move behind them when a lookup is deferred. This is done only once they have found no room: a
         paused engine computes only the requests at the front."""
         self._doubts = Doubts(shape.geometry.block_tokens[0] // shape.hashes_per_block[0], shape.num_workers)
+        self._last_windows: dict[str, list[int]] = {}
+        """Requests that are over since the last step and still in a plan, by name: how many blocks of each group vLLM has freed
+        before the rest. Before 0.33 these can be more than leave by the tokens that a request has: it counts guesses that were
+        right behind the token at which the request stops."""
         self._copied: list[int] = []  # the targets of copies ahead of the forward pass of the step being made
         self._loads = 0
         """Loads promised by lookups of this step."""
@@ -274,6 +278,10 @@ class ConnectorScheduler:
             (going_on if offload.is_running(each.tracked.name) else coming).append(each)
         reached = self._hand_off_reached(output)
         decided.leave_windows()
+        for name, firsts in self._last_windows.items():
+            if offload.knows(name):
+                decided.leave_window_of_ended(name, firsts)
+        self._last_windows.clear()
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
         decided.schedule(self._uneven(scheduled, coming))
@@ -532,8 +540,11 @@ class ConnectorScheduler:
                 "a failed load costs no more than its request)"
             )
 
-    def finish(self, request: VllmRequest, aborted: bool) -> None:
-        """A request is over. The engine gets its blocks back at once; a hand-out waits for copies that still read them."""
+    def finish(self, request: VllmRequest, aborted: bool, tables: Sequence[Sequence[int]] = ()) -> None:
+        """A request is over. The engine gets its blocks back at once; a hand-out waits for copies that still read them.
+
+        *tables* are the blocks that the request has left, by group; those before its windows are gone already.
+        """
         tracked = self._requests.pop(request.request_id, None)
         self._sessions.pop(request.request_id, None)
         self._admissions.pop(request.request_id, None)
@@ -553,6 +564,8 @@ class ConnectorScheduler:
             self.offload.finish(tracked.name)
         if not self.offload.knows(tracked.name):
             del self._named[tracked.name]
+        else:  # a step that computes it is out
+            self._last_windows[tracked.name] = [_leading_nulls(table) for table in tables]
 
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping without requests: a copy is outstanding or will be planned."""
@@ -757,3 +770,7 @@ def _limits(shape: CacheShape, config: ConnectorConfig, most_looked_up: int) -> 
 def incarnation_of(engine_id: str) -> int:
     """The incarnation of this engine, from the id that vLLM gives to each start."""
     return crc32(engine_id.encode()) or 1
+
+
+def _leading_nulls(table: Sequence[int]) -> int:
+    return next((at for at, block in enumerate(table) if block != NULL), len(table))
