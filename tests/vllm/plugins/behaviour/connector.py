@@ -163,9 +163,9 @@ class AdaptedConnector(BlocklifeConnector):
             super().update_connector_output(connector_output)
         self._tell()
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
+    def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
         self.oracle.begin_step()
-        found = super().request_finished(request, block_ids)
+        found = super().request_finished_all_groups(request, block_ids)
         self._over.append(request.request_id)
         self._tell()
         return found
