@@ -14,7 +14,7 @@ from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
-from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.connector_rig import ConnectorRig, with_guesses
 from tests.vllm.engine import MINOR, RELEASE, Engine
 from tests.vllm.worlds import FULL, WORLDS, GroupSpec
 
@@ -114,3 +114,16 @@ def test_session_is_stored_and_loaded_only_where_its_hashes_are_right() -> None:
 
     assert release().names_sessions == (MINOR >= 32)
     assert (rig.stored > 0) == (MINOR >= 32)
+
+
+def test_session_beside_guesses_is_stored_only_where_it_goes_on_from_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 0.33 it may go on behind guesses that were right and cut off; the fuzz under 0.32 read wrong bytes (seed 98)."""
+    with_guesses(monkeypatch, "ngram")
+    rig = ConnectorRig(evolve(WORLD, num_gpu_blocks=64, host_blocks=64), drafts=True)
+    rig.part("s", list(range(100, 113)), 4)
+    rig.drain()
+    rig.engine.abort(["s"])
+    rig.drain()
+
+    assert release().rewinds_sessions == (MINOR >= 33)
+    assert (rig.stored > 0) == (MINOR >= 33)

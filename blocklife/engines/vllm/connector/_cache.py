@@ -204,6 +204,7 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
             "leave prefix_match_unit at the block size",
         )
     _check_states(geometry, vllm_config.cache_config.block_size)
+    guesses = vllm_config.speculative_config is not None
     return CacheShape(
         geometry=with_tails(geometry, hash_tokens, config),
         tokens_per_hash=hash_tokens,
@@ -214,11 +215,11 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         max_running=vllm_config.scheduler_config.max_num_seqs,
         max_batches=vllm_config.max_concurrent_batches,
         incarnation=incarnation_of((transfer.engine_id if transfer else None) or ""),
-        one_a_step=vllm_config.speculative_config is None and vllm_config.model_config.runner_type == "generate",
+        one_a_step=not guesses and vllm_config.model_config.runner_type == "generate",
         events=events,
         self_describing=events and config.self_describing_kv_events,
         zeroes_first=vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing,
-        names_sessions=release().names_sessions,
+        names_sessions=release().names_sessions and (not guesses or release().rewinds_sessions),
         below=below_of(vllm_config, kv_cache_config, config),
         load_within_tokens=_load_within_tokens(vllm_config, kv_cache_config, config),
         state_drafts=_state_drafts(kv_cache_config),

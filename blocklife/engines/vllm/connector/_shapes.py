@@ -193,7 +193,7 @@ class CacheShape:
     zeroes_first: bool = False
     """Whether workers zero new blocks before they wait for the copies that read them, as model runner V2 does."""
     names_sessions: bool = True
-    """Whether a session's hashes are those of its tokens when it has gone on. If not, it neither stores nor loads."""
+    """Whether a session's hashes are those of its content when it has gone on. If not, it neither stores nor loads."""
     below: StoreBelow | None = None
     """The store below host memory."""
     state_drafts: int = 0

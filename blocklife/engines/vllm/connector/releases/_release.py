@@ -34,6 +34,9 @@ class Release:
 
     names_sessions: ClassVar[bool] = False
     """Whether a session that goes on drops the hash of a block whose last token it takes back."""
+    rewinds_sessions: ClassVar[bool] = False
+    """Whether a session that ends an answer within right guesses goes on from that token. Before 0.33 vLLM counts the guesses
+    behind it as computed, and the session goes on behind content of tokens that it does not have."""
     tells_of_sleep: ClassVar[bool] = False
     """Whether the connector is told before the device's memory is given up, and when it is back."""
 

@@ -1,4 +1,4 @@
-"""vLLM 0.33: it calls the connector when it falls asleep. Tails can be stored, and states beside guesses."""
+"""vLLM 0.33: it calls the connector when it falls asleep. Tails can be stored, and states and sessions beside guesses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ class Release33(Release32):
     """The adapter."""
 
     name = "0.33"
+    rewinds_sessions = True
     tells_of_sleep = True
     keeps_tails = True
     guesses_beside_states = True
