@@ -55,10 +55,11 @@ class OtherOwners:
         self._ledger = decided.scheduler.ledger
         self._progress = decided.scheduler._state.progress
         self._doubts: dict[str, _Doubt] = {}
-        self._wrong: dict[str, int] = {}
+        self.wrong: dict[str, int] = {}
         """Running requests whose blocks another owner failed to fill, with the serial of their row."""
-        self._guests: dict[str, str] = {}
-        """Requests that are over, and who stands for each in the ledger."""
+        self.guests: dict[str, str] = {}
+        """Requests that are over and whose blocks are held, by the names that `lend` was given, and who stands for each in the
+        ledger."""
         self._serial = 0
 
     def brought(self, name: str, hit: Hit, computed: int) -> Hit:
@@ -127,7 +128,7 @@ class OtherOwners:
             if not self._holds(name, doubt.serial):
                 continue
             if not doubt.blocks.isdisjoint(wrong):
-                self._wrong[name] = doubt.serial
+                self.wrong[name] = doubt.serial
                 continue
             row, table = self._state.requests[name].row, self._progress
             table.sealed[:, row], table.offered[:, row] = doubt.sealed, doubt.offered
@@ -136,9 +137,9 @@ class OtherOwners:
 
     def take_wrong(self) -> list[str]:
         """Running requests that the engine computes again from an earlier token, each once. Nothing of them is named."""
-        if not self._wrong:
+        if not self.wrong:
             return []
-        found, self._wrong = self._wrong, {}
+        found, self.wrong = self.wrong, {}
         return [name for name, serial in found.items() if self._holds(name, serial) and self._scheduler.is_running(name)]
 
     def _holds(self, name: str, serial: int) -> bool:
@@ -148,18 +149,13 @@ class OtherOwners:
 
     # --- used after the end -------------------------------------------------------------------------------------------------
 
-    @property
-    def guests(self) -> Collection[str]:
-        """The requests whose blocks are held, by the names that `lend` was given."""
-        return self._guests.keys()
-
     def lend(self, who: str, tables: Sequence[Sequence[int]]) -> bool:
         """Another owner uses these blocks of a request that has left the scheduler: hold them until `give_back`.
 
         Final content stays what it is, and can be hit; of the others nobody may say what is in them. Blocks that a copy of ours
         still touches are held by it. Returns False, with nothing held, if there are too many guests.
         """
-        if who in self._guests or len(self._guests) >= MAX_GUESTS:
+        if who in self.guests or len(self.guests) >= MAX_GUESTS:
             return False
         name = self._name_for(who)
         try:
@@ -178,12 +174,12 @@ class OtherOwners:
             )
         self._ledger.observe_tables(growth)
         self._ledger.admit(name)
-        self._guests[who] = name
+        self.guests[who] = name
         return True
 
     def give_back(self, who: str) -> None:
         """The other owner is done with the blocks of this request; one that `lend` does not hold is left as it is."""
-        guest = self._guests.pop(who, None)
+        guest = self.guests.pop(who, None)
         if guest is not None:
             self._ledger.finish(guest)
 

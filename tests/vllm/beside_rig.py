@@ -126,7 +126,7 @@ class BesideRig(ConnectorRig):
         others = self.side.beside.others
         assert not others.guests
         assert not others.in_doubt
-        assert not self.side.beside._receiving
+        assert not self.side.beside.receiving
 
 
 class ExampleRig(ConnectorRig):

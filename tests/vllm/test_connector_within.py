@@ -57,7 +57,7 @@ class FailingRig(ConnectorRig):
         before = len(failed)
         result = super()._execute_on(rank, output, turns)
         jobs = set(failed[before:])
-        self.void |= {(rank.number, doubt.owner.request_id) for doubt in self.side._doubts._all if doubt.job in jobs}
+        self.void |= {(rank.number, doubt.owner.request_id) for doubt in self.side._doubts.open if doubt.job in jobs}
         self.corruptions[seen:] = [each for each in self.corruptions[seen:] if (each.rank, each.request) not in self.void]
         for turn in turns:
             if (rank.number, turn.row.name) in self.void:

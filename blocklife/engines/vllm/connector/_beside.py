@@ -31,7 +31,7 @@ class Beside:
         self._scheduler = decided.scheduler
         self.others = OtherOwners(decided)
         self._tables_of: TablesOf | None = None
-        self._receiving: set[str] = set()
+        self.receiving: set[str] = set()
         """Requests whose blocks another connector fills, by their names in the ledger."""
         self._over: dict[str, str] = {}
         """Requests that are over since the last step, by their ids, and their names in the ledger."""
@@ -39,14 +39,6 @@ class Beside:
     def bind(self, tables_of: TablesOf) -> None:
         """Take the engine's allocator."""
         self._tables_of = tables_of
-
-    def receives(self, name: str) -> bool:
-        """Whether another connector fills the blocks of this request."""
-        return name in self._receiving
-
-    def receive(self, name: str) -> None:
-        """Another connector begins to."""
-        self._receiving.add(name)
 
     def freed(self, ids: Callable[[str], str]) -> list[str]:
         """Requests whose blocks vLLM has taken back in this step, because another connector failed to fill them.
@@ -57,11 +49,7 @@ class Beside:
         tables_of = self._tables_of
         if tables_of is None:
             return []
-        return [name for name in sorted(self._receiving) if not any(map(any, tables_of(ids(name))))]
-
-    def end_receiving(self, name: str) -> None:
-        """It has done so, or failed, or the request is over."""
-        self._receiving.discard(name)
+        return [name for name in sorted(self.receiving) if not any(map(any, tables_of(ids(name))))]
 
     def left(self, request_id: str, name: str) -> None:
         """A request is over. Whether vLLM keeps its blocks is asked when the next step begins."""

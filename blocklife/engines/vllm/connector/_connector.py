@@ -181,14 +181,15 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """The reports of the workers for one step."""
-        said, beside = connector_output.kv_connector_worker_meta, self.scheduler.beside
+        said, scheduler = connector_output.kv_connector_worker_meta, self.scheduler
+        beside = scheduler.beside
         if beside.listens:
             for done in (connector_output.finished_sending, connector_output.finished_recving):
                 beside.free(done or ())
             if isinstance(said, WorkerMetadata):
                 beside.prove(said.report.number, connector_output.invalid_block_ids)
         if isinstance(said, WorkerMetadata):
-            self.scheduler.settle(said.report)
+            scheduler.settle(said.report)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         """A request has finished; its blocks can be freed at once."""

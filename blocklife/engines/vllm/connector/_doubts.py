@@ -39,36 +39,33 @@ class Doubts:
 
     def __init__(self, hash_tokens: int, num_workers: int) -> None:
         self._hash_tokens, self._num_workers = hash_tokens, num_workers
-        self._all: list[Unproven] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._all)
+        self.open: list[Unproven] = []
 
     def add(self, owner: VllmRequest, device_tokens: int, blocks: Iterable[int]) -> None:
         """A request was admitted that loads what follows on its first *device_tokens*."""
         first = device_tokens // self._hash_tokens
-        self._all.append(Unproven(owner, first, owner.block_hashes[first], set(blocks)))
+        self.open.append(Unproven(owner, first, owner.block_hashes[first], set(blocks)))
 
     def submitted(self, owner: VllmRequest, job: JobId, plan: int) -> None:
         """The plan of its step has this load."""
-        for doubt in self._all:
+        for doubt in self.open:
             if doubt.owner is owner and not doubt.plan:
                 doubt.job, doubt.plan = job, plan
 
     def grown(self, owner: VllmRequest, blocks: Iterable[int]) -> None:
         """The request has got more blocks."""
-        for doubt in self._all:
+        for doubt in self.open:
             if doubt.owner is owner:
                 doubt.blocks.update(blocks)
 
     def are_in(self, hashes: Sequence[bytes], device_tokens: int) -> bool:
         """Whether a hit on the device has content that such a request loads or computes."""
         stop = min(device_tokens // self._hash_tokens, len(hashes))
-        return any(doubt.first < stop and hashes[doubt.first] == doubt.key for doubt in self._all)
+        return any(doubt.first < stop and hashes[doubt.first] == doubt.key for doubt in self.open)
 
     def settle(self, plan: int, completions: Iterable[Completion]) -> list[Unproven]:
         """The plans up to this one have settled. Returns the requests whose loads have failed on some worker."""
         ready = [completion.job for completion in completions if completion.result is Result.OK]
-        over = [doubt for doubt in self._all if doubt.plan <= plan]
-        self._all = [doubt for doubt in self._all if doubt.plan > plan]
+        over = [doubt for doubt in self.open if doubt.plan <= plan]
+        self.open = [doubt for doubt in self.open if doubt.plan > plan]
         return [doubt for doubt in over if doubt.job is None or ready.count(doubt.job) < self._num_workers]

@@ -70,6 +70,11 @@ class MovedBelow:
         return MovedBelow(*map(operator.sub, astuple(self), astuple(other)))
 
 
+def moved_together(one: MovedBelow | None, other: MovedBelow | None) -> MovedBelow | None:
+    """Both together."""
+    return one + other if one is not None and other is not None else one or other
+
+
 @frozen(eq=False)
 class WorkerReport:
     """The report of one worker after a step, or of several merged."""
@@ -80,7 +85,8 @@ class WorkerReport:
     completions: tuple[Completion, ...] = ()
     stored: Moved = field(factory=Moved)
     loaded: Moved = field(factory=Moved)
-    below: MovedBelow = field(factory=MovedBelow)
+    below: MovedBelow | None = None
+    """None: nothing was moved there, as without a store below."""
 
     def __add__(self, other: WorkerReport) -> WorkerReport:
         """Merge two reports."""
@@ -91,5 +97,5 @@ class WorkerReport:
             completions=self.completions + other.completions,
             stored=self.stored + other.stored,
             loaded=self.loaded + other.loaded,
-            below=self.below + other.below,
+            below=moved_together(self.below, other.below),
         )

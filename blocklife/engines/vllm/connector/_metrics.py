@@ -246,7 +246,7 @@ class Meter:
         """The changes since the last call; None if there are none."""
         data: Payload = {}
         counts = self.scheduler.counts
-        if counts.is_new:
+        if is_new := counts.is_new:
             self.scheduler.counts = ConnectorCounts()
         for moved, word in ((counts.loaded, "load"), (counts.stored, "store")):
             if moved.sizes:
@@ -261,9 +261,12 @@ class Meter:
         for word, delays in (("sync", counts.sync_delays), ("async", counts.async_delays)):
             if delays:
                 data[f"{_P}lookup_{word}_delay_seconds"] = {"": list(delays)}
-        if counts.is_new:
+        if is_new and counts.below is not None:
             self._tell_moved_below(counts.below, data)
-        for name, label, total in (*self._totals(), *self._totals_below(data)):
+        totals = self._totals()
+        if self.scheduler.below is not None:
+            totals += self._totals_below(data)
+        for name, label, total in totals:
             told = self._told.get((name, label), -1 if name == "hit_blocks" else 0)  # groups are reported once even at zero
             if total > told:
                 data.setdefault(_P + name, {})[label] = total - max(0, told)

@@ -32,7 +32,7 @@ from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
 from blocklife.engines.vllm.connector._doubts import Doubts, Unproven
-from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport, moved_together
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, Evict, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.engines.vllm.connector._sources import HitTokens, sources
 from blocklife.engines.vllm.connector._store import AskedStore
@@ -48,7 +48,6 @@ _JOURNAL = 4096
 """Size of the journal, in steps; a longer one slows Python's garbage collector down."""
 _MAX_EVENTS = 1 << 20
 _NO_CAPS = Caps()
-_NOTHING_BELOW = MovedBelow()
 _STOPPED = frozenset({"WAITING", "WAITING_FOR_STREAMING_REQ"})
 """Statuses of vLLM in which a request that has blocks is a session that waits to go on."""
 SPARE_REQUESTS = 1024
@@ -93,7 +92,7 @@ class ConnectorCounts:
 
     stored: Moved = field(factory=Moved)
     loaded: Moved = field(factory=Moved)
-    below: MovedBelow = _NOTHING_BELOW
+    below: MovedBelow | None = None
     failed_loads: int = 0
     lookups: int = 0
     deferred: int = 0
@@ -105,7 +104,7 @@ class ConnectorCounts:
     @property
     def is_new(self) -> bool:
         """Whether something was counted."""
-        moved = self.stored.sizes or self.loaded.sizes or self.below != _NOTHING_BELOW
+        moved = self.stored.sizes or self.loaded.sizes or self.below is not None
         return bool(self.lookups or self.failed_loads or self.async_delays or moved)
 
 
@@ -160,6 +159,7 @@ class ConnectorScheduler:
         """Those of them that were not deferred since. In vLLM's queue they come before requests whose loads have landed, as if
         they held blocks, and move behind them when a lookup is deferred. This is done only once they have found no room: a
         paused engine computes only the requests at the front."""
+        self._has_states = any(isinstance(group, Mamba) for group in shape.geometry.groups)
         self._doubts = Doubts(shape.geometry.block_tokens[0] // shape.hashes_per_block[0], shape.num_workers)
         self._last_windows: dict[str, list[int]] = {}
         """Requests that are over since the last step and still in a plan, by name: how many blocks of each group vLLM has freed
@@ -213,11 +213,11 @@ class ConnectorScheduler:
             self._in_front.discard(request.request_id)
             self._defer(tracked, begun)
             return None
-        if self.offload.is_running(name) or self.beside.receives(name):
+        if self.offload.is_running(name) or name in self.beside.receiving:
             # the engine was reset, and the request is scheduled again in the same step; or another connector's load failed
             self.offload.preempt(name)
-            self.beside.end_receiving(name)
-        if self._doubts and self._doubts.are_in(request.block_hashes, device_tokens):
+            self.beside.receiving.discard(name)
+        if self._doubts.open and self._doubts.are_in(request.block_hashes, device_tokens):
             self._defer(tracked, begun)
             return None
         may_load = self._may_load(request.request_id, earlier) and (self.shape.names_sessions or not tracked.session)
@@ -267,21 +267,24 @@ class ConnectorScheduler:
             tracked = self._requests.get(request_id)
             if tracked is not None and offload.is_running(tracked.name):
                 offload.preempt(tracked.name)
-        self._copied = [copy.dst_block_id for copy in output.kv_cache_block_copies or ()]
+        copies = output.kv_cache_block_copies
+        self._copied = [copy.dst_block_id for copy in copies] if copies else []
         if self.shape.zeroes_first and (output.new_block_ids_to_zero or self._copied):
             decided.give_up_stores([*(output.new_block_ids_to_zero or ()), *self._copied])
         self._loads = 0
-        self._go_on_beside()
+        if self.beside.receiving or self.beside.others.wrong:
+            self._go_on_beside()
         going_on: list[Admission] = []
         coming: list[Admission] = []
         for each in self._admissions.values():
             (going_on if offload.is_running(each.tracked.name) else coming).append(each)
-        reached = self._hand_off_reached(output)
+        reached = self._hand_off_reached(output) if self.shape.state_drafts else ()
         decided.leave_windows()
-        for name, firsts in self._last_windows.items():
-            if offload.knows(name):
-                decided.leave_window_of_ended(name, firsts)
-        self._last_windows.clear()
+        if self._last_windows:
+            for name, firsts in self._last_windows.items():
+                if offload.knows(name):
+                    decided.leave_window_of_ended(name, firsts)
+            self._last_windows.clear()
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
         decided.schedule(self._uneven(scheduled, coming))
@@ -289,12 +292,13 @@ class ConnectorScheduler:
         self._admissions.clear()
         if output.new_block_ids_to_zero:
             decided.overwrite(output.new_block_ids_to_zero)
-        self._hand_off(output, reached)
+        if self._has_states or self._copied:
+            self._hand_off(output, reached)
         if self._peek_free is not None and self.config.mode is Mode.LAZY:
             offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
         plan = offload.build_plan(self._clock())
         early, self._early = self._early, []
-        return StepPlan((*early, plan), self._owners(plan) if loads or self._doubts else {}, self._introduce())
+        return StepPlan((*early, plan), self._owners(plan) if loads or self._doubts.open else {}, self._introduce())
 
     def _hand_off_reached(self, output: SchedulerOutput) -> set[tuple[str, int, int]]:
         """States that vLLM keeps and that were reached before this step: with guesses, their blocks may leave the tables now.
@@ -302,7 +306,7 @@ class ConnectorScheduler:
         Returns them: their requests, groups and tokens.
         """
         state, found = output.kv_connector_block_state, set[tuple[str, int, int]]()
-        if state is None or not self.shape.state_drafts:
+        if state is None:
             return found
         for request_id, states in state.boundary_state_offloads.items():
             tracked = self._requests.get(request_id)
@@ -337,7 +341,7 @@ class ConnectorScheduler:
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
         """Report the blocks that running requests got in this step."""
-        cached, doubts = output.scheduled_cached_reqs, bool(self._doubts)
+        cached, doubts = output.scheduled_cached_reqs, bool(self._doubts.open)
         for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if tables is not None and request_id not in cached.resumed_req_ids:
                 self._grow(self._requests[request_id].name, enumerate(tables))
@@ -358,7 +362,8 @@ class ConnectorScheduler:
         for group, added in grown:
             if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
                 raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
-        self.decided.move_on(name, grown)
+        if self.shape.state_drafts:
+            self.decided.move_on(name, grown)
         self.decided.extend(name, grown)
 
     def _uneven(self, scheduled: Mapping[str, int], coming: Sequence[Admission]) -> dict[str, int]:
@@ -398,7 +403,7 @@ class ConnectorScheduler:
             tracked.is_wrong = False  # it is computed from its beginning
             tokens = scheduled.get(tracked.request.request_id, 0)
             if not tokens and not each.external_tokens:
-                self.beside.receive(tracked.name)
+                self.beside.receiving.add(tracked.name)
                 self.beside.others.receive(tracked.name, hit)
             else:
                 loads |= not self.offload.admit(tracked.name, hit, tokens)
@@ -466,10 +471,10 @@ class ConnectorScheduler:
         others = self.beside.others
         for name in self.beside.freed(lambda name: self._named[name].request.request_id):
             self.offload.preempt(name)
-            self.beside.end_receiving(name)
+            self.beside.receiving.discard(name)
         for each in self._admissions.values():
-            if self.beside.receives(each.tracked.name):
-                self.beside.end_receiving(each.tracked.name)
+            if each.tracked.name in self.beside.receiving:
+                self.beside.receiving.discard(each.tracked.name)
                 others.received(each.tracked.name, each.tracked.request.num_computed_tokens)
         for name in others.take_wrong():
             request = self._named[name].request
@@ -501,10 +506,10 @@ class ConnectorScheduler:
             self.counts.stored += report.stored
         if report.loaded.sizes:
             self.counts.loaded += report.loaded
-        if report.below != _NOTHING_BELOW:
-            self.counts.below += report.below
+        if report.below is not None:
+            self.counts.below = moved_together(self.counts.below, report.below)
         launched, completions = report.launched, report.completions
-        void = self._doubts.settle(report.number, completions) if self._doubts else ()
+        void = self._doubts.settle(report.number, completions) if self._doubts.open else ()
         for number in [each for each in self.offload.plans_out if each <= report.number]:
             # all reports go with the first plan: it may be the one that waited for these jobs
             settled = self.decided.settle_known(number, self._clock(), launched=launched, completions=completions)
@@ -556,7 +561,7 @@ class ConnectorScheduler:
             self.describer.leave(request)
         if not self.offload.knows(tracked.name):
             return
-        self.beside.end_receiving(tracked.name)
+        self.beside.receiving.discard(tracked.name)
         self.beside.left(request.request_id, tracked.name)
         if aborted:
             self.offload.abort(tracked.name)
@@ -615,7 +620,8 @@ class ConnectorScheduler:
             if self._may_sleep:
                 self._may_sleep = False
                 self.decided.forget_host()
-            self.offload.tell_time(self._clock())
+            if self.below is not None:
+                self.offload.tell_time(self._clock())
             self.beside.begin()
             if self.decided.is_late:
                 self.decided.catch_up()
@@ -739,10 +745,6 @@ class ConnectorScheduler:
         if not tracked.session or not self.shape.names_sessions or tracked.request.status.name not in _STOPPED:
             return False
         return self.offload.knows(tracked.name) and self.offload.is_running(tracked.name)
-
-    @property
-    def _has_states(self) -> bool:
-        return any(isinstance(group, Mamba) for group in self.shape.geometry.groups)
 
     def _go_on(self, tracked: ConnectorRequest) -> None:
         """A session is where vLLM says that it is; its next answer is part of a longer prompt."""

@@ -141,12 +141,11 @@ class CopiedStore:
             failed += f" or hung ({now.hung_calls} so far)"
         return _reason(self._store, failed, now.last_error)
 
-    def moved(self) -> MovedBelow:
-        """What was moved since the last call. Logs it if the store went down, or came back, since then."""
+    def moved(self) -> MovedBelow | None:
+        """What was moved since the last call; None: nothing. Logs it if the store went down, or came back, since then."""
         self._log.look()
-        total = _total(self.copier.statistics())
-        found, self._told = total - self._told, total
-        return found
+        told, self._told = self._told, _total(self.copier.statistics())
+        return None if self._told == told else self._told - told
 
     def close(self) -> None:
         """Close the store; the copier was closed before. A call that hangs ends when it likes."""

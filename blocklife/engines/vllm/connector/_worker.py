@@ -19,7 +19,7 @@ from attrs import define, evolve, field, frozen
 from blocklife.copiers._executor import Executor
 from blocklife.copiers._protocol import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._store import CopiedStore, StoreBelow
 from blocklife.engines.vllm.connector._tensors import cache_of
 from blocklife.errors import MisuseError
@@ -192,7 +192,7 @@ class ConnectorWorker:
     def report(self) -> WorkerReport:
         """The report to the scheduler side; every step has one, even if it is empty."""
         said, self._said = self._said, _NextReport()
-        below = MovedBelow() if self._below is None else self._below.moved()
+        below = None if self._below is None else self._below.moved()
         return WorkerReport(self._ended, tuple(said.launched), tuple(said.completions), said.stored, said.loaded, below)
 
     def sleep(self) -> None:
