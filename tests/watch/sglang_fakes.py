@@ -192,9 +192,11 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.given_up = SimpleNamespace()
+        self.receipt = SimpleNamespace()
 
-    def inc_lock_ref(self, node_id: int) -> None:
+    def inc_lock_ref(self, node_id: int) -> object:
         """Lock a node."""
+        return self.receipt
 
     def dec_lock_ref(self, node_id: int, params: object = None) -> None:
         """Release it."""

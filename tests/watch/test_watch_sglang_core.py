@@ -181,6 +181,22 @@ def test_lock_released_too_often_is_i4() -> None:
     assert second.counts == {}
 
 
+def test_lock_of_other_memory_is_not_counted() -> None:
+    """A request may give up the lock on its cached state ahead of the one on its pages, and a lock may be taken without it."""
+    engine, watch = watched()
+    core = engine.tree_cache.tree_core
+    pages, states = (SimpleNamespace(skipped_lock_components=(kind,)) for kind in (Kind.SWA, Kind.FULL))
+    core.inc_lock_ref(5)
+    core.dec_lock_ref(5, states)
+    core.dec_lock_ref(5, pages)
+    assert watch.counts == {}
+
+    core.receipt = states
+    core.inc_lock_ref(5)
+    core.dec_lock_ref(5, params=pages)
+    assert watch.counts == {"I4": 1}
+
+
 def test_host_lock_at_rest_is_i12() -> None:
     """With nothing to do, and nothing that is written out, no host memory is locked."""
     engine, watch = watched()

@@ -72,14 +72,14 @@ class CoreEars:
         self._locks -= 1
 
     def _device_locked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if self._held is not None:
+        if self._held is not None and not _is_left_out(result):
             node = given(args, kwargs, "node_id")[0]
             self._held[node] = self._held.get(node, 0) + 1
 
     def _device_unlocked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if self._held is None:
+        node, receipt = given(args, kwargs, "node_id", "params")
+        if self._held is None or _is_left_out(receipt):
             return
-        node = given(args, kwargs, "node_id")[0]
         left = self._held.pop(node, 0) - 1
         if left < 0:
             self._book.unlocked_too_often(node)
@@ -88,3 +88,8 @@ class CoreEars:
 
     def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._locks, self._held = 0, {}
+
+
+def _is_left_out(receipt: object) -> bool:
+    """Whether a lock, or its release, is of other kinds of memory only."""
+    return any(getattr(kind, "name", "") == _FOLLOWED for kind in getattr(receipt, "skipped_lock_components", ()))
