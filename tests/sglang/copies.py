@@ -89,6 +89,8 @@ class Move:
     """The rows of a buffer shaped like the source."""
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
     """Put values (last) of the rows that are chosen (second) into a buffer shaped like the target (first)."""
+    held: Rows
+    """The rows that are written, of a buffer shaped like the target."""
 
 
 @define(eq=False)
@@ -113,15 +115,26 @@ class Copies:
         self.twins = Twins()
         self.moved = {"to host": 0, "to device": 0, "from storage": 0}
         """Rows of a layer that have landed; tokens that came from storage."""
+        self.states = {"to host": 0, "to device": 0, "on the device": 0}
+        """The same of states, which are not counted there; on the device all layers of a state count once."""
         self.tamper: Callable[[Copy], bool] | None = None
         """Called with each copy before it is queued, for tests that plant a wrong one; True: the copy is lost."""
         self._rng = rng
         self._device_storages: set[int] = set()
+        self._halved: set[int] = set()
         device.copies = self
 
     def own(self, *buffers: torch.Tensor) -> None:
         """These are the device's."""
         self._device_storages.update(each.untyped_storage().data_ptr() for each in buffers)
+
+    def halve(self, *buffers: torch.Tensor) -> None:
+        """A row of these moves in two halves, some rows the first half first."""
+        self._halved.update(each.untyped_storage().data_ptr() for each in buffers)
+
+    def is_halved(self, move: Move) -> bool:
+        """Whether a move does so."""
+        return any(each.untyped_storage().data_ptr() in self._halved for each in (move.source, move.target))
 
     def is_device(self, buffer: torch.Tensor) -> bool:
         """Whether a buffer is the device's."""
@@ -141,8 +154,9 @@ class Copies:
             return
         early = torch.tensor([self._rng.random() < 0.5 for _ in range(copy.rows)], dtype=torch.bool)
         stream = Module.current_stream()
-        stream.put(lambda: self._move(copy, early, wanted))
-        stream.put(lambda: self._move(copy, ~early, wanted))
+        land = self._move_halves if self.is_halved(moves[0]) else self._move
+        stream.put(lambda: land(copy, early, wanted))
+        stream.put(lambda: land(copy, ~early, wanted))
 
     def _move(self, copy: Copy, rows: torch.Tensor, wanted: Sequence[torch.Tensor]) -> None:
         for move, want in zip(copy.moves, wanted, strict=True):
@@ -150,6 +164,17 @@ class Copies:
             self.witness.compare(self.rank, f"a copy {copy.direction}", "its rows", values[rows], want[rows])
             move.write(move.target, rows, values)
         self.moved[copy.direction] += int(rows.sum()) * len(copy.moves)
+
+    def _move_halves(self, copy: Copy, rows: torch.Tensor, wanted: Sequence[torch.Tensor]) -> None:
+        """Of each row one half: the first of these, the second of the others."""
+        every = torch.ones(copy.rows, dtype=torch.bool)
+        for move, want in zip(copy.moves, wanted, strict=True):
+            values = move.read(move.source)
+            first = torch.arange(values[0].numel()) < values[0].numel() // 2
+            chosen = (first == rows[:, None]).reshape(values.shape)
+            self.witness.compare(self.rank, f"a copy {copy.direction}", "its states", torch.where(chosen, values, want), want)
+            move.write(move.target, every, torch.where(chosen, values, move.held(move.target)))
+        self.states[copy.direction] += int(rows.sum()) * len(copy.moves)
 
 
 def _of_here() -> Copies:
@@ -164,7 +189,7 @@ def _rows(source: torch.Tensor, target: torch.Tensor, src: torch.Tensor, dst: to
     def write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
         into[dst[rows]] = values[rows]
 
-    return Move(source, target, lambda of: of[src], write)
+    return Move(source, target, lambda of: of[src], write, lambda of: of[dst])
 
 
 def _launched(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], src: torch.Tensor, dst: torch.Tensor) -> None:
@@ -203,7 +228,10 @@ def transfer_kv_all_layer_direct_lf_pf(
             at = dst[rows]
             into[at // page_size, layer, at % page_size] = values[rows].reshape(len(at), *into.shape[3:])
 
-        return Move(source, target, lambda of: of[src], write)
+        def held(of: torch.Tensor) -> torch.Tensor:
+            return of[dst // page_size, layer, dst % page_size].reshape(len(dst), *source.shape[1:])
+
+        return Move(source, target, lambda of: of[src], write, held)
 
     moves = [move(source, dst_ptrs[at // layers], at % layers) for at, source in enumerate(src_ptrs)]
     _of_here().launch("to host", moves, src.tolist(), dst.tolist())
@@ -224,7 +252,10 @@ def transfer_kv_per_layer_direct_pf_lf(
         def write(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
             into[dst[rows]] = values[rows].reshape(int(rows.sum()), *into.shape[1:])
 
-        return Move(source, target, lambda of: of[src // page_size, layer_id, src % page_size], write)
+        def read(of: torch.Tensor) -> torch.Tensor:
+            return of[src // page_size, layer_id, src % page_size].reshape(len(src), *target.shape[1:])
+
+        return Move(source, target, read, write, lambda of: of[dst])
 
     moves = [move(source, target) for source, target in zip(src_ptrs, dst_ptrs, strict=True)]
     _of_here().launch("to device", moves, src.tolist(), dst.tolist())

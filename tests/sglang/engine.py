@@ -250,10 +250,18 @@ def arguments_of(spec: WorldSpec, rank: int) -> Any:
             "hicache_storage_prefetch_policy": "wait_complete",
             "hicache_storage_backend_extra_config": json.dumps({"prefetch_threshold": spec.page_tokens}),
         }
+    if spec.kind == "mamba":
+        said |= {
+            "mamba_radix_cache_strategy": spec.states,
+            "mamba_track_interval": spec.track_tokens,
+            "hicache_mem_layout": "page_first_direct",
+        }
     arguments = ServerArgs(**said)
     changed = {name: getattr(arguments, name) for name, value in said.items() if getattr(arguments, name) != value}
     if changed:
         raise ValueError(f"SGLang {RELEASE} does not take the rig's arguments: it made {changed} of them")
+    if spec.kind == "mamba":  # it would be read from a model's configuration
+        arguments._mamba_cache_chunk_size = max(spec.state_tokens, spec.page_tokens)
     if hasattr(server_args_module, "set_global_server_args_for_scheduler"):
         server_args_module.set_global_server_args_for_scheduler(arguments)
     else:
@@ -263,6 +271,10 @@ def arguments_of(spec: WorldSpec, rank: int) -> Any:
 
 def pools_of(spec: WorldSpec, copies: Copies) -> tuple[Any, Any, Any]:
     """Device memory, its allocator, and the table of requests."""
+    if spec.kind == "mamba":
+        from tests.sglang.states import state_pools
+
+        return state_pools(spec, copies)
     rows = ReqToTokenPool(spec.max_num_seqs * 2, LONGEST_TEXT, "cpu", False)
     if spec.kind == "swa":
         return *_window_pools(spec, copies), rows
@@ -300,6 +312,8 @@ def tree_of(spec: WorldSpec, team: Team, rank: int, arguments: Any, pools: tuple
         "page_size": spec.page_tokens,
         "tp_cache_group": team,
         "chunked_prefill_size": spec.chunk_tokens,
+        "enable_mamba_extra_buffer": spec.states != "no_buffer",
+        "enable_mamba_extra_buffer_lazy": spec.states == "extra_buffer_lazy",
         "sliding_window_size": spec.window if spec.kind == "swa" else None,
         "tree_core_backend": spec.core,
     }
@@ -327,7 +341,7 @@ def tree_of(spec: WorldSpec, team: Team, rank: int, arguments: Any, pools: tuple
 def scheduler_of(spec: WorldSpec, arguments: Any, pools: tuple[Any, Any, Any], tree: Any, worker: Any) -> Any:
     """The scheduler, as after its constructor."""
     _, allocator, rows = pools
-    model = Off(vocab_size=WORDS, num_key_value_heads=1)
+    model = Off(vocab_size=WORDS, num_key_value_heads=1, hf_text_config=SimpleNamespace(mamba_chunk_size=spec.state_tokens))
     beams = SimpleNamespace(
         pending_member_rows=lambda _: 0, commit_decode=lambda _: set(), commit_prefill=None, retire_group=lambda _: None
     )
@@ -504,6 +518,11 @@ def forget_all(engine: Engine) -> str:
     size = spec.device_pages * spec.page_tokens
     if free != size:
         return f"{size - free} tokens of device memory of {size}"
+    if spec.kind == "mamba":
+        from tests.sglang.states import states_missing
+
+        if missing := states_missing(engine):
+            return missing
     if spec.linker is not None:
         return forget_linked(tree.linker.cache_linker)
     tree.evict_host(everything)

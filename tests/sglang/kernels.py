@@ -72,6 +72,8 @@ def installed() -> None:
 def plain_host_memory() -> None:
     """Host pools without pinned memory, and without the gigabytes that SGLang leaves free beside them."""
 
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+
     def plain(dims: Sequence[int], dtype: torch.dtype = torch.float32, *_: object, **__: object) -> torch.Tensor:
         return torch.zeros(tuple(dims), dtype=dtype)
 

@@ -12,6 +12,7 @@ from tests.sglang.content import KEY, VALUE, rows
 from tests.sglang.copies import Copies
 from tests.sglang.device import Event, Module
 from tests.sglang.engine import LAYERS, Engine
+from tests.sglang.states import ATTENDING, RECURRENT, StateTurn, begin, put_state, state_turns_of
 from tests.texts import Chain
 
 NEAR = 1
@@ -29,6 +30,8 @@ class Turn:
     slots: torch.Tensor
     near: torch.Tensor
     """The slots of those in the memory of layers with windows, where there are any."""
+    state: StateTurn | None = None
+    """What becomes of its states, where there are any."""
 
 
 def turns_of(engine: Engine, batch: Any, texts: Mapping[str, Chain]) -> list[Turn]:
@@ -41,6 +44,10 @@ def turns_of(engine: Engine, batch: Any, texts: Mapping[str, Chain]) -> list[Tur
         start = batch.prefix_lens[at] if extends else stop - 1
         near = engine.pool.full_to_swa_index_mapping[slots].long() if engine.spec.kind == "swa" else slots
         found.append(Turn(request.rid, texts[request.rid], start, stop, slots, near))
+    if engine.spec.kind == "mamba":
+        states = state_turns_of(engine, batch, [turn.start for turn in found], stops)
+        for turn, state in zip(found, states, strict=True):
+            turn.state = state
     return found
 
 
@@ -51,6 +58,9 @@ class Forward:
         self.engine = engine
         self.copies = copies
         self.launched = 0
+        self.resumed = 0
+        """Requests that went on from a state that was another's, or their own of old."""
+        self._reached: dict[str, int] = {}
 
     def launch(self, batch: Any, turns: list[Turn]) -> Event:
         """Put a pass on the forward stream. Returns the event of its end."""
@@ -58,14 +68,37 @@ class Forward:
         engine = self.engine
         engine.worker.set_hicache_consumer(getattr(batch, "hicache_consumer_index", -1))
         with Module.stream(engine.forward_stream):
-            for layer in range(LAYERS):
-                # as an attention layer does: it waits for its part of the load
-                buffers = (engine.pool.get_key_buffer(layer), engine.pool.get_value_buffer(layer))
-                for turn in turns:
-                    self._put(turn, layer, buffers)
+            if engine.spec.kind == "mamba":
+                self._put_states(batch, turns)
+            else:
+                for layer in range(LAYERS):
+                    self._attend(turns, layer)
             done = Event()
             done.record()
         return done
+
+    def _attend(self, turns: list[Turn], layer: int) -> None:
+        # as an attention layer does: it waits for its part of the load
+        pool = self.engine.pool
+        buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
+        for turn in turns:
+            self._put(turn, layer, buffers)
+
+    def _put_states(self, batch: Any, turns: list[Turn]) -> None:
+        engine = self.engine
+        begin(engine, batch)
+        for layer in range(max(ATTENDING, *RECURRENT) + 1):
+            if layer == ATTENDING:
+                self._attend(turns, layer)
+                continue
+            cache = engine.rows.mamba2_layer_cache(layer)
+            for turn in turns:
+                assert turn.state is not None
+                put_state(self.copies, turn.name, turn.text, turn.start, turn.stop, turn.state, layer, cache)
+        for turn in turns:
+            if batch.forward_mode.is_extend() and turn.start and self._reached.get(turn.name) != turn.start:
+                self.resumed += 1
+            self._reached[turn.name] = turn.stop
 
     def _put(self, turn: Turn, layer: int, buffers: tuple[torch.Tensor, torch.Tensor]) -> None:
         copies, spec = self.copies, self.engine.spec

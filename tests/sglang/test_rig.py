@@ -12,7 +12,7 @@ from attrs import evolve
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.engine import RELEASE
 from tests.sglang.planted import FAULTS
-from tests.sglang.rig import Rig, WorldSpec
+from tests.sglang.rig import Rank, Rig, WorldSpec
 from tests.sglang.traffic import QUIET, Traffic
 from tests.sglang.worlds import LATE, WORLDS
 
@@ -72,12 +72,17 @@ def found(verdicts: list[Verdict]) -> set[str]:
 @pytest.mark.skipif(RELEASE != NEWEST, reason="older releases have more faults than these worlds were chosen for")
 @pytest.mark.parametrize("world", sorted(set(WORLDS) - set(KNOWN[NEWEST])))
 def test_newest_release_is_clean_in_random_traffic(world: str) -> None:
-    """No seed of any world shows anything, and pages went both ways."""
-    verdicts = [judge(world, WORLDS[world], seed, STEPS) for seed in SEEDS]
+    """No seed of any world shows anything, and pages went both ways, and states, which requests have gone on from."""
+    ranks: list[Rank] = []
+    verdicts = [judge(world, WORLDS[world], seed, STEPS, ranks.append) for seed in SEEDS]
+    has_states = WORLDS[world].spec.kind == "mamba"
 
     assert [str(each) for each in verdicts if not each.clean] == []
     assert any(each.stored > 0 and each.loaded > 0 for each in verdicts)
     assert any(each.fetched > 0 for each in verdicts) is WORLDS[world].spec.storage
+    for way in ("to host", "to device", "on the device"):
+        assert any(rank.copies.states[way] > 0 for rank in ranks) is has_states
+    assert (sum(rank.forward.resumed for rank in ranks) > 50) is has_states
 
 
 @pytest.mark.parametrize("world", sorted(KNOWN.get(RELEASE, {})))

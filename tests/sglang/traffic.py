@@ -150,13 +150,15 @@ class Traffic:
         return [self._rng.randrange(1000, 30_000) for _ in range(tokens)]
 
     def _length(self) -> int:
-        """A length of a prompt; every other one is next to where a page, a chunk or a window ends."""
+        """A length of a prompt; every other one is next to where a page, a chunk, a window or a state ends."""
         rng, spec = self._rng, self.rig.spec
         length = rng.randint(1, self.limit)
         if rng.random() < 0.5:
             ends = [spec.page_tokens, spec.chunk_tokens or spec.page_tokens]
             if spec.kind == "swa":
                 ends.append(spec.window)
+            if spec.kind == "mamba":
+                ends += [spec.state_tokens, spec.track_tokens]
             end = rng.choice(ends)
             length = max(1, length // end * end + rng.choice((-1, 0, 0, 1)))
         return min(length, self.limit)

@@ -9,6 +9,7 @@ from attrs import field, frozen, validators
 Policy = Literal["write_through", "write_through_selective", "write_back"]
 Tree = Literal["unified", "hiradix"]
 Kind = Literal["full", "swa", "mamba"]
+States = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy"]
 
 
 @frozen
@@ -40,6 +41,14 @@ class WorldSpec:
     """Tokens that a layer with a window sees, the query's own included."""
     window_pages: int = 16
     """Device memory of the layers with windows."""
+    states: States = "no_buffer"
+    """What SGLang keeps of a running request's states: the latest only, or beside it one or two that are to be cached."""
+    state_slots: int = 18
+    """Device memory of the layers with states: so many states; SGLang wants three to five for each request."""
+    state_tokens: int = 4
+    """The model's chunk: a prompt leaves a state for the cache behind a whole number of these (or of pages)."""
+    track_tokens: int = 8
+    """An answer leaves one behind each multiple of so many."""
     world_size: int = 1
     host_skew: int = 0
     """Pages that each further rank has less in host memory, so that ranks have to do different things."""
@@ -119,6 +128,33 @@ WORLDS: dict[str, World] = {
     "window-pages": World(
         "The same in pages of four tokens, in the plain loop.",
         WorldSpec("swa", page_tokens=4, device_pages=32, window_pages=24, host_pages=64, lag=LATE),
+        busy=True,
+    ),
+    "states": World(
+        "Two layers with states and one with full attention, pages of one token, written through, the plain loop.",
+        WorldSpec("mamba", device_pages=160, host_pages=240, lag=LATE),
+        busy=True,
+    ),
+    "states-overlap": World(
+        "With overlap; a running request has two more states, which are cached in turn.",
+        WorldSpec("mamba", device_pages=160, host_pages=240, overlap=True, states="extra_buffer", state_slots=30, lag=LATE),
+        busy=True,
+    ),
+    "states-lazy": World(
+        "The same, but the second of these has memory only while it is needed.",
+        WorldSpec(
+            "mamba", device_pages=160, host_pages=240, overlap=True, states="extra_buffer_lazy", state_slots=24, lag=LATE
+        ),
+        busy=True,
+    ),
+    "states-pages": World(
+        "Pages of four tokens and a state behind each eight, in the plain loop; a running request has one more state.",
+        WorldSpec(*("mamba", 4, 40, 60), states="extra_buffer", state_slots=24, state_tokens=8, track_tokens=8, lag=LATE),
+        busy=True,
+    ),
+    "states-back": World(
+        "The first of these, written back when it is evicted.",
+        WorldSpec("mamba", device_pages=160, host_pages=240, policy="write_back", lag=LATE),
         busy=True,
     ),
     "storage": World(
