@@ -49,6 +49,8 @@ from tests.texts import VOCABULARY
 
 RELEASE: str = sglang.__version__
 TAKES_ARRAYS = "array" in str(inspect.signature(Req).parameters["origin_input_ids"].annotation)
+STRATEGY = next(name for name in ("mamba_radix_cache_strategy", "mamba_scheduler_strategy") if hasattr(ServerArgs, name))
+"""The option that says what is kept of a running request's states."""
 LAYERS = 2
 LONGEST_TEXT = 1024
 WORDS = VOCABULARY + 1000
@@ -252,7 +254,7 @@ def arguments_of(spec: WorldSpec, rank: int) -> Any:
         }
     if spec.kind == "mamba":
         said |= {
-            "mamba_radix_cache_strategy": spec.states,
+            STRATEGY: spec.states,
             "mamba_track_interval": spec.track_tokens,
             "hicache_mem_layout": "page_first_direct",
         }
@@ -333,7 +335,8 @@ def tree_of(spec: WorldSpec, team: Team, rank: int, arguments: Any, pools: tuple
     }
     kernels.plain_host_memory()
     tree = create_tree_cache(TreeCacheBuildContext(**known(TreeCacheBuildContext, context)))
-    atexit.unregister(tree.shutdown)
+    if hasattr(tree, "shutdown"):
+        atexit.unregister(tree.shutdown)
     tree.load_back_threshold = 1
     return tree
 

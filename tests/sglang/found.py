@@ -95,10 +95,64 @@ def ranks_store_different_nodes(attach: Attach | None = None) -> tuple[Rig, str]
     return rig, ""
 
 
+def request_goes_on_without_its_state(attach: Attach | None = None) -> tuple[Rig, str]:
+    """The load that a request needs is called off, and it goes on from its prefix on the device with an empty state.
+
+    Two requests of one step need a load from the same path of the tree. The first has the pages loaded; the second needs the
+    state of a node among these, and is refused, for that node is being loaded. It keeps its prefix, and gets no state for it.
+    """
+    world = WORLDS["states-back"]
+    rig = Rig(world.spec, 5, attach)
+    traffic, tree = Traffic.drawn(rig, 5, world=world), rig.ranks[0].tree
+    load, refused = tree.load_back, set[str]()
+
+    def loads(node: object, *args: object, req: Any, **kwargs: object) -> object:
+        loaded = load(node, *args, req=req, **kwargs)
+        if not loaded:
+            refused.add(req.rid)
+        return loaded
+
+    tree.load_back = loads
+    while rig.step_number < 400 and not rig.corruptions:
+        refused.clear()
+        traffic.act()
+        rig.step()
+    wrong = [each for each in rig.corruptions if each.reader in refused]
+    if not wrong:
+        return rig, ""
+    batch, name = rig.ranks[0].scheduler.last_batch, wrong[0].reader
+    slots = rig.ranks[0].engine.rows.get_mamba_indices(batch.req_pool_indices).tolist()
+    (slot,) = (slot for slot, request in zip(slots, batch.reqs, strict=True) if request.rid == name)
+    kind = "which was cleared" if slot in batch.mamba_clear_indices.tolist() else "which is another's"
+    return rig, f"step {rig.step_number}: the load for {name} is called off, and it reads the {wrong[0].what} in a slot {kind}"
+
+
+def no_memory_for_a_state_of_a_prompt(attach: Attach | None = None) -> tuple[Rig, str]:
+    """A state of a prompt is to be cached, all memory of states is locked or in use, and the scheduler falls.
+
+    The memory is as large as SGLang itself makes it for so many requests. What is locked are states that requests have gone
+    on from, and some that a copy to the host reads.
+    """
+    world = WORLDS["states"]
+    rig = Rig(world.spec, 3, attach)
+    traffic, tree = Traffic.drawn(rig, 3, world=world), rig.ranks[0].tree
+    try:
+        traffic.run(400)
+    except AssertionError as error:
+        running = len(rig.ranks[0].scheduler.running_batch.reqs)
+        return rig, (
+            f"step {rig.step_number}: {error}: {world.spec.state_slots} slots, {tree.mamba_protected_size()} of them locked by"
+            f" {running} requests that run and {len(tree.ongoing_write_through)} stores that are out"
+        )
+    return rig, ""
+
+
 FOUND: tuple[Story, ...] = (
     aborted_while_a_copy_holds_its_memory,
     window_budget_counts_what_the_load_locks,
     ranks_store_different_nodes,
+    request_goes_on_without_its_state,
+    no_memory_for_a_state_of_a_prompt,
 )
 
 

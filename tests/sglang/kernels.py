@@ -72,8 +72,6 @@ def installed() -> None:
 def plain_host_memory() -> None:
     """Host pools without pinned memory, and without the gigabytes that SGLang leaves free beside them."""
 
-    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
-
     def plain(dims: Sequence[int], dtype: torch.dtype = torch.float32, *_: object, **__: object) -> torch.Tensor:
         return torch.zeros(tuple(dims), dtype=dtype)
 
@@ -85,3 +83,16 @@ def plain_host_memory() -> None:
         if table is not None:
             table.default_factory = lambda: plain
             table.clear()
+
+
+def no_pinned_tensors() -> None:
+    """Small tensors of the scheduler that it pins without asking whether there is a device."""
+    tensor = torch.tensor
+    if getattr(tensor, "plain", None) is None:
+
+        def plain(*args: object, pin_memory: bool = False, **kwargs: object) -> torch.Tensor:
+            return tensor(*args, **kwargs)  # type: ignore[arg-type]
+
+        plain.plain = True  # type: ignore[attr-defined]
+        torch.tensor = plain
+        torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]

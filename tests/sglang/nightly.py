@@ -33,7 +33,7 @@ KNOWN = {
     *(("window", "RuntimeError"), ("window-pages", "RuntimeError")),
     *(("states", "AssertionError"), ("states-back", "wrong bytes"), ("states-back", "AssertionError")),
 }
-"""What a world is known to show, and the watch has nothing to say about: a scheduler that admits too much, or too little state."""
+"""What a world is known to show, and the watch has nothing to say about: a scheduler that admits too much, a lost state."""
 NAMED = {"skewed"}
 """Worlds in which the watch is known to name something."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
+from tests.sglang import kernels
 from tests.sglang.content import RECENT, ROW, STATE, rows
 from tests.sglang.copies import Copies
 from tests.sglang.device import Module
@@ -33,6 +34,7 @@ def state_pools(spec: WorldSpec, copies: Copies) -> tuple[Any, Any, Any]:
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
     from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
 
+    kernels.no_pinned_tensors()
     half = ROW // 2
     sizes = dict.fromkeys(("intermediate_size", "conv_dim", "ssm_state_size", "head_dim", "state_size"), half)
     shape = Mamba2StateShape(conv=[(half, half)], temporal=(1, half, half), num_heads=1, conv_kernel=half + 1, **sizes)
@@ -52,16 +54,18 @@ def state_pools(spec: WorldSpec, copies: Copies) -> tuple[Any, Any, Any]:
     }
     table = HybridReqToTokenPool(**known(HybridReqToTokenPool, said))
     size, page = spec.device_pages * spec.page_tokens, spec.page_tokens
-    pool = HybridLinearKVPool(
-        size=size,
-        dtype=torch.float32,
-        page_size=page,
-        head_num=1,
-        head_dim=ROW,
-        full_attention_layer_ids=[ATTENDING],
-        device="cpu",
-        mamba_pool=table.mamba_pool,
-    )
+    said = {
+        "size": size,
+        "dtype": torch.float32,
+        "page_size": page,
+        "head_num": 1,
+        "head_dim": ROW,
+        "full_attention_layer_ids": [ATTENDING],
+        "enable_kvcache_transpose": False,
+        "device": "cpu",
+        "mamba_pool": table.mamba_pool,
+    }
+    pool = HybridLinearKVPool(**known(HybridLinearKVPool, said))
     copies.own(*pool.full_kv_pool.k_buffer, *pool.full_kv_pool.v_buffer)
     Slots.of(table.mamba_pool, copies)
     common = {"size": size, "dtype": torch.float32, "device": "cpu", "kvcache": pool, "need_sort": False}
@@ -178,7 +182,8 @@ def begin(engine: Engine, batch: Any) -> None:
     if clear is not None and len(clear):
         table.mamba_pool.clear_slots(clear)
     if source is not None and len(source):
-        table.copy_mamba_state(source, batch.mamba_cow_dst_indices)
+        copy = getattr(table, "copy_mamba_state", table.mamba_pool.copy_from)  # the older one waits for no load
+        copy(source, batch.mamba_cow_dst_indices)
 
 
 def behind(text: Chain, tokens: int, layer: int, kind: int, rank: int) -> torch.Tensor:
@@ -217,17 +222,17 @@ def states_missing(engine: Engine) -> str:
     """Evict all states, from the device and the host. Returns what is missing then, "" if nothing is."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
     from sglang.srt.mem_cache.hicache_storage import PoolName
-    from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
     everything = 1 << 30
     tree, table, size = engine.tree, engine.rows, engine.spec.state_slots
     if held := tree.mamba_protected_size():
         return f"{held} states of the device are locked, and no request runs"
     tree.evict(EvictParams(num_tokens=0, mamba_num=everything))
-    free = sorted(table.mamba_allocator.free_slots.tolist())
+    free = sorted(getattr(table, "mamba_allocator", table.mamba_pool).free_slots.tolist())
     if free != list(range(1, size + 1)):
         return f"{size - len(set(free))} states of the device of {size}, and {len(free) - len(set(free))} are free twice"
-    tree.evict_host(everything, ComponentType.MAMBA)
+    (kind,) = (kind for kind in tree.tree_components if kind.name == "MAMBA")
+    tree.evict_host(everything, kind)
     host = engine.controller.mem_pool_host.get_pool(PoolName.MAMBA)
     if host.available_size() != host.size:
         return f"{host.size - host.available_size()} states of the host of {host.size}"

@@ -19,6 +19,8 @@ SHOWN = {
     "aborted_while_a_copy_holds_its_memory": {"0.5.23": "Out of memory even after", "0.5.20": "Out of memory even after"},
     "window_budget_counts_what_the_load_locks": {"0.5.23": "step 414: Out of memory."},
     "ranks_store_different_nodes": {"0.5.23": "no request is left", "0.5.20": "no request is left"},
+    "request_goes_on_without_its_state": {"0.5.23": "in a slot which was cleared"},
+    "no_memory_for_a_state_of_a_prompt": {"0.5.23": "Can not alloc mamba cache", "0.5.20": "Can not alloc mamba cache"},
 }
 """What is seen of each story, by release. In one that is not named the story shows nothing, or was not run."""
 

@@ -27,7 +27,7 @@ from tests.sglang.rig import Rank
 
 __all__ = ["FAULTS", "ROOMS", "Bed", "Fault", "Planted", "all_planted", "planted"]
 
-ROOMS = ("taken", "tree", "core", "memory", "copies", "storage")
+ROOMS = ("taken", "tree", "core", "memory", "copies", "storage", "states")
 
 Original: TypeAlias = Callable[..., Any]
 Around: TypeAlias = Callable[..., object]
