@@ -24,6 +24,7 @@ from attrs import define, field
 from blocklife.watch._host import CopyPiece
 from blocklife.watch._jobs import EngineCopy
 from blocklife.watch._mirror import Mirror
+from blocklife.watch._slots import SlotContents
 from blocklife.watch._texts import UNSEEN, HeldContent, Text
 
 PATIENCE = 3
@@ -116,8 +117,7 @@ class PageBook:
         self._sees_steps = sees_steps
         self._blocks: dict[int, HeldContent | None] = {}
         """What each block holds that is handed out; None: nothing yet."""
-        self._slots: dict[int, HeldContent | None] = {}
-        """The same for slots."""
+        self._slots = SlotContents()
         self._jobs: dict[int, PageJob] = {}
         self._using: dict[int, list[PageJob]] = {}
         """Slot to the jobs that read or write it, queued or launched."""
@@ -164,7 +164,8 @@ class PageBook:
         """What was handed out before the watch began: it is believed to hold what it should."""
         self.handed_out(blocks)
         self._blocks.update(dict.fromkeys(blocks, UNSEEN))
-        self._slots.update(dict.fromkeys(slots, UNSEEN))
+        for slot in slots:
+            self._slots.fill(slot, UNSEEN)
 
     def handed_out(self, blocks: Sequence[int]) -> None:
         """The engine hands these blocks out."""
@@ -205,7 +206,7 @@ class PageBook:
                 self._violate("I4", f"slot {slot} is handed out, and the host has {self._num_slots}")
             elif slot in self._slots:
                 self._violate("I4", f"slot {slot} is handed out, and is not free")
-        self._slots.update(dict.fromkeys(slots, UNSEEN if self.unseen_slots else None))
+        self._slots.hand_out(slots, UNSEEN if self.unseen_slots else None)
 
     def slots_given_back(self, slots: Sequence[int]) -> None:
         """The engine frees these slots: no copy may read or write them."""
@@ -215,7 +216,7 @@ class PageBook:
             for job in self._using.get(slot, ()):
                 rule, does = ("I1", "writes") if job.is_store else ("I7", "loads from")
                 self._violate(rule, f"slot {slot} is freed while job {job.number} {does} it", job=job.number)
-            self._slots.pop(slot, None)
+            self._slots.drop(slot)
         self._given_up["slot"].difference_update(slots)
 
     def all_slots_given_back(self, left: Sequence[int] = ()) -> None:
@@ -236,13 +237,30 @@ class PageBook:
                 self._violate("I13", f"{name} {min(places)} was evicted and not freed: no call can hand it out again")
                 places.clear()
 
+    def refilled(self, slots: Sequence[int], text: Text | None = None, first: int = 0, *, needs_parent: bool = False) -> None:
+        """The engine's cache keeps these slots, which a storage has filled, as those of a text from block *first* of it on.
+
+        Without a text they are believed. *needs_parent*: what stands ahead of them must be in a slot, too, as the engine
+        gives up its blocks from the end of a text to its beginning.
+        """
+        if text is not None and needs_parent and first:
+            name = text.name(first * self._size)
+            stores = [job.held for job in self._jobs.values() if job.is_store]
+            if name is not None and not self._slots.may_have(name, stores):
+                what = f"slot {slots[0]} is kept for position {first} of a text, and no slot has what stands ahead of it"
+                self._violate("I11", what)
+        for at, slot in enumerate(slots, first):
+            if slot in self._slots:
+                held = UNSEEN if text is None else HeldContent(text, (at + 1) * self._size).settled()
+                self._slots.fill(slot, held)
+
     # --- copies -------------------------------------------------------------------------------------------------------------
 
     def queued(self, blocks: Sequence[int], slots: Sequence[int], *, is_store: bool) -> int:
         """The engine wants a copy between these blocks and slots. Returns its number."""
         self._number += 1
-        places, kept = (blocks, self._blocks) if is_store else (slots, self._slots)
-        held = [None if (each := kept.get(place)) is None else each.settled() for place in places]
+        found = map(self._blocks.get, blocks) if is_store else map(self._slots.get, slots)
+        held = [None if each is None else each.settled() for each in found]
         job = PageJob(self._number, is_store, blocks, slots, held)
         self._jobs[job.number] = job
         if is_store:
@@ -290,9 +308,9 @@ class PageBook:
             job.is_launched, job.batch = True, numbers[0]
             if not is_ordered:
                 self._ask_order(job)
-            places, kept = (job.blocks, self._blocks) if job.is_store else (job.slots, self._slots)
+            places, now = (job.blocks, self._blocks.get) if job.is_store else (job.slots, self._slots.get)
             for place, held in zip(places, job.held, strict=False):
-                self._ask_same(job, place, held, kept.get(place))
+                self._ask_same(job, place, held, now(place))
             if not job.is_store:
                 self._changes += job.blocks
                 self._blocks.update(
@@ -340,7 +358,9 @@ class PageBook:
             self._violate("I6", f"job {number} is taken for landed while its copy is still out", job=number)
         self._end(job)
         if job.is_store:
-            self._slots.update((slot, held) for slot, held in zip(job.slots, job.held, strict=False) if slot in self._slots)
+            for slot, held in zip(job.slots, job.held, strict=False):
+                if slot in self._slots:
+                    self._slots.fill(slot, held)
         self._mirror.reported(number, 1)
 
     def overdue(self, numbers: Sequence[int], *, among_ranks: bool) -> None:

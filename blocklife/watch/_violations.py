@@ -23,6 +23,7 @@ RULES = {
     "I8": "content is stored under its own key, that of the position it was computed for",
     "I9": "each worker reports a job once",
     "I10": "a request does not load while its own earlier store is in flight, and a reset leaves no request waiting",
+    "I11": "what a job brings is kept behind the content before it, whatever has moved while it ran",
     "I12": "waiting requests do not hold what others need to go on, and an engine without requests comes to rest",
     "I13": "blocks that count as free can be handed out",
     "I14": "a life is the source of one store at a time",

@@ -490,7 +490,15 @@ def _follow_storage(host: Any, copies: Copies) -> None:
 
 
 def _say_rank() -> None:
-    """Newer releases ask their runtime context which rank they are; who the others are, each is told by its process group."""
+    """Newer releases ask their runtime context which rank they are; who the others are, each is told by its process group.
+
+    The storage asks the engine's own groups, of which the rig has none: it is told that it is alone.
+    """
+    from sglang.srt.distributed import parallel_state
+
+    for name in ("_TP", "_PP"):
+        if getattr(parallel_state, name, 0) is None:
+            setattr(parallel_state, name, SimpleNamespace(rank_in_group=0, world_size=1))
     try:
         from sglang.srt.runtime_context import get_parallel
     except ImportError:

@@ -193,6 +193,11 @@ class FakeCore:
     def __init__(self) -> None:
         self.given_up = SimpleNamespace()
         self.receipt = SimpleNamespace()
+        self.taken = SimpleNamespace(prefix_len=0)
+
+    def insert_host(self, node_id: int, key: object, host_value: Indices, hash_value: list[str]) -> object:
+        """Keep what has come from storage."""
+        return self.taken
 
     def inc_lock_ref(self, node_id: int) -> object:
         """Lock a node."""
@@ -222,7 +227,7 @@ class FakeCore:
 class FakeTree:
     """The prefix tree: verbs without nodes."""
 
-    def __init__(self, ranks: int = 1) -> None:
+    def __init__(self, ranks: int = 1, storage: bool = False) -> None:
         self.page_size = PAGE
         self.tp_world_size = ranks
         self.token_to_kv_pool_allocator = FakeAllocator()
@@ -230,6 +235,7 @@ class FakeTree:
         self.req_to_token_pool = SimpleNamespace(req_to_token=np.zeros((8, 64), dtype=np.int64))
         self.tree_core = FakeCore()
         self.ongoing_backup: dict[int, object] = {}
+        self.enable_storage = storage
         self.asks = True
         self.kept, self.locked = 0, 0
 
@@ -238,6 +244,17 @@ class FakeTree:
 
     def insert(self, params: object) -> None:
         """Nothing."""
+
+    def prefetch_from_storage(self, request: object, tokens: Sequence[int]) -> None:
+        """Nothing comes by itself."""
+
+    def check_prefetch_progress(self, request: object) -> bool:
+        """What has come is put into the tree."""
+        self.comes()
+        return True
+
+    def comes(self) -> None:
+        """As the test says."""
 
     def reset(self) -> None:
         """Forget what the core has."""
@@ -276,8 +293,8 @@ class FakeTree:
 class FakeEngine:
     """A scheduler: what it plans is what the test has laid out."""
 
-    def __init__(self, ranks: int = 1) -> None:
-        self.tree_cache = FakeTree(ranks)
+    def __init__(self, ranks: int = 1, storage: bool = False) -> None:
+        self.tree_cache = FakeTree(ranks, storage)
         self.running_batch = SimpleNamespace(is_empty=lambda: True)
         self.waiting_queue: list[object] = []
         self.chunked_req = None
@@ -309,6 +326,11 @@ class FakeEngine:
 
     def process_batch_result(self, batch: object, result: object) -> None:
         """Nothing."""
+
+    def _prefetch_kvcache(self, req: FakePrompt) -> None:
+        """Ask storage for what the tree has not of a request's text."""
+        matched = len(req.prefix_indices) + req.host_hit_length
+        self.tree_cache.prefetch_from_storage(req.rid, req.origin_input_ids[matched:])
 
     # What a test does with it.
 
@@ -361,6 +383,22 @@ class FakeEngine:
         self.allocator.next = [*pages]
         self.controller.load(slots_of(host))
         return self.controller.start_loading()
+
+    def ask_storage(self, name: str, tokens: Sequence[int], matched: int, **more: object) -> None:
+        """A request comes, of whose text the tree has so many tokens, and storage is asked for the others."""
+        prompt = FakePrompt(rid=name, origin_input_ids=[*tokens], output_ids=[], prefix_indices=range(matched), **more)
+        prompt.host_hit_length = 0
+        self._prefetch_kvcache(prompt)
+
+    def refill(self, name: object, tokens: Sequence[int], host: Sequence[int], known: int = 0, **more: object) -> None:
+        """These tokens have come for a request into host pages, which the tree takes, but for the *known* ones."""
+        self.host.next = [*host]
+        value, core = self.host.alloc(len(host) * PAGE), self.tree_cache.tree_core
+        core.taken = SimpleNamespace(prefix_len=known * PAGE, **more)
+        key = SimpleNamespace(token_ids=[*tokens])
+        self.tree_cache.comes = lambda: core.insert_host(0, key, value, [])  # type: ignore[method-assign, arg-type, assignment]
+        self.tree_cache.check_prefetch_progress(name)
+        self.free_host(*host[:known])
 
     def land(self) -> None:
         """All copies land, and the engine takes note."""

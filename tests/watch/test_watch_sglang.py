@@ -56,9 +56,9 @@ def loaded(engine: FakeEngine) -> None:
     engine.compute("b", LONGER, [5, 6, 7, 8, 9], 16, waits=producer)
 
 
-def watched(**more: int) -> tuple[FakeEngine, Watch]:
+def watched(ranks: int = 1) -> tuple[FakeEngine, Watch]:
     """An engine, and a watch over it."""
-    engine = FakeEngine(**more)
+    engine = FakeEngine(ranks)
     return engine, attach(engine, LOG)
 
 
@@ -360,7 +360,7 @@ def test_strict_watch_raises_at_the_fault(fault: Callable[[FakeEngine], None]) -
 
 
 def test_faults_cover_what_the_watch_can_find() -> None:
-    """Every rule that the book of pages knows is broken by some script, but I3, which no ear can hear."""
+    """Every rule of pages is broken by some script, but I3, which no ear can hear, and I11, which has a file of its own."""
     assert set(FAULTS.values()) == {"I1", "I2", "I4", "I5", "I6", "I7", "I8", "I9", "I10", "I12", "I13"}
 
 

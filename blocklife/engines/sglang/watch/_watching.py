@@ -9,6 +9,7 @@ from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._parts import CacheParts
 from blocklife.engines.sglang.watch._steps import StepEars
+from blocklife.engines.sglang.watch._storage import StorageEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from blocklife.errors import MisuseError
 from blocklife.watch._options import Options
@@ -41,6 +42,7 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
     core = CoreEars(ears, parts, book)
     if parts.scheduler is not None:
         StepEars(ears, parts, book, copies, core)
+        StorageEars(ears, parts, book)
     TreeEars(ears, parts, mirror, book, copies)
     book.adopt(*parts.taken())
     mirror.catch_up()

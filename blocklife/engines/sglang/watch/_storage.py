@@ -1,0 +1,118 @@
+"""Ears on what comes from SGLang's storage: whose text it is, and where in host memory it is kept.
+
+The scheduler asks the storage for the rest of a request's text, from where the match ended; what has come is put into the tree
+later, and by then the tree may have changed. What is heard is the request, and the pages that the tree has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blocklife.engines.sglang.watch._ears import Ears
+from blocklife.engines.sglang.watch._parts import CacheParts, numbers, pages
+from blocklife.engines.sglang.watch._steps import seed_of
+from blocklife.watch._calls import given
+from blocklife.watch._pages import PageBook
+from blocklife.watch._texts import Text
+
+NUM_ASKED = 1024
+"""How many requests are known for whom storage was asked; what comes for one that is dropped is believed."""
+
+
+class StorageEars:
+    """Ears on what one tree takes from storage."""
+
+    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook) -> None:
+        self._book = book
+        self._page = parts.page
+        self._controller = parts.controller
+        self._asking: object | None = None
+        """The request for which the scheduler asks storage now."""
+        self._asked: dict[str, tuple[object, int]] = {}
+        """By name: a request, and the tokens ahead of what storage was asked for."""
+        self._comes: str | None = None
+        """The request for which something has come, while the tree takes it."""
+        tree = parts.tree
+        if not book.unseen_slots:
+            return
+        ears.hear(parts.scheduler, "_prefetch_kvcache", before=self._asks, after=self._asked_for)
+        ears.hear(tree, "prefetch_from_storage", before=self._asks_storage)
+        for name in ("check_prefetch_progress", "_handle_prefetch_result"):
+            ears.hear(tree, name, before=self._comes_for, after=self._is_over, scope="storage")
+        ears.hear(tree, "_insert_helper_host", after=self._taken)
+        ears.hear(getattr(tree, "tree_core", None), "insert_host", after=self._taken)
+
+    # --- what is asked for --------------------------------------------------------------------------------------------------
+
+    def _asks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._asking = given(args, kwargs, "req")[0]
+
+    def _asks_storage(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        request = self._asking
+        if request is None:
+            return
+        name = getattr(request, "rid", "")
+        self._asked.pop(name, None)
+        self._asked[name] = request, _num_matched(request)
+        if len(self._asked) > NUM_ASKED:
+            self._asked.pop(next(iter(self._asked)))
+
+    def _asked_for(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._asking = None
+
+    # --- what comes ---------------------------------------------------------------------------------------------------------
+
+    def _comes_for(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._comes = _name_of([*args, *kwargs.values()][0])
+
+    def _is_over(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._comes = None
+
+    def _taken(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """The tree has taken what it had not: the pages behind those that it had."""
+        key, value = given(args, kwargs, "node", "key", "host_value")[1:]
+        slots = pages(numbers(value), self._page)
+        found = getattr(result, "prefix_len", result)
+        known = found // self._page if isinstance(found, int) else 0
+        if getattr(result, "host_insert_dropped", False) or known >= len(slots):
+            return
+        text, start = self._text(key, len(slots))
+        if text is None:
+            self._book.refilled(slots[known:])
+            return
+        needs_parent = getattr(self._controller, "write_policy", "") != "write_back"
+        self._book.refilled(slots[known:], text, start + known, needs_parent=needs_parent)
+
+    def _text(self, key: object, num_pages: int) -> tuple[Text | None, int]:
+        """The text that this key is a part of, and the pages ahead of that part; None where the two are not the same."""
+        request, start = self._asked.get(self._comes or "", (None, 0))
+        size = self._page
+        if request is None or start % size or getattr(key, "is_bigram", False):
+            return None, 0
+        raw = getattr(key, "raw_token_ids", None)
+        part = list(raw() if raw is not None else getattr(key, "token_ids", ()))[: num_pages * size]
+        prompt, answer = (getattr(request, name, ()) for name in ("origin_input_ids", "output_ids"))
+        tokens = [*prompt, *answer][: start + num_pages * size]
+        if tokens[start:] != part or len(part) < num_pages * size:
+            return None, 0
+        return Text(size, seed_of(request), tokens), start // size
+
+
+def _num_matched(request: object) -> int:
+    """The tokens of a request that the tree has had, on the device or on the host."""
+    found = getattr(request, "prefix_len", None)
+    prefix: Sequence[int] = getattr(request, "prefix_indices", ())
+    host: int = getattr(request, "host_hit_length", 0)
+    return host + (found if isinstance(found, int) else len(prefix))
+
+
+def _name_of(asked: object) -> str | None:
+    """The name of the request that a name, a handle or an operation of storage is about."""
+    if isinstance(asked, str):
+        return asked
+    handle = getattr(asked, "handle", asked)
+    for name in ("rid", "request_id"):
+        found = getattr(handle, name, None)
+        if isinstance(found, str):
+            return found
+    return None

@@ -1,0 +1,152 @@
+"""``python -m tests.sglang.run --python VERSION -m tests.sglang.published [NAME]``: published faults, each with a story.
+
+Random traffic seldom meets them, so each is a short program that drives SGLang's own scheduler and cache step by step. One line
+says what harm is seen, and when the watch has named it. Exit status 0 if each does harm in this release.
+`specs/sglang-watch.md` tells them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
+    # only with fixed hashes do two processes of one seed do the same
+    os.execve(
+        sys.executable, [sys.executable, "-m", "tests.sglang.published", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+    )
+
+from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
+from tests.sglang.engine import RELEASE
+from tests.sglang.rig import Rig
+from tests.sglang.worlds import WorldSpec
+from tests.texts import Chain
+
+MOST = 400
+"""Steps that anything in a story takes at most."""
+STORAGE_S = 30
+"""What a thread of the storage is waited for, at most."""
+Tell: TypeAlias = Callable[[Callable[[Rig], None]], tuple[Rig, str]]
+"""Takes what is done to the rig first, a watch say. Returns the rig, and the harm that was seen; "" for none."""
+
+
+class Gate:
+    """Holds what is read from storage until it is opened."""
+
+    def __init__(self, controller: Any) -> None:
+        self._open, self._read = threading.Event(), threading.Event()
+        get, transfer = controller.storage_backend.batch_get, controller._page_transfer
+
+        def held(*args: object, **kwargs: object) -> object:
+            self._open.wait(STORAGE_S)
+            return get(*args, **kwargs)
+
+        def told(operation: object) -> None:
+            try:
+                transfer(operation)
+            finally:
+                self._read.set()
+
+        controller.storage_backend.batch_get, controller._page_transfer = held, told
+
+    def open(self) -> None:
+        """Let it be read, and wait until what was asked for first has been."""
+        self._open.set()
+        if not self._read.wait(STORAGE_S):
+            raise TimeoutError("nothing was read from storage")
+
+
+def until(rig: Rig, reached: Callable[[], bool]) -> None:
+    """Step until this is so."""
+    for _ in range(MOST):
+        if reached():
+            return
+        rig.step()
+    raise TimeoutError(f"nothing of the kind in {MOST} steps")
+
+
+def refilled_behind_a_page_without_a_copy(made: Callable[[Rig], None]) -> tuple[Rig, str]:
+    """sglang#30106, and #31902 for the other tree: what storage brings is kept on the host behind a page that is not there.
+
+    Pages of four tokens, written through when they are hit twice. A text of six pages is in storage alone. A request for all
+    of it waits for storage; meanwhile another one computes the first two pages, and the second of them is hit once, so it has
+    no copy on the host. What storage brings is kept behind it. The tree takes it for a leaf of the device, and falls when it
+    is to be evicted.
+    """
+    spec = WorldSpec(page_tokens=4, device_pages=20, host_pages=40, storage=True, policy="write_through_selective")
+    rig = Rig(spec, 0)
+    made(rig)
+    begins = [10, 11, 12]
+    whole = Chain(begins)
+    whole.token(23)
+    text = whole.tokens[:24]
+    for _ in range(2):
+        rig.add(text, 1)
+        rig.drain()
+    rig.flush()
+    gate = Gate(rig.ranks[0].engine.controller)
+    rig.add(text, 30)
+    early = rig.add(begins, 9)
+    until(rig, lambda: early in rig.finished)
+    large = rig.add(range(500, 520), 54)
+    until(rig, lambda: any(each.rid == large for each in rig.ranks[0].scheduler.running_batch.reqs))
+    gate.open()
+    try:
+        until(rig, lambda: large in rig.finished)
+        rig.drain()
+    except AssertionError as error:
+        return rig, f"AssertionError: {error}"
+    finally:
+        rig.close()
+    wrong = [str(each) for each in rig.corruptions] + rig.wrong_texts
+    return rig, "; ".join(wrong) or rig.missing()
+
+
+PUBLISHED: tuple[Tell, ...] = (refilled_behind_a_page_without_a_copy,)
+
+
+def watched(story: Tell) -> tuple[Rig, str, dict[str, int], list[Watch]]:
+    """Tell a story under a watch that counts. Returns also the step at which each rule was named first, and the watches."""
+    watches: list[Watch] = []
+    named: dict[str, int] = {}
+
+    def made(rig: Rig) -> None:
+        watches.extend(attach(rank.scheduler, Options(mode=WatchMode.COUNT)) for rank in rig.ranks)
+        rig.after_step.append(look)
+
+    def look(rig: Rig) -> None:
+        for watch in watches:
+            for rule in watch.counts:
+                named.setdefault(rule, rig.step_number)
+
+    rig, seen = story(made)
+    look(rig)
+    return rig, seen, named, watches
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tell the stories."""
+    known = {story.__name__: story for story in PUBLISHED}
+    parser = argparse.ArgumentParser(prog="python -m tests.sglang.published", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="instead of all: " + ", ".join(known))
+    chosen = parser.parse_args(argv).names
+    if unknown := [name for name in chosen if name not in known]:
+        parser.error(f"no story is called {unknown[0]!r} (one is {next(iter(known))})")
+    logging.disable(logging.CRITICAL)
+    status = 0
+    for name in chosen or known:
+        rig, seen, named, _ = watched(known[name])
+        rules = ", ".join(f"{rule} at step {step}" for rule, step in named.items())
+        harm = f"{seen or 'no harm'} at step {rig.step_number}"
+        print(f"SGLang {RELEASE}: {name}: {harm}; named: {rules or 'nothing'}", flush=True)
+        status |= not seen
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
