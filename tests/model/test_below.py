@@ -52,15 +52,17 @@ def counted(samples: Samples, name: str, **labels: str) -> float:
 
 
 async def come_to_rest(session: ClientSession) -> Samples:
-    """Until a server has put below all that it will; what it has counted by then."""
-    before: Samples = {}
+    """Until a server has put below all that it will; what it has counted by then.
+
+    That is so when it has put nothing for three seconds: on a busy machine a thread of the store may wait for one.
+    """
+    demoted: list[float] = []
     while True:
         await asyncio.sleep(1.0)
         found = await metrics(session)
-        demoted = counted(found, "demotions_total", outcome="demoted")
-        if before and demoted == counted(before, "demotions_total", outcome="demoted"):
+        demoted.append(counted(found, "demotions_total", outcome="demoted"))
+        if demoted[-4:].count(demoted[-1]) == 4:
             return found
-        before = found
 
 
 async def answer(server: Server, asks: Sequence[Ask]) -> tuple[dict[str, tuple[int, ...]], Samples]:
