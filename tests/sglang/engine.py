@@ -297,7 +297,8 @@ def _window_pools(spec: WorldSpec, copies: Copies) -> tuple[Any, Any]:
     size, near = spec.device_pages * spec.page_tokens, spec.window_pages * spec.page_tokens
     common = {"size": size, "size_swa": near, "page_size": spec.page_tokens, "dtype": torch.float32, "device": "cpu"}
     layers = {"full_attention_layer_ids": [0], "swa_attention_layer_ids": [1]}
-    pool = SWAKVPool(head_num=1, head_dim=ROW, **common, **layers)
+    needed = known(SWAKVPool, {"enable_kvcache_transpose": False})  # older releases have no default
+    pool = SWAKVPool(head_num=1, head_dim=ROW, **common, **layers, **needed)
     for each in (pool.full_kv_pool, pool.swa_kv_pool):
         copies.own(*each.k_buffer, *each.v_buffer)
     allocator = SWATokenToKVPoolAllocator(kvcache=pool, need_sort=False, **common)
