@@ -146,8 +146,9 @@ class Engine:
     scheduler: Any
     worker: Any
     forward_stream: Stream
-    given_up: set[str] = field(factory=set)
-    """Requests that the engine has ended by itself and that were not in a batch: it was out of memory with one request left."""
+    given_up: dict[str, str] = field(factory=dict)
+    """Requests that the engine has ended outside of a batch, and what it says of them: it was out of memory with one request
+    left, or a client went away."""
     failed_loads: set[str] = field(factory=set)
     """Requests that the engine has given up because a linker could not load for them: their forward pass read anything."""
 
@@ -163,6 +164,10 @@ class Engine:
     def abort(self, name: str) -> None:
         """End a request as the engine does when a client goes away."""
         self.scheduler.abort_request(AbortReq(rid=name))
+
+    def hear_abort(self, _said: object, request: Any) -> None:
+        """What newer releases tell the client of a request that is over and that no batch will report."""
+        self.given_up[request.rid] = str(getattr(request.to_finish, "message", ""))
 
     def flush(self) -> bool:
         """Forget all that is cached; the engine does so only when it is idle."""
@@ -451,7 +456,7 @@ def engine_of(spec: WorldSpec, team: Team, rank: int, copies: Copies) -> Engine:
         _follow_storage(tree.cache_controller.mem_pool_host, copies)
     scheduler = scheduler_of(spec, arguments, pools, tree, worker)
     engine = Engine(spec, rank, arguments, *pools, tree, scheduler, worker, stream)
-    scheduler.send_abort_output = lambda request, *_, **__: engine.given_up.add(request.rid)
+    scheduler.send_abort_output = engine.hear_abort
     return engine
 
 

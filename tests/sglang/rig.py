@@ -257,9 +257,10 @@ class Rig:
 
     def _harvest(self) -> None:
         """Take note of requests that have ended."""
-        for name in self.ranks[0].engine.given_up:
-            self.running.discard(name)
-            self._requests.pop(name, None)
+        for name, why in self.ranks[0].engine.given_up.items():
+            if self._requests.pop(name, None) is not None:  # else its client has gone away
+                self.running.discard(name)
+                self.given_up[name] = why
         for name, request in list(self._requests.items()):
             if request.finished():
                 del self._requests[name]
