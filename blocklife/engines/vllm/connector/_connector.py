@@ -169,7 +169,9 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
         """The tokens of the load that was promised to a request in this step, by the tier that they come from."""
-        found = self.scheduler.hit_sources(request, num_external_tokens) if num_external_tokens else None
+        if not num_external_tokens:
+            return {}
+        found = self.scheduler.hit_sources(request, num_external_tokens)
         if found is None:
             return release().hit_sources([("host", num_external_tokens)])
         below = self.config.source_below.value

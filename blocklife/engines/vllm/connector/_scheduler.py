@@ -569,7 +569,7 @@ class ConnectorScheduler:
             self.offload.finish(tracked.name)
         if not self.offload.knows(tracked.name):
             del self._named[tracked.name]
-        else:  # a step that computes it is out
+        elif not self.shape.one_a_step:  # a step that computes it, and maybe guesses, is out
             self._last_windows[tracked.name] = [_leading_nulls(table) for table in tables]
 
     def has_pending_work(self) -> bool:
