@@ -11,7 +11,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
@@ -156,21 +157,32 @@ FOUND: tuple[Story, ...] = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Tell the stories."""
-    known = {story.__name__: story for story in FOUND}
-    parser = argparse.ArgumentParser(prog="python -m tests.sglang.found", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="instead of all: " + ", ".join(known))
+def tell(program: str, about: str | None, told: Mapping[str, Callable[[], str]], argv: Sequence[str] | None) -> int:
+    """Print a line for each story that was asked for; one that shows nothing returns a text that begins with "no ".
+
+    Exit status 0 if all show something.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="instead of all: " + ", ".join(told))
     chosen = parser.parse_args(argv).names
-    if unknown := [name for name in chosen if name not in known]:
-        parser.error(f"no story is called {unknown[0]!r} (one is {next(iter(known))})")
+    if unknown := [name for name in chosen if name not in told]:
+        parser.error(f"no story is called {unknown[0]!r} (one is {next(iter(told))})")
     logging.disable(logging.CRITICAL)
     status = 0
-    for name in chosen or known:
-        _, seen = known[name](None)
-        print(f"SGLang {RELEASE}: {name}: {seen or 'does not show'}", flush=True)
-        status |= not seen
+    for name in chosen or told:
+        said = told[name]()
+        print(f"SGLang {RELEASE}: {name}: {said}", flush=True)
+        status |= said.startswith("no ")
     return int(status)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tell the stories."""
+
+    def said(story: Story) -> str:
+        return story(None)[1] or "no fault is seen"
+
+    return tell("tests.sglang.found", __doc__, {story.__name__: partial(said, story) for story in FOUND}, argv)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ says what harm is seen, and when the watch has named it. Exit status 0 if each d
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
@@ -22,7 +21,7 @@ if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
     )
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
-from tests.sglang.engine import RELEASE
+from tests.sglang.found import tell
 from tests.sglang.rig import Rig
 from tests.sglang.worlds import WorldSpec
 from tests.texts import Chain
@@ -131,21 +130,13 @@ def watched(story: Tell) -> tuple[Rig, str, dict[str, int], list[Watch]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tell the stories."""
-    known = {story.__name__: story for story in PUBLISHED}
-    parser = argparse.ArgumentParser(prog="python -m tests.sglang.published", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="instead of all: " + ", ".join(known))
-    chosen = parser.parse_args(argv).names
-    if unknown := [name for name in chosen if name not in known]:
-        parser.error(f"no story is called {unknown[0]!r} (one is {next(iter(known))})")
-    logging.disable(logging.CRITICAL)
-    status = 0
-    for name in chosen or known:
-        rig, seen, named, _ = watched(known[name])
+
+    def said(story: Tell) -> str:
+        rig, seen, named, _ = watched(story)
         rules = ", ".join(f"{rule} at step {step}" for rule, step in named.items())
-        harm = f"{seen or 'no harm'} at step {rig.step_number}"
-        print(f"SGLang {RELEASE}: {name}: {harm}; named: {rules or 'nothing'}", flush=True)
-        status |= not seen
-    return int(status)
+        return f"{seen or 'no harm'} at step {rig.step_number}; named: {rules or 'nothing'}"
+
+    return tell("tests.sglang.published", __doc__, {story.__name__: partial(said, story) for story in PUBLISHED}, argv)
 
 
 if __name__ == "__main__":
