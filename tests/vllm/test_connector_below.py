@@ -221,14 +221,22 @@ def test_engine_stays_awake_until_all_is_demoted(make: Make) -> None:
 def test_a_request_waits_for_a_slow_store_no_longer_than_it_may(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on without, and its answer is right."""
     make().ask(prompt(40))
-    get = FileStore.get
+    get, given_up = FileStore.get, threading.Event()
+    rig = make(options={"below_wait_s": 0.05})
+    step = rig.step
+
+    def watched_step() -> bool:
+        goes_on = step()
+        if rig.below.overdue_requests:
+            given_up.set()
+        return goes_on
 
     def slow(self: FileStore, pages: Any) -> Any:
-        time.sleep(0.3)
+        assert given_up.wait(30)
         return get(self, pages)
 
+    monkeypatch.setattr(rig, "step", watched_step)
     monkeypatch.setattr(FileStore, "get", slow)
-    rig = make(options={"below_wait_s": 0.05})
     rig.ask(prompt(40))
 
     assert rig.below.overdue_requests == 1
