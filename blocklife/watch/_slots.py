@@ -18,7 +18,7 @@ class SlotContents:
         self._unnamed: dict[int, HeldContent] = {}
         """Slots whose content has a name that is not known yet."""
         self._believed: set[int] = set()
-        """Slots of which nobody knows what they hold."""
+        """Slots that were filled unseen: what they hold is not known, and believed to be right."""
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._held

@@ -32,7 +32,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("story", published.PUBLISHED, ids=lambda story: story.__name__)
 def test_published_fault_is_named_ahead_of_the_harm_and_a_mended_release_is_silent(story: published.Tell) -> None:
-    """The rule falls at an earlier step than the harm is seen; where there is none, nothing is named."""
+    """The watch names the rule at an earlier step than the harm; in a release without the fault it names nothing."""
     shown = SHOWN[story.__name__]
     rig, seen, named, watches = published.watched(story)
     print(seen, named)

@@ -131,7 +131,7 @@ EARS = [
 
 @pytest.mark.parametrize("name", EARS)
 def test_broken_ear_never_reaches_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tree takes what has come as without a watch; the watch says that it is lost and lets go of everything."""
+    """The tree takes the pages as it does without a watch; the watch logs that it has failed, and detaches."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("an ear is broken")
@@ -153,11 +153,11 @@ def test_broken_ear_never_reaches_the_engine(name: str, monkeypatch: pytest.Monk
     assert "check_prefetch_progress" not in vars(engine.tree_cache)
 
 
-@pytest.mark.parametrize("how", ["nobody asked", "other tokens", "pairs", "dropped"])
+@pytest.mark.parametrize("how", ["not asked for", "other tokens", "pairs", "dropped"])
 def test_refill_of_which_nothing_is_known_is_believed(how: str) -> None:
     """So is all that comes behind it."""
     engine, watch = watched()
-    if how != "nobody asked":
+    if how != "not asked for":
         engine.ask_storage("a", TEXT, 8)
     for number in range(NUM_ASKED if how == "dropped" else 0):
         engine.ask_storage(f"another {number}", TEXT, 8)

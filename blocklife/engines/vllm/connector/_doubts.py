@@ -40,6 +40,7 @@ class Doubts:
     def __init__(self, hash_tokens: int, num_workers: int) -> None:
         self._hash_tokens, self._num_workers = hash_tokens, num_workers
         self.open: list[Unproven] = []
+        """Those whose plan has not settled. Ask this before you call a method: mostly there are none."""
 
     def add(self, owner: VllmRequest, device_tokens: int, blocks: Iterable[int]) -> None:
         """A request was admitted that loads what follows on its first *device_tokens*."""
