@@ -37,10 +37,15 @@ PACE_S = 0.0005
 
 
 class BelowRig(ConnectorRig):
-    """A rig with a store below; it collects what the connector counts."""
+    """A rig with a store below; it collects what the connector counts.
 
-    def __init__(self, spec: WorldSpec, address: str, seed: int = 0, **more: Any) -> None:
+    The store's threads are real. Where it *keeps_up*, every second step, drawn by the seed, waits for what they copy: without
+    that a machine that is busy elsewhere may let a walk end before anything has reached the store.
+    """
+
+    def __init__(self, spec: WorldSpec, address: str, seed: int = 0, *, keeps_up: bool = False, **more: Any) -> None:
         options = more.pop("options", {})
+        self._waits = Random(f"{seed}/store") if keeps_up else None
         self.told = BlocklifeStats(data={})
         super().__init__(evolve(spec, extra_config={**spec.extra_config, "below": address, **options}), seed, **more)
         connector = self.scheduler.connector
@@ -65,7 +70,16 @@ class BelowRig(ConnectorRig):
         goes_on = super().step()
         if goes_on and self.verified == before:
             time.sleep(PACE_S)
+        if self._waits is not None and self._waits.random() < 0.5:
+            self._wait_for_the_store()
         return goes_on
+
+    def _wait_for_the_store(self) -> None:
+        for rank in self.ranks:
+            assert rank.worker is not None
+            below = rank.worker.connector.worker._below
+            assert below is not None
+            below.copier.wait(list(below.copier._out))
 
     def _tell(self) -> BlocklifeStats | None:
         said = self._read()
@@ -348,7 +362,7 @@ def test_walks_over_a_store_with_faults(make: Make, planted: type[_Planted], mod
     """Calls that fail and are slow, values that are cut, changed and lost; then another engine on what is left."""
     planted.rates = StoreFaultRates(fail=0.05, slow=0.05, cut=0.05, flip=0.05, lose=0.05)
     spec = evolve(CROWDED, groups=MODELS[model], async_scheduling=seed == 1, world_size=1 + seed % 2)
-    rigs = [make(spec, f"{__name__}:faulty", seed, options={"below_wait_s": 0.2}) for _ in range(3)]
+    rigs = [make(spec, f"{__name__}:faulty", seed, keeps_up=True, options={"below_wait_s": 0.2}) for _ in range(3)]
     for rig in rigs:
         walk(rig, seed, 24, resets=rig is rigs[-1])
 

@@ -101,7 +101,7 @@ def test_counts_add_up_in_random_traffic(rigs: list[BelowRig], tmp_path: Path, m
     spec = evolve(CROWDED, groups=MODELS[model], async_scheduling=seed == 1)
     told: dict[CacheHitSource, int] = {}
     for turn in range(2):
-        rig = BelowRig(spec, f"fs:{tmp_path}:64M", seed)
+        rig = BelowRig(spec, f"fs:{tmp_path}:64M", seed, keeps_up=True)
         rigs.append(rig)
         connector = rig.scheduler.connector
         own = connector.get_external_cache_hit_sources
