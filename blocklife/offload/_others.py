@@ -54,7 +54,8 @@ class OtherOwners:
         self._steps = decided.scheduler._steps
         self._ledger = decided.scheduler.ledger
         self._progress = decided.scheduler._state.progress
-        self._doubts: dict[str, _Doubt] = {}
+        self.doubts: dict[str, _Doubt] = {}
+        """Running requests whose content waits for a report."""
         self.wrong: dict[str, int] = {}
         """Running requests whose blocks another owner failed to fill, with the serial of their row."""
         self.guests: dict[str, str] = {}
@@ -86,15 +87,10 @@ class OtherOwners:
 
     # --- filled within a step -----------------------------------------------------------------------------------------------
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether the content of some running request waits for a report."""
-        return bool(self._doubts)
-
     def doubted(self, blocks: Iterable[int]) -> bool:
         """Whether one of these blocks belongs to a request whose content waits for a report."""
         found = set(blocks)
-        for name, doubt in self._doubts.items():
+        for name, doubt in self.doubts.items():
             if not found.isdisjoint(doubt.blocks):
                 return True
             if self._holds(name, doubt.serial) and any(
@@ -107,7 +103,7 @@ class OtherOwners:
     def doubt(self, name: str, blocks: Collection[int]) -> None:
         """An admitted request reads what another owner brings in this step: name nothing of it until the step has reported."""
         row, table = self._steps.tracked(name).row, self._progress
-        self._doubts[name] = _Doubt(
+        self.doubts[name] = _Doubt(
             int(table.serial[row]),
             table.sealed[:, row].copy(),
             table.offered[:, row].copy(),
@@ -121,10 +117,10 @@ class OtherOwners:
 
         Call it before the plan is settled.
         """
-        for name, doubt in list(self._doubts.items()):
+        for name, doubt in list(self.doubts.items()):
             if doubt.plan > plan and doubt.blocks.isdisjoint(wrong):
                 continue
-            del self._doubts[name]
+            del self.doubts[name]
             if not self._holds(name, doubt.serial):
                 continue
             if not doubt.blocks.isdisjoint(wrong):

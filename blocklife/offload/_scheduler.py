@@ -470,7 +470,8 @@ class OffloadScheduler(edge.NotCopied):
         rows = table.wanted.nonzero()[0]
         for name in list(self._state.states):
             self._steps.offer_states(name, self._state.requests[name].row)
-        self._steps.plan_stores(self._steps.without_doubt(rows))
+        doubtful = self._state.waiting_loads and self.policies.load_within_tokens
+        self._steps.plan_stores(self._steps.without_doubt(rows) if doubtful else rows)
         if self._steps.is_last_step() and (jobs := self.ledger.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "last step")
         for name in list(self._state.pinned):

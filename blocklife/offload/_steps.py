@@ -218,15 +218,13 @@ class SchedulerSteps:
 
         What they compute counts only if the load is done: it is neither sealed nor stored before.
         """
-        if not self._policies.load_within_tokens:
-            return []
         running, requests = self._progress.running, self._state.requests
         rows = [requests[name].row for name in self._state.waiting_loads]
         return [row for row in rows if running[row]]
 
     def without_doubt(self, rows: Rows) -> Rows:
         """Those of these requests that are not `in_doubt`."""
-        if not self._state.waiting_loads or not (doubted := self.in_doubt()):
+        if not (doubted := self.in_doubt()):
             return rows
         found: Rows = rows[~np.isin(rows, doubted)]
         return found

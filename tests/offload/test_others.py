@@ -76,7 +76,7 @@ def test_what_comes_within_a_step_is_final_when_its_report_says_so(wrong: tuple[
     engine = Engine()
     engine.scheduler.admit("a", engine.place(), 1)
     engine.others.doubt("a", (1, 2, 3))
-    doubted = engine.others.in_doubt, engine.others.doubted([3, 8]), engine.others.doubted([8])
+    doubted = bool(engine.others.doubts), engine.others.doubted([3, 8]), engine.others.doubted([8])
     engine.decided.promise()
     plan = engine.scheduler.build_plan(0)
     before = engine.states(1, 2)
@@ -91,7 +91,7 @@ def test_what_comes_within_a_step_is_final_when_its_report_says_so(wrong: tuple[
     assert engine.states(1, 2) == [Block.ALLOCATED if failed else Block.IN_FLIGHT] * 2
     assert engine.others.take_wrong() == ["a"] * failed
     assert engine.others.take_wrong() == []
-    assert not engine.others.in_doubt
+    assert not engine.others.doubts
 
 
 def test_a_report_says_nothing_of_who_was_preempted_since() -> None:
@@ -105,7 +105,7 @@ def test_a_report_says_nothing_of_who_was_preempted_since() -> None:
     engine.others.hear(plan.number, (2,))
 
     assert engine.others.take_wrong() == []
-    assert not engine.others.in_doubt
+    assert not engine.others.doubts
 
 
 def test_blocks_that_another_uses_stay_held_until_they_are_given_back() -> None:

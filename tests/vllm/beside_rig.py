@@ -125,7 +125,7 @@ class BesideRig(ConnectorRig):
         assert not any(each.out for each in self.seconds)
         others = self.side.beside.others
         assert not others.guests
-        assert not others.in_doubt
+        assert not others.doubts
         assert not self.side.beside.receiving
 
 

@@ -138,7 +138,7 @@ def test_who_shares_what_is_still_in_doubt_is_in_doubt_as_well() -> None:
     rig.add([*prompt(40), 7, 8, 9, 10, 11], 6)
     others = rig.side.beside.others
     rig._queue.append(rig._launch())
-    doubts = sorted(others._doubts)
+    doubts = sorted(others.doubts)
     rig.drain()
     rig.check_empty()
 

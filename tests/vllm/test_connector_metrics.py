@@ -18,12 +18,14 @@ from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._messages import Moved
 from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats, Metric, MetricKind
 from blocklife.engines.vllm.connector._scheduler import ConnectorCounts
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.ledger import Direction
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
 prometheus: Any = pytest.importorskip("prometheus_client")
 
+NAMES_SESSIONS = pytest.mark.skipif(not release().names_sessions, reason="before 0.32 vLLM does not say when a session waits")
 WORLD = WorldSpec((GroupSpec("full"), GroupSpec("swa", window=8)), num_gpu_blocks=24, host_blocks=64, world_size=2)
 
 
@@ -161,6 +163,32 @@ def test_metrics_look_at_the_host_tier_every_so_many_steps(rig: ConnectorRig) ->
     payloads = [rig.scheduler.connector.get_kv_connector_stats() for _ in range(129)]
 
     assert [step for step, each in enumerate(payloads) if each and "vllm:kv_offload_host_slots" in each.data] == [0, 64, 128]
+
+
+def test_metrics_are_told_every_eighth_step_while_requests_are_served(rig: ConnectorRig) -> None:
+    """What was counted between is told with the next; so a step is not held up by what a person reads once in a while."""
+    rig.add(list(range(100, 140)), 30)
+    told = [step for step in range(24) if rig.step() and rig.scheduler.connector.get_kv_connector_stats() is not None]
+
+    assert told == [0, 8, 16]
+
+
+@pytest.mark.parametrize("session", [False, pytest.param(True, marks=NAMES_SESSIONS)], ids=["request", "session"])
+def test_metrics_are_told_before_the_engine_has_nothing_to_do(rig: ConnectorRig, session: bool) -> None:
+    """A session that waits for its next part is nothing that the engine makes a step for."""
+    found = BlocklifeStats(data={})
+    if session:
+        rig.part("s", list(range(100, 140)), 3)
+    else:
+        rig.add(list(range(100, 140)), 3)
+    while rig.step():
+        said = rig.scheduler.connector.get_kv_connector_stats()
+        found.aggregate(BlocklifeConnector.build_kv_connector_stats(said.data if said else {}))
+
+    assert found.data["vllm:kv_offload_jobs"] == {"done": rig.side.ledger.ended["DONE"]}
+    assert found.data["vllm:kv_offload_jobs_out"] == {"": 0}
+    assert found.data["vllm:kv_offload_host_slots"]["empty"] == 64 - rig.stored < 64
+    assert rig.scheduler.connector.get_kv_connector_stats() is None
 
 
 def test_metrics_survive_a_pipe_and_a_line_of_a_log(rig: ConnectorRig) -> None:

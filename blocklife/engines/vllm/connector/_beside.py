@@ -33,7 +33,7 @@ class Beside:
         self._tables_of: TablesOf | None = None
         self.receiving: set[str] = set()
         """Requests whose blocks another connector fills, by their names in the ledger."""
-        self._over: dict[str, str] = {}
+        self.over: dict[str, str] = {}
         """Requests that are over since the last step, by their ids, and their names in the ledger."""
 
     def bind(self, tables_of: TablesOf) -> None:
@@ -54,17 +54,17 @@ class Beside:
     def left(self, request_id: str, name: str) -> None:
         """A request is over. Whether vLLM keeps its blocks is asked when the next step begins."""
         if self._tables_of is not None:
-            self._over[request_id] = name
+            self.over[request_id] = name
 
     def begin(self) -> None:
         """A step begins: hold the blocks that vLLM keeps for requests that are over."""
         tables_of = self._tables_of
         if tables_of is None:
             return
-        for request_id, name in list(self._over.items()):
+        for request_id, name in list(self.over.items()):
             if self._scheduler.knows(name):  # its last plan has not settled
                 continue
-            del self._over[request_id]
+            del self.over[request_id]
             tables = tables_of(request_id)
             if any(map(any, tables)):
                 self.others.lend(request_id, tables)
@@ -76,12 +76,12 @@ class Beside:
     @property
     def listens(self) -> bool:
         """Whether `free` or `prove` would do something."""
-        return bool(self._over or self.others.guests or self.others.in_doubt)
+        return bool(self.over or self.others.guests or self.others.doubts)
 
     def free(self, done: Collection[str]) -> None:
         """Other connectors are done with the blocks of these requests: vLLM frees them now."""
         for request_id in done:
-            self._over.pop(request_id, None)
+            self.over.pop(request_id, None)
             self.others.give_back(request_id)
 
     def prove(self, plan: int, wrong: Collection[int]) -> None:

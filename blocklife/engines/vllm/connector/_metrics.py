@@ -182,8 +182,10 @@ METRICS: Mapping[str, Metric] = {
         Metric(_P + "host_slots", MetricKind.GAUGE, "Chunks of host memory, by what they hold.", "state", _SLOTS),
     )
 }
+_COUNTS_EVERY = 8
+"""Steps between two payloads while requests are served: to compare all counts takes a fortieth of what the connector takes."""
 _GAUGES_EVERY = 64
-"""Steps between two counts of the host tier: counting it in every step would take too long."""
+"""Steps between two counts of the host tier: counting it takes longer still. A multiple of the other."""
 
 
 class BlocklifeStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there where this is checked
@@ -237,13 +239,21 @@ class Meter:
     scheduler: ConnectorScheduler
     _told: dict[tuple[str, str], int] = field(factory=dict)
     _steps: int = 0
-    _live: int = 0
-    """Outstanding jobs at the last call."""
+    _is_idle: bool = False
+    """Whether no request was served and no job was out at the last call."""
     _is_down: bool | None = None
     """Whether the store below was last told to be down."""
 
     def read(self) -> BlocklifeStats | None:
-        """The changes since the last call; None if there are none."""
+        """The changes since they were last told; None if there are none, or if a later step tells them.
+
+        While requests are served, every eighth step tells; counts add up meanwhile. Without any, no further step may come.
+        """
+        step, serves = self._steps, self.scheduler.is_serving
+        self._steps += 1
+        if serves and step % _COUNTS_EVERY:
+            self._is_idle = False
+            return None
         data: Payload = {}
         counts = self.scheduler.counts
         if is_new := counts.is_new:
@@ -271,11 +281,9 @@ class Meter:
             if total > told:
                 data.setdefault(_P + name, {})[label] = total - max(0, told)
                 self._told[name, label] = total
-        live = self.scheduler.ledger.jobs.live
-        if self._steps % _GAUGES_EVERY == 0 or (self._live and not live):  # an idle engine makes no further step to report in
+        was_idle, self._is_idle = self._is_idle, not serves and not self.scheduler.ledger.jobs.live
+        if step % _GAUGES_EVERY == 0 or (self._is_idle and not was_idle):
             self._tell_gauges(data)
-        self._live = live
-        self._steps += 1
         return BlocklifeStats(data=data) if data else None
 
     def _totals(self) -> list[tuple[str, str, int]]:

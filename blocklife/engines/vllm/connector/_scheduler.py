@@ -298,7 +298,9 @@ class ConnectorScheduler:
             offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
         plan = offload.build_plan(self._clock())
         early, self._early = self._early, []
-        return StepPlan((*early, plan), self._owners(plan) if loads or self._doubts.open else {}, self._introduce())
+        # in the first step: for which content the store below is asked; workers check that they name it alike
+        introduction, self._introduction = self._introduction, b""
+        return StepPlan((*early, plan), self._owners(plan) if loads or self._doubts.open else {}, introduction)
 
     def _hand_off_reached(self, output: SchedulerOutput) -> set[tuple[str, int, int]]:
         """States that vLLM keeps and that were reached before this step: with guesses, their blocks may leave the tables now.
@@ -333,11 +335,6 @@ class ConnectorScheduler:
                             decided.hand_off_state(tracked.name, group, boundary, block)
         if self._copied:
             decided.copied_to([block for block in self._copied if block not in kept])
-
-    def _introduce(self) -> bytes:
-        """In the first step: for which content the store below is asked. Workers check that they name it alike."""
-        told, self._introduction = self._introduction, b""
-        return told
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
         """Report the blocks that running requests got in this step."""
@@ -464,7 +461,7 @@ class ConnectorScheduler:
         """Whether an admitted request computes behind tokens of another connector that no report has confirmed."""
         if not admission.external_tokens and hit.compute_from > hit.tokens:
             return admission.tracked.request.request_id in scheduled
-        return self.beside.others.in_doubt and self.beside.others.doubted(self._hit_blocks(admission, hit))
+        return bool(self.beside.others.doubts) and self.beside.others.doubted(self._hit_blocks(admission, hit))
 
     def _go_on_beside(self) -> None:
         """Requests for which another connector has brought what it promised run; those for which it failed step back."""
@@ -572,6 +569,11 @@ class ConnectorScheduler:
         elif not self.shape.one_a_step:  # a step that computes it, and maybe guesses, is out
             self._last_windows[tracked.name] = [_leading_nulls(table) for table in tables]
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether vLLM has a request that it can compute; a session that waits for its next part is none."""
+        return len(self._requests) > (sum([each.has_stopped for each in self._sessions.values()]) if self._sessions else 0)
+
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping without requests: a copy is outstanding or will be planned."""
         return bool(self.ledger.jobs.live) or self.offload.demotes_later
@@ -622,7 +624,8 @@ class ConnectorScheduler:
                 self.decided.forget_host()
             if self.below is not None:
                 self.offload.tell_time(self._clock())
-            self.beside.begin()
+            if self.beside.over or self.beside.others.guests:
+                self.beside.begin()
             if self.decided.is_late:
                 self.decided.catch_up()
             if self.ledger.jobs.num_planned:
