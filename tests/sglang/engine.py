@@ -514,18 +514,21 @@ def _say_rank() -> None:
         context.override_permanently(tp_rank=0, pp_rank=0)
 
 
-def forget_all(engine: Engine) -> str:
-    """Evict everything, from the device, then from the host. Returns what is missing then, "" if nothing is."""
+EVERYTHING = 1 << 30
+"""More tokens than any memory has."""
+
+
+def forget_device(engine: Engine) -> str:
+    """Evict everything from the device. Returns what of its memory is missing then, "" if nothing is."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-    everything = 1 << 30
     tree, spec = engine.tree, engine.spec
     held = tree.protected_size()
     if isinstance(held, tuple):
         held = held[0]
     if held:
         return f"{held} tokens of device memory are locked, and no request runs"
-    tree.evict(EvictParams(num_tokens=everything))
+    tree.evict(EvictParams(num_tokens=EVERYTHING))
     allocator = engine.allocator
     if spec.kind == "swa":
         near, room = allocator.swa_available_size(), spec.window_pages * spec.page_tokens
@@ -538,11 +541,15 @@ def forget_all(engine: Engine) -> str:
     if spec.kind == "mamba":
         from tests.sglang.states import states_missing
 
-        if missing := states_missing(engine):
-            return missing
-    if spec.linker is not None:
-        return forget_linked(tree.linker.cache_linker)
-    tree.evict_host(everything)
+        return states_missing(engine)
+    return ""
+
+
+def forget_host(engine: Engine) -> str:
+    """The same of host memory, behind `forget_device` and with no copy under way."""
+    if engine.spec.linker is not None:
+        return forget_linked(engine.tree.linker.cache_linker)
+    engine.tree.evict_host(EVERYTHING)
     host = engine.controller.mem_pool_host
     if host.available_size() != host.size:
         return f"{host.size - host.available_size()} tokens of host memory of {host.size}"

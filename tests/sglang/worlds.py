@@ -162,6 +162,11 @@ WORLDS: dict[str, World] = {
         WorldSpec(page_tokens=4, device_pages=24, host_pages=48, storage=True, lag=LATE),
         flushes=True,
     ),
+    "storage-back": World(
+        "The same, written back when it is evicted: from the device to the host, and from there to the files.",
+        WorldSpec(page_tokens=4, device_pages=24, host_pages=48, policy="write_back", storage=True, lag=LATE),
+        flushes=True,
+    ),
     "skewed": World(
         "Two ranks of which one has less host memory; up to 0.5.13.post1 one waits in a collective that the other skips.",
         WorldSpec(page_tokens=4, device_pages=24, host_pages=36, world_size=2, host_skew=8, lag=LATE),
