@@ -151,7 +151,8 @@ bench-vllm-compiled: $(VENV)/.dev vllm  ## the same of our connector with the co
 sglang: $(BIN)/python  ## fetch SGLang's cache side for tests: 0.6 GB, once (SGLANG='0.5.23 0.5.14', say; SOURCES=CHECKOUT for its own tests)
 	@$(BIN)/python -m tests.sglang.fetch $(if $(SOURCES),--sources $(SOURCES)) $(SGLANG)
 
-nightly-sglang: $(BIN)/python sglang  ## random traffic in SGLang's newest release under the watch: 500 000 steps (STEPS=100000, say)
+nightly-sglang: $(VENV)/.dev sglang  ## our tests in all releases of SGLang, and random traffic in the newest under the watch: 500 000 steps (STEPS=100000, say)
+	@$(MAKE) --silent test-sglang
 	@$(BIN)/python -m tests.sglang.run --python $(firstword $(SGLANG)) -m tests.sglang.nightly $(if $(STEPS),--steps $(STEPS))
 
 test-sglang: $(VENV)/.dev sglang  ## our tests under SGLang's real scheduler and cache, and its own unit tests where a checkout was fetched
