@@ -28,7 +28,8 @@ from tests.model.test_tokens import (
     reference,
     waves,
 )
-from tests.vllm.planted import Bed, all_planted
+from tests.planted import Bed
+from tests.vllm.planted import all_planted
 
 STRICT = watch.Options(mode=watch.WatchMode.STRICT)
 SLOT_BYTES = {"full": 1 << 16, "windows": 1 << 16, "both": 1 << 15, "states": 1 << 17}

@@ -10,7 +10,8 @@ from sglang.srt.mem_cache.l2_transfer import L2TransferEngine
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.sglang.planted import Bed, Original, planted
+from tests.planted import Original, planted
+from tests.sglang.planted import Bed
 from tests.sglang.rig import Rank
 
 

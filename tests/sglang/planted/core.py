@@ -8,7 +8,7 @@ import torch
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
-from tests.sglang.planted import Bed, Original, planted
+from tests.planted import Bed, Original, planted
 
 
 @planted("core", "core-back-tight")

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.sglang.planted import Bed, Original, planted
+from tests.planted import Bed, Original, planted
 
 # --- allocators -----------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ from random import Random
 from attrs import evolve, frozen
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
-from tests.sglang.planted import Bed, Planted
+from tests.planted import Planted
+from tests.planted.program import Played
+from tests.sglang.planted import Bed
 from tests.sglang.rig import Rank, Rig
 from tests.sglang.traffic import Traffic
 from tests.sglang.worlds import WORLDS, World
@@ -18,8 +20,6 @@ DRAIN = 400
 """Steps that an engine has to come to rest in; one that does not stands still."""
 REST = 6
 """Steps at rest, in which the watch looks whether all is there."""
-NOBODY = "(none)"
-"""In the place of a bug's name where none is planted."""
 
 
 @frozen
@@ -35,30 +35,6 @@ class Row:
     """What was wrong first: bytes, a text, SGLang's own error, memory that is missing, no way on, or a lost watch."""
 
 
-@frozen
-class Played:
-    """One run."""
-
-    bug: str
-    fired: int
-    """How often the bug has made a difference."""
-    row: Row
-
-    @property
-    def first(self) -> str | None:
-        """The rule that fell first, if one did."""
-        return min(self.row.rules, key=self.row.rules.__getitem__, default=None)
-
-    @property
-    def verdict(self) -> str:
-        """``in time`` if a rule fell no later than anything was wrong, ``late`` or ``never``; ``no harm`` if nothing was."""
-        if self.row.trouble is None:
-            return "no harm"
-        if self.first is None:
-            return "never"
-        return "in time" if self.row.rules[self.first] <= self.row.trouble else "late"
-
-
 def worlds() -> Mapping[str, World]:
     """The worlds that have a name, and some that differ from them for the sake of a bug."""
     known = dict(WORLDS)
@@ -69,7 +45,7 @@ def worlds() -> Mapping[str, World]:
     return known
 
 
-def played(bug: Planted, world: str, seed: int, steps: int) -> Played:
+def played(bug: Planted[Bed], world: str, seed: int, steps: int) -> Played:
     """Plant a bug, let a seed run under a watch that only counts, and take the bug out again."""
     with ExitStack() as stack:
         bed = Bed(Random(f"{seed}/{bug.name}"), stack)

@@ -13,7 +13,8 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.sglang.planted import Bed, Original, planted
+from tests.planted import Original, planted
+from tests.sglang.planted import Bed
 
 STATES = ComponentType.MAMBA
 

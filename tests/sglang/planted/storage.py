@@ -9,7 +9,7 @@ from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.sglang.planted import Bed, Original, planted
+from tests.planted import Bed, Original, planted
 
 
 @planted("storage", seen=False)

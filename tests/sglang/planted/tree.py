@@ -12,7 +12,8 @@ from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.cache_action import CacheAction, FreeDeviceKV
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.sglang.planted import Bed, Original, planted
+from tests.planted import Original, planted
+from tests.sglang.planted import Bed
 from tests.sglang.rig import Rank
 
 # --- locks ----------------------------------------------------------------------------------------------------------------

@@ -1,93 +1,19 @@
 """Bugs that are planted in vLLM 0.33.0, one at a time and for one run each, to see whether the watch names them.
 
-A bug is a function with a docstring that says what is wrong. It gets a `Bed`, and puts code of its own around methods of
-vLLM's classes; all of it is gone when the run is over. Rules of the rooms:
-
-* A bug does little: it forgets a line, counts one off, mixes two things up. What vLLM asserts may hold or fall, as it comes.
-* Wherever it makes a difference it asks `Bed.strikes`, so that a run in which it slept is told from one in which it was missed.
-* It does not know of the watch, and nothing is planted for the watch's sake: what is not seen stays here, marked so.
+What a bug is, and the rules of the rooms, are in `tests.planted`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from importlib import import_module
-from random import Random
-from typing import Any, TypeAlias
-from unittest import mock
+from collections.abc import Iterable
 
-from attrs import define, frozen
+from tests.planted import Bed, Planted, planted_in
 
 SETS = {"own": ("pool", "offloading", "simple", "workers", "tiering"), "outside": ("outside",)}
 """The set with which the watch has grown, and one that was planned from vLLM's code alone; each has its rooms."""
 ROOMS = tuple(room for rooms in SETS.values() for room in rooms)
 
-Original: TypeAlias = Callable[..., Any]
-Around: TypeAlias = Callable[..., object]
 
-
-@define(eq=False)
-class Bed:
-    """Where one bug is planted, for one run."""
-
-    rng: Random
-    stack: ExitStack
-    """What is planted goes when this is closed."""
-    fired: int = 0
-    """How often the bug has made a difference."""
-
-    def strikes(self, share: float = 1.0) -> bool:
-        """Whether the bug does so here, which is counted: always, or in this share of all cases."""
-        struck = share == 1.0 or self.rng.random() < share
-        self.fired += struck
-        return struck
-
-    def around(self, owner: type, name: str) -> Callable[[Around], Around]:
-        """Let the decorated function have the calls of a method; what it gets first is the method as it was."""
-        original: Original = getattr(owner, name)
-
-        def decorated(around: Around) -> Around:
-            def called(*args: object, **kwargs: object) -> object:
-                return around(original, *args, **kwargs)
-
-            self.stack.enter_context(mock.patch.object(owner, name, called))
-            return around
-
-        return decorated
-
-    def behind(self, owner: type, name: str, change: Callable[[Any, Any], None]) -> None:
-        """Let a function change what a method has returned; it gets the object, and that."""
-
-        @self.around(owner, name)
-        def changed(original: Original, self: object, *args: object) -> object:
-            returned = original(self, *args)
-            change(self, returned)
-            return returned
-
-
-@frozen
-class Planted:
-    """A bug, and the worlds in which its runs are."""
-
-    name: str
-    about: str
-    worlds: tuple[str, ...]
-    plant: Callable[[Bed], None]
-    seen: bool
-    """Whether the watch names it in time in every run in which it does harm."""
-
-
-def planted(*worlds: str, seen: bool = True) -> Callable[[Callable[[Bed], None]], Planted]:
-    """Make a bug of a function; its docstring is what is said of it."""
-
-    def made(plant: Callable[[Bed], None]) -> Planted:
-        return Planted(plant.__name__, " ".join((plant.__doc__ or "").split()), worlds, plant, seen)
-
-    return made
-
-
-def all_planted(rooms: Iterable[str] = ROOMS) -> dict[str, Planted]:
+def all_planted(rooms: Iterable[str] = ROOMS) -> dict[str, Planted[Bed]]:
     """Every bug of these rooms by its name, room by room."""
-    found = [each for room in rooms for each in vars(import_module(f"{__name__}.{room}")).values()]
-    return {each.name: each for each in found if isinstance(each, Planted)}
+    return planted_in(__name__, rooms)

@@ -6,156 +6,51 @@ in how many runs a bug did harm, and in how many of these a rule fell no later, 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-
-from attrs import asdict
+from collections.abc import Sequence
 
 from blocklife.engines.vllm._versions import SUPPORTED, minor_of
-from tests.programs import importing, natural, positive, refused, target
-from tests.vllm.planted import SETS, Bed, Planted, all_planted
+from tests.planted import Bed, Planted
+from tests.planted.program import Found, cells, chosen_bugs, parser, runs, told, totals, written
+from tests.programs import importing, refused
+from tests.vllm.planted import ROOMS, SETS, all_planted
 
-with importing("tests.vllm.planted", __name__):
+PROGRAM = "tests.vllm.planted"
+with importing(PROGRAM, __name__):
     from tests.vllm.engine import RELEASE
-    from tests.vllm.planted.play import Played, played
+    from tests.vllm.planted.play import played
 
 NUM_SEEDS = 6
 STEPS = 300
-NONE = "(none)"
-"""In the place of a bug's name where none is planted."""
 
 
-def without(bugs: Sequence[Planted]) -> Planted:
-    """No bug, in all the worlds of these."""
-
-    def plant(bed: Bed) -> None:
-        """Change nothing."""
-
-    worlds = tuple(dict.fromkeys(world for bug in bugs for world in bug.worlds))
-    return Planted(NONE, "nothing is planted", worlds, plant, seen=True)
-
-
-def runs(bugs: Sequence[Planted], seeds: Sequence[int], steps: int) -> Iterator[Played]:
-    """Every run, with a line of progress for each bug."""
-    began = time.monotonic()
-    for number, bug in enumerate(bugs, 1):
-        found = [played(bug, world, seed, steps) for world in bug.worlds for seed in seeds]
-        counted = dict(Counter(each.verdict for each in found))
-        spent = time.monotonic() - began
-        print(f"{number} of {len(bugs)} ({spent:.0f} s): {bug.name} {counted}", file=sys.stderr, flush=True)
-        yield from found
-
-
-def _counts(found: Sequence[Played]) -> str:
-    """How many were in time, late, and never named."""
-    counted = Counter(each.verdict for each in found)
-    return " / ".join(str(counted[verdict]) for verdict in ("in time", "late", "never"))
-
-
-def _told(counted: Counter[str]) -> str:
-    return ", ".join(f"{what}: {count}" for what, count in counted.most_common())
-
-
-def markdown(bugs: Sequence[Planted], found: Mapping[str, Sequence[Played]]) -> str:
+def markdown(bugs: Sequence[Planted[Bed]], found: Found) -> str:
     """A row for each bug, and below the totals of each set."""
     lines = [
         "| bug | what | runs | fired in | did harm in | named in time / late / never | first rule |",
         "| --- | --- | ---: | ---: | --- | --- | --- |",
+        *(f"| {' | '.join(cells(bug, found[bug.name]))} |" for bug in bugs),
     ]
-    for bug in bugs:
-        own = found[bug.name]
-        harmful = [each for each in own if each.row.trouble is not None]
-        kinds = Counter(each.row.what for each in harmful)
-        firsts = Counter(each.first for each in own if each.first is not None)
-        harm = f"{len(harmful)} ({_told(kinds)})" if harmful else "0"
-        cells = [bug.name, bug.about, str(len(own)), str(sum(each.fired > 0 for each in own)), harm, _counts(harmful)]
-        lines.append(f"| {' | '.join([*cells, _told(firsts)])} |")
     sets = {name: [bug for bug in bugs if bug.name in all_planted(rooms)] for name, rooms in SETS.items()}
-    told = [f"Set {name}. {totals(own, found)}" for name, own in sets.items() if own]
-    return "\n".join([*lines, "", *told]) + "\n"
-
-
-def totals(bugs: Sequence[Planted], found: Mapping[str, Sequence[Played]]) -> str:
-    """How many bugs did harm, and how many of these were named."""
-    harmful = {bug.name: [each for each in found[bug.name] if each.row.trouble is not None] for bug in bugs}
-    harmful = {name: own for name, own in harmful.items() if own}
-    every = [each for own in harmful.values() for each in own]
-    named = sum(any(each.verdict == "in time" for each in own) for own in harmful.values())
-    always = sum(all(each.verdict == "in time" for each in own) for own in harmful.values())
-    return (
-        f"Runs: {sum(len(found[bug.name]) for bug in bugs)}, with harm {len(every)}, "
-        f"named in time / late / never {_counts(every)}. "
-        f"Bugs: {len(bugs)}, with harm {len(harmful)}, named in time in a run {named}, in all of them {always}."
-    )
-
-
-def problems(bugs: Sequence[Planted], found: Mapping[str, Sequence[Played]]) -> Iterator[str]:
-    """What should not be: a bug that sleeps, one that was missed and is not marked so, and whatever comes without a bug."""
-    for bug in bugs:
-        own = found[bug.name]
-        for each in own:
-            where = f"{bug.name}: {each.row.world} seed {each.row.seed}"
-            if not each.fired and (each.row.rules or each.row.trouble is not None):
-                yield f"{where}: {each.first or each.row.what}, and no bug has fired"
-            elif bug.seen and each.verdict in ("late", "never"):
-                yield f"{where}: {each.row.what} at step {each.row.trouble}, and {each.first or 'no rule'} fell"
-        if bug.name != NONE and not any(each.fired for each in own):
-            yield f"{bug.name}: it has fired in none of these seeds"
-
-
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.vllm.planted", description=__doc__)
-    parser.add_argument("--bugs", nargs="+", metavar="NAME", help="instead of all")
-    parser.add_argument("--set", choices=SETS, help="instead of all: with which the watch has grown, or from outside")
-    parser.add_argument("--seeds", nargs="+", type=natural, default=list(range(NUM_SEEDS)))
-    parser.add_argument("--steps", type=positive, default=STEPS)
-    parser.add_argument("--json", type=target, help="write all runs there, too")
-    return parser.parse_args(arguments)
-
-
-def chosen_bugs(names: Sequence[str] | None, of: str | None = None) -> list[Planted]:
-    """The bugs of these names, or of a set, behind the runs without any."""
-    known = all_planted() if of is None else all_planted(SETS[of])
-    for name in names or ():
-        if name not in known:
-            refused("tests.vllm.planted", f"no bug is called {name!r} (one is {min(known)})")
-    bugs = [known[name] for name in names or known]
-    return [without(bugs), *bugs]
-
-
-def written(file: Path, found: Sequence[Played]) -> None:
-    """Write all runs to a file."""
-    try:
-        file.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        refused("tests.vllm.planted", f"{file} cannot be written: {error.strerror} (the table is above)")
+    sums = [f"Set {name}. {totals(own, found)}" for name, own in sets.items() if own]
+    return "\n".join([*lines, "", *sums]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what was asked for. Exit status 1 where there was a problem."""
-    chosen = parsed(arguments)
+    chosen = parser(PROGRAM, __doc__, NUM_SEEDS, STEPS, SETS).parse_args(arguments)
     if minor_of(RELEASE) != minor_of(SUPPORTED[-1]):
-        refused("tests.vllm.planted", f"the bugs are made for vLLM {SUPPORTED[-1]}.x, and this is {RELEASE}")
-    bugs = chosen_bugs(chosen.bugs, chosen.set)
+        refused(PROGRAM, f"the bugs are made for vLLM {SUPPORTED[-1]}.x, and this is {RELEASE}")
+    bugs = chosen_bugs(PROGRAM, all_planted(SETS.get(chosen.set, ROOMS)), chosen.bugs)
     try:
-        rows = list(runs(bugs, chosen.seeds, chosen.steps))
+        rows = list(runs(bugs, chosen.seeds, chosen.steps, played))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    found = {bug.name: [each for each in rows if each.bug == bug.name] for bug in bugs}
-    print(markdown(bugs, found), end="", flush=True)
-    told = list(problems(bugs, found))
-    for problem in told:
-        print(problem, file=sys.stderr)
+    status = told(bugs, rows, markdown)
     if chosen.json is not None:
-        written(chosen.json, rows)
-    return bool(told)
+        written(PROGRAM, chosen.json, rows)
+    return status
 
 
 if __name__ == "__main__":

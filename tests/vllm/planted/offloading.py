@@ -15,8 +15,8 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from tests.planted import Bed, Original, planted
 from tests.vllm.device import Ids
-from tests.vllm.planted import Bed, Original, planted
 
 BLOCK = 4
 """Tokens of a block in the worlds of these bugs."""

@@ -28,7 +28,7 @@ from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
 from vllm.v1.simple_kv_offload.worker import SimpleCPUOffloadWorker
 
-from tests.vllm.planted import Bed, Original, planted
+from tests.planted import Bed, Original, planted
 
 BLOCK = 4
 """Tokens of a block in the worlds of these bugs."""

@@ -8,40 +8,17 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from attrs import define, evolve, frozen
+from attrs import define, evolve
 from vllm.v1.kv_offload.base import get_offload_block_hash, get_offload_group_idx
 
 from blocklife.testing.vllm import _making as making
+from tests.planted import Bed, Planted
+from tests.planted.program import Played
 from tests.vllm.device import Memory, Text, Words
 from tests.vllm.engine import host_manager
-from tests.vllm.planted import Bed, Planted
 from tests.vllm.rig import Rig
-from tests.vllm.watched import Row, Trouble, driven, long_worlds, trouble_of
+from tests.vllm.watched import Trouble, driven, long_worlds, trouble_of
 from tests.vllm.worlds import TIERED, WORLDS, Lag, World
-
-
-@frozen
-class Played:
-    """One run."""
-
-    bug: str
-    fired: int
-    """How often the bug has made a difference."""
-    row: Row
-
-    @property
-    def first(self) -> str | None:
-        """The rule that fell first, if one did."""
-        return min(self.row.rules, key=self.row.rules.__getitem__, default=None)
-
-    @property
-    def verdict(self) -> str:
-        """``in time`` if a rule fell no later than anything was wrong, ``late`` or ``never``; ``no harm`` if nothing was."""
-        if self.row.trouble is None:
-            return "no harm"
-        if self.first is None:
-            return "never"
-        return "in time" if self.row.rules[self.first] <= self.row.trouble else "late"
 
 
 def worlds() -> Mapping[str, World]:
@@ -62,7 +39,7 @@ def worlds() -> Mapping[str, World]:
     return known
 
 
-def played(bug: Planted, world: str, seed: int, steps: int) -> Played:
+def played(bug: Planted[Bed], world: str, seed: int, steps: int) -> Played:
     """Plant a bug, let a seed run, and take it out again."""
     rest = Rest()
     with ExitStack() as stack:

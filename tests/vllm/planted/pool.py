@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, SlidingWindowManager
 from vllm.v1.request import Request
 
-from tests.vllm.planted import Bed, Original, planted
+from tests.planted import Bed, Original, planted
 
 BLOCK = 4
 """Tokens of a block in the worlds of these bugs."""

@@ -15,7 +15,7 @@ from vllm.v1.request import Request
 from vllm.v1.simple_kv_offload.manager import LoadRequestState, SimpleCPUOffloadScheduler, TransferMeta
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
 
-from tests.vllm.planted import Bed, Original, planted
+from tests.planted import Bed, Original, planted
 
 Step: TypeAlias = Callable[[SimpleCPUOffloadScheduler, SimpleCPUOffloadMetadata], None]
 

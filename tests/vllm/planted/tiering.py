@@ -14,7 +14,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, JobMetadata, TieringOffloadingManager
 
-from tests.vllm.planted import Bed, Original, planted
+from tests.planted import Bed, Original, planted
 
 # --- promotions: from a tier below into a slot ------------------------------------------------------------------------------
 

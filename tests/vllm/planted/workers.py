@@ -11,7 +11,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 from vllm.v1.simple_kv_offload.worker import SimpleCPUOffloadWorker
 
-from tests.vllm.planted import Bed, Original, planted
+from tests.planted import Bed, Original, planted
 
 # --- reports --------------------------------------------------------------------------------------------------------------
 
