@@ -7,28 +7,17 @@ from __future__ import annotations
 
 from random import Random
 
-from attrs import define, evolve, field, frozen
+from attrs import asdict, define, evolve, frozen
 
+from tests import traffic
 from tests.vllm.rig import Rig
 from tests.vllm.worlds import World, WorldSpec
 
 
 @frozen
-class Habits:
+class Habits(traffic.Sending):
     """How often a run does what. Rates are a chance at each step."""
 
-    arrival: float
-    burst: int
-    """Requests that arrive at once, at most."""
-    crowd: int
-    """Requests that are in the engine at once, at most."""
-    repeat: float
-    """The share of prompts that were sent before, word for word."""
-    follow: float
-    """The share of prompts that go on where an earlier answer ended."""
-    short: float
-    """The share of requests that end with their first token."""
-    longest_answer: int
     abort: float
     reset: float
     reset_running: float
@@ -43,13 +32,7 @@ class Habits:
     def drawn(cls, rng: Random, spec: WorldSpec, connector_resets: bool = False, busy: bool = False) -> Habits:
         """The habits of one run."""
         habits = cls(
-            arrival=rng.choice((0.1, 0.3, 0.6, 0.9)),
-            burst=rng.choice((1, 2, 4)),
-            crowd=rng.choice((2, spec.max_num_seqs, 2 * spec.max_num_seqs)),
-            repeat=rng.choice((0.1, 0.3, 0.6)),
-            follow=rng.choice((0.0, 0.2, 0.4)),
-            short=rng.choice((0.0, 0.2)),
-            longest_answer=rng.choice((4, 12, 32)),
+            **asdict(traffic.drawn(rng, spec.max_num_seqs)),
             abort=rng.choice((0.0, 0.02, 0.1)),
             reset=rng.choice((0.0, 0.0, 0.02)),
             reset_running=rng.random(),
@@ -57,26 +40,10 @@ class Habits:
             refuse=rng.choice((0.0, 0.05)),
             pause=rng.choice((0.0, 0.01, 0.05)),
         )
-        if busy:
-            return evolve(habits, arrival=0.7, burst=3, crowd=2 * spec.max_num_seqs, repeat=0.6, longest_answer=16, pause=0.0)
-        return habits
+        return evolve(habits.busy(spec.max_num_seqs), pause=0.0) if busy else habits
 
 
-QUIET = Habits(
-    arrival=0.5,
-    burst=2,
-    crowd=6,
-    repeat=0.3,
-    follow=0.2,
-    short=0.1,
-    longest_answer=12,
-    abort=0.0,
-    reset=0.0,
-    reset_running=0.0,
-    reset_connector=0.0,
-    refuse=0.0,
-    pause=0.02,
-)
+QUIET = Habits(**asdict(traffic.QUIET), abort=0.0, reset=0.0, reset_running=0.0, reset_connector=0.0, refuse=0.0, pause=0.02)
 """Traffic without aborts, resets and refusals; without memory pressure too, if the world has room."""
 
 
@@ -103,17 +70,9 @@ def longest_text(spec: WorldSpec) -> int:
 
 
 @define(eq=False)
-class Traffic:
+class Traffic(traffic.Traffic[Rig, Habits]):
     """What clients and operators of an engine do, drawn from a seed. Call `act` once ahead of each step."""
 
-    rig: Rig
-    seed: int
-    habits: Habits
-    limit: int
-    _rng: Random
-    _families: list[list[int]]
-    _sent: list[list[int]] = field(factory=list)
-    _paused: bool = False
     _refusing: int = 0
 
     @classmethod
@@ -122,9 +81,7 @@ class Traffic:
         rng = Random(f"{seed}/traffic")
         if habits is None:
             habits = Habits.drawn(rng, rig.spec, world is not None and world.connector_resets, world is not None and world.busy)
-        limit = longest_text(rig.spec)
-        families = [[rng.randrange(10, 1000) for _ in range(limit)] for _ in range(rng.choice((1, 2, 4)))]
-        return cls(rig, seed, habits, limit, rng, families)
+        return cls(rig, seed, habits, longest_text(rig.spec), rng)
 
     def act(self) -> None:
         """Let things happen ahead of the next step."""
@@ -143,10 +100,8 @@ class Traffic:
             self._paused = not rig.idle
         elif rng.random() < habits.pause:
             self._paused = True
-        elif rng.random() < habits.arrival:
-            for _ in range(rng.randint(1, habits.burst)):
-                if len(rig.running) < habits.crowd:
-                    self._send()
+        else:
+            self._arrive()
 
     def run(self, steps: int) -> int:
         """Act and step so many times. Returns the number of steps in which the engine had something to do."""
@@ -162,34 +117,7 @@ class Traffic:
         if self.rig.can_reset(running, connector):
             self.rig.reset_prefix_cache(running, connector)
 
-    def _send(self) -> None:
-        rng, habits = self._rng, self.habits
-        choice = rng.random()
-        if self._sent and choice < habits.repeat:
-            prompt = rng.choice(self._sent)
-        elif self.rig.finished and choice < habits.repeat + habits.follow:
-            name = rng.choice(sorted(self.rig.finished))
-            whole = self.rig.prompts[name] + self.rig.finished[name]
-            prompt = whole[: rng.randint(1, len(whole))] + self._fresh(rng.randint(0, 3))
-        else:
-            prompt = rng.choice(self._families)[: self._length()] + self._fresh(rng.choice((0, 0, 1, 2, 5)))
-        prompt = prompt[: self.limit - 1] or self._fresh(1)
-        answer = 1 if rng.random() < habits.short else rng.randint(1, habits.longest_answer)
-        self._sent.append(prompt)
-        self.rig.add(prompt, max(1, min(answer, self.limit - len(prompt))))
-
-    def _fresh(self, tokens: int) -> list[int]:
-        return [self._rng.randrange(1000, 30_000) for _ in range(tokens)]
-
-    def _length(self) -> int:
-        """A length of a prompt; every other one is next to where a block, a chunk or a window ends."""
-        rng, spec = self._rng, self.rig.spec
-        length = rng.randint(1, self.limit)
-        if rng.random() < 0.5:
-            group = rng.choice(spec.groups)
-            ends = [group.block_tokens, group.block_tokens * spec.blocks_per_chunk]
-            if group.window is not None:
-                ends.append(group.window)
-            end = rng.choice(ends)
-            length = max(1, length // end * end + rng.choice((-1, 0, 0, 1)))
-        return min(length, self.limit)
+    def _ends(self) -> list[int]:
+        group = self._rng.choice(self.rig.spec.groups)
+        ends = [group.block_tokens, group.block_tokens * self.rig.spec.blocks_per_chunk]
+        return ends if group.window is None else [*ends, group.window]
