@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
-    # only with fixed hashes do two processes of one seed do the same
-    os.execve(
-        sys.executable, [sys.executable, "-m", "tests.sglang.found", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
-    )
+from tests.programs import with_fixed_hashes
+
+if __name__ == "__main__":
+    with_fixed_hashes("tests.sglang.found")
 
 from tests.sglang.engine import RELEASE
 from tests.sglang.rig import Rank, Rig

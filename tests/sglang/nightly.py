@@ -9,19 +9,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
-    # only with fixed hashes do two processes of one seed do the same
-    os.execve(
-        sys.executable, [sys.executable, "-m", "tests.sglang.nightly", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
-    )
+from tests.programs import natural, positive, with_fixed_hashes
 
-from tests.programs import natural, positive
+if __name__ == "__main__":
+    with_fixed_hashes("tests.sglang.nightly")
+
 from tests.sglang.engine import RELEASE
 from tests.sglang.planted.play import Row, driven
 from tests.sglang.worlds import WORLDS

@@ -7,18 +7,16 @@ says what harm is seen, and when the watch has named it. Exit status 0 if each d
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-if __name__ == "__main__" and "PYTHONHASHSEED" not in os.environ:
-    # only with fixed hashes do two processes of one seed do the same
-    os.execve(
-        sys.executable, [sys.executable, "-m", "tests.sglang.published", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
-    )
+from tests.programs import with_fixed_hashes
+
+if __name__ == "__main__":
+    with_fixed_hashes("tests.sglang.published")
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
 from tests.sglang.found import tell
