@@ -58,8 +58,14 @@ KNOWN: dict[str, dict[str, str]] = {
     "0.5.20": {"pages-overlap": "corrupt", "states-overlap": "corrupt"},
     "0.5.17": {"states": "corrupt"},
     "0.5.16": {"states": "corrupt"},
-    "0.5.14": {"pages-overlap": "corrupt", "back-tight": "corrupt", "states": "corrupt"},
-    "0.5.13.post1": {"pages-overlap": "corrupt", "back-tight": "corrupt", "skewed": "PartedError", "states": "corrupt"},
+    "0.5.14": {"pages-overlap": "corrupt", "back-tight": "corrupt", "states": "corrupt", "window-pages": "corrupt"},
+    "0.5.13.post1": {
+        "pages-overlap": "corrupt",
+        "back-tight": "corrupt",
+        "skewed": "PartedError",
+        "states": "corrupt",
+        "window-pages": "corrupt",
+    },
 }
 """What goes wrong in which world in releases with known faults; `specs/sglang.md` says which faults these are."""
 
