@@ -123,7 +123,7 @@ TIERING := tests/v1/kv_offload/tiering
 
 test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's own with the watch attached, each release's against our connector
 	@for release in $(VLLM); do \
-	  $(BIN)/python -m tests.vllm.run --ours $$release $(ARGS) || exit 1; \
+	  $(BIN)/python -m tests.vllm.run --ours $$release --numprocesses auto $(ARGS) || exit 1; \
 	done
 	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload $(TIERING)
 	@for release in $(filter $(TAKEN),$(VLLM)); do \
@@ -157,7 +157,7 @@ nightly-sglang: $(VENV)/.dev sglang  ## our tests in all releases of SGLang, and
 
 test-sglang: $(VENV)/.dev sglang  ## our tests under SGLang's real scheduler and cache, and its own unit tests where a checkout was fetched
 	@for release in $(SGLANG); do \
-	  $(BIN)/python -m tests.sglang.run $$release $(ARGS) || exit 1; \
+	  $(BIN)/python -m tests.sglang.run $$release --numprocesses auto $(ARGS) || exit 1; \
 	done
 	@if test -d .sglang/sources; then $(BIN)/python -m tests.sglang.run --theirs $(firstword $(SGLANG)) -n 2; \
 	else echo "SGLang's own tests are not here (make sglang SOURCES=a checkout of it)"; fi
