@@ -88,7 +88,6 @@ class DecidedSteps:
         self._turns = [_Turn(group) for group in state.groups]
         self._direct = geometry.blocks_per_chunk == 1 and state.policies.mode is Mode.EAGER
         """Whether sealed content can be stored at once, without the queue."""
-        self._loads_within = state.policies.load_within_tokens > 0
         self._max_direct = min(state.policies.max_job_blocks, len(state.ledger.slots))
         self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
         self._growth = Growth()
@@ -244,7 +243,7 @@ class DecidedSteps:
         """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
         table = self._progress
         rows: Rows = table.wanted.nonzero()[0]
-        if self._state.waiting_loads and self._loads_within:
+        if self._state.waiting_loads and self._state.policies.load_within_tokens:
             rows = self._without_doubt(rows)
         filled = table.filled(rows)
         self._looked_at = self._state.step, rows, filled

@@ -159,10 +159,7 @@ class ProgressTable:
         """Note that these blocks were released."""
         for group, row, _, stop in spans:
             self._first[group, row] = stop
-            if self._parts[group] == 1:  # `_leaves_at` without a call
-                self._window_at[group, row] = (stop + 1) * self._sizes[group] + self._behind[group]
-            else:
-                self._window_at[group, row] = self._leaves_at(group, stop)
+            self._window_at[group, row] = self._leaves_at(group, stop)
 
     def lacking(self, rows: Rows) -> list[Span]:
         """The entries that the tables of these requests lack for the step being made."""

@@ -571,8 +571,8 @@ class ConnectorScheduler:
 
     @property
     def is_serving(self) -> bool:
-        """Whether vLLM has a request that it can compute; a session that waits for its next part is none."""
-        return len(self._requests) > (sum([each.has_stopped for each in self._sessions.values()]) if self._sessions else 0)
+        """Whether vLLM has requests to compute. A session that waits for the next part of its text does not count."""
+        return len(self._requests) > sum([each.has_stopped for each in self._sessions.values()])
 
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping without requests: a copy is outstanding or will be planned."""
