@@ -193,9 +193,14 @@ def serving(
 
 @contextlib.asynccontextmanager
 async def client(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
-    """One user of the server, with as many connections as it likes."""
+    """One user of the server, with a connection for each request.
+
+    A connection that is kept for the next request can be closed by the server at the moment that this request is sent: it does
+    so after five idle seconds, and behind each answer that says that an exception was raised (as `reset` may be told).
+    """
     limits = aiohttp.ClientTimeout(total=300)
-    async with aiohttp.ClientSession(server.url, timeout=limits, connector=aiohttp.TCPConnector(limit=0)) as session:
+    each_its_own = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(server.url, timeout=limits, connector=each_its_own) as session:
         yield session
 
 
