@@ -1,12 +1,13 @@
-"""A host tier for vLLM's own OffloadingConnector on a CPU build, with copies that take real time.
+"""A host tier for vLLM's own OffloadingConnector on a CPU build, with copies that take steps, or a thread.
 
 vLLM takes it as any other (`spec_name`, `spec_module_path`). Its scheduler's side is vLLM's own; only the copies, which there
 need a GPU, are done here. Rules of this file:
 
-* Each direction is a link with a thread of its own: its copies go one after another, each as long as its bytes take.
+* Each direction is a link: its copies go one after another. In tests each takes as many steps of the engine as its bytes need
+  (`SteppedLink`), however fast the machine is; for figures they are done by a thread as fast as memory is (`ThreadLink`).
 * The first half of every page moves when a copy begins, and the other when it ends. So whoever touches a place in between,
   or reads one too early, gets wrong bytes.
-* A link that has failed says so at the next call, and leaves no caller waiting.
+* A thread that has failed says so at the next call, and leaves no caller waiting.
 """
 
 from __future__ import annotations
@@ -77,16 +78,89 @@ class Copy:
             part.move(part.page_bytes // 2, part.page_bytes)
 
 
-@define(eq=False)
-class Link:
+class Link(Protocol):
     """One direction."""
 
-    bytes_per_s: float
+    queue: deque[Copy]
+    """The first is under way."""
+    landed: list[TransferResult]
+
+    def submit(self, copy: Copy) -> None:
+        """Behind those that are there."""
+
+    def wait(self, jobs: Collection[int]) -> int:
+        """Until those of these jobs that are here have landed; how many they were."""
+
+    def poll(self) -> list[TransferResult]:
+        """What has landed since the last call, in order."""
+
+    def step(self) -> None:
+        """The engine has taken a step."""
+
+    def close(self) -> None:
+        """Let what is here land, at once."""
+
+
+@define(eq=False)
+class SteppedLink:
+    """One direction, whose copies take steps of the engine."""
+
+    bytes_per_step: float
+    queue: deque[Copy] = field(factory=deque)
+    landed: list[TransferResult] = field(factory=list)
+    _num_bytes: float = 0.0
+    """How many of the first copy are paid for by steps."""
+
+    def submit(self, copy: Copy) -> None:
+        """Behind those that are there."""
+        self.queue.append(copy)
+        if len(self.queue) == 1:
+            copy.begin()
+
+    def wait(self, jobs: Collection[int]) -> int:
+        """Until those of these jobs that are here have landed; how many they were."""
+        found = sum(copy.job in jobs for copy in self.queue)
+        while any(copy.job in jobs for copy in self.queue):
+            self._land()
+        return found
+
+    def poll(self) -> list[TransferResult]:
+        """What has landed since the last call, in order."""
+        landed, self.landed = self.landed, []
+        return landed
+
+    def step(self) -> None:
+        """The engine has taken a step: so many bytes more."""
+        self._num_bytes += self.bytes_per_step
+        while self.queue and self._num_bytes >= self.queue[0].num_bytes:
+            left = self._num_bytes - self.queue[0].num_bytes
+            self._land()
+            self._num_bytes = left
+        if not self.queue:
+            self._num_bytes = 0.0
+
+    def close(self) -> None:
+        """Let what is here land, at once."""
+        while self.queue:
+            self._land()
+
+    def _land(self) -> None:
+        copy = self.queue.popleft()
+        copy.end()
+        self.landed.append(TransferResult(copy.job, True, copy.num_bytes, copy.num_bytes / self.bytes_per_step))
+        self._num_bytes = 0.0
+        if self.queue:
+            self.queue[0].begin()
+
+
+@define(eq=False)
+class ThreadLink:
+    """One direction, whose copies are done by a thread as fast as memory is."""
+
     _changed: threading.Condition
     """Held by whoever reads or changes the rest; both directions share it."""
     failure: BaseException | None = None
     queue: deque[Copy] = field(factory=deque)
-    """The first is under way."""
     landed: list[TransferResult] = field(factory=list)
     _is_closed: bool = False
     _thread: threading.Thread = field(init=False)
@@ -106,7 +180,7 @@ class Link:
         """Until those of these jobs that are here have landed; how many they were."""
         with self._changed:
             found = sum(copy.job in jobs for copy in self.queue)
-            self._changed.wait_for(lambda: self.failure is not None or not any(copy.job in jobs for copy in self.queue))
+            self._changed.wait_for(lambda: not any(copy.job in jobs for copy in self.queue))
             self._check()
             return found
 
@@ -116,6 +190,9 @@ class Link:
             self._check()
             landed, self.landed = self.landed, []
             return landed
+
+    def step(self) -> None:
+        """Nothing depends on steps."""
 
     def close(self) -> None:
         """Let what is here land, at once; the thread is gone then."""
@@ -133,8 +210,6 @@ class Link:
             for copy in self._copies():
                 begun = time.monotonic()
                 copy.begin()
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed, timeout=copy.num_bytes / self.bytes_per_s)
                 copy.end()
                 with self._changed:
                     self.queue.popleft()
@@ -143,6 +218,7 @@ class Link:
         except BaseException as error:
             with self._changed:
                 self.failure = error
+                self.queue.clear()  # none of them will land
                 self._changed.notify_all()
 
     def _copies(self) -> Iterator[Copy]:
@@ -169,15 +245,23 @@ class Moved:
 
 
 class LinkWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM has no types
-    """Two links, and the host's memory at their end. One block a chunk."""
+    """Two links, and the host's memory at their end. One block a chunk.
 
-    def __init__(self, caches: CanonicalKVCaches, num_slots: int, store_bytes_per_s: float, load_bytes_per_s: float) -> None:
+    *bytes_per_step*: of stores and of loads; None for threads.
+    """
+
+    def __init__(self, caches: CanonicalKVCaches, num_slots: int, bytes_per_step: Sequence[float] | None) -> None:
         self._refs = caches.group_data_refs
         self._device: list[Pages] = [each.tensor.numpy() for each in caches.tensors]
         self._host: list[Pages] = [np.zeros((num_slots, each.shape[1]), dtype=np.int8) for each in self._device]
         self._written = np.zeros(num_slots, dtype=np.bool_)
         self._changed = threading.Condition()
-        self._stores, self._loads = Link(store_bytes_per_s, self._changed), Link(load_bytes_per_s, self._changed)
+        self._stores: Link
+        self._loads: Link
+        if bytes_per_step is None:
+            self._stores, self._loads = ThreadLink(self._changed), ThreadLink(self._changed)
+        else:
+            self._stores, self._loads = map(SteppedLink, bytes_per_step)
         self._has_told = True
         self.moved = Moved()
 
@@ -197,7 +281,9 @@ class LinkWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM has no types
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """What has landed since the last call."""
+        """What has landed since the last call; vLLM asks once in each step."""
+        for link in (self._stores, self._loads):
+            link.step()
         landed = self._stores.poll() + self._loads.poll()
         self._has_told = bool(landed)
         return landed
@@ -209,11 +295,15 @@ class LinkWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM has no types
     def wait_for_one(self) -> None:
         """Until there is something to tell, unless something was told just now or nothing is out."""
         links = (self._stores, self._loads)
-        if not self._has_told:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: any(each.landed or each.failure for each in links) or not any(each.queue for each in links)
-                )
+        if self._has_told:
+            return
+        if isinstance(self._stores, SteppedLink):
+            while any(each.queue for each in links) and not any(each.landed for each in links):
+                for link in links:
+                    link.step()
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: any(each.landed for each in links) or not any(each.queue for each in links))
 
     def shutdown(self) -> None:
         """Both threads are gone then. A second call does nothing."""
@@ -241,13 +331,13 @@ class LinkSpec(CPUOffloadingSpec):  # type: ignore[misc]  # vLLM has no types
         if self.blocks_per_chunk != 1:
             raise ValueError(f"chunks of {self.blocks_per_chunk} blocks: links move chunks of one (leave block_size away)")
         if self._links is None:
-            rates = (float(self.extra_config[f"{each}_bytes_per_s"]) for each in ("store", "load"))
-            self._links = LinkWorker(kv_caches, self.num_chunks, *rates)
+            rates = self.extra_config["bytes_per_step"]
+            self._links = LinkWorker(kv_caches, self.num_chunks, rates)
         return self._links
 
 
-def connector(host_bytes: int, store_bytes_per_s: float, load_bytes_per_s: float, **more: object) -> dict[str, Any]:
-    """OffloadingConnector with this host tier, as `KVTransferConfig` takes it."""
+def connector(host_bytes: int, bytes_per_step: tuple[float, float] | None = None, **more: object) -> dict[str, Any]:
+    """OffloadingConnector with this host tier, as `KVTransferConfig` takes it; without *bytes_per_step* threads copy."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -255,8 +345,7 @@ def connector(host_bytes: int, store_bytes_per_s: float, load_bytes_per_s: float
             "spec_name": LinkSpec.__name__,
             "spec_module_path": __name__,
             "cpu_bytes_to_use": host_bytes,
-            "store_bytes_per_s": store_bytes_per_s,
-            "load_bytes_per_s": load_bytes_per_s,
+            "bytes_per_step": bytes_per_step,
             **more,
         },
     }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from tests.model.offload_spec import Copy, Link, Pages, Part
-
-NEVER, AT_ONCE = 1e-6, 1e12
-"""Bytes a second."""
+from tests.model.offload_spec import Copy, Link, Pages, Part, SteppedLink, ThreadLink
 
 
 def pages() -> tuple[Pages, Pages]:
@@ -37,9 +35,12 @@ def test_half_of_each_page_moves_at_the_start_and_half_at_the_end() -> None:
     assert target[1].tolist() == [17, 18, 19, 20, 99, 99, 99, 99]
 
 
-def test_copies_land_in_order_and_a_wait_counts_those_that_are_out() -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: ThreadLink(threading.Condition()), lambda: SteppedLink(1.0)], ids=["thread", "stepped"]
+)
+def test_copies_land_in_order_and_a_wait_counts_those_that_are_out(make: Callable[[], Link]) -> None:
     source, target = pages()
-    link = Link(AT_ONCE, threading.Condition())
+    link = make()
     for job in range(3):
         link.submit(copy(job, source, target, (job, job)))
     link.wait({2, 7})
@@ -51,9 +52,25 @@ def test_copies_land_in_order_and_a_wait_counts_those_that_are_out() -> None:
     assert (target[:3] == source[:3]).all()
 
 
+def test_a_copy_takes_as_many_steps_as_its_bytes_need() -> None:
+    """Steps without a copy count for none; what a step has left is the next copy's."""
+    source, target = pages()
+    link = SteppedLink(6.0)
+    link.step()
+    link.submit(copy(1, source, target, (0, 0), (1, 1)))
+    link.submit(copy(2, source, target, (2, 2)))
+    landed = []
+    for _ in range(4):
+        link.step()
+        landed.append([result.job_id for result in link.poll()])
+
+    assert landed == [[], [], [1], [2]]
+    assert (target[:3] == source[:3]).all()
+
+
 def test_a_link_that_is_closed_lets_what_is_out_land() -> None:
     source, target = pages()
-    link = Link(NEVER, threading.Condition())
+    link = SteppedLink(1e-6)
     link.submit(copy(1, source, target, (0, 0), (1, 1)))
     link.submit(copy(2, source, target, (1, 0)))
     before = link.poll()
@@ -65,7 +82,7 @@ def test_a_link_that_is_closed_lets_what_is_out_land() -> None:
 
 def test_a_copy_that_fails_is_told_of_to_whoever_waits() -> None:
     source, target = pages()
-    link = Link(AT_ONCE, threading.Condition())
+    link = ThreadLink(threading.Condition())
     link.submit(copy(1, source, target, (9, 0)))
     with pytest.raises(RuntimeError, match="a copy has failed"):
         link.wait({1})

@@ -1,6 +1,6 @@
 """With a real model, the watch over vLLM's own connector is silent where tokens are right, and speaks before they are wrong.
 
-Method: `test_tokens`' engines and requests with OffloadingConnector of an unmodified vLLM, whose copies take real time
+Method: `test_tokens`' engines and requests with OffloadingConnector of an unmodified vLLM, whose copies take steps
 (`offload_spec`), under a strict watch. Then bugs are planted in vLLM, one at a time: each is first shown to give other tokens,
 and then to be named while all that users have seen is right. Silence is told from deafness by what the watch has followed: as
 many blocks as the links have moved.
@@ -36,15 +36,15 @@ SLOT_BYTES = {"full": 1 << 16, "windows": 1 << 16, "both": 1 << 15, "states": 1 
 ROOMY = 256
 """Slots of a host that never has to displace what it has."""
 TIGHT = {"full": 32, "windows": 12, "both": 48, "states": 36}
-FAST, SLOW = 8e6, 1e6
-"""Bytes a second: a prompt is copied within some steps of an engine, or within some requests."""
+FAST, SLOW = 80_000.0, 5_000.0
+"""Bytes a step: a prompt is copied within some steps of an engine, or within some requests."""
 
 
 def offloading(
     model: str, *, slots: int = ROOMY, store: float = FAST, load: float = FAST, long: bool = False, asynchronous: bool = False
 ) -> AbstractContextManager[Engine]:
     """An engine with vLLM's own connector. Long answers are offloaded too, and not only prompts."""
-    other = connector(slots * SLOT_BYTES[model], store, load, offload_prompt_only=not long)
+    other = connector(slots * SLOT_BYTES[model], (store, load), offload_prompt_only=not long)
     return engine_with(model, other=other, asynchronous=asynchronous, max_running=8 if long else 2)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import sys
 import time
@@ -68,7 +67,7 @@ def setting(variant: Variant, wish: Wish) -> Setting:
             "kv_connector_extra_config": {"host_blocks": roomy},
         }
     elif variant.name == "offloading":
-        other = offload_spec.connector(roomy * block_bytes(wish.model), math.inf, math.inf)
+        other = offload_spec.connector(roomy * block_bytes(wish.model))
     return Setting(
         wish.model,
         blocks=wish.small_blocks if variant.source is Source.HOST else roomy,
