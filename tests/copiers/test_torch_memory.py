@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="host memory needs torch (pip install torch)
 import torch
 
 from blocklife.copiers.torch import _memory as memory
-from blocklife.copiers.torch._memory import HostMemory, available_bytes
+from blocklife.copiers.torch._memory import HostMemory, available_bytes, machine_bytes
 from blocklife.errors import CapacityError, MisuseError
 
 PAGE = 4096
@@ -162,6 +162,17 @@ def test_host_memory_says_what_the_system_refused(monkeypatch: pytest.MonkeyPatc
         HostMemory([1, 1 << 50], PAGE, pinned=False)
 
 
+def test_processes_that_allocate_at_once_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would find enough available, for none has touched its part yet."""
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 4 * PAGE)
+    with pytest.raises(
+        CapacityError, match=r"8,192 bytes requested .*, by each of 3 processes, and the machine has 16,384 \(ask"
+    ):
+        HostMemory([PAGE], 2, pinned=False, sharers=3)
+    HostMemory([PAGE], 2, pinned=False, sharers=2).close()
+    HostMemory([PAGE], 5, pinned=False).close()  # alone, what is available counts
+
+
 def plant(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
@@ -174,11 +185,11 @@ MEMINFO = {"proc/meminfo": "MemTotal: 64 kB\nMemFree: 8 kB\nMemAvailable:   40 k
 
 
 @pytest.mark.parametrize(
-    ("files", "available"),
+    ("files", "available", "whole"),
     [
-        ({}, None),
-        (MEMINFO, 40 << 10),
-        ({"proc/meminfo": "MemAvailable: much\n"}, None),
+        ({}, None, None),
+        (MEMINFO, 40 << 10, 64 << 10),
+        ({"proc/meminfo": "MemAvailable: much\n"}, None, None),
         (
             MEMINFO
             | {
@@ -190,6 +201,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 64 kB\nMemFree: 8 kB\nMemAvailable:   40 k
                 "sys/fs/cgroup/a/memory.stat": "anon 7\ninactive_file 500\n",
             },
             5500,
+            9000,
         ),
         (
             MEMINFO
@@ -200,13 +212,18 @@ MEMINFO = {"proc/meminfo": "MemTotal: 64 kB\nMemFree: 8 kB\nMemAvailable:   40 k
                 "sys/fs/cgroup/memory/c/memory.stat": "total_inactive_file 50\n",
             },
             0,
+            700,
         ),
     ],
     ids=["nobody says", "system", "nonsense", "group around it", "first version, full"],
 )
-def test_available_bytes_are_the_least_that_anybody_says(files: dict[str, str], available: int | None, tmp_path: Path) -> None:
+def test_bytes_are_the_least_that_anybody_says(
+    files: dict[str, str], available: int | None, whole: int | None, tmp_path: Path
+) -> None:
     """The system and each control group around the process have a word; a group can take back what its files keep."""
-    assert available_bytes(plant(tmp_path, files)) == available
+    root = plant(tmp_path, files)
+
+    assert (available_bytes(root), machine_bytes(root)) == (available, whole)
 
 
 def test_available_bytes_are_known_here() -> None:

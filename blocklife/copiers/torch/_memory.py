@@ -46,12 +46,16 @@ class HostMemory:
         num_places: int,
         *,
         pinned: bool,
+        sharers: int = 1,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         """Allocate the memory; *progress* is called with the bytes that are ready, and the total.
 
-        Refuses: `CapacityError` with both numbers for more than is available; `MisuseError` for sizes below 1, and for pinned
-        memory without a CUDA device.
+        *sharers*: processes of this machine that allocate as much at the same time, this one included. None of them sees in
+        what is available what the others are about to take.
+
+        Refuses: `CapacityError` with both numbers for more than is available, or more for all sharers than the machine has;
+        `MisuseError` for sizes below 1, and for pinned memory without a CUDA device.
         """
         self.page_bytes = tuple(page_bytes)
         self.num_places = num_places
@@ -69,6 +73,9 @@ class HostMemory:
         available = available_bytes()
         if available is not None and self.nbytes > available:
             raise self._too_much(f"{available:,} are available")
+        has = machine_bytes() if sharers > 1 else None
+        if has is not None and self.nbytes * sharers > has:
+            raise self._too_much(f"by each of {sharers} processes, and the machine has {has:,}")
         try:
             self._take(progress)
         except BaseException:
@@ -141,14 +148,20 @@ class HostMemory:
 
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that this process can still allocate, by the system and its control groups; None if neither tells."""
-    told = [*_meminfo(root), *_control_groups(root)]
+    told = [*_meminfo(root, "MemAvailable:"), *(left for _, left in _control_groups(root))]
     return min(told) if told else None
 
 
-def _meminfo(root: Path) -> Iterator[int]:
+def machine_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes that all processes beside this one may have together with it, used or not; None if neither tells."""
+    told = [*_meminfo(root, "MemTotal:"), *(most for most, _ in _control_groups(root))]
+    return min(told) if told else None
+
+
+def _meminfo(root: Path, name: str) -> Iterator[int]:
     with suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(name):
                 yield int(line.split()[1]) << 10
 
 
@@ -160,8 +173,8 @@ _GROUPS = (
 """The two versions of control groups."""
 
 
-def _control_groups(root: Path) -> Iterator[int]:
-    """The bytes left in the group of this process, and in each group around it; an unreadable limit is no limit."""
+def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and bytes left of the group of this process, and of each group around it; an unreadable limit is no limit."""
     named: dict[str, str] = {}
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -177,7 +190,7 @@ def _control_groups(root: Path) -> Iterator[int]:
                 most = int((folder / limit).read_text())
                 used = int((folder / taken).read_text())
                 given = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                yield max(0, most - used + int(given.get(reclaimable, 0)))
+                yield most, max(0, most - used + int(given.get(reclaimable, 0)))
 
 
 def _touched(content: Bytes) -> Iterator[int]:
