@@ -41,8 +41,8 @@ def acknowledged_early(linker: Any) -> None:
     host = linker.host
     plan = host._plan
 
-    def planned(store: Any, keys: Sequence[bytes]) -> None:
-        plan(store, keys)
+    def planned(store: Any, keys: Sequence[bytes], there: Sequence[int]) -> None:
+        plan(store, keys, there)
         store.verdict = True
 
     host._plan = planned
@@ -153,9 +153,7 @@ LINKER_FAULTS: dict[str, LinkerFault] = {
     "load_not_waited_for": LinkerFault("token-overlap", load_not_waited_for),
     "forward_not_waited_for": LinkerFault("token-overlap", forward_not_waited_for),
     "acknowledged_early": LinkerFault("token-overlap", acknowledged_early, frozenset({"corrupt", "RefusedError"})),
-    "acknowledged_in_another_order": LinkerFault(
-        "faulty", acknowledged_in_another_order, frozenset({"corrupt", "RefusedError"})
-    ),
+    "acknowledged_in_another_order": LinkerFault("faulty", acknowledged_in_another_order, frozenset({"MisuseError"})),
     "pages_swapped": LinkerFault("token-overlap", pages_swapped),
     "failure_ignored": LinkerFault("faulty", failure_ignored),
     "failed_store_published": LinkerFault("faulty", failed_store_published),

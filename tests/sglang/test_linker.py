@@ -15,6 +15,7 @@ import torch
 from attrs import evolve, frozen
 
 from blocklife.engines.sglang import linker as room
+from blocklife.engines.sglang.linker import _linker as linker_room
 from blocklife.engines.sglang.linker._device import DevicePages
 from blocklife.errors import CapacityError, MisuseError
 from tests.sglang.drive import Verdict, judge
@@ -195,6 +196,84 @@ def test_ranks_with_different_room_stay_together() -> None:
     assert theirs.stuck
     assert ours.troubles == set()
     assert len({linker_of(rank).statistics().num_no_room for rank in ours.ranks}) == 2
+
+
+# --- whoever asks for nothing -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["token-overlap", "sixteen"])
+def test_forward_pass_that_asks_for_no_layer_reads_what_was_loaded(name: str) -> None:
+    """SGLang's passes for embeddings never say whose loads they read."""
+
+    def deaf(linker: Any) -> None:
+        counter = linker.layer_done_counter
+        counter.set_consumer = counter.wait_until = lambda index: None
+
+    found = run(name, LINKED[name], 0, deaf)
+
+    assert found.troubles == set()
+    assert found.count("num_loaded") > 0
+
+
+def test_counter_is_what_a_graph_of_a_whole_pass_asks() -> None:
+    """SGLang's own function, which waits for the last of all layers ahead of the graph."""
+    from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
+
+    counter = linker_of(Rig(linked(LateLinker)).ranks[0]).layer_done_counter
+    counter.set_consumer(0)
+    pool = SimpleNamespace(layer_transfer_counter=counter)
+    runner = SimpleNamespace(_is_full_backend=True, model_runner=SimpleNamespace(token_to_kv_pool=pool))
+
+    PrefillCudaGraphRunner._wait_for_layer_loads(runner)
+
+
+# --- what an operator is told -------------------------------------------------------------------------------------------
+
+
+def transfer(*pages: int) -> list[Any]:
+    """Pages of four tokens in blocks of the same numbers, as SGLang names them."""
+    from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+
+    slots = torch.cat([torch.arange(page * 4, page * 4 + 4) for page in pages])
+    return [PoolTransfer(name=PoolName.KV, keys=[f"page {page}" for page in pages], device_indices=slots)]
+
+
+def test_copies_that_fail_are_logged_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first at once; of what follows one line in so many seconds, with their number (none is out here behind the third)."""
+    linker, said = linker_of(Rig(linked(LateLinker)).ranks[0]), list[str]()
+
+    def launch(transfer: object) -> None:
+        raise RuntimeError("invalid argument")
+
+    monkeypatch.setattr(linker_room.logger, "warning", lambda text, *args: said.append(text % args))
+    monkeypatch.setattr(linker.transport._copier, "launch", launch)
+    monkeypatch.setattr(linker.transport, "_follow", lambda: None)  # no stream is under way here
+    for page in (1, 2, 3):
+        linker.offload(transfer(page))
+        linker.num_completed_offloads()
+    monkeypatch.setattr(linker_room, "SAY_AGAIN_S", 0.0)
+    linker.offload(transfer(4))
+    linker.num_completed_offloads()
+
+    begins = "blocklife linker: copies that have failed: "
+    assert [line.removeprefix(begins).partition("; the last one: job 1.")[0] for line in said] == ["1", "2", "1"]
+    assert all(line.endswith("RuntimeError('invalid argument')") for line in said)
+    assert linker.statistics().num_failed_stores == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks"),
+    [
+        ({}, 1),
+        ({"tp_size": 8}, 8),
+        ({"tp_size": 16, "nnodes": 2}, 8),
+        ({"tp_size": 2, "dp_size": 4}, 8),
+        ({"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8),
+    ],
+)
+def test_ranks_of_a_machine_are_counted(said: dict[str, object], ranks: int) -> None:
+    """All of them ask for host memory at the same time."""
+    assert linker_room._ranks_here(SimpleNamespace(**said)) == ranks
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------

@@ -107,6 +107,20 @@ def test_what_is_there_is_not_copied_again() -> None:
     assert [link.host.acknowledge() for _ in range(2)] == [True, True]
 
 
+def test_store_does_not_take_the_room_of_its_own_node() -> None:
+    """A node whose beginning was loaded has room for its end only beside that: its end alone could never be found."""
+    link = Link(num_slots=4)
+    link.stored(1, 2, 3)
+    link.host.store(keys_of(1, 2, 3, 4, 5), [5, 6, 7, 8, 9])
+
+    assert link.host.acknowledge() is False
+    assert link.host.lookup("a", keys_of(1, 2, 3)) == 3
+    assert link.host.statistics().num_no_room == 1
+    assert not link.host.ledger.has_pending_work()
+    link.host.end_step()
+    link.stored(8, 9)  # nothing has stayed pinned
+
+
 def test_end_of_a_prefix_goes_before_its_beginning() -> None:
     """Pages behind a gap cannot be loaded, so the policy gives up the last one first."""
     link = Link(num_slots=3)
@@ -226,6 +240,7 @@ def test_reset_forgets_all_and_waits_for_what_is_out() -> None:
     link.host.reset()
 
     assert link.host.num_acknowledged == 0
+    assert link.host.statistics().num_cancelled_stores == 1
     assert link.host.lookup("c", keys_of(1)) == 0
     assert set(link.states(*range(1, 17))) == {Block.FREED}
     assert link.host.ledger.slots.count()[Slot.EMPTY] == 8
@@ -290,10 +305,10 @@ def test_size_must_hold_a_page_and_not_too_many() -> None:
         LinkerConfig.read({"host_pages": 1 << 32}).num_slots(512)
 
 
-@pytest.mark.parametrize("version", ["0.5.20", "0.5.24", "1.5.23", "", "main"])
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.24", "1.5.23", "0.5.23rc1", "0.5.23.dev4+g1", "", "main"])
 def test_linker_is_for_one_release(version: str) -> None:
     """SGLang has replaced the class of its cache within three releases."""
-    versions.check_linked("0.5.23")
-    versions.check_linked("0.5.23.post1")
+    for taken in ("0.5.23", "v0.5.23", "0.5.23.post1", "0.5.23+cu130"):
+        versions.check_linked(taken)
     with pytest.raises(MisuseError, match=r"this linker supports SGLang 0.5.23 \(install it, or a blocklife for yours\)"):
         versions.check_linked(version)

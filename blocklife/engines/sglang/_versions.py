@@ -21,6 +21,7 @@ NEWEST_WATCHED = "0.5.23"
 LINKED = "0.5.23"
 """The release that the linker is tested with."""
 
+_TAKEN = re.compile(rf"{re.escape(LINKED)}(\.post\d+)?(\+.*)?")
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:\D|$)")
 
 
@@ -36,6 +37,6 @@ def numbers_of(version: str) -> tuple[int, ...]:
 
 
 def check_linked(version: str) -> None:
-    """Refuse a release that the linker is not tested with, naming both."""
-    if numbers_of(version) != numbers_of(LINKED):
+    """Refuse a release that the linker is not tested with, naming both; a post-release or a build of it is taken."""
+    if _TAKEN.fullmatch(version.removeprefix("v")) is None:
         raise MisuseError(f"SGLang {version}: this linker supports SGLang {LINKED} (install it, or a blocklife for yours)")

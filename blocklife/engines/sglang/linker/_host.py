@@ -93,8 +93,10 @@ class LinkerStatistics:
     """Pages copied from it."""
     num_failed_stores: int = 0
     """Nodes whose copy failed."""
+    num_cancelled_stores: int = 0
+    """Nodes whose copy a flush or the end has overtaken."""
     num_failed_loads: int = 0
-    """Requests whose load failed; SGLang aborts them, and all others that load in their batch."""
+    """Requests whose load failed on this rank. SGLang aborts them on all ranks, and all others that load in their batch."""
     num_no_room: int = 0
     """Nodes that were not stored because all of host memory was in use."""
     num_known: int = 0
@@ -172,11 +174,11 @@ class LinkedHost:
             self._stores.append(_LinkedStore("", (), True))
             return
         store = _LinkedStore(self._name("store"), [blocks[at] for at in missing])
-        self._plan(store, [keys[at] for at in missing])
+        self._plan(store, [keys[at] for at in missing], there)
         self._stores.append(store)
 
-    def _plan(self, store: _LinkedStore, keys: list[bytes]) -> None:
-        """Plan the copy of a store, or say that there is no room for it."""
+    def _plan(self, store: _LinkedStore, keys: list[bytes], there: list[int]) -> None:
+        """Plan the copy of a store, or say that there is no room for it beside the slots that its node has already."""
         ledger = self.ledger
         if ledger.jobs.live >= MAX_STORES or len(ledger.requests) >= MAX_REQUESTS - MAX_STORES:
             self._decline(store)
@@ -185,7 +187,7 @@ class LinkedHost:
         try:
             held = ledger.observe_allocate(store.name, store.blocks)
             # Of a prefix the end is of no use without the beginning: the policy sees the beginning as used last.
-            slots = self.tier.reserve([(_GROUP, key) for key in reversed(keys)])
+            slots = self._reserve(store.name, keys, there)
             if slots is None:
                 ledger.finish(store.name)
                 self._decline(store)
@@ -196,6 +198,14 @@ class LinkedHost:
             self._forget(store.blocks)
             raise
         self._by_job[jobs.ids[0].number] = store
+
+    def _reserve(self, name: str, keys: list[bytes], there: list[int]) -> list[int] | None:
+        """Slots for the keys of a node, none of them at the expense of what its node has there; None if there is no room."""
+        self.ledger.pin(name, there)
+        try:
+            return self.tier.reserve([(_GROUP, key) for key in reversed(keys)])
+        finally:
+            self.ledger.unpin(name, there)
 
     def _decline(self, store: _LinkedStore) -> None:
         store.name, store.blocks, store.verdict = "", (), False
@@ -213,7 +223,7 @@ class LinkedHost:
 
     def acknowledge(self) -> bool:
         """SGLang takes the outcome of the oldest store, and gives its pages free. Refuses one that is still out."""
-        if not self.num_acknowledged:
+        if not self._stores or self._stores[0].verdict is None:
             raise MisuseError("linker: no store is over (ask num_completed_offloads first)")
         store = self._stores.popleft()
         if store.name:
@@ -359,14 +369,19 @@ class LinkedHost:
 
     def _hear_end(self, transition: LedgerTransition) -> None:
         """A job is over."""
-        done = all(move.target is Job.DONE for move in transition)
+        ends = {move.target for move in transition}
+        done, cancelled = ends == {Job.DONE}, ends == {Job.CANCELLED}
         for number in map(int, transition.places):
             store = self._by_job.pop(number, None)
             if store is None:
                 self._loaded[number] = done
                 continue
             store.verdict = done
-            self._count(num_stored=len(store.blocks) if done else 0, num_failed_stores=int(not done))
+            self._count(
+                num_stored=len(store.blocks) if done else 0,
+                num_failed_stores=int(not done and not cancelled),
+                num_cancelled_stores=int(cancelled),
+            )
 
     def _hear_late(self, transition: LedgerTransition) -> None:
         self._overdue += [JobId(self.ledger.incarnation, int(number)) for number in transition.places]

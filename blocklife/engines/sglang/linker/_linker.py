@@ -7,15 +7,17 @@ Rules of this file:
 
 *A step of SGLang, as this file sees it.* `num_completed_offloads` comes first, once: reports are collected, and stores of the
 step before begin. Then `lookup` for requests that may be admitted, `load` for those that are, and `start_layer_wise_loading`
-when a batch was formed. The forward pass is launched, and asks the counter for each layer; `finish_layer_wise_loading` follows.
-Last comes `offload` for what is in the tree now: it begins with the next step, before another forward pass is launched.
+when a batch was formed: the stream of its forward pass waits for the loads from there on. The forward pass is launched;
+`finish_layer_wise_loading` follows. Last comes `offload` for what is in the tree now: it begins with the next step, before
+another forward pass is launched.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -28,7 +30,7 @@ from blocklife.engines.sglang.linker._device import DevicePages
 from blocklife.engines.sglang.linker._host import LinkedHost, LinkerStatistics, limits_for
 from blocklife.engines.sglang.linker._transport import LoadCounter, Transport, torch_copier
 from blocklife.errors import MisuseError
-from blocklife.ledger import Limits
+from blocklife.ledger import Completion, Limits, Result
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
+
+SAY_AGAIN_S = 60.0
+"""Copies that fail one after another are logged once in so many seconds."""
 
 
 class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has no types where it is not installed
@@ -60,13 +65,17 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         self.transport = Transport(  # before the ledger: it refuses a size that this machine does not have
             cache,
             limits,
+            sharers=_ranks_here(server_args),
             forward_stream=forward_stream if cache.device.type != "cpu" or self.has_streams else None,
             make_copier=self.make_copier,
             wrap=self.wrap_copier,
         )
         self.host = LinkedHost(limits, policy=config.policy, checking=config.checking, deadline=config.deadline_s)
-        self.layer_done_counter = LoadCounter(self._order_forward)
+        self.layer_done_counter = LoadCounter()
         self._closed = False
+        self._num_untold = 0
+        """Copies that have failed since the log has last said so."""
+        self._told_at = -math.inf
         logger.info(
             "blocklife linker: %d pages of %d bytes in host memory, %d on the device",
             limits.num_slots,
@@ -109,12 +118,14 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         """Launch the loads that are queued, and what else waits. Returns the number of the batch, -1 if it loads nothing."""
         batch = self.host.start_loads()
         self._launch()
+        if batch >= 0:
+            self.transport.before_forward(self.host.blocks_of(batch))
         return batch
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         """Block until the loads of this batch are quiet. Whether all of them have arrived."""
         self.transport.wait(self.host.loading(counter_index))
-        self.host.report(self.transport.poll())
+        self._collect()
         return self.host.finish_loads(counter_index)
 
     def cancel_queued_load(self, rid: str) -> bool:
@@ -132,7 +143,7 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
     def num_completed_offloads(self) -> int:
         """How many stores, in their order, have an outcome. SGLang asks at the start of each step, so a step begins here."""
         self.host.end_step()
-        self.host.report(self.transport.poll())
+        self._collect()
         self._launch()
         self._give_up_late()
         return self.host.num_acknowledged
@@ -145,10 +156,10 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         """Wait for every copy, then forget everything."""
         jobs = self.host.out()
         self.transport.wait(jobs)
-        self.host.report(self.transport.poll())
+        self._collect()
         self.host.quiesce(self.host.out())
         self.host.reset()
-        self.layer_done_counter.reset()
+        self.layer_done_counter.set_consumer(-1)
 
     def close(self) -> None:
         """The same, and give host memory back. A second call does nothing."""
@@ -167,6 +178,20 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         if plan is not None:
             launched, completions = self.transport.execute(plan)
             self.host.settle(plan, now, launched, completions)
+            self._tell_failed(completions)
+
+    def _collect(self) -> None:
+        completions = self.transport.poll()
+        self.host.report(completions)
+        self._tell_failed(completions)
+
+    def _tell_failed(self, completions: Iterable[Completion]) -> None:
+        """Log copies that have failed: the first at once, and what follows at most every so many seconds."""
+        self._num_untold += sum(each.result is Result.FAILED for each in completions)
+        if self._num_untold and time.monotonic() >= self._told_at + SAY_AGAIN_S:
+            reason = self.transport.last_error or "without a reason"
+            logger.warning("blocklife linker: copies that have failed: %d; the last one: %s", self._num_untold, reason)
+            self._num_untold, self._told_at = 0, time.monotonic()
 
     def _give_up_late(self) -> None:
         """A copy past its deadline has failed, but SGLang may have its pages only when it is quiet: that is waited for."""
@@ -174,13 +199,8 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         if late:
             logger.warning("blocklife linker: %d copies are past their deadline; waiting until they are quiet", len(late))
             self.transport.wait(late)
-            self.host.report(self.transport.poll())
+            self._collect()
             self.host.quiesce(late)
-
-    def _order_forward(self, batch: int) -> None:
-        blocks = self.host.blocks_of(batch)
-        if blocks:
-            self.transport.before_forward(blocks)
 
 
 def _pages_of(transfers: Sequence[PoolTransfer]) -> PoolTransfer:
@@ -189,6 +209,15 @@ def _pages_of(transfers: Sequence[PoolTransfer]) -> PoolTransfer:
         names = ", ".join(str(transfer.name) for transfer in transfers)
         raise MisuseError(f"blocklife linker: SGLang moves {names or 'nothing'}, and only pages of full attention are known")
     return transfers[0]
+
+
+def _ranks_here(server_args: ServerArgs) -> int:
+    """How many ranks this machine has; each has a linker. Ranks of several engines of one server count, too."""
+    counts = [getattr(server_args, name, 1) for name in ("tp_size", "dp_size", "nnodes")]
+    tensor, data, nodes = (count if isinstance(count, int) else 1 for count in counts)
+    if getattr(server_args, "enable_dp_attention", False):
+        data = 1  # its ranks are those of tensor parallelism
+    return max(1, tensor * data // nodes)
 
 
 def _keys(hashes: Sequence[str]) -> list[bytes]:

@@ -4,8 +4,9 @@
 stream have been given so far: the forward pass may still write what a store reads, and may still use the pages that a load goes
 to. Everything else, store after load and load after store, the copier orders itself.
 
-*The forward pass.* It waits for its loads on its own stream, when it asks for a layer (`LoadCounter`). The copy of a request is
-one job for all layers, so the first layer waits for all of it.
+*The forward pass.* The copy of a request is one job for all layers, so there is nothing that a layer could wait for by itself.
+The streams that a forward pass may run on wait for its loads ahead of it (`before_forward`), whatever that pass asks for then:
+SGLang's passes for embeddings, for example, ask for nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class Transport:
         cache: KvCache,
         limits: Limits,
         *,
+        sharers: int = 1,
         forward_stream: object = None,
         make_copier: Callable[[KvCache, HostMemory, Limits], TorchCopier] = torch_copier,
         wrap: Callable[[TorchCopier], Copier] | None = None,
     ) -> None:
-        self.memory = HostMemory(cache.row_bytes, limits.num_slots, pinned=cache.device.type == "cuda")
+        """*sharers*: ranks of this machine, each of which asks for as much host memory."""
+        self.memory = HostMemory(cache.row_bytes, limits.num_slots, pinned=cache.device.type == "cuda", sharers=sharers)
         try:
             self._streams = make_copier(cache, self.memory, limits)
         except BaseException:
@@ -46,6 +49,12 @@ class Transport:
             raise
         self._copier: Copier = self._streams if wrap is None else wrap(self._streams)
         self._forward_stream = forward_stream
+        self._launch_error = ""
+
+    @property
+    def last_error(self) -> str:
+        """Why a copy has failed last, as far as somebody has said; "" if nobody has."""
+        return self._launch_error or self._streams.statistics().last_error
 
     def execute(self, plan: Plan) -> tuple[list[Launched], list[Completion]]:
         """Launch the copies of a plan, loads first. Returns what was launched, and what has ended meanwhile.
@@ -61,7 +70,8 @@ class Transport:
                 self._copier.launch(transfer)
             except MisuseError:
                 raise
-            except Exception:
+            except Exception as error:
+                self._launch_error = f"job {transfer.job}: {error!r}"
                 failed.append(Completion(transfer.job, RANK, Result.FAILED))
         return launched, [*failed, *self._copier.poll()]
 
@@ -75,8 +85,10 @@ class Transport:
             self._copier.wait(jobs)
 
     def before_forward(self, blocks: Sequence[int]) -> None:
-        """What the current stream is given from now on waits for the loads into these blocks."""
+        """What the forward pass's stream and the current one are given from now on waits for the loads into these blocks."""
         self._streams.before_forward(blocks=blocks)
+        if self._forward_stream is not None:
+            self._streams.before_forward(self._forward_stream, blocks)
 
     def close(self) -> None:
         """Wait for every copy, and free the memory."""
@@ -92,25 +104,18 @@ class Transport:
 
 
 class LoadCounter:
-    """What SGLang's memory asks before it gives out a layer, in the stream that will read it."""
+    """What SGLang's memory asks before it gives out a layer: there is nothing left to wait for, see *the forward pass*."""
 
-    def __init__(self, wait: Callable[[int], None]) -> None:
-        self._wait = wait
-        self._seen: set[int] = set()
+    num_layers = 1
+    """A load has all layers at once."""
+
+    def __init__(self) -> None:
         self.consumer_index = -1
         """The batch whose loads the forward pass reads; -1: none."""
 
     def set_consumer(self, index: int) -> None:
         """The forward pass that is launched next reads what this batch loads; -1: it loads nothing."""
         self.consumer_index = index
-        self._seen.clear()
 
     def wait_until(self, threshold: int) -> None:
-        """Let the current stream wait for the loads, once for each layer."""
-        if self.consumer_index >= 0 and threshold not in self._seen:
-            self._seen.add(threshold)
-            self._wait(self.consumer_index)
-
-    def reset(self) -> None:
-        """No batch is left."""
-        self.set_consumer(-1)
+        """The stream has been told to wait already."""
