@@ -185,11 +185,12 @@ class TierBelow:
         """Whether a promotion is bringing this content."""
         return (self.space, *content) in self._coming
 
-    def promote(self, wanted: Sequence[Content], present: Sequence[int], fetched: list[int]) -> bool:
+    def promote(self, wanted: Sequence[Content], present: Sequence[int], fetched: list[int], promised: int = 0) -> bool:
         """Plan promotions of content that the store has, as far as it may be in flight; False if the host tier has no room.
 
         *present* are the slots of a hit's other content, which is not evicted for what is to come. The numbers of the
-        promotions are added to *fetched*.
+        promotions are added to *fetched*. *promised*: loads that were found in this step and are not planned yet; a job is
+        left for each.
         """
         if len(wanted) + len(present) > len(self._ledger.slots):  # each chunk that comes would evict another
             self._counts["no_room"] += len(wanted)
@@ -198,7 +199,7 @@ class TierBelow:
             self._tier.touch(present)
         find = self._ledger.slots.find
         absent = [content for content in dict.fromkeys(wanted) if find(*content) is None]
-        while absent and (room := self._room(Direction.PROMOTE)) > 0 and self._ledger.jobs.room:
+        while absent and (room := self._room(Direction.PROMOTE)) > 0 and self._ledger.jobs.room > promised:
             part = absent[: min(room, self.policies.job_slots)]
             slots = self._tier.reserve(part)
             if slots is None:

@@ -252,7 +252,7 @@ class SchedulerSteps:
         if tracked.below_until is None:
             tracked.below_until = state.now + below.policies.max_wait
         search = state.search
-        if below.promote(search.wanted, search.present, tracked.fetched):
+        if below.promote(search.wanted, search.present, tracked.fetched, len(state.pinned)):
             return True
         tracked.below_until = -inf
         return False

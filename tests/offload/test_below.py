@@ -81,15 +81,15 @@ class BelowRig(Rig):
         chunk: int = 1,
         slots: int = 8,
         workers: int = 1,
+        max_jobs: int = 8,
         replacement: str | Lru = "lru",
     ) -> None:
         self.shelf = Shelf(prompt=prompt) if shelf is None else shelf
         self.moving: list[TierTransfer] = []
         self.full = False
         """The shelf takes nothing."""
-        super().__init__(
-            groups, chunk, slots=slots, workers=workers, below=self.shelf, below_policies=policies, replacement=replacement
-        )
+        told = {"below": self.shelf, "below_policies": policies, "replacement": replacement}
+        super().__init__(groups, chunk, slots=slots, workers=workers, max_jobs=max_jobs, **told)  # type: ignore[arg-type]
 
     def plan(self) -> Plan:
         plan = super().plan()
@@ -351,6 +351,27 @@ def test_state_of_a_mamba_group_goes_below_with_the_end_of_its_chunk() -> None:
     rig.drain()
 
     assert {(group, name) for _, group, name in rig.shelf.content} == {(each, key(each, letters(8))) for each in (0, 1)}
+
+
+def test_load_that_was_found_in_this_step_keeps_its_job() -> None:
+    """Behind a lookup that promised a load, no other one takes the last job for what it fetches."""
+    rig = BelowRig(max_jobs=1, policies=BelowPolicies(demote=Demote.NEVER))
+    rig.fill("x", TEXT)
+    rig.forget_device()
+    other = letters(13, "n")
+    rig.shelf.fill(other)
+    rig.add("a", TEXT)
+    rig.add("b", other)
+    first = rig.hit("a")
+
+    assert first.host_tokens == 12
+    assert rig.hit("b").deferred
+    rig.scheduler.admit("a", first, 1)
+    assert moved(rig.tick()) == {}
+    rig.scheduler.finish("a")
+    rig.drain()
+    assert rig.hit("b").deferred
+    assert moved(rig.tick()) == {"up": [other[:4], other[:8], other[:12]]}
 
 
 @pytest.mark.parametrize("slots", [2, 3], ids=["too few", "all taken"])
