@@ -162,6 +162,11 @@ class HostTier(edge.NotCopied):
         self._events.clear()
         return found
 
+    def tell_again(self) -> None:
+        """Report everything that is readable as stored once more, to who was told that it is gone."""
+        self._events.clear()
+        self._note(True, self._slots.where(Slot.READY))
+
     def statistics(self) -> TierStatistics:
         """Statistics of the tier at this moment."""
         count = self._slots.count()
@@ -200,6 +205,9 @@ class HostTier(edge.NotCopied):
             watcher(stored, slots)
         if not stored:
             self._gone.update(dict.fromkeys(slots))
+        self._note(stored, slots)
+
+    def _note(self, stored: bool, slots: Sequence[int]) -> None:
         if (most := self._events.maxlen or 0) > 0:
             self._lost_events += max(0, len(self._events) + len(slots) - most)
             group, key = self._slots.group, self._slots.key

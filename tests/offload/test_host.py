@@ -324,6 +324,17 @@ def test_tier_counts_the_events_that_nobody_took() -> None:
     assert told(tier) == ["+z", "-y", "+u"]
 
 
+def test_tier_tells_again_what_can_be_read() -> None:
+    """For who was told that all is gone: once, and nothing of what is being written."""
+    ledger, tier = tier_of()
+    told(tier)
+    ledger.evict([0])
+    tier.tell_again()
+
+    assert sorted(told(tier)) == ["+k1", "+k2"]
+    assert told(tier) == []
+
+
 def test_tier_lets_others_listen_on() -> None:
     """Whoever listened to the slots before the tier still hears everything."""
     ledger = make_ledger()

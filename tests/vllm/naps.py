@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from typing import cast
+from unittest import mock
 
 import numpy as np
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.v1.engine.core import EngineCore
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
@@ -46,7 +48,10 @@ class _Executor:
         self.is_sleeping = False
 
     def get_kv_connector_handshake_metadata(self) -> list[object]:
-        said = [connector.get_handshake_metadata() for connector in self._connectors()]
+        said = []
+        for connector in self._connectors():
+            with mock.patch.object(kv_transfer_state, "_KV_CONNECTOR_AGENT", connector):  # that of the worker's process
+                said.append(connector.get_handshake_metadata())
         return [None if each is None else {(0, rank): each} for rank, each in enumerate(said)]
 
 

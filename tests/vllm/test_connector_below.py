@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from attrs import evolve
 
+from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector import _store as store_below
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats
@@ -552,6 +554,7 @@ def identity_of(rig: BelowRig) -> Identity:
         ("model_config", "dtype", "bfloat16"),
         ("model_config", "max_model_len", 999),
         ("model_config", "hf_overrides", {"rope_theta": 7.0}),
+        ("model_config", "hf_config_path", "elsewhere"),
         ("cache_config", "cache_dtype", "fp8"),
         ("cache_config", "kv_cache_layout", "LBHNC"),
         ("cache_config", "prefix_caching_hash_algo", "sha256_cbor"),
@@ -567,6 +570,20 @@ def test_what_could_change_bytes_changes_the_identity(
     after = identity_of(make())
 
     assert after.fingerprint != before.fingerprint
+
+
+def test_drafter_with_other_weights_changes_the_identity(make: Make) -> None:
+    """What its layers keep is stored with the rest."""
+    rig, none = make(), {"method": "eagle", "revision": None, "quantization": None}
+    drafters = [None, {"model": "a"}, {"model": "b"}, {"model": "b", "revision": "v2"}, {"model": None, "method": "ngram"}]
+    found = []
+    for drafter in drafters:
+        said = None if drafter is None else SimpleNamespace(**{**none, **drafter})
+        config = SimpleNamespace(**{**vars(rig.engine.config), "speculative_config": said})
+        found.append(cache._identity(config, rig.engine.kv_cache_config, rig.side.config).fingerprint)
+
+    assert len(set(found)) == len(drafters) - 1
+    assert found[-1] == found[0] == identity_of(rig).fingerprint  # stores of engines without one stay valid
 
 
 def test_worker_that_names_content_in_another_way_stops_the_engine(make: Make) -> None:

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 import blocklife.engines.vllm
 from blocklife.engines.vllm import _versions as versions
-from blocklife.engines.vllm.connector._config import ConnectorConfig
+from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.offload import FullHit, LastStep, Mode
@@ -23,6 +23,16 @@ from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.worlds import GroupSpec, WorldSpec
 
 WORLD = WorldSpec((GroupSpec("full"),), connector="blocklife")
+
+
+@pytest.mark.parametrize("given", ["x", [1], 7, True])
+def test_parameters_of_a_request_that_are_no_object_are_left_out(given: object) -> None:
+    """vLLM hands on what a client has sent; its engine must not fall over it."""
+    caps, problems = Caps.read(given)
+
+    assert caps == Caps()
+    assert problems == [f"kv_transfer_params must be an object with names and values, not {given!r} (they are left out)"]
+    assert Caps.read(None) == Caps.read({}) == (Caps(), [])
 
 
 def test_config_has_defaults_for_all_but_the_size() -> None:

@@ -19,6 +19,7 @@ from blocklife.engines.vllm.connector._messages import Moved
 from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats, Metric, MetricKind
 from blocklife.engines.vllm.connector._scheduler import ConnectorCounts
 from blocklife.engines.vllm.connector.releases._release import release
+from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
@@ -299,9 +300,9 @@ def test_metrics_have_no_series_that_was_not_there_from_the_start(monkeypatch: p
     assert {name: own.keys() - values[name] for name, own in found.data.items() if own.keys() - values[name]} == {}
 
 
-def shown_by(rig: ConnectorRig) -> tuple[Any, Any]:
+def shown_by(rig: ConnectorRig, registry: Any = None) -> tuple[Any, Any]:
     """A registry of Prometheus, and our metrics of two engines in it."""
-    registry = prometheus.CollectorRegistry()
+    registry = prometheus.CollectorRegistry() if registry is None else registry
     kinds = {
         kind: type(kind.__name__, (kind,), {"__init__": _registered(kind, registry)})
         for kind in (prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
@@ -325,6 +326,24 @@ def test_metrics_show_an_idle_engine_as_idle(rig: ConnectorRig) -> None:
     assert shown["vllm:kv_offload_jobs_out"] == shown["vllm:kv_offload_waiting_chunks"] == {"": 0}
     assert shown["vllm:kv_offload_host_slots"]["evictable"] == tier.evictable > 0
     assert shown["vllm:kv_offload_host_slots"]["writing"] == 0
+
+
+def test_metrics_show_what_has_changed_while_the_engine_idles(rig: ConnectorRig) -> None:
+    """A reset takes no step; the next one tells it, although it serves nobody either."""
+    shown = collected(rig)
+    rig.side.reset()
+    said = rig.scheduler.connector.get_kv_connector_stats()
+    shown.aggregate(said)
+
+    assert shown.data["vllm:kv_offload_host_slots"]["evictable"] == 0
+    assert rig.scheduler.connector.get_kv_connector_stats() is None
+
+
+def test_metrics_of_the_same_names_are_refused_with_the_reason(rig: ConnectorRig) -> None:
+    """OffloadingConnector beside ours in one MultiConnector has them."""
+    registry, _ = shown_by(rig)
+    with pytest.raises(MisuseError, match=r"vllm:kv_offload_load_bytes is there already.*OffloadingConnector"):
+        shown_by(rig, registry)
 
 
 def test_metrics_cost_nothing_where_nothing_happens() -> None:

@@ -51,6 +51,16 @@ def ask(rig: ParallelRig, tokens: list[int], answer: int = 2) -> None:
 # --- context parallelism ----------------------------------------------------------------------------------------------------
 
 
+def test_budget_counts_bytes_on_one_worker() -> None:
+    """A worker has its share of the tokens of a block: with twice the ranks a step may load twice the tokens."""
+    found = []
+    for ranks in (1, 2, 4):
+        spec = evolve(ROOMY, world_size=ranks, extra_config={"sync_load_budget_bytes": 1 << 20})
+        found.append(ParallelRig(spec, parallel=Parallel(decode=ranks)).side.shape.load_within_tokens)
+
+    assert found == [found[0], 2 * found[0], 4 * found[0]]
+
+
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("extra", [{}, {"blocks_per_chunk": 2}], ids=["blocks", "chunks"])
 def test_context_parallel_blocks_come_back(context: str, extra: Mapping[str, int]) -> None:

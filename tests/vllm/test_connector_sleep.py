@@ -11,11 +11,16 @@ from collections.abc import Callable
 
 import pytest
 from attrs import evolve
+from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 from vllm.v1.core.sched.interface import PauseState
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.listeners import send_events
 from tests.vllm.naps import core_of, nap
+from tests.vllm.second import Habits, SecondConnector
 from tests.vllm.test_connector import MODELS, ROOMY, ask, prompt
 from tests.vllm.worlds import Extra, Lag
 
@@ -141,6 +146,54 @@ def test_connector_goes_on_where_it_was_only_paused() -> None:
 
     assert paused is PauseState.PAUSED_ALL
     assert len(rig.finished) == 1
+
+
+class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM has no types
+    """What another connector says."""
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["ours first", "the other first"])
+def test_connector_shakes_no_hands_beside_others(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    """MultiConnector hands the first thing that is said to all, and NIXL's connector, for example, fails at what is not its.
+
+    So the scheduler's half hears of no sleep, and the host tier is forgotten, whatever `sleep_keeps_host` says.
+    """
+    heard = []
+    monkeypatch.setattr(SecondConnector, "get_handshake_metadata", lambda self: Handshake(), raising=False)
+    monkeypatch.setattr(
+        SecondConnector, "set_xfer_handshake_metadata_pp_aware", lambda self, said: heard.extend(said.values()), raising=False
+    )
+    world = evolve(ROOMY, extra_config={"sleep_keeps_host": True})
+    rig = BesideRig(world, 0, Habits(brings=0, sends=0), first=first)
+    ask(rig, prompt(41))
+    nap(rig)
+    ask(rig, prompt(41))
+
+    assert [type(each) for each in heard] == [Handshake]
+    assert rig.stored > 0
+    assert rig.loaded == 0
+
+
+def test_connector_tells_again_what_stays_while_the_engine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's reset ahead of a sleep tells that everything is gone, in every tier: a router would take it at its word."""
+    send_events(monkeypatch)
+    rig = ConnectorRig(evolve(ROOMY, extra_config={"sleep_keeps_host": True, "self_describing_kv_events": True}))
+    told: list[object] = []
+    publisher = rig.scheduler.kv_event_publisher
+    monkeypatch.setattr(publisher, "publish", lambda batch: told.extend(batch.events))
+    ask(rig, prompt(41))
+    nap(rig)
+    before = told.copy()
+    told.clear()
+    ask(rig, prompt(9, 500))
+    hosted = [each for each in before if isinstance(each, BlockStored) and each.medium != "GPU"]
+    again = [each for each in told if isinstance(each, BlockStored) and each.medium != "GPU"]
+
+    assert [type(each) for each in told].index(AllBlocksCleared) < told.index(again[0])
+    assert [(each.block_hashes, each.token_ids, each.parent_block_hash) for each in again[: len(hosted)]] == [
+        (each.block_hashes, each.token_ids, each.parent_block_hash) for each in hosted
+    ]
+    assert len(hosted) > 5
 
 
 def test_connector_says_that_it_can_sleep() -> None:

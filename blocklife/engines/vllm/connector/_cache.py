@@ -245,8 +245,9 @@ def _load_within_tokens(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig,
             "load where other requests hit them",
             "leave it out, or use the policy 'fail'",
         )
+    ranks = vllm_config.parallel_config.decode_context_parallel_size
     groups = kv_cache_config.kv_cache_groups
-    a_token = sum([_group_bytes(group) // int(group.kv_cache_spec.block_size) for group in groups])
+    a_token = sum([_group_bytes(each) // int(resolve_dcp_kv_block_size(each.kv_cache_spec, ranks)) for each in groups])
     return config.sync_load_budget_bytes // max(1, a_token)
 
 
@@ -301,6 +302,11 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
     context = parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
     if context != (1, 1):
         layout = (*layout, ("context", *context, parallel.cp_kv_cache_interleave_size))
+    drafter = vllm_config.speculative_config
+    if drafter is not None and drafter.model is not None:
+        layout = (*layout, ("drafter", drafter.method, drafter.model, drafter.revision, drafter.quantization))
+    if model.hf_config_path is not None:
+        layout = (*layout, ("configuration", model.hf_config_path))
     return Identity(
         model=" ".join(filter(None, (model.model, model.revision, weights))),
         dtype=f"{model.dtype} {cache.cache_dtype}",

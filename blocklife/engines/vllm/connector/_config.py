@@ -79,12 +79,14 @@ class Caps:
     load_tokens: int | None = None
 
     @classmethod
-    def read(cls, given: Mapping[str, object] | None) -> tuple[Caps, list[str]]:
+    def read(cls, given: object) -> tuple[Caps, list[str]]:
         """The caps of a request, and a message for each invalid one: a client's mistake must not stop the engine."""
+        if given is not None and not isinstance(given, Mapping):
+            return cls(), [f"kv_transfer_params must be an object with names and values, not {given!r} (they are left out)"]
         found: list[int | None] = []
         problems: list[str] = []
         for key in ("max_offload_tokens", "max_load_tokens"):
-            value = (given or {}).get(key)
+            value = given.get(key) if given is not None else None
             fits = type(value) is int and value >= 0
             found.append(min(value, MOST) if isinstance(value, int) and fits else None)
             if value is not None and not fits:

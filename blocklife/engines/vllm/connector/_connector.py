@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from attrs import frozen
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -96,6 +97,15 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._meter: Meter | None = None
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = ConnectorScheduler(cache.shape_of(vllm_config, kv_cache_config, self.config), self.config)
+            if (
+                self.config.below is not None
+                and not self.config.sleep_keeps_host
+                and vllm_config.model_config.enable_sleep_mode
+            ):
+                logger.warning(
+                    "blocklife: behind its first sleep this engine shares nothing with others in the store below any more, for "
+                    "it may have other weights then (set sleep_keeps_host if it wakes up with the same)"
+                )
             self._meter = Meter(self._scheduler)
             if self._scheduler.shape.self_describing:
                 self._scheduler.describe_events(extra_keys)
@@ -259,8 +269,17 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.worker.wake()
 
     def get_handshake_metadata(self) -> Woken | None:
-        """For the scheduler's half, which vLLM does not tell of a sleep: that there was one."""
-        return Woken(self.worker.num_sleeps) if self.worker.num_sleeps else None
+        """For the scheduler's half, which vLLM does not tell of a sleep: that there was one.
+
+        Nothing beside others: a MultiConnector hands what one of them says to all, and some fail at what is not theirs.
+        """
+        if not self.worker.num_sleeps:
+            return None
+        if has_kv_transfer_group() and get_kv_transfer_group() is not self:
+            if self.config.sleep_keeps_host:
+                logger.warning("blocklife: sleep_keeps_host has no effect beside other connectors: the host tier is forgotten")
+            return None
+        return Woken(self.worker.num_sleeps)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Called first in a step, before anything is written."""

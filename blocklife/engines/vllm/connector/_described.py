@@ -124,7 +124,7 @@ class Describer:
                 described = self._told.pop(name, None)
                 self._bare.discard(name)
             elif self._full[event.group]:
-                described = self._find(name)
+                described = self._find(name) or self._told.get(name)  # the latter of content that is told again
                 if described is None:
                     self._bare.add(name)
                 else:

@@ -20,6 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from blocklife.engines.vllm.connector._messages import MovedBelow
 from blocklife.engines.vllm.connector._scheduler import ConnectorCounts, ConnectorScheduler
+from blocklife.errors import MisuseError
+from blocklife.offload import TierStatistics
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -239,8 +241,8 @@ class Meter:
     scheduler: ConnectorScheduler
     _told: dict[tuple[str, str], int] = field(factory=dict)
     _steps: int = 0
-    _is_idle: bool = False
-    """Whether no request was served and no job was out at the last call."""
+    _slots: TierStatistics | None = None
+    """Those that were told last."""
     _is_down: bool | None = None
     """Whether the store below was last told to be down."""
 
@@ -252,7 +254,6 @@ class Meter:
         step, serves = self._steps, self.scheduler.is_serving
         self._steps += 1
         if serves and step % _COUNTS_EVERY:
-            self._is_idle = False
             return None
         data: Payload = {}
         counts = self.scheduler.counts
@@ -281,9 +282,10 @@ class Meter:
             if total > told:
                 data.setdefault(_P + name, {})[label] = total - max(0, told)
                 self._told[name, label] = total
-        was_idle, self._is_idle = self._is_idle, not serves and not self.scheduler.ledger.jobs.live
-        if step % _GAUGES_EVERY == 0 or (self._is_idle and not was_idle):
-            self._tell_gauges(data)
+        is_idle = not serves and not self.scheduler.ledger.jobs.live
+        slots = self.scheduler.tier.statistics() if is_idle or step % _GAUGES_EVERY == 0 else self._slots
+        if slots is not None and (step % _GAUGES_EVERY == 0 or slots != self._slots):
+            self._tell_gauges(data, slots)
         return BlocklifeStats(data=data) if data else None
 
     def _totals(self) -> list[tuple[str, str, int]]:
@@ -326,11 +328,11 @@ class Meter:
             data[_P + "below_is_down"] = {"": int(breaker.is_down)}
         return found
 
-    def _tell_gauges(self, data: Payload) -> None:
-        tier = self.scheduler.tier.statistics()
+    def _tell_gauges(self, data: Payload, slots: TierStatistics) -> None:
+        self._slots = slots
         data[_P + "jobs_out"] = {"": self.scheduler.ledger.jobs.live}
         data[_P + "waiting_chunks"] = {"": self.scheduler.offload.stores.waiting}
-        data[_P + "host_slots"] = {name: getattr(tier, name) for name in _SLOTS}
+        data[_P + "host_slots"] = {name: getattr(slots, name) for name in _SLOTS}
 
 
 class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as above
@@ -358,9 +360,14 @@ class BlocklifePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as 
             if metric.kind is MetricKind.GAUGE:
                 more["multiprocess_mode"] = "mostrecent"
             labels = labelnames + ([metric.label] if metric.label else [])
-            self._families[metric.name] = makers[metric.kind](
-                name=metric.name, documentation=metric.help, labelnames=labels, **more
-            )
+            try:
+                family = makers[metric.kind](name=metric.name, documentation=metric.help, labelnames=labels, **more)
+            except ValueError as problem:
+                raise MisuseError(
+                    f"blocklife connector: the metric {metric.name} is there already, and is not of this connector "
+                    "(OffloadingConnector has metrics of the same names: give one of the two in a MultiConnector)"
+                ) from problem
+            self._families[metric.name] = family
             for engine in per_engine_labelvalues.values():
                 for value in metric.series:
                     self._families[metric.name].labels(*engine, *value)

@@ -539,7 +539,8 @@ class ConnectorScheduler:
             raise RuntimeError(
                 f"request {doubt.owner.request_id}: a load failed that its step was to read, and vLLM did not end the request; "
                 "the engine stops before it answers with what was computed from it (leave sync_load_budget_bytes out, so that "
-                "a failed load costs no more than its request)"
+                "a failed load costs no more than its request; or is kv_load_failure_policy 'recompute' at the top of a "
+                "MultiConnector, where this connector does not see it?)"
             )
 
     def finish(self, request: VllmRequest, aborted: bool, tables: Sequence[Sequence[int]] = ()) -> None:
@@ -597,6 +598,8 @@ class ConnectorScheduler:
         """The device's memory was given up so often, and is back, empty. No step was made meanwhile; no request has blocks."""
         if num_sleeps <= self._num_sleeps:
             return
+        if self._may_sleep and self.shape.events:
+            self.tier.tell_again()  # vLLM's reset has told that everything is gone
         self._num_sleeps, self._may_sleep = num_sleeps, False
         for name in self.decided.forget_device():
             self._named.pop(name, None)
