@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from math import lcm
 
@@ -133,9 +133,18 @@ class Engine:
         self.scheduler, hash_tokens = making.scheduler_of(self.config, self.kv_cache_config)
         self.hasher = making.hasher_of(hash_tokens)
 
-    def add(self, name: str, prompt: Sequence[int], max_tokens: int, priority: int = 0, salt: str | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        priority: int = 0,
+        salt: str | None = None,
+        transfer: Mapping[str, object] | None = None,
+    ) -> None:
         """Hand a request to the scheduler; it ends by its length only. A smaller *priority* goes first."""
-        self.scheduler.add_request(making.request_of(name, prompt, max_tokens, self.hasher, priority, salt))
+        request = making.request_of(name, prompt, max_tokens, self.hasher, priority, salt, transfer=transfer)
+        self.scheduler.add_request(request)
 
     def config_of(self, rank: int) -> VllmConfig:
         """The configuration as this worker's process has it."""

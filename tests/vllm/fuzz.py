@@ -45,11 +45,12 @@ with importing("tests.vllm.fuzz", __name__):
     from tests.vllm.traffic import longest_text
 
 REQUESTS = 40
+LIMITS = ("max_offload_tokens", "max_load_tokens")
 BUDGETS = ("1GiB", 96)
 """Bytes that a step may load before its forward pass: of every hit, or of twelve tokens in one group."""
 STEPS = 10_000
 """An engine that is not idle after so many steps stands still."""
-MANY = 200
+MANY = 500
 """Of so many runs each feature is to have moved bytes in one at least."""
 PACE_S = 0.0005
 """What a step without tokens takes where a store below has its own time, as in vLLM's loop."""
@@ -86,6 +87,8 @@ class Case:
     hurried: bool
     """Whether some requests are let in without a lookup."""
     spare_requests: int
+    limits: bool = False
+    """Whether some requests say how much of them may be stored and loaded."""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -94,6 +97,7 @@ class Case:
         kinds = {group.kind for group in spec.groups}
         on: dict[str, object] = {
             "several groups": len(spec.groups) > 1,
+            "groups in another order": tuple(group.kind for group in spec.groups) in ORDERS,
             "windows": "swa" in kinds,
             "states": "mamba" in kinds,
             "local attention": "local" in kinds,
@@ -124,6 +128,10 @@ class Case:
             "events": self.events,
             "sessions": self.sessions,
             "sleep": self.naps,
+            "sleep that forgets": self.naps and not extra.get("sleep_keeps_host"),
+            "sleep beside a second connector": self.naps and self.second is not None,
+            "limits of requests": self.limits,
+            "tight": spec.host_blocks < 20,
             "salts": self.salts,
             "no lookup": self.hurried,
             "few spare requests": self.spare_requests < 100,
@@ -137,6 +145,12 @@ KINDS: Sequence[Sequence[Kind]] = (
     *(("full",), ("full",), ("swa",), ("full", "swa"), ("full", "mamba"), ("full", "swa", "mamba"), ("full", "swa", "swa")),
     ("full", "local"),
 )
+ORDERS: Sequence[Sequence[Kind]] = (
+    *(("mamba",), ("mamba", "full"), ("full", "mamba", "mamba"), ("mamba", "full", "mamba"), ("mamba", "swa", "full")),
+    *(("full", "swa", "mamba", "mamba"), ("swa", "full"), ("swa", "swa"), ("swa", "mamba"), ("full", "full")),
+    ("local", "full"),
+)
+"""Groups as no model has had them yet: states or windows first, several of a kind, no full attention."""
 CONTEXTS = (
     Parallel(decode=2),
     Parallel(decode=2, interleave=4),
@@ -158,6 +172,13 @@ OPTIONS: Mapping[str, Sequence[object]] = {
     "max_load_failures": (0, 1),
 }
 """The connector's options beside their defaults."""
+TIGHT: Mapping[str, Sequence[object]] = {"max_jobs": (1, 2), "max_store_tokens": (0, 7), "max_load_tokens": (0, 5)}
+TIGHT_BELOW: Mapping[str, Sequence[object]] = {
+    "below_slots": (1, 2),
+    "below_demote": ("never", "lazy", "eager"),
+    "below_wait_s": (0.001,),
+}
+"""Values of which a run has several at once, the first ones with hardly any room on the host."""
 
 
 def drawn(seed: int) -> Case:
@@ -234,7 +255,7 @@ def drawn(seed: int) -> Case:
         hurried=often(0.15),
         spare_requests=rng.choice((1, 3)) if often(0.15) else 1000,
     )
-    return _with_budget(case, Random(f"{seed}/budget"))
+    return _with_rarities(_with_budget(case, Random(f"{seed}/budget")), Random(f"{seed}/rarities"))
 
 
 def _with_budget(case: Case, rng: Random) -> Case:
@@ -245,15 +266,60 @@ def _with_budget(case: Case, rng: Random) -> Case:
     return evolve(case, spec=evolve(case.spec, extra_config=extra), recompute=False)
 
 
+def _with_rarities(case: Case, rng: Random) -> Case:
+    """The same, or with what hardly any engine has: other orders of groups, hardly any room, sleep in other circumstances."""
+    plain = case.parallel.decode == 1 and not case.parallel.lacking
+    if MINOR >= 33 and plain and rng.random() < 0.2:
+        case = _with_other_groups(case, rng)
+    spec, extra = case.spec, dict(case.spec.extra_config)
+    if rng.random() < 0.15:
+        extra |= {key: rng.choice(values) for key, values in TIGHT.items() if rng.random() < 0.5}
+        spec = evolve(spec, host_blocks=max(spec.blocks_per_chunk, rng.choice((4, 9, 16))))
+    if case.below is not None and rng.random() < 0.3:
+        extra |= {key: rng.choice(values) for key, values in TIGHT_BELOW.items() if rng.random() < 0.5}
+    if MINOR >= 33 and plain and rng.random() < 0.15:
+        states = any(group.kind == "mamba" for group in spec.groups)
+        second = case.second or (_habits(rng, within=False) if rng.random() < 0.5 else None)
+        if second is not None:
+            second = evolve(second, sends=0.0)  # vLLM raises where it is to sleep and somebody still sends
+        extra = {key: value for key, value in extra.items() if key != "sleep_keeps_host"}
+        if rng.random() < 0.5:
+            extra["sleep_keeps_host"] = True
+        spec = evolve(spec, num_gpu_blocks=160) if states and second is not None else spec
+        case = evolve(case, naps=True, second=second)
+    return evolve(case, spec=evolve(spec, extra_config=extra), limits=rng.random() < 0.15)
+
+
+def _with_other_groups(case: Case, rng: Random) -> Case:
+    """The same with groups of `ORDERS`, and without what does not go with them."""
+    groups = _groups(rng, case.guesses, [kinds for kinds in ORDERS if case.guesses is None or "local" not in kinds])
+    kinds = {group.kind for group in groups}
+    states, spec, second = "mamba" in kinds, case.spec, case.second
+    extra = {key: value for key, value in spec.extra_config.items() if key != "full_hit" or kinds == {"full"}}
+    if second is not None and second.fails:
+        second = evolve(second, within=0.0)  # vLLM can be told of a failure within a step with one full group only
+    spec = evolve(
+        spec,
+        groups=groups,
+        extra_config=extra,
+        hash_tokens=2 if states and len(groups) > 1 and rng.random() < 0.4 else None,
+        num_gpu_blocks=160 if states and second is not None else spec.num_gpu_blocks + 8 * len(groups),
+        prefix_caching=spec.prefix_caching or states,
+        priority=spec.priority and not states,
+    )
+    return evolve(case, spec=spec, second=second, sessions=case.sessions and not (states and (case.guesses or case.depth)))
+
+
 def _groups(rng: Random, guesses: str | None, chosen: Sequence[Sequence[Kind]] | None = None) -> tuple[GroupSpec, ...]:
     left_out = {None: "", "ngram": "mamba"}.get(guesses, "mamba local")  # what vLLM or the connector does not take beside these
     kinds = rng.choice(chosen or [kinds for kinds in KINDS if kinds[-1] not in left_out.split()])
-    even = kinds[-1] in ("mamba", "local") or rng.random() < 0.6  # vLLM has them in blocks of the size of the others
+    even = {"mamba", "local"} & {*kinds} or rng.random() < 0.6  # vLLM has them in blocks of the size of the others
     sizes = {kind: rng.choice((4, 6, 8)) for kind in kinds}
     size = rng.choice((4, 6))
     # vLLM asks the groups beside full attention for one window; a part of local attention has whole blocks
     windows = {"swa": rng.randint(5, 16), "local": size * rng.randint(1, 3)}
-    drafter = rng.randrange(len(kinds) - kinds.count("mamba")) if guesses == "eagle" else None  # states come last
+    attending = [number for number, kind in enumerate(kinds) if kind != "mamba"]
+    drafter = rng.choice(attending) if guesses == "eagle" and attending else None
     return tuple(
         GroupSpec(kind, size if even else sizes[kind], windows.get(kind), drafter=number == drafter)
         for number, kind in enumerate(kinds)
@@ -425,7 +491,10 @@ class Traffic:
                 self._speak(prompt, answer)
                 continue
             salt = rng.choice(("pepper", "salt")) if self.case.salts and rng.random() < 0.4 else None
-            name = rig.add(prompt, answer, rng.randint(0, 3), salt)
+            limits = None
+            if self.case.limits and rng.random() < 0.5:
+                limits = {key: rng.choice((0, 3, 9, 17, 33)) for key in LIMITS if rng.random() < 0.7}
+            name = rig.add(prompt, answer, rng.randint(0, 3), salt, limits)
             if self.case.hurried and rng.random() < 0.2:
                 rig.wants_no_prefix(name)
 
@@ -466,7 +535,7 @@ class Traffic:
     def _reset(self, running: bool, connector: bool) -> None:
         rig = self.rig
         done = rig.can_reset(running, connector) and rig.reset_prefix_cache(running, connector)
-        if done and connector and self.case.below is None:  # what is below stays, and is for the same weights
+        if done and connector:  # what is below stays, and is not found again
             rig.renew_weights()
 
 

@@ -7,7 +7,7 @@ polls, and blocks are written when the seed says so, half of them early, straigh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from random import Random
@@ -239,23 +239,23 @@ class PeerRig(Rig):
         if self.scheduler.has_requests():
             self._update(*self._launch())
 
-    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0, salt: str | None = None) -> str:
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        priority: int = 0,
+        salt: str | None = None,
+        transfer: Mapping[str, object] | None = None,
+    ) -> str:
         """Send a request; it may name the other engine as a place where its content may be."""
-        if self.other is None:
-            return super().add(prompt, max_tokens, priority, salt)
-        add = self.scheduler.add_request
-        source = {
-            "kv_request_id": f"{self.name}-{len(self.texts)}",
-            "remote_host": self.other,
-            "remote_port": PORTS[self.other],
-        }
-
-        def named(request: object) -> None:
-            request.kv_transfer_params = {"remote_kv_source": source}  # type: ignore[attr-defined]
-            add(request)
-
-        with patch.object(self.scheduler, "add_request", named):
-            return super().add(prompt, max_tokens, priority, salt)
+        if self.other is not None:
+            source = {
+                "kv_request_id": f"{self.name}-{len(self.texts)}",
+                "remote_host": self.other,
+                "remote_port": PORTS[self.other],
+            }
+            transfer = {**(transfer or {}), "remote_kv_source": source}
+        return super().add(prompt, max_tokens, priority, salt, transfer)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from nothing else, as a worker in another process does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -136,17 +136,24 @@ class Rig:
 
     # What a client does.
 
-    def add(self, prompt: Sequence[int], max_tokens: int, priority: int = 0, salt: str | None = None) -> str:
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        priority: int = 0,
+        salt: str | None = None,
+        transfer: Mapping[str, object] | None = None,
+    ) -> str:
         """Send a request to the engine. Returns its id. A smaller *priority* goes first, where that is asked for.
 
-        With a *salt* its content is that of requests with the same one only.
+        With a *salt* its content is that of requests with the same one only. *transfer*: its parameters for the connector.
         """
         name = f"r{len(self.texts)}"
         self.texts[name] = Text(prompt, salt)
         self.prompts[name] = list(prompt)
         self._said[name] = []
         self.running.add(name)
-        self.engine.add(name, prompt, max_tokens, priority, salt)
+        self.engine.add(name, prompt, max_tokens, priority, salt, transfer)
         return name
 
     def abort(self, name: str, late: bool = False) -> None:

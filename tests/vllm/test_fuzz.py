@@ -60,7 +60,7 @@ def _failures_are_called_success(patch: pytest.MonkeyPatch) -> None:
 
 def _salts_are_left_out(patch: pytest.MonkeyPatch) -> None:
     make = making.request_of
-    patch.setattr(making, "request_of", lambda *given: make(*given[:-1]))
+    patch.setattr(making, "request_of", lambda *given, **more: make(*given[:-1], **more))
 
 
 @pytest.mark.parametrize("fault", [_nobody_waits, _failures_are_called_success, _salts_are_left_out])

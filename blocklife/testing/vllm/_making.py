@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -221,9 +221,15 @@ def request_of(
     hasher: Callable[[Request], list[bytes]],
     priority: int = 0,
     salt: str | None = None,
+    *,
+    transfer: Mapping[str, object] | None = None,
 ) -> Request:
-    """A request that ends only by its length. A smaller *priority* goes first. Content is shared under the same *salt* only."""
-    sampling = SamplingParams(max_tokens=num_said, ignore_eos=True)
+    """A request that ends only by its length. A smaller *priority* goes first. Content is shared under the same *salt* only.
+
+    *transfer*: its parameters for the connector.
+    """
+    told = None if transfer is None else {"kv_transfer_params": dict(transfer)}
+    sampling = SamplingParams(max_tokens=num_said, ignore_eos=True, extra_args=told)
     sampling.update_from_generation_config({}, _END_OF_TEXT)
     return Request(
         request_id=name,
