@@ -29,7 +29,8 @@ from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._steps import NUM_TEXTS, StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from blocklife.errors import InvariantError, MisuseError
-from blocklife.watch._pages import OVERDUE, OVERDUE_AMONG_RANKS, STILL
+from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS
+from blocklife.watch._pages import STILL
 from tests.watch.sglang_fakes import FakeEngine, FakeTree, slots_of
 
 TEXT = [*range(100, 116)]

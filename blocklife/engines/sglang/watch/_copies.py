@@ -13,7 +13,8 @@ from attrs import define
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._parts import CacheParts, numbers
 from blocklife.watch._calls import given
-from blocklife.watch._pages import OVERDUE, OVERDUE_AMONG_RANKS, PageBook
+from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS
+from blocklife.watch._pages import PageBook
 
 
 @define(eq=False)
