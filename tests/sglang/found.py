@@ -146,12 +146,33 @@ def no_memory_for_a_state_of_a_prompt(attach: Attach | None = None) -> tuple[Rig
     return rig, ""
 
 
+def state_is_kept_under_a_shorter_text(attach: Attach | None = None) -> tuple[Rig, str]:
+    """A state for the cache is written over by the next one, and kept as what it was: who goes on from it reads another.
+
+    The first step of the answer leaves a state for the cache, behind 8 tokens. The next one, behind 16, is to be written in the
+    other of the two slots; that turn is not taken. The answer ends by surprise while the step that writes it is in flight.
+    """
+    spec = WORLDS["states-overlap"].spec
+    rig = Rig(spec, 0, attach)
+    first = rig.add([11, 12, 13, 14, 15, 16, 17], 9, surprise=True)
+    rig.drain()
+    text = rig.texts[first]
+    second = rig.add([*text.tokens[: spec.track_tokens], 7], 2)
+    rig.drain()
+    wrong = [each for each in rig.corruptions if each.reader == second]
+    return (
+        rig,
+        f"step {wrong[0].step}: {second} goes on from what is kept, and it reads the wrong {wrong[0].what}" if wrong else "",
+    )
+
+
 FOUND: tuple[Story, ...] = (
     aborted_while_a_copy_holds_its_memory,
     window_budget_counts_what_the_load_locks,
     ranks_store_different_nodes,
     request_goes_on_without_its_state,
     no_memory_for_a_state_of_a_prompt,
+    state_is_kept_under_a_shorter_text,
 )
 
 
