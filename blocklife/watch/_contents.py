@@ -44,6 +44,8 @@ class ContentJob:
     is_launched: bool = False
     is_waited_for: bool = False
     """A load: whether a step was launched that waits for it, so that all later ones come behind it, too."""
+    is_over: bool = False
+    """Whether the mirror was told that it is over: nothing that is done to its blocks from now on can meet it."""
     batch: int = -1
     """Jobs of one number here were launched together, and land together."""
 
@@ -316,7 +318,7 @@ class ContentBook:
             for slot, held in zip(job.slots, job.held, strict=False):
                 if slot in self._slots:
                     self._slots.fill(slot, held)
-        self._mirror.reported(number, 1)
+        self._over(job)
 
     def overdue(self, numbers: Sequence[int], *, among_ranks: bool) -> None:
         """The device has ended these copies long ago, and the engine has not taken note of it."""
@@ -324,6 +326,11 @@ class ContentBook:
             ago = OVERDUE_AMONG_RANKS if among_ranks else OVERDUE
             why = "other ranks have not counted so many" if among_ranks else "the engine does not take note of it"
             self._violate("I9" if among_ranks else "I5", f"job {number} has landed {ago} steps ago, and {why}", job=number)
+
+    def _over(self, job: ContentJob) -> None:
+        if not job.is_over:
+            job.is_over = True
+            self._mirror.reported(job.number, 1)
 
     def _end(self, job: ContentJob) -> None:
         for slot in job.slots:
@@ -351,7 +358,11 @@ class ContentBook:
         """A step is launched that waits for these loads."""
         self._rest = AtRest()
         self._ask_given_up()
-        for number in waits:
+        self._wait(waits)
+
+    def _wait(self, numbers: Collection[int]) -> None:
+        """What comes next waits for these loads."""
+        for number in numbers:
             if (job := self._jobs.get(number)) is not None:
                 job.is_waited_for = True
 

@@ -14,13 +14,16 @@ import pytest
 from attrs import frozen
 
 from blocklife.engines.sglang import watch
-from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchMode, watch_of
+from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchError, WatchMode, watch_of
 from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
+from blocklife.engines.sglang.watch._state_memory import StateMemoryEars
+from blocklife.engines.sglang.watch._state_steps import StateStepEars
 from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
+from tests.sglang import found as findings
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.engine import RELEASE
 from tests.sglang.planted import FAULTS
@@ -110,11 +113,26 @@ RULES_OF = {
 """What each planted fault is called. A page that is freed twice is named by what happens to it next."""
 
 KNOWN = {
-    "0.5.13.post1": {"back-tight": "I7", "pages-overlap": "I2", "skewed": "I9", "window": "I2", "window-pages": "I6"},
-    "0.5.14": {"back-tight": "I7", "pages-overlap": "I2", "window": "I2", "window-pages": "I6"},
-    "0.5.16": {"window": "I2"},
-    "0.5.17": {"window": "I2"},
-    "0.5.20": {"pages-overlap": "I2", "window": "I2"},
+    "0.5.13.post1": {
+        "back-tight": "I7",
+        "pages-overlap": "I2",
+        "skewed": "I9",
+        "window": "I2",
+        "window-pages": "I6",
+        "states": "I6",
+        "states-overlap": "I2",
+    },
+    "0.5.14": {
+        "back-tight": "I7",
+        "pages-overlap": "I2",
+        "window": "I2",
+        "window-pages": "I6",
+        "states": "I6",
+        "states-overlap": "I2",
+    },
+    "0.5.16": {"window": "I2", "states": "I6", "states-overlap": "I2"},
+    "0.5.17": {"window": "I2", "states": "I6", "states-overlap": "I2"},
+    "0.5.20": {"pages-overlap": "I2", "window": "I2", "states-overlap": "I2"},
     "0.5.23": {"skewed": "I9"},
 }
 """What the watch finds in releases with published faults; `specs/sglang-watch.md` has the threads."""
@@ -141,6 +159,27 @@ def test_every_release_is_silent_without_overlap(world: str) -> None:
     assert found.watches[0].lost is None
 
 
+@pytest.mark.skipif(RELEASE != NEWEST, reason="the stories are of the newest release")
+@pytest.mark.parametrize(
+    ("story", "rule"),
+    [(findings.request_goes_on_without_its_state, "I6"), (findings.state_is_kept_under_a_shorter_text, "I8")],
+    ids=lambda each: each if isinstance(each, str) else each.__name__,
+)
+def test_finding_about_a_state_is_named_no_later_than_the_bytes(story: findings.Story, rule: str) -> None:
+    """A strict watch ends the story at the fault: when the wrong bytes are read, or when they are kept."""
+    ranks: list[Rank] = []
+
+    def on_rank(rank: Rank) -> None:
+        ranks.append(rank)
+        watch.attach(rank.scheduler, Options(mode=WatchMode.STRICT))
+
+    with pytest.raises(WatchError, match=f"^{rule} at step"):
+        story(on_rank)
+
+    witness = ranks[0].copies.witness
+    assert [each for each in witness.corruptions if each.step < witness.step] == []
+
+
 @pytest.mark.skipif(RELEASE == NEWEST, reason="the newest release is driven with storage like in all other worlds")
 def test_older_release_runs_with_storage() -> None:
     """Something comes from storage, and nothing is wrong; who keeps it behind a gap on the host may be named for that."""
@@ -158,7 +197,7 @@ def test_older_release_runs_with_storage() -> None:
 
 EARS = [
     (room, name)
-    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars)
+    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars, StateMemoryEars, StateStepEars)
     for name in vars(room)
     if name.startswith("_")
     and vars(room)[name].__class__.__name__ == "function"
@@ -175,9 +214,10 @@ def test_broken_ear_never_reaches_sglang(room: type, name: str, monkeypatch: pyt
         raise RuntimeError("an ear is broken")
 
     monkeypatch.setattr(room, name, broken)
-    found = run("ranks", 0, mode=WatchMode.LOG, steps=25)
+    world = "states" if room in (StateMemoryEars, StateStepEars) or name == "_inserted" else "ranks"
+    found = run(world, 0, mode=WatchMode.LOG, steps=25)
 
-    assert found.verdict == judge("ranks", WORLDS["ranks"], 0, 25)
+    assert found.verdict == judge(world, WORLDS[world], 0, 25)
     assert name in SELDOM or all(isinstance(each.lost, RuntimeError) for each in found.watches)
 
 

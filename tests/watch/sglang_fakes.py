@@ -73,6 +73,8 @@ class FakeHostPool:
         self.free_slots = np.arange(self.size)
         self.release_slots: list[Indices] = []
         self.next: list[int] = []
+        self.entries: list[object] = []
+        """Host pools of other memory, behind the same controller."""
 
     def alloc(self, need_size: int) -> Indices | None:
         """The next pages that the test has named."""
@@ -110,6 +112,9 @@ class FakeCounter:
 
     def set_consumer(self, index: int) -> None:
         """The step to come waits for this load."""
+
+    def wait_until(self, threshold: int) -> None:
+        """A layer of the step waits for its part of it."""
 
 
 class FakeTransferEngine:
@@ -149,20 +154,31 @@ class FakeController:
         indices = {name: np.concatenate([getattr(each, name) for each in queue]) for name in ("device_indices", "host_indices")}
         order = np.argsort(indices["host_indices"])
         sorted_ = {name: each[order] for name, each in indices.items()}
-        return [self.bent(SimpleNamespace(host_pool=self.mem_pool_host, is_draft=False, **sorted_))]
+        beside = [part for each in queue for part in each.pool_transfers]
+        return [
+            self.bent(SimpleNamespace(host_pool=self.mem_pool_host, is_draft=False, **sorted_)),
+            *[self.bent(SimpleNamespace(host_pool=self.host_of(each), is_draft=False, **vars(each))) for each in beside],
+        ]
 
-    def write(self, device_indices: Indices, node_id: int = -1) -> Indices | None:
-        """Queue a copy to the host."""
+    def host_of(self, part: Any) -> object:
+        """The host pool of other memory that an operation copies, too."""
+        return next(each.host_pool for each in self.mem_pool_host.entries if each.name is part.name)  # type: ignore[attr-defined]
+
+    def write(self, device_indices: Indices, node_id: int = -1, beside: Sequence[object] = ()) -> Indices | None:
+        """Queue a copy to the host; *beside*: of other memory, too."""
         host_indices = self.mem_pool_host.alloc(len(device_indices))
-        if host_indices is not None:
-            self.write_queue.append(SimpleNamespace(device_indices=device_indices, host_indices=host_indices))
+        if host_indices is not None or beside:
+            host = slots_of([]) if host_indices is None else host_indices
+            self.write_queue.append(SimpleNamespace(device_indices=device_indices, host_indices=host, pool_transfers=[*beside]))
         return host_indices
 
-    def load(self, host_indices: Indices, node_id: int = -1) -> Indices | None:
+    def load(self, host_indices: Indices, node_id: int = -1, beside: Sequence[object] = ()) -> Indices | None:
         """Queue a copy from there."""
         device_indices = self.allocator.alloc(len(host_indices))
         if device_indices is not None:
-            self.load_queue.append(SimpleNamespace(device_indices=device_indices, host_indices=host_indices))
+            self.load_queue.append(
+                SimpleNamespace(device_indices=device_indices, host_indices=host_indices, pool_transfers=[*beside])
+            )
         return device_indices
 
     def start_writing(self) -> None:

@@ -21,7 +21,7 @@ STATES = ComponentType.MAMBA
 # --- where a request begins -----------------------------------------------------------------------------------------------
 
 
-@planted("states", "states-overlap", seen=False)
+@planted("states", "states-overlap")
 def cached_state_is_not_copied(bed: Bed) -> None:
     """The state that a request is to go on from is not copied into its slot."""
 
@@ -31,7 +31,7 @@ def cached_state_is_not_copied(bed: Bed) -> None:
             original(self, *args)
 
 
-@planted("states", "states-back", seen=False)
+@planted("states", "states-back")
 def request_writes_on_a_cached_state(bed: Bed) -> None:
     """A request goes on in the slot of the cached state itself, and gives its own back."""
 
@@ -48,7 +48,7 @@ def request_writes_on_a_cached_state(bed: Bed) -> None:
         original(self, reqs)
 
 
-@planted("states", "states-pages", seen=False)
+@planted("states", "states-pages")
 def new_slot_is_not_cleared(bed: Bed) -> None:
     """A request without a cached state begins with what its slot held before."""
 
@@ -59,7 +59,7 @@ def new_slot_is_not_cleared(bed: Bed) -> None:
             self.mamba_clear_indices = None
 
 
-@planted("states", "states-pages", seen=False)
+@planted("states", "states-pages")
 def step_does_not_wait_for_its_state(bed: Bed) -> None:
     """A layer reads the state of a request without waiting for its part of the load."""
 
@@ -74,7 +74,7 @@ def step_does_not_wait_for_its_state(bed: Bed) -> None:
 # --- what is cached -------------------------------------------------------------------------------------------------------
 
 
-@planted("states", "states-overlap", seen=False)
+@planted("states", "states-overlap")
 def state_freed_although_cached(bed: Bed) -> None:
     """The slot of a state that the tree has taken over from a request that ends is given back, too."""
 
@@ -86,7 +86,7 @@ def state_freed_although_cached(bed: Bed) -> None:
             self._free_mamba_value(kwargs["insert_params"].mamba_value)
 
 
-@planted("states", "states-overlap", seen=False)
+@planted("states", "states-overlap")
 def second_state_of_a_text_stays(bed: Bed) -> None:
     """A state that the tree has already is not given back."""
 
@@ -96,7 +96,7 @@ def second_state_of_a_text_stays(bed: Bed) -> None:
             original(self, value)
 
 
-@planted("states-overlap", seen=False)
+@planted("states-overlap")
 def states_do_not_take_turns(bed: Bed) -> None:
     """The next state to be cached is written where the last one is, which is given to the tree."""
 
@@ -105,7 +105,7 @@ def states_do_not_take_turns(bed: Bed) -> None:
         return index if bed.strikes() else original(self, index)
 
 
-@planted("states-pages", "states-overlap", seen=False)
+@planted("states-pages", "states-overlap")
 def state_cached_under_a_shorter_text(bed: Bed) -> None:
     """A state is cached as if it were behind one chunk less."""
 
@@ -121,7 +121,7 @@ def state_cached_under_a_shorter_text(bed: Bed) -> None:
 # --- copies ---------------------------------------------------------------------------------------------------------------
 
 
-@planted("states", "states-overlap", seen=False)
+@planted("states", "states-overlap")
 def state_unlocked_with_the_queue(bed: Bed) -> None:
     """The lock on a state that is stored ends when its copy is launched: its slot may be handed out while it is read."""
 
@@ -142,7 +142,7 @@ def state_unlocked_with_the_queue(bed: Bed) -> None:
     bed.on_rank.append(lambda rank: trees.append(rank.tree))
 
 
-@planted("states", "states-back", seen=False)
+@planted("states", "states-back")
 def evicted_state_freed_twice(bed: Bed) -> None:
     """A state that is evicted from the device is given back twice."""
 
@@ -153,7 +153,7 @@ def evicted_state_freed_twice(bed: Bed) -> None:
         original(self, frees)
 
 
-@planted("states-back", seen=False)
+@planted("states-back")
 def host_state_stays(bed: Bed) -> None:
     """A state that is evicted from the host is not given back."""
 

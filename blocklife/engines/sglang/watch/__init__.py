@@ -1,4 +1,4 @@
-"""The watch: a sanitizer for the KV pages of an unmodified SGLang with its hierarchical cache.
+"""The watch: a sanitizer for the KV pages and the states of an unmodified SGLang with its hierarchical cache.
 
 ``watch.attach(scheduler)`` watches one scheduler. With ``BLOCKLIFE_WATCH=strict|count|log`` in the environment, SGLang loads
 the watch by itself, through its plug-in entry point. `specs/sglang-watch.md` describes what it sees and what it does not.

@@ -1,20 +1,58 @@
 """Ears on SGLang's cache controller: which copies are queued, launched together, and taken for landed.
 
 Jobs are numbered here: SGLang's own number is that of a node of its tree, and the same node can be written again. The
-operations of a queue are launched together and have one acknowledgement; each is a job here, and all of them land with it.
+operations of a queue are launched together and have one acknowledgement; each is a job here for each memory that it copies, and
+all of them land with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 
-from attrs import define
+from attrs import define, frozen
 
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._parts import CacheParts, numbers
 from blocklife.watch._calls import given
-from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS
+from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook
 from blocklife.watch._pages import PageBook
+from blocklife.watch._states import StateBook
+
+
+@frozen(eq=False)
+class CopiedMemory:
+    """A memory of the device whose copies are followed, with the host memory behind it."""
+
+    book: ContentBook
+    host: object
+    """Its host pool."""
+    page: int
+    pool: str = ""
+    """How SGLang calls it beside the pages, which have no name in an operation."""
+
+    def copied_by(self, operation: object) -> Iterator[tuple[object, list[int], list[int]]]:
+        """What an operation copies of this memory: what says so, blocks and slots."""
+        said: Sequence[object] = [operation]
+        if self.pool:
+            named: Sequence[object] = getattr(operation, "pool_transfers", None) or ()
+            said = [each for each in named if getattr(getattr(each, "name", None), "name", "") == self.pool]
+        for each in said:
+            yield each, self._places(getattr(each, "device_indices", None)), self._places(getattr(each, "host_indices", None))
+
+    def _places(self, indices: object) -> list[int]:
+        tokens, size = numbers(indices), self.page
+        return [token // size for token in tokens[::size]]
+
+    def pairs(self, device: object, host: object) -> set[tuple[int, int]]:
+        """The blocks and slots of these tokens, in pairs."""
+        size = self.page
+        found = zip(numbers(device), numbers(host), strict=False)
+        return {(block // size, slot // size) for block, slot in found if not slot % size}
+
+
+Job = tuple[CopiedMemory, int]
+"""The memory, and the number in its book."""
 
 
 @define(eq=False)
@@ -22,7 +60,7 @@ class Acknowledged:
     """Copies that were launched together, until the engine has taken note of their end."""
 
     ack: object
-    jobs: Sequence[int]
+    jobs: Sequence[Job]
     producer: int = -1
     """The number under which a step waits for a load."""
     num_landed: int = 0
@@ -32,18 +70,19 @@ class Acknowledged:
 class CopyEars:
     """Ears on one controller, and on the checks of its acknowledgements."""
 
-    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook) -> None:
-        self._book = book
+    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook, states: CopiedMemory | None = None) -> None:
+        """*states*: that memory beside the pages, where there is one."""
         self._controller = parts.controller
-        self._page = parts.page
-        self._queued: dict[int, tuple[object, int]] = {}
+        self._memories = [CopiedMemory(book, parts.host, parts.page), *([] if states is None else [states])]
+        self._queued: dict[int, tuple[object, list[Job]]] = {}
         """The operations in a queue, by identity, and their jobs."""
         self._writes: list[Acknowledged] = []
         self._loads: list[Acknowledged] = []
-        self._due: list[int] = []
-        self._moved: set[tuple[int, int]] | None = None
-        """The pages of device and host that the launch under way copies; None where the release does not show them."""
-        self._host = parts.host
+        self._due: list[Job] = []
+        self._moved: dict[CopiedMemory, set[tuple[int, int]]] | None = None
+        """What the launch under way copies of each memory; None where the release does not show it."""
+        self._layers: dict[tuple[CopiedMemory, object], set[tuple[int, int]]] = {}
+        """The same of each layer, as far as a host pool was told; one launch may copy a layer in several parts."""
         self._has_ranks = parts.num_ranks > 1
         self._steps_stream = parts.steps_stream
         controller, tree = parts.controller, parts.tree
@@ -55,7 +94,8 @@ class CopyEars:
             for name in ("submit_device_to_host", "submit_host_to_device"):
                 ears.hear(getattr(controller, "l2_transfer_engine", None), name, before=self._moves)
             for name in ("backup_from_device_all_layer_physical", "load_to_device_per_layer_physical"):
-                ears.hear(parts.host, name, before=self._copies, scope="copy")
+                for memory in self._memories:
+                    ears.hear(memory.host, name, before=functools.partial(self._copies, memory), scope="copy")
         for name in ("writing_check", "loading_check"):
             ears.hear(tree, name, after=self._checked)
 
@@ -67,37 +107,36 @@ class CopyEars:
     def _look_at_loads(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._look("load_queue", is_store=False)
 
-    def _look(self, queue: str, *, is_store: bool) -> list[int]:
+    def _look(self, queue: str, *, is_store: bool) -> list[Job]:
         """Number the operations of a queue that are new. Returns the jobs of all that are in it."""
-        jobs = []
+        jobs: list[Job] = []
         for operation in getattr(self._controller, queue):
             if id(operation) not in self._queued:
-                blocks, slots = (self._places(operation, name) for name in ("device_indices", "host_indices"))
-                self._queued[id(operation)] = operation, self._book.queued(blocks, slots, is_store=is_store)
-            jobs.append(self._queued[id(operation)][1])
+                self._queued[id(operation)] = operation, list(self._jobs_of(operation, is_store=is_store))
+            jobs += self._queued[id(operation)][1]
         return jobs
 
-    def _places(self, operation: object, name: str) -> list[int]:
-        tokens, size = numbers(getattr(operation, name)), self._page
-        return [token // size for token in tokens[::size]]
+    def _jobs_of(self, operation: object, *, is_store: bool) -> Iterator[Job]:
+        for memory in self._memories:
+            for said, blocks, slots in memory.copied_by(operation):
+                yield memory, memory.book.queued(blocks, slots, is_store=is_store)
+                if isinstance(memory.book, StateBook) and getattr(said, "nodes_to_load", None):
+                    memory.book.reloaded(blocks)
 
     def _moves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """What the device is told to copy, of the memory that is followed."""
-        self._moved, size = set(), self._page
+        self._moved, self._layers = {memory: set() for memory in self._memories}, {}
         transfers = given(args, kwargs, "transfers")[0]
         for transfer in transfers if isinstance(transfers, list) else ():
-            if getattr(transfer, "host_pool", None) is self._host and not getattr(transfer, "is_draft", False):
-                pairs = zip(numbers(transfer.device_indices), numbers(transfer.host_indices), strict=False)
-                self._moved.update((block // size, slot // size) for block, slot in pairs if not slot % size)
+            for memory, moved in self._moved.items():
+                if getattr(transfer, "host_pool", None) is memory.host and not getattr(transfer, "is_draft", False):
+                    moved |= memory.pairs(transfer.device_indices, transfer.host_indices)
 
-    def _copies(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """What the host pool is told to copy, layer by layer. Indices on the device are not read: that would wait for it."""
-        host, device = given(args, kwargs, "device_pool", "host_indices", "device_indices")[1:]
-        size, on_device = self._page, [getattr(each, "is_cuda", True) for each in (host, device)]
-        if self._moved is None or any(on_device):
-            return
-        pairs = zip(numbers(device), numbers(host), strict=False)
-        self._moved &= {(block // size, slot // size) for block, slot in pairs if not slot % size}
+    def _copies(self, memory: CopiedMemory, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """What a host pool is told to copy, layer by layer. Indices on the device are not read: that would wait for it."""
+        _, host, device, layer = given(args, kwargs, "device_pool", "host_indices", "device_indices", "layer_id")
+        if self._moved is not None and not any(getattr(each, "is_cuda", True) for each in (host, device)):
+            self._layers.setdefault((memory, layer), set()).update(memory.pairs(device, host))
 
     def _writing(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._due = self._look("write_queue", is_store=True)
@@ -114,12 +153,19 @@ class CopyEars:
     def _launched(self, queue: str, fence: str, out: list[Acknowledged], producer: int) -> None:
         jobs, self._due = self._due, []
         moved, self._moved = self._moved, None
+        if moved is not None:
+            for (memory, _), copied in self._layers.items():
+                moved[memory] &= copied
         if not jobs:
             return
-        self._queued = {key: each for key, each in self._queued.items() if each[1] not in jobs}
-        if moved is not None:
-            self._book.moved(jobs, moved)
-        self._book.launched_copies(jobs, is_ordered=self._is_ordered(fence))
+        due = set(jobs)
+        self._queued = {key: each for key, each in self._queued.items() if due.isdisjoint(each[1])}
+        is_ordered = self._is_ordered(fence)
+        for memory in self._memories:
+            own = [number for of, number in jobs if of is memory]
+            if moved is not None:
+                memory.book.moved(own, moved[memory])
+            memory.book.launched_copies(own, is_ordered=is_ordered)
         out.append(Acknowledged(getattr(self._controller, queue)[-1], jobs, producer))
 
     def _is_ordered(self, fence: str) -> bool:
@@ -135,8 +181,8 @@ class CopyEars:
             for each in [each for each in out if id(each.ack) not in left]:
                 out.remove(each)
                 is_early = not _has_landed(each.ack)
-                for job in each.jobs:
-                    self._book.landed(job, is_early=is_early)
+                for memory, job in each.jobs:
+                    memory.book.landed(job, is_early=is_early)
 
     def look(self) -> None:
         """At a step: what has landed must be taken note of some time."""
@@ -144,11 +190,13 @@ class CopyEars:
         for each in (*self._writes, *self._loads):
             each.num_landed = each.num_landed + 1 if _has_landed(each.ack) else 0
             if each.num_landed == late:
-                self._book.overdue(each.jobs, among_ranks=self._has_ranks)
+                memory = self._memories[0]  # all have landed together, and one violation says it
+                memory.book.overdue([job for of, job in each.jobs if of is memory], among_ranks=self._has_ranks)
 
-    def waited_for(self, producer: int) -> list[int]:
-        """The jobs that a step waits for which consumes this producer."""
-        return [job for each in self._loads if each.producer == producer >= 0 for job in each.jobs]
+    def waited_for(self, producer: int, book: ContentBook) -> list[int]:
+        """The jobs of a book that a step waits for which consumes this producer."""
+        acks = [each for each in self._loads if each.producer == producer >= 0]
+        return [job for each in acks for memory, job in each.jobs if memory.book is book]
 
     def forget(self) -> None:
         """The engine has forgotten all copies."""

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._parts import CacheParts, numbers, pages
+from blocklife.engines.sglang.watch._state_parts import POOL
 from blocklife.watch._calls import given
+from blocklife.watch._contents import ContentBook
 from blocklife.watch._pages import PageBook
+from blocklife.watch._states import StateBook
 
 _GIVE_UP = (
     "evict_device_next_node",
@@ -22,16 +25,19 @@ _GIVE_UP = (
     "finish_mamba_state_eviction",
 )
 """Verbs of a core that answer with what is to be freed."""
-_FOLLOWED = "FULL"
-"""The kind of memory that is followed: of layers with full attention."""
+_FULL = "FULL"
+"""The kind of memory whose locks are counted: of layers with full attention."""
 
 
 class CoreEars:
     """Ears on one core, where the tree has one."""
 
-    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook) -> None:
+    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook, states: StateBook | None = None) -> None:
         self._book = book
-        self._page = parts.page
+        self._followed: list[tuple[str, int, ContentBook]] = [(_FULL, parts.page, book)]
+        """The kinds of memory that are followed, the tokens of a page in each, and its book."""
+        if states is not None:
+            self._followed.append((POOL, 1, states))
         self._parts = parts
         self._locks = 0
         """Locks on host memory less releases, since the watch began."""
@@ -51,19 +57,10 @@ class CoreEars:
         return self._parts.host_locked(self._locks)
 
     def _gave_up(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        blocks, slots = (self._places(getattr(result, name, None)) for name in ("device_frees", "host_frees"))
-        if blocks or slots:
-            self._book.given_up(blocks, slots)
-
-    def _places(self, frees: object) -> list[int]:
-        found: Iterable[tuple[object, object]] = frees.items() if isinstance(frees, Mapping) else ()
-        return [
-            page
-            for kind, tensors in found
-            if getattr(kind, "name", "") == _FOLLOWED and isinstance(tensors, list)
-            for tensor in tensors
-            for page in pages(numbers(tensor), self._page)
-        ]
+        for kind, page, book in self._followed:
+            blocks, slots = (_places(getattr(result, name, None), kind, page) for name in ("device_frees", "host_frees"))
+            if blocks or slots:
+                book.given_up(blocks, slots)
 
     def _locked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._locks += 1
@@ -92,4 +89,16 @@ class CoreEars:
 
 def _is_left_out(receipt: object) -> bool:
     """Whether a lock, or its release, is of other kinds of memory only."""
-    return any(getattr(kind, "name", "") == _FOLLOWED for kind in getattr(receipt, "skipped_lock_components", ()))
+    return any(getattr(kind, "name", "") == _FULL for kind in getattr(receipt, "skipped_lock_components", ()))
+
+
+def _places(frees: object, wanted: str, page: int) -> list[int]:
+    """The pages of one kind of memory among what is given up."""
+    found: Iterable[tuple[object, object]] = frees.items() if isinstance(frees, Mapping) else ()
+    return [
+        place
+        for kind, tensors in found
+        if getattr(kind, "name", "") == wanted and isinstance(tensors, list)
+        for tensor in tensors
+        for place in pages(numbers(tensor), page)
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from blocklife.watch._calls import CallsThrough, Original
 from blocklife.watch._mirror import Mirror
@@ -23,9 +23,9 @@ class Ears:
     what a method of SGLang does by calling another one is one event.
     """
 
-    def __init__(self, watch: Watch, mirror: Mirror) -> None:
+    def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._mirror = mirror
+        self._mirrors: Sequence[Mirror] = watch.mirrors
         self._lock = threading.RLock()
         self._within = threading.local()
         self.calls = CallsThrough()
@@ -66,11 +66,13 @@ class Ears:
 
     def _do(self, what: Callable[[], None], is_step: bool = False) -> None:
         with self._lock:
-            self._mirror.minded(what)
-            if self._watch.lost is not None:
-                return
+            self._mirrors[0].minded(what)
+            for mirror in self._mirrors:
+                if self._watch.lost is not None:
+                    return
+                if is_step:
+                    mirror.step()
+                elif mirror.is_behind or mirror.story.found:
+                    mirror.catch_up()
             if is_step:
-                self._mirror.step()
                 self._watch.settled()
-            elif self._mirror.is_behind or self._mirror.story.found:
-                self._mirror.catch_up()

@@ -23,6 +23,13 @@ def pages(tokens: Iterable[int], size: int) -> list[int]:
     return list(tokens) if size == 1 else list(dict.fromkeys([token // size for token in tokens]))
 
 
+def size_of(thing: object, name: str) -> int | None:
+    """What a method of this name, which counts something, says; None if there is none."""
+    method = getattr(thing, name, None)
+    found = method() if callable(method) else None
+    return found if isinstance(found, int) else None
+
+
 @frozen(eq=False)
 class CacheParts:
     """The parts of one scheduler's hierarchical cache."""
@@ -41,7 +48,7 @@ class CacheParts:
     """Pages of device memory, without the dummy page 0."""
     num_host_pages: int
     is_mixed: bool
-    """Whether there are layers of other kinds, whose memory is not followed."""
+    """Whether there are layers of other kinds, so that the tree's count of pages is not that of full attention alone."""
 
     @classmethod
     def of(cls, watched: object) -> CacheParts:
@@ -121,16 +128,16 @@ class CacheParts:
         """Tokens of device memory that the tree has; None where that cannot be compared with the pages handed out."""
         if self.is_mixed:
             return None
-        sizes = [_size(self.tree, name) for name in ("evictable_size", "protected_size")]
+        sizes = [size_of(self.tree, name) for name in ("evictable_size", "protected_size")]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def free(self) -> int | None:
         """Tokens of device memory that can be handed out, by the allocator's own count; None where it counts otherwise."""
-        return _size(self.allocator, "available_size") if self.is_copied_page_by_page else None
+        return size_of(self.allocator, "available_size") if self.is_copied_page_by_page else None
 
     def locked(self) -> int:
         """Tokens of device memory that the tree could not evict now."""
-        return _size(self.tree, "protected_size") or 0
+        return size_of(self.tree, "protected_size") or 0
 
     def is_at_rest(self) -> bool:
         """Whether the scheduler has no request at all."""
@@ -145,9 +152,3 @@ def _all(thing: object, *names: str) -> Iterable[int]:
         found = getattr(thing, name, None)
         for each in found if isinstance(found, list) else [found]:
             yield from numbers(each)
-
-
-def _size(thing: object, name: str) -> int | None:
-    method = getattr(thing, name, None)
-    found = method() if callable(method) else None
-    return found if isinstance(found, int) else None

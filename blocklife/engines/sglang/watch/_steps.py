@@ -50,7 +50,7 @@ class StepEars:
         batch = batch_of(result)
         if batch is not None:
             consumes = getattr(batch, "hicache_consumer_index", -1)
-            self._book.launched(self._turns(batch), self._copies.waited_for(consumes))
+            self._book.launched(self._turns(batch), self._copies.waited_for(consumes, self._book))
             self._consumes = consumes
         elif self._parts.is_at_rest():
             self._texts.clear()
@@ -79,7 +79,7 @@ class StepEars:
     def _must_wait(self) -> None:
         consumes, self._consumes = self._consumes, -1
         if consumes >= 0:
-            self._book.unwaited(self._copies.waited_for(consumes))
+            self._book.unwaited(self._copies.waited_for(consumes, self._book))
 
     # --- batches ------------------------------------------------------------------------------------------------------------
 

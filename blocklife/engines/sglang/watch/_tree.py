@@ -14,22 +14,34 @@ from blocklife.engines.sglang.watch._steps import seed_of
 from blocklife.watch._calls import given
 from blocklife.watch._mirror import Mirror
 from blocklife.watch._pages import PageBook
+from blocklife.watch._states import StateBook
 from blocklife.watch._texts import Text
 
 
 class TreeEars:
     """Ears on one tree."""
 
-    def __init__(self, ears: Ears, parts: CacheParts, mirror: Mirror, book: PageBook, copies: CopyEars) -> None:
+    def __init__(
+        self,
+        ears: Ears,
+        parts: CacheParts,
+        mirror: Mirror,
+        book: PageBook,
+        copies: CopyEars,
+        states: StateBook | None = None,
+    ) -> None:
         self._mirror = mirror
         self._book = book
+        self._states = states
+        self._inserted_text: tuple[Text, int] | None = None
+        """What the insertion under way has for a key, and its tokens in whole pages."""
         self._copies = copies
         self._page = parts.page
         self._asked = 0
         self._asked_before = 0
         self._is_told = False
         tree = parts.tree
-        ears.hear(tree, "insert", before=self._inserts)
+        ears.hear(tree, "insert", before=self._inserts, after=None if states is None else self._inserted)
         ears.hear(tree, "reset", after=self._reset)
         if parts.num_ranks > 1:
             ears.hear(tree, "_all_reduce", before=self._asks)
@@ -37,6 +49,7 @@ class TreeEars:
                 ears.hear(tree, name, before=self._checks, after=self._checked)
 
     def _inserts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._inserted_text = None
         params = given(args, kwargs, "params")[0]
         key, value = getattr(params, "key", None), getattr(params, "value", None)
         if key is None or value is None or getattr(key, "is_bigram", False):
@@ -47,11 +60,26 @@ class TreeEars:
         whole = len(tokens) // self._page
         # What lies ahead of this is in the tree already; the pages that are named for it may have been freed as duplicates.
         first: int = getattr(params, "prev_prefix_len", 0) // self._page
-        self._book.cached(Text(self._page, seed_of(key), tokens[: whole * self._page]), blocks[:whole], first)
+        text = Text(self._page, seed_of(key), tokens[: whole * self._page])
+        self._inserted_text = text, whole * self._page
+        self._book.cached(text, blocks[:whole], first)
+
+    def _inserted(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """The tree has taken the state behind a key; or it had one already, and this one is to be freed."""
+        inserted, self._inserted_text = self._inserted_text, None
+        state = numbers(getattr(given(args, kwargs, "params")[0], "mamba_value", None))
+        if self._states is None or inserted is None or not state:
+            return
+        if getattr(result, "mamba_exist", False):
+            self._states.given_up(state, [])
+        else:
+            self._states.cached(*inserted, state[0])
 
     def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._copies.forget()
         self._book.reset()
+        if self._states is not None:
+            self._states.reset()
 
     # --- ranks --------------------------------------------------------------------------------------------------------------
 

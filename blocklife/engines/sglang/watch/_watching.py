@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from blocklife.engines.sglang._versions import ENGINE
-from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._copies import CopiedMemory, CopyEars
 from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._parts import CacheParts
+from blocklife.engines.sglang.watch._state_memory import StateMemoryEars
+from blocklife.engines.sglang.watch._state_parts import POOL, StateParts
+from blocklife.engines.sglang.watch._state_steps import StateStepEars
 from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._storage import StorageEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from blocklife.errors import MisuseError
 from blocklife.watch._options import Options
 from blocklife.watch._pages import PageBook
+from blocklife.watch._states import StateBook
 from blocklife.watch._watch import Watch
 
 
@@ -33,16 +37,30 @@ def watch_scheduler(watched: object, options: Options) -> Watch:
 
 def _follow(watch: Watch, parts: CacheParts) -> None:
     mirror = watch.add_mirror(parts.num_pages + 1, num_slots=parts.num_host_pages)
-    book = PageBook(mirror, parts.page, parts.num_host_pages, sees_steps=parts.scheduler is not None)
-    book.unseen_slots = bool(getattr(parts.tree, "enable_storage", False))
-    ears = Ears(watch, mirror)
+    sees_steps, has_storage = parts.scheduler is not None, bool(getattr(parts.tree, "enable_storage", False))
+    book = PageBook(mirror, parts.page, parts.num_host_pages, sees_steps=sees_steps)
+    book.unseen_slots = has_storage
+    state_parts, states, copied = StateParts.of(parts), None, None
+    if state_parts is not None:
+        beside = watch.add_mirror(state_parts.size + 1, num_slots=state_parts.num_host)
+        states = StateBook(beside, state_parts.num_host, sees_steps=sees_steps)
+        states.unseen_slots = has_storage
+        copied = CopiedMemory(states, state_parts.host, 1, POOL)
+    ears = Ears(watch)
     watch.listen(ears.calls)
     MemoryEars(ears, parts, book)
-    copies = CopyEars(ears, parts, book)
-    core = CoreEars(ears, parts, book)
+    if state_parts is not None and states is not None:
+        StateMemoryEars(ears, state_parts, states)
+    copies = CopyEars(ears, parts, book, copied)
+    core = CoreEars(ears, parts, book, states)
     if parts.scheduler is not None:
-        StepEars(ears, parts, book, copies, core)
+        steps = StepEars(ears, parts, book, copies, core)
         StorageEars(ears, parts, book)
-    TreeEars(ears, parts, mirror, book, copies)
+        if state_parts is not None and states is not None:
+            StateStepEars(ears, parts, state_parts, states, copies, steps)
+    TreeEars(ears, parts, mirror, book, copies, states)
     book.adopt(*parts.taken())
-    mirror.catch_up()
+    if state_parts is not None and states is not None:
+        states.adopt(*state_parts.taken())
+    for each in watch.mirrors:
+        each.catch_up()
