@@ -82,14 +82,20 @@ class StateBook(ContentBook):
         # All that comes for these blocks is behind what has waited: a request may give them up, and the cache may store them,
         # before the engine takes note of the end of the load.
         for number in numbers:
-            if (job := self._jobs.get(number)) is not None and job.is_launched:
+            if (job := self._jobs.get(number)) is not None and job.is_launched and not job.is_store:
                 self._over(job)
+
+    def launched_copies(self, numbers: Sequence[int], *, is_ordered: bool) -> None:
+        """The engine launches these copies together; *is_ordered*: behind the steps in flight."""
+        super().launched_copies(numbers, is_ordered=is_ordered)
+        if not self._sees_steps:  # nobody says which of them waits, so they are believed to
+            self._wait(numbers)
 
     # --- within the device --------------------------------------------------------------------------------------------------
 
     def cleared(self, blocks: Sequence[int]) -> None:
-        """These blocks have the state behind no token from here on."""
-        for block in blocks:
+        """These blocks have the state behind no token from here on; the null block is nobody's, and not followed."""
+        for block in filter(None, blocks):
             self._ask_write(block, f"block {block} is cleared")
             self._put(block, CLEARED, "cleared")
 
@@ -99,8 +105,9 @@ class StateBook(ContentBook):
         for source, target in zip(sources, targets, strict=False):
             if what := self._why_unready(source):
                 self._violate("I6", f"block {source} is copied to block {target}, {what}", block=source)
-            self._ask_write(target, f"block {source} is copied to block {target}")
-            self._put(target, self._blocks.get(source) or UNSEEN, "copied from block {}", source)
+            if target:
+                self._ask_write(target, f"block {source} is copied to block {target}")
+                self._put(target, self._blocks.get(source) or UNSEEN, "copied from block {}", source)
 
     def _ask_write(self, block: int, said: str, request: str | None = None) -> None:
         what = self._why_unwritable(block) or ("which the cache keeps" if block in self._kept else "")

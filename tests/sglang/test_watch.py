@@ -85,7 +85,8 @@ def test_newest_release_is_silent_in_random_traffic(world: str) -> None:
         for each in found.watches:
             assert each.lost is None
             assert each.steps > STEPS / 4
-            assert each.mirror.counts["jobs"] > 5
+            assert len(each.mirrors) == (2 if WORLDS[world].spec.kind == "mamba" else 1)
+            assert all(mirror.counts["jobs"] > 5 for mirror in each.mirrors)
 
 
 @pytest.mark.skipif(RELEASE != NEWEST, reason="they are planted in the newest release")
@@ -230,20 +231,29 @@ def test_watch_changes_nothing() -> None:
     assert run("back", 1, mode=WatchMode.LOG, steps=80).verdict == judge("back", WORLDS["back"], 1, 80)
 
 
-def test_watch_over_a_tree_alone_is_silent() -> None:
+@pytest.mark.parametrize("world", ["pages", "states"])
+def test_watch_over_a_tree_alone_is_silent(world: str) -> None:
     """Without the scheduler it follows memory and copies."""
     found: list[Watch] = []
 
     def on_rank(rank: Rank) -> None:
         found.append(watch.attach(rank.tree, Options(mode=WatchMode.STRICT)))
 
-    assert judge("pages", WORLDS["pages"], 0, 80, on_rank).clean
-    assert found[0].mirror.counts["jobs"] > 5
+    assert judge(world, WORLDS[world], 0, 80, on_rank).clean
+    assert all(mirror.counts["jobs"] > 5 for mirror in found[0].mirrors)
 
 
-def test_watch_may_come_in_the_middle() -> None:
+ROOMY = (
+    WorldSpec(page_tokens=4, device_pages=60, host_pages=200, lag=LATE),
+    WorldSpec("mamba", device_pages=160, host_pages=240, state_slots=30, lag=LATE),
+)
+"""Worlds in which memory is never short, without states and with them."""
+
+
+@pytest.mark.parametrize("spec", ROOMY, ids=lambda spec: spec.kind)
+def test_watch_may_come_in_the_middle(spec: WorldSpec) -> None:
     """What is there already is believed, requests that run and copies that are out among it; what comes after is followed."""
-    rig = Rig(WorldSpec(page_tokens=4, device_pages=60, host_pages=200, lag=LATE), 3)
+    rig = Rig(spec, 3)
     traffic = Traffic.drawn(rig, 3, QUIET)
     traffic.run(40)
     found = watch.attach(rig.ranks[0].scheduler, Options(mode=WatchMode.STRICT))
@@ -251,12 +261,13 @@ def test_watch_may_come_in_the_middle() -> None:
     rig.drain()
 
     assert found.counts == {}
-    assert found.mirror.counts["jobs"] > 5
+    assert all(mirror.counts["jobs"] > 5 for mirror in found.mirrors)
 
 
-def test_flush_begins_anew() -> None:
-    """A flush of the idle engine forgets everything, and the same pages are followed again behind it."""
-    rig = Rig(WorldSpec(page_tokens=4, device_pages=60, host_pages=200, lag=LATE), 5)
+@pytest.mark.parametrize("spec", ROOMY, ids=lambda spec: spec.kind)
+def test_flush_begins_anew(spec: WorldSpec) -> None:
+    """A flush of the idle engine forgets everything, and the same memory is followed again behind it."""
+    rig = Rig(spec, 5)
     found = watch.attach(rig.ranks[0].scheduler, Options(mode=WatchMode.STRICT))
     traffic = Traffic.drawn(rig, 5, QUIET)
     for _ in range(3):
@@ -265,7 +276,7 @@ def test_flush_begins_anew() -> None:
         assert rig.flush()
 
     assert found.counts == {}
-    assert found.mirror.holders.left_behind([]) == {}
+    assert [mirror.holders.left_behind([]) for mirror in found.mirrors] == [{} for _ in found.mirrors]
 
 
 # --- the plug-in --------------------------------------------------------------------------------------------------------------

@@ -426,10 +426,25 @@ def test_tree_alone_is_watched_without_content_of_states() -> None:
     engine.take_states(1)
     engine.keep_state(TEXT[:8], 1)
     engine.store_state(1, 0)
+    engine.land()
     engine.free_states(1)
-    engine.free_states(1)
+    engine.take_states(2)
+    engine.load_state(0, 2)
+    engine.store_state(2, 1)
+    assert named(watch) == []
 
+    engine.free_states(1)
     assert named(watch) == ["I4"]
+
+
+def test_null_state_is_nobodys() -> None:
+    """What is done to slot 0, with which steps are tried out and padded, is of no interest."""
+    engine, watch = watched()
+    cached(engine)
+    engine.clear_states(0)
+    engine.copy_state(2, 0)
+
+    assert named(watch) == []
 
 
 def test_slots_by_other_names_are_heard_once() -> None:
