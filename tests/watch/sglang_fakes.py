@@ -73,7 +73,7 @@ class FakeHostPool:
         self.free_slots = np.arange(self.size)
         self.release_slots: list[Indices] = []
         self.next: list[int] = []
-        self.entries: list[object] = []
+        self.entries: list[Any] = []
         """Host pools of other memory, behind the same controller."""
 
     def alloc(self, need_size: int) -> Indices | None:
@@ -162,7 +162,7 @@ class FakeController:
 
     def host_of(self, part: Any) -> object:
         """The host pool of other memory that an operation copies, too."""
-        return next(each.host_pool for each in self.mem_pool_host.entries if each.name is part.name)  # type: ignore[attr-defined]
+        return next(each.host_pool for each in self.mem_pool_host.entries if each.name is part.name)
 
     def write(self, device_indices: Indices, node_id: int = -1, beside: Sequence[object] = ()) -> Indices | None:
         """Queue a copy to the host; *beside*: of other memory, too."""

@@ -464,7 +464,7 @@ def test_memory_that_cannot_be_followed_is_left_alone(how: str) -> None:
     """Pages are watched then, and states are not."""
     engine = FakeStateEngine()
     if how == "guesses":
-        engine.spec_algorithm = SimpleNamespace(is_none=lambda: False)  # type: ignore[attr-defined]
+        vars(engine)["spec_algorithm"] = SimpleNamespace(is_none=lambda: False)
     elif how == "no host pool":
         engine.host.entries = []
     else:
