@@ -854,8 +854,8 @@ class Ledger(edge.NotCopied):
 
         Requests are preempted, planned jobs cancelled, submitted ones abandoned (without *host*, stores go on until they land);
         places that a copy touches stay reserved until it lands. A request that stands for another owner, who still reads its
-        blocks, is preempted like all others: wait until it has finished. With ``drain``: refuses with `CapacityError`, which says
-        how many, while jobs are outstanding.
+        blocks, is preempted like all others: wait until it has finished. With ``drain``: refuses with `CapacityError`, which
+        says how many, while jobs are outstanding.
         """
         edge.flag(drain, "drain")
         edge.flag(host, "host")

@@ -577,6 +577,7 @@ class OffloadScheduler(edge.NotCopied):
             table.known[rows[lost]] = before[lost]
         if ended := self._steps.over() if self._state.ending else []:
             self._steps.end_many(ended)
+            loaded, failed = ([name for name in names if name not in ended] for names in (loaded, failed))
         if self._state.outlived:
             self._state.outlived = {name for name in self._state.outlived if self.ledger.jobs.serve(name)}
         return Settled(tuple(loaded), tuple(failed), tuple(ended))
@@ -607,10 +608,11 @@ class OffloadScheduler(edge.NotCopied):
         """
         if edge.text(generation, "generation") == self._state.generation:
             raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
+        preempted = self._steps.forget(drain=False, host=True)
         self._state.generation = generation
         if self._state.below is not None:
             self._state.below.forget(generation.encode())
-        return self._steps.forget(drain=False, host=True)
+        return preempted
 
     def sleep(self) -> list[str]:
         """Prepare to free the device memory: requests are preempted, copies flushed in the next plan, its content forgotten.

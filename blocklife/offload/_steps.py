@@ -129,6 +129,7 @@ class SchedulerSteps:
     def load_hit(self, name: str, tracked: Tracked, hit: Hit) -> None:
         """Plan the one load of all groups, into the blocks after the device hit."""
         transfers: list[GroupTransfer[Allocated]] = []
+        brought = list(self.brought(tracked, hit))  # all keys are asked for before anything changes: the engine may not answer
         size = self._geometry.blocks_per_chunk
         for group in self._state.groups:
             slots = hit.slots[group]
@@ -144,9 +145,10 @@ class SchedulerSteps:
             keys = names[(chunk + 1) * size - 1 - start :: size]
             places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
             transfers.append(GroupTransfer(Batch(lives, group), list(slots), keys, places, names))
-            self._state.host_hits[group] += len(lives)
         self._ledger.plan_group_load(name, transfers, within=hit.within)
-        self.expect(name, self.brought(tracked, hit))
+        for transfer in transfers:
+            self._state.host_hits[transfer.blocks.group] += len(transfer.blocks)
+        self.expect(name, brought)
 
     def _tail_of(self, tracked: Tracked, group: int, hit: Hit) -> bytes | None:
         """The key of the tail that a hit ends with in one group; None if it ends with a block."""

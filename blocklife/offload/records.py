@@ -176,7 +176,7 @@ class Step:
 
 @frozen
 class Settled:
-    """The requests whose state changed when a plan settled."""
+    """The requests whose state changed when a plan settled, each named once: one that has ended neither loaded nor failed."""
 
     loaded: tuple[str, ...]
     """Their load is done; they run from the next step on, or have run in the step of the load already (`Hit.within`)."""

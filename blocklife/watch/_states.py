@@ -88,8 +88,11 @@ class StateBook(ContentBook):
     def launched_copies(self, numbers: Sequence[int], *, is_ordered: bool) -> None:
         """The engine launches these copies together; *is_ordered*: behind the steps in flight."""
         super().launched_copies(numbers, is_ordered=is_ordered)
-        if not self._sees_steps:  # nobody says which of them waits, so they are believed to
+        if not self._sees_steps:  # nobody says which of them waits, nor which writes on what was loaded: they are believed
             self._wait(numbers)
+            for number in numbers:
+                if (job := self._jobs.get(number)) is not None and not job.is_store:
+                    self._blocks.update(dict.fromkeys(self._blocks.keys() & {*job.blocks}, UNSEEN))
 
     # --- within the device --------------------------------------------------------------------------------------------------
 

@@ -1102,6 +1102,56 @@ def test_deferred_hit_and_no_tokens_are_refused() -> None:
         rig.scheduler.admit("w", fresh, 0)
 
 
+def test_request_whose_keys_cannot_be_had_is_not_let_in() -> None:
+    """Whichever of the calls for its keys fails: nothing has changed, and it can be tried again."""
+    for fails in range(1, 9):
+        rig = Rig()
+        rig.fill("z", letters(9))
+        rig.forget_device()
+        calls = 0
+
+        def keys(group: int, start: int, stop: int, fails: int = fails) -> list[bytes]:
+            nonlocal calls
+            calls += 1
+            if calls == fails:
+                raise TimeoutError
+            return [key(group, letters(13)[: (block + 1) * 4]) for block in range(start, stop)]
+
+        rig.scheduler.add_request("a", keys, prompt_tokens=13)
+        try:
+            hit = rig.scheduler.lookup("a", 13)
+        except TimeoutError:
+            continue
+        try:
+            rig.scheduler.admit("a", hit, 1)
+        except TimeoutError:
+            assert rig.scheduler.statistics().host_hits == (0,)
+            rig.scheduler.admit("a", rig.scheduler.lookup("a", 13), 1)
+            rig.tick()
+            assert rig.settled.loaded == ("a",)
+            continue
+        return
+    pytest.fail("each call failed")
+
+
+def test_renewal_that_is_refused_changes_no_generation() -> None:
+    """A hook may not call the ledger; the same name is a new one afterwards."""
+    rig = Rig()
+    rig.add("a", letters(5))
+    refused = []
+
+    def hook(_: object) -> None:
+        with pytest.raises(MisuseError, match="a hook cannot call the ledger"):
+            rig.scheduler.renew("v2")
+        refused.append(rig.scheduler._state.generation)
+
+    rig.ledger.on(entered=Request.RUNNING, hook=hook)
+    rig.let_in("a")
+
+    assert refused == [""]
+    rig.scheduler.renew("v2")
+
+
 def test_a_state_is_handed_off_once() -> None:
     """A second time, in this step or in a later one, is refused when it is said, not when the plan settles."""
     rig = busy(Rig("full:4,mamba:4"))

@@ -96,6 +96,20 @@ def test_hit_larger_than_the_budget_loads_between_two_steps() -> None:
         assert (hit.within, runs, plan.flushes, targets(plan)) == (False, False, (), [rig.blocks("a")])
 
 
+@pytest.mark.parametrize("ok", [True, False])
+def test_request_that_ends_in_the_step_of_its_load_is_named_once(ok: bool) -> None:
+    """It is not known any more: whoever went on with it would be refused."""
+    rig = forgotten(12)
+    rig.add("a", letters(13))
+    assert rig.let_in("a", 1)
+    rig.plan()
+    rig.scheduler.abort("a")
+    rig.settle(ok=ok)
+
+    assert (rig.settled.loaded, rig.settled.failed, rig.settled.ended) == ((), (), ("a",))
+    assert not rig.scheduler.knows("a")
+
+
 def test_load_within_a_step_needs_a_token_to_compute() -> None:
     """A request that computes nothing in the step has no use for it, and one that is admitted with no token is refused."""
     rig = forgotten(8, full_hit=FullHit.RECOMPUTE_LAST_TOKEN)

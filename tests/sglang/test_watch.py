@@ -239,7 +239,10 @@ def test_watch_over_a_tree_alone_is_silent(world: str) -> None:
     def on_rank(rank: Rank) -> None:
         found.append(watch.attach(rank.tree, Options(mode=WatchMode.STRICT)))
 
-    assert judge(world, WORLDS[world], 0, 80, on_rank).clean
+    verdict = judge(world, WORLDS[world], 0, 80, on_rank)
+
+    assert verdict.raised is None, str(verdict)  # up to 0.5.17 bytes of states may be wrong (sglang#36743): no step is heard
+    assert [violation for watch in found for violation in watch.violations] == []
     assert all(mirror.counts["jobs"] > 5 for mirror in found[0].mirrors)
 
 

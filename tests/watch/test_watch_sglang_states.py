@@ -431,6 +431,7 @@ def test_tree_alone_is_watched_without_content_of_states() -> None:
     engine.take_states(2)
     engine.load_state(0, 2)
     engine.store_state(2, 1)
+    engine.keep_state(TEXT, 2)  # a request has gone on from what was loaded, in its place
     assert named(watch) == []
 
     engine.free_states(1)
