@@ -14,7 +14,8 @@ from blocklife.stores._protocol import ContentStore
 
 _FORMS = "fs:DIR, fs:DIR:BYTES, mooncake:HOST:PORT or package.module:factory"
 _MOONCAKE_FORM = "mooncake:HOST:PORT?segment=64M&buffer=0&protocol=tcp&device=&host="
-_SIZE = re.compile(r"([0-9]+)([KMGT]?)")
+_SIZE = re.compile(r"([0-9]{1,20})([KMGT]?)")
+"""No disk and no memory needs more digits; beyond some thousands, Python itself refuses to read them."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MOONCAKE_OPTIONS = frozenset({"segment", "buffer", "protocol", "device", "host"})
@@ -39,7 +40,7 @@ def open_store(address: str) -> ContentStore:
 
 
 def parse_size(text: str) -> int | None:
-    """A number of bytes, such as ``64M``; None where the text is none."""
+    """A number of bytes, such as ``64M``; None where the text is none, and for one of more than 20 digits."""
     found = _SIZE.fullmatch(text)
     return int(found[1]) * _UNITS[found[2]] if found else None
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import socket
 import threading
 import time
@@ -44,6 +45,7 @@ _FULL, _FAILED = StoreOutcome.FULL, StoreOutcome.FAILED
 LEAST_SEGMENT_BYTES = 16 << 20
 """The package takes no smaller segment, but for none at all."""
 
+_PORT = re.compile(r"[0-9]{1,20}")
 _CONNECT_S = 2.0
 """How long to wait for a connection to the master when a store is opened."""
 _REST_S = 3.0
@@ -391,7 +393,7 @@ def _load(master: str) -> Callable[[], _Client]:
 def _parse(master: str) -> tuple[str, int]:
     """The host and the port of a master."""
     name, colon, digits = master.rpartition(":")
-    if not colon or not name or not digits.isascii() or not digits.isdigit() or not 0 < int(digits) < 1 << 16:
+    if not colon or not name or not _PORT.fullmatch(digits) or not 0 < int(digits) < 1 << 16:
         raise MisuseError(f"mooncake:{master}: names no master (give mooncake:HOST:PORT)")
     return name.strip("[]"), int(digits)
 
@@ -399,11 +401,16 @@ def _parse(master: str) -> tuple[str, int]:
 def _reach(host: str, port: int) -> str:
     """The address of this machine from which it reaches the master.
 
-    Refuses: MisuseError if nothing listens there. The package itself would find that out in four seconds, or in ninety.
+    Refuses: MisuseError if nothing listens there, which the package itself would find out in four seconds, or in ninety; and
+    for a host that cannot be a name, such as one with two dots in a row.
     """
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
             return str(connection.getsockname()[0])
+    except UnicodeError as problem:  # raised before anything is asked; it is no OSError
+        raise MisuseError(
+            f"mooncake:{host}:{port}: {host!r} cannot be a name: {problem} (give mooncake:HOST:PORT)"
+        ) from problem
     except OSError as problem:
         start = f"start one there: mooncake_master --rpc_port {port}"
         raise MisuseError(f"mooncake:{host}:{port}: there is no master: {problem} ({start})") from problem
