@@ -252,7 +252,7 @@ class FileStore:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def _exists(self, key: bytes) -> StoreOutcome:
-        return _OK if self._folder.has(key.hex()) else _ABSENT
+        return _ABSENT if self._folder.size_of(key.hex()) is None else _OK
 
     def _get_all(self, readings: Sequence[_Incoming], outcomes: list[StoreOutcome]) -> None:
         """Read what is in the page cache at once, while the disk brings the others, some at a time."""
@@ -317,9 +317,11 @@ class FileStore:
             os.close(reading.descriptor)
 
     def _touch(self, descriptor: int, last_ns: int) -> None:
+        """Say that an entry was used. A disk that became read-only refuses; the bytes are there all the same."""
         now = self._clock()
         if abs(now - last_ns) > _TOUCH_NS:
-            os.utime(descriptor, ns=(now, now))
+            with contextlib.suppress(OSError):
+                os.utime(descriptor, ns=(now, now))
 
     # --- putting -------------------------------------------------------------------------------------------------------
 
@@ -362,8 +364,13 @@ class FileStore:
         """Write a value to an unfinished file; None where it is kept already."""
         before = self._folder.size_of(name)
         if before == len(view):
-            with contextlib.suppress(FileNotFoundError):  # evicted since
+            try:
                 self._folder.touch(name, self._clock())
+            except FileNotFoundError:  # evicted since
+                pass
+            except OSError:  # the value is kept, whether or not its use can be noted
+                return None
+            else:
                 return None
         unfinished, descriptor = self._folder.begin(name)
         try:

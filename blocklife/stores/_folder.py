@@ -169,20 +169,17 @@ class Folder:
             return os.open(name, os.O_RDONLY | _OPEN, dir_fd=self.part(name))
 
     def size_of(self, name: str) -> int | None:
-        """The size of an entry; None if there is none, or none in the subfolder as it was opened."""
+        """The size of an entry; None if there is none."""
         try:
-            status = os.stat(name, dir_fd=self.part(name), follow_symlinks=False)
+            try:
+                status = os.stat(name, dir_fd=self.part(name), follow_symlinks=False)
+            except FileNotFoundError:
+                if not self.part_again(name):
+                    return None
+                status = os.stat(name, dir_fd=self.part(name), follow_symlinks=False)
         except FileNotFoundError:
             return None
         return status.st_size if is_own_file(status) else None
-
-    def has(self, name: str) -> bool:
-        """Whether there is an entry; looks for a new subfolder if the one that was opened is gone."""
-        if self.size_of(name) is not None:
-            return True
-        with contextlib.suppress(FileNotFoundError):
-            return self.part_again(name) and self.size_of(name) is not None
-        return False
 
     def publish(self, unfinished: str, name: str) -> None:
         """Give an unfinished file the name of its entry."""
@@ -190,8 +187,13 @@ class Folder:
         os.rename(unfinished, name, src_dir_fd=part, dst_dir_fd=part)
 
     def unlink(self, file: str, name: str) -> None:
-        """Remove a file from the subfolder of an entry."""
-        os.unlink(file, dir_fd=self.part(name))
+        """Remove a file from the subfolder of an entry; raises FileNotFoundError where there is none."""
+        try:
+            os.unlink(file, dir_fd=self.part(name))
+        except FileNotFoundError:
+            if not self.part_again(name):
+                raise
+            os.unlink(file, dir_fd=self.part(name))
 
     def touch(self, name: str, now_ns: int) -> None:
         """Say that an entry was used."""

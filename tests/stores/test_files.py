@@ -249,6 +249,23 @@ def test_folder_that_others_could_read_is_closed_to_them(tmp_path: Path, arena: 
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
 
 
+def test_touch_that_fails_costs_nothing(store: FileStore, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that became read-only, what came whole is OK, and so is a put of what is there."""
+    arena.put(store, "a", b"hello")
+    refused: list[object] = []
+
+    def refuse(path: object, **_more: object) -> None:
+        refused.append(path)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert arena.get(store, "a", 5) == b"hello"
+    assert arena.put(store, "a", b"hello") is OK
+    disk = Disk(monkeypatch, COLD["nothing cached"])
+    assert arena.get(store, "a", 5) == b"hello"
+    assert (len(refused), disk.most, store.statistics().failed) == (3, 1, 0)
+
+
 def test_page_outside_registered_memory_is_refused(store: FileStore, arena: Arena) -> None:
     with pytest.raises(MisuseError, match="not in registered memory"):
         store.put([Page(key("a"), arena.address + len(arena.memory) - 4, 5)])
@@ -644,6 +661,28 @@ def test_subfolders_that_were_removed_are_made_again(tmp_path: Path, arena: Aren
     first.close()
     second.close()
     open_one(tmp_path, arena).close()
+
+
+def test_bound_holds_after_subfolders_were_removed_and_filled_by_others(tmp_path: Path, arena: Arena) -> None:
+    """Who has the old subfolders open evicts, and removes, what lies in the new ones."""
+    first = open_one(tmp_path, arena, 4_000)
+    names = range(40)
+    for name in names:
+        arena.put(first, name, value(name, 400))
+    empty(tmp_path)
+    second = open_one(tmp_path, arena, 4_000)
+    for name in names:
+        arena.put(second, name, value(name, 400))
+    kept = [name for name in names if entry(tmp_path, name).exists()]
+    assert first.remove([key(kept[0])]) == [OK]
+    assert not entry(tmp_path, kept[0]).exists()
+    for name in range(100, 110):
+        assert arena.put(first, name, value(name, 400)) is OK
+        assert sum(path.stat().st_size for path in tmp_path.glob("??/*")) <= 4_000
+
+    assert [name for name in kept if entry(tmp_path, name).exists()] == []
+    first.close()
+    second.close()
 
 
 def empty(path: Path) -> None:
