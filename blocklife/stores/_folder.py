@@ -9,7 +9,7 @@
 
 *Layout.* ``blocklife-store`` says what the folder is, and of which format. ``lock`` is locked by whoever changes which entries
 there are, and has their bytes in its first eight. An entry is ``ab/abcd...``: 64 hex digits in the subfolder of the first two.
-A file that is being written is ``ab/.abcd....PROCESS.NUMBER``.
+A file that is being written is ``ab/.abcd....PROCESS.NUMBER``, and is locked until it is whole.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORMAT = b"blocklife file store, format 1\n"
 """What the marker says."""
 
 _ENTRY = re.compile(r"[0-9a-f]{64}")
-_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.([0-9a-f]{1,8})\.[0-9a-f]{9,32}")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{1,8}\.[0-9a-f]{9,32}")
 _HARMLESS = re.compile(rf"lost\+found|{LOCK}|\.{MARKER}\.[0-9a-f]{{16}}")
 """What may be in a folder that is about to become a store."""
 _PARTS = tuple(f"{number:02x}" for number in range(256))
@@ -45,6 +45,8 @@ _TOKEN = secrets.token_hex(4)
 _NUMBERS = itertools.count()
 """With the number of the process, these make the names of unfinished files differ, in containers that share a folder, too."""
 _BYTES = struct.Struct("<Q")
+_ABANDONED_NS = 3_600_000_000_000
+"""No put takes as long: where a file system has no locks, an unfinished file that is older was left over."""
 
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -149,15 +151,18 @@ class Folder:
         return descriptor
 
     def begin(self, name: str) -> tuple[str, int]:
-        """Make an unfinished file for an entry; its name and descriptor."""
+        """Make an unfinished file for an entry; its name and descriptor, which holds its lock until it is closed."""
         unfinished = f".{name}.{os.getpid():x}.{_TOKEN}{next(_NUMBERS):x}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN
         try:
-            return unfinished, os.open(unfinished, flags, 0o600, dir_fd=self.part(name, make=True))
+            descriptor = os.open(unfinished, flags, 0o600, dir_fd=self.part(name, make=True))
         except FileNotFoundError:
             if not self.part_again(name, make=True):
                 raise
-            return unfinished, os.open(unfinished, flags, 0o600, dir_fd=self.part(name))
+            descriptor = os.open(unfinished, flags, 0o600, dir_fd=self.part(name))
+        with contextlib.suppress(OSError):  # without locks, its age protects it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return unfinished, descriptor
 
     def open_entry(self, name: str) -> int:
         """Open an entry for reading; raises OSError where there is none."""
@@ -200,7 +205,7 @@ class Folder:
         os.utime(name, ns=(now_ns, now_ns), dir_fd=self.part(name), follow_symlinks=False)
 
     def walk(self, now_ns: int, stale_ns: int) -> Iterator[FoundEntry]:
-        """All entries. Removes unfinished files that are older than *stale_ns* and whose process is gone."""
+        """All entries. Removes unfinished files that are older than *stale_ns* and that nobody writes."""
         for part in _PARTS:
             try:
                 descriptor = os.open(part, _OPEN_FOLDER, dir_fd=self._root)
@@ -211,7 +216,7 @@ class Folder:
             try:
                 with os.scandir(descriptor) as listed:
                     for each in listed:
-                        if (found := _look_at(descriptor, part, each, now_ns - stale_ns)) is not None:
+                        if (found := _look_at(descriptor, part, each, now_ns, stale_ns)) is not None:
                             yield found
             finally:
                 os.close(descriptor)
@@ -256,12 +261,11 @@ class Folder:
         _mark(self._root)
 
 
-def _look_at(part: int, prefix: str, each: os.DirEntry[str], stale_before_ns: int) -> FoundEntry | None:
+def _look_at(part: int, prefix: str, each: os.DirEntry[str], now_ns: int, stale_ns: int) -> FoundEntry | None:
     """The entry that a file of a subfolder is, if it is one; an unfinished file that was left over is removed."""
     name = each.name
     is_entry = name.startswith(prefix) and _ENTRY.fullmatch(name) is not None
-    unfinished = None if is_entry else _UNFINISHED.fullmatch(name)
-    if not is_entry and unfinished is None:
+    if not is_entry and not _UNFINISHED.fullmatch(name):
         return None
     try:
         status = os.stat(name, dir_fd=part, follow_symlinks=False)
@@ -269,22 +273,30 @@ def _look_at(part: int, prefix: str, each: os.DirEntry[str], stale_before_ns: in
             return None
         if is_entry:
             return FoundEntry(status.st_mtime_ns, name, status.st_size)
-        if unfinished is not None and status.st_mtime_ns < stale_before_ns and not _is_alive(int(unfinished[1], 16)):
+        age_ns = now_ns - status.st_mtime_ns
+        if age_ns > stale_ns and not _is_written(part, name, age_ns):
             os.unlink(name, dir_fd=part)
     except FileNotFoundError:  # removed while we looked
         pass
     return None
 
 
-def _is_alive(process: int) -> bool:
-    """Whether there is such a process here. One in another container looks gone: then its put fails, and nothing else."""
+def _is_written(part: int, name: str, age_ns: int) -> bool:
+    """Whether somebody still writes this unfinished file, and so holds its lock.
+
+    The number of the process in its name would not tell: in containers it comes back, and means nothing in another one.
+    A process of a version without these locks, which takes too long, has a put that fails, and nothing else.
+    """
+    descriptor = os.open(name, os.O_WRONLY | _OPEN, dir_fd=part)  # to write: some network file systems lock no other way
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False
-    except (PermissionError, OverflowError):
+    except BlockingIOError:
         return True
-    return True
+    except OSError:  # no locks here
+        return age_ns <= _ABANDONED_NS
+    finally:
+        os.close(descriptor)
 
 
 # --- becoming a store --------------------------------------------------------------------------------------------------

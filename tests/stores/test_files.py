@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import signal
@@ -772,26 +773,80 @@ def test_entries_are_counted_anew_now_and_then(tmp_path: Path, arena: Arena) -> 
     store.close()
 
 
-def unfinished(path: Path, process: int, age_s: int, clock: Clock) -> Path:
-    """An unfinished file, as a process leaves it that was killed."""
+def unfinished(path: Path, age_s: int, clock: Clock) -> Path:
+    """An unfinished file, as a process leaves it that was killed; its number is that of this process, which lives."""
     name = key("a").hex()
     (path / name[:2]).mkdir(exist_ok=True, mode=0o700)
-    left = path / name[:2] / f".{name}.{process:x}.0123456789"
+    left = path / name[:2] / f".{name}.{os.getpid():x}.0123456789"
     left.write_bytes(b"half")
     os.utime(left, ns=(0, clock.now - age_s * SECOND))
     return left
 
 
-def test_unfinished_file_is_removed_once_it_is_old_and_its_process_gone(tmp_path: Path, arena: Arena) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
+def count(store: FileStore) -> None:
+    """Look at every entry, as a store does now and then."""
+    with store._folder.locked() as lock:
+        store._count(lock)
+
+
+def test_unfinished_file_is_removed_once_it_is_old_and_nobody_writes_it(tmp_path: Path, arena: Arena) -> None:
+    """Whatever process its name tells of: the lock decides, which another process can ask for, too."""
     clock = Clock()
-    FileStore(tmp_path, clock=clock).close()
-    for process, age, stays in ((gone.pid, 3_600, False), (gone.pid, 5, True), (os.getpid(), 3_600, True), (1, 3_600, True)):
-        left = unfinished(tmp_path, process, age, clock)
-        FileStore(tmp_path, clock=clock).close()
-        assert left.exists() is stays
+    store = FileStore(tmp_path, 1_000, clock=clock)
+    for age, locked, stays in ((3_600, False, False), (5, False, True), (90, False, False), (3_600, True, True)):
+        left = unfinished(tmp_path, age, clock)
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD if locked else "print('held')", str(left)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            count(store)
+            assert left.exists() is stays
         left.unlink(missing_ok=True)
+    store.close()
+
+
+def test_unfinished_file_is_locked_while_it_is_written(
+    store: FileStore, arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put that hangs for an hour is not swept away by a count."""
+    real = os.pwrite
+
+    def hang(descriptor: int, data: bytes, offset: int) -> int:
+        done = real(descriptor, data, offset)
+        if bytes(data) == b"hello":
+            os.utime(descriptor, (1, 1))
+            count(store)
+        return done
+
+    monkeypatch.setattr(os, "pwrite", hang)
+    assert arena.put(store, "a", b"hello") is OK
+    assert arena.get(store, "a", 5) == b"hello"
+    assert listed(tmp_path / "store") == [key("a").hex()]
+
+
+def test_without_locks_of_files_an_unfinished_file_is_removed_after_an_hour(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    store = FileStore(tmp_path, 1_000, clock=clock)
+    arena.join(store)
+    flock = fcntl.flock
+
+    def refuse(descriptor: int, how: int) -> None:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").endswith("/lock"):
+            raise OSError(errno.ENOLCK, "No locks available")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for age, stays in ((1_800, True), (4_000, False)):
+        left = unfinished(tmp_path, age, clock)
+        count(store)
+        assert left.exists() is stays
+    assert arena.put(store, "a", b"hello") is OK
+    store.close()
 
 
 PUTTER = textwrap.dedent("""
