@@ -5,7 +5,8 @@ at whatever moment. Renames, removals and the count of bytes happen under the lo
 the bound, however many processes there are. Reading takes no lock: an open file can still be read after it was evicted.
 
 *The count.* It is raised before files are renamed and lowered after they were removed. So a process that is killed in between
-leaves it too high, never too low; the next eviction counts anew, and so does every start.
+leaves it too high, never too low; the next eviction counts anew. The lock file has it, and when it was last counted, so a start
+takes what is there, and one process counts for all now and then. A power cut may lose it: then the first start counts.
 
 *Eviction.* By last use: a get sets the time of the file's last change, which unlike that of its last access is kept whatever
 the disk is mounted with. An eviction makes more room than was asked for, since it looks at every file.
@@ -30,7 +31,7 @@ from attrs import define, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.stores._areas import RegisteredMemory, check_key
-from blocklife.stores._folder import ABSENT_ERRORS, Folder, FoundEntry, Lock, is_own_file
+from blocklife.stores._folder import ABSENT_ERRORS, EntryCount, Folder, FoundEntry, Lock, LockedError, is_own_file
 from blocklife.stores._protocol import Page, StoreOutcome
 
 _Thing = TypeVar("_Thing")
@@ -45,10 +46,12 @@ _ROOM_SHARE = 16
 """An eviction frees this fraction of the bound besides what was asked for."""
 _TOUCH_NS = 10_000_000_000
 """A file whose last use is not older than this is not touched again."""
-_STALE_NS = 60_000_000_000
-"""Unfinished files that are younger are never removed."""
+_STALE_NS = 600_000_000_000
+"""Unfinished files that are younger are never removed: a piece may wait as long for its rename, and is not locked then."""
 _COUNT_EVERY_NS = 600_000_000_000
-"""The entries are counted anew at the first put after this time."""
+"""The entries are counted anew at the first put after this time, by one process for all."""
+_OPEN_WAIT_S = 1.0
+"""How long a store that is opened waits for the lock; then it starts without the count."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -124,26 +127,53 @@ class FileStore:
         self._closed = False
         self._used = self._evicted = self._evicted_bytes = self._full = self._failed = 0
         self._last_error = ""
-        self._counted_ns = clock()
         self._read_flags = os.RWF_NOWAIT
+        # Invariant: `_free` is what was free on the disk at the start, as long as the bound still lacks half of what is used.
+        self._free: int | None = None
         self._max_bytes = 0
         try:
-            self._max_bytes = self._bound(max_bytes)
+            self._start(max_bytes)
         except BaseException:
             self._folder.close()
             raise
 
-    def _bound(self, max_bytes: int | None) -> int:
+    def _start(self, max_bytes: int | None) -> None:
+        """Find out how many bytes there are, and set the bound."""
         disk = self._folder.disk()
         size = disk.f_blocks * disk.f_frsize
         if max_bytes is not None and max_bytes > size:
             raise MisuseError(f"{self._folder.path}: a bound of {max_bytes:,} bytes on a disk of {size:,} (give less)")
+        free = disk.f_bavail * disk.f_frsize
+        self._max_bytes = max_bytes or max(1, free // 2)
+        self._free = None if max_bytes else free
         try:
-            with self._folder.locked() as lock:
-                self._count(lock)
+            with self._folder.locked(_OPEN_WAIT_S) as lock:
+                count = lock.read()
+                if count is not None and count.used <= size and self._outlasts_boot(count):
+                    self._learn(count.used)
+                else:
+                    self._count(lock)
+        except LockedError:  # somebody counts or evicts: the first put learns of it
+            pass
         except OSError as problem:
             raise MisuseError(f"{self._folder.path}: cannot be used as a store: {problem.strerror or problem}") from problem
-        return max_bytes or max(1, (disk.f_bavail * disk.f_frsize + self._used) // 2)
+
+    def _learn(self, used: int) -> None:
+        """Take over how many bytes there are; the first time, a bound that was not given is set by it."""
+        self._used = used
+        if self._free is not None:
+            self._max_bytes, self._free = max(1, (self._free + used) // 2), None
+
+    def _outlasts_boot(self, count: EntryCount) -> bool:
+        """Whether the machine has run since this count was made, if it says when: a power cut may have lost later ones."""
+        booted_ns = self._clock() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return count.counted_ns is None or count.counted_ns >= booted_ns
+
+    def _is_due(self, count: EntryCount | None) -> bool:
+        """Whether the entries are to be counted anew. A time that is a little ahead is that of another machine's clock."""
+        if count is None or count.counted_ns is None or not self._outlasts_boot(count):
+            return True
+        return abs(self._clock() - count.counted_ns) >= _COUNT_EVERY_NS
 
     # --- the protocol --------------------------------------------------------------------------------------------------
 
@@ -428,7 +458,7 @@ class FileStore:
 
     def _set_used(self, lock: Lock, used: int) -> int:
         lock.write(used)
-        self._used = used
+        self._learn(used)
         return used
 
     def _count(self, lock: Lock) -> list[FoundEntry]:
@@ -436,16 +466,18 @@ class FileStore:
         self._folder.mark()
         now = self._clock()
         found = list(self._folder.walk(now, _STALE_NS))
-        self._counted_ns = now
-        self._set_used(lock, sum(each.size for each in found))
+        used = sum(each.size for each in found)
+        lock.write_count(used, now)
+        self._learn(used)
         return found
 
     def _make_room(self, lock: Lock, needed: int) -> int:
         """Evict what was used longest ago, if there is no room for so many bytes; the bytes that are used then."""
-        used = lock.read()
-        if used is not None and used + needed <= self._max_bytes and self._clock() - self._counted_ns < _COUNT_EVERY_NS:
-            self._used = used
-            return used
+        count = lock.read()
+        if count is not None and not self._is_due(count):
+            self._learn(count.used)
+            if count.used + needed <= self._max_bytes:
+                return count.used
         found = self._count(lock)
         used = self._used
         if used + needed <= self._max_bytes:
@@ -477,7 +509,7 @@ class FileStore:
         if size is None:
             return _ABSENT
         self._folder.unlink(name, name)
-        used = lock.read()
-        if used is not None:
-            self._set_used(lock, used - size)
+        count = lock.read()
+        if count is not None:
+            self._set_used(lock, count.used - size)
         return _OK

@@ -8,7 +8,8 @@
 * Nobody else can read it: folders are 0700, files 0600.
 
 *Layout.* ``blocklife-store`` says what the folder is, and of which format. ``lock`` is locked by whoever changes which entries
-there are, and has their bytes in its first eight. An entry is ``ab/abcd...``: 64 hex digits in the subfolder of the first two.
+there are, and has their bytes in its first eight, and in the next eight when they were last counted.
+An entry is ``ab/abcd...``: 64 hex digits in the subfolder of the first two.
 A file that is being written is ``ab/.abcd....PROCESS.NUMBER``, and is locked until it is whole.
 """
 
@@ -45,6 +46,8 @@ _TOKEN = secrets.token_hex(4)
 _NUMBERS = itertools.count()
 """With the number of the process, these make the names of unfinished files differ, in containers that share a folder, too."""
 _BYTES = struct.Struct("<Q")
+_COUNT = struct.Struct("<QQ")
+"""Earlier versions read and write the first number alone; the time of the last count is then older than it could be."""
 _ABANDONED_NS = 3_600_000_000_000
 """No put takes as long: where a file system has no locks, an unfinished file that is older was left over."""
 
@@ -57,6 +60,16 @@ ABSENT_ERRORS = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO
 
 class LockedError(OSError):
     """Another process or thread holds the lock for too long."""
+
+
+@frozen
+class EntryCount:
+    """What the lock file says of the entries."""
+
+    used: int
+    """Their bytes; never too low, whoever was killed. Only a power cut can make it so."""
+    counted_ns: int | None
+    """When somebody last looked at every entry; None in a file of a version that did not say."""
 
 
 @frozen
@@ -80,14 +93,21 @@ class Lock:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def read(self) -> int | None:
-        """The bytes of all entries; None if nobody has counted them. Never too low, whoever was killed."""
-        data = os.pread(self._descriptor, _BYTES.size, 0)
-        return int(_BYTES.unpack(data)[0]) if len(data) == _BYTES.size else None
+    def read(self) -> EntryCount | None:
+        """What is known of the entries; None if nobody has counted them."""
+        data = os.pread(self._descriptor, _COUNT.size, 0)
+        if len(data) == _COUNT.size:
+            used, counted_ns = _COUNT.unpack(data)
+            return EntryCount(used, counted_ns)
+        return EntryCount(_BYTES.unpack(data)[0], None) if len(data) == _BYTES.size else None
 
     def write(self, used: int) -> None:
         """Say how many bytes there are."""
         os.pwrite(self._descriptor, _BYTES.pack(max(0, used)), 0)
+
+    def write_count(self, used: int, now_ns: int) -> None:
+        """Say how many bytes there are, and that they were counted now."""
+        os.pwrite(self._descriptor, _COUNT.pack(used, max(0, now_ns)), 0)
 
 
 class Folder:
@@ -224,13 +244,14 @@ class Folder:
     # --- the lock ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[Lock]:
-        """Hold the lock against other threads and processes. Raises `LockedError` after a bounded wait.
+    def locked(self, wait_s: float | None = None) -> Iterator[Lock]:
+        """Hold the lock against other threads and processes. Raises `LockedError` after *wait_s*, or the folder's own wait.
 
         The file is opened each time, so that a process that was forked has a lock of its own.
         """
-        deadline = time.monotonic() + self._lock_wait_s
-        if not self._mutex.acquire(timeout=self._lock_wait_s):
+        wait_s = self._lock_wait_s if wait_s is None else min(wait_s, self._lock_wait_s)
+        deadline = time.monotonic() + wait_s
+        if not self._mutex.acquire(timeout=wait_s):
             raise LockedError(errno.EBUSY, "another thread holds the lock of the folder", self.path)
         try:
             descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | _OPEN, 0o600, dir_fd=self._root)
