@@ -22,6 +22,7 @@ from blocklife.testing import (
     check_store,
     store_checks,
 )
+from tests.stores.arena import Arena
 from tests.stores.broken import BROKEN, PRIVATE, Jealous, opening_fails
 
 TWICE = ("opened_twice", "two_processes_at_once", "content_outlives_close")
@@ -31,13 +32,13 @@ PASSED, FAILED, SKIPPED = StoreCheckVerdict.PASSED, StoreCheckVerdict.FAILED, St
 
 
 def test_files_pass_every_check(tmp_path: Path) -> None:
-    """And nothing of what the checks have put is left but what a store held that was closed by its check."""
+    """And nothing of what the checks have put is left."""
     found = list(check_address(f"fs:{tmp_path}:48M"))
 
     assert [str(each) for each in found if each.verdict is not PASSED] == []
     assert [each.name for each in found] == list(store_checks())
     assert len(found) > 25
-    assert len(list(tmp_path.glob("??/*"))) <= 1
+    assert list(tmp_path.glob("??/*")) == []
 
 
 def test_memory_passes_what_needs_no_second_store() -> None:
@@ -201,6 +202,27 @@ def test_command_refuses_what_is_no_store(
     assert captured.out == ""
 
 
+def test_command_evicts_nothing_of_a_folder_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bound counts for all that is in the folder, so checks with one would make room at the cost of what was there."""
+    store, arena = FileStore(tmp_path, 64 << 20), Arena(1 << 20)
+    arena.join(store)
+    for name in ("a", "b"):
+        arena.put(store, name, bytes(500_000))
+    store.close()
+    before = sorted(tmp_path.glob("??/*"))
+
+    assert main(["store", "check", f"fs:{tmp_path}:2M"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert f"'fs:{tmp_path}:2M': 1,000,000 bytes are kept there already" in captured.err
+    assert "give an empty folder" in captured.err
+    assert main(["store", "check", f"fs:{tmp_path}:2M", "--only", "small_values"]) == 2
+    assert main(["store", "check", f"fs:{tmp_path}"]) == 0
+    assert sorted(tmp_path.glob("??/*")) == before
+
+
 def test_files_are_a_store_for_authors(tmp_path: Path) -> None:
     """As an author of another store writes it, in one line."""
     assert_store(lambda: FileStore(tmp_path, 48 << 20), capacity=48 << 20)
+
+    assert list(tmp_path.glob("??/*")) == []

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.stores import Removing, open_store
+from blocklife.stores import FileStore, Removing, open_store
 from blocklife.testing.stores import _checks
 from blocklife.testing.stores._trial import (
     CHECKS,
@@ -73,12 +73,18 @@ def check_store(
 def check_address(address: str, *, names: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> Iterator[StoreCheck]:
     """Make the checks with the store that an address names; see `check_store`.
 
-    Refuses: MisuseError for an address that opens no store.
+    Refuses: MisuseError for an address that opens no store, and for one of files with a bound where something is kept already.
     """
     from blocklife.stores._address import split_files
 
     capacity = split_files(address)[1] if address.startswith("fs:") else None
-    open_store(address).close()
+    store = open_store(address)
+    used = store.statistics().used_bytes if isinstance(store, FileStore) else 0
+    store.close()
+    if capacity is not None and used:
+        # the bound counts for the whole folder, and every check puts: it would make room at the cost of what others keep
+        hint = "give an empty folder; without BYTES, the checks of its room are skipped"
+        raise MisuseError(f"store {address!r}: {used:,} bytes are kept there already, which the checks could evict ({hint})")
     return check_store(lambda: open_store(address), capacity=capacity, names=names, timeout_s=timeout_s, address=address)
 
 
