@@ -233,9 +233,9 @@ def _replay(args: argparse.Namespace) -> int:
     options = _options(args)
     workload = _workload(args)
     try:
-        with _record(args.record) as stream:
-            with _preparing() as preparing:
-                replay = Replay(workload, options, preparing=preparing)  # holds threads and memory until it has run to its end
+        with _preparing() as preparing:
+            replay = Replay(workload, options, preparing=preparing)  # what it refuses costs nobody an earlier recording
+        with contextlib.closing(replay), _record(args.record) as stream:
             recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
             if recorder is not None:
                 recorder.begin(replay.ledger)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 
-from blocklife.cli._common import OK, Parser, file, print_help, whole
-from blocklife.errors import MisuseError
+from blocklife.cli._common import OK, Parser, file, print_help, whole, write_whole
 
 DEFAULT_REQUESTS = 600
 
@@ -43,9 +43,7 @@ def _generate(args: argparse.Namespace) -> int:
     if args.output == "-":
         write_workload(requests, sys.stdout)
         return OK
-    try:
-        with open(args.output, "w", encoding="utf-8") as stream:
-            write_workload(requests, stream)
-    except OSError as problem:
-        raise MisuseError(f"{args.output}: {problem.strerror or problem}") from problem
+    text = io.StringIO()
+    write_workload(requests, text)
+    write_whole(args.output, text.getvalue())
     return OK

@@ -314,6 +314,46 @@ def test_cli_writes_not_over_its_standard_input(workload: Path) -> None:
     assert workload.read_text() == LINE * 3
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--below", "no.such.module:factory"),
+        ("--below", "fs:DIR:nothing"),
+        ("--gpu-blocks", str(1 << 31)),
+    ],
+)
+def test_replay_that_is_refused_leaves_an_earlier_recording(wrong: tuple[str, str], tmp_path: Path, capsys: Capture) -> None:
+    """A slip in another option costs nobody a recording, and makes no file where there was none."""
+    recording = tmp_path / "run.jsonl"
+
+    refused(capsys, "replay", "--requests", "1", "--record", str(recording), *wrong)
+    assert not recording.exists()
+    recording.write_text(LINE)
+    refused(capsys, "replay", "--requests", "1", "--record", str(recording), *wrong)
+    assert recording.read_text() == LINE
+
+
+def test_workload_that_cannot_be_written_leaves_an_earlier_one(
+    workload: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is there whole, old or new; a link stays one."""
+
+    def fails(_old: object, _new: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    link = workload.with_name("link")
+    link.symlink_to(workload)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fails)
+        assert f"{link}: No space left" in refused(capsys, "workload", "generate", "--output", str(link))
+    assert workload.read_text() == LINE * 3
+    assert sorted(each.name for each in workload.parent.iterdir()) == ["link", "workload.jsonl"]
+
+    assert call(capsys, "workload", "generate", "--requests", "2", "--output", str(link))[0] == 0
+    assert link.is_symlink()
+    assert workload.read_text().count("\n") == 2
+
+
 @FULL
 @pytest.mark.parametrize("requests", [1, 30])
 def test_cli_says_that_the_disk_is_full(requests: int, capsys: Capture) -> None:

@@ -274,7 +274,7 @@ class ReplayReport:
 
 
 class Replay:
-    """Runs a workload through an engine. Its threads and memory are released at the end of `run`."""
+    """Runs a workload through an engine. Its threads and memory are released at the end of `run`, or by `close`."""
 
     def __init__(
         self,
@@ -491,6 +491,10 @@ class Replay:
         """No request is left: if the copiers are idle, prove the copies quiet that will never report."""
         if self.ledger.jobs.live and not any(station.executor.busy() for station in self.stations):
             self.engine.prove_quiet(below=True)
+
+    def close(self) -> None:
+        """Release threads and memory of a replay that is not run; nothing after `run`, and a second time."""
+        self._held.close()
 
     def report(self) -> ReplayReport:
         """The results so far; changes nothing. Leaked places are counted at the end of `run`."""
