@@ -18,6 +18,7 @@ from blocklife.cli._common import (
     WRONG,
     Occasional,
     Parser,
+    complain,
     file,
     names_of,
     number,
@@ -232,10 +233,12 @@ def _replay(args: argparse.Namespace) -> int:
     refuse_overwriting(args.record, args.workload)
     options = _options(args)
     workload = _workload(args)
+    answers = sys.stdout
     try:
-        with _preparing() as preparing:
+        # what a store prints, now or in a thread of its own, is no part of a report or a recording
+        with contextlib.redirect_stdout(sys.stderr), _preparing() as preparing:
             replay = Replay(workload, options, preparing=preparing)  # what it refuses costs nobody an earlier recording
-        with contextlib.closing(replay), _record(args.record) as stream:
+        with contextlib.redirect_stdout(sys.stderr), contextlib.closing(replay), _record(args.record, answers) as stream:
             recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
             if recorder is not None:
                 recorder.begin(replay.ledger)
@@ -246,6 +249,8 @@ def _replay(args: argparse.Namespace) -> int:
         if printed:  # a reader that has gone, or a full disk, is told as ever
             raise
         raise MisuseError(f"{args.record or 'replay'}: {problem.strerror or problem}") from problem
+    if replay.close_error:
+        complain(f"--below: close raised {replay.close_error}")
     if args.json:
         print(json.dumps(attrs.asdict(report)))
     else:
@@ -256,10 +261,10 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _record(name: str | None) -> Iterator[TextIO | None]:
+def _record(name: str | None, answers: TextIO) -> Iterator[TextIO | None]:
     """Where the recording goes; None where none is written."""
     if name is None or name == "-":
-        yield None if name is None else sys.stdout
+        yield None if name is None else answers
         return
     from blocklife.recording import open_file
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from blocklife.cli._common import INTERRUPTED, OK, WRONG, Occasional, Parser, on_terminal, print_help, stopping
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+    from rich.progress import Progress, ProgressColumn
 
     from blocklife.testing.stores._suite import StoreCheck
 
@@ -57,13 +59,15 @@ def _check(args: argparse.Namespace) -> int:
 
     verdicts: list[StoreCheckVerdict] = []
     interrupted = False
-    found = check_address(args.address, names=args.only)
-    with stopping() as stop, on_terminal(_columns) as bar:
+    answers = sys.stdout
+    # what a store prints, now or in a thread of its own, is no line of the report
+    with contextlib.redirect_stdout(sys.stderr), stopping() as stop, on_terminal(_columns) as bar:
+        found = check_address(args.address, names=args.only)
         task = None if bar is None else bar.add_task("", total=len(args.only) or len(store_checks()))
         line = Occasional("store check")
         for each in found:
             verdicts.append(each.verdict)
-            _print(each, as_json=args.json)
+            _print(each, answers, bar, as_json=args.json)
             if bar is None:
                 line(lambda: f"{len(verdicts)} checks")
             elif task is not None:
@@ -79,9 +83,13 @@ def _check(args: argparse.Namespace) -> int:
     return WRONG if failed else OK
 
 
-def _print(found: StoreCheck, *, as_json: bool) -> None:
+def _print(found: StoreCheck, answers: TextIO, bar: Progress | None, *, as_json: bool) -> None:
     record = {"name": found.name, "verdict": found.verdict.name.lower(), "says": found.says}
-    print(json.dumps(record) if as_json else str(found), flush=True)
+    line = json.dumps(record) if as_json else str(found)
+    if bar is not None and answers.isatty():
+        bar.console.print(line, markup=False, highlight=False, soft_wrap=True)  # above the bar, which is drawn again
+    else:
+        print(line, file=answers, flush=True)
 
 
 def _list(*, as_json: bool) -> int:

@@ -59,6 +59,11 @@ def split_files(address: str) -> tuple[str, int | None]:
     return (folder, bound)
 
 
+def told(problem: BaseException) -> str:
+    """What code of somebody else has raised, in a few words."""
+    return f"{type(problem).__name__}: {problem}"
+
+
 def _open_files(address: str, _rest: str) -> ContentStore:
     from blocklife.stores._files import FileStore
 
@@ -95,23 +100,29 @@ def _open_factory(address: str, _rest: str) -> ContentStore:
         raise MisuseError(f"store {address!r}: there is no store {module!r} (give {_FORMS})")
     if os.getcwd() not in sys.path and "" not in sys.path:  # a module of the present folder, as for other commands
         sys.path.insert(0, os.getcwd())
+    # what is imported and called is somebody else's code, which may raise anything, and may even leave the program
     try:
         found: object = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
     except ImportError as problem:
         raise MisuseError(f"store {address!r}: {module} cannot be imported: {problem}") from problem
+    except (Exception, SystemExit) as problem:
+        raise MisuseError(f"store {address!r}: {module} cannot be imported: {told(problem)}") from problem
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
     except AttributeError as problem:
         raise MisuseError(f"store {address!r}: {problem}") from problem
+    except (Exception, SystemExit) as problem:
+        raise MisuseError(f"store {address!r}: {name} raised {told(problem)}") from problem
     if not callable(found):
         raise MisuseError(f"store {address!r}: {name} cannot be called (name a function or a class)")
     try:
         store = found()
+        missing = [each for each in _METHODS if not callable(getattr(store, each, None))]
     except MisuseError:
         raise
-    except Exception as problem:
-        raise MisuseError(f"store {address!r}: {name} raised {type(problem).__name__}: {problem}") from problem
-    missing = [each for each in _METHODS if not callable(getattr(store, each, None))]
+    except (Exception, SystemExit) as problem:
+        raise MisuseError(f"store {address!r}: {name} raised {told(problem)}") from problem
     if missing:
         raise MisuseError(f"store {address!r}: what {name} returns has no {missing[0]} (see blocklife.stores.ContentStore)")
     return cast("ContentStore", store)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from blocklife.cli import main
 from blocklife.errors import MisuseError
 from blocklife.stores import KEY_BYTES, ContentStore, FileStore, open_store
 from tests.stores.arena import Arena
@@ -97,6 +98,8 @@ def test_factory_is_called(tmp_path: Path) -> None:
         ("tests.stores.test_address:refuse", "not today"),
         ("tests.stores.test_address:fail", "fail raised OSError: no network"),
         ("tests.stores.arena:Arena", "what Arena returns has no register"),
+        ("tests.stores.awkward:leaving", "leaving raised SystemExit: 7"),
+        ("tests.stores.awkward:Methods", "Methods raised KeyError: 'unknown'"),
     ],
 )
 def test_wrong_address_says_what_is_wrong(address: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +108,37 @@ def test_wrong_address_says_what_is_wrong(address: str, says: str, tmp_path: Pat
         open_store(address)
 
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def f(:", "cannot be imported: SyntaxError: "),
+        ("import os\nURL = os.environ['BLOCKLIFE_TEST_NOT_SET']", "cannot be imported: KeyError: 'BLOCKLIFE_TEST_NOT_SET'"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("''.nothing", "cannot be imported: AttributeError: "),
+        ("def __getattr__(name): raise OSError('no disk')", "factory raised OSError: no disk"),
+        ("import no_such_module_of_theirs", "cannot be imported: No module named 'no_such_module_of_theirs'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["store check", "replay --requests 1 --below"])
+def test_module_that_cannot_be_imported_is_refused(
+    text: str,
+    says: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever it raises: one line, and status 2."""
+    name = f"store_of_theirs_{abs(hash((text, command)))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert main([*command.split(), f"{name}:factory"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert says in captured.err
 
 
 def test_address_that_is_no_text_is_refused() -> None:

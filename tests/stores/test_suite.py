@@ -188,6 +188,7 @@ def test_command_lists_the_checks(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "names no store (give fs:DIR"),
         (["fs:here", "--only", "speed"], "there is no check 'speed'"),
         (["tests.stores.broken:opening_fails"], "opening_fails raised OSError: only once"),
+        (["tests.stores.awkward:Unclosed"], "close raised RuntimeError: still busy"),
     ],
 )
 def test_command_refuses_what_is_no_store(
@@ -199,7 +200,57 @@ def test_command_refuses_what_is_no_store(
     captured = capsys.readouterr()
     assert status == 2
     assert says in captured.err
+    assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_command_tells_a_store_that_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has come back, if not as it should."""
+    assert main(["store", "check", "tests.stores.awkward:Leaving", "--only", "small_values"]) == 1
+    assert "put raised SystemExit(7)" in capsys.readouterr().out
+
+
+def test_command_prints_its_own_words_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a store prints goes to standard error, also that of the second process, where it is no answer."""
+    chosen = ["small_values", "removed_key", "two_processes_at_once"]
+    arguments = ["store", "check", "tests.stores.awkward:printing", "--json"]
+
+    assert main([*arguments, *(f"--only={name}" for name in chosen)]) == 1
+    captured = capsys.readouterr()
+    found = [json.loads(line) for line in captured.out.splitlines()]
+    assert [(each["name"], each["verdict"]) for each in found] == list(zip(chosen, ("passed", "passed", "failed"), strict=True))
+    assert "24 gave ABSENT" in found[-1]["says"]  # as each process has memory of its own
+    assert "connected\n" in captured.err
+    assert "putting\n" in captured.err
+
+
+# --- stores in a replay ------------------------------------------------------------------------------------------------
+
+
+REPLAY = ["replay", "--requests", "20", "--json", "--below"]
+
+
+def test_replay_prints_its_own_words_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One report in JSON, or one recording, whatever the store prints."""
+    assert main([*REPLAY, "tests.stores.awkward:printing"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["below"]["bytes_demoted"] > 0
+    assert captured.err.startswith("connected\nputting\n")
+
+
+def test_replay_refuses_a_store_that_takes_no_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "tests.stores.awkward:Unregistered"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "blocklife: --below: the store takes no memory: RuntimeError: no memory today\n"
+
+
+def test_replay_reports_although_its_store_cannot_be_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The run is over and verified; what close has raised is one line."""
+    assert main([*REPLAY, "tests.stores.awkward:Unclosed"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["requests"] == 20
+    assert captured.err == "blocklife: --below: close raised RuntimeError: still busy\n"
 
 
 def test_command_evicts_nothing_of_a_folder_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

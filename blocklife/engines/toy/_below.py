@@ -29,6 +29,7 @@ from blocklife.stores import (
     StoreFaultRates,
     open_store,
 )
+from blocklife.stores._address import told
 
 MODEL = "blocklife-toy"
 CONTENT = "words 1"
@@ -144,22 +145,30 @@ class TierOfReplay:
         self._breaker = CircuitBreaker()
         self._presence = Presence(self._store, self.identity, breaker=self._breaker)
         self._copiers: list[StoreCopier] = []
+        self.close_error = ""
+        """What the store raised when it was closed; empty if nothing."""
         self._num_threads = 2 if workers <= FEW_WORKERS else 1
         self.index = _Index(self._presence)
 
     def copier(self, host: Bytes, worker: Worker) -> StoreCopier:
-        """A copier for the slots of one worker, closed with the tier if its owner has not closed it before."""
+        """A copier for the slots of one worker, closed with the tier if its owner has not closed it before.
+
+        Refuses: MisuseError if the store does not take its staging area.
+        """
         lane = max(LANE_BYTES, self.identity.entry_bytes + (1 << 12))
-        made = StoreCopier(
-            self._store,
-            host,
-            self.identity,
-            worker=worker,
-            breaker=self._breaker,
-            staging_bytes=lane * self._num_threads,
-            num_threads=self._num_threads,
-            timeout_s=CALL_S + lane / SLOWEST_BYTES_PER_S,
-        )
+        try:
+            made = StoreCopier(
+                self._store,
+                host,
+                self.identity,
+                worker=worker,
+                breaker=self._breaker,
+                staging_bytes=lane * self._num_threads,
+                num_threads=self._num_threads,
+                timeout_s=CALL_S + lane / SLOWEST_BYTES_PER_S,
+            )
+        except (Exception, SystemExit) as problem:
+            raise MisuseError(f"--below: the store takes no memory: {told(problem)}") from problem
         self._copiers.append(made)
         return made
 
@@ -172,7 +181,7 @@ class TierOfReplay:
         for copier in self._copiers:
             copier.close()
         self._presence.close(wait_s=0.0)
-        closing = threading.Thread(target=self._store.close, name="blocklife-store-close", daemon=True)
+        closing = threading.Thread(target=self._close_store, name="blocklife-store-close", daemon=True)
         closing.start()
         closing.join(END_S)
         left_s = 0.0 if closing.is_alive() else END_S
@@ -180,6 +189,12 @@ class TierOfReplay:
         _until(lambda: not any(copier.statistics().threads_lost for copier in self._copiers), left_s)
         for copier in self._copiers:
             copier.close()
+
+    def _close_store(self) -> None:
+        try:
+            self._store.close()
+        except (Exception, SystemExit) as problem:  # all that was asked of it is over: the run stands
+            self.close_error = told(problem)
 
     def report(self, counted: BelowStatistics, tokens_hit: int) -> BelowReport:
         """The results so far."""

@@ -372,15 +372,15 @@ class Replay:
         )
 
     def _make_stations(self, preparing: Callable[[int, int], None]) -> list[Station]:
-        try:
-            return [self._station(rank, preparing) for rank in range(self.options.workers)]
-        except BlocklifeError as problem:
-            raise MisuseError(f"--copier {self.options.copier}: {problem}") from problem
+        return [self._station(rank, preparing) for rank in range(self.options.workers)]
 
     def _station(self, rank: int, preparing: Callable[[int, int], None]) -> Station:
         options = self.options
         size = options.geometry.blocks_per_chunk
-        memory, copier, ordering = self._ends(rank, preparing)
+        try:
+            memory, copier, ordering = self._ends(rank, preparing)
+        except BlocklifeError as problem:
+            raise MisuseError(f"--copier {options.copier}: {problem}") from problem
         if options.faults is not None:
             copier = FaultyCopier(
                 copier, options.faults, np.random.default_rng(options.seed), late_polls_max=2 * options.deadline
@@ -495,6 +495,11 @@ class Replay:
     def close(self) -> None:
         """Release threads and memory of a replay that is not run; nothing after `run`, and a second time."""
         self._held.close()
+
+    @property
+    def close_error(self) -> str:
+        """What the store below raised when it was closed; empty if nothing, and where there is none."""
+        return "" if self._below is None else self._below.close_error
 
     def report(self) -> ReplayReport:
         """The results so far; changes nothing. Leaked places are counted at the end of `run`."""

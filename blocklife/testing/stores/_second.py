@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+from typing import TextIO
 
 from blocklife.stores import Page, open_store
 from blocklife.testing.stores._checks import PROCESS_BYTES, PROCESS_PAGES
@@ -19,31 +21,33 @@ def main(address: str, token: str) -> None:
     timer = threading.Timer(_AT_MOST_S, os._exit, (1,))
     timer.daemon = True
     timer.start()
-    try:
-        _put_and_get(address, token)
-    except Exception as problem:
-        _say(f"{type(problem).__name__}: {problem}".splitlines()[0])
+    answers = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # what the store prints is no answer
+        try:
+            _put_and_get(address, token, answers)
+        except (Exception, SystemExit) as problem:
+            _say(f"{type(problem).__name__}: {problem}".splitlines()[0], answers)
 
 
-def _put_and_get(address: str, token: str) -> None:
+def _put_and_get(address: str, token: str, answers: TextIO) -> None:
     given = Given(lambda: open_store(address), address, None, token)
     trial = Trial(given, "second", given.make())
     mine, theirs = ([key_of(token, (who, number)) for number in range(PROCESS_PAGES)] for who in ("child", "parent"))
     pages = [trial.full_page(key, PROCESS_BYTES) for key in mine]
-    _say("opened")
+    _say("opened", answers)
     sys.stdin.readline()
     for page in pages:
         trial.must_put([page])
-    _say("put")
+    _say("put", answers)
     sys.stdin.readline()
     trial.must_get([Page(key, 0, PROCESS_BYTES) for key in theirs])
-    _say("got")
+    _say("got", answers)
     trial.store.close()
 
 
-def _say(word: str) -> None:
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
+def _say(word: str, answers: TextIO) -> None:
+    answers.write(f"{word}\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

@@ -73,14 +73,18 @@ def check_store(
 def check_address(address: str, *, names: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> Iterator[StoreCheck]:
     """Make the checks with the store that an address names; see `check_store`.
 
-    Refuses: MisuseError for an address that opens no store, and for one of files with a bound where something is kept already.
+    Refuses: MisuseError for an address that opens no store, for a store that cannot be closed, and for files with a
+    bound where something is kept already.
     """
-    from blocklife.stores._address import split_files
+    from blocklife.stores._address import split_files, told
 
     capacity = split_files(address)[1] if address.startswith("fs:") else None
     store = open_store(address)
     used = store.statistics().used_bytes if isinstance(store, FileStore) else 0
-    store.close()
+    try:
+        store.close()
+    except (Exception, SystemExit) as problem:
+        raise MisuseError(f"store {address!r}: close raised {told(problem)}") from problem
     if capacity is not None and used:
         # the bound counts for the whole folder, and every check puts: it would make room at the cost of what others keep
         hint = "give an empty folder; without BYTES, the checks of its room are skipped"
@@ -135,7 +139,7 @@ def _run(definition: CheckDefinition, given: Given) -> StoreCheck:
         return StoreCheck(name, StoreCheckVerdict.SKIPPED, str(reason))
     except StoreCheckError as problem:
         return StoreCheck(name, StoreCheckVerdict.FAILED, str(problem))
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         return StoreCheck(name, StoreCheckVerdict.FAILED, f"it raised {problem!r}")
     return StoreCheck(name, StoreCheckVerdict.PASSED, definition.says)
 

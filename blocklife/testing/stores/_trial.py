@@ -165,7 +165,7 @@ class Trial:
     def _call(self, what: str, call: Callable[[], _Answer]) -> _Answer:
         try:
             return call()
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             raise StoreCheckError(f"{what} raised {problem!r}; what a store cannot do is an outcome") from problem
 
     # --- what must hold ------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Trial:
             if isinstance(self.store, Removing) and self.used:
                 self.store.remove(list(self.used))
             self.store.close()
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             raise StoreCheckError(f"close or remove raised {problem!r}") from problem
 
 
