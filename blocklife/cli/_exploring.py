@@ -9,9 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from blocklife.cli._common import INCOMPLETE, INTERRUPTED, OK, WRONG, Occasional, on_terminal, refuse_overwriting, stopping
+from blocklife.cli._common import (
+    INCOMPLETE,
+    INTERRUPTED,
+    OK,
+    WRONG,
+    Occasional,
+    check_writable,
+    on_terminal,
+    refuse_overwriting,
+    stopping,
+    write_whole,
+)
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -39,6 +50,7 @@ class Refuted:
 def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
     """Explore a world within the bounds of the options, and print what was found."""
     from blocklife.testing.exploring._explore import explore
+    from blocklife.testing.exploring._story import retell
     from blocklife.testing.worlds._world import World
 
     bounds = _bounds(args)
@@ -48,11 +60,19 @@ def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
     world = World(settings)
     with stopping() as stop, _progress() as progress:
         exploration = explore(world, bounds, every=args.all, progress=progress, stop=stop, processes=args.processes)
-        found = [_told(world, each, folder, many=args.all) for each in exploration.counterexamples]
+        found = [Refuted(counterexample=each, story=retell(world, each)) for each in exploration.counterexamples]
+    places = [None if folder is None else _place(folder, each, many=args.all) for each in found]
     if args.json:
-        print(json.dumps(_record(world, args.world, exploration, found)))
-    else:
-        _print(world, exploration, found)
+        written = [_written(each, where) for each, where in zip(found, places, strict=True)]
+        print(json.dumps(_record(world, args.world, exploration, written)))
+        return _status(exploration)
+    _print(world, exploration)
+    for each, where in zip(found, places, strict=True):  # what was found is printed before anything is written
+        print(f"\n--- {each.counterexample.rule}: {len(each.story.steps)} steps ---\n\n{each.story}", flush=True)
+        _print_files(_written(each, where))
+    for bound in exploration.bounds_hit:
+        print(f"bound hit: {bound}")
+    print(f"\n{_conclusion(exploration)}")
     return _status(exploration)
 
 
@@ -87,6 +107,8 @@ def folder_for(name: str | None, world: str | None) -> Path | None:
         raise MisuseError(f"{name}: {problem.strerror or problem}") from problem
     for each in FILES:
         refuse_overwriting(str(folder / each), world)
+    for each in FILES:
+        check_writable(str(folder / each))
     return folder
 
 
@@ -115,26 +137,26 @@ def _columns() -> list[str | ProgressColumn]:
 # --- counterexamples --------------------------------------------------------------------------------------------------------
 
 
-def _told(world: World, counterexample: Counterexample[Action], folder: Path | None, *, many: bool) -> Refuted:
-    """The story of a counterexample, and its files; with *many* each rule gets a folder of its own."""
-    from blocklife.testing.exploring._story import retell
+def _place(folder: Path, found: Refuted, *, many: bool) -> Path:
+    """Where the files of a counterexample go; with *many* each rule gets a folder of its own."""
+    return folder / found.counterexample.rule.replace(" ", "-") if many else folder
 
-    story = retell(world, counterexample)
-    if folder is None:
-        return Refuted(counterexample=counterexample, story=story)
-    where = folder / counterexample.rule.replace(" ", "-") if many else folder
-    try:
-        files, notes = write_story(story, where)
-    except OSError as problem:
-        raise MisuseError(f"{problem.filename or where}: {problem.strerror or problem}") from problem
-    return Refuted(counterexample=counterexample, story=story, files=files, notes=notes)
+
+def _written(found: Refuted, where: Path | None) -> Refuted:
+    """With the files that were written, if any are wanted."""
+    if where is None:
+        return found
+    files, notes = write_story(found.story, where)
+    return evolve(found, files=files, notes=notes)
 
 
 def write_story(story: Story, where: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write all forms; a scenario that does not show the same is written all the same, and said to be so."""
+    """Write all forms; a scenario that does not show the same is written all the same, and said to be so.
+
+    The files that were written, and notes. A file that cannot be written is a note: what was found counts for more.
+    """
     from blocklife.testing.exploring._story_forms import diagram, program, replayed, scenario_text
 
-    where.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
     forms: dict[str, str] = {FILES[0]: str(story), FILES[2]: program(story), FILES[3]: diagram(story)}
     try:
@@ -143,9 +165,19 @@ def write_story(story: Story, where: Path) -> tuple[tuple[str, ...], tuple[str, 
             notes.append(f"{where / FILES[1]}: {problem}")
     except MisuseError as problem:
         notes.append(f"{where / FILES[1]} was not written: {problem}")
-    for name, text in forms.items():
-        (where / name).write_text(text, encoding="utf-8")
-    return tuple(str(where / name) for name in FILES if name in forms), tuple(notes)
+    files: list[str] = []
+    for name in FILES:
+        if name not in forms:
+            continue
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+            write_whole(str(where / name), forms[name])
+            files.append(str(where / name))
+        except OSError as problem:
+            notes.append(f"{where / name} was not written: {problem.strerror or problem}")
+        except MisuseError as problem:
+            notes.append(f"not written: {problem}")
+    return tuple(files), tuple(notes)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------------
@@ -193,7 +225,14 @@ def _record(world: World, pinned: str | None, found: Exploration[Action], storie
     }
 
 
-def _print(world: World, found: Exploration[Action], stories: Sequence[Refuted]) -> None:
+def _print_files(found: Refuted) -> None:
+    for name in found.files:
+        print(f"wrote {name}")
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def _print(world: World, found: Exploration[Action]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -221,15 +260,6 @@ def _print(world: World, found: Exploration[Action], stories: Sequence[Refuted])
         told = verdict.name if verdict.name == "VIOLATED" else verdict.name.lower()
         table.add_row(name, found.kinds.get(name, "step").replace("_", " "), told)
     console.print(table)
-    for each in stories:
-        console.print(f"\n--- {each.counterexample.rule}: {len(each.story.steps)} steps ---\n\n{each.story}")
-        for name in each.files:
-            console.print(f"wrote {name}")
-        for note in each.notes:
-            console.print(f"note: {note}")
-    for bound in found.bounds_hit:
-        console.print(f"bound hit: {bound}")
-    console.print(f"\n{_conclusion(found)}")
     print(console.end_capture(), end="")
 
 

@@ -47,6 +47,8 @@ def walk_in(settings: WorldSettings, args: argparse.Namespace) -> int:
         files, notes = write_story(walked.finding.story(), folder)
         if not args.json:
             print("\n".join([*(f"wrote {name}" for name in files), *notes]))
+        for note in notes if args.json else ():  # the report is out already
+            complain(note)
     return WRONG if walked.finding else INTERRUPTED if walked.interrupted else OK
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 
 from blocklife.cli import _built as built
+from blocklife.cli import _exploring as exploring
+from blocklife.errors import MisuseError
 from blocklife.states import MACHINES
 from blocklife.testing.mutants import _judging as judging
 from blocklife.testing.mutants._planting import all_mutants, planted
@@ -246,6 +248,32 @@ def test_check_does_not_start_where_it_could_not_write(tmp_path: Path, capsys: C
     (tmp_path / "file").write_text("")
 
     assert f"{tmp_path / 'file'}: File exists" in refused(capsys, *PRESSED, "--write", str(tmp_path / "file"))
+    (tmp_path / "story.txt").mkdir()
+    assert f"{tmp_path / 'story.txt'}: Is a directory" in refused(capsys, *PRESSED, "--write", str(tmp_path))
+    assert f"{tmp_path / 'story.txt'}: Is a directory" in refused(capsys, "check", "--walk", "9", "--write", str(tmp_path))
+
+
+@pytest.mark.interpreted
+def test_check_tells_what_it_found_although_it_cannot_write(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may fill up during a search: the story is printed all the same, with a note, and the status is that of it."""
+
+    def full(path: str, _text: str) -> None:
+        raise MisuseError(f"{path}: No space left on device")
+
+    monkeypatch.setattr(exploring, "write_whole", full)
+    with planted(SEED):
+        status, out, err = call(capsys, *PRESSED, "--write", str(tmp_path))
+        json_status, report = found(capsys, *PRESSED, "--write", str(tmp_path))
+
+    assert (status, json_status, err) == (1, 1, "")
+    assert f"note: not written: {tmp_path / 'story.txt'}: No space left on device\n" in out
+    assert out.endswith("\nVIOLATED\n")
+    assert isinstance(report["counterexamples"], list)
+    (one,) = report["counterexamples"]
+    assert one["story"] in out
+    assert (one["files"], len(one["notes"])) == ([], 4)
 
 
 def test_mutants_are_refused_where_the_core_is_compiled(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
