@@ -40,6 +40,9 @@ Errors are one line on standard error; then there is no report, not even with --
 """
 
 
+_STDOUT = "standard output"
+
+
 class _Version(argparse.Action):
     """`--version`; the report on how the core was built is imported only if the option is given."""
 
@@ -70,6 +73,39 @@ def _leave_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _name(file: object) -> str:
+    """The file of an error, which may be bytes or a descriptor."""
+    return os.fsdecode(file) if isinstance(file, bytes) else str(file)
+
+
+@contextlib.contextmanager
+def _naming_stdout() -> Iterator[None]:
+    """Errors of standard output get its name as that of their file, so that it is blamed for no others.
+
+    Where it is not the process's own, as in a test, errors stay as they are.
+    """
+    stdout = sys.stdout
+    if stdout is None or stdout is not sys.__stdout__ or not isinstance(stdout, io.TextIOWrapper):
+        yield
+        return
+    raw = getattr(stdout.buffer, "raw", stdout.buffer)  # without buffers (python -u) there is one layer less
+    write = raw.write
+
+    def named(data: bytes) -> int | None:
+        try:
+            written: int | None = write(data)
+        except OSError as problem:
+            problem.filename = _STDOUT
+            raise
+        return written
+
+    raw.write = named
+    try:
+        yield
+    finally:
+        del raw.write
+
+
 @contextlib.contextmanager
 def _spelling_out() -> Iterator[None]:
     """Spell out what standard output cannot encode (the names of files, titles), as standard error does by itself."""
@@ -88,7 +124,7 @@ def _spelling_out() -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    with _spelling_out():
+    with _spelling_out(), _naming_stdout():
         return _main(argv)
 
 
@@ -105,8 +141,10 @@ def _main(argv: Sequence[str] | None) -> int:
         _leave_stdout()
         return OK
     except OSError as problem:
-        _leave_stdout()
-        complain(f"standard output: {problem.strerror or problem}")
+        if problem.filename == _STDOUT:
+            _leave_stdout()
+        reason = problem.strerror or str(problem)
+        complain(reason if problem.filename is None else f"{_name(problem.filename)}: {reason}")
         return BAD_INPUT
     except KeyboardInterrupt:
         complain("interrupted")

@@ -373,6 +373,28 @@ def test_cli_says_that_standard_output_is_full(command: str) -> None:
     assert (ran.returncode, ran.stderr) == (2, "blocklife: standard output: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("problem", "says"),
+    [
+        (OSError(13, "Permission denied", "/data/file"), "/data/file: Permission denied"),
+        (OSError(13, "Permission denied", b"/data/file"), "/data/file: Permission denied"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+        (OSError("odd"), "odd"),
+    ],
+)
+def test_cli_blames_standard_output_for_its_own_errors_only(
+    problem: OSError, says: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error names its file; one that names none is told as it is. What was printed before is not thrown away."""
+
+    def fails(*_given: object, **_options: object) -> None:
+        print("before")
+        raise problem
+
+    monkeypatch.setattr("blocklife.engines.toy._workload.generate_workload", fails)
+    assert call(capsys, "workload", "generate") == (2, "before\n", f"blocklife: {says}\n")
+
+
 # --- what comes out -----------------------------------------------------------------------------------------------------
 
 
