@@ -15,7 +15,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from blocklife import __version__
 from blocklife.cli._common import BAD_INPUT, INTERRUPTED, OK, Parser, add_commands, complain
@@ -88,7 +88,7 @@ def _naming_stdout() -> Iterator[None]:
     if stdout is None or stdout is not sys.__stdout__ or not isinstance(stdout, io.TextIOWrapper):
         yield
         return
-    raw = getattr(stdout.buffer, "raw", stdout.buffer)  # without buffers (python -u) there is one layer less
+    raw: Any = getattr(stdout.buffer, "raw", stdout.buffer)  # without buffers (python -u) there is one layer less
     write = raw.write
 
     def named(data: bytes) -> int | None:
