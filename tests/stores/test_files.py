@@ -387,7 +387,10 @@ def test_threads_and_evictions_mix_up_no_values(tmp_path: Path) -> None:
     for store in stores:
         store.close()
     last = FileStore(tmp_path, 40_000)
-    assert sum(path.stat().st_size for path in tmp_path.glob("??/*")) <= last.statistics().used_bytes <= 40_000
+    there = sum(path.stat().st_size for path in tmp_path.glob("??/*"))
+    assert there <= last.statistics().used_bytes <= 40_000
+    count(last)
+    assert last.statistics().used_bytes == there
     assert [each for each in listed(tmp_path) if each.startswith(".")] == []
     last.close()
 
@@ -938,6 +941,8 @@ def test_killed_at_any_moment_leaves_only_whole_entries(tmp_path: Path, arena: A
         sizes = {path.name: path.stat().st_size for path in tmp_path.glob("??/[!.]*")}
         assert set(sizes.values()) <= {3_000}
         assert sum(sizes.values()) <= store.statistics().used_bytes <= 200_000
+        count(store)
+        assert store.statistics().used_bytes == sum(sizes.values())
         names = [(number, each) for number in range(last + 40) for each in range(4)]
         found = [name for name in names if key(name).hex() in sizes]
         assert len(found) == len(sizes)
