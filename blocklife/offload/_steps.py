@@ -27,7 +27,7 @@ from blocklife.offload._groups import FullAttention, Geometry, Mamba
 from blocklife.offload._progress import Span
 from blocklife.offload._state import Rows, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, Filled
-from blocklife.offload.records import Hit, LastStep
+from blocklife.offload.records import Hit, Keys, LastStep
 from blocklife.states import ADMISSIBLE, KEYED, Block, Request
 
 _BYTES = frozenset({bytes})
@@ -482,17 +482,20 @@ class SchedulerSteps:
     def ask_keys_of_ending(self, rows: Rows, tokens: Rows, computed: Rows) -> None:
         """Get the keys of all content left by requests that end with this plan, before anything has changed.
 
-        That content is offered after the ledger has settled, when an error in the key function would come too late.
+        That content is offered after the ledger has settled, when an error in the key function would come too late: from here
+        on, these keys are not asked for again.
         """
         state, table = self._state, self._progress
         for name in sorted(state.ending):
             tracked = state.requests[name]
             where = (rows == tracked.row).nonzero()[0]
             if len(where) and table.in_flight[tracked.row] == tokens[where[0]]:
+                last, known = int(computed[where[0]]), list[Sequence[bytes]]()
                 for group, size in enumerate(self._geometry.block_tokens):
-                    keys_of(tracked, group, 0, int(computed[where[0]]) // size)
-                    if end := self._tail_end(tracked, int(computed[where[0]])):
+                    known.append(keys_of(tracked, group, 0, last // size))
+                    if end := self._tail_end(tracked, last):
                         tail_key_of(tracked, self._geometry, group, end)
+                tracked.keys = _answered(tracked.keys, known)
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
@@ -764,6 +767,16 @@ def tail_key_of(tracked: Tracked, geometry: Geometry, group: int, end: int) -> b
     if key is not None and type(key) is not bytes:
         raise MisuseError(f"the key of the tail of group {group} at token {end} must be bytes or None, not {key!r}")
     return key
+
+
+def _answered(keys: Keys, known: Sequence[Sequence[bytes]]) -> Keys:
+    """A key function that has these keys of each group, from the first block on, and asks the engine's for others."""
+
+    def answer(group: int, start: int, stop: int) -> Sequence[bytes]:
+        own = known[group]
+        return list(own[start:stop]) if stop <= len(own) else keys(group, start, stop)
+
+    return answer
 
 
 def keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:

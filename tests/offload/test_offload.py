@@ -1134,6 +1134,43 @@ def test_request_whose_keys_cannot_be_had_is_not_let_in() -> None:
     pytest.fail("each call failed")
 
 
+@pytest.mark.parametrize("groups", ["full:4", "full:4+drafter", "full:4,swa:4:8"])
+def test_plan_whose_keys_cannot_be_had_settles_later(groups: str) -> None:
+    """Whichever of the calls for the keys of a request that ends with it fails: the plan is still out, and nothing is lost."""
+    failed = 0
+    for fails in range(1, 30):
+        rig, calls = Rig(groups), 0
+
+        def keys(group: int, start: int, stop: int, fails: int = fails) -> list[bytes]:
+            nonlocal calls
+            calls += 1
+            if calls == fails:
+                raise TimeoutError
+            return [key(group, letters(13)[: (block + 1) * 4]) for block in range(start, stop)]
+
+        rig.scheduler.add_request("a", keys, prompt_tokens=13)
+        try:
+            rig.scheduler.admit("a", rig.scheduler.lookup("a", 13), 13)
+            rig.plan()
+            rig.scheduler.finish("a")
+        except TimeoutError:
+            continue
+        if calls >= fails:
+            continue
+        try:
+            rig.settle()
+        except TimeoutError:
+            failed += 1
+            plan = rig.scheduler.plans_out[0]
+            assert rig.scheduler.settle(plan, rig.now).ended == ("a",)
+            rig.drain()
+            assert len(rig.stored()) == 3
+            continue
+        assert failed > 0
+        return
+    pytest.fail("each call failed")
+
+
 def test_renewal_that_is_refused_changes_no_generation() -> None:
     """A hook may not call the ledger; the same name is a new one afterwards."""
     rig = Rig()
