@@ -275,7 +275,7 @@ def _with_rarities(case: Case, rng: Random) -> Case:
     if rng.random() < 0.15:
         extra |= {key: rng.choice(values) for key, values in TIGHT.items() if rng.random() < 0.5}
         spec = evolve(spec, host_blocks=max(spec.blocks_per_chunk, rng.choice((4, 9, 16))))
-    if case.below is not None and rng.random() < 0.3:
+    if case.below is not None and rng.random() < 0.6:
         extra |= {key: rng.choice(values) for key, values in TIGHT_BELOW.items() if rng.random() < 0.5}
     if MINOR >= 33 and plain and rng.random() < 0.15:
         states = any(group.kind == "mamba" for group in spec.groups)
