@@ -205,6 +205,9 @@ class ContentBook:
         self._given_up["block"].update(block for block in blocks if block in self._blocks)
         self._given_up["slot"].update(slot for slot in slots if slot in self._slots)
 
+    def reloaded(self, blocks: Sequence[int]) -> None:
+        """The engine's cache has these blocks again, which a load fills. Of no interest where content alone is followed."""
+
     def _ask_given_up(self) -> None:
         for name, places in self._given_up.items():
             if places:

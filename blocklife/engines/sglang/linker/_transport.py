@@ -53,7 +53,7 @@ class Transport:
 
     @property
     def last_error(self) -> str:
-        """Why a copy has failed last, as far as somebody has said; "" if nobody has."""
+        """Why the last copy that failed did so; "" where neither its launch nor the copier gave a reason."""
         return self._launch_error or self._streams.statistics().last_error
 
     def execute(self, plan: Plan) -> tuple[list[Launched], list[Completion]]:
@@ -63,6 +63,7 @@ class Transport:
         """
         self.wait(plan.flushes)
         self._follow()
+        self._launch_error = ""
         launched, failed = [], []
         for transfer in (*plan.loads, *plan.stores):
             launched.append(Launched(transfer.job, RANK))

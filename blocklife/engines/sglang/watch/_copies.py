@@ -17,7 +17,6 @@ from blocklife.engines.sglang.watch._parts import CacheParts, numbers
 from blocklife.watch._calls import given
 from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook
 from blocklife.watch._pages import PageBook
-from blocklife.watch._states import StateBook
 
 
 @frozen(eq=False)
@@ -120,7 +119,7 @@ class CopyEars:
         for memory in self._memories:
             for said, blocks, slots in memory.copied_by(operation):
                 yield memory, memory.book.queued(blocks, slots, is_store=is_store)
-                if isinstance(memory.book, StateBook) and getattr(said, "nodes_to_load", None):
+                if getattr(said, "nodes_to_load", None):
                     memory.book.reloaded(blocks)
 
     def _moves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -24,7 +24,7 @@ def pages(tokens: Iterable[int], size: int) -> list[int]:
 
 
 def size_of(thing: object, name: str) -> int | None:
-    """What a method of this name, which counts something, says; None if there is none."""
+    """The number that this method of a thing returns; None if it has no such method, or another answer."""
     method = getattr(thing, name, None)
     found = method() if callable(method) else None
     return found if isinstance(found, int) else None

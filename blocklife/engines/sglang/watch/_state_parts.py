@@ -39,10 +39,10 @@ class StateParts:
 
     @classmethod
     def of(cls, parts: CacheParts) -> StateParts | None:
-        """The memory of states beside these parts; None where there is none, or none that can be followed.
+        """The memory of states of a scheduler with these parts; None for a model without states, or if it cannot be followed.
 
-        It cannot where a slot has one number in the engine's tables and another one in its memory, where what is cached is
-        converted to 8 bits, where a part of a state is in a ring beside it, and where steps guess tokens ahead.
+        It cannot be followed where a slot has one number in the engine's tables and another one in its memory, where what is
+        cached is converted to 8 bits, where a part of a state is in a ring beside it, and where steps guess tokens ahead.
         """
         rows = parts.rows
         allocator, pool = (getattr(rows, name, None) for name in ("mamba_allocator", "mamba_pool"))

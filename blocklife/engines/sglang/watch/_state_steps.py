@@ -14,7 +14,7 @@ from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._parts import CacheParts, numbers
 from blocklife.engines.sglang.watch._state_parts import StateParts
-from blocklife.engines.sglang.watch._steps import StepEars, batch_of
+from blocklife.engines.sglang.watch._steps import StepEars, batch_of, extends, spans_of
 from blocklife.watch._calls import given
 from blocklife.watch._states import KeptState, StateBook, StateTurn
 
@@ -117,35 +117,29 @@ class StateStepEars:
     # --- batches ------------------------------------------------------------------------------------------------------------
 
     def _turns(self, batch: object) -> list[StateTurn]:
-        requests = getattr(batch, "reqs", ())
-        mode = getattr(batch, "forward_mode", None)
-        extends = mode is not None and mode.is_extend()
-        starts: Sequence[int] = (getattr(batch, "prefix_lens", None) or ()) if extends else ()
-        rows, stops = (getattr(batch, name, None) for name in ("req_pool_indices", "seq_lens_cpu"))
+        spans, kept = spans_of(batch), self._kept_by(batch)
         table = getattr(self._states.rows, "req_index_to_mamba_index_mapping", None)
-        blocks = [] if table is None else numbers(table[rows])
-        kept = self._kept_by(batch, extends)
-        turns = []
-        for at, (request, stop, block) in enumerate(zip(requests, numbers(stops), blocks, strict=False)):
-            start = starts[at] if extends else stop - 1
-            text = self._steps.text_of(request)
-            turns.append(StateTurn(request.rid, text, start, stop, block, kept(at, start, stop)))
-        return turns
+        blocks = [] if table is None else numbers(table[[row for _, row, _, _ in spans]])
+        return [
+            StateTurn(request.rid, self._steps.text_of(request), start, stop, block, kept(at, start, stop))
+            for at, ((request, _, start, stop), block) in enumerate(zip(spans, blocks, strict=False))
+        ]
 
-    def _kept_by(self, batch: object, extends: bool) -> Callable[[int, int, int], list[KeptState]]:
+    def _kept_by(self, batch: object) -> Callable[[int, int, int], list[KeptState]]:
         """What the layers are to write for the cache: of a request at a place of the batch, with what it starts and ends."""
-        said = getattr(batch, "mamba_prefill_track_mask_cpu" if extends else "mamba_track_mask_cpu", None)
+        is_prompt = extends(batch)
+        said = getattr(batch, "mamba_prefill_track_mask_cpu" if is_prompt else "mamba_track_mask_cpu", None)
         mask: list[int] = said if isinstance(said, list) else numbers(getattr(batch, "mamba_track_mask", None))
         if not any(mask):
             return lambda at, start, stop: []
         blocks = numbers(getattr(batch, "mamba_track_indices", None))
-        reached = numbers(getattr(batch, "mamba_track_seqlens", None)) if extends else []
+        reached = numbers(getattr(batch, "mamba_track_seqlens", None)) if is_prompt else []
         chunk, grid = self._states.chunk, self._states.grid
 
         def kept(at: int, start: int, stop: int) -> list[KeptState]:
             if not mask[at] or blocks[at] <= 0:
                 return []
-            if not extends:
+            if not is_prompt:
                 return [KeptState(blocks[at], stop)]
             # As the layers do: the recent inputs behind whole multiples of the grid from the first token of the step on; the
             # state proper behind whole chunks, but behind the last token where that ends one.

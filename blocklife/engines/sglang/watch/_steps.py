@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Protocol
 
 from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._core import CoreEars
@@ -24,6 +25,25 @@ NUM_TEXTS = 1024
 def batch_of(planned: object) -> object:
     """The batch of a plan; older releases return the batch itself."""
     return getattr(planned, "batch_to_run", planned)
+
+
+class BatchedRequest(Protocol):
+    """A request of SGLang."""
+
+    rid: str
+
+
+def extends(batch: object) -> bool:
+    """Whether a batch computes parts of prompts, and not one token of each answer."""
+    mode = getattr(batch, "forward_mode", None)
+    return mode is not None and bool(mode.is_extend())
+
+
+def spans_of(batch: object) -> list[tuple[BatchedRequest, int, int, int]]:
+    """The requests of a batch, each with its row of the tables, and the tokens from where and up to where it is computed."""
+    rows, stops = (numbers(getattr(batch, name, None)) for name in ("req_pool_indices", "seq_lens_cpu"))
+    starts = getattr(batch, "prefix_lens", None) or () if extends(batch) else [stop - 1 for stop in stops]
+    return list(zip(getattr(batch, "reqs", ()), rows, starts, stops, strict=False))
 
 
 class StepEars:
@@ -84,18 +104,12 @@ class StepEars:
     # --- batches ------------------------------------------------------------------------------------------------------------
 
     def _turns(self, batch: object) -> list[PageTurn]:
-        requests = getattr(batch, "reqs", ())
-        mode = getattr(batch, "forward_mode", None)
-        extends = mode is not None and mode.is_extend()
-        starts: Sequence[int] = (getattr(batch, "prefix_lens", None) or ()) if extends else ()
-        rows, stops = (numbers(getattr(batch, name, None)) for name in ("req_pool_indices", "seq_lens_cpu"))
         page, table = self._parts.page, getattr(self._parts.rows, "req_to_token", None)
-        turns = []
-        for at, (request, row, stop) in enumerate(zip(requests, rows, stops, strict=False)):
-            if table is None:
-                break
+        turns: list[PageTurn] = []
+        if table is None:
+            return turns
+        for request, row, start, stop in spans_of(batch):
             tokens = numbers(table[row, :stop:page])
-            start = starts[at] if extends else stop - 1
             blocks = [token // page for token in tokens]
             astray = None if page == 1 else _astray(numbers(table[row, start:stop]), start, blocks, page)
             turns.append(PageTurn(request.rid, self.text_of(request), start, stop, blocks, astray))
