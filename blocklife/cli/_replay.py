@@ -237,7 +237,9 @@ def _replay(args: argparse.Namespace) -> int:
     try:
         # what a store prints, now or in a thread of its own, is no part of a report or a recording
         with contextlib.redirect_stdout(sys.stderr), _preparing() as preparing:
-            replay = Replay(workload, options, preparing=preparing)  # what it refuses costs nobody an earlier recording
+            replay = Replay(
+                workload, options, preparing=preparing
+            )  # before the recording is opened: a refusal must not empty one
         with contextlib.redirect_stdout(sys.stderr), contextlib.closing(replay), _record(args.record, answers) as stream:
             recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
             if recorder is not None:

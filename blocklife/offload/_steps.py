@@ -218,8 +218,8 @@ class SchedulerSteps:
     def in_doubt(self) -> list[int]:
         """The rows of requests that run behind a load within a step whose plan has not settled.
 
-        What they compute counts only if the load is done: it is neither sealed nor stored before. No other request runs and
-        waits for a load, so where the policies have no loads within a step there is none: do not ask then.
+        What they compute counts only if the load is done: it is neither sealed nor stored before. Without
+        `Policies.load_within_tokens` there are no such requests, and callers skip this call.
         """
         running, requests = self._progress.running, self._state.requests
         rows = [requests[name].row for name in self._state.waiting_loads]

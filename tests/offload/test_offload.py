@@ -1102,21 +1102,27 @@ def test_deferred_hit_and_no_tokens_are_refused() -> None:
         rig.scheduler.admit("w", fresh, 0)
 
 
+class KeysFailingOnce:
+    """The keys of thirteen letters; the call with this number raises."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails = fails
+        self.calls = 0
+
+    def __call__(self, group: int, start: int, stop: int) -> list[bytes]:
+        self.calls += 1
+        if self.calls == self.fails:
+            raise TimeoutError
+        return [key(group, letters(13)[: (block + 1) * 4]) for block in range(start, stop)]
+
+
 def test_request_whose_keys_cannot_be_had_is_not_let_in() -> None:
     """Whichever of the calls for its keys fails: nothing has changed, and it can be tried again."""
     for fails in range(1, 9):
         rig = Rig()
         rig.fill("z", letters(9))
         rig.forget_device()
-        calls = 0
-
-        def keys(group: int, start: int, stop: int, fails: int = fails) -> list[bytes]:
-            nonlocal calls
-            calls += 1
-            if calls == fails:
-                raise TimeoutError
-            return [key(group, letters(13)[: (block + 1) * 4]) for block in range(start, stop)]
-
+        keys = KeysFailingOnce(fails)
         rig.scheduler.add_request("a", keys, prompt_tokens=13)
         try:
             hit = rig.scheduler.lookup("a", 13)
@@ -1139,15 +1145,7 @@ def test_plan_whose_keys_cannot_be_had_settles_later(groups: str) -> None:
     """Whichever of the calls for the keys of a request that ends with it fails: the plan is still out, and nothing is lost."""
     failed = 0
     for fails in range(1, 30):
-        rig, calls = Rig(groups), 0
-
-        def keys(group: int, start: int, stop: int, fails: int = fails) -> list[bytes]:
-            nonlocal calls
-            calls += 1
-            if calls == fails:
-                raise TimeoutError
-            return [key(group, letters(13)[: (block + 1) * 4]) for block in range(start, stop)]
-
+        rig, keys = Rig(groups), KeysFailingOnce(fails)
         rig.scheduler.add_request("a", keys, prompt_tokens=13)
         try:
             rig.scheduler.admit("a", rig.scheduler.lookup("a", 13), 13)
@@ -1155,7 +1153,7 @@ def test_plan_whose_keys_cannot_be_had_settles_later(groups: str) -> None:
             rig.scheduler.finish("a")
         except TimeoutError:
             continue
-        if calls >= fails:
+        if keys.calls >= fails:
             continue
         try:
             rig.settle()

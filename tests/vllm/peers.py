@@ -7,10 +7,11 @@ polls, and blocks are written when the seed says so, half of them early, straigh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -239,14 +240,7 @@ class PeerRig(Rig):
         if self.scheduler.has_requests():
             self._update(*self._launch())
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        max_tokens: int,
-        priority: int = 0,
-        salt: str | None = None,
-        transfer: Mapping[str, object] | None = None,
-    ) -> str:
+    def add(self, *given: Any, **more: Any) -> str:
         """Send a request; it may name the other engine as a place where its content may be."""
         if self.other is not None:
             source = {
@@ -254,8 +248,8 @@ class PeerRig(Rig):
                 "remote_host": self.other,
                 "remote_port": PORTS[self.other],
             }
-            transfer = {**(transfer or {}), "remote_kv_source": source}
-        return super().add(prompt, max_tokens, priority, salt, transfer)
+            more["transfer"] = {"remote_kv_source": source}
+        return super().add(*given, **more)
 
 
 @contextmanager

@@ -498,7 +498,7 @@ class Replay:
 
     @property
     def close_error(self) -> str:
-        """What the store below raised when it was closed; empty if nothing, and where there is none."""
+        """The error that closing the store below has raised, in words; "" if it raised none, or if there is no store."""
         return "" if self._below is None else self._below.close_error
 
     def report(self) -> ReplayReport:
