@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         BlocklifeError,
         CapacityError,
         DefinitionError,
+        InterruptedCallError,
         InvariantError,
         LateError,
         MisuseError,
@@ -77,6 +78,7 @@ __all__ = [
     "Geometry",
     "Hit",
     "HostTier",
+    "InterruptedCallError",
     "InvariantError",
     "Job",
     "JobId",
@@ -113,7 +115,10 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
     __getattr__, __dir__ = door(
         __name__,
         {
-            "errors": "BlocklifeError CapacityError DefinitionError InvariantError LateError MisuseError RefusedError",
+            "errors": (
+                "BlocklifeError CapacityError DefinitionError InterruptedCallError InvariantError LateError MisuseError "
+                "RefusedError"
+            ),
             "lifecycle": "Lifecycle Pool edge guard",
             "states": "Block Job Request Slot",
             "ledger": (

@@ -50,6 +50,13 @@ class InvariantError(BlocklifeError):
     """An invariant is broken: a bug in blocklife, or a ledger that was changed from outside."""
 
 
+class InterruptedCallError(InvariantError):
+    """An earlier call was interrupted (Ctrl-C, say) while it wrote. Half of a change was made: every further call is refused.
+
+    The call that raises this has changed nothing.
+    """
+
+
 class RefusedError(MisuseError):
     """A lifecycle has no edge for this event in this state.
 

@@ -1,7 +1,8 @@
 """A bridge to asyncio: a hook puts what it hears into a queue, and a task reads it.
 
 A hook is a plain function: it runs inside the scheduler's step and must not wait. What has to wait, a log on another machine
-say, waits in the task. The scheduler may run on another thread than the event loop, as it does here::
+say, waits in the task. The scheduler may run on another thread than the event loop, as it does here. Once the loop is closed
+the hook raises; the ledger counts that in `hook_errors` and goes on::
 
     job 1.1 is DONE
     job 1.2 is FAILED

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 import pytest
 from attrs import define, field
 
+from blocklife.hook_errors import OnError
 from blocklife.ledger import (
     Batch,
     Checking,
@@ -56,6 +57,7 @@ def make_ledger(
     incarnation: int = 1,
     checking: Checking = Checking.STRICT,
     requests: Sequence[str] = ("a",),
+    errors: OnError = "raise",
 ) -> Ledger:
     """A small ledger with some running requests; block 0 is the null block, so that 6 blocks are 5 to hand out."""
     limits = Limits(
@@ -67,7 +69,15 @@ def make_ledger(
         num_workers=workers,
         max_journal=max_journal,
     )
-    ledger = Ledger(limits, contract=contract, checking=checking, incarnation=incarnation, deadline=deadline, own_pool=own_pool)
+    ledger = Ledger(
+        limits,
+        contract=contract,
+        checking=checking,
+        incarnation=incarnation,
+        deadline=deadline,
+        own_pool=own_pool,
+        errors=errors,
+    )
     for request in requests:
         ledger.add_request(request)
         ledger.admit(request)

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* A verb asks all tables first, then writes all of them, then calls the hooks. All refusals come before the first write; after
-  that only a bug can raise.
+* A verb asks all tables first, then writes all of them; hooks are called after the last write of the outermost call. All
+  refusals come before the first write; after that only a bug can raise, or an interrupt, which closes the ledger.
 * The ledger is deterministic: no clock, no randomness, no threads, no I/O. Time is passed in as an argument, in any unit that
   the engine uses.
 * Which place is chosen, and whether anything is copied at all, is policy and lives elsewhere. The one exception is the order
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.hook_errors import HookErrors, OnError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger import _rules as rules
 from blocklife.ledger._checks import Checks
@@ -82,7 +83,7 @@ class Ledger(edge.NotCopied):
     `blocks`, `slots`, `jobs` and `requests` are read-only views; only verbs change anything.
 
     Verbs raise `MisuseError` (nothing has changed), `CapacityError` (the same, try again later), `LateError` (the same, the job
-    is no longer known) or `InvariantError` (a bug).
+    is no longer known) or `InvariantError` (a bug). `hook_errors` keeps what hooks raise; ``errors="raise"`` raises it.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Ledger(edge.NotCopied):
         deadline: float = 64.0,
         own_pool: bool = True,
         indexed: bool = True,
+        errors: OnError = "keep",
     ) -> None:
         edge.member(limits, Limits, "limits")
         edge.moment(deadline, "deadline", "above 0 and finite")
@@ -109,12 +111,14 @@ class Ledger(edge.NotCopied):
             raise MisuseError("indexed=False: a ledger that hands blocks out itself has to find them (own_pool=True)")
         self._state = state = LedgerData(
             limits, contract=contract, checking=checking, incarnation=incarnation,
-            deadline=deadline, own_pool=own_pool, indexed=indexed,
+            deadline=deadline, own_pool=own_pool, indexed=indexed, errors=errors,
         )  # fmt: skip
         self._check = Checks(state)
         self._steps = Steps(state, self._check)
         self._blocks, self._slots, self._jobs = state.blocks, state.slots, state.jobs
         self._journal: Journal = state.journal
+        self.calls = self._journal
+        """The outermost call that is being made; for `verb` and `call`."""
         self.limits = limits
         self.contract = contract
         self.checking = checking
@@ -131,6 +135,8 @@ class Ledger(edge.NotCopied):
         """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
         self.holders: Mapping[str, Mapping[int, int]] = state.holders
         """Pins on slots besides those of jobs, by holder."""
+        self.hook_errors: HookErrors = state.journal.errors
+        """What hooks, watchers of slots and other code of the user have raised."""
         self.blocks = BlocksView(state)
         self.slots = SlotsView(state)
         self.jobs = JobsView(state)
@@ -145,18 +151,11 @@ class Ledger(edge.NotCopied):
         left: Block | Slot | Job | Request | None = None,
         hook: Callable[[LedgerTransition], object] | None = None,
     ) -> Subscription[LedgerTransition]:
-        """Register a hook for committed steps: ``@ledger.on(BlockLife.seal)``, ``ledger.on(entered=Block.STALE, hook=print)``.
-
-        Hooks run after the last write of a verb, in the order of the commits and of their registration, and cannot call the
-        ledger. An error in a hook undoes nothing: after all hooks have run, the verb raises the first one. See `Hooks.on`.
-        """
+        """Register a hook for committed steps, ``ledger.on(entered=Block.STALE, hook=print)``; see `Hooks.on`."""
         return self._journal.hooks.on(*what, entered=entered, left=left, hook=hook)
 
     def on_refusal(self, hook: Callable[[Refusal], object] | None = None) -> Subscription[Refusal]:
-        """Register a hook for events that a table refuses (not for lack of room, unknown names or lives that are over).
-
-        Hooks run before the verb raises; an error in a hook is added to the refusal as a note.
-        """
+        """Register a hook for events that a table refuses (not for lack of room, unknown names or lives that are over)."""
         return Subscription(self._journal.refusals, hook=hook)
 
     def life(self, block: int) -> int:

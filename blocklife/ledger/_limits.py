@@ -114,3 +114,5 @@ class Statistics:
     stale: int
     """References to lives that were over, detected and dropped."""
     violations: int
+    hook_errors: int
+    """Errors of hooks, watchers of slots and other code of the user; they changed nothing."""

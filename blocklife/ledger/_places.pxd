@@ -51,7 +51,7 @@ cdef class Blocks(Places):
 
 
 cdef class Slots(Places):
-    cdef public object on_change
+    cdef public list listeners
     cdef public Ring queue
     cdef unsigned short[::1] _slot_pins
 

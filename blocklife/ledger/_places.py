@@ -436,7 +436,8 @@ class Slots(Places):
         self._slot_pins = self.pins
         self.queue = Ring(num_slots)
         self.queue.push_back(batch(np.arange(num_slots)))
-        self.on_change: SlotWatcher | None = None
+        self.listeners: list[SlotWatcher] = []
+        """Notes of our own code, which calls nothing and cannot fail: they are taken while the ledger writes."""
 
     def ask(self, change: CountedEvent, ids: Ids, unwanted: frozenset[int] = frozenset()) -> Rows:
         """Find the row that each slot takes, or refuse. For *unwanted* slots nothing is OK."""
@@ -514,8 +515,8 @@ class Slots(Places):
             for place in places:
                 if (key := self.key[place]) is not None:
                     self.index[self.group[place]][key] = place
-        if self.on_change is not None:
-            self.on_change(stored, places)
+        for listener in self.listeners:
+            listener(stored, places)
 
     def name_all(self, places: Ids, keys: Sequence[bytes], groups: bytes) -> None:
         """`name`, and say which group the content of each slot is of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 
+from blocklife.hook_errors import OnError, errors_of
 from blocklife.ledger._edge import NotCopied
 from blocklife.ledger._journal import Journal
 from blocklife.ledger._limits import Checking, Contract, Limits
@@ -42,6 +43,7 @@ class LedgerData(NotCopied):
         deadline: float,
         own_pool: bool,
         indexed: bool,
+        errors: OnError,
     ) -> None:
         self.limits = limits
         self.contract = contract
@@ -71,7 +73,7 @@ class LedgerData(NotCopied):
         """Outstanding plans, oldest first, with the jobs that each waits for."""
         self.deadlines: list[tuple[float, int]] = []
         """A heap of deadlines; jobs that are over stay in it until their time comes."""
-        self.journal = Journal(limits.max_journal, incarnation, self.blocks, self.slots, self.jobs)
+        self.journal = Journal(limits.max_journal, incarnation, self.blocks, self.slots, self.jobs, errors_of(errors))
         self.verdicts = 0
         """How often a job became terminal or expired. While it is unchanged, polling for a copy can be skipped."""
         self.tally: Counter[str] = Counter()

@@ -26,6 +26,7 @@ cdef class RequestsView:
 
 cdef class SlotsView:
     cdef public Slots _slots
+    cdef public object _journal
     cdef public object states
 
     cpdef find(self, Py_ssize_t group, key)

@@ -175,6 +175,7 @@ class SlotsView:
 
     def __init__(self, state: LedgerData) -> None:
         self._slots = state.slots
+        self._journal = state.journal
         self.states = memoryview(state.slots.state).toreadonly()
         """The state of every slot, as the index of the state in the machine, for bulk reads; a live view."""
 
@@ -270,21 +271,17 @@ class SlotsView:
         return self._slots.column.row_counts()
 
     def watch(self, watcher: SlotWatcher) -> None:
-        """Call *watcher*, while the ledger writes, when content becomes readable or is gone; after earlier watchers.
+        """Call ``watcher(stored, slots)`` after every call in which content of slots became readable, or is gone.
 
-        It must not call the ledger.
+        It is called once for each such change, in order; what the slots hold may have changed again by then. As a hook it
+        cannot call the ledger, and an error in it changes nothing (`Ledger.hook_errors`).
         """
-        before = self._slots.on_change
-        if before is None:
-            self._slots.on_change = watcher
-            return
-        first = before
+        edge.function(watcher, "watcher")
+        self._journal.watch(watcher)
 
-        def both(stored: bool, slots: Sequence[int]) -> None:
-            watcher(stored, slots)
-            first(stored, slots)
-
-        self._slots.on_change = both
+    def note(self, listener: SlotWatcher) -> None:
+        """The same for code of this package: it is called while the ledger writes, and only takes notes."""
+        self._slots.listeners.append(listener)
 
 
 class JobView(Protocol):
@@ -554,4 +551,5 @@ def statistics_of(state: LedgerData) -> Statistics:
         unknown=state.tally["unknown"],
         stale=state.tally["stale"],
         violations=state.tally["violations"],
+        hook_errors=state.journal.errors.count,
     )

@@ -3,7 +3,8 @@
 Rules of this file:
 
 * There is one way to register, `Hooks.on`, for a single machine, a column, a pool, a ledger and an executor.
-* A hook runs after the commit. It cannot undo the step; an error that it raises reaches the caller after all hooks have run.
+* A hook runs after the commit, and cannot undo the step. What it raises is dealt with when all hooks have run: it reaches the
+  caller, or, where the hooks have a `HookErrors`, it is kept there and the call goes on.
 * Without hooks no record is built; with hooks, a step costs one look-up in a table of rows.
 """
 
@@ -19,6 +20,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
+from blocklife.hook_errors import HookErrors
 from blocklife.lifecycle._edges import Edge
 from blocklife.lifecycle._table import Event, Row, Table, runs_later
 
@@ -160,10 +162,13 @@ class Subscription(Generic[RecordT]):
         """Unregister. Removing twice does nothing."""
         self._among.remove(self)
 
-    def hear(self, record: RecordT) -> None:
-        """Call the hook."""
+    def hear(self, record: RecordT, errors: HookErrors) -> None:
+        """Call the hook; what it raises goes to *errors*."""
         if self._hook is not None:
-            self._hook(record)
+            try:
+                self._hook(record)
+            except BaseException as problem:
+                errors.hold(self._hook, problem)
 
     def _register(self, hook: Callable[[RecordT], object]) -> None:
         if self._hook is not None:
@@ -206,16 +211,18 @@ class Listeners(Generic[RecordT]):
 class Hooks(Listeners[TransitionT]):
     """Subscriptions to the steps of some machines; *tables* maps the machine names used in transitions to their tables.
 
-    ``wanted`` has, for each machine with a subscription, one byte per row: whether any hook wants it.
+    ``wanted`` has, for each machine with a subscription, one byte per row: whether any hook wants it. What hooks raise goes to
+    *errors*; without, `tell` raises the first of it.
 
     Invariant: ``wanted`` is the union of what the subscriptions want.
     """
 
-    __slots__ = ("_tables", "wanted")
+    __slots__ = ("_errors", "_tables", "wanted")
 
-    def __init__(self, tables: Mapping[str, Table]) -> None:
+    def __init__(self, tables: Mapping[str, Table], errors: HookErrors | None = None) -> None:
         super().__init__()
         self._tables = tables
+        self._errors = errors
         self.wanted: dict[str, bytes] = {}
 
     def on(
@@ -311,37 +318,17 @@ class Hooks(Listeners[TransitionT]):
     def tell(self, transitions: Iterable[TransitionT]) -> None:
         """Call every hook that wants these steps. The first error of a hook is raised after all have run.
 
-        An interrupt (Ctrl-C while a hook runs) is also raised then, before any error.
+        An interrupt (Ctrl-C while a hook runs) is also raised then, before any error. Where the hooks have a `HookErrors`, both
+        are kept there.
         """
-        told = _Telling()
+        errors = HookErrors(raises=True) if self._errors is None else self._errors
         for transition in transitions:
             for each in self:
                 heard = _heard(transition, each)
                 if heard is not None:
-                    told.call(each, heard)
-        told.end()
-
-
-class _Telling:
-    """Calls hooks one after the other, and holds back their errors until all have run."""
-
-    __slots__ = ("_interrupt", "_problem")
-
-    def __init__(self) -> None:
-        self._problem: Exception | None = None
-        self._interrupt: BaseException | None = None
-
-    def call(self, subscription: Subscription[RecordT], record: RecordT) -> None:
-        try:
-            subscription.hear(record)
-        except Exception as raised:
-            self._problem = self._problem or raised
-        except BaseException as raised:
-            self._interrupt = self._interrupt or raised
-
-    def end(self) -> None:
-        if (first := self._interrupt or self._problem) is not None:
-            raise first
+                    each.hear(heard, errors)
+        if self._errors is None:
+            errors.end()
 
 
 def _heard(transition: TransitionT, subscription: Subscription[TransitionT]) -> TransitionT | None:

@@ -5,6 +5,7 @@ Rules of this file:
 * The store below is asked through a `BelowIndex`, which answers at once; no call here waits.
 * Every copy is a job of the ledger. What is planned here touches slots only, and never holds up a step.
 * What the store says may be wrong by the time it is used: a promotion that comes back without its content is a miss.
+* What an index raises is kept (`Ledger.hook_errors`), and so is an answer that is none: its store counts as one without it.
 
 Theory. A request never loads from below directly. Its lookup finds content there, a promotion brings it into slots, and once
 that has landed the lookup hits the host tier as ever. While it waits, its lookup is deferred, but only until
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Hashable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Hashable, Iterable, MutableSequence, Sequence
 from typing import Protocol, TypeAlias, TypeGuard
 
 from attrs import field, frozen
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Direction, Ledger
+from blocklife.ledger import _edge as edge
 from blocklife.offload._fields import above_zero, at_least, member
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer
@@ -162,6 +164,7 @@ class TierBelow:
         self.space = b""
         """Separates content that must not be mixed although its keys are equal; see `TierTransfer`."""
         self._ledger = ledger
+        self._errors = ledger.hook_errors
         self._tier = tier
         self._suffix, self._required = suffix, required
         self._coming: dict[tuple[bytes, int, bytes], int] = {}
@@ -173,13 +176,13 @@ class TierBelow:
         self._counts: Counter[str] = Counter()
         if policies.demote is Demote.LAZY:
             tier.check_foresight()
-        tier.watch(self._hear)
+        ledger.slots.note(self._hear)
 
     # --- lookups ------------------------------------------------------------------------------------------------------------
 
     def answer(self, content: Content) -> Answer:
         """Whether the store has content that the host tier lacks."""
-        return self.index.ask(self.space, *content)
+        return self._ask(content)
 
     def brings(self, content: Content) -> bool:
         """Whether a promotion is bringing this content."""
@@ -223,7 +226,7 @@ class TierBelow:
     @property
     def has_work(self) -> bool:
         """Whether further steps would demote something, even without requests."""
-        return bool(self._queue) and self.policies.demote is Demote.EAGER and self.index.is_up
+        return bool(self._queue) and self.policies.demote is Demote.EAGER and self._is_up()
 
     def gave_up(self) -> None:
         """A request goes on without the tier below, after waiting for as long as it may."""
@@ -233,7 +236,7 @@ class TierBelow:
 
     def plan_demotions(self) -> None:
         """Plan demotions of slots that wait for it, as far as they may be in flight."""
-        if self.policies.demote is Demote.NEVER or not self.index.is_up:
+        if self.policies.demote is Demote.NEVER or not self._is_up():
             return
         slots = self._ledger.slots
         if self.policies.demote is Demote.LAZY:
@@ -249,7 +252,7 @@ class TierBelow:
             if key is None or not slots.is_ready(slot) or self._suffix[slot] < self._required[slots.group(slot)]:
                 del self._queue[slot]
                 continue
-            found = self.index.ask(self.space, slots.group(slot), key)
+            found = self._ask((slots.group(slot), key))
             if found is Answer.RETRY:
                 continue
             del self._queue[slot]
@@ -292,21 +295,25 @@ class TierBelow:
             self._counts["promoted"] += 1
             return
         self._counts["missing" if done else "failed_promotions"] += 1
-        self.index.forget(space, *content)
+        self._tell(self.index.forget, space, content)
 
     def _end_demotion(self, space: bytes, slot: int, content: Content, *, came: bool, done: bool) -> None:
         if came:
             self._counts["demoted"] += 1
-            self.index.note_put(space, *content)
+            self._tell(self.index.note_put, space, content)
         else:
             self._counts["refused" if done else "failed_demotions"] += 1
         # what the store did not take is not offered again: it may have no room for as long as this content lives
         if (self._ledger.slots.group(slot), self._ledger.slots.key(slot)) == content:
             self._below.add(slot)
 
-    def forget(self, space: bytes | None = None) -> None:
+    def new_space(self) -> bytes:
+        """A space that nobody has used."""
+        return edge.member(self.index.new_space(), bytes, "the new space that an index names")
+
+    def forget(self, space: bytes) -> None:
         """All content is void: what is below, or on its way there, is found only in its old space; *space* is the new one."""
-        self.space = self.index.new_space() if space is None else space
+        self.space = space
 
     def statistics(self) -> BelowStatistics:
         """Counts so far."""
@@ -323,6 +330,29 @@ class TierBelow:
             overdue_requests=counts["overdue"],
             no_room=counts["no_room"],
         )
+
+    # --- the index, which may be a user's code ------------------------------------------------------------------------------
+
+    def _ask(self, content: Content) -> Answer:
+        """What the index says of some content; MISS if it fails."""
+        try:
+            return edge.member(self.index.ask(self.space, *content), Answer, "the answer of an index")
+        except BaseException as problem:
+            self._errors.keep(self.index, problem)
+            return Answer.MISS
+
+    def _is_up(self) -> bool:
+        try:
+            return bool(self.index.is_up)
+        except BaseException as problem:
+            self._errors.keep(self.index, problem)
+            return False
+
+    def _tell(self, method: Callable[[bytes, int, bytes], None], space: bytes, content: Content) -> None:
+        try:
+            method(space, *content)
+        except BaseException as problem:
+            self._errors.keep(self.index, problem)
 
     def _room(self, direction: Direction) -> int:
         """How many more slots may be copied in a direction now: jobs are bounded, too, so that small ones do not pile up."""

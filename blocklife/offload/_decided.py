@@ -34,6 +34,7 @@ from attrs import define, field
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Direction, Seal
 from blocklife.ledger._ids import NULL, packed
+from blocklife.ledger._journal import call, verb
 from blocklife.ledger.jobs import Allocated, JobColumns, Jobs
 from blocklife.ledger.records import Completion, Growth, JobId, Launched
 from blocklife.ledger.views import block_of
@@ -41,7 +42,6 @@ from blocklife.offload._groups import Mamba
 from blocklife.offload._progress import NEVER, Span
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import OnItsWay, Rows
-from blocklife.offload._steps import tail_key_of
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
 from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job, JobLife
@@ -78,6 +78,7 @@ class DecidedSteps:
         """*known_of* returns the number of tokens that a request has now; with *one_a_step* it is called only if needed."""
         self.scheduler = scheduler
         self._state = state = scheduler._state
+        self.calls = scheduler.calls
         self._steps = scheduler._steps
         self._steps.planner = self
         self._ledger, self._tier, self._stores = state.ledger, state.tier, state.stores
@@ -105,6 +106,7 @@ class DecidedSteps:
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
+    @verb
     def forget_waiting(self, kept: Iterable[str]) -> list[str]:
         """Forget waiting requests that hold nothing, except these; they can be added again. Returns the forgotten requests.
 
@@ -120,12 +122,14 @@ class DecidedSteps:
             self.scheduler.abort(name)
         return names
 
+    @verb
     def keep_unnamed(self, name: str) -> None:
         """Neither seal nor store what a request computes from now on, because it is not what its key says."""
         row, table = self._steps.tracked(name).row, self._progress
         table.sealed[:, row] = table.offered[:, row] = NEVER
         self._state.states.pop(name, None)
 
+    @verb
     def go_on(self, name: str, known: int, prompt: int, computed: int) -> None:
         """A running request continues after its *computed* tokens, with others than expected; what is in flight of it is void.
 
@@ -148,6 +152,7 @@ class DecidedSteps:
         table.known[row], table.prompt[row], table.computed[row] = known, prompt, computed
         self._steps.cut_states(name, computed)
 
+    @verb
     def device_hit(self, name: str, known_tokens: int, device_tokens: int) -> Hit:
         """Use instead of `lookup` for a hit on the device only, without the host tier. Pass it to `admit`."""
         tracked = self._steps.tracked(name)
@@ -164,6 +169,7 @@ class DecidedSteps:
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
+    @verb
     def leave_windows(self) -> None:
         """Release blocks that no settled token of any request needs any more.
 
@@ -177,6 +183,7 @@ class DecidedSteps:
             rows = np.concatenate((rows, [self._state.requests[name].row for name in self._state.ending]))
         self._steps.leave_windows(rows)
 
+    @verb
     def leave_window_of_ended(self, name: str, firsts: Sequence[int]) -> None:
         """Release the blocks before these positions, one for each group, of a request that is over and still in a plan.
 
@@ -187,6 +194,7 @@ class DecidedSteps:
         spans = [(group, row, int(progress.first[group, row]), stop) for group, stop in enumerate(stops)]
         self._steps.leave_spans([span for span in spans if span[2] < span[3]])
 
+    @verb
     def extend(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
         """The engine has put fresh blocks, and nulls, behind some tables of a request. `settle_in` tells the ledger."""
         row, grown, note = self._state.requests[name].row, self._progress.grown, self._growth.note
@@ -194,6 +202,7 @@ class DecidedSteps:
             note(name, group, blocks)
             grown(group, row, len(blocks))
 
+    @verb
     def move_on(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Release what the engine has moved within the tables of a request, before `extend` reports it at its new place.
 
@@ -215,6 +224,7 @@ class DecidedSteps:
         if moved:
             self._ledger.release(name, moved, group)
 
+    @verb
     def schedule(self, tokens: Mapping[str, int]) -> None:
         """`grow` for all running requests at once: one token each, or as in *tokens*."""
         self._steps.check_open()
@@ -233,12 +243,14 @@ class DecidedSteps:
                 raise
         table.step[rows] = self._state.step
 
+    @verb
     def settle_in(self) -> None:
         """Report to the ledger what the engine has appended to tables since the last call."""
         if self._growth.names:
             growth, self._growth = self._growth, Growth()
             self._ledger.observe_tables(growth)
 
+    @verb
     def promise(self) -> None:
         """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
         table = self._progress
@@ -320,6 +332,7 @@ class DecidedSteps:
         found: Rows = self._steps.bounds(rows, self._progress.ends(rows)) // self._geometry.block_tokens[group]
         return found
 
+    @verb
     def catch_up(self) -> None:
         """Store content that was sealed only when its plan settled, before the engine reuses blocks that left a window."""
         table = self._progress
@@ -337,17 +350,20 @@ class DecidedSteps:
         if self._stores.waiting or any(turn.lives for turn in self._turns):
             self.plan_stores(np.zeros(0, dtype=np.int64))
 
+    @verb
     def store_late(self, row: int, plan: int) -> None:
         """What a request fills is sealed only when this plan settles: `catch_up` stores what leaves a window by then."""
         if self._windows:
             self._late[row] = int(self._progress.serial[row]), plan
 
+    @verb
     def expect_load(self, name: str) -> None:
         """The engine will admit a request with its hit in the host tier: no other request needs to load that content."""
         tracked = self._steps.tracked(name)
         if tracked.hit is not None:
             self._steps.expect(name, self._steps.brought(tracked, tracked.hit))
 
+    @verb
     def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:
         """The block of a Mamba group before token *boundary* holds the state there, by the end of this step or already."""
         tracked = self._state.requests.get(name)
@@ -363,6 +379,7 @@ class DecidedSteps:
         if boundary % self._geometry.chunk_tokens[group] == 0:
             self._state.states.setdefault(name, []).append((group, boundary, life))
 
+    @verb
     def hand_off_tail(self, name: str, group: int, end: int, block: int) -> None:
         """By the end of this step a block of a Mamba group holds the state at token *end*, inside a block.
 
@@ -370,7 +387,7 @@ class DecidedSteps:
         tail is stored from there; those of the attention groups from the request's own blocks, when it ends.
         """
         tracked = self._state.requests.get(name)
-        key = None if tracked is None else tail_key_of(tracked, self._geometry, group, end)
+        key = None if tracked is None else self._steps.tail_key_of(tracked, group, end)
         if tracked is not None and (key is None or end > self._progress.bound(tracked.row, end)):
             tracked, key = None, None
         held = [] if tracked is None else [each for each in self._ledger.requests.held(name, group) if block_of(each) == block]
@@ -383,6 +400,7 @@ class DecidedSteps:
         if not self._state.lost and self._ledger.blocks.of(life) in KEYED:
             self._stores.offer([Chunk(name, group, key, [life], tail=True)])
 
+    @verb
     def copied_to(self, blocks: Iterable[int]) -> None:
         """The step copies to these blocks first; those that no request holds were handed out, and are free again."""
         for block in blocks:
@@ -407,6 +425,7 @@ class DecidedSteps:
         ledger.finish(holder)
         return int(life) if kept else NULL
 
+    @call
     def settle_known(
         self, plan: int, now: float, *, launched: Iterable[Launched] = (), completions: Iterable[Completion] = ()
     ) -> Settled:
@@ -463,7 +482,7 @@ class DecidedSteps:
 
     def _offer_filled(self, rows: Rows) -> None:
         if not self._direct or self._state.lost:
-            self._steps.offer_filled(rows)
+            self._steps.offer_filled(self._progress.filling(rows))
             return
         step, those, filled = self._looked_at  # an alarm rings too early where less is known now
         alike = step == self._state.step and those.tobytes() == rows.tobytes()
@@ -553,6 +572,7 @@ class DecidedSteps:
             block for own in self._growth.fresh for block in own
         }.isdisjoint(block for block in blocks if block != NULL)
 
+    @verb
     def place_table(self, name: str, tables: Sequence[Sequence[int]], device_tokens: int) -> None:
         """The engine has given these tables to a request that held nothing; the first *device_tokens* are a hit."""
         tracked = self._steps.tracked(name)
@@ -586,6 +606,7 @@ class DecidedSteps:
         self.holes += 1
         return False
 
+    @verb
     def overwrite(self, blocks: Iterable[int]) -> None:
         """The step overwrites these blocks first; those that no request holds were handed out and freed without a report."""
         known = self._ledger.blocks
@@ -598,6 +619,7 @@ class DecidedSteps:
                 self._ledger.flush(Jobs(tuple(out)), "handed out")
             self._ledger.observe_evict(lost)
 
+    @verb
     def give_up_stores(self, blocks: Iterable[int]) -> None:
         """The step overwrites these blocks before its waits: discard the stores that read them. Call it before `leave_windows`.
 
@@ -613,6 +635,7 @@ class DecidedSteps:
 
     # --- the device ----------------------------------------------------------------------------------------------------------
 
+    @verb
     def forget_device(self) -> list[str]:
         """The device's memory was given up and is back, empty. Stores that are out land, the host tier keeps what it has.
 
@@ -624,14 +647,17 @@ class DecidedSteps:
 
     # --- the host tier ------------------------------------------------------------------------------------------------------
 
+    @call
     def forget_host(self) -> None:
         """Forget the host tier. Requests go on; content of running ones is offered again, that of finished ones is not.
 
         What is in a store below is not found by this scheduler any more, as after `OffloadScheduler.reset`.
         """
+        below = self._state.below
+        space = b"" if below is None else below.new_space()
         self._ledger.forget_host()
-        if self._state.below is not None:
-            self._state.below.forget()
+        if below is not None:
+            below.forget(space)
         self._stores.clear()
         for name in self._state.ending:
             self._progress.offered[:, self._state.requests[name].row] = NEVER

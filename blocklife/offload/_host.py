@@ -5,24 +5,29 @@ Rules of this file:
 * The content of a slot is read from the ledger; the tier keeps no copy of it.
 * The policy (`replacement`) chooses what to evict; the ledger's columns say what may be evicted.
 * While the ledger writes, the tier only takes notes. The policy, which may be user code, is called later.
+* What a policy raises is kept (`Ledger.hook_errors`), and so is an answer that is none: the store that needed room is refused.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec
 
 from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
+from blocklife.ledger._journal import verb
 from blocklife.ledger._places import SlotWatcher
 from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
 from blocklife.states import Slot
+
+P = ParamSpec("P")
 
 __all__ = ["EventKind", "HostEvent", "HostTier", "Name", "Replacement", "TierStatistics"]
 
@@ -81,16 +86,16 @@ class HostTier(edge.NotCopied):
         if type(max_events) is not int or max_events < 0:
             raise MisuseError(f"max_events must be a whole number of at least 0, not {max_events!r}")
         self.ledger = ledger
+        self.calls = ledger.calls
         self._slots = slots = ledger.slots
         self._replacement = policy_of(replacement, len(slots))
         self._gone: dict[int, None] = {}
         self._events: deque[tuple[bool, int, bytes]] = deque(maxlen=max_events)
-        self._watchers: list[SlotWatcher] = []
         self._lost_events = 0
         filled = [(slot, (slots.group(slot), key)) for slot in range(len(slots)) if (key := slots.key(slot)) is not None]
         if filled:
             self._replacement.insert([slot for slot, _ in filled], [name for _, name in filled])
-        slots.watch(self._hear)
+        slots.note(self._hear)
 
     @property
     def policy(self) -> Replacement:
@@ -110,44 +115,56 @@ class HostTier(edge.NotCopied):
         return self._slots.find_ready(group, key)
 
     def watch(self, watcher: SlotWatcher) -> None:
-        """Tell *watcher* whenever content became readable, or is about to be withdrawn; it must not call the ledger."""
-        self._watchers.append(watcher)
+        """Call ``watcher(stored, slots)`` after each call in which content became readable, or is gone: `SlotsView.watch`."""
+        self._slots.watch(watcher)
 
+    @verb
     def coldest(self, count: int) -> list[int]:
         """Up to *count* readable slots that the policy would evict first, the first of them first; nothing changes."""
         peek = getattr(self._replacement, "peek", None)
         if peek is None:
             raise MisuseError(f"{self._replacement!r}: it has no method peek, which says what it would evict next")
         self._tell_gone()
-        return [slot for slot in peek(count) if self._slots.is_ready(slot)]
+        try:
+            found = self._checked(peek(count))
+        except BaseException as problem:
+            self.calls.errors.keep(self._replacement, problem)
+            return []
+        return [slot for slot in found if self._slots.is_ready(slot)]
 
     def check_foresight(self) -> None:
         """Refuse a policy that cannot say what it would evict next (`peek`)."""
         self.coldest(1)
 
+    @verb
     def touch(self, slots: Iterable[int]) -> None:
         """Record a use; the last one is the most recent."""
         self._tell_gone()
-        self._replacement.touch(slots)
+        self._tell(self._replacement.touch, slots)
 
+    @verb
     def reserve(self, names: Sequence[Name]) -> list[int] | None:
         """One EMPTY slot for each name, evicting as needed; None, with nothing changed, if there is not enough room.
 
         Nothing is reserved in the ledger: plan the store before the next call. Slots that are pinned, not READY, or hold one of
-        these names are never evicted.
+        these names are never evicted. A policy that fails, or names other victims than it was asked for, makes no room.
         """
         self._tell_gone()
         chosen = self._slots.next_empty(len(names))
         if (missing := len(names) - len(chosen)) > 0:
             for slot in chosen:  # slots whose store failed; the policy should see content only
-                self._replacement.remove(slot)
-            victims = self._victims(missing, names)
+                self._tell(self._replacement.remove, slot)
+            try:
+                victims = self._victims(missing, names)
+            except BaseException as problem:
+                self.calls.errors.keep(self._replacement, problem)
+                return None
             if len(victims) < missing:
                 return None
             self.ledger.evict(victims)
             self._tell_gone()
             chosen += victims
-        self._replacement.insert(chosen, names)
+        self._tell(self._replacement.insert, chosen, names)
         return chosen
 
     def take_events(self) -> list[HostEvent]:
@@ -192,17 +209,32 @@ class HostTier(edge.NotCopied):
         def evictable(slot: int) -> bool:
             return can_evict(slot) and slot not in kept
 
-        victims = self._replacement.victims(count, evictable, coming)
-        if len(victims) > count:
-            raise MisuseError(f"{self._replacement!r} gave {len(victims)} victims where {count} were asked for")
-        for slot in kept.intersection(victims) if kept else ():
-            raise MisuseError(f"{self._replacement!r} gave slot {slot}, whose content is about to be used (ask evictable)")
+        victims = self._checked(self._replacement.victims(count, evictable, coming))
+        if len(victims) > count or len(set(victims)) < len(victims):
+            raise MisuseError(f"{self._replacement!r} gave {len(victims)} victims where {count} were asked for, each once")
+        for slot in victims:
+            if not can_evict(slot):
+                raise MisuseError(f"{self._replacement!r} gave slot {slot}, which cannot be evicted (ask evictable)")
+            if slot in kept:
+                raise MisuseError(f"{self._replacement!r} gave slot {slot}, whose content is about to be used (ask evictable)")
         return victims
+
+    def _checked(self, answer: object) -> list[int]:
+        """Slots that a policy has named, whatever sequence it has put them into."""
+        found, size = edge.counts(answer, "the slots that a replacement policy names"), len(self._slots)
+        if found and not 0 <= min(found) <= max(found) < size:
+            raise MisuseError(f"{self._replacement!r} gave slots {found[:4]}, and slots are 0 to {size - 1}")
+        return found
+
+    def _tell(self, method: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Tell the policy something."""
+        try:
+            method(*args, **kwargs)
+        except BaseException as problem:
+            self.calls.errors.keep(self._replacement, problem)
 
     def _hear(self, stored: bool, slots: Sequence[int]) -> None:
         """Called while the ledger writes, so it only takes notes."""
-        for watcher in self._watchers:
-            watcher(stored, slots)
         if not stored:
             self._gone.update(dict.fromkeys(slots))
         self._note(stored, slots)
@@ -217,5 +249,5 @@ class HostTier(edge.NotCopied):
         """Tell the policy which content is gone, in order."""
         if self._gone:
             for slot in self._gone:
-                self._replacement.remove(slot)
+                self._tell(self._replacement.remove, slot)
             self._gone.clear()

@@ -5,6 +5,8 @@ Rules of this file:
 * The scheduler chooses; the ledger decides what is legal. Every change is a verb of the ledger.
 * A step costs what changed in it. Requests in which nothing changed are rows of a column; idle requests cost nothing.
 * A call in the wrong order is refused before anything has changed; the error says which call was expected.
+* Asked first, written second, told third: key functions are asked before the first write of a call, hooks and watchers are told
+  after its last. What replacement policies and indexes raise is kept, and counts as "no" (`Ledger.hook_errors`).
 
 Theory. One step is: `grow` (running requests), `lookup` and `admit` (waiting ones), `preempt` if there is no room, `hand_off`
 (states that the engine keeps), `build_plan`; the workers run the plan; `settle` applies the results, `finish` and `abort` end
@@ -21,6 +23,7 @@ decided in `_below.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from attrs import evolve
@@ -29,6 +32,7 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Ledger, Plan
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL, every
+from blocklife.ledger._journal import call, verb
 from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
@@ -83,6 +87,7 @@ class OffloadScheduler(edge.NotCopied):
             check_index(below)
         self._state = state = SchedulerState(ledger, tier, geometry, policies, below, below_policies)
         self._steps = SchedulerSteps(state)
+        self.calls = ledger.calls
         self._progress, self._search = state.progress, state.search
         self.ledger = state.ledger
         self.tier = state.tier
@@ -92,6 +97,7 @@ class OffloadScheduler(edge.NotCopied):
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
+    @verb
     def add_request(self, name: str, keys: Keys, *, prompt_tokens: int, tails: TailKeys | None = None) -> None:
         """Add a request. State: WAITING. With *tails* its prefix may end inside a block, where the geometry has tails."""
         edge.text(name, "name")
@@ -111,6 +117,7 @@ class OffloadScheduler(edge.NotCopied):
         self._state.names[row] = name
         self._progress.enter(row, prompt_tokens)
 
+    @verb
     def cap(self, name: str, stored: int | None, loaded: int | None) -> None:
         """Limit how many tokens of a request are stored, and loaded; None: as the policies say."""
         row = self._steps.tracked(name).row
@@ -174,6 +181,7 @@ class OffloadScheduler(edge.NotCopied):
         """Whether the scheduler sleeps: lookup, admission and growth are refused."""
         return self._state.asleep
 
+    @call
     def lookup(self, name: str, known_tokens: int, device_tokens: int | None = None) -> Hit:
         """The longest prefix of the request's *known_tokens* that all groups have, on the device and in the host tier.
 
@@ -201,24 +209,29 @@ class OffloadScheduler(edge.NotCopied):
                 f"request {name}: a hit of {device_tokens} tokens on the device must be a multiple of "
                 f"{self.geometry.block_alignment} and at most {most}"
             )
-        if name in self._state.pinned:
-            self._steps.unpin(name)
-            self._state.within.pop(name, None)
-        self._progress.known[tracked.row] = known_tokens
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
         last = tracked.hit
         waits_below = self._steps.may_wait_below(tracked)
         if last is not None and last.deferred and tracked.asked == asked:
             tracked.hit = evolve(last, step=self._state.step)  # no copy has ended since: the answer is the same
             return tracked.hit
-        host = not self._state.lost and tracked.failures < self.policies.max_load_failures
-        cap, tails = int(self._progress.most_loaded[tracked.row]), tracked.tails
-        step, keys = self._state.step, tracked.keys
-        hit = self._search.run(
-            name, keys, known_tokens, device_tokens, step, host=host, most=cap, below=waits_below, tails=tails
-        )
-        if waits_below and self._search.on_below and not self._steps.fetch_below(tracked):
-            hit = self._search.run(name, keys, known_tokens, device_tokens, step, host=host, most=cap, tails=tails)
+        names = self._steps.ask_names(tracked, known_tokens)
+        search = partial(
+            self._search.run, name, names, known_tokens, device_tokens, self._state.step,
+            host=not self._state.lost and tracked.failures < self.policies.max_load_failures,
+            most=int(self._progress.most_loaded[tracked.row]),
+            tails=None if tracked.tails is None else partial(self._steps.tail_answer, tracked),
+        )  # fmt: skip
+        hit = search(below=waits_below)
+        self.calls.writes()
+        if name in self._state.pinned:
+            self._steps.unpin(name)
+            self._state.within.pop(name, None)
+        self._progress.known[tracked.row] = known_tokens
+        if not waits_below:
+            self._steps.give_up_below(tracked)
+        elif self._search.on_below and not self._steps.fetch_below(tracked):
+            hit = search()
         if waits_below and not self._search.on_below:
             tracked.below_until = None  # whatever it waits for now is not the tier below
         tracked.hit, tracked.asked = hit, None if self._search.in_doubt or self._search.on_below else asked
@@ -248,6 +261,7 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(f"slots {wrong[:4]}: slots are 0 to {size - 1}")
         return below.filled_by(promotions, chosen) if below is not None and promotions else set()
 
+    @call
     def admit(self, name: str, hit: Hit, tokens: int) -> bool:
         """Admit a request with the result of its `lookup` in this step.
 
@@ -279,6 +293,9 @@ class OffloadScheduler(edge.NotCopied):
         known = int(self._progress.known[tracked.row])
         if self._state.has_states and end > known + self.policies.state_drafts:
             self._steps.refuse_drafts(name, known, known + self.policies.state_drafts)
+        if loads:
+            self._steps.ask_load(tracked, hit)
+        self.calls.writes()
         try:
             if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
@@ -289,7 +306,7 @@ class OffloadScheduler(edge.NotCopied):
                 self._steps.check_placed(np.array([tracked.row]), np.array([end]))
             if loads:
                 self._steps.load_hit(name, tracked, hit)
-        except Exception as problem:  # of the request's keys, too
+        except (CapacityError, MisuseError) as problem:
             if self.ledger.own_pool or isinstance(problem, CapacityError):
                 self.ledger.roll_back(name)
                 self._steps.note_placed(name, tracked.row)
@@ -297,6 +314,7 @@ class OffloadScheduler(edge.NotCopied):
         self._steps.enter(name, tracked, hit, tokens if runs else 0)
         return runs
 
+    @verb
     def grow(self, tokens: Mapping[str, int] = _NOBODY) -> list[str]:
         """Schedule the running requests that are not scheduled yet: one token each, or as in *tokens* (0: not in this step).
 
@@ -345,6 +363,7 @@ class OffloadScheduler(edge.NotCopied):
         table.step[rows] = self._state.step
         return []
 
+    @call
     def preempt(self, name: str) -> None:
         """Take all blocks from a request that runs or loads; this step's plan waits for its copies. State: PREEMPTED.
 
@@ -354,12 +373,16 @@ class OffloadScheduler(edge.NotCopied):
         if tracked.ending:
             raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
         self._steps.check_held(name)
-        if self.ledger.request_state(name) is Request.RUNNING:
+        if runs := self.ledger.request_state(name) is Request.RUNNING:
+            self._steps.ask_offer(name, tracked, int(self._progress.computed[tracked.row]))
+        self.calls.writes()
+        if runs:
             self._steps.offer(name, tracked, int(self._progress.computed[tracked.row]))
         self.ledger.preempt(name)
         self._steps.drop(name, tracked)
         self._state.preempted[name] = None
 
+    @call
     def finish(self, name: str) -> None:
         """End a request: stores of its last content are queued, then its blocks are released.
 
@@ -367,10 +390,12 @@ class OffloadScheduler(edge.NotCopied):
         """
         self._steps.end(name, "finish")
 
+    @call
     def abort(self, name: str) -> None:
         """End a request early, in any state; otherwise as `finish`."""
         self._steps.end(name, "abort")
 
+    @verb
     def hand_off(self, name: str, group: int, boundary: int) -> None:
         """Declare that at the end of this step the block of a Mamba group before token *boundary* holds the state there.
 
@@ -411,6 +436,7 @@ class OffloadScheduler(edge.NotCopied):
 
     # --- the pool of an engine's own allocator ------------------------------------------------------------------------------
 
+    @verb
     def place(self, name: str, placed: Sequence[Placed]) -> None:
         """The engine's allocator has extended the tables of a request, all or none. Refused if the ledger owns the pool.
 
@@ -425,11 +451,13 @@ class OffloadScheduler(edge.NotCopied):
         )
         self._steps.note_placed(name, tracked.row)
 
+    @verb
     def free(self, name: str, group: int, blocks: Sequence[int]) -> None:
         """The engine's allocator has taken these blocks back from a request, because they have left its window."""
         self._steps.tracked(name)
         self.ledger.observe_free(name, blocks, group)
 
+    @verb
     def about_to_go(self, blocks: Sequence[int]) -> None:
         """The engine's allocator will hand out these blocks next: in lazy mode, their content is stored now.
 
@@ -444,6 +472,7 @@ class OffloadScheduler(edge.NotCopied):
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
+    @verb
     def tell_time(self, now: float) -> None:
         """Set the time at which the lookups that follow are made; without this call it is the time of the last plan.
 
@@ -452,26 +481,30 @@ class OffloadScheduler(edge.NotCopied):
         edge.moment(now, "now")
         self._state.now = now
 
+    @call
     def build_plan(self, now: float) -> Plan:
         """Build the plan of this step. It may be empty; call it for every step, also for one without work.
 
         Order: flushes for preempted requests, hand-offs, chunks that scheduled requests fill, content that finished requests
         left. Pins of lookups that were not used are released. Refuses: more plans out than ``plans_ahead`` allows. If a
-        request's key function fails or returns no keys, no plan is made; flushes and offers made so far remain, nothing of the
-        step is lost, and the next call makes the plan.
+        request's key function fails or returns too few keys, nothing has changed, and the next call makes the plan.
         """
         edge.moment(now, "now")
         self._steps.check_open(awake=False)
+        table = self._progress
+        rows = table.wanted.nonzero()[0]
+        doubtful = self._state.waiting_loads and self.policies.load_within_tokens
+        final = self._steps.without_doubt(rows) if doubtful else rows
+        spans = table.filling(final) if self._steps.planner is None else []
+        self._steps.ask_filled(spans)
+        self.calls.writes()
         for name in self._state.preempted:
             if (jobs := self.ledger.jobs_of(name)).ids:
                 self.ledger.flush(jobs, "preempted")
         self._state.preempted.clear()
-        table = self._progress
-        rows = table.wanted.nonzero()[0]
         for name in list(self._state.states):
             self._steps.offer_states(name, self._state.requests[name].row)
-        doubtful = self._state.waiting_loads and self.policies.load_within_tokens
-        self._steps.plan_stores(self._steps.without_doubt(rows) if doubtful else rows)
+        self._steps.plan_stores(final, spans)
         if self._steps.is_last_step() and (jobs := self.ledger.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "last step")
         for name in list(self._state.pinned):
@@ -489,6 +522,7 @@ class OffloadScheduler(edge.NotCopied):
         self._state.within.clear()
         return plan
 
+    @call
     def plan_step(self, step: Step) -> Plan:
         """A whole step in one call, for an engine that has decided everything: the calls of a step in order, then the plan.
 
@@ -528,6 +562,7 @@ class OffloadScheduler(edge.NotCopied):
             self.about_to_go(step.going)
         return self.build_plan(step.now)
 
+    @call
     def settle(
         self,
         plan: int,
@@ -588,6 +623,7 @@ class OffloadScheduler(edge.NotCopied):
 
     # --- the world changes --------------------------------------------------------------------------------------------------
 
+    @call
     def reset(self, *, drain: bool = False) -> list[str]:
         """Forget all content. Returns the requests that this preempted; they can be looked up at once.
 
@@ -596,11 +632,16 @@ class OffloadScheduler(edge.NotCopied):
         Results of outstanding copies are discarded; their places stay reserved until they land. With *drain*: raises
         `CapacityError`, with nothing changed, while a copy is outstanding.
         """
+        below = self._state.below
+        if drain and self.ledger.jobs.live:
+            self.ledger.reset(drain=True)  # refuses, before the index has named a space that nobody will use
+        space = b"" if below is None else below.new_space()
         preempted = self._steps.forget(drain=drain, host=True)
-        if self._state.below is not None:
-            self._state.below.forget()
+        if below is not None:
+            below.forget(space)
         return preempted
 
+    @verb
     def renew(self, generation: str) -> list[str]:
         """Start a new generation (other weights, layout or tenant): content of other ones is never hit again. As `reset`.
 
@@ -614,6 +655,7 @@ class OffloadScheduler(edge.NotCopied):
             self._state.below.forget(generation.encode())
         return preempted
 
+    @verb
     def sleep(self) -> list[str]:
         """Prepare to free the device memory: requests are preempted, copies flushed in the next plan, its content forgotten.
 
@@ -628,6 +670,7 @@ class OffloadScheduler(edge.NotCopied):
         self._state.asleep = True
         return names
 
+    @verb
     def wake(self) -> None:
         """The device memory is back, empty. Refuses: a scheduler that does not sleep; `CapacityError` while copies are out."""
         if not self._state.asleep:
@@ -639,6 +682,7 @@ class OffloadScheduler(edge.NotCopied):
             )
         self._state.asleep = False
 
+    @verb
     def lose_worker(self, rank: int) -> list[str]:
         """A worker is lost, and its share of all content with it: no outstanding job can be DONE, no stored content is whole.
 
@@ -649,6 +693,7 @@ class OffloadScheduler(edge.NotCopied):
         self._state.lost.add(rank)
         return self._steps.forget(drain=False, host=True)
 
+    @verb
     def regain_worker(self, rank: int) -> list[str]:
         """A worker is back, with empty memory. Content computed meanwhile lacks its share and is forgotten.
 
@@ -681,6 +726,7 @@ class OffloadScheduler(edge.NotCopied):
             names_of(self._state, now=now, canonical=False) if names is None else edge.member(names, Names, "names"),
         )
 
+    @verb
     def restore(self, saved: SavedScheduler, now: float = 0.0) -> None:
         """Go back to a snapshot of a scheduler with the same configuration. Earlier hits must be looked up again.
 

@@ -67,10 +67,19 @@ class Search:
         self.present: list[int] = []
         """The slots that it would read as well."""
 
+    def names(self, keys: Keys, known: int) -> list[Sequence[bytes]]:
+        """The keys, by group, of all blocks that the hit of a request with *known* tokens may have."""
+        limit = known if self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else known - 1
+        found: list[Sequence[bytes]] = []
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            given = keys(group, 0, (known if self._geometry.drafters[group] else limit) // tokens)
+            found.append(given if type(given) is list and _BYTES.issuperset(map(type, given)) else edge.keys(given, "keys"))
+        return found
+
     def run(
         self,
         name: str,
-        keys: Keys,
+        names: list[Sequence[bytes]],
         known: int,
         device_tokens: int | None,
         step: int,
@@ -80,7 +89,7 @@ class Search:
         below: bool = False,
         tails: TailKeys | None = None,
     ) -> Hit:
-        """The hit of one request with *known* tokens; with *host*, at most *most* tokens of it in the host tier.
+        """The hit of one request with *known* tokens and these `names`; with *host*, at most *most* tokens in the host tier.
 
         With *below*, content that only the tier below has counts as being on its way; otherwise, so does nothing from there.
         """
@@ -88,10 +97,6 @@ class Search:
         self.wanted, self.present = [], []
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
-        names: list[Sequence[bytes]] = []
-        for group, tokens in enumerate(self._geometry.block_tokens):
-            given = keys(group, 0, (known if self._geometry.drafters[group] else limit) // tokens)
-            names.append(given if type(given) is list and _BYTES.issuperset(map(type, given)) else edge.keys(given, "keys"))
         own = device_tokens is None
         device = self._on_device(names, limit) if own else Found(min(device_tokens or 0, limit), deferred=False, rounds=0)
         if device.deferred:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
+from blocklife.ledger._journal import Journal
 from blocklife.offload._below import BelowIndex, BelowPolicies, TierBelow
 from blocklife.offload._groups import Geometry, Mamba
 from blocklife.offload._host import HostTier
@@ -52,6 +53,30 @@ class Tracked:
         self.tails, self.tail = tails, tail
         self.below_until: float | None = None
         self.fetched: list[int] = []
+
+
+class Answers:
+    """What the key functions of requests have answered in the outermost call that is being made.
+
+    Invariant: ``keys`` and ``tails`` are empty where an earlier call has filled them (`present`).
+    """
+
+    __slots__ = ("_call", "_journal", "keys", "tails")
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self._call = journal, 0
+        self.keys: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
+        """By row and group: the first block, and the keys from there on."""
+        self.tails: dict[tuple[int, int, int], bytes | None] = {}
+        """By row, group and the token at which the tail ends."""
+
+    def present(self) -> Answers:
+        """The answers of this call."""
+        if self._call != self._journal.calls:
+            self._call = self._journal.calls
+            self.keys.clear()
+            self.tails.clear()
+        return self
 
 
 @define(eq=False)
@@ -95,6 +120,7 @@ class SchedulerState(edge.NotCopied):
         self.attention = [group for group in self.groups if not isinstance(geometry.groups[group], Mamba)]
         self.has_states = len(self.attention) < len(self.groups)
         self.requests: dict[str, Tracked] = {}
+        self.answers = Answers(ledger.calls)
         self.names: dict[int, str] = {}
         self.progress = ProgressTable(ledger.limits.max_requests, geometry, policies)
         self.progress_bytes: tuple[memoryview, ...] = ()

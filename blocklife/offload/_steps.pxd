@@ -18,12 +18,10 @@ cdef class SchedulerSteps:
     cpdef leave_spans(self, list spans)
     cpdef list make_room(self, rows, order)
     cpdef allocate(self, list spans)
-    cpdef plan_stores(self, rows)
-    cpdef offer_filled(self, rows)
+    cpdef plan_stores(self, rows, list spans)
+    cpdef offer_filled(self, spans)
     cpdef list contents(self, list spans)
     cpdef advance(self, rows, tokens, sampled)
     cpdef list seals(self, list spans)
-
-
-@cython.locals(keys=object)
-cpdef keys_of(Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    @cython.locals(keys=object, known=tuple)
+    cpdef keys_of(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)

@@ -4,7 +4,8 @@ Rules of this file:
 
 * `_scheduler.py` and `_decided.py` have the calls of an engine and refuse a wrong order; the work is done here.
 * A change goes to the ledger first and is noted here afterwards, so that a refusal leaves both unchanged.
-* The engine's key function is called before anything that depends on it is noted: an error in it loses nothing.
+* A call asks the engine's key functions for all that it needs (the functions that begin with ``ask_``) before it changes
+  anything: an error in them leaves everything as it was. What they have answered is kept until the next call begins.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from blocklife.ledger._ids import NULL
 from blocklife.ledger._refusals import counted, some
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.views import block_of
-from blocklife.offload._groups import FullAttention, Geometry, Mamba
-from blocklife.offload._progress import Span
+from blocklife.offload._groups import FullAttention, Mamba
+from blocklife.offload._progress import NEVER, Span
 from blocklife.offload._state import Rows, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, Filled
-from blocklife.offload.records import Hit, Keys, LastStep
+from blocklife.offload.records import Hit, LastStep
 from blocklife.states import ADMISSIBLE, KEYED, Block, Request
 
 _BYTES = frozenset({bytes})
@@ -129,7 +130,7 @@ class SchedulerSteps:
     def load_hit(self, name: str, tracked: Tracked, hit: Hit) -> None:
         """Plan the one load of all groups, into the blocks after the device hit."""
         transfers: list[GroupTransfer[Allocated]] = []
-        brought = list(self.brought(tracked, hit))  # all keys are asked for before anything changes: the engine may not answer
+        brought = list(self.brought(tracked, hit))
         size = self._geometry.blocks_per_chunk
         for group in self._state.groups:
             slots = hit.slots[group]
@@ -137,7 +138,7 @@ class SchedulerSteps:
                 continue
             start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
             chunk = start // size
-            names = list(keys_of(tracked, group, start, stop))
+            names = list(self.keys_of(tracked, group, start, stop))
             if tail := self._tail_of(tracked, group, hit):
                 stop += 1
                 names.append(tail)
@@ -153,7 +154,7 @@ class SchedulerSteps:
     def _tail_of(self, tracked: Tracked, group: int, hit: Hit) -> bytes | None:
         """The key of the tail that a hit ends with in one group; None if it ends with a block."""
         ends_inside = hit.tokens % self._geometry.block_tokens[group]
-        return tail_key_of(tracked, self._geometry, group, hit.tokens) if ends_inside else None
+        return self.tail_key_of(tracked, group, hit.tokens) if ends_inside else None
 
     def expect(self, name: str, contents: Iterable[tuple[int, bytes]]) -> None:
         """Note that a load of a request brings these, so that no other request loads them."""
@@ -167,7 +168,7 @@ class SchedulerSteps:
         for group in self._state.groups:
             if hit.slots[group]:
                 start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
-                for key in keys_of(tracked, group, start, stop):
+                for key in self.keys_of(tracked, group, start, stop):
                     yield group, key
 
     def load_start(self, group: int, hit: Hit) -> int:
@@ -236,15 +237,16 @@ class SchedulerSteps:
 
     def may_wait_below(self, tracked: Tracked) -> bool:
         """Whether a lookup may count on the tier below: there is one, and the request has not waited too long."""
+        if self._state.below is None:
+            return False
+        return tracked.below_until is None or self._state.now < tracked.below_until
+
+    def give_up_below(self, tracked: Tracked) -> None:
+        """A request has waited too long for the tier below: from now on it goes on without."""
         below = self._state.below
-        if below is None or tracked.below_until is None:
-            return below is not None
-        if self._state.now < tracked.below_until:
-            return True
-        if tracked.below_until > -inf:
+        if below is not None and tracked.below_until is not None and tracked.below_until > -inf:
             tracked.below_until = -inf
             below.gave_up()
-        return False
 
     def fetch_below(self, tracked: Tracked) -> bool:
         """Fetch what the last search lacks in the host tier; False if the request goes on without."""
@@ -320,30 +322,28 @@ class SchedulerSteps:
         found: Rows = np.minimum(np.minimum(tokens, table.known[rows]), table.most_stored[rows])
         return found
 
-    def plan_stores(self, rows: Rows) -> None:
-        """Choose what is stored now, from the chunks that these requests fill and those that wait, and plan it."""
+    def plan_stores(self, rows: Rows, spans: list[Span]) -> None:
+        """Choose what is stored now, from the chunks that these requests fill, *spans*, and those that wait, and plan it."""
         if self.planner is not None:
             self.planner.plan_stores(rows)
-            return
-        if self._state.lost or self._geometry.blocks_per_chunk > 1:
-            self.offer_filled(rows)
+        elif self._state.lost or self._geometry.blocks_per_chunk > 1:
+            self.offer_filled(spans)
             self.plan_waiting()
         else:
-            self._stores.plan_filled(self.take_filled(rows))
+            self._stores.plan_filled(self.take_filled(spans))
 
     def plan_waiting(self) -> None:
         """Plan the stores of the queued chunks."""
         if not self._state.lost:
             self._stores.plan()
 
-    def offer_filled(self, rows: Rows) -> None:
+    def offer_filled(self, spans: Sequence[Span]) -> None:
         """Offer the chunks that this step fills; only requests that cross a boundary are looked at."""
-        for group, row, _, stop in self._progress.filling(rows):
+        for group, row, _, stop in spans:
             self.offer_chunks(self._state.names[row], row, group, stop)
 
-    def take_filled(self, rows: Rows) -> list[Filled]:
+    def take_filled(self, spans: list[Span]) -> list[Filled]:
         """The same, if a chunk is one block; marks them as offered."""
-        spans = self._progress.filling(rows)
         if not spans:
             return []
         names = self._state.names
@@ -360,7 +360,7 @@ class SchedulerSteps:
             name = names[row]
             if name not in self._ledger.requests or len(lives := held(name, group, start, stop)) < stop - start:
                 raise self.changed_beside(name)
-            found.append((span, lives, keys_of(tracked[name], group, start, stop)))
+            found.append((span, lives, self.keys_of(tracked[name], group, start, stop)))
         return found
 
     def offer(self, name: str, tracked: Tracked, tokens: int) -> None:
@@ -381,7 +381,7 @@ class SchedulerSteps:
             raise self.changed_beside(name)
         start, chunks = int(self._progress.offered[group, row]), list[Chunk]()
         if not self._state.lost:
-            keys = keys_of(self._state.requests[name], group, start * size, stop * size)
+            keys = self.keys_of(self._state.requests[name], group, start * size, stop * size)
             for chunk in range(start, stop):
                 # a hit reads at least the end of a chunk
                 if table[(chunk + 1) * size - 1] != NULL:
@@ -402,7 +402,7 @@ class SchedulerSteps:
         for group in self._state.attention:
             if not (end + self._geometry.tail_proofs[group]) % size:
                 continue
-            key = tail_key_of(tracked, self._geometry, group, end)
+            key = self.tail_key_of(tracked, group, end)
             (life,) = self._ledger.requests.held(name, group, end // size, end // size + 1)
             state = self._ledger.blocks.of(life) if life != NULL else None
             if key is None or state is None or (state is not Block.ALLOCATED and state not in KEYED):
@@ -428,7 +428,7 @@ class SchedulerSteps:
                 later.append((group, boundary, life))  # planned ahead: its last token has not been sampled yet
             elif boundary <= self._progress.bound(row, boundary) and not self._state.lost:
                 position = boundary // self._geometry.block_tokens[group] - 1
-                key = keys_of(self._state.requests[name], group, position, position + 1)[0]
+                (key,) = self.keys_of(self._state.requests[name], group, position, position + 1)
                 chunks.append(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
         del self._state.states[name]
         if later:
@@ -480,22 +480,13 @@ class SchedulerSteps:
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items() if lives]
 
     def ask_keys_of_ending(self, rows: Rows, tokens: Rows, computed: Rows) -> None:
-        """Get the keys of all content left by requests that end with this plan, before anything has changed.
-
-        That content is offered after the ledger has settled, when an error in the key function would come too late: from here
-        on, these keys are not asked for again.
-        """
+        """`ask_end` for all requests that end with this plan."""
         state, table = self._state, self._progress
         for name in sorted(state.ending):
             tracked = state.requests[name]
             where = (rows == tracked.row).nonzero()[0]
             if len(where) and table.in_flight[tracked.row] == tokens[where[0]]:
-                last, known = int(computed[where[0]]), list[Sequence[bytes]]()
-                for group, size in enumerate(self._geometry.block_tokens):
-                    known.append(keys_of(tracked, group, 0, last // size))
-                    if end := self._tail_end(tracked, last):
-                        tail_key_of(tracked, self._geometry, group, end)
-                tracked.keys = _answered(tracked.keys, known)
+                self.ask_end(tracked, int(computed[where[0]]))
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
@@ -507,7 +498,7 @@ class SchedulerSteps:
             position = boundary // self._geometry.block_tokens[group] - 1
             lives, keys = found.setdefault(group, ([], []))
             lives += self._ledger.requests.held(name, group, position, position + 1)
-            keys += keys_of(tracked, group, position, position + 1)
+            keys += self.keys_of(tracked, group, position, position + 1)
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]
 
     def hear_of_loads(self) -> tuple[list[str], list[str]]:
@@ -552,6 +543,9 @@ class SchedulerSteps:
         tracked = self.tracked(name)
         self.check_held(name)
         row, table = tracked.row, self._progress
+        if not table.in_flight[row] and self._ledger.request_state(name) is Request.RUNNING:
+            self.ask_end(tracked, int(table.computed[row]))
+        self._ledger.calls.writes()
         if table.in_flight[row]:
             tracked.ending = how
             self._state.ending.add(name)
@@ -656,22 +650,125 @@ class SchedulerSteps:
             return False
         return len(state.ending) == len(state.requests) and bool(state.ending or state.outlived)
 
+    # --- asking -------------------------------------------------------------------------------------------------------------
+
+    def keys_of(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
+        """The keys of some blocks, from the engine's key function, unless it has answered in this call already."""
+        known = self._state.answers.present().keys.get((tracked.row, group))
+        if known is not None and known[0] <= start and stop - known[0] <= len(known[1]):
+            return known[1][start - known[0] : stop - known[0]]
+        keys = tracked.keys(group, start, stop)
+        if type(keys) is not list or not _BYTES.issuperset(map(type, keys)):
+            keys = edge.keys(keys, "keys")
+        if len(keys) < stop - start:
+            raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
+        return keys
+
+    def tail_key_of(self, tracked: Tracked, group: int, end: int) -> bytes | None:
+        """The key of a tail that ends at this token, from the engine's functions; None if there is none.
+
+        With layers of a drafter it is that of the prefix with its proof, which may be a whole number of blocks.
+        """
+        end += self._geometry.tail_proofs[group]
+        position, inside = divmod(end, self._geometry.block_tokens[group])
+        place, answers = (tracked.row, group, end), self._state.answers.present().tails
+        if not inside and place not in answers:
+            (answers[place],) = self.keys_of(tracked, group, position - 1, position)
+        return self.tail_answer(tracked, group, end)
+
+    def tail_answer(self, tracked: Tracked, group: int, end: int) -> bytes | None:
+        """What the engine's function for tails says of a token inside a block; it is asked once in a call."""
+        place, answers = (tracked.row, group, end), self._state.answers.present().tails
+        if place not in answers:
+            key = None if tracked.tails is None else tracked.tails(group, end)
+            if key is not None and type(key) is not bytes:
+                raise MisuseError(f"the key of the tail of group {group} at token {end} must be bytes or None, not {key!r}")
+            answers[place] = key
+        return answers[place]
+
+    def ask_keys(self, tracked: Tracked, group: int, start: int, stop: int) -> None:
+        """Ask for the keys of some blocks, and keep them for this call."""
+        if start < stop:
+            self._state.answers.present().keys[tracked.row, group] = start, self.keys_of(tracked, group, start, stop)
+
+    def ask_names(self, tracked: Tracked, known: int) -> list[Sequence[bytes]]:
+        """Ask for the keys of all blocks that a hit of a request with *known* tokens may have; fewer may be given."""
+        found = self._state.search.names(tracked.keys, known)
+        for group, keys in enumerate(found):
+            self._state.answers.present().keys[tracked.row, group] = 0, keys
+        return found
+
+    def ask_load(self, tracked: Tracked, hit: Hit) -> None:
+        """Ask for all keys of the load of a hit."""
+        for group, slots in enumerate(hit.slots):
+            if slots:
+                self.ask_keys(tracked, group, self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group])
+                self._tail_of(tracked, group, hit)
+
+    def ask_filled(self, spans: Iterable[Span]) -> None:
+        """Ask for all keys of the chunks that a step fills, and of the states that were handed off."""
+        state, size = self._state, self._geometry.blocks_per_chunk
+        if state.lost:
+            return
+        for group, row, start, stop in spans:
+            self.ask_keys(state.requests[state.names[row]], group, start * size, stop * size)
+        for name in state.states:
+            self._ask_states(state.requests[name], name, NEVER)
+
+    def ask_offer(self, name: str, tracked: Tracked, tokens: int) -> None:
+        """Ask for all keys of what a request leaves behind: chunks of its first *tokens*, and states within them."""
+        if self._state.lost:
+            return
+        bound, size = self._progress.bound(tracked.row, tokens), self._geometry.blocks_per_chunk
+        for group in self._state.attention:
+            stop = self._progress.full_units(group, tracked.row, bound, self._geometry.chunk_tokens[group])
+            self.ask_keys(tracked, group, int(self._progress.offered[group, tracked.row]) * size, stop * size)
+        self._ask_states(tracked, name, tokens)
+
+    def _ask_states(self, tracked: Tracked, name: str, tokens: int) -> None:
+        """The same of the states that were handed off within its first *tokens*."""
+        known = self._progress.bound(tracked.row, tokens)
+        found: dict[int, list[int]] = {}
+        for group, boundary, _ in self._state.states.get(name, ()):
+            if boundary <= known:
+                found.setdefault(group, []).append(boundary // self._geometry.block_tokens[group])
+        for group, ends in found.items():
+            self.ask_keys(tracked, group, min(ends) - 1, max(ends))
+
+    def ask_end(self, tracked: Tracked, computed: int) -> None:
+        """Ask for all keys of what a request leaves behind when it ends with so many *computed* tokens, and of what it used."""
+        table, row = self._progress, tracked.row
+        for group, size in enumerate(self._geometry.block_tokens):
+            start = self._used(group, computed).start
+            if not self._keeps_one[group]:
+                start = min(
+                    start, int(table.sealed[group, row]), int(table.offered[group, row]) * self._geometry.blocks_per_chunk
+                )
+            for each, boundary, _ in self._state.states.get(self._state.names[row], ()):
+                if each == group and boundary <= computed:
+                    start = min(start, boundary // size - 1)
+            self.ask_keys(tracked, group, start, computed // size)
+            if end := self._tail_end(tracked, computed):
+                self.tail_key_of(tracked, group, end)
+
+    def _used(self, group: int, tokens: int) -> range:
+        """The blocks that a prefix of this length reads in whole chunks: all in full groups, the window in the others."""
+        size = self._geometry.blocks_per_chunk
+        stop = tokens // self._geometry.chunk_tokens[group]
+        full, window = isinstance(self._geometry.groups[group], FullAttention), self._geometry.window_chunks[group]
+        start = 0 if full or window is None else max(0, stop - window)
+        return range(start * size, stop * size)
+
     # --- helpers ------------------------------------------------------------------------------------------------------------
 
     def touch(self, tracked: Tracked, tokens: int) -> None:
-        """Record a use of the content that a prefix of this length reads: all in full groups, the window in the others."""
+        """Record a use of the content that a prefix of this length reads."""
         slots: list[int] = []
+        size = self._geometry.blocks_per_chunk
         for group in self._state.groups:
-            tokens_each = self._geometry.chunk_tokens[group]
-            stop = tokens // tokens_each
-            full = isinstance(self._geometry.groups[group], FullAttention)
-            window = self._geometry.window_chunks[group]
-            start = 0 if full or window is None else max(0, stop - window)
-            size = self._geometry.blocks_per_chunk
-            if stop <= start:
-                continue
-            keys = keys_of(tracked, group, start * size, stop * size)[size - 1 :: size]
-            slots += self._ledger.slots.found(group, reversed(keys))
+            if used := self._used(group, tokens):
+                keys = self.keys_of(tracked, group, used.start, used.stop)[size - 1 :: size]
+                slots += self._ledger.slots.found(group, reversed(keys))
         if slots:
             self._state.tier.touch(slots)
 
@@ -752,38 +849,3 @@ class SchedulerSteps:
 
 def _row_of(span: Span) -> int:
     return span[1]
-
-
-def tail_key_of(tracked: Tracked, geometry: Geometry, group: int, end: int) -> bytes | None:
-    """The key of a tail that ends at this token, from the engine's functions; None if there is none.
-
-    With layers of a drafter it is that of the prefix with its proof, which may be a whole number of blocks.
-    """
-    end += geometry.tail_proofs[group]
-    position, inside = divmod(end, geometry.block_tokens[group])
-    if not inside:
-        return keys_of(tracked, group, position - 1, position)[0]
-    key = None if tracked.tails is None else tracked.tails(group, end)
-    if key is not None and type(key) is not bytes:
-        raise MisuseError(f"the key of the tail of group {group} at token {end} must be bytes or None, not {key!r}")
-    return key
-
-
-def _answered(keys: Keys, known: Sequence[Sequence[bytes]]) -> Keys:
-    """A key function that has these keys of each group, from the first block on, and asks the engine's for others."""
-
-    def answer(group: int, start: int, stop: int) -> Sequence[bytes]:
-        own = known[group]
-        return list(own[start:stop]) if stop <= len(own) else keys(group, start, stop)
-
-    return answer
-
-
-def keys_of(tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
-    """The keys of some blocks, from the engine's key function."""
-    keys = tracked.keys(group, start, stop)
-    if type(keys) is not list or not _BYTES.issuperset(map(type, keys)):
-        keys = edge.keys(keys, "keys")
-    if len(keys) < stop - start:
-        raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
-    return keys

@@ -215,6 +215,7 @@ WRONG: Mapping[str, Sequence[object]] = {
     "Limits": [5, "a", {}],
     "Contract": ["FENCE", 1, True],
     "Checking": ["OFF", 1, True],
+    "OnError": [5, "ignore", ["keep"]],
     "JobColumns": [
         *(5, "a"),
         *(columns_with(lives=each) for each in (None, [None], ["a"], [1.5], [1, 2], [])),

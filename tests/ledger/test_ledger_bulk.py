@@ -78,7 +78,7 @@ class Witness:
 
     def __attrs_post_init__(self) -> None:
         self.ledger.on(hook=self.hear)
-        self.ledger._state.slots.on_change = self.note
+        self.ledger.slots.note(self.note)
 
     def note(self, stored: bool, slots: Sequence[int]) -> None:
         """Keep each change, with its content."""

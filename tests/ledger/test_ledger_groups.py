@@ -869,7 +869,7 @@ def watched(ledger: Ledger) -> list[tuple[bool, int, int, bytes]]:
     def hear(stored: bool, slots: Sequence[int]) -> None:
         heard.extend((stored, slot, columns.group[slot], columns.key[slot] or b"") for slot in slots)
 
-    columns.on_change = hear
+    ledger.slots.note(hear)
     return heard
 
 
@@ -961,8 +961,10 @@ def test_watcher_may_read_what_it_hears_of() -> None:
     ledger = make_ledger()
     seen: list[tuple[bool, str, list[int]]] = []
     slots = ledger._state.slots
-    slots.on_change = lambda stored, places: seen.extend(
-        (stored, slots.at(slot).name, ledger.find_slots([slots.key[slot] or b""])) for slot in places
+    ledger.slots.note(
+        lambda stored, places: seen.extend(
+            (stored, slots.at(slot).name, ledger.find_slots([slots.key[slot] or b""])) for slot in places
+        )
     )
     ready(ledger)
     ledger.evict([0])

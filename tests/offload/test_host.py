@@ -7,13 +7,18 @@ holds nothing but names: ARC beside a model that follows the paper line by line,
 from __future__ import annotations
 
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import cast
 
+import numpy as np
 import pytest
 from attrs import define, field
 
-from blocklife.errors import MisuseError, RefusedError
+from blocklife.errors import MisuseError
+from blocklife.hook_errors import OnError
 from blocklife.ledger import JobId, Launched, Ledger, Result, Worker
 from blocklife.offload import Geometry, OffloadScheduler
 from blocklife.offload import replacement as replacement_module
@@ -68,9 +73,9 @@ def told(tier: HostTier) -> list[str]:
     return [signs[event.kind] + event.key.decode() for event in tier.take_events()]
 
 
-def tier_of(num_slots: int = 3, policy: str | Replacement = "lru") -> tuple[Ledger, HostTier]:
+def tier_of(num_slots: int = 3, policy: str | Replacement = "lru", errors: OnError = "raise") -> tuple[Ledger, HostTier]:
     """A tier whose slots are all READY, in the order 0, 1, 2 of their last use."""
-    ledger = make_ledger(num_slots=num_slots, num_blocks=num_slots + 8)
+    ledger = make_ledger(num_slots=num_slots, num_blocks=num_slots + 8, errors=errors)
     tier = HostTier(ledger, policy)
     for number in range(num_slots):
         fill(ledger, tier, f"k{number}")
@@ -339,7 +344,7 @@ def test_tier_lets_others_listen_on() -> None:
     """Whoever listened to the slots before the tier still hears everything."""
     ledger = make_ledger()
     heard: list[tuple[bool, list[int]]] = []
-    ledger._state.slots.on_change = lambda stored, slots: heard.append((stored, list(slots)))
+    ledger.slots.watch(lambda stored, slots: heard.append((stored, list(slots))))
     tier = HostTier(ledger)
     slot = fill(ledger, tier, "k")
     ledger.evict([slot])
@@ -499,27 +504,57 @@ def test_policy_that_cannot_be_saved_is_refused_a_snapshot(has: tuple[str, ...])
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "match"),
+    ("given", "match"),
     [
-        ([0], RefusedError, "slot 0: cannot EVICT"),
-        ([3], MisuseError, "slot 3, whose content is about to be used"),
-        ([1, 2], MisuseError, "gave 2 victims where 1 were asked for"),
-        ([9], MisuseError, "slot 9"),
+        ([0], "slot 0, which cannot be evicted"),
+        ([3], "slot 3, whose content is about to be used"),
+        ([1, 2], "gave 2 victims where 1 were asked for"),
+        ([9], r"slots \[9\], and slots are 0 to 3"),
+        ([-1], r"slots \[-1\], and slots are 0 to 3"),
+        (None, "must be a sequence of whole numbers"),
+        (["2"], "whole numbers"),
+        ([2.0], "whole numbers"),
+        ([True], "whole numbers"),
+        ([1 << 70], "whole numbers"),
+        ([[2]], "whole numbers"),
     ],
-    ids=["pinned", "coming", "too many", "no slot"],
+    ids=["pinned", "coming", "too many", "no slot", "below 0", "none", "text", "fraction", "truth", "huge", "nested"],
 )
-def test_policy_that_errs_is_refused(given: list[int], error: type[Exception], match: str) -> None:
-    """A policy that does not ask what is evictable harms nobody but itself."""
+@pytest.mark.parametrize("errors", ["keep", "raise"])
+def test_policy_that_errs_makes_no_room(given: object, match: str, errors: OnError) -> None:
+    """A policy that does not ask what is evictable, or answers nonsense, harms only itself: nothing is evicted."""
 
     class Wrong(NewestFirst):
         def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
-            return given
+            return cast("list[int]", given)
 
-    ledger, tier = tier_of(4, Wrong())
+    ledger, tier = tier_of(4, Wrong(), errors=errors)
     ledger.pin("lookup", [0])
     ledger.evict([1])
-    with unchanged(ledger), pytest.raises(error, match=match):
-        tier.reserve(names("x", "k3"))
+    with unchanged(ledger), pytest.raises(MisuseError, match=match) if errors == "raise" else nullcontext():
+        assert tier.reserve(names("x", "k3")) is None
+    (kept,) = ledger.hook_errors.failed
+
+    assert re.search(match, str(kept.first))
+    assert kept.who.endswith("Wrong")
+
+
+@pytest.mark.parametrize("pack", [np.array, tuple, iter], ids=["array", "tuple", "generator"])
+def test_victims_may_come_in_any_sequence(pack: Callable[[list[int]], Iterable[int]]) -> None:
+    """What counts is which slots they are; an array is not added up with the empty slots."""
+
+    class Packing(NewestFirst):
+        def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
+            return cast("list[int]", pack(super().victims(count, evictable, coming)))
+
+    ledger, tier = tier_of(4, Packing())
+    ledger.evict([1])
+    slots = tier.reserve(names("x", "y"))
+
+    assert slots is not None
+    assert [type(each) for each in slots] == [int, int]
+    assert slots[0] == 1
+    assert ledger.slots.free == 2
 
 
 @BOTH

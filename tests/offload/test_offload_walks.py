@@ -57,7 +57,7 @@ from blocklife.offload import (
 from blocklife.offload import _search as search_module
 from blocklife.offload import _stores as stores_module
 from blocklife.offload._lookup import Found, common_length
-from blocklife.offload._progress import ProgressTable
+from blocklife.offload._progress import ProgressTable, Span
 from blocklife.offload._search import Search
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
@@ -959,11 +959,11 @@ def plant_store_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
     """Placeholders and drafts are stored as if they were known."""
     right = SchedulerSteps.plan_stores
 
-    def wrong(core: SchedulerSteps, rows: np.ndarray[Any, Any]) -> None:
+    def wrong(core: SchedulerSteps, rows: np.ndarray[Any, Any], spans: list[Span]) -> None:
         known = core._progress.known.copy()
         core._progress.known += 8
         try:
-            right(core, rows)
+            right(core, rows, core._progress.filling(rows))
         finally:
             core._progress.known[:] = known
 

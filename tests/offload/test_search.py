@@ -73,7 +73,8 @@ class Shelf:
     def run(self, known: int, device_tokens: int | None = None, *, host: bool = True) -> Hit:
         """The search; it changes nothing."""
         with unchanged(self.ledger):
-            return self.search.run("r", self.keys, known, device_tokens, 7, host=host, most=self.policies.max_load_tokens)
+            names = self.search.names(self.keys, known)
+            return self.search.run("r", names, known, device_tokens, 7, host=host, most=self.policies.max_load_tokens)
 
 
 def needed(geometry: Geometry, group: int, token: int) -> range:

@@ -223,7 +223,7 @@ def test_key_of_a_tail_is_bytes_or_nothing() -> None:
     """Whatever else the engine's function returns is refused by name."""
     rig = Rig("full:4/2")
     rig.scheduler.add_request("a", lambda group, start, stop: [], prompt_tokens=3, tails=lambda group, end: "no")  # type: ignore[arg-type,return-value]  # the point of this test
-    with pytest.raises(MisuseError, match="the key of a tail must be"):
+    with pytest.raises(MisuseError, match="the key of the tail of group 0 at token 2 must be bytes or None"):
         rig.scheduler.lookup("a", 3)
 
 

@@ -21,6 +21,7 @@ FILE_LINES_MAX = 900
 TRUNK = (
     "_doors",
     "errors",
+    "hook_errors",
     "lifecycle",
     "states",
     "ledger",

@@ -13,7 +13,14 @@ from tests.project.test_links import is_there
 
 REFERENCE = ROOT / "specs" / "reference"
 NAMES = {page.stem: names_of(page.read_text(encoding="utf-8")) for page in sorted(REFERENCE.glob("*.md"))}
-BESIDE = ("blocklife.errors", "blocklife.states", "blocklife.ledger.views", "blocklife.ledger.invariants", "blocklife.machines")
+BESIDE = (
+    "blocklife.errors",
+    "blocklife.hook_errors",
+    "blocklife.states",
+    "blocklife.ledger.views",
+    "blocklife.ledger.invariants",
+    "blocklife.machines",
+)
 """Modules that are public without being doors; pages may take names from them."""
 
 

@@ -20,7 +20,7 @@ from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Direction
 from blocklife.ledger.views import block_of
-from blocklife.offload import DecidedSteps, Geometry, _steps
+from blocklife.offload import DecidedSteps
 from blocklife.offload._lookup import Answer
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
@@ -472,7 +472,7 @@ def test_attention_copied_in_the_step_that_fills_it_is_wrong_in_vllm(monkeypatch
 # --- controls ---------------------------------------------------------------------------------------------------------------
 
 
-def key_without_proof(tracked: Tracked, _geometry: Geometry, group: int, end: int) -> bytes | None:
+def key_without_proof(_self: SchedulerSteps, tracked: Tracked, group: int, end: int) -> bytes | None:
     """A tail of a drafter under the name of its own end."""
     return None if tracked.tails is None else tracked.tails(group, end)
 
@@ -486,7 +486,7 @@ def test_tail_of_a_drafter_without_its_proof_is_wrong(monkeypatch: pytest.Monkey
     """The control: stored and found under the name of its own end, it is read by a request that goes on differently."""
     with_guesses(monkeypatch, "eagle")
     monkeypatch.setattr(Search, "_tail_key", asked_without_proof)
-    monkeypatch.setattr(_steps, "tail_key_of", key_without_proof)
+    monkeypatch.setattr(SchedulerSteps, "tail_key_of", key_without_proof)
 
     with pytest.raises(AssertionError, match="reads wrong bytes"):
         differing(Scene(DRAFTED["shared"], world=ROOMY, drafts=True))

@@ -31,7 +31,7 @@ def raise_violation(message: str) -> NoReturn:
 
 
 class WatchedLedger(Ledger):
-    """A `Ledger` all of whose verbs are followed by all invariants, also where they refuse.
+    """A `Ledger` all of whose verbs are followed by all invariants, also where they refuse. It raises errors of hooks.
 
     Invariant: ``depth`` verbs are under way, one inside another; the outermost one judges. Initially none is.
     """
@@ -56,6 +56,7 @@ class WatchedLedger(Ledger):
             deadline=deadline,
             own_pool=own_pool,
             indexed=indexed,
+            errors="raise",
         )
         self.found = found
         self.verdict = ""

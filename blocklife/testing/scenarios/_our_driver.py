@@ -86,7 +86,11 @@ class _ScenarioEngine(Engine):
         policies = evolve(self.scheduler.policies, prompt_only=world.prompt_only, state_drafts=world.state_drafts)
         if world.pool == "engine":
             self.ledger = Ledger(
-                self.ledger.limits, contract=self.ledger.contract, deadline=float(world.deadline), own_pool=False
+                self.ledger.limits,
+                contract=self.ledger.contract,
+                deadline=float(world.deadline),
+                own_pool=False,
+                errors="raise",
             )
             self.ledger.on(hook=self._hear)
         self.tier = HostTier(self.ledger, world.replacement)

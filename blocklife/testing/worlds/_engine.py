@@ -203,7 +203,9 @@ class Engine:
             num_workers=settings.num_workers,
             max_journal=256,
         )
-        self.ledger = Ledger(limits, contract=settings.contract, deadline=settings.deadline, checking=settings.checking)
+        self.ledger = Ledger(
+            limits, contract=settings.contract, deadline=settings.deadline, checking=settings.checking, errors="raise"
+        )
         self.tier = HostTier(self.ledger, settings.replacement)
         policies = Policies(
             last_step=settings.last_step,

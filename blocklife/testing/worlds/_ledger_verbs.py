@@ -145,7 +145,7 @@ class Verbs:
             max_plans=settings.plans,
             max_journal=1,
         )
-        self.ledger = Ledger(limits, contract=settings.contract, deadline=DEADLINE, own_pool=False)
+        self.ledger = Ledger(limits, contract=settings.contract, deadline=DEADLINE, own_pool=False, errors="raise")
         self.names: tuple[NamedJob, ...] = (NamedJob(),) * settings.jobs
         none_reported = (0,) * settings.workers
         self._gone = {

@@ -119,7 +119,13 @@ class LinkedHost:
         deadline: float = 60.0,
     ) -> None:
         self.ledger = Ledger(
-            limits, contract=Contract.HOLD, checking=checking, deadline=deadline, own_pool=False, indexed=False
+            limits,
+            contract=Contract.HOLD,
+            checking=checking,
+            deadline=deadline,
+            own_pool=False,
+            indexed=False,
+            errors="raise",  # its hooks are those below: an error in them is ours, and must not be passed over
         )
         self.tier = HostTier(self.ledger, policy, max_events=0)
         self._stores: deque[_LinkedStore] = deque()
