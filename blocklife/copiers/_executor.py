@@ -9,18 +9,18 @@ Each share is a machine of its own, with the table of the ledger's jobs. The cop
 the first hook of the executor, beside which an engine can register its own (`Executor.on`). A launch that raises cannot undo
 the commit: the share takes its failing edge, and FAILED is reported to the ledger. If the copier refuses a launch as misuse,
 the engine has made a mistake that would make every copy fail silently: the step is completed, and then the refusal is raised.
-Errors of the engine's hooks are raised in the same way.
+Errors of the engine's hooks are kept and change nothing (`Executor.hook_errors`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 
 from attrs import define, frozen
 
 from blocklife.copiers._protocol import Copier, TierCopier
 from blocklife.errors import MisuseError
+from blocklife.hook_errors import HookErrors, OnError, errors_of
 from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, TierTransfer, Transfer
 from blocklife.lifecycle import Hooks, Subscription, Transition, What
 from blocklife.states import Job, JobLife
@@ -46,9 +46,11 @@ class Executor:
     """Executes plans on one worker. It has no ledger, and its input and output can be pickled.
 
     Invariant: ``_deferred`` and ``_running`` are disjoint; together they hold the shares that are not over.
+
+    With ``errors="raise"``, for tests, `execute` raises the first error of a hook when the step is done.
     """
 
-    def __init__(self, copier: Copier, below: TierCopier | None = None) -> None:
+    def __init__(self, copier: Copier, below: TierCopier | None = None, *, errors: OnError = "keep") -> None:
         self.copier = copier
         self.below = below
         self._deferred: list[_WorkerShare] = []
@@ -56,10 +58,12 @@ class Executor:
         self._launched: list[Launched] = []
         self._failed: list[Completion] = []
         self._problem: Exception | None = None
-        """The error that the next `execute` raises: a launch refused as misuse, or an error of a hook."""
+        """The error that the next `execute` raises: a launch refused as misuse."""
         self._unlaunched: Exception | None = None
         """Why the copy being submitted was not launched."""
-        self._hooks: Hooks[Transition] = Hooks({JobLife.table.name: JobLife.table})
+        self.hook_errors: HookErrors = errors_of(errors)
+        """What hooks of the engine have raised."""
+        self._hooks: Hooks[Transition] = Hooks({JobLife.table.name: JobLife.table}, self.hook_errors)
         self.on(JobLife.submit, hook=self._launch)
 
     def on(
@@ -72,8 +76,7 @@ class Executor:
         """Register a hook for this worker's share of every job: ``executor.on(JobLife.submit, JobLife.finish)``.
 
         ``transition.payload["transfer"]`` is the `Transfer` or `TierTransfer`, and the place is the job number. The copy is
-        launched before all other hooks on `submit`. An error in a hook changes no share; the next `execute` raises it. See
-        `Hooks.on`.
+        launched before all other hooks on `submit`. An error in a hook changes nothing (`hook_errors`). See `Hooks.on`.
         """
         return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
@@ -82,7 +85,7 @@ class Executor:
 
         Loads that the plan waits for itself (`Plan.within`) run before the forward pass, which reads what they bring.
 
-        Raises errors of the forward pass, the MisuseError of a launch that the copier refused, and errors of hooks. Even then
+        Raises errors of the forward pass, and the MisuseError of a launch that the copier refused. Even then
         the plan counts as executed, and none of its jobs is lost: its loads run, its stores are left for the next step, and
         they are in the next `report`. Never execute a plan twice.
         """
@@ -108,6 +111,7 @@ class Executor:
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
+        self.hook_errors.end()
         return self.report()
 
     def _load_within(self, plan: Plan, within: Collection[JobId]) -> None:
@@ -132,7 +136,7 @@ class Executor:
         for job in wanted:
             running = self._running.get(job)
             if running is not None and running.life.can(JobLife.flush.name):
-                self._step(running.life.flush)
+                running.life.flush()
         self.copier.wait(wanted)
         if self.below is not None:
             self.below.wait(wanted)
@@ -144,7 +148,7 @@ class Executor:
             share = self._running.get(completion.job)
             if share is None:
                 continue
-            self._step(partial(share.life.finish, outstanding=0, ok=completion.result is Result.OK))
+            share.life.finish(outstanding=0, ok=completion.result is Result.OK)
             del self._running[completion.job]
         launched = tuple(self._launched)
         self._launched, self._failed = [], []
@@ -177,12 +181,12 @@ class Executor:
         job = share.transfer.job
         self._launched.append(Launched(job, self.copier.worker))
         self._running[job] = share
-        self._step(share.life.submit)
+        share.life.submit()
         error, self._unlaunched = self._unlaunched, None
         if error is not None:
             if isinstance(error, MisuseError):
                 self._problem = self._problem or error
-            self._step(partial(share.life.finish, outstanding=0, ok=False))
+            share.life.finish(outstanding=0, ok=False)
             self._failed.append(Completion(job, self.copier.worker, Result.FAILED))
             del self._running[job]
 
@@ -198,10 +202,3 @@ class Executor:
                 self.below.launch(transfer)
         except Exception as error:
             self._unlaunched = error
-
-    def _step(self, event: Callable[[], None]) -> None:
-        """Fire one event of a share. It is committed even if a hook raises, and the rest of the step goes on."""
-        try:
-            event()
-        except Exception as problem:
-            self._problem = self._problem or problem
