@@ -244,7 +244,7 @@ def _replay(args: argparse.Namespace) -> int:
             recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
             if recorder is not None:
                 recorder.begin(replay.ledger)
-            report = _run(replay)
+            report = _run(replay, (lambda: None) if recorder is None else recorder.check)
             if recorder is not None:
                 recorder.end()
     except OSError as problem:
@@ -360,10 +360,15 @@ def _workload(args: argparse.Namespace) -> list[WorkloadRequest]:
     return read_workload(args.workload, args.requests)
 
 
-def _run(replay: Replay) -> ReplayReport:
-    """Run with a progress bar on a terminal."""
+def _run(replay: Replay, check: Callable[[], None]) -> ReplayReport:
+    """Run with a progress bar on a terminal. *check* is called in every step; what it raises ends the run."""
     with stopping() as stop, _progress(replay) as progress:
-        return replay.run(stop=stop, progress=progress)
+
+        def step() -> None:
+            progress()
+            check()
+
+        return replay.run(stop=stop, progress=step)
 
 
 @contextlib.contextmanager

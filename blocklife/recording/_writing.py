@@ -12,18 +12,21 @@ line of another kind, and with a clock so does the time. The last line, ``{"bloc
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 import attrs
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger, LedgerTransition, Refusal
+from blocklife.lifecycle import Subscription
 from blocklife.recording._format import VERSION
 from blocklife.states import MACHINES
 
+_LOGGER = logging.getLogger("blocklife.recording")
 NAME_MAX = 200
 """The most characters of a name that are written; clients may choose names."""
 
@@ -69,8 +72,8 @@ def _lock(stream: TextIO, path: str) -> None:
 
 
 class Recorder:
-    """A hook that writes a recording. An error of the stream (for example a full disk) reaches the caller of the verb, after
-    the commit; an error while a refusal is written becomes a note of the refusal.
+    """A hook that writes a recording. An error of the stream (for example a full disk) ends the recording and nothing else: it
+    is logged, kept in `problem`, and raised by `check` and `end`.
 
     *clock* returns nanoseconds and never goes back, as `time.monotonic_ns` does. With a clock, a line with the time comes
     before the next transition whenever the clock has advanced.
@@ -87,6 +90,9 @@ class Recorder:
         self._now = -1
         self._last = 0
         self._lines = 0
+        self._subscriptions: list[Subscription[LedgerTransition] | Subscription[Refusal]] = []
+        self.problem: Exception | None = None
+        """What ended the recording before its end."""
         # The part of a line that depends only on the row is made once: a line costs one format, not one json.dumps.
         self._rows = {
             name: [
@@ -101,7 +107,7 @@ class Recorder:
         }
 
     def begin(self, ledger: Ledger) -> None:
-        """Write the head, and listen from now on."""
+        """Write the head, and listen from now on. Raises an error of the stream."""
         head = {
             "blocklife": "recording",
             "version": VERSION,
@@ -110,13 +116,10 @@ class Recorder:
             "incarnation": ledger.incarnation,
         }
         self._stream.write(json.dumps(head, separators=(",", ":")) + "\n")
-        ledger.on(hook=self)
-        ledger.on_refusal(self.refused)
+        self._subscriptions = [ledger.on(hook=self), ledger.on_refusal(self.refused)]
 
     def __call__(self, record: LedgerTransition) -> None:
         """Write one committed batch."""
-        if self._clock is not None:
-            self._tell_time(self._clock())
         rows, count = self._rows[record.machine], len(record)
         of = f'"of":{count},' if count > 1 else ""
         head = f'{{"n":{record.sequence},{of}"plan":{record.plan},"machine":"{record.machine}","id":'
@@ -130,17 +133,17 @@ class Recorder:
             ]
         else:
             lines = [f"{head}{place},{rows[row]}{tail}" for (place, row), tail in zip(steps, tails, strict=True)]
-        self._stream.writelines(lines)
-        self._last = record.sequence
-        self._lines += count
+        if self._write(lines):
+            self._last = record.sequence
+            self._lines += count
 
     def refused(self, refusal: Refusal) -> None:
         """Write a refused event."""
-        if self._clock is not None:
-            self._tell_time(self._clock())
-        self._stream.write(
-            f'{{"blocklife":"refused","plan":{refusal.plan},"machine":"{refusal.machine}","id":{refusal.place},'
-            f'"event":"{refusal.event}","from":"{refusal.state}"{self._spell_name(refusal.name)}}}\n'
+        self._write(
+            [
+                f'{{"blocklife":"refused","plan":{refusal.plan},"machine":"{refusal.machine}","id":{refusal.place},'
+                f'"event":"{refusal.event}","from":"{refusal.state}"{self._spell_name(refusal.name)}}}\n'
+            ]
         )
 
     def _spell_name(self, name: str) -> str:
@@ -150,11 +153,29 @@ class Recorder:
             return ""
         return f',"name":{json.dumps(known if len(known) <= NAME_MAX else known[: NAME_MAX - 1] + "…")}'
 
-    def _tell_time(self, now: int) -> None:
-        if now > self._now:
-            self._now = now
-            self._stream.write(f'{{"blocklife":"at","ns":{now}}}\n')
+    def _write(self, lines: Sequence[str]) -> bool:
+        """Write some lines, and before them the time if a clock has advanced; False if the recording is over."""
+        if self.problem is not None:
+            return False
+        try:
+            if self._clock is not None and (now := self._clock()) > self._now:
+                self._now = now
+                self._stream.write(f'{{"blocklife":"at","ns":{now}}}\n')
+            self._stream.writelines(lines)
+        except Exception as problem:
+            self.problem = problem
+            for each in self._subscriptions:
+                each.remove()
+            _LOGGER.error("the recording has ended before the run: %s; what was written of it stays", problem)
+            return False
+        return True
+
+    def check(self) -> None:
+        """Raise what ended the recording before its end."""
+        if self.problem is not None:
+            raise self.problem
 
     def end(self) -> None:
-        """Write the last line, which marks a complete run. Nothing may be recorded after it."""
+        """Write the last line, which marks a complete run. Nothing may be recorded after it. Raises an error of the stream."""
+        self.check()
         self._stream.write(f'{{"blocklife":"end","n":{self._last},"lines":{self._lines}}}\n')

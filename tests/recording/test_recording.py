@@ -178,19 +178,25 @@ def test_recording_ends_with_what_it_counted() -> None:
     assert end == {"blocklife": "end", "n": last["n"], "lines": 2}
 
 
-def test_recording_to_a_full_disk_fails_after_the_commit() -> None:
-    """The error reaches the caller of the verb; what the verb did has been done."""
+def test_recording_to_a_full_disk_ends_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """The verbs go on; the recorder says once what has ended it, and raises that when it is asked."""
 
     class Full(io.StringIO):
         def writelines(self, _: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    ledger = make_ledger()
-    Recorder(Full()).begin(ledger)
-    with pytest.raises(OSError, match="No space left"):
-        ledger.allocate("a", 2)
+    ledger, recorder = make_ledger(), Recorder(Full())
+    recorder.begin(ledger)
+    ledger.allocate("a", 2)
+    ledger.allocate("a", 1)
 
-    assert len(ledger.table("a")) == 2
+    assert len(ledger.table("a")) == 3
+    assert ledger.hook_errors.count == 0
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "the recording has ended before the run: [Errno 28] No space left on device" in caplog.text
+    for ask in (recorder.check, recorder.end):
+        with pytest.raises(OSError, match="No space left"):
+            ask()
 
 
 # --- names -------------------------------------------------------------------------------------------------------------
@@ -419,8 +425,8 @@ def test_refusal_inside_another_verb_is_told_once() -> None:
 
 
 def test_refusal_reaches_all_who_listen_for_it() -> None:
-    """One that raises keeps nobody from hearing, nor the caller from hearing of the refusal: its error is a note of that."""
-    ledger = make_ledger()
+    """One that raises keeps nobody from hearing, nor the caller from hearing of the refusal: its error is kept."""
+    ledger = make_ledger(errors="keep")
     heard: list[Refusal] = []
 
     def full(_: Refusal) -> None:
@@ -428,22 +434,22 @@ def test_refusal_reaches_all_who_listen_for_it() -> None:
 
     ledger.on_refusal(full)
     ledger.on_refusal(heard.append)
-    with pytest.raises(RefusedError) as raised:
+    with pytest.raises(RefusedError):
         ledger.admit("a")
     ledger.preempt("a")
 
-    assert "No space left" in raised.value.__notes__[0]
+    assert [str(each.first) for each in ledger.hook_errors.failed] == ["[Errno 28] No space left on device"]
     assert len(heard) == 1
 
 
 def test_refusal_cannot_be_answered_by_a_verb() -> None:
     """Who hears of one cannot call the ledger, like any listener; afterwards everybody can."""
-    ledger = make_ledger()
+    ledger = make_ledger(errors="keep")
     ledger.on_refusal(lambda _: ledger.preempt("a"))
-    with pytest.raises(RefusedError) as raised:
+    with pytest.raises(RefusedError):
         ledger.admit("a")
 
-    assert "a hook cannot call the ledger" in raised.value.__notes__[0]
+    assert "a hook cannot call the ledger" in str(ledger.hook_errors.failed[0].first)
     assert ledger.request_state("a") is Request.RUNNING
     ledger.preempt("a")
 

@@ -736,17 +736,19 @@ class Full:
     close = flush
 
 
-def test_a_full_disk_ends_the_watch_and_not_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be written is no reason for the engine to fall."""
+def test_a_full_disk_ends_the_recording_and_neither_watch_nor_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be written is said when it happens, and when the recording is closed."""
     scheduler, inner = offloading()
     watch = attach(scheduler, Options(record=str(tmp_path / "run.jsonl")))
     recording = watch._recordings[0]
     recording._stream.close()
     vars(recording)["_stream"] = vars(recording._recorder)["_stream"] = Full()
-    with caplog.at_level(logging.ERROR, LOGGER.name):
+    with caplog.at_level(logging.ERROR):
         scheduler.kv_cache_manager.allocate_slots(A, [1])
         inner.build_connector_meta(FakeMeta())
+        lost = watch.lost
+        watch.close()
 
-    assert watch.lost is not None
-    assert "stopped by an internal error" in caplog.text
+    assert lost is None
+    assert "the recording has ended before the run" in caplog.text
     assert "could not be written to its end (" in caplog.text
