@@ -138,6 +138,11 @@ METRICS: Mapping[str, Metric] = {
             "Violated rules of the ledger. Anything but 0 is a bug: report it.",
         ),
         Metric(
+            _P + "hook_errors",
+            MetricKind.COUNTER,
+            "Errors of hooks and of a replacement policy of your own. They changed nothing; the log names the code.",
+        ),
+        Metric(
             _P + "below_bytes",
             MetricKind.COUNTER,
             "Bytes put into the store below host memory, and brought from there.",
@@ -294,6 +299,7 @@ class Meter:
             ("allocation_failure", "", counts.get("refused", 0)),
             ("stale_blocks", "", counts.get("stale", 0)),
             ("violations", "", ledger.tally.get("violations", 0)),
+            ("hook_errors", "", ledger.hook_errors.count),
         ]
         for cause, total in ledger.flushes.items():
             found.append(("flushes", cause, total))
