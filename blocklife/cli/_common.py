@@ -97,8 +97,8 @@ def number(text: str) -> float:
 
 def file(text: str) -> str:
     """The name of a file."""
-    if not text:
-        raise argparse.ArgumentTypeError("'' is not the name of a file")
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file")
     return text
 
 
@@ -185,14 +185,11 @@ def check_writable(path: str) -> None:
     """Refuse what `write_whole` could not write, before work that takes long."""
     import tempfile  # which takes longer than all else here
 
-    target = Path(path)
-    try:
-        if target.exists() and not target.is_file():
-            target.open("wb").close()
+    with _opening(path) as (target, is_plain):
+        if is_plain:
+            tempfile.TemporaryFile(dir=target.parent).close()
         else:
-            tempfile.TemporaryFile(dir=target.resolve().parent).close()
-    except OSError as problem:
-        raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
+            target.open("wb").close()
 
 
 def write_whole(path: str, data: str | bytes) -> None:
@@ -208,13 +205,11 @@ def writing_whole(path: str) -> Iterator[IO[bytes]]:
 
     What is no plain file, such as a pipe or ``/dev/stdout``, is written to as it is.
     """
-    target = Path(path)
-    try:
-        if target.exists() and not target.is_file():
+    with _opening(path) as (target, is_plain):
+        if not is_plain:
             with target.open("wb") as stream:
                 yield stream
             return
-        target = target.resolve()  # a link stays a link
         beside = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
             with beside.open("wb") as stream:
@@ -222,6 +217,21 @@ def writing_whole(path: str) -> Iterator[IO[bytes]]:
             os.replace(beside, target)
         finally:
             beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _opening(path: str) -> Iterator[tuple[Path, bool]]:
+    """What a file to write to is when all links are followed, and whether it is, or will be, a plain file.
+
+    An error within becomes a `MisuseError` with the name that was given. A loop of links leads nowhere and is refused too:
+    `Path.exists` and `Path.resolve` answer differently about it from one Python to the next.
+    """
+    try:
+        try:
+            is_plain = stat.S_ISREG(os.stat(path).st_mode)
+        except FileNotFoundError:
+            is_plain = True
+        yield Path(os.path.realpath(path) if is_plain else path), is_plain  # a link stays a link
     except BrokenPipeError:  # a reader that has gone is no bad input
         raise
     except OSError as problem:

@@ -354,6 +354,69 @@ def test_workload_that_cannot_be_written_leaves_an_earlier_one(
     assert workload.read_text().count("\n") == 2
 
 
+WRITERS = [
+    "replay --requests 1 --record OUT",
+    "workload generate --output OUT",
+    "recording view RECORDING -o OUT",
+    "recording show RECORDING --block 1 -o OUT",
+    "recording perfetto RECORDING -o OUT",
+    "draw block -o OUT",
+    "check --mutants --page OUT",
+]
+"""Every command that writes a file of a given name."""
+NOWHERE = {
+    "a loop of links": ("loop.svg", "Too many levels of symbolic links"),
+    "a link into a loop": ("into.svg", "Too many levels of symbolic links"),
+    "a loop as a folder": ("loop.svg/x.svg", "Too many levels of symbolic links"),
+    "a long name": ("x" * 300 + ".svg", "File name too long"),
+    "no folder": ("nowhere/x.svg", "No such file or directory"),
+    "a file as a folder": ("file/x.svg", "Not a directory"),
+    "no name of a file": ("x\0.svg", "is not the name of a file"),
+}
+
+
+@pytest.mark.parametrize("where", NOWHERE)
+@pytest.mark.parametrize("command", WRITERS)
+def test_cli_says_why_a_file_cannot_be_written(command: str, where: str, tmp_path: Path, capsys: Capture) -> None:
+    """One line with its name and the reason, whatever the command; links stay as they are."""
+    recording, loop, into = tmp_path / "run.jsonl", tmp_path / "loop.svg", tmp_path / "into.svg"
+    assert call(capsys, "replay", "--requests", "1", "--record", str(recording))[0] == 0
+    (tmp_path / "other.svg").symlink_to(loop)
+    loop.symlink_to(tmp_path / "other.svg")
+    into.symlink_to(loop)
+    (tmp_path / "file").touch()
+    name, why = NOWHERE[where]
+    before = sorted(tmp_path.iterdir())
+    words = {"OUT": str(tmp_path / name), "RECORDING": str(recording)}
+    said = refused(capsys, *(words.get(word, word) for word in command.split()))
+
+    assert why in said
+    assert repr(str(tmp_path / name))[1:-1] in said
+    assert sorted(tmp_path.iterdir()) == before
+    assert loop.is_symlink()
+    assert into.is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        ("", "/story.txt: Too many levels of symbolic links"),
+        ("a", "/a: File exists"),
+        ("a/b", "/a/b: Too many levels of symbolic links"),
+        ("x" * 300, "x: File name too long"),
+    ],
+)
+def test_check_says_before_its_search_that_a_counterexample_cannot_be_written(
+    folder: str, why: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """Whether its folder is a loop of links, or one of the files in it."""
+    for name, target in (("story.txt", "a"), ("a", "story.txt")):
+        (tmp_path / name).symlink_to(target)
+    said = refused(capsys, "check", "--blocks", "2", "--slots", "1", "--requests", "ab.c", "--write", str(tmp_path / folder))
+
+    assert why in said
+
+
 @FULL
 @pytest.mark.parametrize("requests", [1, 30])
 def test_cli_says_that_the_disk_is_full(requests: int, capsys: Capture) -> None:
