@@ -19,11 +19,21 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "mooncake": ("mooncake-transfer-engine-non-cuda>=0.3.13",),
 }
 """What each extra of the package installs, as in `pyproject.toml`."""
+MESSAGE_MAX = 2000
+"""Maximum length of an error that is printed or logged as one line; longer ones are shortened."""
 
 
 def to_install(extra: str) -> str:
     """The command that installs the packages of an extra; it works however blocklife itself was installed."""
     return f"pip install {' '.join(repr(each) for each in EXTRAS[extra])}"
+
+
+def one_line(text: str) -> str:
+    """A message as one line that a terminal can show: what cannot be printed is spelt out, and the middle of a long one cut."""
+    line = " ".join(text.splitlines())
+    if len(line) > MESSAGE_MAX:
+        line = f"{line[: MESSAGE_MAX // 2]} [...] {line[-MESSAGE_MAX // 2 :]}"
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
 class BlocklifeError(Exception):

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from blocklife.cli._common import MESSAGE_MAX
-from blocklife.errors import MisuseError
+from blocklife.errors import MESSAGE_MAX, MisuseError
 from blocklife.files import DEPTH_MAX, KEY_PARTS_MAX, NUMBER_MAX, TEXT_BYTES_MAX, parse_json, parse_toml, read_text
 from blocklife.recording._format import DamagedError, read_line
 from tests.cli.test_cli import Capture, call, refused

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from blocklife.errors import MisuseError
+from blocklife.errors import MisuseError, one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -25,8 +25,6 @@ OK, WRONG, BAD_INPUT, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit statuses of a command."""
 EVERY = 15.0
 """Seconds between two lines of progress."""
-MESSAGE_MAX = 2000
-"""Maximum length of an error; longer ones are shortened."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -248,14 +246,6 @@ def put_out(data: str | bytes) -> None:
 def printable(text: str) -> str:
     """Text with what the name of a file may have of another encoding spelt out, as Python does in messages."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def one_line(text: str) -> str:
-    """A message as one line that a terminal can show: what cannot be printed is spelt out, and the middle of a long one cut."""
-    line = " ".join(text.splitlines())
-    if len(line) > MESSAGE_MAX:
-        line = f"{line[: MESSAGE_MAX // 2]} [...] {line[-MESSAGE_MAX // 2 :]}"
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
 def _encoded(data: str | bytes) -> bytes:

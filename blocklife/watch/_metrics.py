@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from blocklife.errors import one_line
+from blocklife.watch._options import setting
 from blocklife.watch._violations import RULES
 
 VIOLATIONS = "Illegal steps of the engine that blocklife has seen, by rule."
@@ -93,7 +95,9 @@ class InFolder:
         path = folder / f"{os.getpid()}{_SUFFIX}"
         size = 8 * len(_PLACES)
         with path.open("a+b") as file:  # a former process may have had the same id, and its counts stay
-            file.truncate(size)
+            file.truncate(min(file.tell(), size))
+            file.write(bytes(size - file.tell()))  # a hole would be filled when something is counted: a full disk kills then
+            file.flush()
             self._map = mmap.mmap(file.fileno(), size)
         self._values = memoryview(self._map).cast("q")
 
@@ -115,10 +119,26 @@ class InFolder:
         return totals
 
 
-class Collector:
-    """Shows the counts of a folder in a registry of the client library."""
+class InProcess:
+    """Counts that only this process knows, where no file can be made for them."""
 
-    def __init__(self, engine: str, kept: InFolder, client: object) -> None:
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._counts = dict.fromkeys(_PLACES, 0)
+
+    def add(self, name: str, amount: int) -> None:
+        """As `CountStore` says."""
+        self._counts[name] += amount
+
+    def totals(self) -> dict[str, int]:
+        """All of them."""
+        return dict(self._counts)
+
+
+class Collector:
+    """Shows counts in a registry of the client library."""
+
+    def __init__(self, engine: str, kept: InFolder | InProcess, client: object) -> None:
         self._prefix = prefix_of(engine)
         self._kept = kept
         self._family = vars(client)["CounterMetricFamily"]
@@ -184,22 +204,43 @@ def _kept(engine: str, *, is_shown: bool) -> CountStore:
     except ImportError:
         client = None
     if client is not None and os.environ.get(_MULTIPROC):
-        return OfLibrary(engine, client)
+        try:
+            return OfLibrary(engine, client)
+        except (OSError, ValueError) as error:  # its folder is gone, or somebody has metrics of these names
+            return InProcess(f"its counts are shown nowhere, because {_MULTIPROC} does not take them ({_why(error)})")
     kept = _in_folder()
     if client is not None and not is_shown:
         core = importlib.import_module("prometheus_client.core")
-        vars(core)["REGISTRY"].register(Collector(engine, kept, core))
+        try:
+            vars(core)["REGISTRY"].register(Collector(engine, kept, core))
+        except ValueError as error:
+            kept.where = f"its counts are shown nowhere, because its metrics cannot be registered ({_why(error)})"
     return kept
 
 
-def _in_folder() -> InFolder:
-    """A file in the inherited folder, or in a new one for this process and its children, which is removed at exit."""
-    if folder := os.environ.get(FOLDER):
-        return InFolder(Path(folder), "its counts are in the metrics of the process that started it")
-    made = tempfile.mkdtemp(prefix="blocklife-watch-")
+def _in_folder() -> InFolder | InProcess:
+    """A file in the inherited folder, or in a new one for this process and its children, which is removed at exit.
+
+    The inherited one may be gone: the process that made it has ended, and this one was started later by another child of it.
+    """
+    here = "its counts are in the metrics of this process"
+    if folder := setting(FOLDER, str):
+        try:
+            return InFolder(Path(folder), "its counts are in the metrics of the process that started it")
+        except OSError as error:
+            here += f" only, because {FOLDER}={one_line(folder)} cannot be written to ({_why(error)})"
+    try:
+        made = tempfile.mkdtemp(prefix="blocklife-watch-")
+        atexit.register(_remove, made, os.getpid())
+        kept = InFolder(Path(made), here)
+    except OSError as error:
+        return InProcess(f"{here}, and not in those of others, because no file can be made for them ({_why(error)})")
     os.environ[FOLDER] = made
-    atexit.register(_remove, made, os.getpid())
-    return InFolder(Path(made), "its counts are in the metrics of this process")
+    return kept
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or one_line(str(error))
 
 
 def _remove(folder: str, process: int) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from attrs import field, frozen
 
 from blocklife.errors import MisuseError
 
-
-class RecordError(MisuseError):
-    """The requested recording cannot be opened. The plug-in skips what cannot be watched, but raises this error."""
-
+ReadT = TypeVar("ReadT")
 
 PID = "{pid}"
 """Placeholder for the process id in the path of a recording."""
+SAMPLE_MAX = (1 << 31) - 1
+"""The largest sample: one block of as many as a ledger can have."""
 
 
 class WatchMode(enum.Enum):
@@ -44,9 +44,13 @@ def _spelt(record: str | Path | None) -> str:
     return str(record or "")
 
 
-def _positive(instance: object, attribute: object, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise MisuseError(f"sample must be a whole number of at least 1, not {value!r} (one block of so many is followed)")
+def _sampled(instance: object, attribute: object, value: object) -> None:
+    if type(value) is not int or not 1 <= value <= SAMPLE_MAX:
+        is_huge = isinstance(value, int) and value.bit_length() > 64  # Python prints no number of thousands of digits
+        given = "one of more than 64 bits" if is_huge else repr(value)
+        raise MisuseError(
+            f"sample must be a whole number from 1 to {SAMPLE_MAX}, not {given} (one block of so many is followed)"
+        )
 
 
 @frozen(kw_only=True)
@@ -54,7 +58,7 @@ class Options:
     """The options of a watch."""
 
     mode: WatchMode = field(default=WatchMode.LOG, validator=_is_mode)
-    sample: int = field(default=1, validator=_positive)
+    sample: int = field(default=1, validator=_sampled)
     """One block in this many is followed."""
     jobs: bool = field(default=True, validator=_is_flag)
     """Whether a ledger follows all jobs, so that its tables check them, too, and states can be queried. No rule needs it, and
@@ -69,20 +73,48 @@ class Options:
 
         Raises MisuseError for other values.
         """
-        asked = environment.get("BLOCKLIFE_WATCH", "").strip()
-        if asked.lower() in ("", "0", "off"):
+        mode = setting("BLOCKLIFE_WATCH", _mode, environment)
+        if mode is None:
             return None
-        modes = {mode.name.lower(): mode for mode in WatchMode}
-        if asked.lower() not in modes:
-            raise MisuseError(f"BLOCKLIFE_WATCH={asked}: it is strict, count or log (or off)")
-        sample = environment.get("BLOCKLIFE_WATCH_SAMPLE", "").strip() or "1"
-        if not (sample.isascii() and sample.isdecimal()) or not int(sample):
-            raise MisuseError(f"BLOCKLIFE_WATCH_SAMPLE={sample}: it is a whole number of at least 1 (one block of so many)")
-        mode, record = modes[asked.lower()], environment.get("BLOCKLIFE_WATCH_RECORD", "").strip()
-        # Folders that depend on the process are checked only by the process that opens the file; other processes need none.
-        if record and PID not in os.path.dirname(record) and (why := unusable(of_this_process(record))):
-            raise MisuseError(f"BLOCKLIFE_WATCH_RECORD={record}: {why}")
-        return cls(mode=mode, sample=int(sample), jobs=mode is WatchMode.STRICT or bool(record), record=record)
+        sample = setting("BLOCKLIFE_WATCH_SAMPLE", _sample, environment)
+        record = setting("BLOCKLIFE_WATCH_RECORD", _record, environment)
+        return cls(mode=mode, sample=sample, jobs=mode is WatchMode.STRICT or bool(record), record=record)
+
+
+def setting(name: str, read: Callable[[str], ReadT], environment: Mapping[str, str] = os.environ) -> ReadT:
+    """What a variable of the environment asks for; *read* gets an empty text where it is not set.
+
+    A `ValueError` of *read* says what is wrong with the text; it becomes a MisuseError that names the variable and its value.
+    """
+    text = environment.get(name, "").strip()
+    try:
+        return read(text)
+    except ValueError as problem:
+        raise MisuseError(f"{name}={text}: {problem}") from None
+
+
+def _mode(text: str) -> WatchMode | None:
+    modes = {mode.name.lower(): mode for mode in WatchMode}
+    if text.lower() in ("", "0", "off"):
+        return None
+    if text.lower() not in modes:
+        raise ValueError("it is strict, count or log (or off)")
+    return modes[text.lower()]
+
+
+def _sample(text: str) -> int:
+    text = text or "1"
+    is_plain = text.isascii() and text.isdecimal() and len(text) <= len(str(SAMPLE_MAX))
+    if not is_plain or not 1 <= int(text) <= SAMPLE_MAX:
+        raise ValueError(f"it is a whole number from 1 to {SAMPLE_MAX} (one block of so many)")
+    return int(text)
+
+
+def _record(text: str) -> str:
+    # Folders that depend on the process are checked only by the process that opens the file; other processes need none.
+    if text and PID not in os.path.dirname(text) and (why := unusable(of_this_process(text))):
+        raise ValueError(why)
+    return text
 
 
 def of_this_process(record: str) -> str:

@@ -6,9 +6,10 @@ import contextlib
 import time
 from typing import TextIO
 
+from blocklife.errors import MisuseError
 from blocklife.recording import BusyError, Recorder, open_file
 from blocklife.watch._mirror import Mirror
-from blocklife.watch._options import RecordError, unusable
+from blocklife.watch._options import unusable
 from blocklife.watch._violations import LOGGER
 
 _FILES_MAX = 64
@@ -43,7 +44,7 @@ class OpenRecording:
 
 
 def _opened(path: str, number: int) -> tuple[str, TextIO]:
-    """Open the file of a recording. Raises `RecordError`, with path and remedy, if it cannot be opened."""
+    """Open the file of a recording. Raises `MisuseError`, with path and remedy, if it cannot be opened."""
     why = ""
     for at in range(number, number + _FILES_MAX):
         name = f"{path}.{at + 1}" if at else path
@@ -62,4 +63,4 @@ def _opened(path: str, number: int) -> tuple[str, TextIO]:
         except ValueError as error:
             why = f"it cannot be written: {error} (name a file that can be)"
         break
-    raise RecordError(f"record (BLOCKLIFE_WATCH_RECORD)={path}: {why}")
+    raise MisuseError(f"record (BLOCKLIFE_WATCH_RECORD)={path}: {why}")

@@ -28,7 +28,7 @@ from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._steps import NUM_TEXTS, StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
-from blocklife.errors import InvariantError, MisuseError
+from blocklife.errors import MESSAGE_MAX, InvariantError, MisuseError
 from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS
 from blocklife.watch._pages import STILL
 from tests.watch.sglang_fakes import FakeEngine, FakeTree, slots_of
@@ -710,6 +710,53 @@ def test_error_of_the_plugin_does_not_keep_an_engine_from_starting(caplog: pytes
     plugin.come(tree, LOG)
 
     assert "watching nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("BLOCKLIFE_WATCH", "yes"), ("BLOCKLIFE_WATCH_SAMPLE", "9" * 5_000), ("BLOCKLIFE_WATCH_RECORD", "/nowhere/run.jsonl")],
+)
+def test_sglang_goes_on_unwatched_where_settings_mean_nothing(
+    name: str, value: str, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line names the setting, and says that nothing is watched; no error reaches SGLang."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setenv(name, value)
+    plugin.install()
+
+    assert registry.hooks == []
+    (record,) = caplog.records
+    assert record.message.startswith(f"blocklife watch: watching nothing, because {name}={value[:1]}")
+    assert len(record.message) < 2 * MESSAGE_MAX
+
+
+def test_sglang_goes_on_unwatched_where_the_plugin_fails_itself(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A registry that is not what the plug-in takes it for."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.delattr(sys.modules["sglang.srt.plugins.hook_registry"], "HookType")
+    plugin.install()
+
+    assert registry.hooks == []
+    (record,) = caplog.records
+    assert record.message.startswith("blocklife watch: watching nothing, because of an error of its own: AttributeError(")
+
+
+def test_sglang_goes_on_unwatched_where_its_recording_cannot_be_opened(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its folder has gone since the environment was read."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setenv("BLOCKLIFE_WATCH_RECORD", str(tmp_path / "{pid}" / "run.jsonl"))
+    plugin.install()
+    ((_, hook, _),) = registry.hooks
+    engine = FakeEngine()
+
+    assert hook(None, engine) is None
+    assert watch_of(engine) is None
+    (record,) = caplog.records
+    assert "watching nothing, because record (BLOCKLIFE_WATCH_RECORD)=" in record.message
 
 
 @pytest.mark.parametrize("release", ["0.5.24", "0.6.0", "0.5.12.post1", "unknown"])

@@ -12,6 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,12 +24,14 @@ from attrs import field, frozen
 from blocklife.cli import main
 from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach, watch_of
 from blocklife.engines.vllm.watch import _plugin as plugin
-from blocklife.errors import BlocklifeError, InvariantError, MisuseError
-from blocklife.watch._metrics import COUNTED, FOLDER, Collector, InFolder, Metrics, OfLibrary, prefix_of
+from blocklife.errors import MESSAGE_MAX, BlocklifeError, InvariantError, MisuseError
+from blocklife.watch._metrics import COUNTED, FOLDER, Collector, InFolder, Metrics, OfLibrary, _in_folder, prefix_of
 from blocklife.watch._violations import NUM_KEPT, NUM_LOGGED, RULES, WHILE_S, ViolationReporter, WatchViolation
+from tests.disks import small_disk
 from tests.interrupts import interruptible
 from tests.watch.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store
 
+ROOT = Path(__file__).parents[2]
 A, B = FakeRequest("a"), FakeRequest("b")
 
 
@@ -278,6 +281,106 @@ def test_a_process_counts_with_those_that_it_starts() -> None:
     assert not Path(folder).exists()
 
 
+ELSEWHERE = {
+    "gone": "No such file or directory",
+    "file": "Not a directory",
+    "loop": "Too many levels of symbolic links",
+    "x" * 300: "File name too long",
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_process_whose_inherited_folder_is_gone_counts_in_one_of_its_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a process that has ended before a child of its child began: its children count with it."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.setenv(FOLDER, str(tmp_path / name))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept = _in_folder()
+    kept.add("I8", 2)
+
+    assert kept.where == (
+        f"its counts are in the metrics of this process only, because {FOLDER}={tmp_path / name} cannot be written to "
+        f"({ELSEWHERE[name]})"
+    )
+    assert os.environ[FOLDER].startswith(f"{tmp_path}/blocklife-watch-")
+    assert InFolder(Path(os.environ[FOLDER]), "").totals()["I8"] == 2
+
+
+def test_a_process_that_can_make_no_file_counts_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own metrics have what it counts; the line says that those of others have not."""
+    monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    kept = _in_folder()
+    kept.add("I8", 2)
+    collector = Collector("vllm", kept, SimpleNamespace(CounterMetricFamily=FakeFamily))
+    families: list[Any] = list(collector.collect())
+
+    assert kept.where.endswith("because no file can be made for them (No such file or directory)")
+    assert {family.name: family.values for family in families}[PREFIX + "violations"]["I8",] == 2
+    assert FOLDER not in os.environ
+
+
+CROWDED = """
+import os, sys, tempfile
+from blocklife.watch import _metrics as metrics
+tempfile.tempdir = sys.argv[1]
+open(sys.argv[1] + "/filling", "wb", 0).write(bytes(1 << 20))
+counts = metrics.of_process("vllm")
+counts.violated("I8")
+print(counts.where)
+"""
+
+
+def test_a_full_disk_does_not_end_who_counts(tmp_path: Path) -> None:
+    """The place of a count is there before it is written to: a hole that cannot be filled ends a process by a signal."""
+    around = {name: value for name, value in os.environ.items() if name not in (FOLDER, "PROMETHEUS_MULTIPROC_DIR")}
+    with small_disk(tmp_path, 64 << 10):
+        command = [sys.executable, "-c", CROWDED, str(tmp_path)]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=around, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "no file can be made for them (No space left on device)" in ran.stdout
+
+
+CLIENT = """
+import sys
+from types import ModuleType
+client = sys.modules["prometheus_client"] = ModuleType("prometheus_client")
+core = sys.modules["prometheus_client.core"] = ModuleType("prometheus_client.core")
+class REGISTRY:
+    @staticmethod
+    def register(collector):
+        raise ValueError("Duplicated timeseries")
+core.REGISTRY, core.CounterMetricFamily = REGISTRY, None
+def Counter(*given):
+    raise FileNotFoundError(2, "No such file or directory")
+client.Counter = Counter
+from blocklife.watch import _metrics as metrics
+counts = metrics.of_process("vllm")
+counts.violated("I8")
+print(counts.where)
+"""
+
+
+@pytest.mark.parametrize(
+    ("shared", "why"),
+    [
+        ("", "its metrics cannot be registered (Duplicated timeseries)"),
+        ("/gone", "PROMETHEUS_MULTIPROC_DIR does not take them (No such file or directory)"),
+    ],
+)
+def test_a_client_library_that_refuses_the_metrics_ends_nobody(shared: str, why: str) -> None:
+    """Somebody has metrics of these names already, or the folder that several servers share is gone."""
+    around = {name: value for name, value in os.environ.items() if name != FOLDER} | {"PROMETHEUS_MULTIPROC_DIR": shared}
+    command = [sys.executable, "-c", CLIENT]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=around, check=False)
+
+    assert (ran.returncode, ran.stdout) == (0, f"its counts are shown nowhere, because {why}\n"), ran.stderr
+
+
 # --- options ------------------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +411,19 @@ def test_the_environment_says_how_to_watch() -> None:
         ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "0"}, "BLOCKLIFE_WATCH_SAMPLE=0"),
         ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "-1"}, "BLOCKLIFE_WATCH_SAMPLE=-1"),
         ({"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": "½"}, "BLOCKLIFE_WATCH_SAMPLE=½"),
+        *[
+            (
+                {"BLOCKLIFE_WATCH": "log", "BLOCKLIFE_WATCH_SAMPLE": text},
+                rf"^BLOCKLIFE_WATCH_SAMPLE={text}: it is a whole number",
+            )
+            for text in ("9" * 5_000, str(1 << 31), "nan", "1e3", "0x10", "1_0", "٣", "²", "8 8", "\0", "-9")
+        ],
+        *[
+            ({"BLOCKLIFE_WATCH": text}, f"^BLOCKLIFE_WATCH={text}: it is strict, count or log")
+            for text in ("yes", "1", "-1", "nan", "ﬁ", "log\0", "x" * 100_000, "strict,log")
+        ],
     ],
+    ids=lambda given: None if isinstance(given, dict) else given[:40],
 )
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, str], word: str) -> None:
     """The message names the variable, its value and what it can be."""
@@ -329,7 +444,7 @@ def test_a_mode_is_a_mode(mode: Any) -> None:
         Options(mode=mode)
 
 
-@pytest.mark.parametrize("sample", [True, 1.5, "8", -1])
+@pytest.mark.parametrize("sample", [True, 1.5, "8", -1, 1 << 31, 10**5_000, -(10**5_000)], ids=list("abcdefg"))
 def test_a_sample_is_a_whole_number(sample: Any) -> None:
     """Of at least one."""
     with pytest.raises(MisuseError, match="sample must be a whole number"):
@@ -476,11 +591,61 @@ def test_the_plug_in_does_nothing_unasked(fake_vllm: Callable[..., FakeScheduler
     assert watch_of(fake_vllm()) is None
 
 
-def test_the_plug_in_refuses_settings_that_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typing error must not pass for a silent watch."""
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "yes")
-    with pytest.raises(MisuseError, match="BLOCKLIFE_WATCH=yes"):
-        plugin.install()
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BLOCKLIFE_WATCH", "yes"),
+        ("BLOCKLIFE_WATCH", "x\ny" * 10_000),
+        ("BLOCKLIFE_WATCH_SAMPLE", "9" * 5_000),
+        ("BLOCKLIFE_WATCH_RECORD", "/nowhere/run.jsonl"),
+        ("BLOCKLIFE_WATCH_RECORD", "/"),
+    ],
+)
+def test_vllm_goes_on_unwatched_where_settings_mean_nothing(
+    name: str,
+    value: str,
+    fake_vllm: Callable[..., FakeScheduler],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line names the setting, and says that nothing is watched; no error reaches vLLM."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.setenv(name, value)
+    plugin.install()
+
+    assert watch_of(fake_vllm()) is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"blocklife watch: watching nothing, because {name}={value[:1]}")
+    assert "\n" not in line
+    assert len(line) < 2 * MESSAGE_MAX
+
+
+def test_vllm_goes_on_unwatched_where_the_watch_fails_itself(
+    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A class that is not where it is looked for, as in a release of somebody's own: nothing is wrapped by halves."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    monkeypatch.delattr(sys.modules["vllm.v1.simple_kv_offload.worker"], "SimpleCPUOffloadWorker")
+    plugin.install()
+
+    assert watch_of(fake_vllm()) is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "blocklife watch: watching nothing, because of an error of its own: KeyError('SimpleCPUOffloadWorker')"
+
+
+def test_vllm_goes_on_unwatched_where_attaching_fails(
+    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A scheduler that is not what the watch takes it for is made all the same."""
+    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
+    plugin.install()
+
+    def fails(*_given: object) -> None:
+        raise KeyError("num_blocks")
+
+    monkeypatch.setattr(plugin, "attach", fails)
+    assert watch_of(fake_vllm()) is None
+    assert "watching nothing, because of an error of its own: KeyError('num_blocks')" in caplog.text
 
 
 # --- recordings ---------------------------------------------------------------------------------------------------------------
@@ -618,10 +783,9 @@ def test_a_process_leaves_a_recording_that_can_be_checked(
 ) -> None:
     """One that just ends, one that is interrupted in the middle of a step, and one that ends with a block held."""
     path = tmp_path / "run.jsonl"
-    root = Path(__file__).parents[2]
     with interruptible():
         ran = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(path), way], cwd=root, capture_output=True, text=True, check=False
+            [sys.executable, "-c", PROGRAM, str(path), way], cwd=ROOT, capture_output=True, text=True, check=False
         )
     status, out = told(capsys, "recording", "check", str(path))
     shown, _ = told(capsys, "recording", "show", str(path), "--block", "1")
@@ -654,8 +818,7 @@ if __name__ == "__main__":
 def test_a_forked_child_ends_its_recording(tmp_path: Path) -> None:
     """Such a process leaves without what other processes do at their end; vLLM's engine core may be one."""
     path = tmp_path / "run.jsonl"
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", CHILD, str(path)], cwd=root, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", CHILD, str(path)], cwd=ROOT, check=True, capture_output=True)
 
     assert json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["blocklife"] == "end"
 
@@ -708,18 +871,23 @@ def test_a_folder_of_each_process_is_looked_for_where_its_recording_is_opened(ar
         attach(scheduler, options)
 
 
-def test_a_recording_that_cannot_be_opened_stops_vllm_with_the_name_of_the_setting(
-    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_vllm_goes_on_unwatched_where_its_recording_cannot_be_opened(
+    fake_vllm: Callable[..., FakeScheduler],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its folder has gone since the environment was read; this is not passed over as what cannot be watched is."""
+    """Its folder has gone since the environment was read; the line names the setting."""
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
     monkeypatch.setenv("BLOCKLIFE_WATCH_RECORD", str(folder / "run.jsonl"))
     plugin.install()
     folder.rmdir()
-    with pytest.raises(MisuseError, match="BLOCKLIFE_WATCH_RECORD"):
-        fake_vllm()
+
+    assert watch_of(fake_vllm()) is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"blocklife watch: watching nothing, because record (BLOCKLIFE_WATCH_RECORD)={folder}/run.jsonl: ")
 
 
 class Full:

@@ -8,8 +8,8 @@ from blocklife.engines.sglang import _versions as versions
 from blocklife.engines.sglang.watch import LOGGER, Options, attach
 from blocklife.errors import MisuseError
 from blocklife.watch._metrics import of_process
-from blocklife.watch._options import RecordError, WatchMode
-from blocklife.watch._said import NOTHING, said_of
+from blocklife.watch._options import WatchMode
+from blocklife.watch._said import beside_engine, said_of
 
 MADE = "sglang.srt.managers.scheduler.Scheduler.__init__"
 """The only thing of SGLang's classes that is hooked; all else is heard of the scheduler that was made."""
@@ -18,17 +18,22 @@ MADE = "sglang.srt.managers.scheduler.Scheduler.__init__"
 def install() -> None:
     """Watch every scheduler made from now on, if the environment asks for it.
 
-    One log line says what is watched, as soon as something is. In an unknown release of SGLang nothing is watched, and one log
-    line says so; another says why a scheduler has nothing to watch. Raises MisuseError for invalid settings, which SGLang logs.
+    One log line says what is watched, as soon as something is. In an unknown release of SGLang, and with settings that mean
+    nothing, nothing is watched, and one log line says so; another says why a scheduler has nothing to watch. No error reaches
+    SGLang.
     """
+    with beside_engine():
+        _install()
+
+
+def _install() -> None:
     options = Options.from_environment()
     if options is None:
         return
     release = getattr(importlib.import_module("sglang"), "__version__", None) or "of an unknown release"
     if not versions.is_watched(release):
         known = f"{versions.OLDEST_WATCHED} to {versions.NEWEST_WATCHED} (install one of these, or a blocklife for yours)"
-        LOGGER.warning(NOTHING, f"this is SGLang {release}, and the watch knows SGLang {known}")
-        return
+        raise MisuseError(f"this is SGLang {release}, and the watch knows SGLang {known}")
     if options.mode is WatchMode.COUNT:
         of_process(versions.ENGINE)  # done here, so that child processes count in the same place
     hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
@@ -40,14 +45,6 @@ def install() -> None:
 
 
 def come(scheduler: object, options: Options) -> None:
-    """Watch a scheduler that was made, or say why not. Raises RecordError; no other error reaches SGLang."""
-    try:
-        watch = attach(scheduler, options)
-    except RecordError:
-        raise
-    except MisuseError as error:
-        LOGGER.warning(NOTHING, error)
-    except Exception as error:  # its fault must not keep an engine from starting
-        LOGGER.error(NOTHING, "of an error of its own", exc_info=error)
-    else:
-        LOGGER.warning("%s", said_of(watch.of, options, versions.ENGINE))
+    """Watch a scheduler that was made, or say why not. No error reaches SGLang."""
+    with beside_engine():
+        LOGGER.warning("%s", said_of(attach(scheduler, options).of, options, versions.ENGINE))

@@ -11,7 +11,7 @@ from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, at
 from blocklife.errors import MisuseError
 from blocklife.watch import _said as said
 from blocklife.watch._metrics import of_process
-from blocklife.watch._options import RecordError, WatchMode
+from blocklife.watch._options import WatchMode
 
 _SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler", "__init__")
 _WORKERS = (
@@ -31,17 +31,21 @@ _MARK = "_blocklife_watches"
 def install() -> None:
     """Watch every scheduler and worker made from now on, if the environment asks for it. A second call does nothing.
 
-    One log line says what is watched, as soon as something is. In an unknown release of vLLM nothing is watched, and one log
-    line says so. Raises MisuseError for invalid settings.
+    One log line says what is watched, as soon as something is. In an unknown release of vLLM, and with settings that mean
+    nothing, nothing is watched, and one log line says so. No error reaches vLLM.
     """
+    with said.beside_engine():
+        _install()
+
+
+def _install() -> None:
     options = Options.from_environment()
     if options is None:
         return
     release = getattr(importlib.import_module("vllm"), "__version__", None) or "of an unknown release"
     if not versions.is_watched(release):
         known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED[-1]} (install one of these, or a blocklife for yours)"
-        LOGGER.warning(said.NOTHING, f"this is vLLM {release}, and the watch knows vLLM {known}")
-        return
+        raise MisuseError(f"this is vLLM {release}, and the watch knows vLLM {known}")
     if options.mode is WatchMode.COUNT:
         of_process(versions.ENGINE)  # done here, so that child processes count in the same place
     watch_all(options, tell=lambda watch: LOGGER.warning("%s", said_of(watch)))
@@ -59,34 +63,36 @@ def watch_all(
 
     *tell* is called with each watch. Returns False if this was done already.
     """
-    schedulers, workers = _watching(attach, options, tell), _watching(attach_worker, options, tell)
-    made = [_wrap(*each, schedulers) for each in ([_SCHEDULER, *_PARTS] if parts else [_SCHEDULER])]
-    made += [_wrap(*each, workers) for each in _WORKERS]
-    return any(made)
+
+    def scheduler(made: object) -> None:
+        with said.beside_engine():
+            tell(attach(made, options))
+
+    def worker(made: object) -> None:
+        with said.beside_engine():
+            tell(attach_worker(made, options))
+
+    wanted = [(each, scheduler) for each in ([_SCHEDULER, *_PARTS] if parts else [_SCHEDULER])]
+    wanted += [(each, worker) for each in _WORKERS]
+    found = [(_find(*each), each[2], come) for each, come in wanted]  # all before the first is wrapped
+    wrapped = [_wrap(owner, method, come) for owner, method, come in found if owner is not None]
+    return any(wrapped)
 
 
-def _watching(
-    watch: Callable[[object, Options], Watch | WorkerWatch], options: Options, tell: Callable[[Watch | WorkerWatch], None]
-) -> Callable[[object], None]:
-    def come(thing: object) -> None:
-        try:
-            tell(watch(thing, options))
-        except RecordError:
-            raise
-        except MisuseError as error:
-            LOGGER.warning(said.NOTHING, error)
-
-    return come
-
-
-def _wrap(module: str, name: str, method: str, come: Callable[[object], None]) -> bool:
-    """Call *come* whenever that method of that class has run. Returns False if this was done already."""
+def _find(module: str, name: str, method: str) -> object | None:
+    """The class; None in an older release, which does not have it."""
     try:
-        owner = vars(importlib.import_module(module))[name]
+        owner: object = vars(importlib.import_module(module))[name]
     except ModuleNotFoundError:
         if module in _NEWER:
-            return False
+            return None
         raise
+    getattr(owner, method)
+    return owner
+
+
+def _wrap(owner: object, method: str, come: Callable[[object], None]) -> bool:
+    """Call *come* whenever that method of a class has run. Returns False if this was done already."""
     original: Callable[..., None] = getattr(owner, method)
     if hasattr(original, _MARK):
         return False
