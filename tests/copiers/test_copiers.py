@@ -582,6 +582,21 @@ class TestFaultyCopier:
         assert len({poll for poll, _, _ in reports}) > 1
         assert copier.statistics().num_late == 8
 
+    @pytest.mark.parametrize("rate", [0.0, 0.5])
+    def test_late_counts_the_reports_that_it_holds_back(self, build: Build, rate: float) -> None:
+        """And no other: what has landed comes with the first poll, unless it is late."""
+        copier = faulty(build(pace=1), late=rate)
+        for number in range(1, 33):
+            copier.launch(transfer(number, STORE, [1], [1]))
+        copier.wait([job(number) for number in range(1, 33)])
+        reports = drive(copier, 6)
+        num_late = sum(poll > 0 for poll, _, _ in reports)
+
+        assert len(reports) == 32
+        assert (num_late > 0) == (rate > 0)
+        assert num_late < 32
+        assert copier.statistics().num_late == num_late
+
     @pytest.mark.parametrize("most", [1, 3])
     def test_hold_back_is_one_poll_to_as_many_as_are_allowed(self, build: Build, most: int) -> None:
         """Both ends are drawn: the first poll takes over what has landed, and each report comes 1 to *most* polls behind it."""
