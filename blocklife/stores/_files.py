@@ -8,8 +8,13 @@ the bound, however many processes there are. Reading takes no lock: an open file
 leaves it too high, never too low; the next eviction counts anew. The lock file has it, and when it was last counted, so a start
 takes what is there, and one process counts for all now and then. A power cut may lose it: then the first start counts.
 
+*What counts.* What an entry takes on the disk: whole blocks, so that a value of 4,352 bytes counts 8,192 on most. The bytes of
+values would say that there is room where the disk has none.
+
 *Eviction.* By last use: a get sets the time of the file's last change, which unlike that of its last access is kept whatever
-the disk is mounted with. An eviction makes more room than was asked for, since it looks at every file.
+the disk is mounted with. An eviction makes more room than was asked for, since it looks at every file. A disk that is full
+before the bound is reached, of our own files or of others, makes a put evict what it needs, once for what it writes at a time;
+where that gives no room, because somebody else takes it, nothing is evicted for a while: nobody's full disk empties the store.
 
 *What is not here, and why.* No ``fsync``: the file system may lose what was put before a power cut, or damage it, and an entry
 has a checksum for that. No direct I/O: the page cache makes what was just put cheap to get.
@@ -31,7 +36,7 @@ from attrs import define, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.stores._areas import RegisteredMemory, check_key
-from blocklife.stores._folder import ABSENT_ERRORS, EntryCount, Folder, FoundEntry, Lock, LockedError, is_own_file
+from blocklife.stores._folder import ABSENT_ERRORS, EntryCount, Folder, FoundEntry, Lock, LockedError, is_own_file, taken_by
 from blocklife.stores._protocol import Page, StoreOutcome
 
 _Thing = TypeVar("_Thing")
@@ -43,7 +48,9 @@ _PIECE_BYTES = 32 << 20
 _AHEAD = 16
 """So many files that are not in the page cache are asked for at once."""
 _ROOM_SHARE = 16
-"""An eviction frees this fraction of the bound besides what was asked for."""
+"""An eviction frees this fraction of the bound, or of what is used on a full disk, besides what was asked for."""
+_IN_VAIN_NS = 60_000_000_000
+"""How long nothing is evicted for a full disk after that has given no room."""
 _TOUCH_NS = 10_000_000_000
 """A file whose last use is not older than this is not touched again."""
 _STALE_NS = 600_000_000_000
@@ -52,7 +59,8 @@ _COUNT_EVERY_NS = 600_000_000_000
 """The entries are counted anew at the first put after this time, by one process for all."""
 _OPEN_WAIT_S = 1.0
 """How long a store that is opened waits for the lock; then it starts without the count."""
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_ROOM = _DISK_FULL | {errno.EFBIG}
 
 
 @frozen
@@ -61,12 +69,12 @@ class FileStoreStatistics:
 
     max_bytes: int
     used_bytes: int
-    """The bytes of all entries, of all processes, when this one last knew; on the disk, files take whole blocks."""
+    """The bytes that all entries take on the disk, of all processes, when this one last knew."""
     evicted: int
     """Entries that this process has removed to make room."""
     evicted_bytes: int
     full: int
-    """Values that were not kept for lack of room: larger than the bound, or the disk is full."""
+    """Values that were not kept for lack of room: larger than the bound, or the disk is full and evicting has not helped."""
     failed: int
     """Values of calls that failed."""
     last_error: str
@@ -93,13 +101,14 @@ class _Written:
     at: int
     name: str
     unfinished: str
-    size: int
+    taken: int
+    """The bytes that it takes on the disk."""
     replaces: bool
     """Whether there was a value already when it was written; whether there still is, is to be found out under the lock."""
 
 
 class FileStore:
-    """A `ContentStore` in a folder, with at most *max_bytes* of values; what was used longest ago is evicted.
+    """A `ContentStore` in a folder, with at most *max_bytes* on the disk; what was used longest ago is evicted.
 
     The folder must be new, empty, or a store already; several processes may use it at once, each with its own bound. Without
     *max_bytes* the bound is half of what is free on the disk, where this store's own entries count as free. *clock* gives the
@@ -128,6 +137,8 @@ class FileStore:
         self._used = self._evicted = self._evicted_bytes = self._full = self._failed = 0
         self._last_error = ""
         self._read_flags = os.RWF_NOWAIT
+        self._full_until_ns = 0
+        """Until then nothing is evicted because the disk is full."""
         # Invariant: `_free` is what was free on the disk at the start, as long as the bound still lacks half of what is used.
         self._free: int | None = None
         self._max_bytes = 0
@@ -189,7 +200,7 @@ class FileStore:
             return [self._guarded(self._exists, key) for key in keys] if is_open else [_FAILED] * len(keys)
 
     def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-        """As `ContentStore.put`: FULL for a value above the bound, and where the disk is full."""
+        """As `ContentStore.put`: FULL for a value above the bound, and where the disk is full and evicting gives no room."""
         outcomes = [_FAILED] * len(pages)
         with self._call() as is_open:
             if is_open:
@@ -282,7 +293,7 @@ class FileStore:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def _exists(self, key: bytes) -> StoreOutcome:
-        return _ABSENT if self._folder.size_of(key.hex()) is None else _OK
+        return _ABSENT if self._folder.find(key.hex()) is None else _OK
 
     def _get_all(self, readings: Sequence[_Incoming], outcomes: list[StoreOutcome]) -> None:
         """Read what is in the page cache at once, while the disk brings the others, some at a time."""
@@ -372,11 +383,19 @@ class FileStore:
         self, pages: Sequence[Page], views: Sequence[memoryview], piece: Sequence[int], outcomes: list[StoreOutcome]
     ) -> None:
         written: list[_Written] = []
-        for at in piece:
+        may_evict = True
+        for number, at in enumerate(piece):
+            name, sizes = pages[at].key.hex(), [pages[each].size for each in piece[number:]]
             try:
-                if pages[at].size > self._max_bytes:
-                    raise OSError(errno.ENOSPC, "a value above the bound")
-                fresh = self._write(at, pages[at].key.hex(), views[at])
+                if sizes[0] > self._max_bytes:
+                    raise OSError(errno.EFBIG, "a value above the bound")
+                try:
+                    fresh = self._write(at, name, views[at])
+                except OSError as problem:
+                    if problem.errno not in _DISK_FULL or not may_evict:
+                        raise
+                    may_evict = False
+                    fresh = self._write_in_room_of_others(at, name, views[at], sizes)
             except OSError as problem:
                 self._look_for_folder(problem)
                 outcomes[at] = self._note(problem)
@@ -384,16 +403,45 @@ class FileStore:
                 outcomes[at] = _OK
                 if fresh is not None:
                     written.append(fresh)
-        if written:
-            try:
-                self._publish(written, outcomes)
-            finally:
-                self._drop(each for each in written if outcomes[each.at] is not _OK)
+        try:
+            for run in self._runs(written):
+                self._publish(run, outcomes)
+        finally:
+            self._drop(each for each in written if outcomes[each.at] is not _OK)
+
+    def _runs(self, written: Sequence[_Written]) -> Iterator[list[_Written]]:
+        """What is published at once: as much as fits into the bound."""
+        run: list[_Written] = []
+        for each in written:
+            if run and sum(other.taken for other in run) + each.taken > self._max_bytes:
+                yield run
+                run = []
+            run.append(each)
+        if run:
+            yield run
+
+    def _write_in_room_of_others(self, at: int, name: str, view: memoryview, sizes: Sequence[int]) -> _Written | None:
+        """Write a value to a disk that was full, after evicting what it and the next ones need.
+
+        Raises OSError where nothing is evicted, or that gives no room: then nothing is evicted for it for a while.
+        """
+        now = self._clock()
+        if now < self._full_until_ns <= now + _IN_VAIN_NS:
+            raise OSError(errno.ENOSPC, "the disk is full, and evicting has given no room")
+        block = self._folder.disk().f_frsize
+        needed = sum(-(-size // block) * block for size in sizes)
+        self._full_until_ns = now + _IN_VAIN_NS
+        with self._folder.locked() as lock:
+            found = self._count(lock)
+            self._evict_down(lock, found, self._used - needed - self._used // _ROOM_SHARE)
+        fresh = self._write(at, name, view)
+        self._full_until_ns = 0
+        return fresh
 
     def _write(self, at: int, name: str, view: memoryview) -> _Written | None:
         """Write a value to an unfinished file; None where it is kept already."""
-        before = self._folder.size_of(name)
-        if before == len(view):
+        before = self._folder.find(name)
+        if before is not None and before.size == len(view):
             try:
                 self._folder.touch(name, self._clock())
             except FileNotFoundError:  # evicted since
@@ -410,18 +458,21 @@ class FileStore:
             if self._clock is not time.time_ns:  # otherwise the system has set the same time already
                 now = self._clock()
                 os.utime(descriptor, ns=(now, now))
+            taken = taken_by(os.fstat(descriptor))
+            if taken > self._max_bytes:
+                raise OSError(errno.EFBIG, "a value that takes more than the bound")
         except BaseException:
             with contextlib.suppress(OSError):
                 self._folder.unlink(unfinished, name)
             raise
         finally:
             os.close(descriptor)
-        return _Written(at, name, unfinished, len(view), before is not None)
+        return _Written(at, name, unfinished, taken, before is not None)
 
     def _publish(self, written: Sequence[_Written], outcomes: list[StoreOutcome]) -> None:
         """Rename what was written, under the lock, after making room for it. The outcome of what could not be is set."""
         pending = list(written)
-        needed = sum(each.size for each in written)
+        needed = sum(each.taken for each in written)
         try:
             with self._folder.locked() as lock:
                 used = self._make_room(lock, needed)
@@ -430,9 +481,9 @@ class FileStore:
                 used = self._set_used(lock, used + needed)
                 while pending:
                     each = pending[-1]
-                    replaced = (self._folder.size_of(each.name) or 0) if each.replaces else 0
+                    replaced = self._folder.find(each.name) if each.replaces else None
                     self._folder.publish(each.unfinished, each.name)
-                    used -= replaced
+                    used -= replaced.taken if replaced is not None else 0
                     pending.pop()
                 if used != self._used:
                     self._set_used(lock, used)
@@ -462,11 +513,11 @@ class FileStore:
         return used
 
     def _count(self, lock: Lock) -> list[FoundEntry]:
-        """Look at every entry and count their bytes."""
+        """Look at every entry and count what they take."""
         self._folder.mark()
         now = self._clock()
         found = list(self._folder.walk(now, _STALE_NS))
-        used = sum(each.size for each in found)
+        used = sum(each.taken for each in found)
         lock.write_count(used, now)
         self._learn(used)
         return found
@@ -482,14 +533,18 @@ class FileStore:
         used = self._used
         if used + needed <= self._max_bytes:
             return used
-        goal = max(0, self._max_bytes - needed - self._max_bytes // _ROOM_SHARE)
+        return self._evict_down(lock, found, self._max_bytes - needed - self._max_bytes // _ROOM_SHARE)
+
+    def _evict_down(self, lock: Lock, found: list[FoundEntry], goal: int) -> int:
+        """Evict of all entries what was used longest ago, until at most *goal* bytes are used; the bytes that are used then."""
+        used = before = self._used
         found.sort(key=lambda each: (each.used_ns, each.name))
-        before, evicted = used, 0
+        evicted = 0
         for each in found:
-            if used <= goal:
+            if used <= max(0, goal):
                 break
             if self._evict(each.name):
-                used -= each.size
+                used -= each.taken
                 evicted += 1
         with self._changed:
             self._evicted += evicted
@@ -505,11 +560,11 @@ class FileStore:
 
     def _remove(self, lock: Lock, key: bytes) -> StoreOutcome:
         name = key.hex()
-        size = self._folder.size_of(name)
-        if size is None:
+        found = self._folder.find(name)
+        if found is None:
             return _ABSENT
         self._folder.unlink(name, name)
         count = lock.read()
         if count is not None:
-            self._set_used(lock, count.used - size)
+            self._set_used(lock, count.used - found.taken)
         return _OK

@@ -8,7 +8,7 @@
 * Nobody else can read it: folders are 0700, files 0600.
 
 *Layout.* ``blocklife-store`` says what the folder is, and of which format. ``lock`` is locked by whoever changes which entries
-there are, and has their bytes in its first eight, and in the next eight when they were last counted.
+there are, and has the bytes that they take in its first eight, and in the next eight when they were last counted.
 An entry is ``ab/abcd...``: 64 hex digits in the subfolder of the first two.
 A file that is being written is ``ab/.abcd....PROCESS.NUMBER``, and is locked until it is whole.
 """
@@ -67,19 +67,27 @@ class EntryCount:
     """What the lock file says of the entries."""
 
     used: int
-    """Their bytes; never too low, whoever was killed. Only a power cut can make it so."""
+    """The bytes that they take on the disk; never too low, whoever was killed. Only a power cut can make it so."""
     counted_ns: int | None
     """When somebody last looked at every entry; None in a file of a version that did not say."""
 
 
 @frozen
 class FoundEntry:
-    """One entry, as a walk through the folder finds it."""
+    """One entry, as the folder has it."""
 
     used_ns: int
     """When it was put or last got."""
     name: str
     size: int
+    """The bytes of its value."""
+    taken: int
+    """The bytes that it takes on the disk."""
+
+
+def taken_by(status: os.stat_result) -> int:
+    """The bytes that a file takes on the disk: whole blocks; at least its size, since some file systems allocate late."""
+    return max(status.st_size, 512 * status.st_blocks)
 
 
 def is_own_file(status: os.stat_result) -> bool:
@@ -193,8 +201,8 @@ class Folder:
                 raise
             return os.open(name, os.O_RDONLY | _OPEN, dir_fd=self.part(name))
 
-    def size_of(self, name: str) -> int | None:
-        """The size of an entry; None if there is none."""
+    def find(self, name: str) -> FoundEntry | None:
+        """An entry; None if there is none."""
         try:
             try:
                 status = os.stat(name, dir_fd=self.part(name), follow_symlinks=False)
@@ -204,7 +212,7 @@ class Folder:
                 status = os.stat(name, dir_fd=self.part(name), follow_symlinks=False)
         except FileNotFoundError:
             return None
-        return status.st_size if is_own_file(status) else None
+        return FoundEntry(status.st_mtime_ns, name, status.st_size, taken_by(status)) if is_own_file(status) else None
 
     def publish(self, unfinished: str, name: str) -> None:
         """Give an unfinished file the name of its entry."""
@@ -293,7 +301,7 @@ def _look_at(part: int, prefix: str, each: os.DirEntry[str], now_ns: int, stale_
         if not is_own_file(status):
             return None
         if is_entry:
-            return FoundEntry(status.st_mtime_ns, name, status.st_size)
+            return FoundEntry(status.st_mtime_ns, name, status.st_size, taken_by(status))
         age_ns = now_ns - status.st_mtime_ns
         if age_ns > stale_ns and not _is_written(part, name, age_ns):
             os.unlink(name, dir_fd=part)

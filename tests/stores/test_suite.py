@@ -258,14 +258,14 @@ def test_command_evicts_nothing_of_a_folder_in_use(tmp_path: Path, capsys: pytes
     store, arena = FileStore(tmp_path, 64 << 20), Arena(1 << 20)
     arena.join(store)
     for name in ("a", "b"):
-        arena.put(store, name, bytes(500_000))
+        arena.put(store, name, bytes(499_712))
     store.close()
     before = sorted(tmp_path.glob("??/*"))
 
     assert main(["store", "check", f"fs:{tmp_path}:2M"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert f"'fs:{tmp_path}:2M': 1,000,000 bytes are kept there already" in captured.err
+    assert f"'fs:{tmp_path}:2M': 999,424 bytes are kept there already" in captured.err
     assert "give an empty folder" in captured.err
     assert main(["store", "check", f"fs:{tmp_path}:2M", "--only", "small_values"]) == 2
     assert main(["store", "check", f"fs:{tmp_path}"]) == 0
