@@ -28,7 +28,7 @@ class BreakerStatistics:
 
 
 class CircuitBreaker:
-    """Says whether to call a store. Shared by all that call it; thread-safe.
+    """Says whether to call a store. Shared by all that call it for one purpose, to get or to put; thread-safe.
 
     After *max_failures* calls in a row that failed, the store counts as down: `allows` is False, but for one call (a probe)
     after *first_wait_s* seconds, then after twice as long, up to *longest_wait_s*. One call that succeeds ends it. A probe that

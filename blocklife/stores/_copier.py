@@ -161,8 +161,9 @@ class StoreCopier:
     for each layer, say): their widths add up to ``slot_bytes``, and in an entry the parts follow each other in this order. The
     views are the caller's. The staging area has *staging_bytes*, shared by *num_threads* lanes, and is registered with the
     store; by default each lane has 4 MiB, or room for one entry if that is more. A larger area is slower where it does not fit
-    into the processor's cache. A call of the store that takes longer than *timeout_s* is given up. The store and the breaker
-    are the caller's to close and to share.
+    into the processor's cache. A call of the store that takes longer than *timeout_s* is given up. The store and the breakers
+    are the caller's to close and to share: *breaker* judges promotions, *put_breaker* demotions. They are two, because a disk
+    that takes nothing any more may give all that it has; one for both would skip gets while puts fail.
 
     Refuses: MisuseError for memory of another shape than the identity says, and for a staging area without room for one entry
     in each lane.
@@ -176,6 +177,7 @@ class StoreCopier:
         *,
         worker: Worker,
         breaker: CircuitBreaker | None = None,
+        put_breaker: CircuitBreaker | None = None,
         staging_bytes: int | None = None,
         num_threads: int = 2,
         timeout_s: float = 30.0,
@@ -193,7 +195,10 @@ class StoreCopier:
         """Each part of the slots, and which bytes of a payload it is."""
         self._identity = identity
         self._worker = worker
-        self._breaker = CircuitBreaker(clock=clock) if breaker is None else breaker
+        self._breakers = {
+            Direction.PROMOTE: CircuitBreaker(clock=clock) if breaker is None else breaker,
+            Direction.DEMOTE: CircuitBreaker(clock=clock) if put_breaker is None else put_breaker,
+        }
         self._timeout_s = timeout_s
         self._clock = clock
         self._lanes = self._make_lanes(staging_bytes, num_threads)
@@ -341,8 +346,8 @@ class StoreCopier:
             if lane.calling_since is not None and not lane.is_lost and now - lane.calling_since >= self._timeout_s:
                 lane.is_lost = True
                 self._hung_calls += 1
-                self._breaker.failed()
                 if lane.share is not None:
+                    self._breakers[lane.share.transfer.direction].failed()
                     self._give_up(lane.share)
         if all(lane.is_lost for lane in self._lanes):
             for share in list(self._out.values()):
@@ -421,18 +426,19 @@ class StoreCopier:
 
     def _move(self, lane: _Lane, share: _TierShare, piece: range) -> Sequence[_SlotFate]:
         """Move one piece; what became of each of its slots."""
-        if not self._breaker.allows():
-            return [_SlotFate.SKIPPED] * len(piece)
         transfer, rank = share.transfer, self._worker
+        breaker = self._breakers[transfer.direction]
+        if not breaker.allows():
+            return [_SlotFate.SKIPPED] * len(piece)
         names = [self._identity.name(transfer.space, transfer.groups[at], rank, transfer.keys[at]) for at in piece]
         if transfer.direction is Direction.DEMOTE:
             fates = self._demote(lane, share, piece, names)
         else:
             fates = self._promote(lane, share, piece, names)
         if _SlotFate.FAILED in fates:
-            self._breaker.failed()
+            breaker.failed()
         else:
-            self._breaker.succeeded()
+            breaker.succeeded()
         return fates
 
     def _demote(self, lane: _Lane, share: _TierShare, piece: range, names: Sequence[bytes]) -> list[_SlotFate]:

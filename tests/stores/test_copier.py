@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from blocklife.stores import (
     CircuitBreaker,
     ContentStore,
     FaultyStore,
+    FileStore,
     Identity,
     Page,
     StoreCopier,
@@ -23,6 +25,7 @@ from blocklife.stores import (
     StoreOutcome,
 )
 from blocklife.testing import MemoryStore
+from tests.disks import small_disk
 from tests.stores.arena import value
 from tests.stores.fakes import Seconds
 
@@ -300,6 +303,61 @@ def test_store_that_is_down_is_left_alone_and_comes_back(make: Make) -> None:
     clock.now = 5.0
     assert rig.run(PROMOTE, range(2), "ab").missing == ()
     assert not breaker.statistics().is_down
+
+
+@pytest.mark.parametrize(("broken", "whole"), [(DEMOTE, PROMOTE), (PROMOTE, DEMOTE)])
+def test_store_that_fails_one_way_is_used_the_other_way(make: Make, broken: Direction, whole: Direction) -> None:
+    """A disk that has become read-only refuses every put, and gets go on; and the other way round."""
+
+    class OneWay(MemoryStore):
+        fails = False
+
+        def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+            fails = self.fails and broken is DEMOTE
+            return [StoreOutcome.FAILED] * len(pages) if fails else super().put(pages)
+
+        def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+            fails = self.fails and broken is PROMOTE
+            return [StoreOutcome.FAILED] * len(pages) if fails else super().get(pages)
+
+    store, clock = OneWay(), Seconds()
+    gets, puts = (CircuitBreaker(2, first_wait_s=5.0, clock=clock) for _ in range(2))
+    rig = make(store, breaker=gets, put_breaker=puts, num_threads=1)
+    rig.put("ab")
+    store.fails = True
+    for number in range(20):
+        new = [f"{number}a", f"{number}b"]
+        assert rig.run(broken, range(2), new if broken is DEMOTE else "ab").missing == (0, 1)
+        assert rig.run(whole, range(2), new if whole is DEMOTE else "ab").missing == ()
+
+    down, up = (puts, gets) if broken is DEMOTE else (gets, puts)
+    assert (down.statistics().times_down, down.statistics().is_down, down.statistics().failures) == (1, True, 2)
+    assert (up.statistics().times_down, up.statistics().failures) == (0, 0)
+    assert (rig.copier.statistics().failed, rig.copier.statistics().skipped) == (4, 36)
+
+    store.fails, clock.now = False, 5.0
+    assert rig.run(broken, range(2), "yz" if broken is DEMOTE else "ab").missing == ()
+    assert not down.statistics().is_down
+
+
+def test_read_only_disk_gives_what_it_has(make: Make, tmp_path: Path) -> None:
+    """A real one: each get comes, beside demotions of new content that all fail, with no breaker but those of the copier."""
+    with small_disk(tmp_path, 8 << 20) as remount:
+        store = FileStore(tmp_path / "store", 4 << 20)
+        rig = make(store)
+        for number in range(8):
+            rig.put([f"{number}a", f"{number}b"])
+        remount("ro")
+        for number in range(64):
+            assert rig.run(DEMOTE, range(2), [f"{number}new", f"{number}newer"]).missing == (0, 1)
+            assert rig.run(PROMOTE, range(2), [f"{number % 8}a", f"{number % 8}b"]).missing == ()
+        statistics = rig.copier.statistics()
+        rig.copier.close()
+        store.close()
+
+    assert statistics.promoted == 128
+    assert statistics.failed + statistics.skipped == 128
+    assert statistics.skipped > 0
 
 
 @pytest.mark.parametrize("method", ["exists", "put", "get", "remove"])
@@ -703,7 +761,7 @@ def test_random_traffic_through_a_faulty_store(make: Make, seed: int) -> None:
     """
     rng = np.random.default_rng(seed)
     store = FaultyStore(MemoryStore(60 * IDENTITY.entry_bytes), StoreFaultRates(0.05, 0.0, 0.0, 0.1, 0.1, 0.1), seed)
-    rigs = [make(store, rank, breaker=CircuitBreaker(1_000)) for rank in range(2)]
+    rigs = [make(store, rank, breaker=CircuitBreaker(1_000), put_breaker=CircuitBreaker(1_000)) for rank in range(2)]
     brought = 0
     for _ in range(40):
         for rank, rig in enumerate(rigs):

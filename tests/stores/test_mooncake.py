@@ -247,7 +247,14 @@ class Rig:
         self.host = np.zeros((slots, SLOT_BYTES), np.uint8)
         self.breaker = CircuitBreaker(max_failures=3, longest_wait_s=2.0)
         self.copier = StoreCopier(
-            store, self.host, IDENTITY, worker=Worker(0), breaker=self.breaker, staging_bytes=4 << 20, timeout_s=20.0
+            store,
+            self.host,
+            IDENTITY,
+            worker=Worker(0),
+            breaker=self.breaker,
+            put_breaker=self.breaker,  # a master is there for both or for neither
+            staging_bytes=4 << 20,
+            timeout_s=20.0,
         )
         self._jobs = 0
 

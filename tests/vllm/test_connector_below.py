@@ -395,7 +395,7 @@ def outages(log: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(each.levelname, said) for each in ours if "the store below" in (said := each.getMessage())]
 
 
-HALVES = (("The scheduler", "looks for no content there", "ask for"), ("Worker 0", "fetches nothing from there", "get or put"))
+HALVES = (("The scheduler", "looks for no content there", "ask for"), ("Worker 0", "puts nothing there", "put"))
 
 
 @pytest.mark.parametrize(("half", "without", "calls"), HALVES)

@@ -142,8 +142,8 @@ class TierOfReplay:
         except MisuseError as problem:
             raise MisuseError(f"--below: {problem}") from problem
         self._store: ContentStore = store if options.faults is None else FaultyStore(store, options.faults, seed)
-        self._breaker = CircuitBreaker()
-        self._presence = Presence(self._store, self.identity, breaker=self._breaker)
+        self._gets, self._puts = CircuitBreaker(), CircuitBreaker()
+        self._presence = Presence(self._store, self.identity, breaker=self._gets)
         self._copiers: list[StoreCopier] = []
         self.close_error = ""
         """What the store raised when it was closed; empty if nothing."""
@@ -162,7 +162,8 @@ class TierOfReplay:
                 host,
                 self.identity,
                 worker=worker,
-                breaker=self._breaker,
+                breaker=self._gets,
+                put_breaker=self._puts,
                 staging_bytes=lane * self._num_threads,
                 num_threads=self._num_threads,
                 timeout_s=CALL_S + lane / SLOWEST_BYTES_PER_S,
@@ -199,7 +200,7 @@ class TierOfReplay:
     def report(self, counted: BelowStatistics, tokens_hit: int) -> BelowReport:
         """The results so far."""
         copied, asked = [copier.statistics() for copier in self._copiers], self._presence.statistics()
-        breaker = self._breaker.statistics()
+        judged = [breaker.statistics() for breaker in (self._gets, self._puts)]
         return BelowReport(
             **attrs.asdict(counted),
             store=self.options.store,
@@ -208,9 +209,9 @@ class TierOfReplay:
             foreign=sum(each.foreign for each in copied),
             bytes_promoted=sum(each.bytes_promoted for each in copied),
             bytes_demoted=sum(each.bytes_demoted for each in copied),
-            failed_calls=breaker.failures,
+            failed_calls=sum(each.failures for each in judged),
             hung_calls=sum(each.hung_calls for each in copied),
-            times_down=breaker.times_down,
+            times_down=sum(each.times_down for each in judged),
             unanswered=asked.given_up + asked.refused,
         )
 

@@ -4,13 +4,14 @@ Rules of this file:
 
 * Every process opens the store for itself, by its address, and closes it.
 * Both halves know one identity, made from vLLM's configuration: names of entries are hashes of it.
-* Each half has a breaker of its own, and logs when it leaves the store alone and when it is back. It looks once a step, in the
-  step's own thread, so that a call of the store logs nothing.
+* Each half has breakers of its own, a worker one for what it gets and one for what it puts, and logs when it leaves the store
+  alone and when it is back. It looks once a step, in the step's own thread, so that a call of the store logs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -127,23 +128,25 @@ class CopiedStore:
         slots = host.num_places // blocks_per_chunk
         regions = [host.region(index).numpy().reshape(slots, -1) for index in range(host.num_regions)]
         self._store = below.open()
-        breaker = CircuitBreaker()
-        self.copier = StoreCopier(self._store, regions, below.identity, worker=worker, breaker=breaker)
+        gets, puts = CircuitBreaker(), CircuitBreaker()
+        self.copier = StoreCopier(self._store, regions, below.identity, worker=worker, breaker=gets, put_breaker=puts)
         self._told = MovedBelow()
-        self._log = OutageLog(
-            below.address, breaker, f"Worker {worker}", "fetches nothing from there, and puts nothing", self._why
-        )
+        self._logs = [
+            OutageLog(below.address, breaker, f"Worker {worker}", without, partial(self._why, what))
+            for breaker, what, without in ((gets, "get", "fetches nothing from there"), (puts, "put", "puts nothing there"))
+        ]
 
-    def _why(self) -> str:
+    def _why(self, what: str) -> str:
         now = self.copier.statistics()
-        failed = "calls that get or put content failed"
+        failed = f"calls that {what} content failed"
         if now.hung_calls:
             failed += f" or hung ({now.hung_calls} so far)"
         return _reason(self._store, failed, now.last_error)
 
     def moved(self) -> MovedBelow | None:
         """What was moved since the last call; None: nothing. Logs it if the store went down, or came back, since then."""
-        self._log.look()
+        for log in self._logs:
+            log.look()
         told, self._told = self._told, _total(self.copier.statistics())
         return None if self._told == told else self._told - told
 
