@@ -205,6 +205,8 @@ def read_line(line: str) -> Line | At | Refused | End:
 def _read_any(line: str) -> Line | At | Refused | End:
     """`read_line`, by its keys."""
     try:
+        if len(line.encode("utf-8", "surrogateescape")) > LINE_BYTES_MAX:
+            raise DamagedError(f"it is longer than {LINE_BYTES_MAX:,} bytes, and no line of a recording is")
         said = json.loads(line)
         line.encode()
     except UnicodeEncodeError:
@@ -358,7 +360,7 @@ def _pieces(stream: IO[bytes]) -> Iterator[tuple[list[str], int, bool]]:
         if newline:
             yield _text(whole).split("\n"), len(chunk), False
         elif len(rest) > LINE_BYTES_MAX:  # no legal line is so long: do not look for its end
-            yield [_text(rest[:LINE_BYTES_MAX])], len(chunk), False
+            yield [_text(rest[: LINE_BYTES_MAX + 1])], len(chunk), False
             return
     if rest:
         yield [_text(rest)], 0, True

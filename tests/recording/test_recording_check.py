@@ -28,7 +28,7 @@ from blocklife.offload import Mode
 from blocklife.recording import Recorder
 from blocklife.recording import _format as recording_format
 from blocklife.recording._checking import CheckVerdict, Illegal, check_file, check_recording
-from blocklife.recording._format import read_head
+from blocklife.recording._format import LINE_BYTES_MAX, DamagedError, read_head, read_line
 from blocklife.recording._rules import Checker
 from blocklife.recording._traces import IllegalError
 from blocklife.states import MACHINES
@@ -546,24 +546,40 @@ def test_check_names_the_illegal_line_before_the_damage(lines: Lines) -> None:
     "words",
     ["check", "check --json", "show --block 1", "stats", "stats --json", "view -o {page}", "perfetto -o {page}"],
 )
-@pytest.mark.parametrize("what", ["cut off", "no JSON", "no recording"])
+@pytest.mark.parametrize("what", ["cut off", "no JSON", "too long", "far too long", "no recording"])
 def test_every_command_tells_damage_on_standard_error(
     run: bytes, words: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line there names the file, the line and the reason, whatever is printed besides; no page is written."""
     path, page = tmp_path / "run.jsonl", tmp_path / "page.html"
     whole = run[: run.index(b"\n", 20_000) + 1]
-    path.write_bytes({"cut off": whole[:-8], "no JSON": whole + b"}\n" + whole, "no recording": b"{}\n" + whole}[what])
+    long = b'{"n":1,"more":"' + b"x" * (17 << 20 if what == "far too long" else LINE_BYTES_MAX - 16) + b'"}\n'
+    damaged = {"cut off": whole[:-8], "no JSON": whole + b"}\n" + whole, "no recording": b"{}\n" + whole}
+    path.write_bytes(damaged.get(what, whole + long + whole))
     command, *options = words.format(page=page).split()
 
     assert main(["recording", command, str(path), *options]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert err.startswith(f"blocklife: {path}: ")
-    assert {"cut off": "it is cut off", "no JSON": "it is not JSON", "no recording": "its first line is not"}[what] in err
-    count = len(whole.splitlines()) + (what == "no JSON")
+    reason = {"cut off": "it is cut off", "no JSON": "it is not JSON", "no recording": "its first line is not"}
+    assert reason.get(what, "it is longer than 65,536 bytes, and no line of a recording is") in err
+    count = len(whole.splitlines()) + (what != "cut off")
     assert what == "no recording" or f"line {count}: " in err
     assert not page.exists()
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_line_of_the_greatest_length_is_read(letter: str) -> None:
+    """The limit is in bytes, whatever they spell, and one more is refused."""
+    spare = LINE_BYTES_MAX - len('{"blocklife":"at","ns":7,"more":""}')
+    line = '{"blocklife":"at","ns":7,"more":"' + letter * (spare // len(letter.encode())) + '"}'
+    line = line.replace("{", "{" + " " * (LINE_BYTES_MAX - len(line.encode())))
+
+    assert len(line.encode()) == LINE_BYTES_MAX
+    assert read_line(line).ns == 7  # type: ignore[union-attr]
+    with pytest.raises(DamagedError, match="it is longer than 65,536 bytes"):
+        read_line(line + " ")
 
 
 def test_check_tells_what_it_has_read_before_the_damage(run: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
