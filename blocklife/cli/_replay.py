@@ -237,16 +237,16 @@ def _replay(args: argparse.Namespace) -> int:
     try:
         # what a store prints, now or in a thread of its own, is no part of a report or a recording
         with contextlib.redirect_stdout(sys.stderr), _preparing() as preparing:
-            replay = Replay(
-                workload, options, preparing=preparing
-            )  # before the recording is opened: a refusal must not empty one
-        with contextlib.redirect_stdout(sys.stderr), contextlib.closing(replay), _record(args.record, answers) as stream:
-            recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
-            if recorder is not None:
-                recorder.begin(replay.ledger)
-            report = _run(replay, (lambda: None) if recorder is None else recorder.check)
-            if recorder is not None:
-                recorder.end()
+            replay = Replay(workload, options, preparing=preparing)
+        with contextlib.redirect_stdout(sys.stderr), contextlib.closing(replay):
+            replay.check_fits()  # before the recording is opened: a refusal must not empty one
+            with _record(args.record, answers) as stream:
+                recorder = None if stream is None else Recorder(stream, _clock() if args.times else None)
+                if recorder is not None:
+                    recorder.begin(replay.ledger)
+                report = _run(replay, (lambda: None) if recorder is None else recorder.check)
+                if recorder is not None:
+                    recorder.end()
     except OSError as problem:
         if printed:  # a reader that has gone, or a full disk, is told as ever
             raise
@@ -481,8 +481,6 @@ def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO |
         console.print("interrupted: every request was aborted and every copy has landed; the figures are those so far")
     elif report.clean:
         console.print("clean: nothing corrupt, nothing leaked, no violation")
-        if report.requests and report.skipped_requests == report.requests:
-            console.print("but nothing ran: no request fits into the device (raise --gpu-blocks)")
     else:
         console.print("NOT clean")
     print(console.end_capture(), end="", file=stream)

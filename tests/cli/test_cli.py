@@ -507,19 +507,33 @@ def test_cli_replays_a_hybrid_model(workload: Path, capsys: Capture) -> None:
 
 
 def test_cli_skips_a_request_that_does_not_fit(workload: Path, capsys: Capture) -> None:
-    """Requests longer than the memory are counted; that is no error."""
+    """Requests longer than the memory are counted; that is no error, as long as another one fits."""
+    with workload.open("a") as file:
+        file.write('{"timestamp":0,"input_length":9,"output_length":3,"hash_ids":[1]}\n')
     status, out, _ = call(capsys, "replay", str(workload), "--gpu-blocks", "2", "--json")
 
     assert status == 0
     assert json.loads(out)["skipped_requests"] == 3
 
 
-def test_replay_says_so_when_nothing_ran(capsys: Capture) -> None:
-    """A run in which no request fits is clean, and worth a word."""
-    status, out, _ = call(capsys, "replay", "--requests", "3", "--gpu-blocks", "2")
+@pytest.mark.parametrize("more", [[], ["--json"], ["--record", "-"], ["--async", "--groups", "full:64,swa:64:128"]])
+def test_replay_in_which_nothing_can_run_is_bad_input(more: list[str], workload: Path, capsys: Capture) -> None:
+    """No request fits: one line says what the shortest needs, and there is no report that all is well."""
+    said = refused(capsys, "replay", str(workload), "--gpu-blocks", "4", *more)
+    needed = int(said.partition("needs at least ")[2].partition(" ")[0])
 
-    assert status == 0
-    assert "but nothing ran: no request fits into the device (raise --gpu-blocks)" in out
+    assert said.startswith("blocklife: nothing to run: none of 3 requests fits into the device: ")
+    assert said.endswith(f"and it has 3 (--gpu-blocks {needed + 1} or more, or shorter requests)")
+    refused(capsys, "replay", str(workload), "--gpu-blocks", str(needed), *more)
+    assert call(capsys, "replay", str(workload), "--gpu-blocks", str(needed + 1), *more)[0] == 0
+
+
+def test_replay_in_which_nothing_can_run_leaves_an_earlier_recording(workload: Path, capsys: Capture) -> None:
+    recording = workload.with_name("run.jsonl")
+    recording.write_text(LINE)
+
+    refused(capsys, "replay", str(workload), "--gpu-blocks", "2", "--record", str(recording))
+    assert recording.read_text() == LINE
 
 
 def test_cli_reads_standard_input(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ class ToyEngine:
         """Queue a request; one that can never fit is skipped and counted, and nothing is built for it."""
         number = self.counts.requests
         self.counts.requests += 1
-        if self._most_blocks(goal_of(request)) > len(self.ledger.blocks) - 1:
+        if self.most_blocks(goal_of(request)) > self.num_blocks:
             self.counts.skipped_requests += 1
             return
         sequence = RequestSequence.of(request, number)
@@ -184,7 +184,12 @@ class ToyEngine:
             sequence.abort_at = int(when * sequence.goal)
         self._arriving.append(sequence)
 
-    def _most_blocks(self, tokens: int) -> int:
+    @property
+    def num_blocks(self) -> int:
+        """The blocks of the device that requests can hold."""
+        return len(self.ledger.blocks) - 1
+
+    def most_blocks(self, tokens: int) -> int:
         """The most blocks, of all groups, that a request of so many tokens holds at once.
 
         A window slides only when a step has settled, so it also spans the tokens of all outstanding steps.
@@ -383,7 +388,7 @@ class ToyEngine:
             return False
         refs = self.ledger.blocks.refs
         shared = sum(1 for lives in hit.lives for life in lives if refs(block_of(life)))
-        return self._most_blocks(sequence.known) - shared > self.ledger.free
+        return self.most_blocks(sequence.known) - shared > self.ledger.free
 
     def _plan(self, batch: list[RequestSequence]) -> Plan:
         """Hand off the states that this step leaves at a boundary, then let the offload scheduler plan."""

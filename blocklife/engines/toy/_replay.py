@@ -19,6 +19,7 @@ from blocklife.copiers._protocol import Copier, TierCopier
 from blocklife.engines.toy._below import BelowOptions, BelowReport, TierOfReplay
 from blocklife.engines.toy._engine import EngineOptions, Ordering, Station, ToyEngine
 from blocklife.engines.toy._memory import WORD_BYTES, Memory, WorkerMemory
+from blocklife.engines.toy._sequences import goal_of
 from blocklife.engines.toy._traffic import TierTraffic, Traffic
 from blocklife.engines.toy._workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import BlocklifeError, MisuseError, to_install
@@ -322,6 +323,16 @@ class Replay:
         self._seconds = 0.0
         self._leaked = 0
         self._interrupted = False
+
+    def check_fits(self) -> None:
+        """Refuses: MisuseError where no request of the workload fits into the device, so that nothing would run."""
+        most, engine = self.engine.most_blocks, self.engine
+        if not any(most(goal_of(request)) <= engine.num_blocks for request in self._workload):
+            least = min(most(goal_of(request)) for request in self._workload)
+            raise MisuseError(
+                f"nothing to run: none of {self.total} requests fits into the device: the shortest needs at least {least} "
+                f"blocks, and it has {engine.num_blocks} (--gpu-blocks {least + 1} or more, or shorter requests)"
+            )
 
     def _tier_below(self) -> TierOfReplay | None:
         """The tier below, kept until the end of the run; None if there is none."""
