@@ -208,13 +208,42 @@ def test_every_supported_release_has_an_adapter() -> None:
 
 def test_remedies_of_the_page_are_those_of_the_connector() -> None:
     """What the page says to do instead of what is refused is what the error says."""
-    source = (CONNECTOR / "_cache.py").read_text(encoding="utf-8")
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    remedies = " ".join(ast.literal_eval(call.args[1]) for call in calls if ast.unparse(call.func) == "_refuse")
+    remedies = " ".join(remedy for _, remedy in refusals())
     told = re.findall(r"(?m)^\| .* \| refused(?: [^:|]*)?: (.+?) \|$", PAGE)
 
     assert len(told) >= 6
     assert [each for each in told if each.removesuffix(" are what there is") not in remedies] == []
+
+
+def refusals() -> list[tuple[str, str]]:
+    """What the connector refuses: the message and the remedy of each."""
+    source = (CONNECTOR / "_cache.py").read_text(encoding="utf-8")
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_refuse"]
+    return [(ast.unparse(call.args[0]), ast.literal_eval(call.args[1])) for call in calls]
+
+
+def test_features_of_the_page_that_only_some_releases_take_are_said_so() -> None:
+    """What the code refuses before a release, the page does not refuse for all."""
+    table = PAGE[PAGE.index("| feature | connector |") :].split("\n\n")[0].splitlines()
+    first = {message: found[1] for message, _ in refusals() if (found := re.search(r"before (0\.\d+)", message))}
+
+    assert len(first) >= 3
+    for message, release in first.items():
+        name = " ".join(re.findall(r"[a-zA-Z]+", message)[:2]).removeprefix("f ")
+        rows = [row for row in table if name.split()[0] in row and name.split()[-1] in row]
+        assert any(f"works from vLLM {release} on, and is refused before" in row for row in rows), (message, rows)
+        assert not any(row.endswith("| refused: switch it off |") for row in rows), rows
+
+
+def test_page_says_for_whom_the_size_counts() -> None:
+    """Data parallelism is several engines, as the option itself says, and as the log does."""
+    source = (CONNECTOR / "_config.py").read_text(encoding="utf-8")
+    guide = (ROOT / "examples" / "vllm_offload.md").read_text(encoding="utf-8")
+    log = (CONNECTOR / "_cache.py").read_text(encoding="utf-8")
+
+    assert all("data parallelism" in each.lower() for each in (PAGE, source, guide, log))
+    assert "host memory of this engine: " in PAGE
+    assert "host memory of this engine: " in log
 
 
 # --- the front page, and how it is installed ---------------------------------------------------------------------------

@@ -5,6 +5,8 @@ Goal: a typo or an engine that is not offered is met when the engine starts, nev
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -190,6 +192,58 @@ def test_connector_refuses_engines_that_are_not_offered(path: str, value: object
     with pytest.raises(MisuseError) as refused:
         cache.shape_of(rig.engine.config, rig.engine.kv_cache_config, ConnectorConfig.read({"host_bytes": 1 << 20}))
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("pretended", "told"),
+    [
+        ({}, ""),
+        ({"parallel_config.data_parallel_size": 4}, "; each of 4 engines (data parallelism) has as much: 8.00 MiB in all"),
+        (
+            {"parallel_config.data_parallel_index": 3, "kv_transfer_config.engine_id": "x_dp3"},
+            "; this is engine 3 of several (data parallelism), counted from 0, and each of them has as much",
+        ),
+        (
+            {"kv_transfer_config.engine_id": "x_dp0"},
+            "; this is engine 0 of several (data parallelism), counted from 0, and each of them has as much",
+        ),
+    ],
+)
+def test_connector_says_how_much_host_memory_an_engine_and_all_engines_have(pretended: Mapping[str, object], told: str) -> None:
+    """With data parallelism the size counts for each engine. Of a dense model vLLM tells an engine its number only."""
+    from blocklife.engines.vllm.connector import _cache as cache
+
+    rig = ConnectorRig(evolve(WORLD, world_size=2))
+    for path, value in pretended.items():
+        _pretend(rig.engine.config, path, value)
+    config = ConnectorConfig.read({"host_bytes": (2 << 20) + 1})
+    said = cache.host_memory_told(rig.engine.config, rig.engine.kv_cache_config, config)
+    chunks = cache.num_slots(rig.engine.config, rig.engine.kv_cache_config, config)
+
+    assert said == f"host memory of this engine: {chunks:,} chunks, 2.00 MiB on 2 workers together{told}"
+
+
+def test_connector_says_how_much_host_memory_it_has_of_stages_of_a_pipeline() -> None:
+    """Their blocks differ in size: the bytes of one stage would be taken for those of all."""
+    from blocklife.engines.vllm.connector import _cache as cache
+
+    rig = ConnectorRig(WORLD)
+    _pretend(rig.engine.config, "parallel_config.pipeline_parallel_size", 2)
+    _pretend(rig.engine.config, "parallel_config.data_parallel_size", 2)
+    config = ConnectorConfig.read({"host_blocks": 100})
+
+    assert cache.host_memory_told(rig.engine.config, rig.engine.kv_cache_config, config) == (
+        "host memory of this engine: 100 chunks on each worker; each of 2 engines (data parallelism) has as much"
+    )
+
+
+def test_connector_logs_how_much_host_memory_it_has(caplog: pytest.LogCaptureFixture) -> None:
+    """One line when the engine starts, from the scheduler's half."""
+    caplog.set_level(logging.INFO, "vllm.blocklife")
+    ConnectorRig(evolve(WORLD, world_size=2))
+
+    (line,) = [said for each in caplog.records if "host memory of this engine" in (said := each.getMessage())]
+    assert re.fullmatch(r"blocklife: host memory of this engine: [\d,]+ chunks, [\d.]+ [MG]iB on 2 workers together", line)
 
 
 def test_connector_refuses_a_budget_where_vllm_goes_on_after_a_failed_load() -> None:

@@ -182,6 +182,36 @@ def num_slots(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
     return config.num_slots(block_bytes(kv_cache_config), vllm_config.parallel_config.world_size)
 
 
+def host_memory_told(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> str:
+    """How much host memory this engine has, and whether others have as much.
+
+    Data parallelism is several engines, and each reads the same configuration. Of a dense model each is told its own number and
+    not how many there are; vLLM appends the number to its name.
+    """
+    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
+    chunks, engines = num_slots(vllm_config, kv_cache_config, config), parallel.data_parallel_size
+    told = f"host memory of this engine: {chunks:,} chunks"
+    num_bytes = chunks * config.blocks_per_chunk * block_bytes(kv_cache_config) * parallel.world_size
+    if is_even := parallel.pipeline_parallel_size == 1:
+        told += f", {_spelt(num_bytes)} on {parallel.world_size} workers together"
+    else:
+        told += " on each worker"
+    if schedules_alone(vllm_config):  # one engine, whose workers include those of all its ranks
+        return told
+    if engines > 1:
+        in_all = f": {_spelt(engines * num_bytes)} in all" if is_even else ""
+        return f"{told}; each of {engines} engines (data parallelism) has as much{in_all}"
+    number = int(parallel.data_parallel_index)
+    if number or ((transfer.engine_id if transfer else None) or "").endswith(f"_dp{number}"):
+        told += f"; this is engine {number} of several (data parallelism), counted from 0, and each of them has as much"
+    return told
+
+
+def _spelt(num_bytes: int) -> str:
+    unit, name = (1 << 30, "GiB") if num_bytes >= 1 << 30 else (1 << 20, "MiB")
+    return f"{num_bytes / unit:,.2f} {name}"
+
+
 def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> CacheShape:
     """The shape of the cache for the scheduler side. Refuses everything that is not supported."""
     check_engine(vllm_config, kv_cache_config)

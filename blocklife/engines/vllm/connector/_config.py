@@ -99,7 +99,8 @@ class ConnectorConfig:
     """The options of one engine. Give exactly one of ``host_bytes`` and ``host_blocks``."""
 
     host_bytes: int | None = field(default=None, metadata={"read": options.num_bytes})
-    """Host memory for all workers of the engine together, in bytes or as a text like 64GiB."""
+    """Host memory for all workers of one engine together, in bytes or as a text like 64GiB. With data parallelism there are
+    several engines, and each has as much."""
     host_blocks: int | None = field(default=None, metadata={"read": options.count})
     """Host memory of each worker, in device blocks."""
     blocks_per_chunk: int = field(default=1, metadata={"read": partial(options.count, most=MAX_BLOCKS_PER_CHUNK)})

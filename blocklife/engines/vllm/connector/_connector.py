@@ -97,6 +97,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._meter: Meter | None = None
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = ConnectorScheduler(cache.shape_of(vllm_config, kv_cache_config, self.config), self.config)
+            logger.info("blocklife: %s", cache.host_memory_told(vllm_config, kv_cache_config, self.config))
             if (
                 self.config.below is not None
                 and not self.config.sleep_keeps_host
