@@ -55,7 +55,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from blocklife.errors import DefinitionError
-from blocklife.lifecycle import Lifecycle, Row, Table, edge, guard
+from blocklife.lifecycle import Event, Lifecycle, Row, Table, edge, guard
 
 
 @enum.unique
@@ -241,6 +241,9 @@ STORE_READS, LOAD_WRITES = states_with(Trait.READ, Block), states_with(Trait.WRI
 
 STORE_WRITES, LOAD_READS = states_with(Trait.WRITTEN, Slot), states_with(Trait.READ, Slot)
 """States a slot can be in while a submitted store writes it, and while a submitted load reads it."""
+
+SLOTS_AT_REST = states_with(Trait.FREE, Slot) | (states_with(Trait.KEYED, Slot) & LOAD_READS)
+"""States in which a slot is empty, or has content that can be read: nothing about it is given up, nor on its way."""
 
 
 def blocks_touched(*, stores: bool) -> frozenset[Block]:
@@ -582,6 +585,18 @@ MACHINES: Mapping[str, Table] = {
     "request": RequestLife.table,
 }
 
+
+def states_before(event: Event, states: type[StateT]) -> frozenset[StateT]:
+    """The states of one machine in which an event has a row."""
+    return frozenset(state for state in states if event.rows_of(state))
+
+
+STORABLE = states_before(BlockLife.table.events["plan_store"], Block)
+"""States in which a block can become the source of a store."""
+
+LENT = states_before(BlockLife.table.events["allocate"], Block) - states_with(Trait.FREE, Block)
+"""States in which a block may be handed out although a job still touches it."""
+
 for _table in MACHINES.values():
     if {state for state in _table.states if Trait.OVER in NATURES[state].traits} != _table.finals:
         raise DefinitionError(f"{_table.name}: its final states must be those with the trait OVER")
@@ -762,6 +777,9 @@ COUPLINGS: tuple[Coupling, ...] = (
         "All content is forgotten at once; what is still being copied keeps its places until it lands.",
     ),
 )
+
+LOST_LOADS = frozenset(state for row in COUPLINGS if "request.load_failed" in row.effects for state in row.into)
+"""States in which a load is lost, and its request does not wait for it any more."""
 
 
 def coupled(cause: str, into: enum.Enum) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ cdef class Places:
 cdef class Blocks(Places):
     cdef public object epoch, epoch_view, refs, refs_view, overdue, overdue_view, writes, writes_view, job, job_view
     cdef public Ring queue
-    cdef int _freed, _cached
+    cdef int _cached
     cdef unsigned int[::1] _epoch
     cdef unsigned short[::1] _refs
     cdef unsigned char[::1] _pins, _writes, _overdue

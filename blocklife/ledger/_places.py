@@ -36,12 +36,18 @@ from blocklife.ledger._rules import (
     SLOT_MEANING,
     WITHDRAWS,
     CountedEvent,
+    flags,
+    marked,
 )
 from blocklife.lifecycle import REFUSED, Column, Rows, Table
-from blocklife.states import Block, BlockLife, SlotLife
+from blocklife.states import LENT, STORE_READS, Block, BlockLife, SlotLife, Trait, states_with
 
 _LARGEST = {"B": (1 << 8) - 1, "H": (1 << 16) - 1}
 """The largest count that a column of that type code holds."""
+_FREE = flags(BlockLife.table, states_with(Trait.FREE, Block))
+_LENT, _LENT_UNSUBMITTED = (
+    np.frombuffer(flags(BlockLife.table, states), dtype=np.bool_) for states in (LENT, LENT - STORE_READS)
+)
 _MOST_REFS, _MOST_PINS = _LARGEST["H"], _LARGEST["B"]
 
 
@@ -176,7 +182,7 @@ class Blocks(Places):
         self._epoch, self._refs, self._pins = self.epoch, self.refs, self.pins
         self._writes, self._overdue, self._job = self.writes, self.overdue, self.job
         index = BlockLife.table.index
-        self._freed, self._cached = index[Block.FREED], index[Block.CACHED]
+        self._cached = index[Block.CACHED]
         self.queue = Ring(num_blocks if indexed else 1)
         if indexed:
             self.queue.push_back(batch(np.arange(1, num_blocks)))
@@ -186,8 +192,7 @@ class Blocks(Places):
         """All free blocks, the next to be handed out first; by number, where the order is the engine's."""
         if self.indexed:
             return self.queue.order()
-        state = self.column.view
-        return (np.flatnonzero((state[1:] == self._freed) | (state[1:] == self._cached)) + 1).tolist()
+        return (np.flatnonzero(marked(self.column, _FREE)[1:]) + 1).tolist()
 
     def lives(self, ids: Ids) -> Lives:
         """The current life of each block."""
@@ -410,10 +415,9 @@ class Blocks(Places):
 
     def lendable(self, among: NDArray[np.int64]) -> NDArray[np.int64]:
         """The blocks among these that a fence allows to be handed out while a copy reads them; planned stores first."""
-        table, state = BlockLife.table, self.column.view[among]
-        planned = state == table.index[Block.PENDING_STORE]
-        reads = planned | (state == table.index[Block.IN_FLIGHT]) | (state == table.index[Block.STALE])
-        lent = reads & (self.refs_view[among] == 0) & (self.writes_view[among] == 0)
+        state = self.column.view[among]
+        planned = _LENT_UNSUBMITTED[state]
+        lent = _LENT[state] & (self.refs_view[among] == 0) & (self.writes_view[among] == 0)
         return np.concatenate((among[lent & planned], among[lent & ~planned]))
 
 

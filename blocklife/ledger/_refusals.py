@@ -14,7 +14,7 @@ from the event and the state (`_REMEDIES`). Both are templates, filled in with t
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from blocklife.ledger._ids import EPOCH_SHIFT, listed
 from blocklife.ledger.jobs import JobRow, JobTable
 from blocklife.ledger.records import Direction
 from blocklife.lifecycle import Guard
-from blocklife.states import MACHINES, TERMINAL, Block, Job, Request, Slot
+from blocklife.states import COPYING, LIFELESS, MACHINES, OUT, TERMINAL, Block, Job, Request, Slot, Trait, states_with
 
 if TYPE_CHECKING:
     from blocklife.ledger._state import RequestRow
@@ -198,13 +198,11 @@ _STANDS: Mapping[enum.Enum, str] = MappingProxyType(
 )
 """What is in the way in each state; used where no guard gives a better reason."""
 
-_HAS_STORE = (Block.PLEDGED, Block.PENDING_STORE, Block.IN_FLIGHT)
-_GIVEN_UP = (Block.STALE, Block.QUARANTINED)
-_OUT = (Job.IN_FLIGHT, Job.AWAITED, Job.UNWANTED, Job.QUARANTINED)
-_OVER = tuple(state for state in Job if state in TERMINAL)
+_GIVEN_UP = LIFELESS - states_with(Trait.FREE, Block)
+"""Block states: its life is over, and a copy may still touch it."""
 
 
-def _by_state(*rows: tuple[str, tuple[enum.Enum, ...]]) -> Mapping[enum.Enum, str]:
+def _by_state(*rows: tuple[str, Collection[enum.Enum]]) -> Mapping[enum.Enum, str]:
     return {state: text for text, states in rows for state in states}
 
 
@@ -232,14 +230,14 @@ _REMEDIES: Mapping[str, Mapping[enum.Enum, str]] = MappingProxyType(
         ),
         "block.plan_store": _by_state(
             ("allocate and fill it first", (Block.FREED,)),
-            ("one store at a time reads a block: {end}", _HAS_STORE),
+            ("one store at a time reads a block: {end}", COPYING),
             ("{end}", (Block.LOADING,)),
             ("settle the plan that waits for {jobs} first", (Block.FLUSHED,)),
             ("there is no content left to store", _GIVEN_UP),
         ),
         "block.plan_load": _by_state(
             ("allocate it first", (Block.FREED, Block.CACHED)),
-            ("load into a block that was just allocated", (Block.SEALED, *_HAS_STORE, *_GIVEN_UP)),
+            ("load into a block that was just allocated", (Block.SEALED, *COPYING, *_GIVEN_UP)),
             ("one load at a time fills a block: {end}", (Block.LOADING,)),
         ),
         "block.submit": _by_state(
@@ -307,33 +305,33 @@ _REMEDIES: Mapping[str, Mapping[enum.Enum, str]] = MappingProxyType(
             ("there is nothing to forget", (Slot.EMPTY,)),
             ("{end}", (Slot.WRITING, Slot.QUARANTINED)),
         ),
-        "job.submit": _by_state(("submit it only once", _OUT), ("plan a new job", _OVER)),
+        "job.submit": _by_state(("submit it only once", OUT), ("plan a new job", TERMINAL)),
         "job.cancel": _by_state(
             ("abandon it, and wait for it to land", (Job.IN_FLIGHT, Job.AWAITED)),
             ("wait for it to land", (Job.UNWANTED,)),
             ("wait for its reports, or quiesce it once the device is proven idle", (Job.QUARANTINED,)),
-            ("there is nothing left to cancel", _OVER),
+            ("there is nothing left to cancel", TERMINAL),
         ),
         "job.finish": _by_state(("submit it first", (Job.PLANNED,))),
         "job.flush": _by_state(
             ("cancel it, or submit it first", (Job.PLANNED,)),
-            ("there is nothing left to wait for", _OVER),
+            ("there is nothing left to wait for", TERMINAL),
         ),
         "job.abandon": _by_state(
             ("cancel it instead", (Job.PLANNED,)),
             ("wait for it to land", (Job.UNWANTED,)),
             ("wait for its reports, or quiesce it once the device is proven idle", (Job.QUARANTINED,)),
-            ("there is nothing left to abandon", _OVER),
+            ("there is nothing left to abandon", TERMINAL),
         ),
         "job.expire": _by_state(
             ("a deadline starts once the job is submitted", (Job.PLANNED,)),
             ("a job expires only once", (Job.QUARANTINED,)),
-            ("there is nothing left to give up", _OVER),
+            ("there is nothing left to give up", TERMINAL),
         ),
         "job.quiesce": _by_state(
             ("cancel it instead", (Job.PLANNED,)),
             ("first flush it, or let its deadline pass", (Job.IN_FLIGHT,)),
-            ("there is nothing left to prove", _OVER),
+            ("there is nothing left to prove", TERMINAL),
         ),
         "request.admit": _by_state(
             ("admit it only once", (Request.RUNNING,)),

@@ -10,13 +10,24 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blocklife.errors import DefinitionError
-from blocklife.lifecycle import Event, Table
-from blocklife.states import Block, BlockLife, Slot, SlotLife, ends_life
+from blocklife.lifecycle import Column, Event, Table
+from blocklife.states import Block, BlockLife, Slot, SlotLife, Trait, ends_life, states_with
+
+
+def flags(table: Table, states: Collection[enum.Enum]) -> bytes:
+    """For each byte whether it is the number of one of these states, so that `translate` tests a whole column at once."""
+    return bytes(map({table.index[each] for each in states}.__contains__, range(256)))
+
+
+def marked(column: Column, wanted: bytes) -> NDArray[np.bool_]:
+    """For each place of a column whether it is in one of the states of `flags`."""
+    return np.frombuffer(column.state.translate(wanted), dtype=np.bool_)
 
 
 class Situation(enum.IntFlag):
@@ -157,8 +168,7 @@ FILLED = {ok: CountedEvent(SLOT_RULES["land"], situation=Situation.OK * ok) for 
 
 # What a row means beyond its states, as bits by row index; derived from the states alone.
 ENDS, ENTERS_FREE, LEAVES_FREE, PUBLISHES, WITHDRAWS = 1, 2, 4, 8, 16
-_FREE = frozenset({Block.FREED, Block.CACHED})
-_KEYED_SLOTS = frozenset({Slot.WRITING, Slot.READY})
+_KEYED_SLOTS = states_with(Trait.KEYED, Slot)
 
 
 def _meaning(table: Table, ends: Callable[..., bool], free: frozenset[enum.Enum]) -> bytes:
@@ -176,9 +186,9 @@ def _meaning(table: Table, ends: Callable[..., bool], free: frozenset[enum.Enum]
     return bytes(found)
 
 
-BLOCK_MEANING = _meaning(BlockLife.table, ends_life, _FREE)
+BLOCK_MEANING = _meaning(BlockLife.table, ends_life, states_with(Trait.FREE, Block))
 SLOT_MEANING = _meaning(
     SlotLife.table,
     lambda row: row.source in _KEYED_SLOTS and row.target not in _KEYED_SLOTS,
-    frozenset({Slot.EMPTY}),
+    states_with(Trait.FREE, Slot),
 )

@@ -15,15 +15,15 @@ checked here: the ledger knows what it ordered, not what the device did.
 
 from __future__ import annotations
 
-import enum
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress, product
 
 from attrs import frozen
 
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, listed
 from blocklife.ledger._ledger import Ledger
+from blocklife.ledger._rules import flags
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JobRow
 from blocklife.ledger.records import Direction
@@ -135,17 +135,14 @@ Check = Callable[[Look, Say], None]
 _BLOCK, _SLOT, _JOB, _REQUEST = (MACHINES[name].index for name in ("block", "slot", "job", "request"))
 
 
-def _flags(states: Iterable[enum.Enum]) -> bytes:
-    """For each byte whether it is the number of one of these states, so that `translate` tests a whole column at once."""
-    states = list(states)
-    index = _BLOCK if isinstance(states[0], Block) else _SLOT
-    wanted = {index[each] for each in states}
-    return bytes(number in wanted for number in range(256))
+def _flags(states: Collection[Block] | Collection[Slot]) -> bytes:
+    """`flags` of states of blocks or of slots."""
+    return flags(MACHINES["block" if isinstance(next(iter(states)), Block) else "slot"], states)
 
 
-def _where(column: Column, flags: bytes) -> list[int]:
+def _where(column: Column, wanted: bytes) -> list[int]:
     """The places that are in one of these states."""
-    found = column.state.translate(flags)
+    found = column.state.translate(wanted)
     return list(compress(range(len(found)), found))
 
 
@@ -172,7 +169,7 @@ _GIVEN_UP = _flags(STORE_READS - states_with(Trait.HELD, Block))
 _TOUCHED = _flags(PINNED)
 _FREE = _flags(states_with(Trait.FREE, Block))
 _FENCED = _flags((Block.FLUSHED,))
-_TO_SUBMIT, _SUBMITTED = _flags((Block.PLEDGED, Block.PENDING_STORE)), _flags((Block.IN_FLIGHT,))
+_TO_SUBMIT, _SUBMITTED = _flags(COPYING - STORE_READS), _flags(COPYING & STORE_READS)
 _FINAL, _DEAD, _SOURCES = _flags(KEYED), _flags(LIFELESS), _flags(COPYING)
 _FILLING = _flags(STORE_WRITES)
 _FOUND = _flags(states_with(Trait.KEYED, Slot))

@@ -19,10 +19,25 @@ from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import BULK, EPOCH_SHIFT, ID_MASK, Ids, Lives, listed
 from blocklife.ledger._limits import Statistics
 from blocklife.ledger._places import SlotWatcher
+from blocklife.ledger._rules import flags, marked
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.records import Direction, Transfer
 from blocklife.lifecycle import Row
-from blocklife.states import KEYED, Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife
+from blocklife.states import (
+    COPYING,
+    KEYED,
+    SLOTS_AT_REST,
+    Block,
+    BlockLife,
+    Job,
+    JobLife,
+    Request,
+    RequestLife,
+    Slot,
+    SlotLife,
+    Trait,
+    states_with,
+)
 
 _BLOCKS = tuple(each for each in BlockLife.table.states if isinstance(each, Block))
 _SLOTS = tuple(each for each in SlotLife.table.states if isinstance(each, Slot))
@@ -31,10 +46,13 @@ _REQUESTS = tuple(each for each in RequestLife.table.states if isinstance(each, 
 _READY = SlotLife.table.index[Slot.READY]
 
 
+_FREE, _SOURCES = flags(BlockLife.table, states_with(Trait.FREE, Block)), flags(BlockLife.table, COPYING)
+_RESTS = flags(SlotLife.table, SLOTS_AT_REST)
+
+
 @lru_cache(maxsize=64)
 def _flags(states: frozenset[Block]) -> bytes:
-    """A table from state bytes to whether the state is one of these."""
-    return bytes([number < len(_BLOCKS) and _BLOCKS[number] in states for number in range(256)])
+    return flags(BlockLife.table, states)
 
 
 def block_of(life: int) -> int:
@@ -87,12 +105,12 @@ class BlocksView:
 
     def among(self, lives: Lives, states: frozenset[Block]) -> list[bool]:
         """For each life, whether it is current and its block is in one of these states."""
-        flags, blocks = _flags(states), self._blocks
+        wanted, blocks = _flags(states), self._blocks
         if type(lives) is list and len(lives) < BULK:
             state, epoch = blocks.state, blocks.epoch
-            return [epoch[life & ID_MASK] == life >> EPOCH_SHIFT and flags[state[life & ID_MASK]] == 1 for life in lives]
+            return [epoch[life & ID_MASK] == life >> EPOCH_SHIFT and wanted[state[life & ID_MASK]] == 1 for life in lives]
         known = np.asarray(lives, dtype=np.int64)
-        there = np.frombuffer(blocks.column.view[known & ID_MASK].tobytes().translate(flags), dtype=np.bool_)
+        there = np.frombuffer(blocks.column.view[known & ID_MASK].tobytes().translate(wanted), dtype=np.bool_)
         found: list[bool] = (there & blocks.fresh(known)).tolist()
         return found
 
@@ -154,10 +172,9 @@ class BlocksView:
         return int(np.count_nonzero(self._blocks.refs_view))
 
     def count_busy(self) -> int:
-        """The number of blocks that are neither FREED nor CACHED, or are held, or may still be touched by a copy."""
-        blocks, index = self._blocks, BlockLife.table.index
-        state = blocks.column.view
-        rests = (state == index[Block.FREED]) | (state == index[Block.CACHED])
+        """The number of blocks that are not free, or are held, or may still be touched by a copy."""
+        blocks = self._blocks
+        rests = marked(blocks.column, _FREE)
         return int(np.count_nonzero(~rests | (blocks.refs_view > 0) | (blocks.pins_view > 0)))
 
     def count(self) -> dict[Block, int]:
@@ -258,8 +275,7 @@ class SlotsView:
 
     def count_busy(self) -> int:
         """The number of slots that are neither EMPTY nor READY, or are pinned."""
-        state, index = self._slots.column.view, SlotLife.table.index
-        rests = (state == index[Slot.EMPTY]) | (state == index[Slot.READY])
+        rests = marked(self._slots.column, _RESTS)
         return int(np.count_nonzero(~rests | (self._slots.pins_view > 0)))
 
     def count_pinned(self) -> int:
@@ -535,9 +551,7 @@ def statistics_of(state: LedgerData) -> Statistics:
     blocks = {at.name: count for at, count in state.blocks.column.count().items()}
     blocks[Block.FREED.name] -= 1  # the null block does not count
     idle = state.blocks.refs_view == 0
-    column, index = state.blocks.column.view, BlockLife.table.index
-    copying = (column == index[Block.PENDING_STORE]) | (column == index[Block.IN_FLIGHT])
-    soon = int(np.count_nonzero(idle & copying)) + blocks[Block.STALE.name]
+    soon = int(np.count_nonzero(idle & marked(state.blocks.column, _SOURCES))) + blocks[Block.STALE.name]
     return Statistics(
         blocks=blocks,
         slots={at.name: count for at, count in state.slots.column.count().items()},

@@ -29,9 +29,10 @@ from blocklife.offload._progress import NEVER, Span
 from blocklife.offload._state import Rows, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, Filled
 from blocklife.offload.records import Hit, LastStep
-from blocklife.states import ADMISSIBLE, KEYED, Block, Request
+from blocklife.states import ADMISSIBLE, KEYED, Block, Request, Trait, states_with
 
 _BYTES = frozenset({bytes})
+_FREE = states_with(Trait.FREE, Block)
 
 Content: TypeAlias = tuple[Span, list[int], Sequence[bytes]]
 """Neighbouring blocks of one request, their lives and their keys."""
@@ -89,8 +90,8 @@ class SchedulerSteps:
                 if (state := ledger.blocks.of(life)) is None:
                     raise CapacityError(f"request {name}: block {place} of its hit was handed out meanwhile (look it up again)")
                 if ledger.blocks.refs(place) == 0:
-                    cold += state is Block.CACHED
-                    copied += state is not Block.CACHED
+                    cold += state in _FREE
+                    copied += state not in _FREE
         # waiting for a copy is worth it only if no other request makes progress
         alone = ledger.contract is Contract.FENCE and not (self._progress.running.any() or self._state.waiting_loads)
         short = fresh + cold - ledger.blocks.free

@@ -25,7 +25,7 @@ from blocklife.ledger.views import block_of
 from blocklife.offload._groups import Geometry
 from blocklife.offload._host import HostTier
 from blocklife.offload.records import Mode, Policies
-from blocklife.states import COPYING, KEYED, STORE_READS, Block, BlockLife, Job, Slot, Trait, states_with
+from blocklife.states import COPYING, KEYED, STORABLE, STORE_READS, Block, BlockLife, Job, Slot, Trait, states_with
 
 _INDEX = BlockLife.table.index
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
@@ -47,8 +47,6 @@ class Chunk:
         self.owner, self.group, self.key, self.lives, self.suffix, self.tail = owner, group, key, lives, suffix, tail
 
 
-_STORABLE = KEYED - COPYING | {Block.ALLOCATED}
-"""Block states from which a store can be planned."""
 Filled: TypeAlias = tuple[str, int, list[int], Sequence[bytes]]
 """Neighbouring full blocks of a request: the request, their group, their lives and their keys."""
 _SPARE = 64
@@ -183,7 +181,7 @@ class StoreLine:
         count = len(all_lives)
         if len(names) != count or len(all_keys) != count or len(set(names)) != count or len(set(all_lives)) != count:
             return False
-        if len(by_owner) > self._jobs.room or not all(self._blocks.among(all_lives, _STORABLE)):
+        if len(by_owner) > self._jobs.room or not all(self._blocks.among(all_lives, STORABLE)):
             return False
         if self._slots.any_ready(names) or (slots := self._tier.reserve(names)) is None:
             return False

@@ -22,7 +22,8 @@ SHORT, _IDLE = 256, 64
 """Idle ledger requests with tables up to this length are reused; at most this many are kept."""
 
 _CODE = BlockLife.table.index
-FREED, ALLOCATED, SEALED, CACHED = (_CODE[state] for state in (Block.FREED, Block.ALLOCATED, Block.SEALED, Block.CACHED))
+FREED, ALLOCATED = _CODE[Block.FREED], _CODE[Block.ALLOCATED]
+SEALED, CACHED = _CODE[Block.SEALED], _CODE[Block.CACHED]
 
 
 @define(eq=False)

@@ -33,19 +33,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Limits
 from blocklife.ledger._limits import MAX_REQUESTS
-from blocklife.states import Block, BlockLife
+from blocklife.states import KEYED, Block, BlockLife
 from blocklife.watch._below import Below
 from blocklife.watch._holders import CONNECTOR, Holders
 from blocklife.watch._host import NUM_SPARE, Filing, Host
 from blocklife.watch._jobs import EngineCopy, FollowedJobs
-from blocklife.watch._lives import ALLOCATED, FREED, FollowedLives, LedgerLives, PlainLives
+from blocklife.watch._lives import FREED, FollowedLives, LedgerLives, PlainLives
 from blocklife.watch._story import BlockHistory
 from blocklife.watch._violations import WatchViolation
 
 _FOREVER = 1e18
 
-_STALE, _LOADING = (BlockLife.table.index[state] for state in (Block.STALE, Block.LOADING))
-_OPEN = frozenset((_LOADING, ALLOCATED))
+_CODE = BlockLife.table.index
+_STALE, _LOADING = _CODE[Block.STALE], _CODE[Block.LOADING]
+_OPEN = frozenset(_CODE[row.source] for row in BlockLife.table.rows if row.target is Block.SEALED and row.source not in KEYED)
+"""Block states in which the content is not final, and the next step can make it so."""
 
 Fact = tuple[Callable[..., None], tuple[object, ...]]
 """A function to call at the replay, and its arguments."""

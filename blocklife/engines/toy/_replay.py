@@ -28,6 +28,7 @@ from blocklife.ledger.views import View
 from blocklife.offload import FullAttention, Geometry, HostTier, Mode, OffloadScheduler, Policies
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.offload.replacement import replacement
+from blocklife.states import TERMINAL, Job
 
 if TYPE_CHECKING:
     from blocklife.engines.toy._tensors import TensorDevice
@@ -540,7 +541,7 @@ class Replay:
             blocks_loaded=moved["LOAD"],
             bytes_stored=moved["STORE"] * block_bytes,
             bytes_loaded=moved["LOAD"] * block_bytes,
-            jobs={state: ledger.ended[state] for state in ("DONE", "FAILED", "CANCELLED")},
+            jobs={state.name: ledger.ended[state.name] for state in Job if state in TERMINAL},
             preemptions=counts.preemptions,
             flushes=sum(ledger.flushes.values()),
             flushes_by_cause=dict(sorted(ledger.flushes.items())),

@@ -33,7 +33,18 @@ from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
 from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler, Settled
 from blocklife.offload.records import Hit
-from blocklife.states import MACHINES, TERMINAL, Block, JobLife, Slot, Trait, blocks_touched, slots_touched, states_with
+from blocklife.states import (
+    MACHINES,
+    SLOTS_AT_REST,
+    TERMINAL,
+    Block,
+    JobLife,
+    Slot,
+    Trait,
+    blocks_touched,
+    slots_touched,
+    states_with,
+)
 from blocklife.testing.scenarios._driver import (
     NOBODY,
     Driver,
@@ -578,7 +589,7 @@ class OurDriver(Driver):
         found += [
             f"slot {each} {ledger.slots.at(each).name}"
             for each in range(len(ledger.slots))
-            if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins(each)
+            if ledger.slots.at(each) not in SLOTS_AT_REST or ledger.slots.pins(each)
         ]
         return [*found, *(f"request {name}" for name in ledger.requests), *(f"pins of {name}" for name in ledger.holders)]
 

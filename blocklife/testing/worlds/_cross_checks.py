@@ -25,15 +25,19 @@ from blocklife.states import (
     ADMISSIBLE,
     GIVEN_UP,
     LIFELESS,
+    LOST_LOADS,
     MACHINES,
     OUT,
+    SLOTS_AT_REST,
     TERMINAL,
     Block,
     Job,
     Request,
     Slot,
+    Trait,
     blocks_touched,
     slots_touched,
+    states_with,
 )
 from blocklife.testing.worlds._device import Content, CopyOrder, FrozenDevice, Orders, said
 from blocklife.testing.worlds._engine import Engine
@@ -110,7 +114,7 @@ class CoreValue:
 
 
 _READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
-_EMPTY, _READY = (MACHINES["slot"].index[each] for each in (Slot.EMPTY, Slot.READY))
+_EMPTY, _READY = MACHINES["slot"].index[Slot.EMPTY], MACHINES["slot"].index[Slot.READY]
 OVER, _SUBMITTED = (frozenset(MACHINES["job"].index[state] for state in states) for states in (TERMINAL, OUT))
 _BLOCKS, _SLOTS = (tuple(each.name for each in MACHINES[name].states) for name in ("block", "slot"))
 _TOUCHED = {
@@ -118,7 +122,7 @@ _TOUCHED = {
     for stores in (True, False)
 }
 """The states that the blocks and the slots of a store, and of a load, may have."""
-_AT_REST = frozenset({Block.FREED.name, Block.CACHED.name}), frozenset({Slot.EMPTY.name, Slot.READY.name})
+_AT_REST = tuple(frozenset(each.name for each in states) for states in (states_with(Trait.FREE, Block), SLOTS_AT_REST))
 """The states of blocks and slots when there are no requests."""
 _ENDS = {
     name: (bytes([0, *(table.index[row.source] for row in table.rows)]), table.targets) for name, table in MACHINES.items()
@@ -349,7 +353,7 @@ def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
         job = ledger.jobs.get(saved.number)
         if saved.direction is not Direction.LOAD or saved.state in _LOST or job is None:
             continue
-        if ledger.jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
+        if ledger.jobs.state(saved.number) in LOST_LOADS:
             for slot, key in zip(job.slots, job.keys, strict=True):
                 if ledger.slots.at(slot) is Slot.READY and ledger.slots.key(slot) == key:
                     return "I7", f"load {job.number} is lost, but slot {slot} can still be found as {key.decode()}"
@@ -496,7 +500,7 @@ def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str
         job = jobs.get(saved.number)
         if saved.direction is not Direction.LOAD or saved.state in _UNWANTED or job is None or job.owner is None:
             continue
-        if jobs.state(saved.number) in (Job.FAILED, Job.QUARANTINED):
+        if jobs.state(saved.number) in LOST_LOADS:
             failed.append(job.owner)
     for job in jobs.known():
         if job.number > last and job.direction is Direction.LOAD and job.owner is not None:

@@ -36,7 +36,7 @@ from blocklife.ledger import (
     Worker,
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
-from blocklife.states import MACHINES, TERMINAL, JobLife, Request
+from blocklife.states import ADMISSIBLE, ADMITTED, MACHINES, TERMINAL, JobLife, Request, RequestLife, states_before
 from blocklife.testing.judges._model import ModelSettings
 from blocklife.testing.judges._rules import FAILED, LANDED, LOAD, NONE, STORE
 from blocklife.testing.worlds._device import CopyOrder, Orders
@@ -51,7 +51,8 @@ MISSING = max(LANDED, FAILED) + 1
 _KIND = {Direction.STORE: STORE, Direction.LOAD: LOAD, Direction.DEMOTE: DEMOTE, Direction.PROMOTE: PROMOTE}
 _HOLDER = "lookup"
 _REQUEST, _JOB = MACHINES["request"].index, MACHINES["job"].index
-_MAY_GROW = frozenset(_REQUEST[each] for each in (Request.WAITING, Request.RUNNING, Request.PREEMPTED))
+_LOADS = states_before(RequestLife.table.events["loaded"], Request)
+_MAY_GROW = frozenset(_REQUEST[each] for each in ADMISSIBLE | ADMITTED - _LOADS)
 
 
 @frozen(kw_only=True)

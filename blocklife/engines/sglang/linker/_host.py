@@ -45,7 +45,7 @@ from blocklife.ledger import (
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.ledger.jobs import Allocated, Planned
 from blocklife.offload import HostTier
-from blocklife.states import Block, Job
+from blocklife.states import TERMINAL, Block, Job
 
 MAX_STORES = 1 << 14
 """The most stores that are out at once; the rest of the ledger's jobs is for loads."""
@@ -139,7 +139,7 @@ class LinkedHost:
         self._num_names = 0
         self._batch = -1
         self._counts = LinkerStatistics()
-        for state in (Job.DONE, Job.FAILED, Job.CANCELLED):
+        for state in TERMINAL:
             self.ledger.on(entered=state, hook=self._hear_end)
         self.ledger.on(entered=Job.QUARANTINED, hook=self._hear_late)
 
