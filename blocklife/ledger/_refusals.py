@@ -369,7 +369,9 @@ _REMEDIES: Mapping[str, Mapping[enum.Enum, str]] = MappingProxyType(
 
 
 def blamed(guard: Guard[...], payload: Mapping[str, object]) -> list[str]:
-    """The names of the values of a payload that each make a guard fail on their own."""
+    """The names of the values of a payload that each make a guard fail on their own; none if it asks for anything unknown."""
+    if not (_NOT_IN_THE_WAY.keys() & payload.keys()).issuperset(guard.parameters):
+        return []
     clear = {name: _NOT_IN_THE_WAY[name] for name in guard.parameters}
     return [name for name in guard.parameters if not guard.test(**{**clear, name: payload[name]})]
 
@@ -399,13 +401,16 @@ def _of_guards(machine: str, state: enum.Enum, event: str, payload: Mapping[str,
 
 
 def sentence(machine: str, state: enum.Enum, event: str, payload: Mapping[str, object], there: Bystanders) -> tuple[str, str]:
-    """The reason and the remedy of one refusal."""
+    """The reason and the remedy of one refusal; in the words of the table, where there are none of its own."""
     table = MACHINES[machine]
     if table.events[event].rows_of(state):
         return _of_guards(machine, state, event, payload, there)
     blanks = there.blanks()
-    remedy = _REMEDIES[f"{machine}.{event}"].get(state)
-    return _STANDS[state].format_map(blanks), table.remedy(state, event) if remedy is None else remedy.format_map(blanks)
+    reason, remedy = _STANDS.get(state), _REMEDIES.get(f"{machine}.{event}", {}).get(state)
+    return (
+        table.reason(state, event) if reason is None else reason.format_map(blanks),
+        table.remedy(state, event) if remedy is None else remedy.format_map(blanks),
+    )
 
 
 class Refusals:

@@ -6,6 +6,10 @@ machines, and is compared; read a line that has changed before you write it anew
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from blocklife.ledger._places import Blocks, Slots
 from blocklife.ledger._refusals import Bystanders, Toucher
 from blocklife.ledger._rules import ACQUIRE, EVICT, HAND_OUT, PIN
 from blocklife.ledger.jobs import Planned
+from blocklife.lifecycle import guard
 from blocklife.states import MACHINES, Block
 from tests.ledger import refusals as page
 
@@ -412,3 +417,75 @@ def test_what_goes_well_asks_for_no_words(monkeypatch: pytest.MonkeyPatch) -> No
     scene.ledger.finish("b")
 
     assert asked == []
+
+
+# --- tables that have grown ---------------------------------------------------------------------------------------------
+
+_GROWN = (
+    ('    QUARANTINED = "its life is over, but a copy past', '    LEASED = "held, and lent to an export"\n{}'),
+    ("        Block.QUARANTINED: Nature(", "        Block.LEASED: Nature(Tone.USE, Trait.ALIVE, Trait.HELD, Trait.KEYED),\n{}"),
+    ("    @edge(Block.ALLOCATED, to=Block.SEALED)\n", "    @edge(Block.SEALED, to=Block.LEASED)\n{lease}\n{}"),
+    ("    @edge(Block.SEALED, to=Block.CACHED)\n", "{}    @edge(Block.LEASED, to=Block.CACHED)\n"),
+)
+"""One state of the block and one event more: where each change of `states.py` goes, and what comes there."""
+_LEASE = '    def lease(self) -> None:\n        """An export reads it."""\n'
+_ASKS = """
+from blocklife.errors import RefusedError
+from blocklife.ledger import Ledger, Limits
+from blocklife.ledger import _refusals as refusals
+from blocklife.states import MACHINES, Block
+
+for machine, table in MACHINES.items():
+    for event in table.events:
+        for state in table.states:
+            if (event == "lease" or state.name == "LEASED") and not table.events[event].rows_of(state):
+                for there in (refusals.Bystanders(), refusals.Bystanders(requests=("a",))):
+                    print(event, state.name, *refusals.sentence(machine, state, event, {}, there), sep=" | ")
+ledger = Ledger(Limits(num_blocks=4, num_slots=1))
+ledger.add_request("a")
+opened = ledger.allocate("a", 1)
+ledger._state.blocks.state[1] = MACHINES["block"].index[Block.LEASED]
+try:
+    ledger.seal(opened, [b"k"])
+except RefusedError as refused:
+    print(refused)
+"""
+
+
+def test_state_and_event_without_words_are_refused_in_those_of_the_table(tmp_path: Path) -> None:
+    """Who adds a state need not know of refusals: its value says what is in the way, its rows what would help."""
+    package = tmp_path / "blocklife"
+    shutil.copytree(Path(refusals.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (package / "states.py").read_text(encoding="utf-8")
+    for before, after in _GROWN:
+        assert text.count(before) == 1
+        text = text.replace(before, after.format(before, lease=_LEASE) if "{lease}" in after else after.format(before))
+    (package / "states.py").write_text(text, encoding="utf-8")
+    answer = subprocess.run(
+        [sys.executable, "-c", _ASKS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    *said, refused = answer.stdout.splitlines()
+
+    remedy = "(it is allowed while ALLOCATED or PLEDGED)"
+    assert refused == f"block 1: cannot SEAL while LEASED: held, and lent to an export {remedy}"
+    assert "submit | LEASED | held, and lent to an export | it is allowed while LOADING or PENDING_STORE" in said
+    assert "lease | FREED | nobody holds it, and it has no content | it is allowed while SEALED" in said
+    assert len(said) == 2 * (len(MACHINES["block"].events) + len(MACHINES["block"].states) - 1)
+    assert not [line for line in said if "{" in line or "" in [part.strip() for part in line.split("|")]]
+
+
+def test_guard_that_asks_for_something_unknown_blames_nothing() -> None:
+    """A refusal is worded with what is known of the payload, and never fails itself."""
+
+    @guard
+    def paid(refs: int, paid: bool) -> bool:
+        return paid & (refs == 0)
+
+    assert refusals.blamed(paid, {"refs": 0}) == []
+    assert refusals.blamed(paid, {"refs": 1, "paid": False}) == []
