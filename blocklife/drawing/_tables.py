@@ -64,9 +64,9 @@ def guard_table(table: Table) -> str:
 
 
 def coupling_table(couplings: Iterable[Coupling]) -> str:
-    """Every coupling: what causes it, into which states, what follows, and why."""
+    """Every coupling: what causes it, into which states, what follows, why, and whether the ledger runs it from its row."""
     return markdown(
-        ["coupling", "when", "leads into", "then, in this order", "why"],
+        ["coupling", "when", "leads into", "then, in this order", "why", "runs"],
         [
             [
                 f"`{each.name}`",
@@ -74,6 +74,7 @@ def coupling_table(couplings: Iterable[Coupling]) -> str:
                 _names([state.name for state in each.into]) if each.into else "any state",
                 LINE.join(f"`{plain(effect)}`" for effect in each.effects),
                 plain(each.why),
+                plain(each.runs.value),
             ]
             for each in couplings
         ],

@@ -11,8 +11,8 @@ Rules of this file:
 
 Theory. One engine step is: requests release and gain blocks (`preempt`, `finish`, `release`, `allocate`, `acquire`), hits
 become loads (`plan_load`), stores are planned (`plan_store`), `dispatch` hands the plan to the workers, and `settle` applies
-what they report. The couplings between the machines are rows of `states.COUPLINGS`; this file looks up the effects of a job's
-step there and runs them in the order in which they are written.
+what they report. The couplings between the machines are rows of `states.COUPLINGS`. The ledger looks the effects of a job's end
+up there; those of the rows marked `BY_HAND` are written in its steps (`_steps.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* Ask, then write, then tell. The effects of a job's step are looked up in `states.COUPLINGS` and run in the order in which they
-  are written there; nothing here decides what is legal.
+* Ask, then write, then tell; nothing here decides what is legal. `Steps.end` looks the effects of a job up in the rows of
+  `states.COUPLINGS`; those of rows marked `BY_HAND`, and of stores that are DONE in `settle`, are written here.
 * Arguments were checked before (`_checks`): refusals here come from a table.
 * Small batches run through plain loops over lists, large ones through numpy columns; see `_ids`.
 """

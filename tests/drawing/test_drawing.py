@@ -437,4 +437,4 @@ def test_coupling_table_lists_every_coupling() -> None:
     for line, each in zip(found, COUPLINGS, strict=True):
         assert line[1].strip("`").replace("\\|", "|") == each.cause
         assert [effect.strip("`").replace("\\|", "|") for effect in line[3].split("<br>")] == list(each.effects)
-        assert line[4] == plain(each.why)
+        assert line[4:] == [plain(each.why), plain(each.runs.value)]

@@ -54,7 +54,7 @@ from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import SchedulerState
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
-from blocklife.states import COUPLINGS, MACHINES, Coupling
+from blocklife.states import COUPLINGS, MACHINES, Coupling, Runs
 
 Undo: TypeAlias = Callable[[], None]
 
@@ -263,11 +263,11 @@ _CAUSED_IN = {
     "request.preempt|finish|load_failed": (Steps, "give_up"),
     "ledger.reset": (Steps, "reset"),
 }
-"""The function with the effects of each cause; the effects of a job's steps are looked up in the table at run time."""
+"""The function with the effects of each cause whose row is marked `BY_HAND`; all others are looked up in the table."""
 
 
 def _drop_effect(coupling: Coupling, effect: str) -> Undo:
-    if coupling.cause in _CAUSED_IN:
+    if coupling.runs is Runs.BY_HAND:
         return _drop_inside(*_CAUSED_IN[coupling.cause], effect)
     effects = ledger_steps._EFFECTS
     changed = {key: value for key, value in effects.items() if value is coupling.effects}
