@@ -1,7 +1,8 @@
 """How many calls of our own functions a verb takes, and how often they change from one file of the package to another.
 
 Both are what a reader walks through who follows one verb, and most of what the verb costs on one life: so they are counted, and
-not timed. A comprehension counts as a call, as Python 3.11 makes one of it. The peer is the core as it was before.
+not timed. A comprehension counts as a call, as Python 3.11 makes one of it. The peer is the core as it was before: of single
+verbs before its first rebuild, of whole paths when they were first counted here.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ BEFORE = {
     "admit": (72, 46),
 }
 """Calls, and changes of file, of each verb before."""
+PATHS = {
+    "build_plan that plans a store": (99, 47),
+    "lookup with a host hit": (63, 41),
+    "admit with a load": (138, 78),
+    "build_plan that submits a load": (46, 19),
+    "settle with a load": (79, 48),
+}
+"""The same of what a request with a prompt of two blocks takes: the first computes and stores it, the second loads it."""
 _ROOM = str(Path(blocklife.__file__).parent)
 
 
@@ -83,11 +92,42 @@ def walks() -> dict[str, Walk]:
     return found
 
 
+def paths() -> dict[str, Walk]:
+    """Each path once. The prompt is computed, stored and lost by the device; then another request loads it."""
+    found = {path: Walk() for path in PATHS}
+    ledger = Ledger(Limits(num_blocks=64, num_slots=64, max_requests=8))
+    offload = OffloadScheduler(ledger, HostTier(ledger), Geometry.parse("full:4"))
+
+    def add(name: str) -> None:
+        offload.add_request(name, lambda _group, start, stop: [bytes([at]) for at in range(start, stop)], prompt_tokens=9)
+
+    def step(build: Walk, settle: Walk) -> None:
+        plan = walked(build, offload.build_plan, 0.0)
+        landed = [Completion(each.job, Worker(0), Result.OK) for each in (*plan.loads, *plan.stores)]
+        walked(settle, offload.settle, plan.number, 0.0, completions=landed)
+
+    add("first")
+    offload.admit("first", offload.lookup("first", 9), 9)
+    step(found["build_plan that plans a store"], Walk())
+    step(Walk(), Walk())
+    offload.finish("first")
+    offload.sleep()  # the device forgets its content
+    while offload.has_pending_work():
+        step(Walk(), Walk())
+    offload.wake()
+    add("second")
+    hit = walked(found["lookup with a host hit"], offload.lookup, "second", 9)
+    walked(found["admit with a load"], offload.admit, "second", hit, 0)
+    step(found["build_plan that submits a load"], found["settle with a load"])
+    return found
+
+
 def measure(_scale: Scale) -> list[Figure]:
     """The figures of this suite."""
     figures = []
-    for verb, walk in walks().items():
-        calls, changes = BEFORE[verb]
+    paths()  # what is computed once in a process does not count
+    for verb, walk in (walks() | paths()).items():
+        calls, changes = (BEFORE | PATHS)[verb]
         for name, ours, peer in (("calls", walk.calls, calls), ("changes of file", walk.changes, changes)):
             figures.append(
                 Figure(
