@@ -28,6 +28,7 @@ SUITES = (
     "exploring",
     "startup",
     "replay",
+    "growth",
     "below",
 )
 """Modules of this package that have a function ``measure``."""
