@@ -195,7 +195,7 @@ class Ledger(edge.NotCopied):
     def has_room(self, count: int) -> bool:
         """Whether `allocate` would find that many blocks now; under fence, blocks that a copy still reads count."""
         missing = edge.whole(count, "count") - self._blocks.free
-        return missing <= 0 or (self._state.fence and missing <= len(self._blocks.lendable(self._steps.copied())))
+        return missing <= 0 or (self._state.fence and missing <= len(self._steps.lendable(missing)))
 
     def statistics(self) -> Statistics:
         """Count everything now."""
@@ -712,16 +712,14 @@ class Ledger(edge.NotCopied):
 
     def jobs_of(self, request: str) -> Jobs[Out]:
         """The submitted jobs made for a request, which a preemption flushes."""
-        if edge.text(request, "request") not in self._jobs.owned:
-            return Jobs(())
-        alive = (job for job in self._jobs.alive() if job.serves(request))
-        return Jobs(tuple(self._state.id_of(job) for job in alive if self._jobs.state(job) is not Job.PLANNED))
+        owned, planned = self._jobs.owned.get(edge.text(request, "request"), {}), self._jobs.planned
+        return Jobs(tuple(self._state.id_of(job) for number, job in owned.items() if number not in planned))
 
     def submitted(self, *, on_device: bool = False) -> Jobs[Out]:
         """All jobs that the workers have: submitted and not over. With *on_device* those that touch blocks of the device."""
         edge.flag(on_device, "on_device")
-        alive = (job for job in self._jobs.alive() if job.direction.on_device or not on_device)
-        return Jobs(tuple(self._state.id_of(job) for job in alive if self._jobs.state(job) is not Job.PLANNED))
+        out = [job for number, job in self._jobs.out.items() if number not in self._jobs.planned]
+        return Jobs(tuple(self._state.id_of(job) for job in out if job.direction.on_device or not on_device))
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 

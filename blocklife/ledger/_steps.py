@@ -14,7 +14,7 @@ import heapq
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import NoReturn, TypeAlias
 
 import numpy as np
@@ -43,7 +43,7 @@ from blocklife.ledger._ids import (
 from blocklife.ledger._refusals import counted, named, some
 from blocklife.ledger._rules import CountedEvent
 from blocklife.ledger._state import LedgerData, RequestRow
-from blocklife.ledger.jobs import JobColumns, JobRow
+from blocklife.ledger.jobs import JobColumns, JobRow, jobs_of_each
 from blocklife.ledger.records import (
     Completion,
     Direction,
@@ -73,11 +73,10 @@ from blocklife.states import (
     coupled,
 )
 
-_KIND = {direction: direction.name.lower() for direction in Direction}
 _EFFECTS: Mapping[tuple[str, Direction, Job], tuple[str, ...]] = {
-    (event, direction, into): coupled(f"job.{event}({kind})", into)
+    (event, direction, into): coupled(f"job.{event}({direction.name.lower()})", into)
     for event in ("finish", "cancel", "expire")
-    for direction, kind in _KIND.items()
+    for direction in Direction
     for into in Job
 }
 _INTO = [Job.PLANNED, *(Job[row.target.name] for row in JobLife.table.rows)]
@@ -101,16 +100,6 @@ MORE, ALL_OK = (JOB["finish"].bit(each) for each in JOB["finish"].guards)
 
 Asked: TypeAlias = tuple[CountedEvent, Ids, Rows]
 """A change of some places, with the row that each will take."""
-
-
-def jobs_of_each(numbers: Sequence[int], cuts: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """The job of each place in a step of several jobs, as `Journal.note` takes it; job *n* has the places up to its cut."""
-    if len(numbers) == 1:
-        return numbers[0], ()
-    jobs: list[int] = []
-    for at, number in enumerate(numbers):
-        jobs += [number] * (cuts[at + 1] - cuts[at])
-    return 0, jobs
 
 
 class Steps:
@@ -210,9 +199,13 @@ class Steps:
             else:
                 self.flush(job, "handed out")
         if stale:
+            left = sum([blocks.pins[place] for place in stale])  # one for each job that touches it
             for job in self._jobs.alive():
-                if self._jobs.state(job) is not Job.PLANNED and not stale.isdisjoint(listed(job.ids)):
-                    self.flush(job, "handed out")
+                if touched := len(stale.intersection(listed(job.ids))):
+                    if job.number not in self._jobs.planned:
+                        self.flush(job, "handed out")
+                    if (left := left - touched) == 0:
+                        break
         if type(ids) is not list:
             blocks.group_view[ids] = group
             return blocks.lives(ids)
@@ -225,11 +218,20 @@ class Steps:
 
     def _lend(self, who: str, count: int, free: Ids) -> Ids:
         """The free blocks and, after them, those that a copy still reads: under fence a plan waits for the copy."""
-        copied, short = self.copied(), count - len(free)
-        lent = self._blocks.lendable(copied)[:short].tolist() if self._state.fence else []
+        short = count - len(free)
+        lent = self.lendable(short) if self._state.fence else []
         if len(lent) < short:
+            copied = self.copied()
             self._refuse_allocation(who, count, copied)
         return packed([*listed(free), *lent])
+
+    def lendable(self, most: int) -> list[int]:
+        """Up to *most* blocks that a fence lets be handed out while a job touches them: planned stores first, then old jobs."""
+        found: dict[int, None] = {}
+        jobs = chain(self._jobs.planned.values(), self._jobs.out.values())
+        while len(found) < most and (part := [np.asarray(job.ids, dtype=np.int64) for job in islice(jobs, BULK)]):
+            found.update(dict.fromkeys(self._blocks.lendable(np.concatenate(part)).tolist()))
+        return list(found)[:most]
 
     def hand_out_each(
         self, groups: Sequence[int], counts: Sequence[int], ids: Ids | None = None, who: str = "", total: int = 0
@@ -283,9 +285,7 @@ class Steps:
     def copied(self) -> NDArray[np.int64]:
         """Every block that an outstanding job may touch, once; blocks of the oldest job first, as its copy lands first."""
         touched = [np.asarray(job.ids, dtype=np.int64) for job in self._jobs.alive()]
-        if not touched:
-            return np.zeros(0, dtype=np.int64)
-        ids = np.concatenate(touched)
+        ids = np.concatenate([np.zeros(0, dtype=np.int64), *touched])
         return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
     def _refuse_allocation(self, who: str, count: int, copied: NDArray[np.int64]) -> NoReturn:
@@ -669,9 +669,8 @@ class Steps:
     def older(self, load: JobRow) -> list[JobRow]:
         """The jobs besides *load* that may touch its targets."""
         shared = {place for place in listed(load.ids) if self._blocks.pins[place] > 1}
-        if not shared:
-            return []
-        return [job for job in self._jobs.alive() if job is not load and not shared.isdisjoint(listed(job.ids))]
+        alive = self._jobs.alive() if shared else ()
+        return [job for job in alive if job is not load and not shared.isdisjoint(listed(job.ids))]
 
     def _prove_older(self, load: JobRow) -> None:
         """Every worker waited for the older copies of a load's targets before it launched the load: they are quiet."""

@@ -262,13 +262,13 @@ def jobs_end_once(look: Look, say: Say) -> None:
     planned = [job.number for job, state in look.alive if state == _PLANNED]
     if sorted(jobs.planned) != sorted(planned):
         say(f"jobs {sorted(jobs.planned)} are filed as planned, {sorted(planned)} are")
-    owned: dict[str, int] = {}
+    owned: dict[str, list[int]] = {}
     for job, _ in look.alive:
-        for owner in (job.owner, *job.sharers):
+        for owner in dict.fromkeys((job.owner, *job.sharers)):
             if owner is not None:
-                owned[owner] = owned.get(owner, 0) + 1
-    if jobs.owned != owned:
-        say(f"jobs are counted as {dict(jobs.owned)} by owner, {owned} are out")
+                owned.setdefault(owner, []).append(job.number)
+    if (filed := {owner: list(own) for owner, own in jobs.owned.items()}) != owned:
+        say(f"jobs are filed as {filed} by owner, {owned} are out")
     armed = {number for _, number in look.core.deadlines}
     for job, state in look.alive:
         if job.deadline is not None and state != _QUARANTINED and job.number not in armed:

@@ -12,7 +12,6 @@ cdef class JobRow:
     cdef public tuple sharers
 
     cpdef name_of(self, life)
-    cpdef bint serves(self, str request)
 
 
 cdef class JobTable:

@@ -195,6 +195,16 @@ def sizes_of(groups: bytes, num_groups: int) -> tuple[int, ...]:
     return tuple([groups.count(group) for group in range(num_groups)])
 
 
+def jobs_of_each(numbers: Sequence[int], cuts: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """The job of each place in a step of several jobs, as `Journal.note` takes it; job *n* has the places up to its cut."""
+    if len(numbers) == 1:
+        return numbers[0], ()
+    jobs: list[int] = []
+    for at, number in enumerate(numbers):
+        jobs += [number] * (cuts[at + 1] - cuts[at])
+    return 0, jobs
+
+
 def _known(names: Sequence[bytes | None]) -> list[bytes] | None:
     """The keys of the blocks of one job; None if one is not known."""
     found = [name for name in names if name is not None]
@@ -283,10 +293,6 @@ class JobRow:
         """Slots of each group."""
         return sizes_of(self.slot_groups, self.num_groups)
 
-    def serves(self, request: str) -> bool:
-        """Whether the job is for this request."""
-        return self.owner == request or request in self.sharers
-
     def contents(self) -> Iterator[tuple[int, Ids, Sequence[bytes]]]:
         """Each group of the job, with its slots and their keys."""
         start = 0
@@ -311,7 +317,7 @@ class JobTable:
     report for a known job is a row of the job's table; only older jobs are unknown.
 
     Invariant: ``by_number`` holds exactly the jobs that have a row, ``out`` those of them that are not terminal, oldest first;
-    ``planned`` those of ``out`` that are PLANNED, and ``owned`` counts the jobs of ``out`` by the requests that they serve.
+    ``planned`` those of ``out`` that are PLANNED, and ``owned`` files those of ``out`` under the requests that they serve.
     """
 
     def __init__(self, max_jobs: int) -> None:
@@ -321,7 +327,7 @@ class JobTable:
         self.last_number = 0
         self.out: dict[int, JobRow] = {}
         self.planned: dict[int, JobRow] = {}
-        self.owned: dict[str, int] = {}
+        self.owned: dict[str, dict[int, JobRow]] = {}
         self.max_jobs = max_jobs
         self._spare: deque[int] = deque(range(1, max_jobs + 1))
         self._state, self._initial = self.column.state, JobLife.table.index[Job.PLANNED]
@@ -370,12 +376,10 @@ class JobTable:
         return made
 
     def own(self, job: JobRow) -> None:
-        """Count a job for each request that it is for."""
-        owned = self.owned
-        if (owner := job.owner) is not None:
-            owned[owner] = owned.get(owner, 0) + 1
-        for owner in job.sharers:
-            owned[owner] = owned.get(owner, 0) + 1
+        """File a job under each request that it is for."""
+        for owner in (job.owner, *job.sharers):
+            if owner is not None:
+                self.owned.setdefault(owner, {})[job.number] = job
 
     def state(self, job: JobRow) -> Job:
         """The state of one job."""
@@ -390,12 +394,10 @@ class JobTable:
         self.planned.pop(job.number, None)
         self._spare.append(job.row)
         for owner in (job.owner, *job.sharers):
-            if owner is None:
-                continue
-            if (left := self.owned[owner] - 1) == 0:
-                del self.owned[owner]
-            else:
-                self.owned[owner] = left
+            if owner is not None and (filed := self.owned.get(owner)) is not None:
+                filed.pop(job.number, None)
+                if not filed:
+                    del self.owned[owner]
 
     @property
     def live(self) -> int:

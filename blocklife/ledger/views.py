@@ -278,6 +278,10 @@ class SlotsView:
         rests = marked(self._slots.column, _RESTS)
         return int(np.count_nonzero(~rests | (self._slots.pins_view > 0)))
 
+    def any_evictable(self) -> bool:
+        """Whether a slot can be evicted now."""
+        return bool(((self._slots.column.view == _READY) & (self._slots.pins_view == 0)).any())
+
     def count_pinned(self) -> int:
         """The number of READY slots that are pinned."""
         return int(np.count_nonzero((self._slots.column.view == _READY) & (self._slots.pins_view > 0)))
@@ -382,9 +386,6 @@ class JobView(Protocol):
     def contents(self) -> Iterator[tuple[int, Ids, Sequence[bytes]]]:
         """Each group of the job, with its slots and their keys."""
 
-    def serves(self, request: str) -> bool:
-        """Whether the job is for this request."""
-
 
 class JobsView:
     """The jobs that are not over, and the latest that are, by number."""
@@ -465,6 +466,10 @@ class JobsView:
         """Whether a job that is not over is for this request."""
         return request in self._jobs.owned
 
+    def serving(self, request: str) -> Sequence[JobView]:
+        """The jobs that are not over and for this request, oldest first."""
+        return list(self._jobs.owned.get(request, {}).values())
+
     def row_counts(self) -> Iterator[tuple[Row, int]]:
         """How often each row of the table was taken."""
         return self._jobs.column.row_counts()
@@ -501,6 +506,10 @@ class RequestsView:
             return _REQUESTS[self._column.state[self._requests[name].row]]
         except KeyError:
             raise edge.unknown(name) from None
+
+    def times_left(self, state: Request) -> int:
+        """How often a request has left this state, since the ledger was made."""
+        return sum([count for row, count in self.row_counts() if row.source is state])
 
     def rows(self) -> dict[int, str]:
         """The request in each row."""

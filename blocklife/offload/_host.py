@@ -92,6 +92,8 @@ class HostTier(edge.NotCopied):
         self._gone: dict[int, None] = {}
         self._events: deque[tuple[bool, int, bytes]] = deque(maxlen=max_events)
         self._lost_events = 0
+        self._in_vain = False
+        """Whether the latest search for victims found too few."""
         filled = [(slot, (slots.group(slot), key)) for slot in range(len(slots)) if (key := slots.key(slot)) is not None]
         if filled:
             self._replacement.insert([slot for slot, _ in filled], [name for _, name in filled])
@@ -154,12 +156,13 @@ class HostTier(edge.NotCopied):
         if (missing := len(names) - len(chosen)) > 0:
             for slot in chosen:  # slots whose store failed; the policy should see content only
                 self._tell(self._replacement.remove, slot)
-            try:
-                victims = self._victims(missing, names)
+            try:  # after a search in vain, the policy would look at every slot once more to find none
+                victims = self._victims(missing, names) if not self._in_vain or self._slots.any_evictable() else []
             except BaseException as problem:
                 self.calls.errors.keep(self._replacement, problem)
                 return None
-            if len(victims) < missing:
+            self._in_vain = len(victims) < missing
+            if self._in_vain:
                 return None
             self.ledger.evict(victims)
             self._tell_gone()

@@ -113,8 +113,7 @@ class OffloadScheduler(edge.NotCopied):
         if row in self._state.names:
             self.ledger.finish(name)
             raise self._steps.changed_beside(self._state.names[row])
-        self._state.requests[name] = Tracked(row, keys, tails=tails)
-        self._state.names[row] = name
+        self._state.track(name, Tracked(row, keys, tails=tails))
         self._progress.enter(row, prompt_tokens)
 
     @verb
@@ -133,7 +132,8 @@ class OffloadScheduler(edge.NotCopied):
 
     def running(self) -> list[str]:
         """The requests that can be grown, in the order in which they were added."""
-        return [name for name, tracked in self._state.requests.items() if self._progress.running[tracked.row]]
+        rows = self._progress.running.nonzero()[0]
+        return [self._state.names[row] for row in rows[self._state.added[rows].argsort()].tolist()]
 
     def knows(self, name: str) -> bool:
         """Whether a request was added and has not ended."""

@@ -392,11 +392,10 @@ def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], prog
         counted.fill(0)
     table.serial.fill(1)
     table._serial = 1  # only equality between a plan and its request matters
-    core.requests, core.names = {}, {}
+    core.requests, core.names, core.loads_heard = {}, {}, -1
     for name, row, keys, hit, failures, ending, asked, scheduled, tails, tail in saved:
         known = None if asked is None else (core.ledger.jobs.verdicts, *asked)
-        core.requests[name] = Tracked(row, keys, hit, failures, ending, known, tails, tail)
-        core.names[row] = name
+        core.track(name, Tracked(row, keys, hit, failures, ending, known, tails, tail))
         if scheduled:
             table.step[row] = core.step
 

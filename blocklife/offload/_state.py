@@ -93,7 +93,8 @@ class OnItsWay:
 class SchedulerState(edge.NotCopied):
     """The state of a scheduler.
 
-    Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows.
+    Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows, in the
+    order in which they were added; ``added[row]`` ascends in this order.
     Invariant: ``plans`` holds the outstanding plans, oldest first, at most ``plans_ahead`` + 1.
     Invariant: ``loading`` maps the content of live loads, by group and key, to their request; ``bringing`` is the inverse.
     """
@@ -122,6 +123,8 @@ class SchedulerState(edge.NotCopied):
         self.requests: dict[str, Tracked] = {}
         self.answers = Answers(ledger.calls)
         self.names: dict[int, str] = {}
+        self.added = np.zeros(ledger.limits.max_requests, dtype=np.int64)
+        self.num_added = 0
         self.progress = ProgressTable(ledger.limits.max_requests, geometry, policies)
         self.progress_bytes: tuple[memoryview, ...] = ()
         """Memory views of the progress columns, made at the first snapshot."""
@@ -131,6 +134,8 @@ class SchedulerState(edge.NotCopied):
         """States handed off at the end of a chunk and not offered yet: group, boundary, life."""
         self.step = 1
         self.waiting_loads: dict[str, Hit] = {}
+        self.loads_heard = -1
+        """How often requests had left LOADING when the scheduler last heard of their loads; below 0 if it has to ask all."""
         self.loading: dict[tuple[int, bytes], str] = {}
         self.bringing: dict[str, list[tuple[int, bytes]]] = {}
         self.below: TierBelow | None = None
@@ -156,6 +161,13 @@ class SchedulerState(edge.NotCopied):
         self.counts: Counter[str] = Counter()
         self.device_hits = [0] * len(geometry.groups)
         self.host_hits = [0] * len(geometry.groups)
+
+    def track(self, name: str, tracked: Tracked) -> None:
+        """Note a request that the ledger has added."""
+        self.requests[name] = tracked
+        self.names[tracked.row] = name
+        self.num_added += 1
+        self.added[tracked.row] = self.num_added
 
 
 def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:

@@ -503,9 +503,11 @@ class SchedulerSteps:
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]
 
     def hear_of_loads(self) -> tuple[list[str], list[str]]:
-        """Handle requests whose load is over: they run, or wait again."""
+        """Handle requests whose load is over: they run, or wait again. While no request leaves LOADING there is none."""
         loaded: list[str] = []
         failed: list[str] = []
+        if (left := self._ledger.requests.times_left(Request.LOADING)) == self._state.loads_heard:
+            return loaded, failed
         table = self._progress
         for name, hit in list(self._state.waiting_loads.items()):
             state = self._ledger.request_state(name)
@@ -523,6 +525,7 @@ class SchedulerSteps:
                 tracked.failures += 1
                 self.drop(name, tracked)
                 failed.append(name)
+        self._state.loads_heard = left
         return loaded, failed
 
     def _write_behind(self, name: str, hit: Hit) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TypeAlias
 
 from blocklife.ledger import Ledger
@@ -205,7 +205,8 @@ class StoreLine:
         orders: list[list[Chunk]] = []
         lives: set[int] = set()
         room = self._jobs.room
-        for owner in list(self._line) if owners is None else [each for each in owners if each in self._line]:
+        waiting = islice(self._line, None if room else 1)  # where none can be made, one is refused for all
+        for owner in list(waiting) if owners is None else [each for each in owners if each in self._line]:
             if len(orders) == room:  # later chunks are not even looked at
                 self.counts["refused"] += 1
                 break

@@ -27,7 +27,8 @@ Name: TypeAlias = tuple[int, bytes]
 class Replacement(Protocol):
     """An eviction policy. You can write your own and `register` it.
 
-    To make room, the tier calls `victims`, then `remove` for each of them, then `insert`.
+    To make room, the tier calls `victims`, then `remove` for each of them, then `insert`. After too few victims it does not ask
+    again while no slot can be evicted.
     """
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:

@@ -104,7 +104,7 @@ def facts(ledger: Ledger) -> tuple[object, ...]:
         ledger.snapshot()._replace(queue=()),
         [list(column.row_counts()) for column in columns],
         *(ledger.tally, ledger.flushes, ledger.ended, ledger.moved),
-        *(ledger._state.jobs.owned, list(ledger._state.jobs.planned), ledger._state.slots.peek_empty(len(ledger.slots))),
+        *(owners(ledger), list(ledger._state.jobs.planned), ledger._state.slots.peek_empty(len(ledger.slots))),
     )
 
 
@@ -779,25 +779,30 @@ def test_waits_are_counted_by_their_cause() -> None:
     assert ledger.flushes == {"last step": 2, "asked": 1}
 
 
-def test_jobs_are_counted_by_their_owner() -> None:
+def owners(ledger: Ledger) -> dict[str, list[int]]:
+    """The numbers of the jobs that are out, by the requests that they are for."""
+    return {owner: [job.number for job in ledger.jobs.serving(owner)] for owner in ledger._state.jobs.owned}
+
+
+def test_jobs_are_filed_under_their_owner() -> None:
     """As long as they are out, and through a snapshot; a store of nobody is nobody's."""
     ledger = make_ledger(num_blocks=8, requests=("a", "b"))
     first = ledger.plan_stores([Store("a", [source(ledger, "0")]), Store(None, [source(ledger, "1")])])
     second = ledger.plan_stores([Store("a", [source(ledger, "2")]), Store("b", [source(ledger, "3", "b")])])
     ledger.submit(first)
     saved = ledger.snapshot()
-    counted = [dict(ledger._state.jobs.owned)]
+    filed = [owners(ledger)]
     planned = [sorted(ledger._state.jobs.planned)]
     ledger.cancel(second)
-    counted.append(dict(ledger._state.jobs.owned))
+    filed.append(owners(ledger))
     ledger.complete(report(first.ids[0]))
-    counted.append(dict(ledger._state.jobs.owned))
+    filed.append(owners(ledger))
     ledger.plan_stores([Store("b", [source(ledger, "2")])])
     ledger.restore(saved)
-    counted.append(dict(ledger._state.jobs.owned))
+    filed.append(owners(ledger))
     planned.append(sorted(ledger._state.jobs.planned))
 
-    assert counted == [{"a": 2, "b": 1}, {"a": 1}, {}, {"a": 2, "b": 1}]
+    assert filed == [{"a": [1, 3], "b": [4]}, {"a": [1]}, {}, {"a": [1, 3], "b": [4]}]
     assert planned == [[3, 4], [3, 4]]
     assert ledger.jobs_of("a").ids == first.ids[:1]
     assert ledger.jobs_of("b").ids == ledger.jobs_of("z").ids == ()
@@ -811,16 +816,16 @@ def test_store_of_several_requests_is_each_of_theirs() -> None:
     (job,) = ledger.plan_stores([Store("a", [source(ledger, "0")], ("b",))]).ids
     ledger.submit(Jobs((job,)))
     saved = ledger.snapshot()
-    out = dict(ledger._state.jobs.owned)
+    out = owners(ledger)
     problems = check(ledger)
     ledger.complete(report(job))
-    over = dict(ledger._state.jobs.owned)
+    over = owners(ledger)
     ledger.restore(saved)
 
-    assert (out, over, problems) == ({"a": 1, "b": 1}, {}, [])
+    assert (out, over, problems) == ({"a": [1], "b": [1]}, {}, [])
     assert ledger.jobs_of("a").ids == ledger.jobs_of("b").ids == (job,)
     assert ledger.jobs_of("c").ids == ()
-    assert ledger._state.jobs.owned == out
+    assert owners(ledger) == out
     assert check(ledger) == []
 
 

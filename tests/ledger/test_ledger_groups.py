@@ -6,7 +6,6 @@ invariants are counted again, and what can be read is exactly what the index nam
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +57,11 @@ def sound(ledger: Ledger) -> None:
     jobs = ledger._state.jobs
     assert check(ledger) == []
     assert list(jobs.planned) == [job.number for job in jobs.alive() if jobs.state(job) is Job.PLANNED]
-    assert jobs.owned == Counter(name for job in jobs.alive() for name in (job.owner, *job.sharers) if name is not None)
+    owners: dict[str | None, list[int]] = {}
+    for job in jobs.alive():
+        for name in {job.owner, *job.sharers} - {None}:
+            owners.setdefault(name, []).append(job.number)
+    assert {name: list(filed) for name, filed in jobs.owned.items()} == owners
     for place in ledger._state.slots.column.where(Slot.READY).tolist():
         key = ledger._state.slots.key[place]
         assert key is not None

@@ -134,7 +134,7 @@ class RequestView:
     @property
     def transfer_jobs(self) -> set[int]:
         """Jobs of it that are not over."""
-        return {job.number for job in self.ledger._state.jobs.alive() if job.serves(self.name)}
+        return {job.number for job in self.ledger.jobs.serving(self.name)}
 
 
 class RequestsView(Mapping[str, RequestView]):
