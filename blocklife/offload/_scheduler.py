@@ -633,7 +633,7 @@ class OffloadScheduler(edge.NotCopied):
         `CapacityError`, with nothing changed, while a copy is outstanding.
         """
         below = self._state.below
-        if drain and self.ledger.jobs.live:
+        if edge.flag(drain, "drain") and self.ledger.jobs.live:
             self.ledger.reset(drain=True)  # refuses, before the index has named a space that nobody will use
         space = b"" if below is None else below.new_space()
         preempted = self._steps.forget(drain=drain, host=True)
