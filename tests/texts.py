@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 VOCABULARY = 30_000
 _FIRST_TOKEN = 10
@@ -17,15 +17,20 @@ def mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def _number(word: str) -> int:
+    return mixed(int.from_bytes(word.encode()))
+
+
 class Chain:
     """A prompt and all that the model will ever say after it: each next token follows from those before it.
 
     One number stands for each token with all tokens before it, so two texts have it in common exactly where they begin alike.
     """
 
-    def __init__(self, prompt: Sequence[int], salt: str | None = None) -> None:
-        """With a *salt* its content is nobody else's, whatever its tokens."""
-        self._seed = 0x5EED if salt is None else mixed(int.from_bytes(salt.encode()))
+    def __init__(self, prompt: Sequence[int], salt: str | None = None, inputs: Mapping[int, str] | None = None) -> None:
+        """With a *salt* its content is nobody else's, whatever its tokens. *inputs*: what begins at a token beside it."""
+        self._seed = 0x5EED if salt is None else _number(salt)
+        self._inputs = {} if inputs is None else {at: _number(each) for at, each in inputs.items()}
         self.tokens: list[int] = []
         self.numbers: list[int] = []
         for token in prompt:
@@ -33,7 +38,8 @@ class Chain:
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
-        self.numbers.append(mixed((self.numbers[-1] if self.numbers else self._seed) ^ token))
+        before = self.numbers[-1] if self.numbers else self._seed
+        self.numbers.append(mixed(before ^ token ^ self._inputs.get(len(self.numbers), 0)))
 
     def token(self, position: int) -> int:
         """The token at this position, said by the model if the prompt does not reach so far."""

@@ -15,7 +15,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from tests.texts import Chain, mixed
-from tests.vllm.worlds import Lag
+from tests.vllm.worlds import TEXT_ALONE, Beside, Lag
 
 Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]
@@ -24,8 +24,10 @@ Ids = NDArray[np.int64]
 class Text(Chain):
     """A text, and what its blocks hold."""
 
-    def __init__(self, prompt: Sequence[int], salt: str | None = None) -> None:
-        super().__init__(prompt, salt)
+    def __init__(self, prompt: Sequence[int], beside: Beside = TEXT_ALONE) -> None:
+        salt = None if beside.salt is beside.adapter is None else f"{beside.salt} {beside.adapter}"
+        super().__init__(prompt, salt, {at: each for each, at, _ in beside.images})
+        self.beside = beside
         self._prints: list[Words] = []
 
     def prints(self, group: int, start: int, stop: int) -> Words:

@@ -16,6 +16,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from math import lcm
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
@@ -25,14 +26,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import vllm
 from attrs import evolve
 from vllm.config import KVTransferConfig, VllmConfig
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from blocklife.offload import FullAttention, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
 from blocklife.testing.vllm import _making as making
-from tests.vllm.worlds import GroupSpec, WorldSpec
+from tests.vllm.worlds import TEXT_ALONE, Beside, GroupSpec, WorldSpec
 
 RELEASE: str = vllm.__version__
 MINOR = int(RELEASE.split(".")[1])
@@ -132,6 +134,9 @@ class Engine:
         self.kv_cache_config = making.cache_of(evolve(shape, guesses=guesses.num_speculative_tokens if guesses else 0))
         self.scheduler, hash_tokens = making.scheduler_of(self.config, self.kv_cache_config)
         self.hasher = making.hasher_of(hash_tokens)
+        if spec.encoder_tokens:  # the size follows from a model, and this one has no encoder
+            self.scheduler.max_num_encoder_input_tokens = spec.encoder_tokens
+            self.scheduler.encoder_cache_manager = EncoderCacheManager(spec.encoder_tokens)
 
     def add(
         self,
@@ -139,12 +144,24 @@ class Engine:
         prompt: Sequence[int],
         max_tokens: int,
         priority: int = 0,
-        salt: str | None = None,
+        beside: Beside = TEXT_ALONE,
         transfer: Mapping[str, object] | None = None,
     ) -> None:
         """Hand a request to the scheduler; it ends by its length only. A smaller *priority* goes first."""
-        request = making.request_of(name, prompt, max_tokens, self.hasher, priority, salt, transfer=transfer)
-        self.scheduler.add_request(request)
+        self.scheduler.add_request(self.request_of(name, prompt, max_tokens, priority, beside, transfer))
+
+    def request_of(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int = 1,
+        priority: int = 0,
+        beside: Beside = TEXT_ALONE,
+        transfer: Mapping[str, object] | None = None,
+    ) -> Request:
+        """The request, which the scheduler does not know."""
+        own = partial(making.request_of, adapter=beside.adapter, images=beside.images, transfer=transfer)
+        return own(name, prompt, max_tokens, self.hasher, priority, beside.salt)
 
     def config_of(self, rank: int) -> VllmConfig:
         """The configuration as this worker's process has it."""

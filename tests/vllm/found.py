@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tests.vllm.engine import RELEASE
-from tests.vllm.rig import GroupSpec, Lag, Rig, WorldSpec
+from tests.vllm.rig import Beside, GroupSpec, Lag, Rig, WorldSpec
 from tests.vllm.worlds import Connector
 
 Story: TypeAlias = Callable[[], Rig]
@@ -212,6 +212,29 @@ def text_longer_than_the_host() -> Rig:
     return rig
 
 
+def error_inside_a_prompt() -> Rig:
+    """OffloadingConnector, and a model with images: a request that ends with an error stores a block that it has half computed.
+
+    1. A request with an image of four tokens runs; the encoder's output stays cached under the image's id.
+    2. Another has ten tokens of text and then six of an image, which has the same id: a client has re-used it. Its first step
+       computes the text, two blocks and a half. In the second it is the image's turn: vLLM sees that the id stands for four
+       tokens, and ends the request with an error.
+    3. What is stored of it is counted by its prompt: of an aborted request only what is computed would be. So the third block
+       goes to the host whole, under the hash of twelve tokens.
+    4. A third request has the same text and, rightly, the image of four tokens. It hits two blocks on the device and the third
+       on the host, whose second half is of whoever had the block before.
+    """
+    rig = Rig(WorldSpec(num_gpu_blocks=20, max_num_batched_tokens=10, encoder_tokens=16))
+    for prompt, image in (
+        (_prompt(70, start=500), ("cat", 0, 4)),
+        (_prompt(16), ("cat", 10, 6)),
+        (_prompt(18), ("cat", 10, 4)),
+    ):
+        rig.add(prompt, 1, beside=Beside(images=[image]))
+        rig.drain()
+    return rig
+
+
 FOUND: tuple[Story, ...] = (
     preempted_before_it_was_computed,
     partial_chunk,
@@ -222,6 +245,7 @@ FOUND: tuple[Story, ...] = (
     lazy_store_without_end,
     request_behind_lazy_stores,
     text_longer_than_the_host,
+    error_inside_a_prompt,
 )
 
 

@@ -138,6 +138,16 @@ def text_longer_than_the_host() -> None:
     around(TieringOffloadingManager, "_initiate_promotion", initiate)
 
 
+def error_inside_a_prompt() -> None:
+    """Of a request that is over no more is stored than is computed, whatever has ended it."""
+
+    def offloadable(self: Any, old: Callable[..., int], status: Any, tokens: int) -> int:
+        computed = status.req.num_computed_tokens if status.req.is_finished() else tokens
+        return int(old(self, status, min(tokens, computed)))
+
+    around(OffloadingConnectorScheduler, "_calc_num_offloadable_tokens", offloadable)
+
+
 def play(script: Path, mode: str, said: Path) -> int:
     """Run a script in a process of its own; what it prints goes to a file. Returns its exit status."""
     child = os.fork()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, evolve
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -23,12 +23,12 @@ from tests.vllm.device import Copies, Memory, Text
 from tests.vllm.engine import QUEUES_EMPTY_STEPS, Engine, resets_connector, row_words
 from tests.vllm.runner import Batch, Corruption, Forward, Turn, Witness
 from tests.vllm.workers import Worker
-from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+from tests.vllm.worlds import TEXT_ALONE, Beside, GroupSpec, Lag, WorldSpec
 
 if TYPE_CHECKING:
     from tests.vllm.disk import Disk
 
-__all__ = ["Corruption", "GroupSpec", "Lag", "Rig", "Scheduler", "WorldSpec"]
+__all__ = ["Beside", "Corruption", "GroupSpec", "Lag", "Rig", "Scheduler", "WorldSpec"]
 
 
 @define(eq=False)
@@ -143,17 +143,20 @@ class Rig:
         priority: int = 0,
         salt: str | None = None,
         transfer: Mapping[str, object] | None = None,
+        beside: Beside = TEXT_ALONE,
     ) -> str:
         """Send a request to the engine. Returns its id. A smaller *priority* goes first, where that is asked for.
 
-        With a *salt* its content is that of requests with the same one only. *transfer*: its parameters for the connector.
+        With a *salt*, or what else is *beside* its tokens, its content is that of requests with the same only. *transfer*: its
+        parameters for the connector.
         """
         name = f"r{len(self.texts)}"
-        self.texts[name] = Text(prompt, salt)
+        beside = beside if salt is None else evolve(beside, salt=salt)
+        self.texts[name] = Text(prompt, beside)
         self.prompts[name] = list(prompt)
         self._said[name] = []
         self.running.add(name)
-        self.engine.add(name, prompt, max_tokens, priority, salt, transfer)
+        self.engine.add(name, prompt, max_tokens, priority, beside, transfer)
         return name
 
     def abort(self, name: str, late: bool = False) -> None:

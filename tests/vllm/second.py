@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.request import Request
 
 from tests.vllm.device import Memory, Text
-from tests.vllm.worlds import GroupSpec
+from tests.vllm.worlds import Beside, GroupSpec
 
 _RIGHT, _JUNK = np.uint64(0), np.uint64(0xBAD)
 
@@ -260,7 +260,7 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def _places(self, copy: Copy, start: int, stop: int) -> Iterable[tuple[int, int, np.uint64]]:
         """Where the KV of these tokens stands, and what it is: a block, a row in it or -1 for all, and the word."""
         assert self._memory is not None
-        text = Text(copy.tokens, copy.salt)
+        text = Text(copy.tokens, Beside(copy.salt))
         for number, (group, table) in enumerate(zip(self._groups, copy.tables, strict=True)):
             if group.kind == "mamba":
                 if stop == len(copy.tokens) > start and (block := table[(stop - 1) // group.block_tokens]):

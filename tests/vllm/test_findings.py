@@ -27,6 +27,7 @@ SHOWN = {
     "lazy_store_without_end": {"0.33.0": ("is not the last", "I12")},
     "request_behind_lazy_stores": dict.fromkeys(("0.21.0", "0.22.1", "0.23.0", "0.33.0"), ("1 requests have not ended", "I12")),
     "text_longer_than_the_host": {"0.33.0": ("1 requests have not ended", "I12")},
+    "error_inside_a_prompt": {"0.33.0": (BYTES, "I8")},
 }
 """What is seen of each story without the watch, and the rule that the watch names, by release. In one that is not named the
 story shows nothing, or another fault, which has been mended since."""
@@ -93,6 +94,18 @@ def test_request_preempted_in_its_step_hits_what_was_never_computed_without_a_co
     rig = found.preempted_before_it_was_computed(None)
 
     assert {(each.request, each.position) for each in rig.corruptions} == {("r0", 16)}
+
+
+def test_half_of_a_block_is_named_when_it_is_stored_three_steps_before_it_is_read(played: Played) -> None:
+    """A request that has ended with an error inside its prompt stores no more than it has computed, or is named."""
+    if RELEASE not in SHOWN["error_inside_a_prompt"]:
+        pytest.skip(f"vLLM {RELEASE} does not show it in this story")
+    rig = found.error_inside_a_prompt()
+    assert played.watch is not None
+    named = played.watch.violations[0]
+
+    assert named.what == "job 8 stores block 17 up to token 12 of r1, but only 10 are computed"
+    assert played.first == {"I8": rig.corruptions[0].step - 3}
 
 
 def test_every_story_is_expected_somewhere() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from attrs import field, frozen, validators
@@ -10,6 +10,19 @@ from attrs import field, frozen, validators
 Kind = Literal["full", "swa", "local", "mamba"]
 Connector = Literal["offloading", "simple", "blocklife"]
 Extra = Mapping[str, object]
+
+
+@frozen
+class Beside:
+    """What the content of a request depends on beside its tokens."""
+
+    salt: str | None = None
+    adapter: str | None = None
+    images: Sequence[tuple[str, int, int]] = ()
+    """Of each its id, the token at which it begins, and its tokens."""
+
+
+TEXT_ALONE = Beside()
 
 
 @frozen
@@ -74,6 +87,8 @@ class WorldSpec:
     """Whether the tier's own threads move these bytes, whenever they get to it; then a seed does not say what a run does."""
     file_faults: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """The share of jobs of the file-system tier that fail: a store that is not written, a file that is cut or gone."""
+    encoder_tokens: int = 0
+    """Room for the outputs of an encoder, in tokens, and how many a step computes at most, as a model with images has them."""
     refusals: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """The share of stores that the host tier refuses, over and above those it has no room for."""
 
@@ -88,6 +103,8 @@ class World:
     """Whether resets of the prefix cache may reach the host tier too, with copies out."""
     busy: bool = False
     """Whether the traffic of every seed keeps the engine full and asks for the same prompts again."""
+    differs: bool = False
+    """Whether requests with the same tokens differ in their salt, their adapter, or an image."""
 
 
 FULL = GroupSpec("full")

@@ -26,6 +26,8 @@ from vllm.config import (
     VllmConfig,
     set_current_vllm_config,
 )
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -222,10 +224,13 @@ def request_of(
     priority: int = 0,
     salt: str | None = None,
     *,
+    adapter: str | None = None,
+    images: Sequence[tuple[str, int, int]] = (),
     transfer: Mapping[str, object] | None = None,
 ) -> Request:
-    """A request that ends only by its length. A smaller *priority* goes first. Content is shared under the same *salt* only.
+    """A request that ends only by its length. A smaller *priority* goes first.
 
+    Content is shared under the same *salt*, LoRA *adapter* and *images* only: of each its id, where it begins, and its tokens.
     *transfer*: its parameters for the connector.
     """
     told = None if transfer is None else {"kv_transfer_params": dict(transfer)}
@@ -239,4 +244,6 @@ def request_of(
         block_hasher=hasher,
         priority=priority,
         cache_salt=salt,
+        lora_request=None if adapter is None else LoRARequest(adapter, 1, f"/adapters/{adapter}"),
+        mm_features=[MultiModalFeatureSpec(None, "image", each, PlaceholderRange(at, size)) for each, at, size in images],
     )

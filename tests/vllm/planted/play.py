@@ -11,7 +11,6 @@ import numpy as np
 from attrs import define, evolve
 from vllm.v1.kv_offload.base import get_offload_block_hash, get_offload_group_idx
 
-from blocklife.testing.vllm import _making as making
 from tests.planted import Bed, Planted
 from tests.planted.program import Played
 from tests.vllm.device import Memory, Text, Words
@@ -70,7 +69,7 @@ class Rest:
             return False
         tokens, texts = rig.spec.groups[0].block_tokens, dict[bytes, tuple[Text, int]]()
         for name, text in rig.texts.items():
-            hashes = making.request_of(name, text.tokens, 1, rig.engine.hasher).block_hashes
+            hashes = rig.engine.request_of(name, text.tokens, beside=text.beside).block_hashes
             texts.update((bytes(each), (text, at * tokens)) for at, each in enumerate(hashes))
         called = [(slot, *texts[name], group) for slot, name, group in _called(rig) if name in texts]
         wrong = not all(
