@@ -11,7 +11,7 @@ from attrs import asdict, define, evolve, frozen
 
 from tests import traffic
 from tests.vllm.rig import Rig
-from tests.vllm.worlds import World, WorldSpec
+from tests.vllm.worlds import TEXT_ALONE, Beside, World, WorldSpec
 
 
 @frozen
@@ -74,6 +74,7 @@ class Traffic(traffic.Traffic[Rig, Habits]):
     """What clients and operators of an engine do, drawn from a seed. Call `act` once ahead of each step."""
 
     _refusing: int = 0
+    _differs: bool = False
 
     @classmethod
     def drawn(cls, rig: Rig, seed: int, habits: Habits | None = None, world: World | None = None) -> Traffic:
@@ -81,7 +82,7 @@ class Traffic(traffic.Traffic[Rig, Habits]):
         rng = Random(f"{seed}/traffic")
         if habits is None:
             habits = Habits.drawn(rng, rig.spec, world is not None and world.connector_resets, world is not None and world.busy)
-        return cls(rig, seed, habits, longest_text(rig.spec), rng)
+        return cls(rig, seed, habits, longest_text(rig.spec), rng, differs=world is not None and world.differs)
 
     def act(self) -> None:
         """Let things happen ahead of the next step."""
@@ -110,6 +111,14 @@ class Traffic(traffic.Traffic[Rig, Habits]):
             self.act()
             busy += self.rig.step()
         return busy
+
+    def _ask(self, prompt: list[int], max_tokens: int) -> None:
+        self.rig.add(prompt, max_tokens, beside=self._beside(len(prompt)) if self._differs else TEXT_ALONE)
+
+    def _beside(self, tokens: int) -> Beside:
+        """One of few salts or adapters, or an image at the start of the text."""
+        rng, which = self._rng, self._rng.choice("ab")
+        return rng.choice((TEXT_ALONE, Beside(salt=which), Beside(adapter=which), Beside(images=[(which, 0, min(3, tokens))])))
 
     def _reset(self) -> None:
         rng, habits = self._rng, self.habits

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tests.planted import Bed, Planted, planted_in
 
-SETS = {"own": ("pool", "offloading", "simple", "workers", "tiering"), "outside": ("outside",)}
+SETS = {"own": ("pool", "hashes", "offloading", "simple", "workers", "tiering"), "outside": ("outside",)}
 """The set with which the watch has grown, and one that was planned from vLLM's code alone; each has its rooms."""
 ROOMS = tuple(room for rooms in SETS.values() for room in rooms)
 

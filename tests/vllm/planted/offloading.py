@@ -10,7 +10,7 @@ import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata, TransferJob
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler, RequestOffloadState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_offload.base import LoadStoreSpec, OffloadKey, PrepareStoreOutput, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LoadStoreSpec, LookupResult, OffloadKey, PrepareStoreOutput, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
@@ -529,3 +529,36 @@ def key_of_another_block(bed: Bed) -> None:
                 if bed.strikes(0.1):
                     ahead = self.req.block_hashes[(at + 1) * config.hashes_per_chunk - 2]
                     state.offload_keys[at] = make_offload_key(ahead, config.group_idx)
+
+
+@planted("full", "full-async", "hybrid", "window", "chunks")
+def lookup_promises_one_more(bed: Bed) -> None:
+    """A lookup promises the tokens of one chunk more than it has found."""
+
+    @bed.around(OffloadingConnectorScheduler, "_lookup")
+    def looks_up(original: Original, self: OffloadingConnectorScheduler, status: RequestOffloadState, *more: object) -> object:
+        found = original(self, status, *more)
+        step = self.config.kv_group_configs[0].tokens_per_chunk
+        room = status.req.num_tokens - 1 - status.num_locally_computed_tokens
+        return found + step if found and found + step <= room and bed.strikes(0.3) else found
+
+
+@planted("full", "full-async", "hybrid", "window")
+def miss_is_a_hit(bed: Bed) -> None:
+    """The host takes a chunk that it does not have for one that it has."""
+    _answer(bed, LookupResult.MISS, 0.1)
+
+
+@planted("full", "full-async", "hybrid", "window")
+def pending_is_a_hit(bed: Bed) -> None:
+    """The host takes a chunk that is still being stored for one that can be read."""
+    _answer(bed, LookupResult.HIT_PENDING, 1.0)
+
+
+def _answer(bed: Bed, instead: LookupResult, share: float) -> None:
+    """Let lookups in the host answer with a hit instead."""
+
+    @bed.around(CPUOffloadingManager, "lookup")
+    def looks_up(original: Original, self: CPUOffloadingManager, *args: object) -> object:
+        found = original(self, *args)
+        return LookupResult.HIT if found is instead and bed.strikes(share) else found

@@ -351,7 +351,7 @@ def aborted_stores_more_than_it_has(bed: Bed) -> None:
         return offloadable
 
 
-@planted("full", "full-async", "hybrid", "window", seen=False)
+@planted("full", "full-async", "hybrid", "window")
 def asynchronous_load_is_not_waited_for(bed: Bed) -> None:
     """A request whose load is asynchronous goes on in the same step."""
 

@@ -31,6 +31,7 @@ def worlds() -> Mapping[str, World]:
         "full-resets": long["full"],
         "sync-loads": long["sync loads"],
         "sync-loads-of-two": evolve(long["sync loads"], spec=two),
+        "differs": evolve(WORLDS["full"], spec=evolve(WORLDS["full"].spec, encoder_tokens=64), busy=True, differs=True),
     }
     known = WORLDS | TIERED | more
     for name in ("full", "full-async", "window", "simple"):

@@ -219,3 +219,14 @@ def simple_load_is_too_short(bed: Bed) -> None:
             meta.load_gpu_blocks, meta.load_cpu_blocks = meta.load_gpu_blocks[:-1], meta.load_cpu_blocks[:-1]
 
     _change_step(bed, change)
+
+
+@planted("simple", "simple-hybrid", "lazy")
+def simple_lookup_promises_one_more(bed: Bed) -> None:
+    """A lookup promises the tokens of one block more than it has found."""
+
+    @bed.around(SimpleCPUOffloadScheduler, "get_num_new_matched_tokens")
+    def matches(original: Original, self: SimpleCPUOffloadScheduler, request: Request, computed: int) -> tuple[object, bool]:
+        tokens, asynchronous = original(self, request, computed)
+        more = tokens + self.group_block_sizes[0] if tokens else 0
+        return (more, True) if more and computed + more < request.num_tokens and bed.strikes(0.3) else (tokens, asynchronous)

@@ -24,6 +24,8 @@ class ConnectorHooks:
         self.calls.add(scheduler, "get_num_new_matched_tokens", self._looked_up)
         self.calls.add(scheduler, "update_state_after_alloc", self._let_in)
         self._computed: dict[str, int] = {}
+        self._within: set[str] = set()
+        """The requests of whose load a lookup has said that it is over within the step."""
         # What requests expect to be loaded: position, block, and whether the block is in the prefix cache already.
         self._counted: dict[str, list[tuple[int, int, bool]]] = {}
         self.block_tokens: Sequence[int] = ()
@@ -49,6 +51,7 @@ class ConnectorHooks:
         result = original(request, *args, **kwargs)
         if isinstance(name := getattr(request, "request_id", None), str):
             self._computed.pop(name, None)
+            self._within.discard(name)
             self._counted.pop(name, None)
             self._mirror.ended(name)
         return result
@@ -59,7 +62,25 @@ class ConnectorHooks:
         request, computed = given(args, kwargs, "request", "num_computed_tokens")
         if isinstance(name := getattr(request, "request_id", None), str) and isinstance(computed, int):
             self._computed[name] = computed
+            found = original(*args, **kwargs)
+            self._within.discard(name)
+            if isinstance(found, tuple) and isinstance(tokens := found[0], int) and tokens > 0:
+                self._mirror.minded(lambda: self._ask_promise(name, request, computed, computed + tokens))
+                self._mirror.tell()
+                if not found[1]:
+                    self._within.add(name)
+            return found
         return original(*args, **kwargs)
+
+    def _ask_promise(self, name: str, request: object, start: int, end: int) -> None:
+        """Check that the host has what a lookup has just promised."""
+        if lacks := self._lacks(name, request, start, end):
+            what = f"a lookup promises tokens {start} to {end} of {name}, but the host {lacks}"
+            self._mirror.story.violate("I6", what, request=name)
+
+    def _lacks(self, name: str, request: object, start: int, end: int) -> str:
+        """What the host lacks of these tokens, which a lookup has just promised; empty if it has all that a load reads."""
+        raise NotImplementedError
 
     def _let_in(self, original: Original, *args: object, **kwargs: object) -> object:
         """A request was allocated blocks for this many tokens to be loaded: these blocks have no content yet."""

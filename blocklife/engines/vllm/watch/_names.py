@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from blocklife.engines.vllm.watch._calls import BlockLike, blocks_of, ending_of, name_of, tables_of
+from blocklife.engines.vllm.watch._hashes import RequestHashes
 from blocklife.watch._calls import Original
 from blocklife.watch._mirror import Mirror, Positions
 
@@ -18,8 +19,11 @@ _NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_si
 class PoolNames:
     """Checks the names in one pool, for one block in *sample*."""
 
-    def __init__(self, mirrors: Sequence[Mirror], pool: object, managers: Sequence[object], sample: int) -> None:
+    def __init__(
+        self, mirrors: Sequence[Mirror], pool: object, managers: Sequence[object], sample: int, hashes: RequestHashes
+    ) -> None:
         self._mirrors = mirrors
+        self._hashes = hashes
         self._pool = pool
         self._managers = managers
         self._sample = sample
@@ -50,6 +54,7 @@ class PoolNames:
     def _ask_named(self, told: Mapping[str, object], blocks: Sequence[BlockLike], start: int, own: Sequence[int]) -> None:
         """Check that the blocks at these positions got the right names; a block that is masked out gets none."""
         request, size, group = told.get("request"), told.get("block_size"), told.get("kv_cache_group_id")
+        self._hashes.ask(request)
         hashes, unit = getattr(request, "block_hashes", None), getattr(self._pool, "hash_block_size", 0)
         if not (isinstance(size, int) and isinstance(group, int) and isinstance(hashes, Sequence)):
             return

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
@@ -19,7 +19,7 @@ from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
 from blocklife.engines.vllm.watch._progress import EngineProgress
 from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
 from blocklife.watch._below import Below
-from blocklife.watch._calls import Original
+from blocklife.watch._calls import Original, given
 from blocklife.watch._host import CopyPiece
 from blocklife.watch._jobs import EngineCopy
 from blocklife.watch._mirror import Mirror
@@ -28,6 +28,10 @@ _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
 _SLOTS = ("_num_allocated_chunks", "_free_list", "_num_evictable_cache_chunks")
 """Functions of a slot manager: how many slots it has ever used, which are free again, and how many can be evicted."""
+_CHUNK_TOKENS = ("tokens_per_chunk", "offloaded_block_size")
+"""Names of how many tokens a chunk of a group has."""
+_CHUNK_WINDOW = ("sliding_window_size_in_chunks", "sliding_window_size_in_blocks")
+"""Names of how many chunks, at the end of a hit, are read in a group that does not read all."""
 Chunks: TypeAlias = tuple[Sequence[int], Sequence[bytes]]
 """Indices of chunks in a request, with their keys."""
 
@@ -154,12 +158,43 @@ class OffloadingHooks(ConnectorHooks):
             return used - len(free) - idle
         return None
 
+    def _lacks(self, name: str, request: object, start: int, end: int) -> str:
+        known, find = getattr(self._scheduler, "_req_status", {}).get(name), self._find
+        configs: Sequence[object] = getattr(getattr(self._scheduler, "config", None), "kv_group_configs", ())
+        if known is None or find is None:
+            return ""
+        tail = getattr(known, "partial_tail_boundary", None) is not None  # which has a key of its own
+        for group, config, state in zip(self._groups, configs, known.group_states, strict=False):
+            if not (size := _first_int(config, *_CHUNK_TOKENS)):
+                continue
+            window, until = _first_int(config, *_CHUNK_WINDOW), -(-end // size)
+            first = max(start // size, until - window) if window else start // size
+            keys = state.offload_keys[first : until - tail]
+            for at, key in enumerate(keys, first):
+                if (chunk := find(key)) is None:
+                    return f"has no chunk {at} of group {group}"
+                if not getattr(chunk, "is_ready", True):
+                    return f"is still storing chunk {at} of group {group}"
+            if len(keys) < until - tail - first:
+                return f"has no chunk {first + len(keys)} of group {group}, for which the request has no key"
+        return ""
+
+    def _let_in(self, original: Original, *args: object, **kwargs: object) -> object:
+        result = super()._let_in(original, *args, **kwargs)
+        name = getattr(given(args, kwargs, "request")[0], "request_id", None)
+        if name in self._within:
+            self._within.discard(name)
+            jobs = _jobs(self._scheduler, "_current_batch_load_jobs")
+            number = next(reversed(jobs), None)
+            if number is not None and self._shape(jobs[number])[0] == name and not getattr(jobs[number], "sync", False):
+                what = f"a lookup has said that {name} need not wait for its load, but it has to for job {number}"
+                self._mirror.story.violate("I6", what, request=name, job=number)
+        return result
+
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
     def _copy(self, number: int, job: object, *, store: bool) -> EngineCopy:
-        if (shape := self._shapes.get(type(job))) is None:
-            shape = self._shapes[type(job)] = _shape_of(job)
-        request, source, target = shape(job)
+        request, source, target = self._shape(job)
         named = request if isinstance(request, str) else None
         device, host = (source, target) if store else (target, source)
         blocks, sample = _listed(getattr(device, "block_ids", None)), self._sample
@@ -205,6 +240,12 @@ class OffloadingHooks(ConnectorHooks):
         if store:
             self._ask_places(number, named, blocks, pieces)
         return EngineCopy(number, named, pieces, sync)
+
+    def _shape(self, job: object) -> tuple[object, object, object]:
+        """The request, the source and the target of a job."""
+        if (shape := self._shapes.get(type(job))) is None:
+            shape = self._shapes[type(job)] = _shape_of(job)
+        return shape(job)
 
     def _ask_keys(
         self,
@@ -304,7 +345,7 @@ class OffloadingHooks(ConnectorHooks):
         states: Sequence[GroupState] = getattr(known, "group_states", ())
         configs: Sequence[object] = getattr(getattr(self._scheduler, "config", None), "kv_group_configs", ())
         for group, state, config in zip(self._groups, states, configs, strict=False):
-            size = _first_int(config, "tokens_per_chunk", "offloaded_block_size")
+            size = _first_int(config, *_CHUNK_TOKENS)
             stored = _first_int(state, "next_stored_chunk_idx", "next_stored_block_idx")
             until = tokens // size * self._blocks_per_chunk if isinstance(tokens, int) and size else len(state.block_ids)
             for position in range(stored * self._blocks_per_chunk, min(until, len(state.block_ids))):
@@ -344,7 +385,7 @@ def _first_int(thing: object, *names: str) -> int:
     return next((found for name in names if isinstance(found := getattr(thing, name, None), int)), 0)
 
 
-def _jobs(meta: object, name: str) -> Mapping[int, object]:
+def _jobs(meta: object, name: str) -> dict[int, object]:
     found = getattr(meta, name, None)
     return found if isinstance(found, dict) else {}
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from blocklife.engines.vllm.watch._book import Odd, PoolBook
 from blocklife.engines.vllm.watch._calls import BlockLike, blocks_of, name_of, tables_of
+from blocklife.engines.vllm.watch._hashes import RequestHashes
 from blocklife.engines.vllm.watch._names import PoolNames
 from blocklife.watch._calls import CallsThrough, Original
 from blocklife.watch._holders import CONNECTOR
@@ -36,7 +37,13 @@ class PoolHooks:
     """
 
     def __init__(
-        self, mirrors: Sequence[Mirror], pool: object, cache_manager: object, managers: Sequence[object], sample: int = 1
+        self,
+        mirrors: Sequence[Mirror],
+        pool: object,
+        cache_manager: object,
+        managers: Sequence[object],
+        hashes: RequestHashes,
+        sample: int = 1,
     ) -> None:
         self._mirrors = mirrors
         self._pool = pool
@@ -55,7 +62,7 @@ class PoolHooks:
             and window > 1  # a request with a window of one token reads no earlier block
             and (size := getattr(manager, "block_size", 0))
         ]
-        self.names = PoolNames(mirrors, pool, managers, sample)
+        self.names = PoolNames(mirrors, pool, managers, sample, hashes)
         self.given: list[tuple[str, list[int]]] = []
         """The blocks handed to each request since this was last emptied."""
         self.calls = CallsThrough()

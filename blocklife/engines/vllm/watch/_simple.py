@@ -121,6 +121,17 @@ class SimpleHooks(ConnectorHooks):
                 if position < len(table) and hit.block_id and self._mirror.follows(table[position].block_id)
             ]
 
+    def _lacks(self, name: str, request: object, start: int, end: int) -> str:
+        names, unit = getattr(request, "block_hashes", ()), getattr(self._scheduler, "hash_block_size", 0)
+        pending = getattr(self._scheduler, "_pending_cpu_hits", {}).get(name)
+        for group, (hits, size) in enumerate(zip(pending[0] if pending else (), self.block_tokens, strict=False)):
+            if hits and len(hits) < -(-(end - start) // size):
+                return f"has only {len(hits)} blocks of group {group}"
+            for at, hit in enumerate(hits if size == unit else (), start // size):
+                if hit.block_id and hit.block_hash != _named(names, group, at):
+                    return f"has other content in slot {hit.block_id} than that of position {at} of group {group}"
+        return ""
+
     def _hear(self, output: object) -> None:
         for name in getattr(output, "finished_recving", None) or ():
             if (number := self._loads.pop(name, None)) is not None:

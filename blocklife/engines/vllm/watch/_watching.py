@@ -9,6 +9,7 @@ from attrs import frozen
 
 from blocklife.engines.vllm._versions import ENGINE
 from blocklife.engines.vllm.watch._engine import EngineHooks
+from blocklife.engines.vllm.watch._hashes import RequestHashes
 from blocklife.engines.vllm.watch._offloading import OffloadingHooks, blocks_per_chunk_of
 from blocklife.engines.vllm.watch._pool import PoolHooks
 from blocklife.engines.vllm.watch._progress import EngineProgress
@@ -55,7 +56,9 @@ def _follow(watch: Watch, scheduler: object, parts: Parts) -> None:
         )
     mirrors, progress = watch.mirrors, EngineProgress()
     if parts.pool is not None:
-        pool_hooks = PoolHooks(mirrors, parts.pool, parts.cache_manager, parts.managers, watch.options.sample)
+        hashes = RequestHashes(mirrors, parts.pool, parts.engine)
+        pool_hooks = PoolHooks(mirrors, parts.pool, parts.cache_manager, parts.managers, hashes, watch.options.sample)
+        watch.listen(hashes.calls)
         watch.listen(pool_hooks.calls)
         if parts.engine is not None:
             pool_hooks.adopt()
