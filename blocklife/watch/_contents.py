@@ -15,7 +15,7 @@ a step that waits for it layer by layer, and by all later ones.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import define, field
 
@@ -27,6 +27,8 @@ from blocklife.watch._texts import UNSEEN, HeldContent
 
 PATIENCE = 3
 """So many looks at an engine at rest must find the same before it is a violation: what has just ended settles by the next."""
+STILL = 64
+"""The same for what threads of the engine may be about, and for an engine that does nothing although requests wait."""
 OVERDUE, OVERDUE_AMONG_RANKS = 32, 256
 """Steps after which a landed copy must have been taken note of; the ranks of an engine wait for the slowest of them."""
 
@@ -65,12 +67,12 @@ class AtRest:
     seen: dict[str, int] = field(factory=dict)
     told: set[str] = field(factory=set)
 
-    def lasts(self, what: str, still: bool) -> bool:
-        """Whether this has been so for `PATIENCE` looks, and was not told yet."""
+    def lasts(self, what: str, still: bool, patience: int = PATIENCE) -> bool:
+        """Whether this has been so for that many looks, and was not told yet."""
         count = self.seen[what] = self.seen.get(what, 0) + 1 if still else 0
         if not still:
             self.told.discard(what)
-        if count < PATIENCE or what in self.told:
+        if count < patience or what in self.told:
             return False
         self.told.add(what)
         return True
@@ -105,8 +107,12 @@ class ContentBook:
         """What the engine's cache has evicted, until it is freed."""
         self._number = 0
         self._rest = AtRest()
+        self._loose: set[int] = set()
+        """Slots that are handed out, and that neither a store nor the engine's cache has taken."""
         self.unseen_slots = False
         """Whether slots are filled by others than these jobs, from a storage, say."""
+        self.sees_takers = True
+        """Whether it is told of all slots that the engine's cache takes, so that one that nobody has taken is lost."""
 
     # --- reading ------------------------------------------------------------------------------------------------------------
 
@@ -114,6 +120,11 @@ class ContentBook:
     def jobs_out(self) -> list[int]:
         """The jobs that have not landed."""
         return list(self._jobs)
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many steps are in flight."""
+        return len(self._launches)
 
     @property
     def num_blocks_out(self) -> int:
@@ -149,16 +160,26 @@ class ContentBook:
         self._blocks.update(dict.fromkeys(good, None if self._sees_steps else UNSEEN))
         self._changed(good)
 
-    def given_back(self, blocks: Sequence[int]) -> None:
-        """The engine frees these blocks."""
+    def given_back(self, blocks: Sequence[int]) -> dict[int, HeldContent | None]:
+        """The engine frees these blocks. Returns what they held, for `kept_after_all`."""
+        held: dict[int, HeldContent | None] = {}
         for block in blocks:
-            if block not in self._blocks:
+            if block in self._blocks:
+                held[block] = self._blocks.pop(block)
+            else:
                 self._violate("I4", f"block {block} is freed, and nobody holds it", block=block)
-            self._blocks.pop(block, None)
             self._loading.pop(block, None)
         self._given_up["block"].difference_update(blocks)
         self._changed(blocks)
         self._mirror.given_back(blocks)
+        return held
+
+    def kept_after_all(self, held: Mapping[int, HeldContent | None]) -> None:
+        """The call that was to free these blocks has failed."""
+        blocks = [block for block in held if block not in self._storing]  # the mirror need not know of one that is stored
+        self._mirror.handed_out(f"step {self._mirror.steps + 1}", 0, blocks, [None] * len(blocks))
+        self._blocks.update(held)
+        self._changed(list(held))
 
     def all_given_back(self, left: Sequence[int] = ()) -> None:
         """Every block is free: the engine begins anew. *left*: blocks that are not, after all."""
@@ -181,17 +202,29 @@ class ContentBook:
             elif slot in self._slots:
                 self._violate("I4", f"slot {slot} is handed out, and is not free")
         self._slots.hand_out(slots, UNSEEN if self.unseen_slots else None)
+        if self.sees_takers:
+            self._loose.update(slots)
 
-    def slots_given_back(self, slots: Sequence[int]) -> None:
-        """The engine frees these slots: no copy may read or write them."""
+    def slots_given_back(self, slots: Sequence[int]) -> dict[int, HeldContent | None]:
+        """The engine frees these slots: no copy may read or write them. Returns what they held, for `slots_kept_after_all`."""
+        held: dict[int, HeldContent | None] = {}
         for slot in slots:
-            if slot not in self._slots:
+            if slot in self._slots:
+                held[slot] = self._slots.get(slot)
+            else:
                 self._violate("I4", f"slot {slot} is freed, and nobody holds it")
             for job in self._using.get(slot, ()):
                 rule, does = ("I1", "writes") if job.is_store else ("I7", "loads from")
                 self._violate(rule, f"slot {slot} is freed while job {job.number} {does} it", job=job.number)
             self._slots.drop(slot)
         self._given_up["slot"].difference_update(slots)
+        self._loose.difference_update(slots)
+        return held
+
+    def slots_kept_after_all(self, held: Mapping[int, HeldContent | None]) -> None:
+        """The call that was to free these slots has failed."""
+        for slot, content in held.items():
+            self._slots.fill(slot, content)
 
     def all_slots_given_back(self, left: Sequence[int] = ()) -> None:
         """Every slot is free. *left*: slots that are not, after all."""
@@ -199,6 +232,7 @@ class ContentBook:
             self._violate("I13", f"all slots are given back, and {len(left)} of them are not free")
         self._slots.clear()
         self._given_up["slot"].clear()
+        self._loose.clear()
 
     def given_up(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """The engine's cache has evicted these blocks and slots; it must free them ahead of its next step."""
@@ -224,6 +258,7 @@ class ContentBook:
         job = ContentJob(self._number, is_store, blocks, slots, held)
         self._jobs[job.number] = job
         if is_store:
+            self._loose.difference_update(slots)
             self._ask_stored(job)
         else:
             self._ask_loaded(job)
@@ -290,6 +325,14 @@ class ContentBook:
                     what = f"job {job.number} {does.format(block, slot)}, and its copy moves other places"
                     self._violate(rule, what, block=block, job=job.number)
                     break
+
+    def misfits(self, what: str) -> None:
+        """What a copy names of the device is not as much as what it names of the host."""
+        self._violate("I15", what)
+
+    def torn(self, what: str, number: int, *, is_store: bool) -> None:
+        """A copy names parts of blocks, or of slots, or mixes them up."""
+        self._violate("I8" if is_store else "I7", what, job=number)
 
     def _ask_same(self, job: ContentJob, place: int, was: HeldContent | None, now: HeldContent | None) -> None:
         if was is None or (now is not None and was.is_same(now)):
@@ -388,11 +431,14 @@ class ContentBook:
             return f"while job {job.number} loads into it"
         return f"while job {jobs[0].number} stores it" if (jobs := self._storing.get(block)) else ""
 
-    def unwaited(self, numbers: Sequence[int]) -> None:
-        """The step that was to wait for these loads has been launched without."""
+    def unwaited(self, numbers: Sequence[int], layer: int | None = None) -> None:
+        """The step that was to wait for these loads is launched without, or this *layer* of it reads and has not waited."""
         for number in numbers:
             if number in self._jobs:
-                self._violate("I6", f"a step was launched that does not wait for its load, job {number}", job=number)
+                what = f"a step was launched that does not wait for its load, job {number}"
+                if layer is not None:
+                    what = f"layer {layer} of a step reads, and has not waited for its part of the load, job {number}"
+                self._violate("I6", what, job=number)
 
     def computed(self) -> None:
         """The engine has the result of the oldest step in flight."""
@@ -421,11 +467,12 @@ class ContentBook:
         kept: Callable[[], int | None],
         free: Callable[[], int | None] = lambda: None,
         host_locked: Callable[[], int] = lambda: 0,
+        slots_rest: Callable[[], bool] = lambda: True,
     ) -> None:
         """The engine has no request, and no step in flight.
 
         In the book's *unit*, *locked*: what it could not evict; *kept*: what is in its cache; *free*: what it could hand out.
-        *host_locked*: locks on its slots.
+        *host_locked*: locks on its slots. *slots_rest*: whether nothing else has any slots in hand.
         """
         rest, violate, memory = self._rest, self._violate, f"{self.unit} of device memory"
         self._ask_given_up()
@@ -439,6 +486,9 @@ class ContentBook:
             violate("I12", f"{locked()} {memory} are locked, and nothing uses them")
         if rest.lasts("host locked", host_locked() > 0):
             violate("I12", f"host memory is locked {host_locked()} times, and nothing uses it")
+        if rest.lasts("loose", bool(self._loose) and slots_rest(), STILL):
+            what = f"{len(self._loose)} slots, {min(self._loose)} among them, are handed out, and neither the cache nor a copy"
+            violate("I13", f"{what} has them: nothing will give them back")
         count = kept()
         if count is not None and rest.lasts("kept", count != len(self._blocks) * self._size):
             out = len(self._blocks) * self._size

@@ -10,17 +10,15 @@ tree: what is split, moved or found twice there is the same content.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from attrs import define
 
-from blocklife.watch._contents import ContentBook, Launch
+from blocklife.watch._contents import STILL, ContentBook, Launch
 from blocklife.watch._mirror import Mirror
 from blocklife.watch._texts import UNSEEN, HeldContent, Text
 
-STILL = 64
-"""Looks at an engine that does nothing, with requests waiting, after which it counts as deadlocked."""
 MAX_CHANGES, MAX_CHECKED = 1 << 16, 1024
 """How much is kept of what need not be checked again; then all is checked anew."""
 _NAMED = 4
@@ -157,14 +155,19 @@ class PageBook(ContentBook):
 
     # --- the cache ----------------------------------------------------------------------------------------------------------
 
-    def cached(self, text: Text, blocks: Sequence[int], first: int = 0) -> None:
-        """The engine keeps these blocks as those of a text, from its first token on; the *first* of them it had already."""
+    def cached(self, text: Text, blocks: Sequence[int], first: int = 0) -> dict[int, HeldContent | None]:
+        """The engine keeps these blocks as those of a text, from its first token on; the *first* of them it had already.
+
+        Returns what they held, for `not_cached`.
+        """
+        before: dict[int, HeldContent | None] = {}
         is_told = False
         for at, block in list(enumerate(blocks))[first:]:
             if block not in self._blocks:
                 self._violate("I4", f"block {block} is kept in the cache, and is free", block=block)
-                return
+                break
             held, new = self._blocks[block], HeldContent(text, (at + 1) * self._size).settled()
+            before[block] = held
             if not is_told and (held is None or not held.is_same(new)):
                 is_told = True  # all that stand behind it hold something else, too
                 what = f"block {block} is kept for position {at} of a text, and holds " + (
@@ -174,6 +177,12 @@ class PageBook(ContentBook):
             if held is None or held is UNSEEN or is_told:
                 self._changes.append(block)
             self._blocks[block] = new
+        return before
+
+    def not_cached(self, before: Mapping[int, HeldContent | None]) -> None:
+        """The call that was to keep these blocks has failed."""
+        self._blocks.update((block, held) for block, held in before.items() if block in self._blocks)
+        self._changed(list(before))
 
     def refilled(self, slots: Sequence[int], text: Text | None = None, first: int = 0, *, needs_parent: bool = False) -> None:
         """The engine's cache keeps these slots, which a storage has filled, as those of a text from block *first* of it on.
@@ -187,6 +196,7 @@ class PageBook(ContentBook):
             if name is not None and not self._slots.may_have(name, stores):
                 what = f"slot {slots[0]} is kept for position {first} of a text, and no slot has what stands ahead of it"
                 self._violate("I11", what)
+        self._loose.difference_update(slots)
         for at, slot in enumerate(slots, first):
             if slot in self._slots:
                 held = UNSEEN if text is None else HeldContent(text, (at + 1) * self._size).settled()

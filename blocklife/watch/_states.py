@@ -57,20 +57,15 @@ class StateBook(ContentBook):
         self._kept: set[int] = set()
         """Blocks that the engine's cache has."""
 
-    @property
-    def num_in_flight(self) -> int:
-        """How many steps are in flight."""
-        return len(self._launches)
-
     def handed_out(self, blocks: Sequence[int]) -> None:
         """The engine hands these blocks out."""
         super().handed_out(blocks)
         self._kept.difference_update(blocks)
 
-    def given_back(self, blocks: Sequence[int]) -> None:
-        """The engine frees these blocks."""
-        super().given_back(blocks)
+    def given_back(self, blocks: Sequence[int]) -> dict[int, HeldContent | None]:
+        """The engine frees these blocks. Returns what they held, for `kept_after_all`."""
         self._kept.difference_update(blocks)
+        return super().given_back(blocks)
 
     def all_given_back(self, left: Sequence[int] = ()) -> None:
         """Every block is free: the engine begins anew. *left*: blocks that are not, after all."""

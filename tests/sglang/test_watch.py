@@ -19,10 +19,10 @@ from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
-from blocklife.engines.sglang.watch._state_memory import StateMemoryEars
 from blocklife.engines.sglang.watch._state_steps import StateStepEars
 from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
+from blocklife.engines.sglang.watch._waits import LayerWaits
 from tests.sglang import found as findings
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.engine import RELEASE
@@ -198,7 +198,7 @@ def test_older_release_runs_with_storage() -> None:
 
 EARS = [
     (room, name)
-    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars, StateMemoryEars, StateStepEars)
+    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars, StateStepEars, LayerWaits)
     for name in vars(room)
     if name.startswith("_")
     and vars(room)[name].__class__.__name__ == "function"
@@ -215,7 +215,7 @@ def test_broken_ear_never_reaches_sglang(room: type, name: str, monkeypatch: pyt
         raise RuntimeError("an ear is broken")
 
     monkeypatch.setattr(room, name, broken)
-    world = "states" if room in (StateMemoryEars, StateStepEars) or name == "_inserted" else "ranks"
+    world = "states" if room is StateStepEars or name == "_inserted" else "ranks"
     found = run(world, 0, mode=WatchMode.LOG, steps=25)
 
     assert found.verdict == judge(world, WORLDS[world], 0, 25)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 PAGE = 4
 NUM_PAGES, NUM_HOST_PAGES = 16, 20
+NUM_LAYERS = 2
 
 
 def slots_of(pages: Sequence[int], size: int = PAGE) -> Indices:
@@ -32,6 +33,11 @@ class FakeAllocator:
         self.release_pages: Indices = np.zeros(0, dtype=np.int64)
         self.next: list[int] = []
         self.group: list[Indices] | None = None
+        self.pool: FakePool | None = None
+
+    def get_kvcache(self) -> FakePool | None:
+        """The memory that it hands out."""
+        return self.pool
 
     def _out(self, count: int) -> list[int]:
         chosen, self.next = self.next[:count], self.next[count:]
@@ -86,6 +92,12 @@ class FakeHostPool:
         """Nothing."""
         return len(indices)
 
+    def prepare_transfer_indices(
+        self, host_indices: Indices, device_indices: Indices, io_backend: str
+    ) -> tuple[Indices, Indices]:
+        """What is copied, in the numbers of this memory."""
+        return host_indices, device_indices
+
     def backup_from_device_all_layer_physical(self, pool: object, host: Indices, device: Indices, backend: str) -> None:
         """Copy to the host."""
 
@@ -107,14 +119,51 @@ class FakeEvent:
         return self.is_reached
 
 
+class FakeLoading:
+    """What the layers of a load say: one of the three loads that may be out."""
+
+    def wait(self, layer_index: int) -> None:
+        """Let the device wait for this layer."""
+
+
 class FakeCounter:
     """Whom the layers of a load report to."""
 
+    def __init__(self) -> None:
+        self.events = [FakeLoading() for _ in range(3)]
+        self.consumer_index = -1
+
     def set_consumer(self, index: int) -> None:
         """The step to come waits for this load."""
+        self.consumer_index = index
 
     def wait_until(self, threshold: int) -> None:
         """A layer of the step waits for its part of it."""
+        if self.consumer_index >= 0:
+            self.events[self.consumer_index].wait(threshold)
+
+
+class FakePool:
+    """Device memory, where layers get their buffers; a test may bend for which layer each waits."""
+
+    start_layer = 0
+
+    def __init__(self, counter: FakeCounter) -> None:
+        self.counter = counter
+        self.waits_for: Callable[[int], int | None] = lambda layer: layer
+
+    def get_key_buffer(self, layer_id: int) -> None:
+        """A layer reads its keys."""
+        self._wait(layer_id)
+
+    def get_value_buffer(self, layer_id: int) -> None:
+        """And its values."""
+        self._wait(layer_id)
+
+    def _wait(self, layer: int) -> None:
+        awaited = self.waits_for(layer)
+        if awaited is not None:
+            self.counter.wait_until(awaited)
 
 
 class FakeTransferEngine:
@@ -123,12 +172,14 @@ class FakeTransferEngine:
     def submit_device_to_host(self, transfers: list[Any]) -> None:
         """Copy to the host."""
         for each in transfers:
-            each.host_pool.backup_from_device_all_layer_physical(None, each.host_indices, each.device_indices, "direct")
+            indices = each.host_pool.prepare_transfer_indices(each.host_indices, each.device_indices, "direct")
+            each.host_pool.backup_from_device_all_layer_physical(None, *indices, "direct")
 
     def submit_host_to_device(self, transfers: list[Any]) -> None:
         """Copy from there."""
         for each in transfers:
-            each.host_pool.load_to_device_per_layer_physical(None, each.host_indices, each.device_indices, 0, "direct")
+            indices = each.host_pool.prepare_transfer_indices(each.host_indices, each.device_indices, "direct")
+            each.host_pool.load_to_device_per_layer_physical(None, *indices, 0, "direct")
 
 
 class FakeController:
@@ -180,6 +231,12 @@ class FakeController:
                 SimpleNamespace(device_indices=device_indices, host_indices=host_indices, pool_transfers=[*beside])
             )
         return device_indices
+
+    def _storage_hit_query(self, operation: object) -> None:
+        """A thread of the storage asks for content."""
+
+    def _page_transfer(self, operation: object) -> None:
+        """And fills host pages with it."""
 
     def start_writing(self) -> None:
         """Launch what is queued."""
@@ -248,6 +305,7 @@ class FakeTree:
         self.tp_world_size = ranks
         self.token_to_kv_pool_allocator = FakeAllocator()
         self.cache_controller: FakeController | None = FakeController(self.token_to_kv_pool_allocator, FakeHostPool())
+        self.token_to_kv_pool_allocator.pool = FakePool(self.cache_controller.layer_done_counter)
         self.req_to_token_pool = SimpleNamespace(req_to_token=np.zeros((8, 64), dtype=np.int64))
         self.tree_core = FakeCore()
         self.ongoing_backup: dict[int, object] = {}
@@ -331,6 +389,12 @@ class FakeEngine:
         return self.tree_cache.token_to_kv_pool_allocator
 
     @property
+    def pool(self) -> FakePool:
+        """Device memory."""
+        assert self.allocator.pool is not None
+        return self.allocator.pool
+
+    @property
     def host(self) -> FakeHostPool:
         """The host pool."""
         return self.controller.mem_pool_host
@@ -361,6 +425,7 @@ class FakeEngine:
         request = self.requests.setdefault(name, FakePrompt(rid=name, origin_input_ids=[*tokens], output_ids=[]))
         request.output_ids = [*tokens[len(request.origin_input_ids) :]]
         row = list(self.requests).index(name)
+        request.req_pool_idx = row
         rows[row, : len(tokens)] = slots_of(pages)[: len(tokens)]
         self.batch = SimpleNamespace(
             reqs=[request],
@@ -371,8 +436,14 @@ class FakeEngine:
             hicache_consumer_index=waits,
         )
         self.get_next_batch_to_run()
-        if waits >= 0:
-            self.controller.layer_done_counter.set_consumer(waits)
+        self.forward(waits)
+
+    def forward(self, waits: int = -1, layers: int = NUM_LAYERS) -> None:
+        """The forward pass of a step: it waits for a load, and each layer gets its buffers."""
+        self.controller.layer_done_counter.set_consumer(waits)
+        for layer in range(layers):
+            self.pool.get_key_buffer(layer)
+            self.pool.get_value_buffer(layer)
 
     def result(self) -> None:
         """The engine has the result of the oldest step in flight."""
@@ -410,6 +481,8 @@ class FakeEngine:
         """These tokens have come for a request into host pages, which the tree takes, but for the *known* ones."""
         self.host.next = [*host]
         value, core = self.host.alloc(len(host) * PAGE), self.tree_cache.tree_core
+        self.controller._storage_hit_query(name)
+        self.controller._page_transfer(name)
         core.taken = SimpleNamespace(prefix_len=known * PAGE, **more)
         key = SimpleNamespace(token_ids=[*tokens])
         self.tree_cache.comes = lambda: core.insert_host(0, key, value, [])  # type: ignore[method-assign, arg-type, assignment]

@@ -81,6 +81,12 @@ class FakeHostStates:
         """Nothing."""
         return len(indices)
 
+    def prepare_transfer_indices(
+        self, host_indices: Indices, device_indices: Indices, io_backend: str
+    ) -> tuple[Indices, Indices]:
+        """What is copied, in the numbers of this memory."""
+        return host_indices, device_indices
+
     def backup_from_device_all_layer_physical(self, pool: object, host: Indices, device: Indices, backend: str) -> None:
         """Copy to the host."""
 

@@ -28,9 +28,9 @@ from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._steps import NUM_TEXTS, StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
+from blocklife.engines.sglang.watch._waits import LayerWaits
 from blocklife.errors import MESSAGE_MAX, InvariantError, MisuseError
-from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS
-from blocklife.watch._pages import STILL
+from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS, STILL
 from tests.watch.sglang_fakes import FakeEngine, FakeTree, slots_of
 
 TEXT = [*range(100, 116)]
@@ -519,7 +519,7 @@ def test_host_pages_are_freed_by_a_thread() -> None:
 
 EARS = [
     (room, name)
-    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars)
+    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars, LayerWaits)
     for name, method in vars(room).items()
     if inspect.isfunction(method) and list(inspect.signature(method).parameters)[-2:] == ["args", "kwargs"]
     if name != "_inserted"  # is heard of models with states only, whose ears have a file of their own

@@ -214,6 +214,35 @@ def test_host_lock_at_rest_is_i12() -> None:
     assert watch.counts == {"I12": 1}
 
 
+def test_host_locks_from_before_the_watch_hide_none_that_leak() -> None:
+    """Three were there when it came, and are released; one that is taken after that and stays is named."""
+    engine = FakeEngine()
+    engine.host.free_slots = engine.host.free_slots[PAGE:]
+    watch = attach(engine, Options(mode=WatchMode.LOG))
+    core = engine.tree_cache.tree_core
+    for _ in range(3):
+        core.dec_host_lock_ref(3, None)
+    engine.rest()
+    assert watch.counts == {}
+    core.inc_host_lock_ref(4)
+    engine.rest()
+
+    assert watch.counts == {"I12": 1}
+    assert watch.violations[0].what == "host memory is locked 1 times, and nothing uses it"
+
+
+def test_host_lock_released_too_often_is_i4() -> None:
+    """As on the device: a lock that leaks somewhere else does not make up for it."""
+    engine, watch = watched()
+    core = engine.tree_cache.tree_core
+    core.inc_host_lock_ref(3)
+    core.dec_host_lock_ref(4, None)
+    assert watch.counts == {"I4": 1}
+    engine.rest()
+
+    assert watch.counts == {"I4": 1, "I12": 1}
+
+
 def test_host_memory_behind_a_reset_is_i13() -> None:
     """A reset gives all of it back."""
     engine, watch = watched()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchError, WatchMode, attach
-from blocklife.engines.sglang.watch._state_memory import StateMemoryEars
+from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._state_steps import StateStepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from tests.watch.sglang_fakes import slots_of
@@ -491,11 +491,12 @@ def test_strict_watch_raises_at_the_fault() -> None:
 
 EARS = [
     (room, name)
-    for room in (StateMemoryEars, StateStepEars, TreeEars)
+    for room in (MemoryEars, StateStepEars, TreeEars)
     for name, method in vars(room).items()
     if inspect.isfunction(method)
     and list(inspect.signature(method).parameters)[-2:] == ["args", "kwargs"]
     and (room is not TreeEars or name == "_inserted")
+    and name != "_pages_freed"  # a state has no pages
 ]
 
 

@@ -7,15 +7,18 @@ the engine writes back. Method: fakes.
 from __future__ import annotations
 
 import inspect
+from queue import Queue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
+from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach, detach
 from blocklife.engines.sglang.watch._storage import NUM_ASKED, StorageEars
+from blocklife.watch._contents import STILL
 from blocklife.watch._slots import SlotContents
 from blocklife.watch._texts import UNSEEN, HeldContent, Text
-from tests.watch.sglang_fakes import FakeCore, FakeEngine
+from tests.watch.sglang_fakes import FakeController, FakeCore, FakeEngine, slots_of
 
 TEXT = [*range(100, 116)]
 
@@ -151,6 +154,74 @@ def test_broken_ear_never_reaches_the_engine(name: str, monkeypatch: pytest.Monk
     assert len(taken) == 1
     assert isinstance(watch.lost, RuntimeError)
     assert "check_prefetch_progress" not in vars(engine.tree_cache)
+
+
+def at_rest_with_a_lost_page(engine: FakeEngine) -> None:
+    """A read is given up when half of it has come: its last page is neither kept nor freed."""
+    engine.ask_storage("a", TEXT, 0)
+    engine.refill("a", TEXT[:8], [0, 1])
+    engine.host.next = [2, 3]
+    engine.host.alloc(8)
+    engine.free_host(3)
+
+
+def test_host_page_that_nobody_has_taken_is_i13() -> None:
+    """It is named once, when nothing is under way that could still give it back."""
+    engine, watch = watched()
+    at_rest_with_a_lost_page(engine)
+    engine.rest(STILL - 1)
+    assert watch.counts == {}
+    engine.rest(STILL)
+
+    assert watch.counts == {"I13": 1}
+    assert watch.violations[0].what.startswith(
+        "1 slots, 2 among them, are handed out, and neither the cache nor a copy has them"
+    )
+
+
+@pytest.mark.parametrize(
+    "what", ["read", "query", "thread", "backup", "queue", "taken later", "freed later", "stored", "late storage"]
+)
+def test_host_page_that_somebody_may_have_in_hand_is_lawful(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that the engine waits for, or that a thread works on; what waits in a queue to be freed."""
+    engine, watch = watched() if what != "late storage" else (FakeEngine(), None)
+    if watch is None:
+        watch = attach(engine, Options(mode=WatchMode.LOG))
+        vars(engine.tree_cache)["enable_storage"] = True
+    tree: Any = engine.tree_cache
+    at_rest_with_a_lost_page(engine)
+    if what == "read":
+        tree.ongoing_prefetch = {"a": None}
+    elif what == "backup":
+        tree.ongoing_backup[1] = None
+    elif what == "queue":
+        vars(engine.controller)["host_mem_release_queue"] = queue = Queue[object]()
+        queue.put(2)
+    elif what == "taken later":
+        engine.tree_cache.tree_core.insert_host(0, SimpleNamespace(token_ids=[7] * 4), slots_of([2]), [])
+    elif what == "freed later":
+        engine.free_host(2)
+    elif what == "stored":
+        engine.take(9)
+        engine.compute("b", TEXT[:4], [9])
+        engine.controller.write_queue.append(
+            SimpleNamespace(device_indices=slots_of([9]), host_indices=slots_of([2]), pool_transfers=[])
+        )
+        engine.controller.start_writing()
+        engine.land()
+        engine.free(9)
+    if what in ("query", "thread"):
+        name = "_storage_hit_query" if what == "query" else "_page_transfer"
+        with monkeypatch.context() as patch:
+            detach(engine)
+            patch.setattr(FakeController, name, lambda *_: engine.rest(2 * STILL))
+            watch = attach(engine, Options(mode=WatchMode.LOG))
+            at_rest_with_a_lost_page(engine)
+            assert "I13" not in watch.counts
+    engine.rest(2 * STILL if what not in ("query", "thread") else 1)
+
+    assert watch.counts == {}
+    assert watch.lost is None
 
 
 @pytest.mark.parametrize("how", ["not asked for", "other tokens", "pairs", "dropped"])

@@ -8,15 +8,19 @@ all of them land with it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import define, frozen
 
-from blocklife.engines.sglang.watch._ears import Ears
-from blocklife.engines.sglang.watch._parts import CacheParts, numbers
+from blocklife.engines.sglang.watch._ears import Ears, TakesBack
+from blocklife.engines.sglang.watch._parts import CacheParts
+from blocklife.engines.sglang.watch._reading import numbers
 from blocklife.watch._calls import given
 from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook
 from blocklife.watch._pages import PageBook
+
+Pairs = set[tuple[int, int]]
+"""Slots of the device and of the host, each with the one that its content goes to or comes from."""
 
 
 @frozen(eq=False)
@@ -29,25 +33,57 @@ class CopiedMemory:
     page: int
     pool: str = ""
     """How SGLang calls it beside the pages, which have no name in an operation."""
+    has_pages: bool = True
+    """Whether the numbers of its slots are those of whole pages in their order; in sharded memory they are not."""
 
-    def copied_by(self, operation: object) -> Iterator[tuple[object, list[int], list[int]]]:
-        """What an operation copies of this memory: what says so, blocks and slots."""
-        said: Sequence[object] = [operation]
-        if self.pool:
-            named: Sequence[object] = getattr(operation, "pool_transfers", None) or ()
-            said = [each for each in named if getattr(getattr(each, "name", None), "name", "") == self.pool]
-        for each in said:
-            yield each, self._places(getattr(each, "device_indices", None)), self._places(getattr(each, "host_indices", None))
+    def said_of(self, operation: object) -> Sequence[object]:
+        """What says which places an operation copies of this memory."""
+        if not self.pool:
+            return [operation]
+        named: Sequence[object] = getattr(operation, "pool_transfers", None) or ()
+        return [each for each in named if getattr(getattr(each, "name", None), "name", "") == self.pool]
 
-    def _places(self, indices: object) -> list[int]:
-        tokens, size = numbers(indices), self.page
-        return [token // size for token in tokens[::size]]
+    def queued(self, device: Sequence[int], host: Sequence[int], *, is_store: bool, is_reload: bool) -> int:
+        """A copy between these slots of tokens is queued; *is_reload*: the cache has its blocks again. Returns its number."""
+        size, book = self.page, self.book
+        blocks, slots = ([token // size for token in tokens[::size]] for tokens in (device, host))
+        number = book.queued(blocks, slots, is_store=is_store)
+        if is_reload:
+            book.reloaded(blocks)
+        if self.has_pages:
+            self.fit(f"job {number} is", device, host)
+            for where, tokens in (("device", device), ("host", host)):
+                if (at := _astray(tokens, size)) is not None:
+                    what = f"job {number} has {book.unit[:-1]} {tokens[at]} of the {where} at {at} of {len(tokens)}"
+                    book.torn(f"{what}: it does not copy whole pages, one behind the other", number, is_store=is_store)
+        return number
 
-    def pairs(self, device: object, host: object) -> set[tuple[int, int]]:
-        """The blocks and slots of these tokens, in pairs."""
+    def fit(self, what: str, device: Sequence[int], host: Sequence[int]) -> None:
+        """Each of these has its counterpart."""
+        if len(device) != len(host):
+            self.book.misfits(f"{what} of {len(device)} {self.book.unit} of the device and {len(host)} of the host")
+
+    def whole(self, pairs: Pairs) -> Pairs:
+        """The blocks and slots of which every token goes to its own place."""
         size = self.page
-        found = zip(numbers(device), numbers(host), strict=False)
-        return {(block // size, slot // size) for block, slot in found if not slot % size}
+        if size == 1:
+            return pairs
+        counts: dict[tuple[int, int], int] = {}
+        for token, other in pairs:
+            if token % size == other % size:
+                pair = token // size, other // size
+                counts[pair] = counts.get(pair, 0) + 1
+        return {pair for pair, count in counts.items() if count == size}
+
+
+def _astray(tokens: Sequence[int], size: int) -> int | None:
+    """The first of these slots of tokens that is not where it belongs in a row of whole pages."""
+    if size == 1:
+        return None
+    for at, token in enumerate(tokens):
+        if token != tokens[at - at % size] + at % size or (token - at) % size:
+            return at
+    return len(tokens) - 1 if len(tokens) % size else None
 
 
 Job = tuple[CopiedMemory, int]
@@ -71,17 +107,23 @@ class CopyEars:
 
     def __init__(self, ears: Ears, parts: CacheParts, book: PageBook, states: CopiedMemory | None = None) -> None:
         """*states*: that memory beside the pages, where there is one."""
+        self._reading = ears.reading
         self._controller = parts.controller
-        self._memories = [CopiedMemory(book, parts.host, parts.page), *([] if states is None else [states])]
+        pages = CopiedMemory(book, parts.host, parts.page, has_pages=parts.is_copied_page_by_page)
+        self._memories = [pages, *([] if states is None else [states])]
         self._queued: dict[int, tuple[object, list[Job]]] = {}
         """The operations in a queue, by identity, and their jobs."""
         self._writes: list[Acknowledged] = []
         self._loads: list[Acknowledged] = []
-        self._due: list[Job] = []
-        self._moved: dict[CopiedMemory, set[tuple[int, int]]] | None = None
+        self._due: list[list[Job]] = []
+        self._moved: dict[CopiedMemory, Pairs] | None = None
         """What the launch under way copies of each memory; None where the release does not show it."""
-        self._layers: dict[tuple[CopiedMemory, object], set[tuple[int, int]]] = {}
+        self._layers: dict[tuple[CopiedMemory, object], Pairs] = {}
         """The same of each layer, as far as a host pool was told; one launch may copy a layer in several parts."""
+        self._parsed: dict[tuple[int, int], tuple[object, object, Pairs]] = {}
+        """What was read of the tensors of a launch, which are the same for each layer."""
+        self._translated: set[CopiedMemory] = set()
+        """Those whose host pool is told other numbers than the launch, as in the unified pools: they are not compared."""
         self._has_ranks = parts.num_ranks > 1
         self._steps_stream = parts.steps_stream
         controller, tree = parts.controller, parts.tree
@@ -92,8 +134,9 @@ class CopyEars:
         if parts.is_copied_page_by_page:
             for name in ("submit_device_to_host", "submit_host_to_device"):
                 ears.hear(getattr(controller, "l2_transfer_engine", None), name, before=self._moves)
-            for name in ("backup_from_device_all_layer_physical", "load_to_device_per_layer_physical"):
-                for memory in self._memories:
+            for memory in self._memories:
+                ears.hear(memory.host, "prepare_transfer_indices", after=functools.partial(self._prepared, memory))
+                for name in ("backup_from_device_all_layer_physical", "load_to_device_per_layer_physical"):
                     ears.hear(memory.host, name, before=functools.partial(self._copies, memory), scope="copy")
         for name in ("writing_check", "loading_check"):
             ears.hear(tree, name, after=self._checked)
@@ -106,42 +149,69 @@ class CopyEars:
     def _look_at_loads(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._look("load_queue", is_store=False)
 
-    def _look(self, queue: str, *, is_store: bool) -> list[Job]:
-        """Number the operations of a queue that are new. Returns the jobs of all that are in it."""
-        jobs: list[Job] = []
+    def _look(self, queue: str, *, is_store: bool) -> list[list[Job]]:
+        """Number the operations of a queue that are new. Returns the jobs of each that is in it, as soon as they are read."""
+        jobs: list[list[Job]] = []
         for operation in getattr(self._controller, queue):
             if id(operation) not in self._queued:
-                self._queued[id(operation)] = operation, list(self._jobs_of(operation, is_store=is_store))
-            jobs += self._queued[id(operation)][1]
+                self._queued[id(operation)] = operation, []
+                self._take(operation, self._queued[id(operation)][1], is_store=is_store)
+            jobs.append(self._queued[id(operation)][1])
         return jobs
 
-    def _jobs_of(self, operation: object, *, is_store: bool) -> Iterator[Job]:
+    def _take(self, operation: object, jobs: list[Job], *, is_store: bool) -> None:
+        def told(memory: CopiedMemory, is_reload: bool, device: list[int], host: list[int]) -> None:
+            jobs.append((memory, memory.queued(device, host, is_store=is_store, is_reload=is_reload)))
+
         for memory in self._memories:
-            for said, blocks, slots in memory.copied_by(operation):
-                yield memory, memory.book.queued(blocks, slots, is_store=is_store)
-                if getattr(said, "nodes_to_load", None):
-                    memory.book.reloaded(blocks)
+            for said in memory.said_of(operation):
+                tell = functools.partial(told, memory, bool(getattr(said, "nodes_to_load", None)))
+                self._reading.later(tell, getattr(said, "device_indices", None), getattr(said, "host_indices", None))
+
+    # --- launches -----------------------------------------------------------------------------------------------------------
 
     def _moves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """What the device is told to copy, of the memory that is followed."""
-        self._moved, self._layers = {memory: set() for memory in self._memories}, {}
+        moved: dict[CopiedMemory, Pairs] = {memory: set() for memory in self._memories}
+        self._moved, self._layers, self._parsed = moved, {}, {}
+
+        def told(memory: CopiedMemory, device: list[int], host: list[int]) -> None:
+            moved[memory].update(zip(device, host, strict=False))
+            memory.fit("a launch is", device, host)
+
         transfers = given(args, kwargs, "transfers")[0]
         for transfer in transfers if isinstance(transfers, list) else ():
-            for memory, moved in self._moved.items():
+            for memory in moved:
                 if getattr(transfer, "host_pool", None) is memory.host and not getattr(transfer, "is_draft", False):
-                    moved |= memory.pairs(transfer.device_indices, transfer.host_indices)
+                    self._reading.later(functools.partial(told, memory), transfer.device_indices, transfer.host_indices)
+
+    def _prepared(self, memory: CopiedMemory, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        host, device = given(args, kwargs, "host_indices", "device_indices")
+        if not (isinstance(result, tuple) and result[0] is host and result[1] is device):
+            self._translated.add(memory)
 
     def _copies(self, memory: CopiedMemory, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """What a host pool is told to copy, layer by layer. Indices on the device are not read: that would wait for it."""
-        _, host, device, layer = given(args, kwargs, "device_pool", "host_indices", "device_indices", "layer_id")
-        if self._moved is not None and not any(getattr(each, "is_cuda", True) for each in (host, device)):
-            self._layers.setdefault((memory, layer), set()).update(memory.pairs(device, host))
+        pool, host, device, layer = given(args, kwargs, "device_pool", "host_indices", "device_indices", "layer_id")
+        is_other = memory in self._translated or getattr(pool, "host_transfer_translate", None) is not None
+        if self._moved is None or is_other or any(getattr(each, "is_cuda", True) for each in (host, device)):
+            return
+        key = id(host), id(device)
+        if key not in self._parsed:
+            self._parsed[key] = host, device, set(zip(numbers(device), numbers(host), strict=False))
+        self._layers.setdefault((memory, layer), set()).update(self._parsed[key][2])
 
-    def _writing(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _writing(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
         self._due = self._look("write_queue", is_store=True)
+        return self._not_launched
 
-    def _loading(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _loading(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
         self._due = self._look("load_queue", is_store=False)
+        return self._not_launched
+
+    def _not_launched(self) -> None:
+        """The call that was to launch copies has failed: they are queued still, as far as anybody knows."""
+        self._due, self._moved, self._layers, self._parsed = [], None, {}, {}
 
     def _written(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._launched("ack_write_queue", "write_fence_stream", self._writes, -1)
@@ -150,22 +220,24 @@ class CopyEars:
         self._launched("ack_load_queue", "load_fence_stream", self._loads, result if isinstance(result, int) else -1)
 
     def _launched(self, queue: str, fence: str, out: list[Acknowledged], producer: int) -> None:
-        jobs, self._due = self._due, []
-        moved, self._moved = self._moved, None
-        if moved is not None:
-            for (memory, _), copied in self._layers.items():
-                moved[memory] &= copied
-        if not jobs:
+        due, moved, layers = self._due, self._moved, self._layers
+        self._not_launched()
+        if not due:
             return
-        due = set(jobs)
-        self._queued = {key: each for key, each in self._queued.items() if due.isdisjoint(each[1])}
-        is_ordered = self._is_ordered(fence)
-        for memory in self._memories:
-            own = [number for of, number in jobs if of is memory]
-            if moved is not None:
-                memory.book.moved(own, moved[memory])
-            memory.book.launched_copies(own, is_ordered=is_ordered)
-        out.append(Acknowledged(getattr(self._controller, queue)[-1], jobs, producer))
+        launched = {*map(id, due)}
+        self._queued = {key: each for key, each in self._queued.items() if id(each[1]) not in launched}
+        is_ordered, ack = self._is_ordered(fence), getattr(self._controller, queue)[-1]
+
+        def told() -> None:
+            jobs = [job for each in due for job in each]
+            for memory in self._memories:
+                own = [number for of, number in jobs if of is memory]
+                if moved is not None:
+                    memory.book.moved(own, _moved_in_all(memory, moved[memory], layers))
+                memory.book.launched_copies(own, is_ordered=is_ordered)
+            out.append(Acknowledged(ack, jobs, producer))
+
+        self._reading.later(told)
 
     def _is_ordered(self, fence: str) -> bool:
         """Whether the copies wait for the stream on which steps run, or for some other one if that is not known."""
@@ -175,6 +247,7 @@ class CopyEars:
     # --- acknowledgements ---------------------------------------------------------------------------------------------------
 
     def _checked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._reading.settle()
         for queue, out in (("ack_write_queue", self._writes), ("ack_load_queue", self._loads)):
             left = {id(ack) for ack in getattr(self._controller, queue)}
             for each in [each for each in out if id(each.ack) not in left]:
@@ -200,6 +273,12 @@ class CopyEars:
     def forget(self) -> None:
         """The engine has forgotten all copies."""
         self._queued, self._writes, self._loads = {}, [], []
+
+
+def _moved_in_all(memory: CopiedMemory, moved: Pairs, layers: Mapping[tuple[CopiedMemory, object], Pairs]) -> Pairs:
+    """The blocks and slots that are copied whole: by the launch, and in each layer of it that was told."""
+    told = [memory.whole(pairs) for (of, _), pairs in layers.items() if of is memory]
+    return functools.reduce(set.intersection, told, memory.whole(moved))
 
 
 def _has_landed(ack: object) -> bool:

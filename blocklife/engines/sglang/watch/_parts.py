@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterable
 
 from attrs import frozen
 
+from blocklife.engines.sglang.watch._reading import numbers, pages
 from blocklife.errors import MisuseError
-
-
-def numbers(indices: object) -> list[int]:
-    """The entries of one of SGLang's tensors; on a device this waits for it. Nothing for None."""
-    as_list = getattr(indices, "tolist", None)
-    if as_list is None:
-        return []
-    found: list[int] = as_list()
-    return found
-
-
-def pages(tokens: Iterable[int], size: int) -> list[int]:
-    """The pages in which these slots of tokens lie, each once, in their order."""
-    return list(tokens) if size == 1 else list(dict.fromkeys([token // size for token in tokens]))
 
 
 def size_of(thing: object, name: str) -> int | None:
@@ -28,6 +16,12 @@ def size_of(thing: object, name: str) -> int | None:
     method = getattr(thing, name, None)
     found = method() if callable(method) else None
     return found if isinstance(found, int) else None
+
+
+def seed_of(owner: object) -> tuple[object, ...] | None:
+    """What keeps the content of requests or keys apart, whatever their tokens; None if nothing does."""
+    found = tuple(getattr(owner, name, None) or None for name in ("extra_key", "cache_salt"))
+    return found if any(found) else None
 
 
 @frozen(eq=False)
@@ -100,15 +94,30 @@ class CacheParts:
         """Whether what is queued is what the device is told to copy; sharded memory has numbers of its own there."""
         return not getattr(self.controller, "is_kv_sharded", False) and getattr(self.host, "dcp_size", 1) == 1
 
+    @property
+    def pool(self) -> object:
+        """Device memory, where layers get their buffers."""
+        find = getattr(getattr(self.tree, "token_to_kv_pool_allocator", None), "get_kvcache", None)
+        return find() if callable(find) else None
+
+    @property
+    def first_layer(self) -> int:
+        """The number of the first layer that this device memory has, which a load counts from."""
+        found = getattr(self.pool, "start_layer", 0)
+        return found if isinstance(found, int) else 0
+
     def steps_stream(self) -> object | None:
         """The stream on which steps run, where it can be seen."""
         worker = getattr(self.scheduler, "tp_worker", None)
         return getattr(getattr(worker, "model_runner", None), "forward_stream", None)
 
-    def host_locked(self, locks: int) -> int:
-        """Of so many locks on host memory, those that no load and no work of storage explains."""
+    @property
+    def host_rests(self) -> bool:
+        """Whether neither a load nor work of storage has anything on the host in hand, as far as the engine notes it."""
         names = ("ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
-        return 0 if any(getattr(self.tree, name, None) for name in names) else max(0, locks)
+        if any(getattr(self.tree, name, None) for name in names):
+            return False
+        return all(each.empty() for each in vars(self.controller).values() if isinstance(each, queue.Queue))
 
     @property
     def said(self) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from blocklife.engines.sglang.watch._parts import CacheParts, numbers, size_of
+from blocklife.engines.sglang.watch._parts import CacheParts, size_of
+from blocklife.engines.sglang.watch._reading import numbers
 
 POOL = "MAMBA"
 """How SGLang calls this memory, in its tree and in its host pools."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blocklife.engines.sglang.watch._ears import Ears
-from blocklife.engines.sglang.watch._parts import CacheParts, numbers, pages
-from blocklife.engines.sglang.watch._steps import seed_of
+from blocklife.engines.sglang.watch._ears import Ears, TakesBack
+from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
+from blocklife.engines.sglang.watch._reading import pages
 from blocklife.watch._calls import given
 from blocklife.watch._pages import PageBook
 from blocklife.watch._texts import Text
@@ -23,9 +23,13 @@ class StorageEars:
     """Ears on what one tree takes from storage."""
 
     def __init__(self, ears: Ears, parts: CacheParts, book: PageBook) -> None:
+        self._reading = ears.reading
         self._book = book
+        self._parts = parts
         self._page = parts.page
         self._controller = parts.controller
+        self._num_threads = 0
+        """Threads of the storage that have pages of the host in hand."""
         self._asking: object | None = None
         """The request for which the scheduler asks storage now."""
         self._asked: dict[str, tuple[object, int]] = {}
@@ -39,13 +43,31 @@ class StorageEars:
         ears.hear(tree, "prefetch_from_storage", before=self._asks_storage)
         for name in ("check_prefetch_progress", "_handle_prefetch_result"):
             ears.hear(tree, name, before=self._comes_for, after=self._is_over, scope="storage")
+        for name in ("_storage_hit_query", "_page_transfer"):
+            ears.hear(parts.controller, name, before=self._takes_in_hand, after=self._has_let_go)
         ears.hear(tree, "_insert_helper_host", after=self._taken)
         ears.hear(getattr(tree, "tree_core", None), "insert_host", after=self._taken)
 
+    def rests(self) -> bool:
+        """Whether neither a load nor the storage has any page of the host in hand."""
+        is_heard = self._book.unseen_slots or not getattr(self._parts.tree, "enable_storage", False)  # it may come later
+        return is_heard and not self._num_threads and self._parts.host_rests
+
+    def _takes_in_hand(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
+        self._num_threads += 1
+        return self._let_go
+
+    def _has_let_go(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._num_threads -= 1
+
     # --- what is asked for --------------------------------------------------------------------------------------------------
 
-    def _asks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _asks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
         self._asking = given(args, kwargs, "req")[0]
+        return self._asks_no_more
 
     def _asks_storage(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         request = self._asking
@@ -58,34 +80,48 @@ class StorageEars:
             self._asked.pop(next(iter(self._asked)))
 
     def _asked_for(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._asks_no_more()
+
+    def _asks_no_more(self) -> None:
         self._asking = None
 
     # --- what comes ---------------------------------------------------------------------------------------------------------
 
-    def _comes_for(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _comes_for(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
         self._comes = _name_of([*args, *kwargs.values()][0])
+        return self._comes_no_more
 
     def _is_over(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._comes_no_more()
+
+    def _comes_no_more(self) -> None:
         self._comes = None
 
     def _taken(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """The tree has taken what it had not: the pages behind those that it had."""
         key, value = given(args, kwargs, "node", "key", "host_value")[1:]
-        slots = pages(numbers(value), self._page)
         found = getattr(result, "prefix_len", result)
         known = found // self._page if isinstance(found, int) else 0
-        if getattr(result, "host_insert_dropped", False) or known >= len(slots):
+        if getattr(result, "host_insert_dropped", False):
             return
-        text, start = self._text(key, len(slots))
-        if text is None:
-            self._book.refilled(slots[known:])
-            return
-        needs_parent = getattr(self._controller, "write_policy", "") != "write_back"
-        self._book.refilled(slots[known:], text, start + known, needs_parent=needs_parent)
+        asked = self._asked.get(self._comes or "")
 
-    def _text(self, key: object, num_pages: int) -> tuple[Text | None, int]:
+        def told(tokens: list[int]) -> None:
+            slots = pages(tokens, self._page)
+            if known >= len(slots):
+                return
+            text, start = self._text(asked, key, len(slots))
+            if text is None:
+                self._book.refilled(slots[known:])
+                return
+            needs_parent = getattr(self._controller, "write_policy", "") != "write_back"
+            self._book.refilled(slots[known:], text, start + known, needs_parent=needs_parent)
+
+        self._reading.later(told, value)
+
+    def _text(self, asked: tuple[object, int] | None, key: object, num_pages: int) -> tuple[Text | None, int]:
         """The text that this key is a part of, and the pages ahead of that part; None where the two are not the same."""
-        request, start = self._asked.get(self._comes or "", (None, 0))
+        request, start = asked or (None, 0)
         size = self._page
         if request is None or start % size or getattr(key, "is_bigram", False):
             return None, 0

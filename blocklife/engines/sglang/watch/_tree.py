@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blocklife.engines.sglang.watch._copies import CopyEars
-from blocklife.engines.sglang.watch._ears import Ears
-from blocklife.engines.sglang.watch._parts import CacheParts, numbers
-from blocklife.engines.sglang.watch._steps import seed_of
+from blocklife.engines.sglang.watch._ears import Ears, TakesBack
+from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
 from blocklife.watch._calls import given
 from blocklife.watch._mirror import Mirror
 from blocklife.watch._pages import PageBook
 from blocklife.watch._states import StateBook
-from blocklife.watch._texts import Text
+from blocklife.watch._texts import HeldContent, Text
 
 
 class TreeEars:
@@ -30,6 +29,7 @@ class TreeEars:
         copies: CopyEars,
         states: StateBook | None = None,
     ) -> None:
+        self._reading = ears.reading
         self._mirror = mirror
         self._book = book
         self._states = states
@@ -48,34 +48,51 @@ class TreeEars:
             for name in ("writing_check", "loading_check"):
                 ears.hear(tree, name, before=self._checks, after=self._checked)
 
-    def _inserts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _inserts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack | None:
         self._inserted_text = None
         params = given(args, kwargs, "params")[0]
         key, value = getattr(params, "key", None), getattr(params, "value", None)
         if key is None or value is None or getattr(key, "is_bigram", False):
-            return
+            return None
         raw = getattr(key, "raw_token_ids", None)
         tokens: Sequence[int] = raw() if raw is not None else getattr(key, "token_ids", ())
-        blocks = [token // self._page for token in numbers(value)[:: self._page]]
-        whole = len(tokens) // self._page
+        size, whole = self._page, len(tokens) // self._page
         # What lies ahead of this is in the tree already; the pages that are named for it may have been freed as duplicates.
-        first: int = getattr(params, "prev_prefix_len", 0) // self._page
-        text = Text(self._page, seed_of(key), tokens[: whole * self._page])
-        self._inserted_text = text, whole * self._page
-        self._book.cached(text, blocks[:whole], first)
+        first: int = getattr(params, "prev_prefix_len", 0) // size
+        text = Text(size, seed_of(key), tokens[: whole * size])
+        self._inserted_text = text, whole * size
+
+        before: dict[int, HeldContent | None] = {}
+
+        def told(slots: list[int]) -> None:
+            before.update(self._book.cached(text, [slot // size for slot in slots[::size]][:whole], first))
+
+        def takes_back() -> None:
+            self._inserted_text = None
+            self._reading.settle()
+            self._book.not_cached(before)
+
+        self._reading.later(told, value)
+        return takes_back
 
     def _inserted(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """The tree has taken the state behind a key; or it had one already, and this one is to be freed."""
         inserted, self._inserted_text = self._inserted_text, None
-        state = numbers(getattr(given(args, kwargs, "params")[0], "mamba_value", None))
-        if self._states is None or inserted is None or not state:
+        book, value = self._states, getattr(given(args, kwargs, "params")[0], "mamba_value", None)
+        if book is None or inserted is None or value is None:
             return
-        if getattr(result, "mamba_exist", False):
-            self._states.given_up(state, [])
-        else:
-            self._states.cached(*inserted, state[0])
+        is_second = bool(getattr(result, "mamba_exist", False))
+
+        def told(state: list[int]) -> None:
+            if state and is_second:
+                book.given_up(state, [])
+            elif state:
+                book.cached(*inserted, state[0])
+
+        self._reading.later(told, value)
 
     def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._reading.settle()
         self._copies.forget()
         self._book.reset()
         if self._states is not None:

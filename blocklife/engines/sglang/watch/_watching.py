@@ -8,12 +8,12 @@ from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._parts import CacheParts
-from blocklife.engines.sglang.watch._state_memory import StateMemoryEars
 from blocklife.engines.sglang.watch._state_parts import POOL, StateParts
 from blocklife.engines.sglang.watch._state_steps import StateStepEars
 from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._storage import StorageEars
 from blocklife.engines.sglang.watch._tree import TreeEars
+from blocklife.engines.sglang.watch._waits import LayerWaits
 from blocklife.errors import MisuseError
 from blocklife.watch._options import Options
 from blocklife.watch._pages import PageBook
@@ -45,19 +45,20 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
         beside = watch.add_mirror(state_parts.size + 1, num_slots=state_parts.num_host)
         states = StateBook(beside, state_parts.num_host, sees_steps=sees_steps)
         states.unseen_slots = has_storage
+        states.sees_takers = not has_storage  # what storage brings of them, the tree takes unheard
         copied = CopiedMemory(states, state_parts.host, 1, POOL)
     ears = Ears(watch)
     watch.listen(ears.calls)
-    MemoryEars(ears, parts, book)
+    MemoryEars.of_pages(ears, parts, book)
     if state_parts is not None and states is not None:
-        StateMemoryEars(ears, state_parts, states)
+        MemoryEars.of_states(ears, state_parts, states)
     copies = CopyEars(ears, parts, book, copied)
     core = CoreEars(ears, parts, book, states)
     if parts.scheduler is not None:
-        steps = StepEars(ears, parts, book, copies, core)
-        StorageEars(ears, parts, book)
+        waits, storage = LayerWaits(ears, parts), StorageEars(ears, parts, book)
+        steps = StepEars(ears, parts, book, copies, core, storage, waits)
         if state_parts is not None and states is not None:
-            StateStepEars(ears, parts, state_parts, states, copies, steps)
+            StateStepEars(ears, parts, state_parts, states, copies, steps, waits)
     TreeEars(ears, parts, mirror, book, copies, states)
     book.adopt(*parts.taken())
     if state_parts is not None and states is not None:
