@@ -31,6 +31,10 @@ class CallsThrough:
         """Whether any method is wrapped."""
         return bool(self._made)
 
+    def wraps(self, thing: object) -> bool:
+        """Whether any method of this object is wrapped."""
+        return any(each is thing for each, *_ in self._made)
+
     def undo(self) -> None:
         """Restore the original methods. What was wrapped over them later has to be undone before."""
         for thing, name, method, _, is_own in reversed(self._made):

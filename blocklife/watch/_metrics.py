@@ -10,6 +10,7 @@ the folder: the server's collector shows what its children count. If the variabl
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import mmap
 import os
@@ -31,11 +32,12 @@ COUNTED = {
     "copies_not_followed": "Blocks of copies that the watch could not follow, only wait for.",
 }
 """The counts other than violations: name and description."""
+LEFT_OUT = "Watches that do not follow a kind of memory, or of events, of their engine, by its name."
 FOLDER = "BLOCKLIFE_WATCH_COUNTS"
 """Set by the first process for its children: the folder of all counts."""
 _MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
 _PLACES = {name: at for at, name in enumerate([*RULES, *COUNTED])}
-_SUFFIX = ".counts"
+_SUFFIX, _NAMES = ".counts", ".left_out"
 
 
 def prefix_of(engine: str) -> str:
@@ -69,6 +71,9 @@ class CountStore(Protocol):
     def add(self, name: str, amount: int) -> None:
         """Add to one count."""
 
+    def leave_out(self, what: str) -> None:
+        """One more watch does not follow this."""
+
 
 class OfLibrary:
     """The client library's own counters, shared by processes through its folder. Each rule has a series from the start."""
@@ -80,10 +85,15 @@ class OfLibrary:
         violations: Counter = make(prefix + "violations", VIOLATIONS, ["rule"], **given)
         self._counters: dict[str, Counter] = {rule: violations.labels(rule=rule) for rule in RULES}
         self._counters |= {name: make(prefix + name, about, **given) for name, about in COUNTED.items()}
+        self._left_out: Counter = make(prefix + "not_followed", LEFT_OUT, ["what"], **given)
 
     def add(self, name: str, amount: int) -> None:
         """As `CountStore` says."""
         self._counters[name].inc(amount)
+
+    def leave_out(self, what: str) -> None:
+        """As `CountStore` says."""
+        self._left_out.labels(what=what).inc()
 
 
 class InFolder:
@@ -105,6 +115,20 @@ class InFolder:
         """As `CountStore` says."""
         self._values[_PLACES[name]] += amount
 
+    def leave_out(self, what: str) -> None:
+        """As `CountStore` says; a line in a file beside, as nobody knows all names ahead."""
+        with contextlib.suppress(OSError), (self.folder / f"{os.getpid()}{_NAMES}").open("a", encoding="utf-8") as file:
+            file.write(what.replace("\n", " ") + "\n")
+
+    def left_out(self) -> dict[str, int]:
+        """How many watches of all processes do not follow each of what is left out."""
+        found: dict[str, int] = {}
+        for path in sorted(self.folder.glob(f"*{_NAMES}")):
+            with contextlib.suppress(OSError):
+                for what in path.read_text(encoding="utf-8").splitlines():
+                    found[what] = found.get(what, 0) + 1
+        return found
+
     def totals(self) -> dict[str, int]:
         """The sums over all processes."""
         totals = dict.fromkeys(_PLACES, 0)
@@ -125,10 +149,19 @@ class InProcess:
     def __init__(self, where: str) -> None:
         self.where = where
         self._counts = dict.fromkeys(_PLACES, 0)
+        self._left_out: dict[str, int] = {}
 
     def add(self, name: str, amount: int) -> None:
         """As `CountStore` says."""
         self._counts[name] += amount
+
+    def leave_out(self, what: str) -> None:
+        """As `CountStore` says."""
+        self._left_out[what] = self._left_out.get(what, 0) + 1
+
+    def left_out(self) -> dict[str, int]:
+        """How many watches do not follow each of what is left out."""
+        return dict(self._left_out)
 
     def totals(self) -> dict[str, int]:
         """All of them."""
@@ -154,6 +187,10 @@ class Collector:
             other: Family = self._family(self._prefix + name, about, labels=[])
             other.add_metric([], totals[name])
             yield other
+        names: Family = self._family(self._prefix + "not_followed", LEFT_OUT, labels=["what"])
+        for what, count in self._kept.left_out().items():
+            names.add_metric([what], count)
+        yield names
 
 
 class Metrics:
@@ -179,6 +216,10 @@ class Metrics:
             if now[name] > told:
                 self._kept.add(name, now[name] - told)
                 self._told[f"{watch} {name}"] = now[name]
+
+    def leave_out(self, what: str) -> None:
+        """One more watch does not follow this."""
+        self._kept.leave_out(what)
 
     def forget(self, watch: int) -> None:
         """A watch was closed; its counts stay."""

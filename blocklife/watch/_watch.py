@@ -40,6 +40,8 @@ class Watch:
         self._settled_calls = 0
         self.lost: Exception | None = None
         """The internal error that has stopped the watch, if any."""
+        self.left_out: dict[str, str] = {}
+        """What of the engine is not followed, each with what it is, or why."""
         self.mirrors: list[Mirror] = []
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
@@ -74,6 +76,7 @@ class Watch:
             "violations_by_rule": dict(self.counts),
             "violations": [asdict(violation) for violation in self.violations],
             **{name: count for name, count in self._counted().items() if name != "steps"},
+            "not_followed": dict(self.left_out),
             "lost": None if self.lost is None else str(self.lost),
         }
 
@@ -116,6 +119,12 @@ class Watch:
             mirror.story.draw = f"blocklife recording show {path} --block {{block}}"
         self.mirrors.append(mirror)
         return mirror
+
+    def leave_out(self, what: str, why: str = "") -> None:
+        """Say that something of the engine, a kind of memory or of events, is not followed."""
+        self.left_out[what] = why
+        if self._metrics is not None:
+            self._metrics.leave_out(what)
 
     def listen(self, calls: CallsThrough) -> None:
         """Take hooks that were made; they are undone when the watch ends, the latest first."""

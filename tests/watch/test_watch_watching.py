@@ -179,9 +179,10 @@ class FakeCounter:
         """Count."""
         self.value += amount
 
-    def labels(self, rule: str) -> FakeCounter:
-        """The one of a rule."""
-        return self.labelled.setdefault(rule, FakeCounter(rule, ""))
+    def labels(self, **labels: str) -> FakeCounter:
+        """The one of a rule, or of what is not followed."""
+        ((_, value),) = labels.items()
+        return self.labelled.setdefault(value, FakeCounter(value, ""))
 
 
 @frozen
@@ -219,6 +220,7 @@ def test_metrics_are_named_as_vllm_names_its_own() -> None:
         metrics.tell(1, dict.fromkeys(COUNTED, steps))
     metrics.forget(1)
     metrics.tell(2, dict.fromkeys(COUNTED, 5))
+    metrics.leave_out("SWA")
 
     assert all(name.startswith(PREFIX) for name in registry)
     assert before == dict.fromkeys(RULES, 0), (
@@ -226,6 +228,7 @@ def test_metrics_are_named_as_vllm_names_its_own() -> None:
     )
     assert registry[PREFIX + "violations"].labelled["I1"].value == 2
     assert registry[PREFIX + "steps"].value == 30
+    assert {name: each.value for name, each in registry[PREFIX + "not_followed"].labelled.items()} == {"SWA": 1}
 
 
 def test_counts_of_a_folder_are_shown_by_whoever_has_it(tmp_path: Path) -> None:
@@ -235,12 +238,17 @@ def test_counts_of_a_folder_are_shown_by_whoever_has_it(tmp_path: Path) -> None:
         metrics = Metrics(InFolder(tmp_path, ""))
         metrics.violated("I6")
         metrics.tell(1, dict.fromkeys(COUNTED, 10))
+        metrics.leave_out("SWA")
+        metrics.leave_out("count of pages")
+    (tmp_path / "1.left_out").write_text("SWA\n", encoding="utf-8")
     (tmp_path / "1.counts").write_bytes((tmp_path / f"{os.getpid()}.counts").read_bytes())
     (tmp_path / "2.counts").write_bytes(b"")
 
-    assert none == {PREFIX + "violations": {(rule,): 0 for rule in RULES}} | {PREFIX + name: {(): 0} for name in COUNTED}
+    counted = {PREFIX + name: {(): 0} for name in COUNTED}
+    assert none == {PREFIX + "violations": {(rule,): 0 for rule in RULES}, **counted, PREFIX + "not_followed": {}}
     assert shown(tmp_path)[PREFIX + "violations"] == {(rule,): 4 if rule == "I6" else 0 for rule in RULES}
     assert shown(tmp_path)[PREFIX + "steps"] == {(): 40}
+    assert shown(tmp_path)[PREFIX + "not_followed"] == {("SWA",): 3, ("count of pages",): 2}
 
 
 COUNTING = """

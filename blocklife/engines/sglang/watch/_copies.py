@@ -131,13 +131,13 @@ class CopyEars:
         ears.hear(controller, "load", after=self._look_at_loads)
         ears.hear(controller, "start_writing", before=self._writing, after=self._written)
         ears.hear(controller, "start_loading", before=self._loading, after=self._loaded)
-        if parts.is_copied_page_by_page:
-            for name in ("submit_device_to_host", "submit_host_to_device"):
-                ears.hear(getattr(controller, "l2_transfer_engine", None), name, before=self._moves)
-            for memory in self._memories:
-                ears.hear(memory.host, "prepare_transfer_indices", after=functools.partial(self._prepared, memory))
-                for name in ("backup_from_device_all_layer_physical", "load_to_device_per_layer_physical"):
-                    ears.hear(memory.host, name, before=functools.partial(self._copies, memory), scope="copy")
+        transfers = getattr(controller, "l2_transfer_engine", None) if parts.is_copied_page_by_page else None
+        for name in ("submit_device_to_host", "submit_host_to_device"):
+            ears.hear(transfers, name, before=self._moves, tells="what a launch copies")
+        for memory in self._memories if transfers is not None else ():
+            ears.hear(memory.host, "prepare_transfer_indices", after=functools.partial(self._prepared, memory))
+            for name in ("backup_from_device_all_layer_physical", "load_to_device_per_layer_physical"):
+                ears.hear(memory.host, name, before=functools.partial(self._copies, memory), scope="copy")
         for name in ("writing_check", "loading_check"):
             ears.hear(tree, name, after=self._checked)
 

@@ -75,10 +75,10 @@ class CoreEars:
         self._locks, self._host_locks = LockCount(is_late=bool(device)), LockCount(is_late=bool(host))
         core = getattr(parts.tree, "tree_core", None)
         for name in _GIVE_UP:
-            ears.hear(core, name, after=self._gave_up)
-        ears.hear(core, "inc_host_lock_ref", after=self._host_locked)
+            ears.hear(core, name, after=self._gave_up, tells="evictions")
+        ears.hear(core, "inc_host_lock_ref", after=self._host_locked, tells="locks on the host")
         ears.hear(core, "dec_host_lock_ref", before=self._host_unlocked)
-        ears.hear(core, "inc_lock_ref", after=self._locked)
+        ears.hear(core, "inc_lock_ref", after=self._locked, tells="locks on the device")
         ears.hear(core, "dec_lock_ref", before=self._unlocked)
         ears.hear(core, "reset", after=self._reset)
 

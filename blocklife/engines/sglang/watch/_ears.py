@@ -34,6 +34,8 @@ class Ears:
         self._within = threading.local()
         self.calls = CallsThrough()
         self.reading = IndexReading()
+        self.told: dict[str, bool] = {}
+        """Kinds of events, and whether any call that tells of them was found."""
 
     def hear(
         self,
@@ -45,11 +47,15 @@ class Ears:
         scope: str = "",
         is_step: Callable[[object], bool] | None = None,
         while_: Callable[[], bool] | None = None,
+        tells: str = "",
     ) -> None:
         """Call *before* and *after* around a method of an object, if it has it.
 
         *is_step*: whether its result begins a step. *while_*: whether it is to be heard now, for a method that is called often.
+        *tells*: the kind of event that is not followed where neither this call nor another one that tells of it is there.
         """
+        if tells:
+            self.told[tells] = self.told.get(tells, False) or getattr(thing, name, None) is not None
 
         def made(original: Original) -> Original:
             @functools.wraps(original)
@@ -76,6 +82,10 @@ class Ears:
             return through
 
         self.calls.around(thing, name, made)
+
+    def hears(self, thing: object) -> bool:
+        """Whether any method of this object is heard."""
+        return self.calls.wraps(thing)
 
     def _begin(self, before: Heard, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack | None:
         found: list[TakesBack | None] = []

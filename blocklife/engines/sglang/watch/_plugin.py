@@ -47,4 +47,5 @@ def _install() -> None:
 def come(scheduler: object, options: Options) -> None:
     """Watch a scheduler that was made, or say why not. No error reaches SGLang."""
     with beside_engine():
-        LOGGER.warning("%s", said_of(attach(scheduler, options).of, options, versions.ENGINE))
+        watch = attach(scheduler, options)
+        LOGGER.warning("%s", said_of(watch.of, options, versions.ENGINE, watch.left_out))

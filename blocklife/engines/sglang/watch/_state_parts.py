@@ -39,8 +39,8 @@ class StateParts:
     """Behind each multiple of so many, a prompt can leave a state."""
 
     @classmethod
-    def of(cls, parts: CacheParts) -> StateParts | None:
-        """The memory of states of a scheduler with these parts; None for a model without states, or if it cannot be followed.
+    def of(cls, parts: CacheParts) -> StateParts | str:
+        """The memory of states of a scheduler with these parts, or why there is none that can be followed.
 
         It cannot be followed where a slot has one number in the engine's tables and another one in its memory, where what is
         cached is converted to 8 bits, where a part of a state is in a ring beside it, and where steps guess tokens ahead.
@@ -50,12 +50,18 @@ class StateParts:
         entry = _entry(getattr(parts.controller, "mem_pool_host", None))
         host = getattr(entry, "host_pool", None)
         size, num_host = getattr(allocator, "size", 0), getattr(host, "size", 0)
-        is_beside = [(rows, "mamba_v2p_table"), (rows, "mamba_ckpt_pool"), (pool, "replayssm_write_pos")]
-        if not (size and num_host) or any(getattr(thing, name, None) is not None for thing, name in is_beside):
-            return None
+        if not (size and num_host):
+            return "which have no host memory"
+        for thing, name, why in (
+            (rows, "mamba_v2p_table", "in unified pools, which number their memory otherwise"),
+            (rows, "mamba_ckpt_pool", "cached in 8 bits"),
+            (pool, "replayssm_write_pos", "partly in a ring beside them (ReplaySSM)"),
+        ):
+            if getattr(thing, name, None) is not None:
+                return why
         guesses = getattr(getattr(parts.scheduler, "spec_algorithm", None), "is_none", None)
         if guesses is not None and not guesses():
-            return None
+            return "with speculative decoding"
         first: int = getattr(rows, "start_layer", 0)
         layers: Mapping[int, int] = getattr(rows, "mamba_map", {})
         config = getattr(getattr(parts.scheduler, "model_config", None), "hf_text_config", None)

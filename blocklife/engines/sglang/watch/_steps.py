@@ -82,7 +82,7 @@ class StepEars:
         """The rows of the tables that the requests of the planned step have."""
         waits.unready = self._unready
         scheduler = parts.scheduler
-        ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, is_step=_is_step)
+        ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, is_step=_is_step, tells="steps")
         ears.hear(scheduler, "process_batch_result", before=self._processed, after=self._ended)
 
     def _plans(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -15,6 +15,7 @@ from blocklife.watch._calls import given
 from blocklife.watch._pages import PageBook
 from blocklife.watch._texts import Text
 
+THREADS, TAKEN = "threads of storage", "what the tree takes from storage"
 NUM_ASKED = 1024
 """How many requests are known for whom storage was asked; what comes for one that is dropped is believed."""
 
@@ -44,9 +45,10 @@ class StorageEars:
         for name in ("check_prefetch_progress", "_handle_prefetch_result"):
             ears.hear(tree, name, before=self._comes_for, after=self._is_over, scope="storage")
         for name in ("_storage_hit_query", "_page_transfer"):
-            ears.hear(parts.controller, name, before=self._takes_in_hand, after=self._has_let_go)
-        ears.hear(tree, "_insert_helper_host", after=self._taken)
-        ears.hear(getattr(tree, "tree_core", None), "insert_host", after=self._taken)
+            ears.hear(parts.controller, name, before=self._takes_in_hand, after=self._has_let_go, tells=THREADS)
+        ears.hear(tree, "_insert_helper_host", after=self._taken, tells=TAKEN)
+        ears.hear(getattr(tree, "tree_core", None), "insert_host", after=self._taken, tells=TAKEN)
+        book.sees_takers = ears.told[THREADS] and ears.told[TAKEN]
 
     def rests(self) -> bool:
         """Whether neither a load nor the storage has any page of the host in hand."""

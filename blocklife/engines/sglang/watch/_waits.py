@@ -32,10 +32,11 @@ class LayerWaits:
         self._first_layer = parts.first_layer
         counter = getattr(parts.controller, "layer_done_counter", None)
         ears.hear(counter, "set_consumer", after=self._begins)
-        for load, event in enumerate(getattr(counter, "events", ())):
-            ears.hear(event, "wait", after=functools.partial(self._waits, load))
+        for load, event in enumerate(getattr(counter, "events", None) or (None,)):
+            ears.hear(event, "wait", after=functools.partial(self._waits, load), tells="waits of layers for their loads")
         for name in ("get_key_buffer", "get_value_buffer"):
-            ears.hear(parts.pool, name, after=self._reads, while_=lambda: self.is_launching and self._expects >= 0)
+            is_due = lambda: self.is_launching and self._expects >= 0  # noqa: E731
+            ears.hear(parts.pool, name, after=self._reads, while_=is_due, tells="reads of layers")
 
     def planned(self, load: int) -> None:
         """A step was planned that must wait for this load; -1 for none."""

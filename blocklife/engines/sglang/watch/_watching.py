@@ -6,6 +6,7 @@ from blocklife.engines.sglang._versions import ENGINE
 from blocklife.engines.sglang.watch._copies import CopiedMemory, CopyEars
 from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._ears import Ears
+from blocklife.engines.sglang.watch._left_out import left_out
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._parts import CacheParts
 from blocklife.engines.sglang.watch._state_parts import POOL, StateParts
@@ -40,7 +41,8 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
     sees_steps, has_storage = parts.scheduler is not None, bool(getattr(parts.tree, "enable_storage", False))
     book = PageBook(mirror, parts.page, parts.num_host_pages, sees_steps=sees_steps)
     book.unseen_slots = has_storage
-    state_parts, states, copied = StateParts.of(parts), None, None
+    found, states, copied = StateParts.of(parts), None, None
+    state_parts = None if isinstance(found, str) else found
     if state_parts is not None:
         beside = watch.add_mirror(state_parts.size + 1, num_slots=state_parts.num_host)
         states = StateBook(beside, state_parts.num_host, sees_steps=sees_steps)
@@ -59,7 +61,12 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
         steps = StepEars(ears, parts, book, copies, core, storage, waits)
         if state_parts is not None and states is not None:
             StateStepEars(ears, parts, state_parts, states, copies, steps, waits)
+    else:
+        ears.hear(None, "get_next_batch_to_run", tells="steps")
     TreeEars(ears, parts, mirror, book, copies, states)
+    ears.told |= {} if states is None or states.sees_takers else {"states from storage": False}
+    for what, meant in left_out(parts, ears, found if isinstance(found, str) else "").items():
+        watch.leave_out(what, meant)
     book.adopt(*parts.taken())
     if state_parts is not None and states is not None:
         states.adopt(*state_parts.taken())
