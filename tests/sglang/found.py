@@ -126,6 +126,30 @@ def request_goes_on_without_its_state(attach: Attach | None = None) -> tuple[Rig
     return rig, f"step {rig.step_number}: the load for {name} is called off, and it reads the {wrong[0].what} in a slot {kind}"
 
 
+def refused_load_leaves_a_request_without_its_state(attach: Attach | None = None) -> tuple[Rig, str]:
+    """The same under write-through: the load that a request needs is refused as if the device had no memory for it.
+
+    That the memory is short is played here: the controller answers the first load as it does where none can be had.
+    """
+    world = WORLDS["states"]
+    rig = Rig(world.spec, 0, attach)
+    traffic, controller = Traffic.drawn(rig, 0, world=world), rig.ranks[0].tree.cache_controller
+    load, at = controller.load, list[int]()
+
+    def loads(*args: object, **kwargs: object) -> object:
+        at.append(rig.step_number)
+        return load(*args, **kwargs) if len(at) > 1 else None
+
+    controller.load = loads
+    while rig.step_number < 200 and not rig.corruptions:
+        traffic.act()
+        rig.step()
+    if not rig.corruptions or at[:1] != [rig.corruptions[0].step]:
+        return rig, ""
+    wrong = rig.corruptions[0]
+    return rig, f"step {wrong.step}: the first load is refused, and {wrong.reader} reads the wrong {wrong.what}"
+
+
 def no_memory_for_a_state_of_a_prompt(attach: Attach | None = None) -> tuple[Rig, str]:
     """A state of a prompt is to be cached, all memory of states is locked or in use, and the scheduler falls.
 
@@ -171,6 +195,7 @@ FOUND: tuple[Story, ...] = (
     window_budget_counts_what_the_load_locks,
     ranks_store_different_nodes,
     request_goes_on_without_its_state,
+    refused_load_leaves_a_request_without_its_state,
     no_memory_for_a_state_of_a_prompt,
     state_is_kept_under_a_shorter_text,
 )

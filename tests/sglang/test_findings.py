@@ -20,6 +20,7 @@ SHOWN = {
     "window_budget_counts_what_the_load_locks": {"0.5.23": "step 414: Out of memory."},
     "ranks_store_different_nodes": {"0.5.23": "no request is left", "0.5.20": "no request is left"},
     "request_goes_on_without_its_state": {"0.5.23": "in a slot which was cleared"},
+    "refused_load_leaves_a_request_without_its_state": {"0.5.23": "step 87: the first load is refused, and r000008 reads"},
     "no_memory_for_a_state_of_a_prompt": {"0.5.23": "Can not alloc mamba cache", "0.5.20": "Can not alloc mamba cache"},
     "state_is_kept_under_a_shorter_text": {
         "0.5.23": "reads the wrong recent inputs of layer 0 behind 8 tokens",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from threading import Event
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from blocklife.engines.sglang.watch._state_steps import StateStepEars
 from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from blocklife.engines.sglang.watch._waits import LayerWaits
+from blocklife.watch._contents import STILL
 from tests.sglang import found as findings
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.engine import RELEASE
@@ -184,7 +186,11 @@ def test_every_release_is_silent_without_overlap(world: str) -> None:
 @pytest.mark.skipif(RELEASE != NEWEST, reason="the stories are of the newest release")
 @pytest.mark.parametrize(
     ("story", "rule"),
-    [(findings.request_goes_on_without_its_state, "I6"), (findings.state_is_kept_under_a_shorter_text, "I8")],
+    [
+        (findings.request_goes_on_without_its_state, "I6"),
+        (findings.refused_load_leaves_a_request_without_its_state, "I6"),
+        (findings.state_is_kept_under_a_shorter_text, "I8"),
+    ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
 def test_finding_about_a_state_is_named_no_later_than_the_bytes(story: findings.Story, rule: str) -> None:
@@ -301,6 +307,44 @@ def test_flush_begins_anew(spec: WorldSpec) -> None:
 
     assert found.counts == {}
     assert [mirror.holders.left_behind([]) for mirror in found.mirrors] == [{} for _ in found.mirrors]
+
+
+@pytest.mark.skipif(RELEASE != NEWEST, reason="what a read leaves behind is given back in another place")
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_memory_of_a_read_that_is_given_up_is_missed(is_lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request goes away while storage reads for it: its host pages are given back behind that, or named at rest."""
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController as Controller
+
+    goes_on, read, gives_back = Event(), Controller._page_transfer, Controller.append_host_mem_release
+    monkeypatch.setattr(Controller, "_page_transfer", lambda *given: (goes_on.wait(60), read(*given)))
+    given_up: list[Any] = []
+
+    def left(self: Any, host_indices: Any = None, extra_pools: Any = None) -> None:
+        gives_back(self, None if is_lost and given_up else host_indices, extra_pools)
+
+    monkeypatch.setattr(Controller, "append_host_mem_release", left)
+    rig = Rig(WorldSpec(page_tokens=4, device_pages=24, host_pages=48, storage=True), 0)
+    found = watch.attach(rig.ranks[0].scheduler, Options(mode=WatchMode.COUNT))
+    prompt = [*range(100, 124)]
+    rig.add(prompt, 2)
+    rig.drain()
+    assert rig.flush()
+    name = rig.add([*prompt, 7], 2)
+    reads: Any = rig.ranks[0].tree.ongoing_prefetch
+    while not any(each.host_indices is not None for each in reads.values()):
+        rig.step()
+    rig.abort(name)
+    given_up.append(name)
+    for _ in range(2 * STILL):
+        rig.step()
+    assert found.counts == {}  # a thread has them in hand
+    goes_on.set()
+    for _ in range(2 * STILL):
+        rig.step()
+    rig.close()
+
+    assert found.counts == ({"I13": 1} if is_lost else {})
+    assert found.lost is None
 
 
 # --- the plug-in --------------------------------------------------------------------------------------------------------------

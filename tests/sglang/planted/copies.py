@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.managers.cache_controller import HiCacheController, LayerDoneCounter
 from sglang.srt.mem_cache.l2_transfer import L2TransferEngine
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -149,3 +149,72 @@ def load_fence_on_another_stream(bed: Bed) -> None:
         controller.load_fence_stream = controller.l2_transfer_engine.device_to_host_stream
 
     bed.on_rank.append(plant)
+
+
+# --- layers and tokens ----------------------------------------------------------------------------------------------------
+
+
+@planted("pages", "back-tight", "full-overlap")
+def layer_waits_for_another_load(bed: Bed) -> None:
+    """The last layer of a step waits for its part of the load before the one that it reads."""
+
+    @bed.around(LayerDoneCounter, "wait_until")
+    def waits(original: Original, self: LayerDoneCounter, threshold: int) -> None:
+        if self.consumer_index >= 0 and threshold == self.num_layers - 1 and bed.strikes():
+            self.events[(self.consumer_index - 1) % self.num_counters].wait(threshold)
+        else:
+            original(self, threshold)
+
+
+@planted("pages", "back-tight", "full-overlap")
+def layer_waits_for_the_layer_before(bed: Bed) -> None:
+    """Each layer but the first waits for the part of the one before it."""
+
+    @bed.around(LayerDoneCounter, "wait_until")
+    def waits(original: Original, self: LayerDoneCounter, threshold: int) -> None:
+        is_wrong = self.consumer_index >= 0 and threshold > 0 and bed.strikes()
+        original(self, threshold - 1 if is_wrong else threshold)
+
+
+def _swapped(indices: torch.Tensor) -> torch.Tensor:
+    """The second and the third change places."""
+    order = torch.arange(len(indices))
+    order[[1, 2]] = order[[2, 1]]
+    return indices[order]
+
+
+@planted("pages", "back-tight")
+def tokens_of_a_stored_page_change_places(bed: Bed) -> None:
+    """A store puts two tokens of a page in each other's place; the page's first token is where it should be."""
+
+    @bed.around(L2TransferEngine, "submit_device_to_host")
+    def stores(original: Original, self: L2TransferEngine, transfers: list[Any]) -> object:
+        first = transfers[0]
+        if first.host_pool.page_size > 2 and len(first.host_indices) and bed.strikes(0.3):
+            transfers = [first._replace(host_indices=_swapped(first.host_indices)), *transfers[1:]]
+        return original(self, transfers)
+
+
+@planted("pages", "back-tight")
+def tokens_of_a_loaded_page_change_places(bed: Bed) -> None:
+    """A load puts two tokens of a page in each other's place."""
+
+    @bed.around(L2TransferEngine, "submit_host_to_device")
+    def loads(original: Original, self: L2TransferEngine, transfers: list[Any], **kwargs: object) -> object:
+        first = transfers[0]
+        if first.host_pool.page_size > 2 and len(first.device_indices) and bed.strikes(0.5):
+            transfers = [first._replace(device_indices=_swapped(first.device_indices)), *transfers[1:]]
+        return original(self, transfers, **kwargs)
+
+
+@planted("pages", "back-tight")
+def last_page_of_a_load_has_no_counterpart(bed: Bed) -> None:
+    """A load names one device page less than it names host pages."""
+
+    @bed.around(L2TransferEngine, "submit_host_to_device")
+    def loads(original: Original, self: L2TransferEngine, transfers: list[Any], **kwargs: object) -> object:
+        first = transfers[0]
+        page = first.host_pool.page_size
+        if len(first.device_indices) > page and bed.strikes(0.5):
+            transfers = [first._replace(device_indices=first.device_indices[:-page]), *transfers[1:]]
+        return original(self, transfers, **kwargs)

@@ -9,6 +9,7 @@ from random import Random
 from attrs import evolve, frozen
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
+from blocklife.watch._contents import STILL
 from tests.planted import Planted
 from tests.planted.program import Played
 from tests.sglang.planted import Bed
@@ -18,7 +19,7 @@ from tests.sglang.worlds import WORLDS, World
 
 DRAIN = 400
 """Steps that an engine has to come to rest in; one that does not stands still."""
-REST = 6
+REST = STILL + 6
 """Steps at rest, in which the watch looks whether all is there."""
 
 

@@ -37,6 +37,31 @@ def read_ahead_is_freed_twice(bed: Bed) -> None:
             self.cache_controller.append_host_mem_release(pages[: self.page_size])
 
 
+@planted("storage", "storage-back")
+def rest_of_a_short_read_stays(bed: Bed) -> None:
+    """A read comes short, as storage may forget a page, and the memory for what has not come is not given back."""
+    short = []
+
+    @bed.around(HiCacheController, "_page_transfer_kv_batch")
+    def reads(
+        original: Original, self: HiCacheController, operation: Any, hashes: list[str], host: torch.Tensor, *args: object
+    ) -> int:
+        if len(hashes) > 1 and bed.rng.random() < 0.5:
+            short.append(operation)
+            return int(original(self, operation, hashes[:-1], host[: -self.page_size], *args))
+        return int(original(self, operation, hashes, host, *args))
+
+    @bed.around(HybridCacheController, "append_host_mem_release")
+    def gives_back(original: Original, self: HybridCacheController, host_indices: Any = None, extra_pools: Any = None) -> None:
+        left = any(_is_end(host_indices, each.host_indices) for each in short)
+        original(self, None if left and bed.strikes() else host_indices, extra_pools)
+
+
+def _is_end(part: Any, whole: Any) -> bool:
+    """Whether these are the last of those."""
+    return part is not None and whole is not None and 0 < len(part) <= len(whole) and torch.equal(whole[-len(part) :], part)
+
+
 @planted("storage-tight")
 def pages_being_written_are_not_locked(bed: Bed) -> None:
     """Host pages are not locked while storage writes them out."""

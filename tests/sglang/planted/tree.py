@@ -99,6 +99,16 @@ def host_lock_stays(bed: Bed) -> None:
         return None if checking and bed.strikes() else original(self, node_id, params)
 
 
+@planted("back-tight", "pages", "storage")
+def host_unlocked_twice(bed: Bed) -> None:
+    """A lock on host memory is released a second time."""
+
+    @bed.around(UnifiedRadixCache, "dec_host_lock_ref")
+    def releases(original: Original, self: UnifiedRadixCache, node_id: Any, params: Any) -> object:
+        result = original(self, node_id, params)
+        return original(self, node_id, params) if bed.strikes(0.1) else result
+
+
 # --- eviction -------------------------------------------------------------------------------------------------------------
 
 

@@ -198,7 +198,9 @@ class CopyEars:
             return
         key = id(host), id(device)
         if key not in self._parsed:
-            self._parsed[key] = host, device, set(zip(numbers(device), numbers(host), strict=False))
+            slots, others = numbers(device), numbers(host)
+            memory.fit("a launch is", slots, others)
+            self._parsed[key] = host, device, set(zip(slots, others, strict=False))
         self._layers.setdefault((memory, layer), set()).update(self._parsed[key][2])
 
     def _writing(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
