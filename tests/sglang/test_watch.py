@@ -15,7 +15,7 @@ import pytest
 from attrs import frozen
 
 from blocklife.engines.sglang import watch
-from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchError, WatchMode, watch_of
+from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchError, WatchMode, _reading, watch_of
 from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._core import CoreEars
@@ -271,6 +271,38 @@ def test_watch_over_a_tree_alone_is_silent(world: str) -> None:
     assert verdict.raised is None, str(verdict)  # up to 0.5.17 bytes of states may be wrong (sglang#36743): no step is heard
     assert [violation for watch in found for violation in watch.violations] == []
     assert all(mirror.counts["jobs"] > 5 for mirror in found[0].mirrors)
+
+
+def as_if_on_a_device(indices: Any) -> Any:
+    """In the place of what tells where indices lie: all tensors lie there."""
+    return indices.reshape(-1) if hasattr(indices, "reshape") else _reading.numbers(indices)
+
+
+ON_DEVICE = ("pages-overlap", "back-tight", "states", "states-overlap", "storage", "window")
+
+
+@pytest.mark.parametrize("world", [each for each in ON_DEVICE if each not in KNOWN.get(RELEASE, {})])
+def test_what_is_read_once_a_step_is_judged_as_at_once(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all indices lay on a device: the watch is silent, and follows as many steps and copies as when it reads at once."""
+    at_once = run(world, 0, mode=WatchMode.LOG)
+    monkeypatch.setattr(_reading, "_known", as_if_on_a_device)
+    late = run(world, 0, mode=WatchMode.LOG)
+
+    assert [each.counts for each in late.watches] == [each.counts for each in at_once.watches] == [{} for _ in late.watches]
+    assert [each.lost for each in late.watches] == [None for _ in late.watches]
+    if world != "storage":  # its threads are not the same twice
+        assert [each.report() for each in late.watches] == [each.report() for each in at_once.watches]
+
+
+@pytest.mark.skipif(RELEASE != NEWEST, reason="they are planted in the newest release")
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_planted_fault_is_named_also_when_it_is_read_once_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one of its rules in at least one seed, though it may be some steps later."""
+    monkeypatch.setattr(_reading, "_known", as_if_on_a_device)
+    fault = FAULTS[name]
+    found = [run(fault.world, seed, fault.plant) for seed in range(3)]
+
+    assert {each.rule for each in found} & RULES_OF[name], "\n".join(str(each.verdict) for each in found)
 
 
 ROOMY = (
