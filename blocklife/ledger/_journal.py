@@ -156,7 +156,7 @@ class Journal:
             raise MisuseError(f"{name}: a hook cannot call the ledger (note it, and call after the verb)")
         raise InterruptedCallError(
             f"{name}: the call {self._interrupted} was interrupted while it wrote, and nobody knows what this ledger holds "
-            "(make another one, with a higher incarnation, and begin all requests anew)"
+            "(make another one, with a higher incarnation, and begin all requests anew; or restore a snapshot)"
         )
 
     def break_off(self, name: str, problem: BaseException, begun: int) -> None:
@@ -227,14 +227,22 @@ def call(method: Callable[Concatenate[JournaledT, P], ReturnT]) -> Callable[Conc
     return _outermost(method, CallStage.ASKING)
 
 
+def anew(method: Callable[Concatenate[JournaledT, P], ReturnT]) -> Callable[Concatenate[JournaledT, P], ReturnT]:
+    """Mark a verb that replaces everything: it is also taken after a call that was interrupted, and opens the ledger again."""
+    return _outermost(method, CallStage.WRITING, opens=True)
+
+
 def _outermost(
-    method: Callable[Concatenate[JournaledT, P], ReturnT], stage: CallStage
+    method: Callable[Concatenate[JournaledT, P], ReturnT], stage: CallStage, *, opens: bool = False
 ) -> Callable[Concatenate[JournaledT, P], ReturnT]:
     name, writes = method.__name__, stage is CallStage.WRITING
 
     @functools.wraps(method)
     def run(owner: JournaledT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
         journal = owner.calls
+        if opens and journal.stage is _CLOSED:
+            journal.untold.clear()
+            journal.stage = _IDLE
         if journal.stage is not _IDLE:
             if journal.stage is _TELLING or journal.stage is _CLOSED:
                 journal.refuse(name)

@@ -29,7 +29,7 @@ from blocklife.ledger import _edge as edge
 from blocklife.ledger import _rules as rules
 from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import NULL, Lives, batch, entries, extend, ids_of, joined, listed, packed, select
-from blocklife.ledger._journal import Journal, verb
+from blocklife.ledger._journal import Journal, anew, verb
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
 from blocklife.ledger._refusals import some
 from blocklife.ledger._snapshot import Names, Snapshot, own_names, put_back, take
@@ -877,7 +877,7 @@ class Ledger(edge.NotCopied):
         edge.moment(now, "now")
         return take(self._state, own_names(self, now=now) if names is None else edge.member(names, Names, "names"))
 
-    @verb
+    @anew
     def restore(self, saved: Snapshot, now: float = 0.0) -> None:
         """Go back to a snapshot of a ledger with the same limits. Deadlines go on from *now* with the time they had left.
 

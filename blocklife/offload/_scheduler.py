@@ -32,7 +32,7 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Ledger, Plan
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL, every
-from blocklife.ledger._journal import call, verb
+from blocklife.ledger._journal import anew, call, verb
 from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
@@ -726,7 +726,7 @@ class OffloadScheduler(edge.NotCopied):
             names_of(self._state, now=now, canonical=False) if names is None else edge.member(names, Names, "names"),
         )
 
-    @verb
+    @anew
     def restore(self, saved: SavedScheduler, now: float = 0.0) -> None:
         """Go back to a snapshot of a scheduler with the same configuration. Earlier hits must be looked up again.
 

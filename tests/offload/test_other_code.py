@@ -28,6 +28,7 @@ from blocklife.ledger import Completion, Contract, JobId, Ledger, Limits, Plan, 
 from blocklife.ledger.invariants import check
 from blocklife.offload import BelowIndex, Geometry, Hit, HostTier, Mamba, Mode, OffloadScheduler, Policies, Settled
 from blocklife.offload._lookup import Answer
+from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.replacement import Lru, Name, Replacement
 from blocklife.recording import Recorder
 from tests.rigs import Rig, letters, scheduler_key
@@ -199,7 +200,7 @@ class Engine:
         settled: Settled = self.call("settle", lambda: self.scheduler.settle(plan.number, self.now, completions=landed))
         self.outcomes.append((settled.loaded, settled.failed, settled.ended))
 
-    def state(self) -> object:
+    def state(self) -> SavedScheduler:
         """Everything, as a value."""
         return self.scheduler.snapshot(self.scheduler.canonical_names())
 
@@ -647,6 +648,9 @@ def test_interrupt_at_any_byte_code_is_never_passed_over(verb: str) -> None:
 
             assert problem.startswith("add_request: the call ")
             assert refusal_of(lambda: ledger.finish("b")).startswith("finish: the call ")  # noqa: B023 - called at once
+            ledger.restore(before.snapshot())
+            assert ledger.snapshot() == before.snapshot()
+            assert check(ledger) == []
             continue
         ledger.finish("c")
 
@@ -673,12 +677,15 @@ def test_interrupted_step_goes_on_or_is_refused(seed: int) -> None:
         engine.ledger.on(hook=lambda _: None)
     for _ in range(draw.randrange(3, 15)):
         engine.step()
+    saved = engine.state()
     with suppress(KeyboardInterrupt), interrupted_at(draw.randrange(1, 4000)):
         for _ in range(20):
             engine.step()
     if refusal_of(lambda: engine.ledger.add_request("afterwards")):
         assert "was interrupted while it wrote" in refusal_of(lambda: engine.scheduler.build_plan(engine.now))
         assert "was interrupted while it wrote" in refusal_of(lambda: engine.tier.touch([0]))
-        return
+        engine.scheduler.restore(saved)
+        assert engine.state() == saved
+        engine.ledger.add_request("afterwards")
     engine.ledger.finish("afterwards")
     assert check(engine.ledger) == []
