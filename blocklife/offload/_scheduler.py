@@ -212,8 +212,8 @@ class OffloadScheduler(edge.NotCopied):
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
         last = tracked.hit
         waits_below = self._steps.may_wait_below(tracked)
-        if last is not None and last.deferred and tracked.asked == asked:
-            tracked.hit = evolve(last, step=self._state.step)  # no copy has ended since: the answer is the same
+        if last is not None and last.deferred and tracked.asked == asked and not self._steps.has_come(tracked):
+            tracked.hit = evolve(last, step=self._state.step)  # nothing of it has come since: the answer is the same
             return tracked.hit
         names = self._steps.ask_names(tracked, known_tokens)
         search = partial(
@@ -234,7 +234,8 @@ class OffloadScheduler(edge.NotCopied):
             hit = search()
         if waits_below and not self._search.on_below:
             tracked.below_until = None  # whatever it waits for now is not the tier below
-        tracked.hit, tracked.asked = hit, None if self._search.in_doubt or self._search.on_below else asked
+        tracked.hit, tracked.awaits = hit, self._search.awaited
+        tracked.asked = None if self._search.in_doubt or self._search.on_below else asked
         if hit.deferred:
             self._state.counts["deferred"] += 1
             return hit

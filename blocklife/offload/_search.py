@@ -66,6 +66,11 @@ class Search:
         """The content that a load of the last hit would read, and that only the tier below has."""
         self.present: list[int] = []
         """The slots that it would read as well."""
+        self.awaited: tuple[int, bytes] | None = None
+        """Of what stores bring to the host tier and a deferred hit would read, the last that the device lacks.
+
+        When it is final there, the result may change although no copy has ended. None: only the end of a copy changes it."""
+        self._coming: list[tuple[int, int]] = []
 
     def names(self, keys: Keys, known: int) -> list[Sequence[bytes]]:
         """The keys, by group, of all blocks that the hit of a request with *known* tokens may have."""
@@ -94,7 +99,7 @@ class Search:
         With *below*, content that only the tier below has counts as being on its way; otherwise, so does nothing from there.
         """
         self.in_doubt = self.on_below = False
-        self.wanted, self.present = [], []
+        self.wanted, self.present, self._coming, self.awaited = [], [], [], None
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
         own = device_tokens is None
@@ -109,6 +114,8 @@ class Search:
         found = self._in_host(names, start, last, {} if own else self._loading, below=below) if host else device
         if below and found.deferred and not self.in_doubt and self._below is not None and self.on_below:
             self._split(names, start, found.length, known)
+        if own and self._coming and found.deferred:
+            self.awaited = self._last_awaited(names, found.length)
         length, waits = found.length, False
         tail: tuple[int, ...] = ()
         if host and tails is not None and self._tail_tokens is not None and not found.deferred:
@@ -182,11 +189,23 @@ class Search:
                     return Answer.MISS
                 if (group, key) in loading:  # it will be on the device, where the next lookup finds it
                     return Answer.PENDING
+                if found is Answer.PENDING:
+                    self._coming.append((group, unit))
             elif found is Answer.RETRY:
                 self.in_doubt = True
             return found
 
         return common_length(self._host_units, start, limit, ask)
+
+    def _last_awaited(self, names: Sequence[Sequence[bytes]], length: int) -> tuple[int, bytes] | None:
+        """Of the units that stores bring and that a hit of *length* tokens reads, the last one that the device lacks."""
+        size, find, units, last = self._geometry.blocks_per_chunk, self._ledger.blocks.find, self._host_units, -1
+        content: tuple[int, bytes] | None = None
+        for group, unit in self._coming:
+            key = names[group][(unit + 1) * size - 1]
+            if last < (start := unit * units[group].tokens) < length and find(group, key) is None:
+                last, content = start, (group, key)
+        return content
 
     def _tail(
         self, names: Sequence[Sequence[bytes]], tails: TailKeys, length: int, last: int

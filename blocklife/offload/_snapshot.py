@@ -41,6 +41,8 @@ class SavedTracked(NamedTuple):
     """Whether it is scheduled in the step being made."""
     tails: TailKeys | None
     tail: int
+    awaits: tuple[int, bytes] | None
+    """While a deferred hit is valid: what would end that by becoming final on the device."""
 
 
 class SavedPlan(NamedTuple):
@@ -131,8 +133,10 @@ def names_of(core: SchedulerState, jobs: Iterable[int] = (), now: float = 0.0, *
 
 def _waits(core: SchedulerState, tracked: Tracked) -> bool:
     """Whether a request's last lookup was deferred and would still be; other results are looked up again."""
-    hit, asked = tracked.hit, tracked.asked
-    return hit is not None and hit.deferred and asked is not None and asked[0] == core.given_up + core.ledger.jobs.verdicts
+    hit, asked, awaits = tracked.hit, tracked.asked, tracked.awaits
+    if hit is None or not hit.deferred or asked is None or asked[0] != core.given_up + core.ledger.jobs.verdicts:
+        return False
+    return awaits is None or core.ledger.blocks.find(*awaits) is None
 
 
 def _remembered(core: SchedulerState) -> list[int]:
@@ -236,9 +240,11 @@ def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ..
             # otherwise it is looked up again, or it loads and its hit is kept there
             hit = _save_hit(hit, core, names) if waits or not names.canonical else None
         known = asked[1:] if waits and asked is not None else None
+        awaits = tracked.awaits if waits else None
         row, scheduled = tracked.row, bool(step[tracked.row] == core.step)
         tails = tracked.tails, tracked.tail
-        found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled, *tails))
+        last = *tails, awaits
+        found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled, *last))
     return tuple(found)
 
 
@@ -393,9 +399,9 @@ def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], prog
     table.serial.fill(1)
     table._serial = 1  # only equality between a plan and its request matters
     core.requests, core.names, core.loads_heard = {}, {}, -1
-    for name, row, keys, hit, failures, ending, asked, scheduled, tails, tail in saved:
+    for name, row, keys, hit, failures, ending, asked, scheduled, tails, tail, awaits in saved:
         known = None if asked is None else (core.ledger.jobs.verdicts, *asked)
-        core.track(name, Tracked(row, keys, hit, failures, ending, known, tails, tail))
+        core.track(name, Tracked(row, keys, hit, failures, ending, known, tails, tail, awaits))
         if scheduled:
             table.step[row] = core.step
 

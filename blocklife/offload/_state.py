@@ -30,13 +30,14 @@ class Tracked:
 
     ``hit`` is the latest lookup or, while the request loads, what it loads. ``failures`` counts its failed loads. ``ending`` is
     `finish` or `abort` while its end waits for an outstanding plan. ``asked`` identifies its latest completed lookup: the
-    number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device. ``below_until`` is when it
-    stops waiting for the tier below; None while it does not wait. ``fetched`` are the promotions that its lookups have planned.
+    number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device. ``awaits`` is content that
+    this lookup waits for and that the device lacked, if there is any. ``below_until`` is when it stops waiting for the tier
+    below; None while it does not wait. ``fetched`` are the promotions that its lookups have planned.
     ``tail`` is the token inside a block at which its states were handed off, whose attention is stored when the request ends; 0
     for none.
     """
 
-    __slots__ = ("asked", "below_until", "ending", "failures", "fetched", "hit", "keys", "row", "tail", "tails")
+    __slots__ = ("asked", "awaits", "below_until", "ending", "failures", "fetched", "hit", "keys", "row", "tail", "tails")
 
     def __init__(
         self,
@@ -48,9 +49,10 @@ class Tracked:
         asked: tuple[int, int, int | None] | None = None,
         tails: TailKeys | None = None,
         tail: int = 0,
+        awaits: tuple[int, bytes] | None = None,
     ) -> None:
         self.row, self.keys, self.hit, self.failures, self.ending, self.asked = row, keys, hit, failures, ending, asked
-        self.tails, self.tail = tails, tail
+        self.tails, self.tail, self.awaits = tails, tail, awaits
         self.below_until: float | None = None
         self.fetched: list[int] = []
 

@@ -234,6 +234,12 @@ class SchedulerSteps:
         found: Rows = rows[~np.isin(rows, doubted)]
         return found
 
+    # --- waiting ----------------------------------------------------------------------------------------------------------
+
+    def has_come(self, tracked: Tracked) -> bool:
+        """Whether content that a deferred lookup waits for became final on the device meanwhile."""
+        return tracked.awaits is not None and self._ledger.blocks.find(*tracked.awaits) is not None
+
     # --- the tier below ---------------------------------------------------------------------------------------------------
 
     def may_wait_below(self, tracked: Tracked) -> bool:
