@@ -28,10 +28,11 @@ from blocklife.ledger import _edge as edge
 from blocklife.offload._fields import above_zero, at_least, member
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer
-from blocklife.states import Job
+from blocklife.states import Job, Trait, states_with
 
 Content: TypeAlias = tuple[int, bytes]
 """Group and key."""
+_WANTED = states_with(Trait.WANTED, Job)
 
 
 class BelowIndex(Protocol):
@@ -201,7 +202,7 @@ class TierBelow:
         if present:
             self._tier.touch(present)
         find = self._ledger.slots.find
-        absent = [content for content in dict.fromkeys(wanted) if find(*content) is None]
+        absent = [content for content in dict.fromkeys(wanted) if find(*content) is None and not self._will_bring(content)]
         while absent and (room := self._room(Direction.PROMOTE)) > 0 and self._ledger.jobs.room > promised:
             part = absent[: min(room, self.policies.job_slots)]
             slots = self._tier.reserve(part)
@@ -217,6 +218,11 @@ class TierBelow:
             self._coming.update({(self.space, *content): job.number for content in part})
             del absent[: len(part)]
         return True
+
+    def _will_bring(self, content: Content) -> bool:
+        """Whether content is on its way: the index does not say so if another slot with it was evicted meanwhile."""
+        number = self._coming.get((self.space, *content))
+        return number is not None and self._ledger.jobs.state(number) in _WANTED
 
     def filled_by(self, promotions: Sequence[int], slots: Iterable[int]) -> set[int]:
         """Those of *slots* whose content one of these promotions has brought."""

@@ -455,6 +455,35 @@ def test_two_requests_fetch_common_content_once() -> None:
 # --- putting ------------------------------------------------------------------------------------------------------------
 
 
+def test_content_on_its_way_is_not_fetched_once_more_when_another_copy_of_it_was_evicted() -> None:
+    """Two stores bring the same content, one behind the other; what a promotion brings meanwhile is still on its way."""
+    rig = BelowRig(policies=BelowPolicies(demote=Demote.NEVER))
+    for name in "ab":
+        rig.add(name, letters(4))
+        rig.let_in(name)
+    rig.tick(land=False)
+    rig.tick(land=False)
+    first, second = rig.out
+    for name in "ab":
+        rig.scheduler.abort(name)
+    rig.ledger.drop([rig.ledger.life(place) for place in (1, 2)])
+    rig.shelf.fill(letters(4))
+    rig.add("c", letters(5))
+    fetched = []
+    for job in (first, second):
+        rig.ledger.complete(Completion(job, Worker(0), Result.OK))
+        slot = rig.tier.slot_of(0, key(0, letters(4)))
+        assert slot is not None
+        rig.ledger.evict([slot])
+        assert rig.hit("c").deferred
+        fetched += rig.plan().promotes
+        rig.scheduler.settle(rig.plans.pop(0).number, rig.now)
+    rig.scheduler.settle(rig.plan().number, rig.now, completions=rig.move())
+
+    assert len(fetched) == 1
+    assert rig.hit("c").host_tokens == 4
+
+
 def test_eager_demotion_follows_the_store() -> None:
     """What has landed in the host tier goes below with the next plan; ticking goes on until it is there."""
     rig = BelowRig()
