@@ -163,6 +163,23 @@ class DecidedSteps:
         tracked.asked = None
         return tracked.hit
 
+    def put_off(self, name: str) -> bool:
+        """The load of this step's `lookup` cannot be promised (too many jobs are out, say): the request waits, as if deferred.
+
+        Its hit is forgotten. False if it has waited for `Policies.pending_wait`: it goes on, with `device_hit`.
+        """
+        tracked = self._steps.tracked(name)
+        self._steps.check_waiting(name, "LOOKUP")
+        hit = tracked.hit
+        if hit is None or hit.step != self._state.step:
+            raise MisuseError(f"request {name}: it was not looked up in this step (look it up, then put it off)")
+        if not self._steps.may_wait(tracked):
+            return False
+        self._steps.unpin(name)
+        self._state.within.pop(name, None)
+        tracked.hit, tracked.asked = Hit(name, hit.tokens, hit.device_tokens, hit.device_tokens, True, hit.step), None
+        return True
+
     def is_current(self, hit: Hit) -> bool:
         """Whether `admit` takes this hit: it is of this step, and the last one of its request."""
         return hit.step == self._state.step and self._steps.tracked(hit.request).hit is hit

@@ -45,3 +45,9 @@ def above_zero(_instance: object, attribute: object, value: object) -> None:
     """A finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
         raise MisuseError(f"{_name(attribute)} must be above 0 and finite, not {value!r}")
+
+
+def above_zero_or_endless(_instance: object, attribute: object, value: object) -> None:
+    """A number above zero; infinity means that there is no limit."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise MisuseError(f"{_name(attribute)} must be above 0 (math.inf: no limit), not {value!r}")

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 
 import numpy as np
 from attrs import evolve
@@ -186,8 +187,9 @@ class OffloadScheduler(edge.NotCopied):
         """The longest prefix of the request's *known_tokens* that all groups have, on the device and in the host tier.
 
         *device_tokens* is the prefix-cache hit on the device found by the engine's own allocator; None if the ledger owns the
-        pool. The slots of the host part are pinned until a load takes them or the plan of this step is built. Nothing can check
-        *known_tokens*: name the prompt and every token sampled so far, because the keys of all these tokens may be asked for.
+        pool. A hit that waits for content on its way is deferred, for `Policies.pending_wait` at most. The slots of the host
+        part are pinned until a load takes them or the plan of this step is built. Nothing can check *known_tokens*: name the
+        prompt and every token sampled so far, because the keys of all these tokens may be asked for.
         Refuses: a request that runs or loads; more plans out than allowed; a scheduler that sleeps.
         """
         tracked = self._steps.tracked(name)
@@ -196,30 +198,18 @@ class OffloadScheduler(edge.NotCopied):
         if device_tokens is not None:
             edge.whole(device_tokens, "device_tokens")
         self._steps.check_waiting(name, "LOOKUP")
-        if (device_tokens is None) is not self.ledger.own_pool:
-            expected = "the ledger looks the device up" if self.ledger.own_pool else "give the hit of your allocator"
-            raise MisuseError(
-                f"request {name}: device_tokens={device_tokens} with own_pool={self.ledger.own_pool} ({expected})"
-            )
-        if known_tokens < 1:
-            raise MisuseError(f"request {name}: known_tokens must be at least 1, not {known_tokens}")
-        most = known_tokens - (self.policies.full_hit is FullHit.DROP_LAST_BLOCK)
-        if device_tokens is not None and (device_tokens % self.geometry.block_alignment or not 0 <= device_tokens <= most):
-            raise MisuseError(
-                f"request {name}: a hit of {device_tokens} tokens on the device must be a multiple of "
-                f"{self.geometry.block_alignment} and at most {most}"
-            )
+        self._check_tokens(name, known_tokens, device_tokens)
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
         last = tracked.hit
         waits_below = self._steps.may_wait_below(tracked)
-        if last is not None and last.deferred and tracked.asked == asked and not self._steps.has_come(tracked):
+        if last is not None and last.deferred and tracked.asked == asked and self._steps.waits_on(tracked):
             tracked.hit = evolve(last, step=self._state.step)  # nothing of it has come since: the answer is the same
             return tracked.hit
         names = self._steps.ask_names(tracked, known_tokens)
         search = partial(
             self._search.run, name, names, known_tokens, device_tokens, self._state.step,
             host=not self._state.lost and tracked.failures < self.policies.max_load_failures,
-            most=int(self._progress.most_loaded[tracked.row]),
+            most=int(self._progress.most_loaded[tracked.row]), pending=tracked.until != -inf,
             tails=None if tracked.tails is None else partial(self._steps.tail_answer, tracked),
         )  # fmt: skip
         hit = search(below=waits_below)
@@ -234,6 +224,10 @@ class OffloadScheduler(edge.NotCopied):
             hit = search()
         if waits_below and not self._search.on_below:
             tracked.below_until = None  # whatever it waits for now is not the tier below
+        if last is not None and not last.deferred and tracked.until != -inf:
+            tracked.until = None  # that wait was over with an answer
+        if hit.deferred and not self._search.on_below and not self._steps.may_wait(tracked):
+            hit = search(pending=False)
         tracked.hit, tracked.awaits = hit, self._search.awaited
         tracked.asked = None if self._search.in_doubt or self._search.on_below else asked
         if hit.deferred:
@@ -250,6 +244,22 @@ class OffloadScheduler(edge.NotCopied):
                 self.tier.touch([own[-1] for own in hit.slots])  # its tail
             self._steps.touch(tracked, hit.tokens)
         return hit
+
+    def _check_tokens(self, name: str, known_tokens: int, device_tokens: int | None) -> None:
+        """Refuse what a lookup cannot be made with."""
+        if (device_tokens is None) is not self.ledger.own_pool:
+            expected = "the ledger looks the device up" if self.ledger.own_pool else "give the hit of your allocator"
+            raise MisuseError(
+                f"request {name}: device_tokens={device_tokens} with own_pool={self.ledger.own_pool} ({expected})"
+            )
+        if known_tokens < 1:
+            raise MisuseError(f"request {name}: known_tokens must be at least 1, not {known_tokens}")
+        most = known_tokens - (self.policies.full_hit is FullHit.DROP_LAST_BLOCK)
+        if device_tokens is not None and (device_tokens % self.geometry.block_alignment or not 0 <= device_tokens <= most):
+            raise MisuseError(
+                f"request {name}: a hit of {device_tokens} tokens on the device must be a multiple of "
+                f"{self.geometry.block_alignment} and at most {most}"
+            )
 
     def fetched(self, name: str, slots: Sequence[int]) -> set[int]:
         """Those of *slots* whose content a lookup of this request has fetched from the store below.
@@ -756,6 +766,7 @@ class OffloadScheduler(edge.NotCopied):
             partial=counts["partial"],
             waiting=self.stores.waiting,
             deferred=self._state.counts["deferred"],
+            overdue_requests=self._state.counts["overdue"],
             device_hits=tuple(self._state.device_hits),
             host_hits=tuple(self._state.host_hits),
         )

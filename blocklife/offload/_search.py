@@ -92,26 +92,32 @@ class Search:
         host: bool,
         most: int | None = None,
         below: bool = False,
+        pending: bool = True,
         tails: TailKeys | None = None,
     ) -> Hit:
         """The hit of one request with *known* tokens and these `names`; with *host*, at most *most* tokens in the host tier.
 
         With *below*, content that only the tier below has counts as being on its way; otherwise, so does nothing from there.
+        Without *pending*, all other content on its way is a miss, and a request with unresolved jobs loads nothing.
         """
         self.in_doubt = self.on_below = False
         self.wanted, self.present, self._coming, self.awaited = [], [], [], None
         recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
         limit = known if recompute else known - 1
         own = device_tokens is None
-        device = self._on_device(names, limit) if own else Found(min(device_tokens or 0, limit), deferred=False, rounds=0)
+        loading = self._loading if pending else {}
+        device = (
+            self._on_device(names, limit, loading) if own else Found(min(device_tokens or 0, limit), deferred=False, rounds=0)
+        )
         if device.deferred:
             return Hit(name, device.length, device.length, device.length, True, step)
         start = device.length
         serves = self._ledger.jobs.serve(name)  # outstanding jobs
-        host = host and self._loads and not (serves and self._is_in_doubt(name))
+        host = host and self._loads and not (serves and (not pending or self._is_in_doubt(name)))
         # the engine's allocator reports what it has, not what is being loaded
         last = limit if most is None else min(limit, start + most)
-        found = self._in_host(names, start, last, {} if own else self._loading, below=below) if host else device
+        loading = {} if own and pending else self._loading
+        found = self._in_host(names, start, last, loading, below=below, pending=pending) if host else device
         if below and found.deferred and not self.in_doubt and self._below is not None and self.on_below:
             self._split(names, start, found.length, known)
         if own and self._coming and found.deferred:
@@ -120,7 +126,7 @@ class Search:
         tail: tuple[int, ...] = ()
         if host and tails is not None and self._tail_tokens is not None and not found.deferred:
             length, tail, waits = self._tail(names, tails, found.length, min(last, known - self._proof))
-        if found.deferred or (length > start and serves) or (waits and length == start):
+        if found.deferred or (length > start and serves) or (waits and pending and length == start):
             # no load for a request whose earlier store is unresolved (I10)
             return Hit(name, length, start, start, True, step)
         compute_from = length - 1 if length == known else length
@@ -143,8 +149,8 @@ class Search:
         jobs = self._ledger.jobs
         return any(jobs.state(job.number) is Job.QUARANTINED for job in jobs.serving(name))
 
-    def _on_device(self, names: Sequence[Sequence[bytes]], limit: int) -> Found:
-        find, loading = self._ledger.blocks.find, self._loading
+    def _on_device(self, names: Sequence[Sequence[bytes]], limit: int, loading: Mapping[tuple[int, bytes], str]) -> Found:
+        find = self._ledger.blocks.find
 
         def ask(group: int, unit: int, blocks: int) -> Answer:
             if not blocks and unit >= len(names[group]):
@@ -164,6 +170,7 @@ class Search:
         loading: Mapping[tuple[int, bytes], str],
         *,
         below: bool,
+        pending: bool,
     ) -> Found:
         size, find, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.find, self._suffix, self._tier.answer
         lower = self._below
@@ -172,15 +179,15 @@ class Search:
             if not blocks:
                 return self._prove(group, names[group][(unit + 1) * size - 1 : (unit + 1) * size], below=below)
             key = names[group][(unit + 1) * size - 1]
-            found = answer(group, key)
+            found, waits = answer(group, key), pending
             if lower is not None and found is not Answer.HIT:
                 if found is Answer.MISS and below:
-                    found = lower.answer((group, key))
+                    found, waits = lower.answer((group, key)), True
                     self.on_below = self.on_below or found is not Answer.MISS
                     if found is Answer.HIT:
                         return Answer.PENDING  # a promotion brings it
                 elif found is Answer.PENDING and lower.brings((group, key)):
-                    self.on_below = True
+                    self.on_below = waits = True
                     if not below:
                         return Answer.MISS
             if found in (Answer.HIT, Answer.PENDING):
@@ -188,12 +195,12 @@ class Search:
                 if slot is not None and suffix[slot] < blocks:
                     return Answer.MISS
                 if (group, key) in loading:  # it will be on the device, where the next lookup finds it
-                    return Answer.PENDING
+                    return Answer.PENDING if pending else Answer.MISS
                 if found is Answer.PENDING:
                     self._coming.append((group, unit))
             elif found is Answer.RETRY:
                 self.in_doubt = True
-            return found
+            return found if waits or found is Answer.HIT else Answer.MISS
 
         return common_length(self._host_units, start, limit, ask)
 

@@ -80,17 +80,24 @@ class SavedBelow(NamedTuple):
     """The tier below. Content is named by space, group and key."""
 
     space: bytes
-    now: float
-    """The time at which lookups are made, relative to that of the snapshot."""
     coming: tuple[tuple[bytes, int, bytes, int], ...]
     jobs: tuple[tuple[int, Direction, bytes, tuple[int, ...], tuple[tuple[int, bytes], ...]], ...]
     """A job that the ledger has forgotten since it ended has a negative number."""
     queue: tuple[int, ...]
     below: tuple[int, ...]
-    waits: tuple[tuple[str, float], ...]
-    """When requests stop waiting, relative to the time of the snapshot; minus infinity: they wait no more."""
     store: Hashable
     """What the `BelowIndex` has saved."""
+
+
+class SavedWaits(NamedTuple):
+    """How long requests go on waiting. Times are relative to that of the snapshot; minus infinity: they wait no more."""
+
+    now: float
+    """The time at which lookups are made."""
+    pending: tuple[tuple[str, float], ...]
+    """For content on its way."""
+    below: tuple[tuple[str, float], ...]
+    """For the tier below."""
 
 
 class SavedScheduler(NamedTuple):
@@ -117,6 +124,8 @@ class SavedScheduler(NamedTuple):
     stores: SavedLine
     below: SavedBelow | None
     """None without a tier below."""
+    waits: SavedWaits | None
+    """None where nobody waits and there is no tier below."""
 
 
 # --- names --------------------------------------------------------------------------------------------------------------
@@ -196,6 +205,7 @@ def take(core: SchedulerState, names: Names) -> SavedScheduler:
         core.generation,
         _save_line(core.stores, names),
         below,
+        _save_waits(core, names),
     )
 
 
@@ -298,7 +308,7 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
 
 def _save_below(core: SchedulerState, below: TierBelow, names: Names) -> SavedBelow:
     """The tier below. What has no effect is left out: with lazy demotion the queue, otherwise what is known to be there."""
-    slots, now, lazy = names.slots, names.now, below.policies.demote is Demote.LAZY
+    slots, lazy = names.slots, below.policies.demote is Demote.LAZY
     # a job that has ended but was not settled can be forgotten by the ledger meanwhile: then it counts as failed
     numbers = {number: names.jobs.get(number, -place) for place, number in enumerate(below._jobs, 1)}
     jobs = tuple(
@@ -307,21 +317,32 @@ def _save_below(core: SchedulerState, below: TierBelow, names: Names) -> SavedBe
             for number, (direction, space, own, contents) in below._jobs.items()
         ]
     )
-    waits: list[tuple[str, float]] = []
-    for name, tracked in core.requests.items():
-        if (until := tracked.below_until) is not None:
-            over = names.canonical and until <= core.now
-            waits.append((name, -inf if over else until - now))
     return SavedBelow(
         below.space,
-        core.now - now,
         tuple(sorted([(*content, numbers[number]) for content, number in below._coming.items()])),
         jobs,
         () if lazy else tuple([slots[slot] for slot in below._queue]),
         tuple(sorted([slots[slot] for slot in below._below])) if lazy else (),
-        tuple(waits),
         saveable(below.index).snapshot(),
     )
+
+
+def _save_waits(core: SchedulerState, names: Names) -> SavedWaits | None:
+    """Waits that have begun. What has no effect is left out: one that has no end, or was answered, and when one was over."""
+    if core.below is None and core.policies.pending_wait == inf:
+        return None
+    pending: list[tuple[str, float]] = []
+    below: list[tuple[str, float]] = []
+    for name, tracked in core.requests.items():
+        answered = tracked.hit is not None and not tracked.hit.deferred
+        if (until := tracked.until) is not None and until < inf and not (names.canonical and answered and until > -inf):
+            pending.append((name, (max(until, core.now) if names.canonical and until > -inf else until) - names.now))
+        if (until := tracked.below_until) is not None:
+            over = names.canonical and until <= core.now
+            below.append((name, -inf if over else until - names.now))
+    if core.below is None and not pending:
+        return None
+    return SavedWaits(core.now - names.now, tuple(pending), tuple(below))
 
 
 # --- and back -----------------------------------------------------------------------------------------------------------
@@ -334,7 +355,7 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be restored (give it both)")
     (
         ledger, replacement, gone, requests, progress, plans, handed, states, waiting_loads, loading, pinned, preempted, ending,
-        ended, lost, asleep, generation, line, below,
+        ended, lost, asleep, generation, line, below, waits,
     ) = saved  # fmt: skip
     if (core.below is None) is not (below is None):
         here, there = ("one", "no") if below is None else ("none", "a")
@@ -366,12 +387,18 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     core.asleep, core.generation = asleep, generation
     _put_back_line(core.stores, line)
     if core.below is not None and below is not None:
-        _put_back_below(core, core.below, below, now)
+        _put_back_below(core.below, below)
+    core.now = now
+    if waits is not None:
+        core.now += waits.now
+        for name, until in waits.pending:
+            core.requests[name].until = until + now
+        for name, until in waits.below:
+            core.requests[name].below_until = until + now
 
 
-def _put_back_below(core: SchedulerState, below: TierBelow, saved: SavedBelow, now: float) -> None:
-    below.space, at, coming, jobs, queue, known, waits, index = saved
-    core.now = at + now
+def _put_back_below(below: TierBelow, saved: SavedBelow) -> None:
+    below.space, coming, jobs, queue, known, index = saved
     below._coming = {(space, group, key): number for space, group, key, number in coming}
     below._jobs = {number: (direction, space, list(own), list(held)) for number, direction, space, own, held in jobs}
     below._out.clear()
@@ -379,8 +406,6 @@ def _put_back_below(core: SchedulerState, below: TierBelow, saved: SavedBelow, n
         below._out[direction] += len(own)
     below._queue = dict.fromkeys(queue)
     below._below = set(known)
-    for name, until in waits:
-        core.requests[name].below_until = until + now
     saveable(below.index).restore(index)
 
 

@@ -31,13 +31,16 @@ class Tracked:
     ``hit`` is the latest lookup or, while the request loads, what it loads. ``failures`` counts its failed loads. ``ending`` is
     `finish` or `abort` while its end waits for an outstanding plan. ``asked`` identifies its latest completed lookup: the
     number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device. ``awaits`` is content that
-    this lookup waits for and that the device lacked, if there is any. ``below_until`` is when it stops waiting for the tier
-    below; None while it does not wait. ``fetched`` are the promotions that its lookups have planned.
+    this lookup waits for and that the device lacked, if there is any. ``until`` is when it stops waiting for content on its
+    way, and ``below_until`` for the tier below; None while it does not wait, minus infinity when it has waited as long as it
+    may. ``fetched`` are the promotions that its lookups have planned.
     ``tail`` is the token inside a block at which its states were handed off, whose attention is stored when the request ends; 0
     for none.
     """
 
-    __slots__ = ("asked", "awaits", "below_until", "ending", "failures", "fetched", "hit", "keys", "row", "tail", "tails")
+    __slots__ = (
+        "asked", "awaits", "below_until", "ending", "failures", "fetched", "hit", "keys", "row", "tail", "tails", "until",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Tracked:
     ) -> None:
         self.row, self.keys, self.hit, self.failures, self.ending, self.asked = row, keys, hit, failures, ending, asked
         self.tails, self.tail, self.awaits = tails, tail, awaits
+        self.until: float | None = None
         self.below_until: float | None = None
         self.fetched: list[int] = []
 

@@ -191,7 +191,7 @@ class SchedulerSteps:
             table.offered[group, row] = first // self._geometry.blocks_per_chunk
             table.sealed[group, row] = hit.tokens // self._geometry.block_tokens[group]
         table.step[row] = self._state.step
-        tracked.below_until = None
+        tracked.until = tracked.below_until = None
         if hit.tokens > hit.device_tokens:
             self._state.waiting_loads[name] = hit
         else:
@@ -236,17 +236,30 @@ class SchedulerSteps:
 
     # --- waiting ----------------------------------------------------------------------------------------------------------
 
-    def has_come(self, tracked: Tracked) -> bool:
-        """Whether content that a deferred lookup waits for became final on the device meanwhile."""
-        return tracked.awaits is not None and self._ledger.blocks.find(*tracked.awaits) is not None
+    def waits_on(self, tracked: Tracked) -> bool:
+        """Whether a deferred lookup need not be made again: what it waits for is not final on the device, and it may wait."""
+        return self._lasts(tracked.until) and (tracked.awaits is None or self._ledger.blocks.find(*tracked.awaits) is None)
+
+    def may_wait(self, tracked: Tracked) -> bool:
+        """Whether a request may wait for content on its way, from its first deferred lookup on; if not, it never does again."""
+        if tracked.until is None:
+            tracked.until = self._state.now + self._policies.pending_wait
+        if self._lasts(tracked.until):
+            return True
+        if tracked.until > -inf:
+            tracked.until = -inf
+            self._state.counts["overdue"] += 1
+        return False
+
+    def _lasts(self, until: float | None) -> bool:
+        """Whether a wait until then is not over; None: it has not begun."""
+        return until is None or self._state.now < until
 
     # --- the tier below ---------------------------------------------------------------------------------------------------
 
     def may_wait_below(self, tracked: Tracked) -> bool:
         """Whether a lookup may count on the tier below: there is one, and the request has not waited too long."""
-        if self._state.below is None:
-            return False
-        return tracked.below_until is None or self._state.now < tracked.below_until
+        return self._state.below is not None and self._lasts(tracked.below_until)
 
     def give_up_below(self, tracked: Tracked) -> None:
         """A request has waited too long for the tier below: from now on it goes on without."""

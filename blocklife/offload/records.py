@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from attrs import field, frozen
 
-from blocklife.offload._fields import at_least, flag, member
+from blocklife.offload._fields import above_zero_or_endless, at_least, flag, member
 
 Keys: TypeAlias = Callable[[int, int, int], Sequence[bytes]]
 """The keys of the blocks ``start`` to ``stop`` of one group: ``keys(group, start, stop)``.
@@ -70,6 +70,13 @@ class Policies:
     """Whether only tokens of prompts are stored."""
     max_load_failures: int = field(default=2, validator=at_least(0))
     """Number of failed loads after which a request no longer looks in the host tier."""
+    pending_wait: float = field(default=64.0, validator=above_zero_or_endless)
+    """How long a request waits for content that is on its way, in the engine's unit of time; then it computes that content.
+
+    The wait begins with the first of its lookups in a row that are deferred. Content from the tier below has a bound of its own
+    (`BelowPolicies.max_wait`). ``math.inf``: no bound; then a copy of which nothing is ever heard holds up, for good, everybody
+    who wants its content, unless it has a deadline (``Ledger(deadline=)``).
+    """
     max_job_blocks: int = field(default=256, validator=at_least(1))
     """Maximum number of blocks in one store, rounded up to a chunk."""
     lazy_blocks: int = field(default=64, validator=at_least(1))
@@ -216,6 +223,8 @@ class OffloadStatistics:
     """Chunks that are queued."""
     deferred: int
     """Lookups that had to wait for a copy."""
+    overdue_requests: int
+    """Requests that went on without content that was on its way, after waiting for `Policies.pending_wait`."""
     device_hits: tuple[int, ...]
     """Blocks found on the device, by group."""
     host_hits: tuple[int, ...]

@@ -469,7 +469,7 @@ def test_content_on_its_way_is_not_fetched_once_more_when_another_copy_of_it_was
     rig.ledger.drop([rig.ledger.life(place) for place in (1, 2)])
     rig.shelf.fill(letters(4))
     rig.add("c", letters(5))
-    fetched = []
+    fetched: list[TierTransfer] = []
     for job in (first, second):
         rig.ledger.complete(Completion(job, Worker(0), Result.OK))
         slot = rig.tier.slot_of(0, key(0, letters(4)))

@@ -31,7 +31,7 @@ from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import Hit, TailKeys
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
-from blocklife.testing.worlds._engine import NO_TIER, Engine, Settings
+from blocklife.testing.worlds._engine import FOREVER, NO_TIER, Engine, Settings
 from blocklife.testing.worlds._format import (
     FAULT_DOCS,
     PYTHON_IMPORTS,
@@ -75,6 +75,8 @@ class Seen(NamedTuple):
     complete: bool
     counterexamples: tuple[Counterexample[Action], ...]
     taken: frozenset[str]
+    overdue: int
+    """Requests that went on without content on its way."""
 
 
 @cache
@@ -85,15 +87,17 @@ def seen(name: str) -> Seen:
     taken = frozenset(f"{machine} {row}" for machine, rows in world.coverage().items() for row, times in rows.items() if times)
     counts = Counts(found.states, found.edges, found.depth)
     print(f"{name}: {found.states} states, {found.states_per_second:.0f} a second")
-    return Seen(counts, found.verdict, found.complete, tuple(found.counterexamples), taken)
+    overdue = world.engine.scheduler.statistics().overdue_requests
+    return Seen(counts, found.verdict, found.complete, tuple(found.counterexamples), taken, overdue)
 
 
 def judge(pinned: Pinned) -> None:
-    """It holds, and its counts are those that are written down."""
+    """It holds, and its counts are those that are written down; somebody waits in vain where waits have an end, only there."""
     found = seen(pinned.name)
 
     assert found.counterexamples == ()
     assert (found.verdict, found.complete) == (Verdict.HOLDS, True)
+    assert bool(found.overdue) is (pinned.settings.engine.pending_wait < FOREVER)
     states, edges, depth = found.counts
     assert COUNTS.get(pinned.name) == found.counts, f'write "{pinned.name}": Counts({states:_}, {edges:_}, {depth}),'
 

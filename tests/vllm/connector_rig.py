@@ -80,7 +80,8 @@ class ConnectorRig(Rig):
         second_runner: bool = False,
         on_scheduler: Callable[[Scheduler], None] | None = None,
     ) -> None:
-        extra = {"checking": "strict", **spec.extra_config}
+        # by a clock that the steps do not follow, nobody waits in vain unless told
+        extra = {"checking": "strict", "pending_wait_s": 1e9, **spec.extra_config}
         spec = evolve(spec, connector="blocklife", extra_config=extra)
         self._depth = depth or (2 if spec.async_scheduling else 1)
         self._dice = Random(f"{seed}/drafts") if drafts else None

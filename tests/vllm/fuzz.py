@@ -203,6 +203,8 @@ def drawn(seed: int) -> Case:
     alone = parallel.decode > 1 or parallel.lacking or not often(0.2)
     second = None if alone else _habits(rng, within=within)
     extra: dict[str, object] = {key: rng.choice(values) for key, values in OPTIONS.items() if often(0.12)}
+    if Random(f"{seed}/hasty").random() < 0.12:
+        extra["pending_wait_s"] = 1e-9  # whoever is put off once is computed
     if "full_hit" in extra and any(group.kind != "full" for group in groups):
         del extra["full_hit"]
     below = StoreFaultRates() if often(0.2) else None

@@ -564,6 +564,117 @@ def test_connector_promises_no_more_loads_than_there_can_be_jobs() -> None:
     rig.check_empty()
 
 
+def silence(monkeypatch: pytest.MonkeyPatch, *directions: Direction) -> None:
+    """From now on nothing is heard of copies in these directions, unless a step waits for them."""
+    launch = LagCopier.launch
+
+    def launch_silently(self: LagCopier, transfer: Transfer) -> None:
+        with monkeypatch.context() as patch:
+            if transfer.direction in directions:
+                patch.setattr(self, "_lag", Lag(1 << 30, 1 << 30))
+            launch(self, transfer)
+
+    monkeypatch.setattr(LagCopier, "launch", launch_silently)
+
+
+def count_seconds(rig: ConnectorRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connector's clock goes on by a second with each step."""
+    now, step = [1000.0], rig.step
+
+    def later() -> bool:
+        now[0] += 1.0
+        return step()
+
+    monkeypatch.setattr(rig.side, "_clock", lambda: now[0])
+    monkeypatch.setattr(rig, "step", later)
+
+
+def steps_until(rig: ConnectorRig, finished: int, most: int = 100) -> int:
+    """How many steps it takes until so many requests have finished; everything is checked after each."""
+    for steps in range(most):
+        if len(rig.finished) >= finished:
+            return steps
+        rig.step()
+        rig.check()
+    return most
+
+
+def land(rig: ConnectorRig) -> None:
+    """Everything lands after all, and is heard of."""
+    for copier in rig.copiers:
+        copier.close()
+    rig.drain()
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("model", ["full", "full and state", "full and local attention"])
+def test_nobody_waits_for_ever_for_a_store_of_which_nothing_is_heard(
+    model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the store has not brought is computed after the wait; when it has landed all the same, others load it."""
+    spec = evolve(ROOMY, groups=MODELS[model], num_gpu_blocks=400, host_blocks=400, async_scheduling=ahead)
+    rig = ConnectorRig(evolve(spec, extra_config={"pending_wait_s": 10}))
+    silence(monkeypatch, Direction.STORE)
+    count_seconds(rig, monkeypatch)
+    rig.add(prompt(40), 2)
+    steps_until(rig, 1)
+    rig.reset_prefix_cache()
+    for number in range(3):
+        rig.add([*prompt(40), 5000 + number], 2)
+    steps = steps_until(rig, 4)
+
+    assert 10 <= steps < 30
+    assert (rig.stored, rig.loaded) == (0, 0)
+    assert rig.side.offload.statistics().overdue_requests >= 1
+    land(rig)
+    rig.reset_prefix_cache()
+    rig.add([*prompt(40), 9], 2)
+    assert steps_until(rig, 5) < 10
+    assert rig.loaded > 0
+    land(rig)
+    rig.check_empty()
+
+
+def test_nobody_waits_for_ever_for_the_load_of_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM cannot give that load up; requests that want the same content compute it."""
+    rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=200, extra_config={"pending_wait_s": 10}))
+    ask(rig, prompt(40))
+    rig.reset_prefix_cache()
+    silence(monkeypatch, Direction.LOAD)
+    count_seconds(rig, monkeypatch)
+    names = [rig.add([*prompt(40), 5000 + number], 2) for number in range(3)]
+    steps = steps_until(rig, 3)
+
+    assert 10 <= steps < 20
+    assert list(rig.running) == names[:1]
+    land(rig)
+    assert len(rig.finished) == 4
+    assert rig.loaded == 10
+    rig.check_empty()
+
+
+def test_nobody_waits_for_ever_where_silent_stores_have_taken_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load would need one: who has a hit in the host tier computes it instead."""
+    extra = {"pending_wait_s": 10, "max_jobs": 2, "max_job_blocks": 64}
+    rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=200, host_blocks=200, extra_config=extra))
+    ask(rig, prompt(17), 1)
+    silence(monkeypatch, Direction.STORE)
+    for start in (3000, 5000):
+        rig.add(prompt(17, start), 1)
+        steps_until(rig, len(rig.finished) + 1)
+    rig.reset_prefix_cache()
+    count_seconds(rig, monkeypatch)
+    rig.add(prompt(17), 1)
+    steps = steps_until(rig, 4)
+
+    assert rig.side.ledger.jobs.room == 0
+    assert 10 <= steps < 20
+    assert rig.loaded == 0
+    assert rig.side.offload.statistics().overdue_requests == 1
+    land(rig)
+    rig.check_empty()
+
+
 def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
     """What it had said before it was preempted is known when it comes again, also if it was forgotten meanwhile."""
     rig = ConnectorRig(ROOMY)

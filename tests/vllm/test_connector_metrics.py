@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -147,6 +148,28 @@ def test_metrics_tell_how_long_a_deferred_lookup_waited(aborted: bool) -> None:
     said = BlocklifeConnector.get_kv_connector_stats(rig.scheduler.connector)
     assert said is not None
     assert said.data["vllm:kv_offload_lookup_async_delay_seconds"] == {"": [10.0]}
+
+
+def test_metrics_tell_how_many_waited_in_vain() -> None:
+    """A store takes longer than a request may wait: it computes, and is counted once."""
+    spec = evolve(WORLD, groups=(GroupSpec("full"),), world_size=1, lag=Lag(20, 20), extra_config={"pending_wait_s": 5})
+    rig = ConnectorRig(spec)
+    rig.scheduler.connector.get_kv_connector_stats = lambda: None
+    rig.add(list(range(100, 117)), 1)
+    for _ in range(3):
+        rig.step()
+    rig.reset_prefix_cache()
+    rig.add(list(range(100, 117)), 1)
+    for now in (1000.0, 1004.9, 1005.0):
+        assert rig.side.offload.statistics().overdue_requests == 0
+        rig.side._clock = partial(float, now)
+        rig.step()
+    rig.drain()
+
+    assert rig.loaded == 0
+    said = BlocklifeConnector.get_kv_connector_stats(rig.scheduler.connector)
+    assert said is not None
+    assert said.data["vllm:kv_offload_overdue_requests"] == {"": 1}
 
 
 def test_metrics_tell_the_wait_of_a_request_that_ends_without_another_lookup() -> None:

@@ -8,6 +8,7 @@ scheduler with the real settings.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -157,11 +158,17 @@ def test_stages_without_a_group_walk(lacking: str, groups: tuple[GroupSpec, ...]
 
 
 def launched(number: int, *, ahead: bool, fails: Mapping[Direction, float] | None = None) -> list[tuple[object, ...]]:
-    """What the scheduler of one worker decides, step by step: the traffic is that of all workers, the copies' time its own."""
-    spec = evolve(CROWDED, async_scheduling=ahead, lag=Lag(0, 6), num_gpu_blocks=20)
+    """What the scheduler of one worker decides, step by step: the traffic is that of all workers, the copies' time its own.
+
+    So is its clock: a look at it takes as many minutes as the worker has a number.
+    """
+    extra = {"pending_wait_s": 5}
+    spec = evolve(CROWDED, async_scheduling=ahead, lag=Lag(0, 6), num_gpu_blocks=20, extra_config=extra)
     parallel = Parallel(launcher="external_launcher", launched=2)
     rig = ParallelRig(spec, number, parallel=parallel, fails=fails)
     assert rig.side.ledger.limits.num_workers == 1
+    minutes = itertools.count()
+    rig.side._clock = lambda: 60.0 * number * next(minutes)
     decided: list[tuple[object, ...]] = []
     schedule = rig.scheduler.schedule
 

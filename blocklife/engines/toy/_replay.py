@@ -375,6 +375,7 @@ class Replay:
             Policies(
                 mode=options.mode,
                 plans_ahead=int(options.asynchronous),
+                pending_wait=float(options.deadline),
                 # small enough that even a full queue of stores drains before the deadline of its last one; copiers that are
                 # not paced get jobs of the same size, so that runs can be compared
                 max_job_blocks=max(1, options.link_blocks * options.deadline // self._max_jobs),

@@ -22,7 +22,7 @@ from blocklife.testing.scenarios._running import WRONG, Outcome, parse_scenario,
 from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, RULES, SAFETY, Value
 from blocklife.testing.worlds._cross_checks import LAST_STEP
 from blocklife.testing.worlds._device import Landing
-from blocklife.testing.worlds._engine import NO_TIER
+from blocklife.testing.worlds._engine import FOREVER, NO_TIER
 from blocklife.testing.worlds._format import PYTHON_IMPORTS, as_python
 from blocklife.testing.worlds._world import Action
 
@@ -64,6 +64,8 @@ def scenario(story: Story) -> Scenario:
     """The path as a scenario. Raises `MisuseError` if a scenario cannot express it."""
     if story.settings.engine.below != NO_TIER:
         raise MisuseError("a scenario cannot say what a store below does (its world has one)")
+    if story.settings.engine.pending_wait < FOREVER:
+        raise MisuseError("a scenario cannot say how long a request waits for content on its way (its world does)")
     said = _ScenarioSteps(story)
     steps = [step for happened in said.steps() for step in happened]
     end: dict[str, Value] = {}

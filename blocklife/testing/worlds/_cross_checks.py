@@ -57,7 +57,7 @@ KEPT = "kept"
 TOLD = "told"
 """The rule that hooks hear of every transition, in order, and of nothing else."""
 WAITS = "waits"
-"""The rule that no request waits longer than it may for the store below."""
+"""The rule that no request waits longer than it may, for content on its way and for the store below."""
 BELOW = "below"
 """The rule that the store below has nothing wrong; and that, where nothing goes wrong, all that the host tier has is there."""
 LAWFUL = "lawful"
@@ -198,7 +198,7 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         demotes=demotes,
         asked=known.asked if known is not None else (),
         is_up=known is None or known.is_up,
-        waits=below is not None and any(until > -inf for _, until in below.waits),
+        waits=saved.waits is not None and any(until > -inf for _, until in (*saved.waits.pending, *saved.waits.below)),
         waits_below_alone=not (copies_device or saved.asleep) and any(at in ADMISSIBLE for _, at in requests),
         rest_below=rest_below,
     )
@@ -376,11 +376,16 @@ def _copied_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
 
 
 def overdue_wait(engine: Engine, before: CoreValue, deferred: Sequence[str]) -> tuple[str, str] | None:
-    """A lookup that is still deferred although its wait for the store below is over, and no copy of the device is out."""
-    if before.saved.below is None or not deferred or any(job.direction.on_device for job in engine.ledger.jobs.alive()):
+    """A lookup that is still deferred although its wait is over, for content on its way and for the store below."""
+    waits = before.saved.waits
+    if waits is None or not deferred:
         return None
-    for name, until in before.saved.below.waits:
-        if name in deferred and until <= 0:
+    below, copies = dict(waits.below), any(job.direction.on_device for job in engine.ledger.jobs.alive())
+    for name, until in waits.pending:
+        if name in deferred and until <= 0 and (engine.index is None or below.get(name, 1.0) <= 0):
+            return WAITS, f"request {name} still waits for content on its way, {-until} after its deadline"
+    for name, until in waits.below:
+        if name in deferred and until <= 0 and not copies:
             return WAITS, f"request {name} still waits for the store below, {-until} after its deadline"
     return None
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 from typing import NamedTuple
 
 from attrs import field, frozen
@@ -109,6 +110,8 @@ class Settings:
     """How many tokens a step guesses behind the known ones of a running request."""
     load_within_tokens: int = 0
     """How many tokens a plan may load before its forward pass."""
+    pending_wait: float = FOREVER
+    """How long a request waits for content on its way, in the engine's time."""
     checking: Checking = Checking.STRICT
     below: str = NO_TIER
     """When content goes to a store below (`Demote`, in small letters); `NO_TIER`: there is none."""
@@ -216,6 +219,7 @@ class Engine:
             max_load_failures=settings.max_load_failures,
             lazy_blocks=settings.lazy_blocks,
             load_within_tokens=settings.load_within_tokens,
+            pending_wait=settings.pending_wait if settings.pending_wait < FOREVER else inf,
             state_drafts=settings.drafts if any(isinstance(each, Mamba) for each in self.geometry.groups) else 0,
         )
         below = settings.below_policies

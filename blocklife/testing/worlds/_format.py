@@ -105,6 +105,7 @@ WORDS: tuple[Word, ...] = (
     Word("drafts", "drafts", int,
          "tokens guessed in each step of a running request; capitals of its text are guessed wrong", least=0),
     Word("load_within_tokens", "load_within_tokens", int, "tokens that a plan may load before its forward pass", least=0),
+    Word("pending_wait", "pending_wait", float, "time that a request waits for content on its way"),
     Word("checking", "checking", str, "what a broken rule of the ledger does", Checking),
     Word("below", "below", str, "when content goes to a store below host memory; none: there is no such store",
          (NO_TIER, "eager", "lazy", "never")),

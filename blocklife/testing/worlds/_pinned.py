@@ -83,6 +83,11 @@ def _below(demote: str = "eager", *, shared: bool = True, wait: float = 1.0, **c
     return Settings(below=demote, below_shared=shared, below_wait=wait, **changes)
 
 
+def _impatient(**changes: Any) -> Settings:
+    """An engine whose requests wait for content on its way until time passes once."""
+    return Settings(**{"pending_wait": 1.0, "num_slots": 3, **changes})
+
+
 WORLDS: tuple[Pinned, ...] = (
     Pinned("calm-fence", "two requests with a common prefix, and nothing goes wrong", _world(_TWO, Settings(max_jobs=2))),
     Pinned(
@@ -569,6 +574,31 @@ WORLDS: tuple[Pinned, ...] = (
         ),
     ),
     Pinned(
+        "waits-fence",
+        "requests lose patience with a load or a store, and compute what it brings later",
+        _world(_LONGER, _impatient(), fail=1, sleep=1, preempt=1),
+    ),
+    Pinned(
+        "waits-hold",
+        "the same while copies hold on to blocks",
+        _world(_LONGER, _impatient(contract=HOLD), sleep=1, preempt=1),
+    ),
+    Pinned(
+        "waits-ahead",
+        "the same, planned ahead",
+        _world(_LONGER, _impatient(asynchronous=True), sleep=1, preempt=1),
+    ),
+    Pinned(
+        "waits-tails",
+        "the same for what ends inside a block",
+        _world(_INSIDE, _impatient(groups="full:2/1", num_blocks=2, num_slots=4), sleep=1, preempt=1),
+    ),
+    Pinned(
+        "waits-below",
+        "patience with the store below lasts longer than that with the device",
+        _world(_SHORT, _below("never", wait=2.0, pending_wait=1.0), sleep=1),
+    ),
+    Pinned(
         "wide-fence",
         "three requests over three blocks: copies hang and requests are preempted",
         _world(_OTHERS, Settings(), hang=1, preempt=1),
@@ -721,6 +751,11 @@ COUNTS: Mapping[str, Counts] = {
     "within-ahead-hold": Counts(3_607, 7_667, 22),
     "within-workers": Counts(3_793, 9_832, 21),
     "within-hybrid": Counts(2_648, 4_171, 28),
+    "waits-fence": Counts(3_093, 4_726, 27),
+    "waits-hold": Counts(1_890, 3_152, 27),
+    "waits-ahead": Counts(4_895, 9_656, 27),
+    "waits-tails": Counts(2_038, 3_163, 21),
+    "waits-below": Counts(3_673, 6_984, 31),
     "wide-fence": Counts(23_068, 62_074, 45),
     "wide-hold": Counts(8_297, 20_386, 41),
     "wide-ahead": Counts(8_274, 24_535, 22),

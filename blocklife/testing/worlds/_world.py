@@ -55,7 +55,7 @@ from blocklife.testing.worlds._cross_checks import (
 )
 from blocklife.testing.worlds._device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
 from blocklife.testing.worlds._device import DeviceNames as DeviceNames
-from blocklife.testing.worlds._engine import LONG_OVER, NO_TIER, Engine
+from blocklife.testing.worlds._engine import FOREVER, LONG_OVER, NO_TIER, Engine
 from blocklife.testing.worlds._row_counts import RowCounts
 from blocklife.testing.worlds._settings import Faults as Faults
 from blocklife.testing.worlds._settings import Script as Script
@@ -214,7 +214,9 @@ class World:
 
     def rules(self) -> Sequence[str]:
         """The rules checked in each step."""
-        of_tier = [] if self._below is None else [WAITS, BELOW]
+        of_tier = [] if self._below is None else [BELOW]
+        if self._below is not None or self.settings.engine.pending_wait < FOREVER:
+            of_tier.insert(0, WAITS)
         return (*RULES, LAST_STEP, *([KEPT] if self.settings.roomy else []), *of_tier, TOLD, LAWFUL)
 
     def properties(self) -> Sequence[Property[State, Action]]:

@@ -251,6 +251,7 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         zeroes_first=vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing,
         names_sessions=release().names_sessions and (not guesses or release().rewinds_sessions),
         below=below_of(vllm_config, kv_cache_config, config),
+        lands_in_step=schedules_alone(vllm_config),
         load_within_tokens=_load_within_tokens(vllm_config, kv_cache_config, config),
         state_drafts=_state_drafts(kv_cache_config),
     )

@@ -136,6 +136,8 @@ class ConnectorConfig:
     max_load_failures: int = field(default=2, metadata={"read": _from_zero})
     """Number of failed loads after which a request no longer looks in the host tier. With the ``recompute`` policy of vLLM the
     request is computed after each, and may load again once it was preempted."""
+    pending_wait_s: float = field(default=5.0, metadata={"read": options.seconds})
+    """How long a request waits for content that other requests are storing or loading, in seconds; then it computes it."""
     max_job_blocks: int = field(default=256, metadata={"read": options.count})
     """Maximum number of blocks in one store."""
     max_jobs: int = field(default=4096, metadata={"read": partial(options.count, most=MAX_JOBS)})
@@ -195,6 +197,7 @@ class ConnectorConfig:
             max_store_tokens=self.max_store_tokens,
             prompt_only=self.prompt_only,
             max_load_failures=self.max_load_failures,
+            pending_wait=self.pending_wait_s,
             max_job_blocks=self.max_job_blocks,
             lazy_blocks=self.lazy_blocks,
             load_within_tokens=load_within_tokens,

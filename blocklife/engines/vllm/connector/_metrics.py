@@ -101,6 +101,11 @@ METRICS: Mapping[str, Metric] = {
         Metric(_P + "lookups", MetricKind.COUNTER, "Lookups of waiting requests, including deferred ones."),
         Metric(_P + "deferred_lookups", MetricKind.COUNTER, "Lookups that were deferred until a copy has landed."),
         Metric(
+            _P + "overdue_requests",
+            MetricKind.COUNTER,
+            "Requests that computed what others were storing or loading, after waiting for it as long as they may.",
+        ),
+        Metric(
             _P + "lookup_sync_delay_seconds",
             MetricKind.HISTOGRAM,
             "Seconds that each lookup of the host tier took.",
@@ -300,6 +305,7 @@ class Meter:
             ("stale_blocks", "", counts.get("stale", 0)),
             ("violations", "", ledger.tally.get("violations", 0)),
             ("hook_errors", "", ledger.hook_errors.count),
+            ("overdue_requests", "", self.scheduler.offload.statistics().overdue_requests),
         ]
         for cause, total in ledger.flushes.items():
             found.append(("flushes", cause, total))

@@ -24,9 +24,10 @@ import itertools
 import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from zlib import crc32
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
@@ -135,6 +136,8 @@ class ConnectorScheduler:
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
         # each batch can have its own plan and, before it, one with the stores of finished requests
         policies = config.policies(2 * shape.max_batches + 1, shape.load_within_tokens, shape.state_drafts)
+        if shape.lands_in_step:  # clocks differ, and nothing is on its way for longer than a step
+            policies = evolve(policies, pending_wait=inf)
         self.offload = OffloadScheduler(
             self.ledger,
             self.tier,
@@ -229,9 +232,12 @@ class ConnectorScheduler:
         hit = self.offload.lookup(name, request.num_tokens, device_tokens)
         self._looking = False
         self.counts.sync_delays.append(self._clock() - begun)
-        if hit.deferred or (hit.host_tokens and self.ledger.jobs.room <= self._loads):
+        no_job = bool(hit.host_tokens) and self.ledger.jobs.room <= self._loads
+        if hit.deferred or (no_job and self.decided.put_off(name)):
             self._defer(tracked, begun)
             return None
+        if no_job:
+            hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
         self._resolve(tracked)
         tracked.hit = hit
         self._loads += bool(hit.host_tokens)
@@ -625,8 +631,7 @@ class ConnectorScheduler:
             if self._may_sleep:
                 self._may_sleep = False
                 self.decided.forget_host()
-            if self.below is not None:
-                self.offload.tell_time(self._clock())
+            self.offload.tell_time(self._clock())
             if self.beside.over or self.beside.others.guests:
                 self.beside.begin()
             if self.decided.is_late:

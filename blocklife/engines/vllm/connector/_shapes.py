@@ -198,6 +198,8 @@ class CacheShape:
     """The store below host memory."""
     state_drafts: int = 0
     """How many blocks a request has in each Mamba group for the states of its guesses, behind that of its running state."""
+    lands_in_step: bool = False
+    """Whether no step ends before its copies, because each worker has a scheduler of its own and all must decide alike."""
     load_within_tokens: int = 0
     """How many tokens a step may load before its forward pass (`ConnectorConfig.sync_load_budget_bytes`)."""
 
