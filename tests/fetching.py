@@ -161,9 +161,11 @@ def make_environment(shelf: Shelf, size: str, asked: Sequence[tuple[str, str]]) 
     if shelf.has_environment():
         say("environment: here")
         return
+    for each in shelf.outdated():
+        say(f"environment: {each} is for other requirements; remove it when nobody runs from it")
     shelf.stamp.unlink(missing_ok=True)
     if shelf.environment.exists():
-        say("environment: removing one that is half-made or out of date")
+        say("environment: removing one that is half-made, or whose interpreter is gone")
         shutil.rmtree(shelf.environment)
     wanted = [line for line in shelf.requirements.read_text(encoding="utf-8").splitlines() if "==" in line]
     say(f"environment: {len(wanted)} packages, {size}")
@@ -172,7 +174,7 @@ def make_environment(shelf: Shelf, size: str, asked: Sequence[tuple[str, str]]) 
     watched([*pip, "--requirement", shelf.requirements], shelf, "environment", total=len(wanted))
     for program, complaint in asked:
         watched([shelf.python, "-c", program], shelf, complaint)
-    stamped(shelf.stamp, shelf.fingerprint())
+    stamped(shelf.stamp, "whole\n")
 
 
 def install_blocklife(shelf: Shelf) -> None:

@@ -5,6 +5,7 @@ Rules of this file:
 * The standard library only: this runs before anything is installed.
 * A release's folder gets its name when everything is in it, never before. The environment is whole when its stamps say so; a
   stamp is written last and removed first.
+* What is whole is never removed, for somebody may be running from it. A folder that was moved or copied is used as it is.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Shelf:
 
     @property
     def environment(self) -> Path:
-        """The virtual environment; it serves all releases, for it holds none."""
-        return self.root / "env"
+        """The virtual environment for these requirements; it serves all releases, for it holds none."""
+        return self.root / f"env-{digest(self.requirements.read_text(encoding='utf-8'))[:12]}"
 
     @property
     def python(self) -> Path:
@@ -70,7 +71,7 @@ class Shelf:
 
     @property
     def stamp(self) -> Path:
-        """What tells that the environment is whole, and for which requirements and which folder."""
+        """What tells that the environment is whole."""
         return self.environment / "whole"
 
     @property
@@ -92,16 +93,19 @@ class Shelf:
         """The folder of a release."""
         return self.root / "src" / release
 
-    def fingerprint(self) -> str:
-        """What the stamp must say. A virtual environment knows its own place, so a copy of one is not whole."""
-        return digest(self.requirements.read_text(encoding="utf-8"), str(self.root.resolve()), str(PROJECT))
+    def outdated(self) -> list[Path]:
+        """Environments for other requirements."""
+        return sorted(each for each in self.root.glob("env*") if each.is_dir() and each != self.environment)
 
     def has_environment(self) -> bool:
-        """Whether the environment is whole and up to date, but for blocklife."""
-        return text_of(self.stamp) == self.fingerprint()
+        """Whether the environment is whole, but for blocklife. Its interpreter is elsewhere, and may be gone."""
+        return self.stamp.exists() and self.python.exists()
 
     def has_blocklife(self) -> bool:
-        """Whether blocklife is in the environment as it would be installed now; its code is always that of the working tree."""
+        """Whether blocklife is in the environment as it would be installed now.
+
+        Only its entry points count: its code is that of the working tree, which is on the path of whatever is run.
+        """
         return text_of(self.stamp_of_blocklife) == entry_points()
 
     def is_ready(self) -> bool:

@@ -130,10 +130,11 @@ def make_sources(shelf: Shelf, checkout: Path) -> None:
     if shelf.sources.is_dir() and stamp.read_text(encoding="utf-8") == commit:
         say(f"SGLang's own tests: here ({commit[:9]})")
         return
+    if shelf.sources.is_dir():
+        raise FetchError(f"SGLang's own tests: {shelf.sources} has another commit, and somebody may run it; move or remove it")
     partial = shelf.sources.with_name(".part-sources")
-    for each in (partial, shelf.sources):
-        if each.exists():
-            shutil.rmtree(each)
+    if partial.exists():
+        shutil.rmtree(partial)
     partial.mkdir()
     say(f"SGLang's own tests: from {checkout}, {commit[:9]}")
     complaint = f"{checkout}: git cannot archive {', '.join(TAKEN)} of {commit[:9]}"

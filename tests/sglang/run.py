@@ -46,7 +46,7 @@ def _with_paths(shelf: Shelf, paths: list[str], metadata: str, around: Mapping[s
     if other is not None:
         paths = [*paths, str(shelf.transformers(other))]
     fixed = {
-        "PYTHONPATH": os.pathsep.join([*paths, str(PLUGINS)]),
+        "PYTHONPATH": os.pathsep.join([*paths, str(PLUGINS), str(PROJECT)]),
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(shelf.cache / "huggingface"),
@@ -73,7 +73,7 @@ def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[st
     """SGLang's own tests, with the code that they were written for; *release* lends its compiled parts and no more."""
     words = [str(shelf.python), "-m", "pytest", "--quiet", "--no-header", "-p", "no:cacheprovider", "-p", "cpu_device"]
     words += ["--timeout", str(TIMEOUT_S), "--continue-on-collection-errors", "-W", "ignore"]
-    paths = [str(shelf.sources / "python"), str(PROJECT)]
+    paths = [str(shelf.sources / "python")]
     pins = (shelf.sources / "python" / "pyproject.toml").read_text(encoding="utf-8")
     wants = "\n".join(f"Requires-Dist: {line.strip().strip(',').strip(chr(34))}" for line in pins.splitlines())
     words += [f"--deselect={each}" for each in UNABLE]

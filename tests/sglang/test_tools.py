@@ -69,7 +69,7 @@ def shelf_with(folder: Path, script: str) -> Shelf:
     """A shelf whose environment is whole, and whose Python is a shell script."""
     shelf = Shelf(folder / "shelf")
     play(shelf, script)
-    shelf.stamp.write_text(shelf.fingerprint(), encoding="utf-8")
+    shelf.stamp.touch()
     shelf.stamp_of_blocklife.write_text(entry_points(), encoding="utf-8")
     return shelf
 
@@ -150,14 +150,14 @@ def test_environment_gets_its_stamp_after_the_last_command(
 ) -> None:
     """Whichever command fails, what is there is not whole, and the next run begins from nothing."""
     shelf, count = shelf_with(tmp_path, ""), 0
-    shelf.stamp.write_text("of other requirements", encoding="utf-8")
+    shelf.stamp.unlink()
 
     def watched(command: Sequence[str | Path], shelf: Shelf, doing: str, **_: object) -> None:
         nonlocal count
         assert not shelf.stamp.exists()
         if count == 0:
             assert not shelf.environment.exists()
-            shelf.environment.mkdir()
+            play(shelf, "")
         count += 1
         if count == broken:
             raise FetchError(doing)
@@ -286,7 +286,7 @@ def test_release_gets_its_own_transformers_once_and_they_go_ahead(tmp_path: Path
     assert told[-3:] == ["transformers==1.2.3", *BESIDE]
     assert [path.name for path in (shelf.root / "transformers").iterdir()] == ["1.2.3"]
     paths = chosen_command([RELEASE], shelf, {}).environ["PYTHONPATH"].split(":")
-    assert paths == [str(shelf.source(RELEASE)), str(shelf.transformers("1.2.3")), str(PLUGINS)]
+    assert paths == [str(shelf.source(RELEASE)), str(shelf.transformers("1.2.3")), str(PLUGINS), str(PROJECT)]
 
 
 def test_transformers_that_cannot_be_had_leave_no_folder(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def committed(folder: Path, files: Mapping[str, str]) -> Path:
 
 
 def test_own_tests_are_those_of_the_newest_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not what lies about uncommitted, nor the rest of the checkout; another commit replaces them, the same one does not."""
+    """Not what lies about uncommitted, nor the rest of the checkout; another commit is refused while they are there."""
     shelf = shelf_with(tmp_path, "")
     checkout = committed(tmp_path / "checkout", {"python/a.py": "1", "test/b.py": "1", "docs/c.md": "1"})
     (checkout / "test" / "b.py").write_text("uncommitted", encoding="utf-8")
@@ -372,9 +372,13 @@ def test_own_tests_are_those_of_the_newest_commit(tmp_path: Path, capsys: pytest
     make_sources(shelf, checkout)
     again = capsys.readouterr().err
     committed(checkout, {"python/a.py": "2"})
+    with pytest.raises(FetchError, match=f"{shelf.sources} has another commit, and somebody may run it; move or remove it$"):
+        make_sources(shelf, checkout)
+    kept = (shelf.sources / "python" / "a.py").read_text(encoding="utf-8")
+    shelf.sources.rename(tmp_path / "moved")
     make_sources(shelf, checkout)
 
-    assert (first, names) == ("1", {"python/a.py", "test/b.py", "commit"})
+    assert (first, kept, names) == ("1", "1", {"python/a.py", "test/b.py", "commit"})
     assert re.fullmatch(r"SGLang's own tests: here \([0-9a-f]{9}\)\n", again)
     assert (shelf.sources / "python" / "a.py").read_text(encoding="utf-8") == "2"
     assert (shelf.sources / "test" / "b.py").read_text(encoding="utf-8") == "uncommitted"
@@ -525,10 +529,10 @@ def test_release_runs_without_a_gpu_a_network_and_what_the_caller_has_set(tmp_pa
     command = command_for(tmp_path, "--python", RELEASE, "-m", "a.program", "-n", "2", around=around)
     root = tmp_path / "shelf"
 
-    assert command.words == [str(root / "env" / "bin" / "python"), "-m", "a.program", "-n", "2"]
+    assert command.words == [str(Shelf(root).python), "-m", "a.program", "-n", "2"]
     assert command.folder == PROJECT
     assert command.environ == {
-        "PYTHONPATH": f"{root / 'src' / RELEASE}:{PLUGINS}",
+        "PYTHONPATH": f"{root / 'src' / RELEASE}:{PLUGINS}:{PROJECT}",
         "HOME": "home",
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
@@ -557,7 +561,7 @@ def test_their_tests_run_with_the_code_beside_them(tmp_path: Path, wanted: Seque
     assert (command.words[-len(ends) :], tests) == (ends, [word for word in ends if word.startswith("test_")])
     assert [word for word in command.words if word.startswith("--deselect=")] == [f"--deselect={each}" for each in UNABLE]
     paths = command.environ["PYTHONPATH"].split(":")
-    assert paths == [str(shelf.sources / "python"), str(PROJECT), str(shelf.transformers("1.2.3")), str(PLUGINS)]
+    assert paths == [str(shelf.sources / "python"), str(shelf.transformers("1.2.3")), str(PLUGINS), str(PROJECT)]
     assert "CUDA_VISIBLE_DEVICES" not in command.environ
 
 

@@ -38,7 +38,7 @@ TOUCHING = "blocklife/engines/vllm"
 def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[str, str]:
     """The environment variables under which a release runs, given those *around*."""
     fixed = {
-        "PYTHONPATH": os.pathsep.join([str(shelf.source(release)), str(PLUGINS)]),
+        "PYTHONPATH": os.pathsep.join([str(shelf.source(release)), str(PLUGINS), str(PROJECT)]),
         "VLLM_TARGET_DEVICE": "cpu",  # else no platform is found, and the clean-up after each test fails
         "HF_HUB_OFFLINE": "1",  # else the name of a model is looked up, although a folder of that name is there
         "HF_HOME": str(shelf.cache / "huggingface"),

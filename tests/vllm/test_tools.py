@@ -24,7 +24,7 @@ from blocklife.engines.vllm._versions import SUPPORTED
 from tests import fetching
 from tests.fetching import FetchError, install_blocklife, reason
 from tests.shelf import PROJECT, Command, entry_points, version
-from tests.vllm.fetch import make_environment, make_release, unpack
+from tests.vllm.fetch import fetch, make_environment, make_release, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, REQUIREMENTS, Shelf
 from tests.vllm.run import TOUCHING, UNSTEADY, chosen_command, types
 from tests.vllm.watched import Row, logged, missed, parsed, table_run
@@ -50,13 +50,18 @@ def package(path: Path, names: Sequence[str] = INSIDE) -> Path:
     return path
 
 
+def play(shelf: Shelf, script: str) -> None:
+    """Put a shell script in the place of the environment's Python; $last is its last word."""
+    shelf.python.parent.mkdir(parents=True, exist_ok=True)
+    shelf.python.write_text(f"#!/bin/sh\nfor last; do :; done\n{script}\n", encoding="utf-8")
+    shelf.python.chmod(0o755)
+
+
 def shelf_with(folder: Path, script: str) -> Shelf:
     """A shelf whose environment is whole, and whose Python is a shell script."""
     shelf = Shelf(folder / "shelf")
-    shelf.python.parent.mkdir(parents=True)
-    shelf.python.write_text(f"#!/bin/sh\nfor last; do :; done\n{script}\n", encoding="utf-8")
-    shelf.python.chmod(0o755)
-    shelf.stamp.write_text(shelf.fingerprint(), encoding="utf-8")
+    play(shelf, script)
+    shelf.stamp.touch()
     shelf.stamp_of_blocklife.write_text(entry_points(), encoding="utf-8")
     return shelf
 
@@ -102,17 +107,54 @@ def test_version_that_could_leave_its_folder_or_its_word_is_refused(text: str) -
     assert [version(each) for each in (*CHECKSUMS, "0.33.0rc1", "0.9.2.post1")]
 
 
-def test_environment_is_whole_only_with_its_own_stamp(tmp_path: Path) -> None:
-    """A folder without a stamp, with an older one, or copied from elsewhere, is not an environment."""
+def test_environment_is_whole_only_with_its_stamp_and_an_interpreter(tmp_path: Path) -> None:
+    """A folder without either is not an environment."""
     shelf = shelf_with(tmp_path, "")
     whole = shelf.has_environment()
-    shutil.copytree(shelf.root, tmp_path / "copy")
-    copied = Shelf(tmp_path / "copy").has_environment()
-    shelf.stamp.write_text("of other requirements", encoding="utf-8")
-    older = shelf.has_environment()
+    shelf.python.rename(tmp_path / "python")
+    shelf.python.symlink_to(tmp_path / "gone")
+    gone = shelf.has_environment()
+    shelf.python.unlink()
+    shelf.python.symlink_to(tmp_path / "python")
+    back = shelf.has_environment()
     shelf.stamp.unlink()
 
-    assert (whole, copied, older, shelf.has_environment()) == (True, False, False, False)
+    assert (whole, gone, back, shelf.has_environment()) == (True, False, True, False)
+
+
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_shelf_from_elsewhere_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """pip is not called and nothing is removed, wherever the folder was made and for whichever working tree."""
+    elsewhere = shelf_with(tmp_path / "elsewhere", "exit 1")
+    elsewhere.source(RELEASE).mkdir(parents=True)
+    here = Shelf(tmp_path / "here")
+    if how == "moved":
+        elsewhere.root.rename(here.root)
+    else:
+        shutil.copytree(elsewhere.root, here.root)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_: pytest.fail("something is removed"))
+
+    assert fetch(here, [RELEASE]) == 0
+    assert here.is_ready()
+    assert chosen_command(["--ours", RELEASE], here, {}).environ["PYTHONPATH"].split(":")[-1] == str(PROJECT)
+
+
+def test_environment_for_other_requirements_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody may be running from it: the new one is made beside it, and a line says where the old one is."""
+    old = shelf_with(tmp_path, "")
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("a==1\n", encoding="utf-8")
+    new = Shelf(old.root, requirements)
+    before = new.has_environment()
+    monkeypatch.setattr(fetching, "watched", lambda command, shelf, doing, **_: play(shelf, ""))
+    make_environment(new)
+
+    assert (before, new.has_environment(), old.has_environment()) == (False, True, True)
+    assert f"environment: {old.environment} is for other requirements; remove it when nobody runs from it\n" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("broken", range(4))
@@ -121,14 +163,14 @@ def test_environment_gets_its_stamp_after_the_last_command(
 ) -> None:
     """Whichever command fails, what is there is not whole, and the next run begins from nothing."""
     shelf, count = shelf_with(tmp_path, ""), 0
-    shelf.stamp.write_text("of other requirements", encoding="utf-8")
+    shelf.stamp.unlink()
 
     def watched(command: Sequence[str | Path], shelf: Shelf, doing: str, **_: object) -> None:
         nonlocal count
         assert not shelf.stamp.exists()
         if count == 0:
             assert not shelf.environment.exists()
-            shelf.environment.mkdir()
+            play(shelf, "")
         count += 1
         if count == broken:
             raise FetchError(doing)
@@ -255,7 +297,7 @@ def test_interrupt_ends_pip_and_the_next_run_goes_on(tmp_path: Path, signal: str
     ran = fetched(shelf)
     after_interrupt = list(shelf.source(RELEASE).parent.iterdir())
     pip_lives = Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
-    shelf.python.write_text(f"#!/bin/sh\nfor last; do :; done\n{bringing(archive)}\n", encoding="utf-8")
+    play(shelf, bringing(archive))
     again = fetched(shelf)
 
     assert (ran.returncode, after_interrupt, pip_lives) == (130, [], False)
@@ -279,7 +321,7 @@ def test_release_runs_its_own_tests_in_its_own_folder(tmp_path: Path) -> None:
     assert command.folder == tmp_path / "shelf" / "src" / RELEASE
     assert command.words[1:3] == ["-m", "pytest"]
     assert command.words[-5:] == ["tests/v1/a", "-n", "2", "-p", "a.plugin"]
-    assert command.environ["PYTHONPATH"].split(":") == [str(command.folder), str(HERE / "plugins")]
+    assert command.environ["PYTHONPATH"].split(":") == [str(command.folder), str(HERE / "plugins"), str(PROJECT)]
     assert command.environ["PYTHONHASHSEED"] == "0"
     assert {key: command.environ[key] for key in ("HOME", "VLLM_LOGGING_LEVEL", "VLLM_TARGET_DEVICE", "HF_HUB_OFFLINE")} == {
         "HOME": "home",
@@ -328,7 +370,7 @@ def test_types_are_checked_by_this_python_with_those_of_the_release(tmp_path: Pa
 
     assert command.folder == PROJECT
     assert command.words[:3] == [sys.executable, "-m", "mypy"]
-    assert command.words[command.words.index("--python-executable") + 1] == str(tmp_path / "shelf" / "env" / "bin" / "python")
+    assert command.words[command.words.index("--python-executable") + 1] == str(Shelf(tmp_path / "shelf").python)
     assert command.environ["MYPYPATH"] == str(tmp_path / "shelf" / "src" / RELEASE)
     assert command.words[-1] == TOUCHING
 
@@ -350,7 +392,7 @@ def test_a_program_runs_in_a_copy_of_the_project_where_one_is_named(tmp_path: Pa
     command = command_for(tmp_path, "--python", "--copy", str(copy), RELEASE, "-m", "a.program")
 
     assert command.folder == copy
-    assert command.words == [str(tmp_path / "shelf" / "env" / "bin" / "python"), "-m", "a.program"]
+    assert command.words == [str(Shelf(tmp_path / "shelf").python), "-m", "a.program"]
     assert command.environ["PYTHONPATH"].split(":")[0] == str(tmp_path / "shelf" / "src" / RELEASE)
 
 
