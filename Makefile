@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 MOONCAKE := .venv-mooncake
-PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
+# pip before 25.3 builds with what the first says, later ones with what the second does.
+PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+PIP    := $(PINNED) $(BIN)/python -m pip --quiet --disable-pip-version-check install
 ARGS   ?=
 VLLM   ?= 0.33.0 0.30.0 0.21.0
 SGLANG ?= 0.5.23 0.5.20 0.5.14 0.5.13.post1
@@ -176,7 +178,7 @@ bench-model: $(VENV)/.dev  ## time to the first token and tokens a second of con
 $(MOONCAKE)/.made: pyproject.toml constraints.txt
 	@echo "making the environment in $(MOONCAKE) (once): 46 MB" >&2
 	@test -x $(MOONCAKE)/bin/python || $(PYTHON) -m venv $(MOONCAKE)
-	@$(MOONCAKE)/bin/python -m pip --quiet --disable-pip-version-check install -c constraints.txt --editable '.[mooncake]' pytest
+	@$(PINNED) $(MOONCAKE)/bin/python -m pip --quiet --disable-pip-version-check install --editable '.[mooncake]' pytest
 	@$(MOONCAKE)/bin/python -c 'import mooncake.store' || { echo 'on Debian: apt install libibverbs1 librdmacm1' >&2; exit 1; }
 	@touch $@
 

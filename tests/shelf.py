@@ -23,6 +23,7 @@ from tests.programs import ENGINES, refused
 
 PROJECT = Path(__file__).parents[1]
 
+_PACKAGE, _PIN = re.compile(r"[A-Za-z0-9_.-]+"), re.compile(r"[\w.]+")
 _VERSION = re.compile(r"\d+\.\d+\.\d+(\.post\d+|rc\d+)?")
 
 
@@ -50,6 +51,23 @@ def text_of(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+
+
+def pins(path: Path) -> dict[str, str]:
+    """The versions in a file of requirements, by the names of packages in their one normal form."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    found = {}
+    for line in lines:
+        name, equals, pin = line.partition("==")
+        if not (equals and _PACKAGE.fullmatch(name) and _PIN.fullmatch(pin)) or normal(name) in found:
+            raise ValueError(f"{path}: {line!r} is no name and version, or says again what is said above it")
+        found[normal(name)] = pin
+    return found
+
+
+def normal(name: str) -> str:
+    """The one form of a package's name."""
+    return re.sub(r"[-_.]+", "-", name.lower())
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from hatchling.builders.wheel import WheelBuilder
 from blocklife.cli import _built as built
 from compile_core import CORE, FLAVOURS, CannotCompileError, compile_core, copy_project, types_read
 from hatch_build import CompiledCore
+from tests.shelf import normal, pins
 from tests.wheels import candidates, find, supported
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +39,37 @@ def build(into: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(into)],
         cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_everything_that_is_installed_is_pinned() -> None:
+    """Else a release of others can change what is tested. What came with Python, and the project itself, are no choice."""
+    no_choice = {"pip", "blocklife"}
+    pinned = pins(ROOT / "constraints.txt")
+    installed = {normal(each.name): each for each in distributions()}
+    exact = {  # torch says so of its own parts, which are others on each platform
+        normal(found[1]): found[2]
+        for each in installed.values()
+        for line in each.requires or ()
+        if (found := re.match(r"([\w.-]+) *\(?==([\w.]+)\)?", line))
+    }
+    others = {
+        name: each.version
+        for name, each in installed.items()
+        if name not in no_choice and each.version.partition("+")[0] != pinned.get(name, exact.get(name))
+    }
+
+    assert others == {}, "constraints.txt has another version of these, or none (pip list)"
+    assert {"pytest", "numpy"} <= installed.keys() & pinned.keys()
+
+
+def test_what_is_built_is_built_with_what_is_pinned() -> None:
+    """In an environment of its own: pip reads where that is said, which it does not from its command."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    assert {normal(re.split("[<>=]", each)[0]) for each in needed} <= pins(ROOT / "constraints.txt").keys()
+    assert makefile.count(" -m pip ") == makefile.count("$(PINNED) ") == 2
+    assert "PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt\n" in makefile
 
 
 def contents(into: Path, tag: str) -> list[str]:

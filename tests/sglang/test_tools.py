@@ -24,7 +24,7 @@ from tests.sglang.conftest import NEED_NO_SGLANG
 from tests.sglang.fetch import ASKED, BESIDE, RUST, fetch, make_environment, make_release, make_sources, parsed
 from tests.sglang.releases import CHECKSUMS, DEFAULT, HERE, REQUIREMENTS, Shelf, transformers_of
 from tests.sglang.run import NOT_OURS, PLUGINS, RUNNING, THEIRS, UNABLE, chosen_command, main
-from tests.shelf import PROJECT, Command, entry_points, version
+from tests.shelf import PROJECT, Command, entry_points, pins, version
 
 RELEASE = "9.9.9"
 FETCH = "import sys, pathlib; from tests.sglang.fetch import fetch; from tests.sglang.releases import Shelf; "
@@ -104,14 +104,6 @@ def fetched(shelf: Shelf) -> subprocess.CompletedProcess[str]:
 
 def test_requirements_are_pinned_once_and_agree_with_the_constraints() -> None:
     """Every line is a name and a version, and a package that the project pins, too, has the same version in both."""
-
-    def pins(path: Path) -> dict[str, str]:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-        assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[\w.]+", line)] == []
-        found = {re.sub(r"[-_.]+", "-", name.lower()): pin for name, _, pin in (line.partition("==") for line in lines)}
-        assert len(found) == len(lines)
-        return found
-
     wanted, project = pins(REQUIREMENTS), pins(PROJECT / "constraints.txt")
 
     assert {name: pin for name, pin in wanted.items() if project.get(name, pin) != pin} == {}

@@ -23,7 +23,7 @@ from attrs import asdict, evolve
 from blocklife.engines.vllm._versions import SUPPORTED
 from tests import fetching
 from tests.fetching import FetchError, install_blocklife, reason
-from tests.shelf import PROJECT, Command, entry_points, version
+from tests.shelf import PROJECT, Command, entry_points, pins, version
 from tests.vllm.fetch import fetch, make_environment, make_release, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, REQUIREMENTS, Shelf
 from tests.vllm.run import TOUCHING, UNSTEADY, chosen_command, types
@@ -79,14 +79,6 @@ def fetched(shelf: Shelf) -> subprocess.CompletedProcess[str]:
 
 def test_requirements_are_pinned_once_and_agree_with_the_constraints() -> None:
     """Every line is a name and a version, and a package that the project pins, too, has the same version in both."""
-
-    def pins(path: Path) -> dict[str, str]:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-        assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[\w.]+", line)] == []
-        found = {re.sub(r"[-_.]+", "-", name.lower()): pin for name, _, pin in (line.partition("==") for line in lines)}
-        assert len(found) == len(lines)
-        return found
-
     wanted, project = pins(REQUIREMENTS), pins(PROJECT / "constraints.txt")
 
     assert {name: pin for name, pin in wanted.items() if project.get(name, pin) != pin} == {}
