@@ -7,6 +7,8 @@ MOONCAKE := .venv-mooncake
 # pip before 25.3 builds with what the first says, later ones with what the second does.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 PIP    := $(PINNED) $(BIN)/python -m pip --quiet --disable-pip-version-check install
+# What fails is run once more alone; what passes then is told of as flaky.
+AGAIN  := $(BIN)/python -m tests.again $(BIN)/python
 ARGS   ?=
 VLLM   ?= 0.33.0 0.30.0 0.21.0
 SGLANG ?= 0.5.23 0.5.20 0.5.14 0.5.13.post1
@@ -53,7 +55,7 @@ check: lint types  ## lint, types and the quick tests: under two minutes on two 
 
 unit: $(VENV)/.dev
 	@echo 'tests'
-	@$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+	@$(AGAIN) -m pytest --numprocesses auto $(ARGS)
 	@$(if $(strip $(ARGS)),,$(call both-ways,compiled,checked,))
 
 # $(1) is the folder below build, $(2) the way to compile, $(3) what the tests' environment has besides. Status 3: there is no compiler here, which is no failure.
@@ -61,7 +63,7 @@ define both-ways
 $(BIN)/python compile_core.py build/$(1) --as $(2); status=$$?; \
 if [ $$status -eq 3 ]; then echo 'the tests of the core ran interpreted only' >&2; exit 0; fi; \
 [ $$status -eq 0 ] && cd build/$(1) && $(3) PYTHONPATH=$(CURDIR)/build/$(1) BLOCKLIFE_EXPECT_CORE=compiled \
-  $(CURDIR)/$(BIN)/python -m pytest --numprocesses auto -m 'not slow and not interpreted' \
+  $(CURDIR)/$(BIN)/python -m tests.again $(CURDIR)/$(BIN)/python -m pytest --numprocesses auto -m 'not slow and not interpreted' \
   $(or $(ARGS),$(addprefix tests/,$(BOTH_WAYS)))
 endef
 
@@ -125,12 +127,12 @@ TIERING := tests/v1/kv_offload/tiering
 
 test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's own with the watch attached, each release's against our connector
 	@for release in $(VLLM); do \
-	  $(BIN)/python -m tests.vllm.run --ours $$release --numprocesses auto $(ARGS) || exit 1; \
+	  $(AGAIN) -m tests.vllm.run --ours $$release --numprocesses auto $(ARGS) || exit 1; \
 	done
-	@$(BIN)/python -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload $(TIERING)
+	@$(AGAIN) -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload $(TIERING)
 	@for release in $(filter $(TAKEN),$(VLLM)); do \
 	  $(BIN)/python -m tests.vllm.run --types $$release || exit 1; \
-	  $(BIN)/python -m tests.vllm.run $$release -q -p behaviour $(OFFLOADING)/test_scheduler.py || exit 1; \
+	  $(AGAIN) -m tests.vllm.run $$release -q -p behaviour $(OFFLOADING)/test_scheduler.py || exit 1; \
 	done
 
 nightly-vllm: $(VENV)/.dev  ## the same in seven releases, the tables of seed bugs and of planted ones, a thousand runs with random features, and a million steps under the watch: hours
@@ -159,16 +161,16 @@ nightly-sglang: $(VENV)/.dev sglang  ## our tests in all releases of SGLang, and
 
 test-sglang: $(VENV)/.dev sglang  ## our tests under SGLang's real scheduler and cache, and its own unit tests where a checkout was fetched
 	@for release in $(SGLANG); do \
-	  $(BIN)/python -m tests.sglang.run $$release --numprocesses auto $(ARGS) || exit 1; \
+	  $(AGAIN) -m tests.sglang.run $$release --numprocesses auto $(ARGS) || exit 1; \
 	done
-	@if test -d .sglang/sources; then $(BIN)/python -m tests.sglang.run --theirs $(firstword $(SGLANG)) -n 2; \
+	@if test -d .sglang/sources; then $(AGAIN) -m tests.sglang.run --theirs $(firstword $(SGLANG)) -n 2; \
 	else echo "SGLang's own tests are not here (make sglang SOURCES=a checkout of it)"; fi
 
 model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8 GB in all, once
 	@$(BIN)/python -m tests.model.fetch
 
 test-model: $(VENV)/.dev model  ## real models behind vLLM: the same tokens with our connector as without, and controls that go red
-	@$(BIN)/python -m tests.model.run --numprocesses auto $(ARGS)
+	@$(AGAIN) -m tests.model.run --numprocesses auto $(ARGS)
 
 bench-model: $(VENV)/.dev  ## time to the first token and tokens a second of conversations: computed, hit on the device, hit in host memory
 	@$(BIN)/python -m tests.model.fetch big

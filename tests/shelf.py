@@ -22,6 +22,8 @@ from pathlib import Path
 from tests.programs import ENGINES, refused
 
 PROJECT = Path(__file__).parents[1]
+ON_PATH = (str(PROJECT), str(PROJECT / "tests" / "plugins"))
+"""What of ours is on the path of whatever is run, behind the engine's: the working tree, and plugins for any run of pytest."""
 
 _PACKAGE, _PIN = re.compile(r"[A-Za-z0-9_.-]+"), re.compile(r"[\w.]+")
 _VERSION = re.compile(r"\d+\.\d+\.\d+(\.post\d+|rc\d+)?")

@@ -30,6 +30,7 @@ from tests.interrupts import interruptible
 from tests.model.connectors import VARIABLE, Copies
 from tests.model.shelf import MODELS
 from tests.model.workload import Ask
+from tests.plugins.again_notes import die_with_parent
 
 START_S = 480.0
 """Four processes import vLLM, on a machine that may be busy."""
@@ -181,6 +182,7 @@ def serving(
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM),
         )
     server = Server(process, port)
     try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.shelf import PROJECT, digest, text_of
+from tests.shelf import ON_PATH, digest, text_of
 from tests.vllm.releases import Shelf
 from tests.vllm.run import surroundings
 
@@ -86,7 +86,7 @@ class ModelShelf:
     def surroundings(self, around: Mapping[str, str]) -> dict[str, str]:
         """The environment variables under which engines run, given those *around*."""
         fixed = {
-            "PYTHONPATH": os.pathsep.join([str(self.overlay), str(PROJECT)]),  # an engine's processes begin wherever they like
+            "PYTHONPATH": os.pathsep.join([str(self.overlay), *ON_PATH]),  # an engine's processes begin wherever they like
             MODELS: str(self.models),
             "TOKENIZERS_PARALLELISM": "false",
         }

@@ -19,7 +19,7 @@ from tests.fetching import FetchError
 from tests.model import fetch as tool
 from tests.model.run import command
 from tests.model.shelf import KERNELS, MODELS, RELEASE, REQUIREMENTS, ModelShelf
-from tests.shelf import PROJECT, pins
+from tests.shelf import ON_PATH, PROJECT, pins
 from tests.vllm.releases import REQUIREMENTS as OTHERS
 from tests.vllm.test_tools import shelf_with
 
@@ -143,6 +143,6 @@ def test_engines_find_the_overlay_first_and_the_models() -> None:
     shelf = ModelShelf()
     made = command(shelf, ["-k", "full"], {"PATH": "/bin", "PYTHONPATH": "/elsewhere"})
 
-    assert made.environ["PYTHONPATH"].split(os.pathsep) == [str(shelf.overlay), str(PROJECT)]
+    assert made.environ["PYTHONPATH"].split(os.pathsep) == [str(shelf.overlay), *ON_PATH]
     assert made.environ[MODELS] == str(shelf.models)
     assert made.words[-3:] == ["-k", "full", str(PROJECT / "tests" / "model")]

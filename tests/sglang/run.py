@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.programs import refused
 from tests.sglang.releases import DEFAULT, HERE, Shelf, transformers_of
-from tests.shelf import PROJECT, Command, release_asked
+from tests.shelf import ON_PATH, PROJECT, Command, release_asked
 
 PROGRAM = "tests.sglang.run"
 PLUGINS = HERE / "plugins"
@@ -46,7 +46,7 @@ def _with_paths(shelf: Shelf, paths: list[str], metadata: str, around: Mapping[s
     if other is not None:
         paths = [*paths, str(shelf.transformers(other))]
     fixed = {
-        "PYTHONPATH": os.pathsep.join([*paths, str(PLUGINS), str(PROJECT)]),
+        "PYTHONPATH": os.pathsep.join([*paths, str(PLUGINS), *ON_PATH]),
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(shelf.cache / "huggingface"),

@@ -24,7 +24,7 @@ from tests.sglang.conftest import NEED_NO_SGLANG
 from tests.sglang.fetch import ASKED, BESIDE, RUST, fetch, make_environment, make_release, make_sources, parsed
 from tests.sglang.releases import CHECKSUMS, DEFAULT, HERE, REQUIREMENTS, Shelf, transformers_of
 from tests.sglang.run import NOT_OURS, PLUGINS, RUNNING, THEIRS, UNABLE, chosen_command, main
-from tests.shelf import PROJECT, Command, entry_points, pins, version
+from tests.shelf import ON_PATH, PROJECT, Command, entry_points, pins, version
 
 RELEASE = "9.9.9"
 FETCH = "import sys, pathlib; from tests.sglang.fetch import fetch; from tests.sglang.releases import Shelf; "
@@ -278,7 +278,7 @@ def test_release_gets_its_own_transformers_once_and_they_go_ahead(tmp_path: Path
     assert told[-3:] == ["transformers==1.2.3", *BESIDE]
     assert [path.name for path in (shelf.root / "transformers").iterdir()] == ["1.2.3"]
     paths = chosen_command([RELEASE], shelf, {}).environ["PYTHONPATH"].split(":")
-    assert paths == [str(shelf.source(RELEASE)), str(shelf.transformers("1.2.3")), str(PLUGINS), str(PROJECT)]
+    assert paths == [str(shelf.source(RELEASE)), str(shelf.transformers("1.2.3")), str(PLUGINS), *ON_PATH]
 
 
 def test_transformers_that_cannot_be_had_leave_no_folder(tmp_path: Path) -> None:
@@ -524,7 +524,7 @@ def test_release_runs_without_a_gpu_a_network_and_what_the_caller_has_set(tmp_pa
     assert command.words == [str(Shelf(root).python), "-m", "a.program", "-n", "2"]
     assert command.folder == PROJECT
     assert command.environ == {
-        "PYTHONPATH": f"{root / 'src' / RELEASE}:{PLUGINS}:{PROJECT}",
+        "PYTHONPATH": f"{root / 'src' / RELEASE}:{PLUGINS}:{':'.join(ON_PATH)}",
         "HOME": "home",
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
@@ -553,7 +553,7 @@ def test_their_tests_run_with_the_code_beside_them(tmp_path: Path, wanted: Seque
     assert (command.words[-len(ends) :], tests) == (ends, [word for word in ends if word.startswith("test_")])
     assert [word for word in command.words if word.startswith("--deselect=")] == [f"--deselect={each}" for each in UNABLE]
     paths = command.environ["PYTHONPATH"].split(":")
-    assert paths == [str(shelf.sources / "python"), str(shelf.transformers("1.2.3")), str(PLUGINS), str(PROJECT)]
+    assert paths == [str(shelf.sources / "python"), str(shelf.transformers("1.2.3")), str(PLUGINS), *ON_PATH]
     assert "CUDA_VISIBLE_DEVICES" not in command.environ
 
 

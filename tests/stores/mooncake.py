@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib.util
 import os
@@ -24,6 +23,7 @@ import pytest
 from blocklife.errors import MisuseError
 from blocklife.stores import MooncakeStore, StoreOutcome, open_store
 from blocklife.stores._mooncake import _SETTINGS, _environment, _load
+from tests.plugins.again_notes import die_with_parent
 from tests.stores.arena import Arena, key, value
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,6 @@ FLAGS = (
     *("--enable_metric_reporting=false", "--minloglevel=2"),
 )
 DEADLINE_S = 60.0
-_PR_SET_PDEATHSIG = 1
 
 
 def folder() -> Path:
@@ -73,13 +72,12 @@ class Service:
         self.start()
 
     def start(self) -> None:
-        libc = ctypes.CDLL(None)
         self.process = subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=die_with_parent,
         )
 
     def freeze(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.programs import refused
-from tests.shelf import PROJECT, Command, copied, release_asked
+from tests.shelf import ON_PATH, PROJECT, Command, copied, release_asked
 from tests.vllm.releases import DEFAULT, HERE, Shelf
 
 PROGRAM = "tests.vllm.run"
@@ -38,7 +38,7 @@ TOUCHING = "blocklife/engines/vllm"
 def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[str, str]:
     """The environment variables under which a release runs, given those *around*."""
     fixed = {
-        "PYTHONPATH": os.pathsep.join([str(shelf.source(release)), str(PLUGINS), str(PROJECT)]),
+        "PYTHONPATH": os.pathsep.join([str(shelf.source(release)), str(PLUGINS), *ON_PATH]),
         "VLLM_TARGET_DEVICE": "cpu",  # else no platform is found, and the clean-up after each test fails
         "HF_HUB_OFFLINE": "1",  # else the name of a model is looked up, although a folder of that name is there
         "HF_HOME": str(shelf.cache / "huggingface"),

@@ -23,7 +23,7 @@ from attrs import asdict, evolve
 from blocklife.engines.vllm._versions import SUPPORTED
 from tests import fetching
 from tests.fetching import FetchError, install_blocklife, reason
-from tests.shelf import PROJECT, Command, entry_points, pins, version
+from tests.shelf import ON_PATH, PROJECT, Command, entry_points, pins, version
 from tests.vllm.fetch import fetch, make_environment, make_release, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, REQUIREMENTS, Shelf
 from tests.vllm.run import TOUCHING, UNSTEADY, chosen_command, types
@@ -128,7 +128,7 @@ def test_shelf_from_elsewhere_is_used_as_it_is(tmp_path: Path, monkeypatch: pyte
 
     assert fetch(here, [RELEASE]) == 0
     assert here.is_ready()
-    assert chosen_command(["--ours", RELEASE], here, {}).environ["PYTHONPATH"].split(":")[-1] == str(PROJECT)
+    assert chosen_command(["--ours", RELEASE], here, {}).environ["PYTHONPATH"].split(":")[-2] == str(PROJECT)
 
 
 def test_environment_for_other_requirements_is_left_alone(
@@ -313,7 +313,7 @@ def test_release_runs_its_own_tests_in_its_own_folder(tmp_path: Path) -> None:
     assert command.folder == tmp_path / "shelf" / "src" / RELEASE
     assert command.words[1:3] == ["-m", "pytest"]
     assert command.words[-5:] == ["tests/v1/a", "-n", "2", "-p", "a.plugin"]
-    assert command.environ["PYTHONPATH"].split(":") == [str(command.folder), str(HERE / "plugins"), str(PROJECT)]
+    assert command.environ["PYTHONPATH"].split(":") == [str(command.folder), str(HERE / "plugins"), *ON_PATH]
     assert command.environ["PYTHONHASHSEED"] == "0"
     assert {key: command.environ[key] for key in ("HOME", "VLLM_LOGGING_LEVEL", "VLLM_TARGET_DEVICE", "HF_HUB_OFFLINE")} == {
         "HOME": "home",
