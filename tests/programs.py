@@ -17,6 +17,10 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Their packages, and their names. The programs for one lie in the folder of tests that is called like its package."""
 
 
+HANGS_S = 1800.0
+"""Nothing takes so long that does not hang: the limit of all waiting in tests, so that none fails on a slow machine."""
+
+
 def refused(program: str, text: str) -> NoReturn:
     """One line, and the status of a command that was not understood."""
     print(f"{program}: error: {text}", file=sys.stderr)

@@ -18,9 +18,9 @@ from blocklife.errors import MESSAGE_MAX, MisuseError
 from blocklife.files import DEPTH_MAX, KEY_PARTS_MAX, NUMBER_MAX, TEXT_BYTES_MAX, parse_json, parse_toml, read_text
 from blocklife.recording._format import DamagedError, read_line
 from tests.cli.test_cli import Capture, call, refused
+from tests.programs import HANGS_S
 
 MEMORY_MAX = 1 << 30
-SECONDS_MAX = 60
 
 COMMANDS = {
     "scenario run": ["scenario", "run", "{file}"],
@@ -60,7 +60,7 @@ def run_with_little(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "blocklife", *words]
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.run(
-        command, preexec_fn=limited, env=environ, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+        command, preexec_fn=limited, env=environ, capture_output=True, text=True, timeout=HANGS_S, check=False
     )
 
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_encoded_is_spelt_out(encoding: str, tmp_path: Path) -> N
             [sys.executable.encode(), b"-m", b"blocklife", b"scenario", action.encode(), file],
             env={**os.environ, **environ},
             capture_output=True,
-            timeout=SECONDS_MAX,
+            timeout=HANGS_S,
             check=False,
         )
 

@@ -29,8 +29,9 @@ from blocklife.testing.mutants._planting import all_mutants, planted
 from blocklife.testing.worlds._cross_checks import RULES
 from blocklife.testing.worlds._pinned import COUNTS, WORLDS
 from blocklife.testing.worlds._world import Action, State, World
-from tests.cli.test_cli import COMMAND, ROOT, SECONDS_MAX, Capture, call, on_terminal, refused
+from tests.cli.test_cli import COMMAND, ROOT, Capture, call, on_terminal, refused
 from tests.interrupts import interruptible
+from tests.programs import HANGS_S
 
 SEED = next(each for each in all_mutants() if each.name.startswith("S1: "))
 """A bug of the scheduler that every world with pressure on its blocks finds."""
@@ -412,10 +413,10 @@ def test_check_stops_when_it_is_told_to_from_outside() -> None:
         try:
             os.close(theirs)
             shown = b""
-            while b"states" not in shown and select.select([ours], [], [], SECONDS_MAX)[0]:
+            while b"states" not in shown and select.select([ours], [], [], HANGS_S)[0]:
                 shown += os.read(ours, 1 << 16)
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=SECONDS_MAX)
+            out, _ = process.communicate(timeout=HANGS_S)
         finally:
             process.kill()
             os.close(ours)
@@ -441,7 +442,7 @@ def test_check_imports_little() -> None:
         "import sys\nfrom blocklife.cli import main\nstatus = main(['check', '--json', '--max-states', '5'])\n"
         "sys.exit(status != 3 or bool({'torch', 'transitions', 'vllm', 'rich', 'pytest', 'hypothesis'} & set(sys.modules)))\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
     assert (ran.returncode, ran.stderr) == (0, "")
 

@@ -26,6 +26,7 @@ from blocklife.cli import main
 from blocklife.cli._built import examine
 from blocklife.engines.toy._replay import ReplayReport
 from tests.interrupts import interruptible
+from tests.programs import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "blocklife"]
@@ -35,7 +36,6 @@ SIZES = (
     "link-blocks", "max-jobs", "deadline",
 )  # fmt: skip
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-SECONDS_MAX = 60
 """A process that lives longer hangs."""
 
 Capture = pytest.CaptureFixture[str]
@@ -67,14 +67,14 @@ def refused(capsys: Capture, *argv: str) -> str:
 
 def spawn(*argv: str, **changes: Any) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
-    given: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": SECONDS_MAX, "check": False}
+    given: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": HANGS_S, "check": False}
     return subprocess.run([*COMMAND, *argv], **{**given, **changes})
 
 
 def shell(script: str) -> subprocess.CompletedProcess[str]:
     """Run a line of shell in which BLOCKLIFE is the command; the status is that of the first command of the last pipe."""
     line = script.replace("BLOCKLIFE", " ".join(COMMAND)) + "; exit ${PIPESTATUS[0]}"
-    return subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    return subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 @pytest.fixture
@@ -648,7 +648,7 @@ def test_cli_imports_little() -> None:
         "import sys\nfrom blocklife.cli import main\nstatus = main(['replay', '--requests', '1', '--json'])\n"
         "sys.exit(status or bool({'torch', 'transitions', 'vllm', 'rich'} & set(sys.modules)))\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
     assert (ran.returncode, ran.stderr) == (0, "")
 
@@ -670,7 +670,7 @@ def on_terminal(*argv: str, both: bool = False) -> tuple[int, str]:
     ) as process:
         os.close(theirs)
         found = b""
-        while select.select([ours], [], [], SECONDS_MAX)[0]:
+        while select.select([ours], [], [], HANGS_S)[0]:
             try:
                 more = os.read(ours, 1 << 16)
             except OSError:  # how Linux says that the other end is closed
@@ -679,7 +679,7 @@ def on_terminal(*argv: str, both: bool = False) -> tuple[int, str]:
                 break
             found += more
         os.close(ours)
-        status = process.wait(SECONDS_MAX)
+        status = process.wait(HANGS_S)
     return status, found.decode()
 
 
@@ -719,7 +719,7 @@ def interrupt(argv: list[str], record: Path, signals: int) -> tuple[int, str, st
                 os.sched_yield()
             for _ in range(signals):
                 process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=SECONDS_MAX)
+            out, err = process.communicate(timeout=HANGS_S)
         finally:
             process.kill()
     return process.returncode, out, err

@@ -27,6 +27,7 @@ from blocklife.cli._doctor import CheckOutcome, Diagnosis, compare, examine, the
 from blocklife.copiers._cpu import CpuCopier
 from blocklife.errors import to_install
 from blocklife.ledger.records import Completion, Worker
+from tests.programs import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
@@ -130,7 +131,7 @@ def in_a_world_where(tmp_path: Path, files: dict[str, str]) -> tuple[int, dict[s
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS_S,
         check=False,
     )
 

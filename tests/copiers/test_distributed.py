@@ -30,10 +30,10 @@ from blocklife.copiers._distributed import ForwardError, Link, LinkError, Loss, 
 from blocklife.copiers._executor import Executor, Report
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Launched, Plan, Result, Transfer, Worker
+from tests.programs import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "ranks.py"
-SECONDS_MAX = 60
 """What takes longer hangs."""
 STOP = b""
 """Ends a wire."""
@@ -61,7 +61,7 @@ class Wire(Link):
         self.given.append(timeout_s)
         if self.cut:
             raise LinkError(self.cut)
-        payload = self.change(self._here.get(timeout=SECONDS_MAX))
+        payload = self.change(self._here.get(timeout=HANGS_S))
         self.num_received += 1
         if payload == STOP:
             raise LinkError("the other end is gone")
@@ -102,7 +102,7 @@ class Rig:
         for wire in self.wires:
             wire.send(STOP, 0.0)
         for thread in self.threads:
-            thread.join(SECONDS_MAX)
+            thread.join(HANGS_S)
         assert not [thread for thread in self.threads if thread.is_alive()]
 
 
@@ -167,8 +167,8 @@ def test_ranks_wait_until_every_rank_is_quiet(rig: Rig) -> None:
 def test_ranks_begin_before_rank_0_has_computed(rig: Rig) -> None:
     """The plan is with every rank while rank 0 computes: its forward pass can wait for theirs."""
     computing = threading.Barrier(3)
-    rig.work = lambda _: computing.wait(SECONDS_MAX)
-    rig.ranks.execute(plan(1), lambda: void(computing.wait(SECONDS_MAX)))
+    rig.work = lambda _: computing.wait(HANGS_S)
+    rig.ranks.execute(plan(1), lambda: void(computing.wait(HANGS_S)))
 
     assert not computing.broken
 
@@ -209,7 +209,7 @@ def test_ranks_that_close_have_moved_everything_and_serve_no_longer(rig: Rig) ->
     rig.ranks.execute(plan(1, loads=[LOAD]), nothing)
     rig.ranks.close()
     for thread in rig.threads:
-        thread.join(SECONDS_MAX)
+        thread.join(HANGS_S)
     sent = [wire.num_sent for wire in rig.wires]
     rig.ranks.close()
 
@@ -366,7 +366,7 @@ def test_serve_ends_when_rank_0_is_gone(rig: Rig) -> None:
     """A rank whose link breaks drains its copier and raises; its share is quiet."""
     rig.executors[1].copier.launch(LOAD)
     rig.wires[0].send(STOP, 0.0)
-    rig.threads[0].join(SECONDS_MAX)
+    rig.threads[0].join(HANGS_S)
     rig.wires[0].cut = "rank 1: silent"
 
     assert rig.gone == ["the other end is gone"]
@@ -533,7 +533,7 @@ def planted(tmp_path: Path, sign: signal.Signals, *, victim: int, at: int) -> li
         for rank in (1 - victim, victim):
             if rank == victim and sign is signal.SIGSTOP:
                 processes[rank].kill()
-            out, err = processes[rank].communicate(timeout=SECONDS_MAX)
+            out, err = processes[rank].communicate(timeout=HANGS_S)
             found[rank] = (processes[rank].returncode, out, err)
     finally:
         for process in processes:
@@ -550,7 +550,7 @@ def test_ranks_replay_under_torchrun() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=SECONDS_MAX,
+        timeout=HANGS_S,
         check=False,
     )
     verified = re.findall(r"^rank (\d): (\d+) blocks verified, (\d+) shares of jobs moved$", ran.stdout, re.MULTILINE)

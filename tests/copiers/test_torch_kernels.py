@@ -43,6 +43,7 @@ from blocklife.copiers.torch._pieces import (
 )
 from blocklife.ledger.records import Direction
 from tests.copiers.test_torch_layout import Shape, layer, rows, runs, shapes, transfer
+from tests.programs import HANGS_S
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 CPU = torch.device("cpu")
@@ -288,7 +289,7 @@ def test_the_kernel_in_the_interpreter() -> None:
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS_S,
         check=False,
     )
 

@@ -17,7 +17,6 @@ import random
 import re
 import shutil
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from blocklife.recording import Recorder
 from blocklife.recording._lives import Lives
 from blocklife.recording._reading import open_recording
 from blocklife.states import COUPLINGS, MACHINES
+from tests.programs import HANGS_S
 from tests.worlds import make_ledger
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -49,7 +49,8 @@ SHORT = (
     "--abort 0.1 --deadline 24 --max-running 12 --json --seed 3 --times"
 )
 LONG = "replay --requests 120 --gpu-blocks 400 --host-slots 450 --faults --json"
-LOAD_SECONDS_MAX, FRAMES_MIN = 30, 2
+REPAINT_SECONDS_MAX = 0.5
+"""Of the processor."""
 """Bounds of sanity on a busy machine; what is wanted is 5 seconds and 20 frames a second."""
 
 Page = Any  # playwright is not there everywhere
@@ -448,7 +449,7 @@ def browser() -> Iterator[Any]:
     """Chromium, without a window."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install -e '.[dev]')")
     with sync_api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        started = play.chromium.launch(executable_path=CHROMIUM, args=ARGS, timeout=1000 * HANGS_S)
         yield started
         started.close()
 
@@ -502,6 +503,7 @@ def opening(browser: Any) -> Iterator[Any]:
     def opens(page: Path, **options: Any) -> Opened:
         size = options.pop("viewport", {"width": 1280, "height": 800})
         context = browser.new_context(viewport=size, offline=True, **options)
+        context.set_default_timeout(1000 * HANGS_S)
         contexts.append(context)
         tab = context.new_page()
         tab.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
@@ -510,7 +512,7 @@ def opening(browser: Any) -> Iterator[Any]:
             "request", lambda request: troubles.append(request.url) if not request.url.startswith(("file:", "data:")) else None
         )
         tab.goto(page.as_uri())
-        tab.wait_for_selector("body[data-ready]", timeout=60_000)
+        tab.wait_for_selector("body[data-ready]")
         return Opened(tab, troubles)
 
     yield opens
@@ -911,42 +913,40 @@ def test_page_fits_the_window(run: Made, opening: Any, size: tuple[int, int], sc
     assert page.js("look.dark") == (scheme == "dark")
 
 
+@pytest.mark.slow
 @browsing
 def test_large_run_loads_and_pans_fast(folder: Path, opening: Any) -> None:
-    """More than 100 000 transitions of 1 000 places open and follow the mouse; what it took is printed."""
+    """More than 100 000 transitions of 1 000 places open and follow the mouse; what a repaint takes is printed."""
     large = made(folder, "large", record(folder, LONG))
-    began = time.perf_counter()
     page = opening(large.page)
-    waited = time.perf_counter() - began
-    loaded = page.js("Number(document.body.dataset.ready)") / 1000
     assert len(large.lives) >= 100_000
     assert len(page.shown()) >= 1_000
-    page.js("(() => { window.ticks = []; const tick = (at) => { ticks.push(at); requestAnimationFrame(tick); }; tick(0); })()")
     box = page.page.locator("#lanes").bounding_box()
-    rates = {}
+    clock = page.page.context.new_cdp_session(page.page)
+    clock.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        metrics = {each["name"]: each["value"] for each in clock.send("Performance.getMetrics")["metrics"]}
+        return float(metrics["TaskDuration"])
+
+    costs = {}
     for name, width, lower in (("a tenth", 10, 0), ("all, low lanes", 1, 4)):
         for _ in range(lower):
             page.js("resizeLanes(-1)")
         page.js(f"look_at(limits()[0], limits()[0] + (limits()[1] - limits()[0]) / {width})")
-        page.js("ticks.length = 0; frame.painted = frame.slowest = 0")
+        page.painted()
+        page.js("frame.painted = 0")
         page.page.mouse.move(box["x"] + 500, box["y"] + 200)
         page.page.mouse.down()
-        began = time.perf_counter()
-        for turn in itertools.count():
-            page.page.mouse.move(box["x"] + 500 - 3 * (turn % 60), box["y"] + 200 - turn % 40)
-            if time.perf_counter() - began > 1:
-                break
+        began = spent()
+        for turn in range(60):
+            page.page.mouse.move(box["x"] + 500 - 3 * turn, box["y"] + 200 - turn % 40)
+        page.painted()
         page.page.mouse.up()
-        told = page.js("[(ticks.at(-1) - ticks[0]) / 1000, ticks.length - 1, frame.painted, frame.slowest]")
-        seconds, frames, painted, slowest = told
-        rates[name] = frames / seconds
-        print(
-            f"panning {name}: {frames / seconds:.0f} frames a second, {painted / seconds:.0f} of them repainted "
-            f"(as often as the mouse moved), the slowest in {slowest:.0f} ms"
-        )
+        painted = page.js("frame.painted")
+        costs[name] = (spent() - began) / painted
+        print(f"panning {name}: {painted} repaints for 60 moves, {1000 * costs[name]:.0f} ms of the processor each")
     size = large.page.stat().st_size / 1e6
-    told = f"{len(large.lives):,} transitions of {len(page.shown()):,} places, {size:.1f} MB"
-    print(f"{told}: {loaded:.2f} s ({waited:.2f} s in all)")
+    print(f"{len(large.lives):,} transitions of {len(page.shown()):,} places, {size:.1f} MB")
 
-    assert loaded < LOAD_SECONDS_MAX
-    assert min(rates.values()) > FRAMES_MIN
+    assert max(costs.values()) < REPAINT_SECONDS_MAX

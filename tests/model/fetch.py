@@ -22,13 +22,13 @@ from pathlib import Path
 
 from tests.fetching import FetchError, carry_out, say, stamped, watched
 from tests.model.shelf import CHECKSUM, KERNELS, RELEASE, REQUIREMENTS, ModelShelf
+from tests.programs import HANGS_S
 from tests.vllm.fetch import make_releases
 
 WHAT = f"Fetch what a real model behind vLLM {RELEASE} needs on a CPU, 1.4 GB of packages and 0.4 GB of kernels, into .vllm."
 PROGRAM = "tests.model.fetch"
 TINY = ("full", "windows", "both", "states", "repeats", "eagle", "mtp")
 """Models that take a second to make and less than 10 MB."""
-TIMEOUT_S = 600
 _ASK = """
 import sys
 from vllm.platforms import current_platform
@@ -121,7 +121,7 @@ def ask_kernels(shelf: ModelShelf) -> None:
     """Whether they load here, under this Python and this torch, on this processor."""
     command = [str(shelf.shelf.python), "-W", "ignore", "-c", _ASK]
     ran = subprocess.run(
-        command, env=shelf.surroundings(os.environ), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, env=shelf.surroundings(os.environ), capture_output=True, text=True, timeout=HANGS_S, check=False
     )
     if ran.returncode:
         why = [line.strip() for line in ran.stderr.splitlines() if line.strip()] or [f"status {ran.returncode}"]

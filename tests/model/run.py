@@ -10,11 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tests.model.shelf import HERE, ModelShelf
+from tests.programs import HANGS_S
 from tests.shelf import PROJECT, Command
 from tests.vllm.run import NOT_OURS
 
-TIMEOUT_S = 600
-"""For one test: the first engine of a process takes a minute of imports on a loaded machine."""
 IGNORED = (
     *NOT_OURS,
     "ignore::DeprecationWarning",
@@ -34,7 +33,7 @@ def command(shelf: ModelShelf, wanted: Sequence[str], around: Mapping[str, str])
     if wanted[:1] == ["-m"]:
         return Command([python, "-W", "ignore", *wanted], PROJECT, environ)
     named = [each for each in wanted if not each.startswith("-") and (PROJECT / each.partition("::")[0]).exists()]
-    words = [python, "-m", "pytest", "-p", "no:asyncio", "-p", "no:cacheprovider", "--timeout", str(TIMEOUT_S)]
+    words = [python, "-m", "pytest", "-p", "no:asyncio", "-p", "no:cacheprovider", "--timeout", str(HANGS_S)]
     for warning in IGNORED:
         words += ["-W", warning]
     return Command([*words, *wanted, *([] if named else [str(HERE)])], PROJECT, environ)

@@ -31,10 +31,8 @@ from tests.model.connectors import VARIABLE, Copies
 from tests.model.shelf import MODELS
 from tests.model.workload import Ask
 from tests.plugins.again_notes import die_with_parent
+from tests.programs import HANGS_S
 
-START_S = 480.0
-"""Four processes import vLLM, on a machine that may be busy."""
-END_S = 60.0
 UP = "Application startup complete"
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -93,21 +91,24 @@ class Server:
 
     def wait_until_up(self) -> None:
         """Until it answers requests."""
-        end = time.monotonic() + START_S
+        end = time.monotonic() + HANGS_S
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"the server is not up after {START_S} s:\n{self.log}") from None
+                raise AssertionError(f"the server is not up after {HANGS_S} s:\n{self.log}") from None
             if line is None:
                 raise AssertionError(f"the server ended at its start:\n{self.log}")
             if UP in line:
                 break
         while True:  # it says so just before it listens
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port), timeout=END_S):
+            with (
+                contextlib.suppress(ConnectionRefusedError),
+                socket.create_connection(("127.0.0.1", self.port), timeout=HANGS_S),
+            ):
                 return
             if time.monotonic() > end:
-                raise AssertionError(f"the server does not listen after {START_S} s:\n{self.log}")
+                raise AssertionError(f"the server does not listen after {HANGS_S} s:\n{self.log}")
             os.sched_yield()
 
     def processes(self) -> list[int]:
@@ -127,14 +128,14 @@ class Server:
 
     def wait_until_gone(self) -> None:
         """Until no process of it is left. It waits itself for connections to close, so that clients have to be gone."""
-        end = time.monotonic() + END_S
+        end = time.monotonic() + HANGS_S
         try:
-            self.process.wait(END_S)
+            self.process.wait(HANGS_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the server lives {END_S} s after the signal:\n{self.log}") from None
+            raise AssertionError(f"the server lives {HANGS_S} s after the signal:\n{self.log}") from None
         while left := self.processes():
             if time.monotonic() > end:
-                raise AssertionError(f"processes {left} are left {END_S} s after the signal:\n{self.log}")
+                raise AssertionError(f"processes {left} are left {HANGS_S} s after the signal:\n{self.log}")
             os.sched_yield()
 
     def kill(self) -> None:

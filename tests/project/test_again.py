@@ -19,6 +19,7 @@ import pytest
 
 from tests import again
 from tests.again import LISTED, MOST, TOLD, Ran, read_listed, tell
+from tests.programs import HANGS_S
 from tests.shelf import PROJECT
 
 FLAKY = """
@@ -46,8 +47,6 @@ def test_hangs():
 """A thread that never ends keeps its process from ending, whatever is raised in it."""
 IMPATIENT = "from xdist.workermanage import NodeManager\nNodeManager.EXIT_TIMEOUT = 0.1\n"
 """Who is interrupted need not wait ten seconds for workers that do not listen."""
-GUARD_S = 1800
-"""Only what hangs takes so long."""
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -190,7 +189,7 @@ def test_run_that_was_killed_is_not_run_again() -> None:
 
 def read(pipe: int) -> bytes:
     """What comes next from a pipe; nothing once nobody holds it open."""
-    ready, _, _ = select.select([pipe], [], [], GUARD_S)
+    ready, _, _ = select.select([pipe], [], [], HANGS_S)
     assert ready, "it hangs"
     return os.read(pipe, 1)
 

@@ -25,6 +25,7 @@ import pytest
 from blocklife import __version__, cli
 from blocklife.testing import parse_scenario
 from blocklife.testing.worlds._format import make_world
+from tests.programs import HANGS_S
 from tests.project.pages import PAGES, ROOT, Block, blocks_of, prose_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -127,7 +128,7 @@ def run(folder: Path, *words: str) -> None:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=HANGS_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

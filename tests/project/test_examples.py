@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import HANGS_S
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -35,7 +37,7 @@ def test_example_prints_what_its_docstring_says(path: Path) -> None:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=HANGS_S,
         check=False,
     )
     wanted = promised(path)
@@ -50,7 +52,7 @@ def test_example_prints_what_its_docstring_says(path: Path) -> None:
 def test_example_that_needs_torch_says_so() -> None:
     """One line with the remedy, and no traceback."""
     script = "import runpy, sys\nsys.modules['torch'] = None\nrunpy.run_path('examples/ranks.py', run_name='__main__')"
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith("examples/ranks.py needs torch: ")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import HANGS_S
 from tests.project.pages import ROOT, names_of
 
 pytestmark = pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not here (make docs)")
@@ -62,7 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             env={**os.environ, "SOURCE_DATE_EPOCH": "0", "NO_MKDOCS_2_WARNING": "1"},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=HANGS_S,
             check=False,
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from tests.programs import with_fixed_hashes
+from tests.programs import HANGS_S, with_fixed_hashes
 
 if __name__ == "__main__":
     with_fixed_hashes("tests.sglang.published")
@@ -26,8 +26,6 @@ from tests.texts import Chain
 
 MOST = 400
 """Steps that anything in a story takes at most."""
-STORAGE_S = 30
-"""What a thread of the storage is waited for, at most."""
 Tell: TypeAlias = Callable[[Callable[[Rig], None]], tuple[Rig, str]]
 """Takes what is done to the rig first, a watch say. Returns the rig, and the harm that was seen; "" for none."""
 
@@ -40,7 +38,7 @@ class Gate:
         get, transfer = controller.storage_backend.batch_get, controller._page_transfer
 
         def held(*args: object, **kwargs: object) -> object:
-            self._open.wait(STORAGE_S)
+            self._open.wait(HANGS_S)
             return get(*args, **kwargs)
 
         def told(operation: object) -> None:
@@ -54,7 +52,7 @@ class Gate:
     def open(self) -> None:
         """Let it be read, and wait until what was asked for first has been."""
         self._open.set()
-        if not self._read.wait(STORAGE_S):
+        if not self._read.wait(HANGS_S):
             raise TimeoutError("nothing was read from storage")
 
 

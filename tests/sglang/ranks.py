@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from attrs import define, field
 
+from tests.programs import HANGS_S
+
 _ORIGINAL: dict[str, Callable[..., object]] = {}
 
 
@@ -120,7 +122,7 @@ class Team:
                 self._round += 1
                 self._condition.notify_all()
             else:
-                self._condition.wait_for(lambda: self._round != round_, timeout=30)
+                self._condition.wait_for(lambda: self._round != round_, timeout=HANGS_S)
 
 
 def _combine(given: Sequence[tuple[str, torch.Tensor]]) -> None:

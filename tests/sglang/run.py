@@ -10,16 +10,15 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 
-from tests.programs import refused
+from tests.programs import HANGS_S, refused
 from tests.sglang.releases import DEFAULT, HERE, Shelf, transformers_of
 from tests.shelf import ON_PATH, PROJECT, Command, release_asked
 
 PROGRAM = "tests.sglang.run"
 PLUGINS = HERE / "plugins"
-TIMEOUT_S = 300
 NOT_OURS = ("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 """Warnings that come with importing SGLang and what it imports; all others are errors, as in the project's other tests."""
-OURS = ("--timeout", str(TIMEOUT_S), *(word for warning in NOT_OURS for word in ("-W", warning)))
+OURS = ("--timeout", str(HANGS_S), *(word for warning in NOT_OURS for word in ("-W", warning)))
 """The options of pytest that our tests are run with."""
 THEIRS = "test/registered/unit/mem_cache"
 """Where SGLang's own unit tests of its cache lie."""
@@ -72,7 +71,7 @@ def python(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[st
 def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
     """SGLang's own tests, with the code that they were written for; *release* lends its compiled parts and no more."""
     words = [str(shelf.python), "-m", "pytest", "--quiet", "--no-header", "-p", "no:cacheprovider", "-p", "cpu_device"]
-    words += ["--timeout", str(TIMEOUT_S), "--continue-on-collection-errors", "-W", "ignore"]
+    words += ["--timeout", str(HANGS_S), "--continue-on-collection-errors", "-W", "ignore"]
     paths = [str(shelf.sources / "python")]
     pins = (shelf.sources / "python" / "pyproject.toml").read_text(encoding="utf-8")
     wants = "\n".join(f"Requires-Dist: {line.strip().strip(',').strip(chr(34))}" for line in pins.splitlines())

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tests.programs import HANGS_S
 from tests.sglang import found
 from tests.sglang.engine import RELEASE
 from tests.sglang.nightly import main as nightly
@@ -47,7 +48,7 @@ def test_story_needs_nothing_of_blocklife() -> None:
     """It runs where blocklife cannot be imported, prints one line, and its exit status says whether the fault shows."""
     name = found.FOUND[0].__name__
     without = "import sys; sys.modules['blocklife'] = None; from tests.sglang.found import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", without, name], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", without, name], capture_output=True, text=True, timeout=HANGS_S, check=False)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"SGLang {RELEASE}: {name}: step 397: r000059 runs alone")

@@ -19,6 +19,7 @@ import pytest
 
 from tests import fetching
 from tests.fetching import FetchError
+from tests.programs import HANGS_S
 from tests.sglang import fetch as fetching_sglang
 from tests.sglang.conftest import NEED_NO_SGLANG
 from tests.sglang.fetch import ASKED, BESIDE, RUST, fetch, make_environment, make_release, make_sources, parsed
@@ -96,7 +97,7 @@ def calls(brought: Path) -> list[str]:
 def fetched(shelf: Shelf) -> subprocess.CompletedProcess[str]:
     """A run of the whole program in a process of its own."""
     command = [sys.executable, "-c", FETCH, str(shelf.root)]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 # --- what is pinned ---------------------------------------------------------------------------------------------------------
@@ -640,7 +641,7 @@ def test_tests_that_need_sglang_are_skipped_with_a_reason_where_it_is_not() -> N
     if importlib.util.find_spec("sglang") is not None:
         pytest.skip("SGLang is here, so they run")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "test_rig.py")]
-    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
     assert "SGLang is not here (make sglang test-sglang)" in ran.stdout
     assert "1 skipped" in ran.stdout

@@ -9,6 +9,7 @@ from blocklife.errors import MisuseError
 from blocklife.stores import ContentStore, Page, StoreOutcome
 from blocklife.stores._areas import RegisteredMemory
 from blocklife.testing.stores._memory import MemoryStore
+from tests.programs import HANGS_S
 
 OK, ABSENT, WRONG_SIZE = StoreOutcome.OK, StoreOutcome.ABSENT, StoreOutcome.WRONG_SIZE
 FULL, FAILED = StoreOutcome.FULL, StoreOutcome.FAILED
@@ -251,7 +252,7 @@ class Exclusive(MemoryStore):
             self.alone.set()
             return [FAILED] * len(pages)
         if threading.current_thread().name.startswith("Thread-"):
-            self.alone.wait(5)  # until another thread has come
+            self.alone.wait(HANGS_S)  # until another thread has come
         try:
             return super().put(pages)
         finally:

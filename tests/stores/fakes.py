@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from blocklife.stores import Page, StoreOutcome
+from tests.programs import HANGS_S
 
 
 class Seconds:
@@ -36,14 +37,14 @@ class GatedStore:
             self.calls.append(list(keys))
             self._changed.notify_all()
             if self._gated:
-                assert self._changed.wait_for(lambda: self._passes, timeout=60)
+                assert self._changed.wait_for(lambda: self._passes, timeout=HANGS_S)
                 self._passes -= 1
         return [self.there(key) for key in keys]
 
     def wait_for_calls(self, count: int) -> None:
         """Until so many calls have come to the gate."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.calls) >= count, timeout=60)
+            assert self._changed.wait_for(lambda: len(self.calls) >= count, timeout=HANGS_S)
 
     def let_go(self, count: int = 1) -> None:
         with self._changed:

@@ -26,6 +26,7 @@ from blocklife.stores import (
 )
 from blocklife.testing import MemoryStore
 from tests.disks import small_disk
+from tests.programs import HANGS_S
 from tests.stores.arena import value
 from tests.stores.fakes import Seconds
 
@@ -118,7 +119,7 @@ def make() -> Iterator[Make]:
             store.release()
         rig.copier.close()
         for thread in rig.copier._threads:
-            thread.join(60)
+            thread.join(HANGS_S)
             assert not thread.is_alive()
 
 
@@ -647,7 +648,7 @@ class GatedHost:
 
     def __setitem__(self, slot: int, content: NDArray[np.uint8]) -> None:
         self.reached.set()
-        assert self.opened.wait(60)
+        assert self.opened.wait(HANGS_S)
         self.host[slot] = content
 
 
@@ -659,7 +660,7 @@ def test_job_is_reported_only_when_nobody_touches_its_slots(make: Make) -> None:
     gate = GatedHost(rig.host)
     rig.copier._parts = [(gate, slice(0, SLOT_BYTES))]  # type: ignore[list-item]
     job = rig.launch(PROMOTE, [0], "a")
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(HANGS_S)
     waiting = threading.Event()
 
     def wait() -> None:

@@ -20,6 +20,7 @@ import pytest
 from blocklife.errors import MisuseError
 from blocklife.stores import MooncakeStore, Page, StoreOutcome, open_store
 from blocklife.testing import assert_store
+from tests.programs import HANGS_S
 from tests.stores.arena import Arena, key, value
 from tests.stores.fakes import Seconds
 
@@ -311,21 +312,21 @@ def test_close_waits_for_calls_that_run(master: str) -> None:
 
     def gate() -> None:
         inside.set()
-        assert go_on.wait(60)
+        assert go_on.wait(HANGS_S)
 
     rig.client.gate = gate
     found: list[StoreOutcome] = []
     caller = threading.Thread(target=lambda: found.append(rig.put()))
     closer = threading.Thread(target=rig.store.close)
     caller.start()
-    assert inside.wait(60)
+    assert inside.wait(HANGS_S)
     closer.start()
     closer.join(0.2)
     assert closer.is_alive()
     assert "close" not in rig.client.calls
     go_on.set()
-    caller.join(60)
-    closer.join(60)
+    caller.join(HANGS_S)
+    closer.join(HANGS_S)
     assert found == [OK]
     assert rig.client.calls[-1] == "close"
 
@@ -338,20 +339,20 @@ def test_one_key_is_put_by_one_thread_at_a_time(master: str) -> None:
     def gate() -> None:
         if not inside.is_set():
             inside.set()
-            assert go_on.wait(60)
+            assert go_on.wait(HANGS_S)
 
     rig.client.gate = gate
     pages = [rig.arena.page("a", value("a", 100)) for _ in range(2)]
     found: list[StoreOutcome] = []
     threads = [threading.Thread(target=lambda page=page: found.extend(rig.store.put([page]))) for page in pages]
     threads[0].start()
-    assert inside.wait(60)
+    assert inside.wait(HANGS_S)
     threads[1].start()
     assert rig.put("b") is OK
     assert found == []
     go_on.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANGS_S)
     assert found == [OK, OK]
 
 

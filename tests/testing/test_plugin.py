@@ -30,6 +30,7 @@ from blocklife.testing.plugin._hooks import MUTANT, REPORT, REQUIRE
 from blocklife.testing.plugin._visit import make_visit
 from blocklife.testing.plugin._watched import make_watched, raise_violation
 from blocklife.testing.scenarios._telling import summary
+from tests.programs import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "your_engine"
@@ -85,7 +86,7 @@ class Ran:
 def run(folder: Path, *options: str) -> Ran:
     """Run pytest there, with warnings as errors and no cache."""
     words = [sys.executable, "-m", "pytest", "-q", "-W", "error", "--strict-config", "-p", "no:cacheprovider", *options]
-    ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False)
+    ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=HANGS_S, check=False)
     print(ran.stdout, ran.stderr)
     return Ran(ran.returncode, ran.stdout + ran.stderr)
 

@@ -31,6 +31,7 @@ from blocklife.testing.worlds._ledger_verbs import LedgerSettings
 from blocklife.testing.worlds._ledger_world import LedgerWorld
 from blocklife.testing.worlds._pinned import COUNTS, pinned_world
 from blocklife.testing.worlds._world import World
+from tests.programs import HANGS_S
 
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes share a search only where the system can fork"
@@ -286,7 +287,7 @@ def test_an_interrupt_ends_all_of_them() -> None:
     def slow(row: int, column: int) -> None:
         if os.getpid() != parent:
             os.kill(parent, signal.SIGALRM)  # not earlier: an exception in the middle of a fork is ignored
-            time.sleep(60)
+            time.sleep(HANGS_S)
 
     def interrupted(_signal: int, _frame: object) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one is enough: the other child sends it, too
@@ -300,7 +301,7 @@ def test_an_interrupt_ends_all_of_them() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
 
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < HANGS_S
 
 
 def test_a_search_that_is_stopped_counts_what_it_has() -> None:
@@ -340,7 +341,7 @@ def test_children_end_with_their_parent() -> None:
         children = [int(each) for each in parent.stdout.readline().split()]
         parent.kill()
     left = children
-    until = time.monotonic() + 30
+    until = time.monotonic() + HANGS_S
     while left and time.monotonic() < until:
         time.sleep(0.02)
         left = [each for each in children if runs(each)]
@@ -356,12 +357,12 @@ def test_ctrl_c_at_a_terminal_ends_all_of_them() -> None:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE, start_new_session=True
     ) as parent:
-        until = time.monotonic() + 60
+        until = time.monotonic() + HANGS_S
         while len(children := children_of(parent.pid)) < 2 and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(0.1)
         os.killpg(parent.pid, signal.SIGINT)
-        out, err = parent.communicate(timeout=60)
+        out, err = parent.communicate(timeout=HANGS_S)
     report = json.loads(out)
 
     assert (parent.returncode, err) == (130, "")

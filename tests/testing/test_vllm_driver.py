@@ -27,6 +27,7 @@ from blocklife.testing.scenarios._running import Outcome, driver_named, read_sce
 from blocklife.testing.vllm._batch import Output, WorkerBatch
 from blocklife.testing.vllm._driver import RELEASES, VllmDriver
 from blocklife.testing.worlds._device import Content
+from tests.programs import HANGS_S
 
 ROOT = Path(__file__).parents[2]
 FOLDER = SHIPPED / "vllm"
@@ -140,7 +141,7 @@ def test_driver_without_vllm_says_what_is_missing() -> None:
 def test_command_without_vllm_is_one_line_and_status_2() -> None:
     """No traceback, and nothing on standard output."""
     command = [sys.executable, "-m", "blocklife", "scenario", "run", str(FILES["S1"]), "--driver", DRIVER]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.startswith("blocklife: vLLM cannot be imported here")
@@ -151,7 +152,7 @@ def test_importing_the_driver_imports_no_vllm() -> None:
     """Nor torch: what needs them is imported when a driver is made."""
     script = "import sys, blocklife.testing.vllm._driver; sys.exit(bool({'vllm', 'torch'} & set(sys.modules)))"
 
-    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=HANGS_S, check=False).returncode == 0
 
 
 # --- the forward pass -------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from blocklife.stores import CircuitBreaker, EntryVerdict, FileStore, Page, Stor
 from blocklife.stores import _copier as copier
 from blocklife.testing import MemoryStore
 from tests.interrupts import interruptible
+from tests.programs import HANGS_S
 from tests.toy.test_replay import BAD_DAY, assert_clean, chats, options, run
 from tests.toy.test_replay_groups import HYBRID, WINDOWED
 from tests.toy.test_replay_groups import options as with_groups
@@ -180,8 +181,8 @@ def test_two_runs_at_once_share_a_folder(tmp_path: Path, folder: Path) -> None:
         *("--host-slots", "60", "--block-bytes", "64", "--below", f"fs:{folder}:4M", "--below-wait", str(PATIENT)),
     ]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [each.communicate(timeout=120) for each in both]
-    third = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    told = [each.communicate(timeout=HANGS_S) for each in both]
+    third = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANGS_S)
 
     assert [each.returncode for each in both] == [0, 0], told
     for out in (told[0][0], told[1][0], third.stdout):
@@ -304,7 +305,7 @@ def test_hanging_calls_are_given_up(folder: Path, monkeypatch: Patch) -> None:
 
     assert found.hung_calls + found.unanswered > 0
     assert report.tokens_computed > 0
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < HANGS_S
 
 
 class DownStore(MemoryStore):
@@ -503,7 +504,7 @@ def test_interrupted_process_ends_with_a_report(folder: Path) -> None:
         while not entries(folder) and running.poll() is None:
             time.sleep(0.01)
         running.send_signal(2)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=HANGS_S)
 
     assert (running.returncode, err) == (130, "")
     assert json.loads(out)["interrupted"]

@@ -40,6 +40,7 @@ from blocklife.ledger import Contract, Direction
 from blocklife.ledger.records import Completion, Ids, Transfer, Worker
 from blocklife.offload import Mode
 from blocklife.testing._fake_device import FakeDevice, FakeEvent, FakeStream, Operation, Span
+from tests.programs import HANGS_S
 from tests.toy.test_replay import BAD_DAY, TIMINGS, assert_clean, chats, options, run
 from tests.toy.test_replay_groups import HYBRID
 from tests.toy.test_replay_groups import options as options_of_groups
@@ -567,7 +568,9 @@ def test_command_refuses_cuda_without_a_gpu(tmp_path: Path, capsys: pytest.Captu
 
 def in_a_process(script: str) -> subprocess.CompletedProcess[str]:
     """What other tests have imported is not there."""
-    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANGS_S
+    )
 
 
 def test_command_without_torch_says_what_to_install() -> None:

@@ -13,16 +13,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.programs import refused
+from tests.programs import HANGS_S, refused
 from tests.shelf import ON_PATH, PROJECT, Command, copied, release_asked
 from tests.vllm.releases import DEFAULT, HERE, Shelf
 
 PROGRAM = "tests.vllm.run"
 PLUGINS = HERE / "plugins"
-TIMEOUT_S = 120
 NOT_OURS = ("ignore:`torch.jit.script_method`:DeprecationWarning",)
 """Warnings that come with importing vLLM; all others are errors, as in the project's other tests."""
-OURS = ("-p", "no:asyncio", "--timeout", str(TIMEOUT_S), *(word for warning in NOT_OURS for word in ("-W", warning)))
+OURS = ("-p", "no:asyncio", "--timeout", str(HANGS_S), *(word for warning in NOT_OURS for word in ("-W", warning)))
 """The options of pytest that our tests are run with."""
 UNSTEADY = {
     "0.33.0": (
@@ -54,7 +53,7 @@ def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[
 def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
     """The release's own tests; its folder is the working directory, for the stand-in of the model lies there."""
     words = [str(shelf.python), "-m", "pytest", "--quiet", "--no-header", "-p", "no:cacheprovider", "-p", "fast_teardown"]
-    words += ["--timeout", str(TIMEOUT_S), "-o", "asyncio_default_fixture_loop_scope=function"]
+    words += ["--timeout", str(HANGS_S), "-o", "asyncio_default_fixture_loop_scope=function"]
     words += [f"--deselect={each}" for each in UNSTEADY.get(release, ())]
     return Command([*words, *wanted], shelf.source(release), surroundings(shelf, release, around))
 

@@ -18,6 +18,7 @@ from vllm.v1.core.kv_cache_utils import ExternalBlockHash, maybe_convert_block_h
 
 from blocklife.ledger import Direction
 from blocklife.offload._lookup import Answer
+from tests.programs import HANGS_S
 from tests.vllm.behaviour.scenes import ROOMY, prompt
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.listeners import DESCRIBING, listen, send_events
@@ -49,7 +50,7 @@ Told = tuple[list[ExternalBlockHash], ExternalBlockHash | None, list[int], int]
 def start_promotion(rig: BelowRig, tokens: list[int]) -> str:
     """Add a request, and step until its content is on its way from below. Returns its name."""
     name = rig.add(tokens, 1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS_S
     while not any(job.direction is Direction.PROMOTE for job in rig.side.ledger._state.jobs.alive()):
         assert time.monotonic() < deadline
         rig.step()

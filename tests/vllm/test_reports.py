@@ -84,7 +84,6 @@ def test_every_script_is_expected_to_say_something() -> None:
     assert {script.stem for script in SCRIPTS} == set(SAID)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SAID)
 def test_script_shows_its_fault(name: str, played: Mapping[tuple[str, str], tuple[int, str]]) -> None:
     """It exits 0 and prints one line that says what was seen."""
@@ -94,7 +93,6 @@ def test_script_shows_its_fault(name: str, played: Mapping[tuple[str, str], tupl
     assert status == 0
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SAID)
 def test_script_says_when_the_fault_is_mended(name: str, played: Mapping[tuple[str, str], tuple[int, str]]) -> None:
     """With what its report suggests in vLLM, it exits 1."""
@@ -104,7 +102,6 @@ def test_script_says_when_the_fault_is_mended(name: str, played: Mapping[tuple[s
     assert status == 1
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SAID)
 def test_script_says_what_it_does_when_asked(name: str, played: Mapping[tuple[str, str], tuple[int, str]]) -> None:
     status, said = played[name, "help"]
@@ -113,7 +110,6 @@ def test_script_says_what_it_does_when_asked(name: str, played: Mapping[tuple[st
     assert "Exit status: 0" in said
 
 
-@pytest.mark.timeout(600)
 def test_faults_of_chunks_show_in_the_cells_that_the_page_names_and_in_no_other() -> None:
     """A corner of the tables, with cells of both kinds; `figures` plays all of them."""
     rows = list(figures.rows(False, windows=(1, 3), chunks=(2, 3, 5)))

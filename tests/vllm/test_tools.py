@@ -23,6 +23,7 @@ from attrs import asdict, evolve
 from blocklife.engines.vllm._versions import SUPPORTED
 from tests import fetching
 from tests.fetching import FetchError, install_blocklife, reason
+from tests.programs import HANGS_S
 from tests.shelf import ON_PATH, PROJECT, Command, entry_points, pins, version
 from tests.vllm.fetch import fetch, make_environment, make_release, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, REQUIREMENTS, Shelf
@@ -74,7 +75,7 @@ def bringing(archive: Path) -> str:
 def fetched(shelf: Shelf) -> subprocess.CompletedProcess[str]:
     """A run of the whole program in a process of its own."""
     command = [sys.executable, "-c", FETCH, str(shelf.root)]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 def test_requirements_are_pinned_once_and_agree_with_the_constraints() -> None:
@@ -431,7 +432,7 @@ def test_tests_that_need_vllm_are_skipped_with_a_reason_where_it_is_not() -> Non
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is here, so they run")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / "test_setting.py")]
-    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
     assert "vLLM is not here (make vllm test-vllm)" in ran.stdout
     assert "1 skipped" in ran.stdout
@@ -544,7 +545,7 @@ def test_program_says_how_it_is_run_where_vllm_is_not(words: Sequence[str]) -> N
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is here, so it runs")
     command = [sys.executable, "-m", f"tests.vllm.{words[0]}", *words[1:]]
-    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=HANGS_S, check=False)
     remedy = f"python -m tests.vllm.run --python VERSION -m tests.vllm.{' '.join(words)} ..."
 
     assert (ran.returncode, ran.stdout) == (2, "")

@@ -211,7 +211,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(600)  # three processes import vLLM, one after the other
 def test_the_process_that_serves_shows_what_the_engine_core_counts(tmp_path: Path) -> None:
     """As under a plain ``vllm serve``: the server loads the plug-in and starts the engine core, whose counts it shows."""
     program = tmp_path / "served.py"

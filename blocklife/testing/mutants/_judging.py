@@ -33,7 +33,7 @@ from blocklife.testing.worlds._pinned import WORLDS
 from blocklife.testing.worlds._world import World, WorldSettings
 
 SECONDS_MAX = 30.0
-"""How long a call under a mutant may take before it counts as hung, in seconds."""
+"""How long a call under a mutant may take before it counts as hung, in seconds of the processor."""
 GROWTH_MAX = 2
 """How many times larger a world may get under a mutant before its exploration is stopped."""
 
@@ -263,15 +263,15 @@ def _alarm() -> Iterator[Callable[[], None]]:
         raise Hung("a call does not return")
 
     def wind() -> None:
-        signal.setitimer(signal.ITIMER_REAL, SECONDS_MAX)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_MAX)
 
-    previous = signal.signal(signal.SIGALRM, ring)
+    previous = signal.signal(signal.SIGPROF, ring)
     wind()
     try:
         yield wind
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 def judge_all(
