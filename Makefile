@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 MOONCAKE := .venv-mooncake
 # pip before 25.3 builds with what the first says, later ones with what the second does.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
-PIP    := $(PINNED) $(BIN)/python -m pip --quiet --disable-pip-version-check install
+PIP    := $(PINNED) $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
 # What fails is run once more alone; what passes then is told of as flaky.
 AGAIN  := $(BIN)/python -m tests.again $(BIN)/python
 ARGS   ?=
@@ -16,9 +16,15 @@ SGLANG ?= 0.5.23 0.5.20 0.5.14 0.5.13.post1
 # The releases that the connector supports; the older ones in VLLM are for the watch.
 TAKEN  := 0.33.0 0.32.0 0.31.0 0.30.0
 
-# What is tested both ways, interpreted and compiled: the ledger, the scheduler, and what explores them.
-BOTH_WAYS := both_ways ledger offload cli/test_check.py \
-  $(addprefix testing/test_,explore.py ledger_world.py scenarios.py walk.py world.py worlds.py)
+# All tests are spread over the processors; who has done its part takes from another.
+SPREAD := --numprocesses auto --dist worksteal
+NIGHTLY := -m 'slow or not slow'
+
+# What every build tests both ways, interpreted and compiled: a walk that compares all columns after each call, the ledger, and the
+# scheduler's own walks. The rest, with what explores worlds, is for the night.
+BOTH_WAYS := tests/both_ways tests/ledger $(addprefix tests/offload/test_offload,.py _walks.py)
+ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \
+  $(addprefix testing/test_,explore.py ledger_world.py scenarios.py walk.py world.py worlds.py))
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
 LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_walks.py \
@@ -38,7 +44,7 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang model test-model bench-model test-mooncake bench-mooncake spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -51,34 +57,33 @@ test: lint types unit  ## everything that must pass: lint, types, tests
 
 check: lint types  ## lint, types and the quick tests: under two minutes on two cores
 	@echo 'check: tests, without $(words $(LONG)) that are slow'
-	@$(BIN)/python -m pytest --numprocesses auto $(foreach each,$(LONG),$(if $(findstring ::,$(each)),--deselect,--ignore)=$(each)) $(ARGS)
+	@$(BIN)/python -m pytest $(SPREAD) $(foreach each,$(LONG),$(if $(findstring ::,$(each)),--deselect,--ignore)=$(each)) $(ARGS)
 
 unit: $(VENV)/.dev
 	@echo 'tests'
-	@$(AGAIN) -m pytest --numprocesses auto $(ARGS)
-	@$(if $(strip $(ARGS)),,$(call both-ways,compiled,checked,))
+	@$(AGAIN) -m pytest $(SPREAD) $(ARGS)
+	@$(if $(strip $(ARGS)),,$(call both-ways,compiled,checked,,$(BOTH_WAYS)))
 
-# $(1) is the folder below build, $(2) the way to compile, $(3) what the tests' environment has besides. Status 3: there is no compiler here, which is no failure.
+# $(1) is the folder below build, $(2) the way to compile, $(3) what the tests' environment has besides, $(4) the tests. Status 3: there is no compiler here, which is no failure.
 define both-ways
 $(BIN)/python compile_core.py build/$(1) --as $(2); status=$$?; \
 if [ $$status -eq 3 ]; then echo 'the tests of the core ran interpreted only' >&2; exit 0; fi; \
 [ $$status -eq 0 ] && cd build/$(1) && $(3) PYTHONPATH=$(CURDIR)/build/$(1) BLOCKLIFE_EXPECT_CORE=compiled \
-  $(CURDIR)/$(BIN)/python -m tests.again $(CURDIR)/$(BIN)/python -m pytest --numprocesses auto -m 'not slow and not interpreted' \
-  $(or $(ARGS),$(addprefix tests/,$(BOTH_WAYS)))
+  $(CURDIR)/$(BIN)/python -m tests.again $(CURDIR)/$(BIN)/python -m pytest $(SPREAD) -m 'not slow and not interpreted' $(or $(ARGS),$(4))
 endef
 
 compiled: $(VENV)/.dev  ## a copy of the project in build/compiled whose core runs compiled, with checks of every index; only what changed is built
 	@$(BIN)/python compile_core.py build/compiled
 
 test-compiled: $(VENV)/.dev  ## the tests of ledger, scheduler and explorer with the core compiled
-	@$(call both-ways,compiled,checked,)
+	@$(call both-ways,compiled,checked,,$(ALL_BOTH_WAYS))
 
 # The interpreter is not built with them, so that theirs must be loaded first; it leaks by design, and its own allocator would hide much.
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
 test-sanitized: $(VENV)/.dev  ## the same under gcc's sanitizers for addresses and undefined behaviour, without those checks
-	@$(call both-ways,sanitized,sanitized,$(SANITIZED))
+	@$(call both-ways,sanitized,sanitized,$(SANITIZED),$(ALL_BOTH_WAYS))
 
 bench-compiled: $(VENV)/.dev  ## make bench with the core compiled as it is shipped
 	@$(BIN)/python compile_core.py build/shipped --as shipped
@@ -97,7 +102,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/python -m ruff format --quiet --check .
 
 explore: $(VENV)/.dev mutants  ## the deeper runs: large worlds, all mutants from nothing, a long walk
-	@$(BIN)/python -m pytest --numprocesses auto -m slow $(ARGS)
+	@$(BIN)/python -m pytest $(SPREAD) -m slow $(ARGS)
 	@$(BIN)/blocklife check --walk 200000 --seed 1
 
 mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write specs/mutants.md
@@ -127,16 +132,17 @@ TIERING := tests/v1/kv_offload/tiering
 
 test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's own with the watch attached, each release's against our connector
 	@for release in $(VLLM); do \
-	  $(AGAIN) -m tests.vllm.run --ours $$release --numprocesses auto $(ARGS) || exit 1; \
+	  $(AGAIN) -m tests.vllm.run --ours $$release $(SPREAD) $(ARGS) || exit 1; \
 	done
 	@$(AGAIN) -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload $(TIERING)
 	@for release in $(filter $(TAKEN),$(VLLM)); do \
-	  $(BIN)/python -m tests.vllm.run --types $$release || exit 1; \
 	  $(AGAIN) -m tests.vllm.run $$release -q -p behaviour $(OFFLOADING)/test_scheduler.py || exit 1; \
 	done
+	@$(BIN)/python -m tests.vllm.run --types $(firstword $(VLLM))
 
 nightly-vllm: $(VENV)/.dev  ## the same in seven releases, the tables of seed bugs and of planted ones, a thousand runs with random features, and a million steps under the watch: hours
-	@$(MAKE) --silent test-vllm VLLM='$(TAKEN) 0.23.0 0.22.1 0.21.0'
+	@$(MAKE) --silent test-vllm VLLM='$(TAKEN) 0.23.0 0.22.1 0.21.0' ARGS="$(NIGHTLY)"
+	@for release in $(TAKEN); do $(BIN)/python -m tests.vllm.run --types $$release || exit 1; done
 	@$(BIN)/python -m tests.vllm.watched seeds
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.planted
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.fuzz --runs 1000
@@ -156,12 +162,12 @@ sglang: $(BIN)/python  ## fetch SGLang's cache side for tests: 0.6 GB, once (SGL
 	@$(BIN)/python -m tests.sglang.fetch $(if $(SOURCES),--sources $(SOURCES)) $(SGLANG)
 
 nightly-sglang: $(VENV)/.dev sglang  ## our tests in all releases of SGLang, and random traffic in the newest under the watch: 500 000 steps (STEPS=100000, say)
-	@$(MAKE) --silent test-sglang
+	@$(MAKE) --silent test-sglang ARGS="$(NIGHTLY)"
 	@$(BIN)/python -m tests.sglang.run --python $(firstword $(SGLANG)) -m tests.sglang.nightly $(if $(STEPS),--steps $(STEPS))
 
 test-sglang: $(VENV)/.dev sglang  ## our tests under SGLang's real scheduler and cache, and its own unit tests where a checkout was fetched
 	@for release in $(SGLANG); do \
-	  $(AGAIN) -m tests.sglang.run $$release --numprocesses auto $(ARGS) || exit 1; \
+	  $(AGAIN) -m tests.sglang.run $$release $(SPREAD) $(ARGS) || exit 1; \
 	done
 	@if test -d .sglang/sources; then $(AGAIN) -m tests.sglang.run --theirs $(firstword $(SGLANG)) -n 2; \
 	else echo "SGLang's own tests are not here (make sglang SOURCES=a checkout of it)"; fi
@@ -170,7 +176,10 @@ model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8
 	@$(BIN)/python -m tests.model.fetch
 
 test-model: $(VENV)/.dev model  ## real models behind vLLM: the same tokens with our connector as without, and controls that go red
-	@$(AGAIN) -m tests.model.run --numprocesses auto $(ARGS)
+	@$(AGAIN) -m tests.model.run $(SPREAD) $(ARGS)
+
+nightly-model: $(VENV)/.dev model  ## the same, all of it: every model with every choice, and servers that end and start again
+	@$(MAKE) --silent test-model ARGS="$(NIGHTLY)"
 
 bench-model: $(VENV)/.dev  ## time to the first token and tokens a second of conversations: computed, hit on the device, hit in host memory
 	@$(BIN)/python -m tests.model.fetch big

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.plugins.again_notes import NOTES, ONLY, die_with_parent
+from tests.plugins.again_notes import NOTES, ONLY, SHARED, die_with_parent
 from tests.programs import refused
 from tests.shelf import ON_PATH, PROJECT
 
@@ -98,7 +98,7 @@ def run(words: Sequence[str], around: Mapping[str, str], only: Sequence[str] = (
     shares_terminal = sys.stdin.isatty()
     with tempfile.TemporaryDirectory() as scratch:
         notes = Path(scratch, "notes.json")
-        environ = {**around, NOTES: str(notes)}
+        environ = {**around, NOTES: str(notes), SHARED: scratch}
         environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [around.get("PYTHONPATH")]), *ON_PATH])
         more = ["-p", "again_notes"]
         if only:

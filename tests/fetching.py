@@ -31,6 +31,8 @@ STEP_S = 2.0
 """A new line of progress comes at most this often."""
 PAUSE_S = 10.0
 """A command that says nothing new is known to be still at work after so long."""
+INSTALL = ("-m", "pip", "install", "--no-deps", "--no-compile")
+"""What stands behind the interpreter. Of large packages little is imported, and that is compiled then."""
 _TOLD = re.compile(
     r"\s*(Collecting \S+|(Downloading|Using cached) \S+ \(.*\)|Preparing metadata|Installing collected packages)"
 )
@@ -169,7 +171,7 @@ def make_environment(shelf: Shelf, size: str, asked: Sequence[tuple[str, str]]) 
         shutil.rmtree(shelf.environment)
     wanted = [line for line in shelf.requirements.read_text(encoding="utf-8").splitlines() if "==" in line]
     say(f"environment: {len(wanted)} packages, {size}")
-    pip = (shelf.python, "-m", "pip", "install", "--no-deps", "--only-binary", ":all:")
+    pip = (shelf.python, *INSTALL, "--only-binary", ":all:")
     watched([sys.executable, "-m", "venv", shelf.environment], shelf, "environment")
     watched([*pip, "--requirement", shelf.requirements], shelf, "environment", total=len(wanted))
     for program, complaint in asked:
@@ -183,7 +185,7 @@ def install_blocklife(shelf: Shelf) -> None:
         return
     say("environment: installing blocklife from the working tree")
     shelf.stamp_of_blocklife.unlink(missing_ok=True)
-    pip = (shelf.python, "-m", "pip", "install", "--no-deps", "--no-build-isolation")
+    pip = (shelf.python, *INSTALL, "--no-build-isolation")
     watched([*pip, "--editable", PROJECT], shelf, "blocklife in the environment")
     stamped(shelf.stamp_of_blocklife, entry_points())
 

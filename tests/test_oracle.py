@@ -202,6 +202,7 @@ def test_every_guard_is_seen_to_hold_and_to_fail(lifecycle: type[Lifecycle]) -> 
     assert taken == set(table.rows)
 
 
+@pytest.mark.sampled
 @parametrize
 @pytest.mark.parametrize("seed", [1, 20_240])
 def test_long_walks_agree_step_by_step(lifecycle: type[Lifecycle], seed: int) -> None:

@@ -15,7 +15,7 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy as clone
 from typing import Any, NoReturn, cast
 
@@ -49,7 +49,8 @@ from blocklife.testing.mutants._planting import Undo, rewire
 from tests.worlds import Claims, Content, Device, DeviceFault, compare, world_key
 
 SEED = 20_000
-NUM_WALKS = 80
+NUM_WALKS, NUM_WALKS_NIGHTLY = 20, 60
+"""In each world; those of the night are others."""
 NUM_STEPS = 220
 EVENTUALLY = 1e9
 KEYS = [bytes([letter]) for letter in b"klmnopqrstuvwxyz"]
@@ -596,10 +597,15 @@ WORLDS = [(contract, workers) for contract in Contract for workers in (1, 2)]
 
 @pytest.fixture(scope="module")
 def all_walks() -> tuple[Counter[str], Counter[str]]:
-    """Every walk, once: the rows taken, and the refusals met."""
+    """The walks of a build, once: the rows taken, and the refusals met."""
+    return walked(range(NUM_WALKS))
+
+
+def walked(numbers: Iterable[int]) -> tuple[Counter[str], Counter[str]]:
+    """Walks through every world: the rows taken, and the refusals met."""
     taken: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
-    for number in range(NUM_WALKS):
+    for number in numbers:
         for contract, workers in WORLDS:
             walker = Walker(SEED + number, contract, workers).run(NUM_STEPS)
             taken.update(rows_taken(walker.ledger))
@@ -613,6 +619,14 @@ def test_walks_find_nothing_and_drain(all_walks: tuple[Counter[str], Counter[str
 
     assert refusals["MisuseError"] > 1000
     assert refusals["CapacityError"] > 100
+
+
+@pytest.mark.slow
+def test_more_walks_find_nothing_and_drain() -> None:
+    """The same, further on."""
+    _, refusals = walked(range(NUM_WALKS, NUM_WALKS + NUM_WALKS_NIGHTLY))
+
+    assert refusals["MisuseError"] > 1000
 
 
 def test_walks_take_every_row_but_those_listed(all_walks: tuple[Counter[str], Counter[str]]) -> None:

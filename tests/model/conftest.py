@@ -16,14 +16,24 @@ NEED_NO_MODEL = {"test_model_tools.py", "test_bench_report.py"}
 class Absent(pytest.Module):
     """A test module that is not imported, for what it imports is not here."""
 
+    why = "no real model is here (make model test-model)"
+
     def collect(self) -> NoReturn:
         """No test: a reason."""
-        pytest.skip("no real model is here (make model test-model)", allow_module_level=True)
+        pytest.skip(self.why, allow_module_level=True)
+
+
+class Elsewhere(Absent):
+    """A test module that needs no real model, and is run where there is none."""
+
+    why = "it needs no real model (make unit runs it)"
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Keep modules that need vLLM and its kernels from being imported without them."""
-    if module_path.name in NEED_NO_MODEL or MODELS in os.environ:
+    needs, is_here = module_path.name not in NEED_NO_MODEL, MODELS in os.environ
+    if needs is is_here:
         return None
-    absent: pytest.Module = Absent.from_parent(parent, path=module_path)
-    return absent
+    kind = Absent if needs else Elsewhere
+    left_out: pytest.Module = kind.from_parent(parent, path=module_path)
+    return left_out

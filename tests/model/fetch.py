@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fetching import FetchError, carry_out, say, stamped, watched
+from tests.fetching import INSTALL, FetchError, carry_out, say, stamped, watched
 from tests.model.shelf import CHECKSUM, KERNELS, RELEASE, REQUIREMENTS, ModelShelf
 from tests.programs import HANGS_S
 from tests.vllm.fetch import make_releases
@@ -47,7 +47,7 @@ def make_packages(shelf: ModelShelf) -> None:
     wanted = [line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if "==" in line]
     say(f"packages for models: {len(wanted)}, about 30 MB")
     shelf.stamp.unlink(missing_ok=True)
-    pip = (shelf.shelf.python, "-m", "pip", "install", "--no-deps", "--only-binary", ":all:")
+    pip = (shelf.shelf.python, *INSTALL, "--only-binary", ":all:")
     watched([*pip, "--requirement", REQUIREMENTS], shelf.shelf, "packages for models", total=len(wanted))
     stamped(shelf.stamp, shelf.fingerprint)
 

@@ -22,6 +22,7 @@ from tests.model.workload import Ask
 BELOW = "vllm:kv_offload_below_"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
 def test_another_engine_hits_what_the_first_one_has_computed(model: str, chunk: int, tmp_path: Path) -> None:
@@ -72,6 +73,7 @@ async def answer(server: Server, asks: Sequence[Ask]) -> tuple[dict[str, tuple[i
         return answers, await come_to_rest(session)
 
 
+@pytest.mark.slow
 def test_two_servers_share_a_store_and_outlive_it(tmp_path: Path) -> None:
     """One has computed what the other one hits. Then the folder is removed under load: tokens stay right, and metrics tell."""
     folder = tmp_path / "store"

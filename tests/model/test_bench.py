@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.interrupts import interruptible
 from tests.model.bench.records import VARIANTS, from_json
 
@@ -23,6 +25,7 @@ def command(*words: str) -> Sequence[str]:
     return (sys.executable, "-W", "ignore", "-m", "tests.model.bench", *TINY, *words)
 
 
+@pytest.mark.slow
 def test_every_row_has_the_same_tokens_and_hits_from_where_it_says(tmp_path: Path) -> None:
     ran = subprocess.run(command("--json"), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -45,6 +48,7 @@ def test_every_row_has_the_same_tokens_and_hits_from_where_it_says(tmp_path: Pat
     assert all(variant.what in printed.stdout for variant in VARIANTS.values())
 
 
+@pytest.mark.slow
 def test_row_fails_whose_prefix_stays_on_the_device() -> None:
     """A device with room for all: what returns is still there, and is not loaded from the host."""
     ran = subprocess.run(
@@ -57,6 +61,7 @@ def test_row_fails_whose_prefix_stays_on_the_device() -> None:
     assert "6 of 6 requests found tokens on the device" in ran.stderr
 
 
+@pytest.mark.slow
 def test_interrupt_ends_all_engines() -> None:
     with interruptible():
         running = subprocess.Popen(

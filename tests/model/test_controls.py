@@ -12,6 +12,7 @@ from tests.model.connectors import FAULTS, Copies
 from tests.model.test_tokens import MODELS, SEED, differing, engine_with, reference, waves
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("model", MODELS)
 def test_wrong_bytes_give_other_tokens(model: str, fault: str) -> None:

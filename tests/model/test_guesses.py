@@ -102,6 +102,7 @@ def all_is_right(running: Engine, answers: Answers, guesser: str, model: str, ki
     assert running.seen.loaded > 0, running.seen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("guesser", "model"), CASES)
 def test_tokens_and_guesses_are_those_of_no_connector(guesser: str, model: str) -> None:
     running, answers = answer(guesser, model)
@@ -109,6 +110,7 @@ def test_tokens_and_guesses_are_those_of_no_connector(guesser: str, model: str) 
     all_is_right(running, answers, guesser, model, "conversations")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("guesser", "model"), [("eagle", "repeats"), ("eagle", "both")])
 def test_tokens_and_guesses_stay_with_chunks_of_two_blocks(guesser: str, model: str) -> None:
     running, answers = answer(guesser, model, chunk=2)
@@ -116,6 +118,7 @@ def test_tokens_and_guesses_stay_with_chunks_of_two_blocks(guesser: str, model: 
     all_is_right(running, answers, guesser, model, "conversations")
 
 
+@pytest.mark.sampled(every=3, first=1)
 @pytest.mark.parametrize(("guesser", "model"), [("lookup", "repeats"), ("eagle", "repeats"), ("mtp", "mtp")])
 def test_tokens_and_guesses_stay_when_requests_are_preempted(guesser: str, model: str) -> None:
     running, answers = answer(guesser, model, "long")
@@ -131,6 +134,7 @@ def test_guesses_stay_where_texts_part_at_the_end_of_a_block() -> None:
     all_is_right(running, answers, "eagle", "repeats", "pairs")
 
 
+@pytest.mark.sampled(every=3, first=2)
 @pytest.mark.parametrize(("guesser", "model"), [("lookup", "repeats"), ("eagle", "repeats"), ("mtp", "mtp")])
 def test_wrong_bytes_give_other_tokens_in_spite_of_guesses(guesser: str, model: str) -> None:
     running, answers = answer(guesser, model, copies=Copies(fault="zeros", seed=SEED))

@@ -128,6 +128,7 @@ async def rules_counted(server: Server) -> set[str]:
     return {dict(labels)["rule"] for (metric, labels), value in found if metric == name and value == 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_ends_a_server_with_requests_in_flight_and_it_starts_again(number: signal.Signals) -> None:
     """All of its processes are gone when its clients are, and no client was told a wrong token until then.

@@ -16,6 +16,7 @@ import pytest
 from tests.model.connectors import Copies
 from tests.model.engine import Answers, Engine, Setting, engine
 from tests.model.workload import Wave, conversations, long_answers
+from tests.sparing import once
 
 MODELS = ("full", "windows", "both", "states")
 SEED = 1
@@ -49,8 +50,11 @@ def reference(model: str, long: bool = False) -> Answers:
 
 @functools.cache
 def _reference(model: str, long: bool) -> Answers:
-    with engine_with(model, blocks=512, prefix_caching=False) as running:
-        return running.answer(waves(model, long))
+    def answered() -> Answers:
+        with engine_with(model, blocks=512, prefix_caching=False) as running:
+            return running.answer(waves(model, long))
+
+    return once(f"reference-{model}-{long}", answered)
 
 
 def differing(answers: Answers, expected: Answers) -> list[str]:
@@ -85,6 +89,7 @@ def right(running: Engine, answers: Answers, expected: Answers) -> None:
     assert running.seen.loaded > 0, running.seen
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_prefix_cache_alone_changes_no_token(model: str) -> None:
     with engine_with(model, blocks=512) as running:
@@ -94,6 +99,7 @@ def test_a_prefix_cache_alone_changes_no_token(model: str) -> None:
     assert running.seen.hit_on_device > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tight", [False, True], ids=["roomy", "tight"])
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
@@ -107,6 +113,7 @@ def test_tokens_are_those_of_no_connector(model: str, mode: str, chunk: int, tig
     assert (running.seen.evicted > 0) is tight, running.seen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_stay_when_requests_are_preempted(model: str, asynchronous: bool) -> None:
@@ -118,6 +125,7 @@ def test_tokens_stay_when_requests_are_preempted(model: str, asynchronous: bool)
     assert running.seen.preemptions > 0, running.seen
 
 
+@pytest.mark.sampled(every=2, first=1)
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_stay_under_asynchronous_scheduling(model: str) -> None:
     deepest = 0
@@ -134,6 +142,7 @@ def test_tokens_stay_under_asynchronous_scheduling(model: str) -> None:
     assert deepest > 0, "no step was planned ahead of another one's end"
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_stay_when_requests_are_given_up_while_they_load(model: str) -> None:
     with engine_with(model, ours={"host_blocks": 256}, copies=Copies(2, 5, seed=SEED)) as running:
@@ -145,6 +154,7 @@ def test_tokens_stay_when_requests_are_given_up_while_they_load(model: str) -> N
     running.check()
 
 
+@pytest.mark.sampled(every=2, first=1)
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_stay_when_loads_fail(model: str) -> None:
     copies = Copies(shortest=0, longest=3, lost_loads=0.4, seed=SEED)
@@ -155,6 +165,7 @@ def test_tokens_stay_when_loads_fail(model: str) -> None:
     assert running.seen.lost_loads > 0, running.seen
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("model", ["full", "both"])
 def test_tokens_stay_with_two_ranks(model: str) -> None:
     with engine_with(model, ours={"host_blocks": 256}, copies=SLOW, ranks=2) as running:

@@ -130,6 +130,7 @@ def untrue(counts: Sequence[Samples], events: Events) -> Iterable[str]:
         yield f"{len(wrong)} of {len(ours)} blocks are told otherwise than by vLLM"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", TOLD_WRONG], ids=["true", "control"])
 def test_a_server_tells_the_truth_about_its_caches(fault: str, tmp_path: Path) -> None:
     below = {"below": f"fs:{tmp_path / 'store'}:256M", "below_wait_s": 30}

@@ -70,6 +70,7 @@ def right(running: Engine, answers: Answers, expected: Answers) -> None:
     assert running.seen.loaded > 0, running.seen
 
 
+@pytest.mark.sampled(every=2, first=1)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_watch_is_silent_over_conversations(model: str) -> None:
     with offloading(model, slots=TIGHT[model]) as running, strictly_watched(running):
@@ -79,6 +80,7 @@ def test_the_watch_is_silent_over_conversations(model: str) -> None:
     assert running.seen.evicted > 0, running.seen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_watch_is_silent_when_requests_are_preempted(model: str, asynchronous: bool) -> None:
@@ -90,6 +92,7 @@ def test_the_watch_is_silent_when_requests_are_preempted(model: str, asynchronou
     assert running.seen.waited > 0, "no copy was out when a step had to wait for it"
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_watch_is_silent_when_requests_are_given_up_while_they_load(model: str) -> None:
     with offloading(model) as running, strictly_watched(running):
@@ -139,6 +142,7 @@ HARMS = (
 """The host of the stale entries is so small that it refuses stores, which are made up for when the window has gone on."""
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: f"{harm.bug}-{harm.model}")
 def test_a_planted_bug_is_named_before_an_answer_is_wrong(harm: Harm) -> None:
     asked, expected = waves(harm.model, harm.is_long), reference(harm.model, harm.is_long)

@@ -888,6 +888,7 @@ class Walker:
 # --- the walks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("world", "seed"), SEEDED)
 def test_walks_find_nothing_and_drain(world: World, seed: int) -> None:
     """No call breaks a rule, no forward pass reads what is not its own, and everything comes home."""

@@ -19,6 +19,10 @@ NOTES = "BLOCKLIFE_AGAIN_NOTES"
 """The environment variable that names the file for the notes."""
 ONLY = "BLOCKLIFE_AGAIN_ONLY"
 """The one that has the tests to run, in JSON; where it is not set, all are run."""
+SHARED = "BLOCKLIFE_AGAIN_SHARED"
+"""The one that names a folder in which the workers of a run share what they make."""
+shared: str | None = None
+"""That folder, in a process that runs tests; what a test starts does not know it."""
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 """It is loaded here, for in a process that has just been forked it could wait for ever."""
 _PR_SET_PDEATHSIG = 1
@@ -81,8 +85,12 @@ class Selection:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A worker dies with the run, and the run with whoever has started it."""
+    global shared
     die_with_parent()
-    if hasattr(config, "workerinput"):
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None):
+        shared = os.environ.pop(SHARED, None)
+    if is_worker:
         return
     config.pluginmanager.register(Notes(Path(os.environ[NOTES])))
     if wanted := os.environ.get(ONLY):

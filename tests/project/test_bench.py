@@ -21,6 +21,7 @@ from tests.bench.offload import BLOCK, PROMPT, PlainTables, PlainWheel, World
 from tests.bench.targets import STEP
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("suite", SUITES)
 def test_bench_suite_measures_something(suite: str) -> None:
     """Every suite gives named figures with a unit, and a ratio where there is a peer."""
@@ -42,6 +43,7 @@ def test_bench_derives_the_ratio() -> None:
     assert Figure(name="a", ours=2.0, unit="states a second", peer_name="b", peer=5.0, rate=True).ratio == 0.4
 
 
+@pytest.mark.slow
 def test_bench_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Both outputs carry the same figures."""
     main(["--smoke", "lifecycle"])

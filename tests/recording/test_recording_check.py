@@ -150,6 +150,7 @@ def test_check_finds_nothing_in_a_real_recording(contract: Contract) -> None:
     assert "legal: every transition" in str(verdict)
 
 
+@pytest.mark.sampled(every=2)
 @BOTH
 @pytest.mark.parametrize(
     ("groups", "chunk", "asynchronous", "mode"),

@@ -28,6 +28,12 @@ class Absent(pytest.Module):
         pytest.skip(self.why, allow_module_level=True)
 
 
+class Elsewhere(Absent):
+    """A test module that needs no SGLang, and is run where there is none."""
+
+    why = "it needs no SGLang (make unit runs it)"
+
+
 class Unlinked(Absent):
     """A test module of the linker, under a release that it does not support."""
 
@@ -36,15 +42,17 @@ class Unlinked(Absent):
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Keep modules that need SGLang from being imported without it."""
+    is_here = importlib.util.find_spec("sglang") is not None
+    kind: type[Absent] | None = Absent
     if module_path.name in NEED_NO_SGLANG:
+        kind = Elsewhere if is_here else None
+    elif is_here:
+        linked = numbers_of(importlib.metadata.version("sglang")) == numbers_of(LINKED)
+        kind = None if linked or module_path.name not in NEED_LINKED else Unlinked
+    if kind is None:
         return None
-    kind = Absent
-    if importlib.util.find_spec("sglang") is not None:
-        if module_path.name not in NEED_LINKED or numbers_of(importlib.metadata.version("sglang")) == numbers_of(LINKED):
-            return None
-        kind = Unlinked
-    absent: pytest.Module = kind.from_parent(parent, path=module_path)
-    return absent
+    left_out: pytest.Module = kind.from_parent(parent, path=module_path)
+    return left_out
 
 
 @pytest.fixture(autouse=True)

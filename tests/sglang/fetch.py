@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests import fetching
-from tests.fetching import FetchError, carry_out, install_blocklife, say, watched, with_releases
+from tests.fetching import INSTALL, FetchError, carry_out, install_blocklife, say, watched, with_releases
 from tests.sglang.releases import CHECKSUMS, DEFAULT, Shelf, transformers_of
 from tests.sglang.run import surroundings
 
@@ -102,7 +102,7 @@ def make_transformers(shelf: Shelf, release: str) -> None:
     partial = target.with_name(f".part-{wanted}")
     if partial.exists():
         shutil.rmtree(partial)
-    pip = (shelf.python, "-m", "pip", "install", "--no-deps", "--only-binary", ":all:")
+    pip = (shelf.python, *INSTALL, "--only-binary", ":all:")
     watched([*pip, "--target", partial, f"transformers=={wanted}", *BESIDE], shelf, f"transformers {wanted}")
     partial.rename(target)
 

@@ -43,6 +43,7 @@ def test_story_shows_its_fault(story: found.Story) -> None:
     assert words in seen
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(RELEASE != "0.5.23", reason="one release is enough")
 def test_story_needs_nothing_of_blocklife() -> None:
     """It runs where blocklife cannot be imported, prints one line, and its exit status says whether the fault shows."""

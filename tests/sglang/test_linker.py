@@ -69,6 +69,7 @@ def run(name: str, world: World, seed: int, plant: Callable[[Any], None] = lambd
     return LinkedRun(judge(name, world, seed, STEPS, on_rank), ranks)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", sorted(LINKED))
 def test_every_byte_is_right_in_random_traffic(name: str) -> None:
     """No seed shows anything but requests that were given up, memory is whole at the end, and pages went both ways."""

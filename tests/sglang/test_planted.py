@@ -60,6 +60,7 @@ UNSEEN = (("load_leaves_out_a_layer", "pages", 0),)
 """Bugs that are not seen, with a world and a seed in which they do harm."""
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "world", "seed"), SHOWN, ids=lambda each: str(each))
 def test_planted_bug_is_named_before_it_does_harm(name: str, world: str, seed: int) -> None:
     """It fires, it does harm, and a rule falls in the step of the harm or ahead of it."""
@@ -71,6 +72,7 @@ def test_planted_bug_is_named_before_it_does_harm(name: str, world: str, seed: i
     assert run.verdict == "in time"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "seed"), sorted({(world, seed) for _, world, seed in SHOWN + UNSEEN}))
 def test_same_run_without_a_bug_is_silent(world: str, seed: int) -> None:
     """No rule falls, and nothing is wrong."""

@@ -152,6 +152,7 @@ def test_processes_find_what_one_finds_in_a_world_of_the_ledger() -> None:
     assert shared.digest() == alone.digest()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("row", SEEDS, ids=lambda row: row.mutant[:2])
 def test_processes_find_the_same_counterexample(row: PageRow, every: bool) -> None:

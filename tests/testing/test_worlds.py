@@ -47,6 +47,7 @@ from blocklife.testing.worlds._format import (
 from blocklife.testing.worlds._pinned import COUNTS, WORLDS, Counts, Pinned, pinned_world, worlds_table
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 from tests.engines import without
+from tests.sparing import once
 
 PAGE = Path(__file__).parents[2] / "specs" / "testing.md"
 SMALL = [each for each in WORLDS if not each.large]
@@ -81,7 +82,12 @@ class Seen(NamedTuple):
 
 @cache
 def seen(name: str) -> Seen:
-    """A pinned world, explored once however many tests ask."""
+    """A pinned world, explored once however many tests and processes ask."""
+    return once(f"world-{name}", lambda: explored(name))
+
+
+def explored(name: str) -> Seen:
+    """A pinned world, explored now."""
     world = World(pinned_world(name).settings)
     found = explore(world, processes=1)
     taken = frozenset(f"{machine} {row}" for machine, rows in world.coverage().items() for row, times in rows.items() if times)

@@ -438,6 +438,7 @@ def test_engine_that_loses_a_worker_comes_to_its_end(asynchronous: bool) -> None
     assert engine.counts.violations == []
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_replay_with_default_faults_sees_everything(seed: int) -> None:
     """The default run under faults ends jobs in every way, and meets refusals, preemptions and flushes; it stays clean."""
@@ -702,6 +703,7 @@ FOUND_BY: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("checking", ["strict", "off"])
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

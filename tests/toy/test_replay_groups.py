@@ -69,6 +69,7 @@ COMBINATIONS = list(
 PARTS: list[list[Any]] = [list(dict.fromkeys(column)) for column in zip(*COMBINATIONS, strict=True)]
 
 
+@pytest.mark.sampled(every=7)  # no factor of their number, so that every choice is in it
 @pytest.mark.parametrize("number", range(len(COMBINATIONS)))
 def test_replay_is_clean_with_any_combination(number: int) -> None:
     """Every combination of six options; policy and workers, two more, are spread over them so that all pairs occur."""

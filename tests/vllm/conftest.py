@@ -38,6 +38,12 @@ class Absent(pytest.Module):
         pytest.skip(self.why, allow_module_level=True)
 
 
+class Elsewhere(Absent):
+    """A test module that needs no vLLM, and is run where there is none."""
+
+    why = "it needs no vLLM (make unit runs it)"
+
+
 class Unsupported(Absent):
     """A test module of the connector, under a release that it does not support."""
 
@@ -81,16 +87,16 @@ def _out_of_place(name: str) -> type[Absent] | None:
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Keep modules that need vLLM from being imported without it, and those that need one release under another."""
+    is_here = importlib.util.find_spec("vllm") is not None
+    kind: type[Absent] | None = Absent
     if module_path.name in NEED_NO_VLLM:
+        kind = Elsewhere if is_here else None
+    elif is_here:
+        kind = _out_of_place(module_path.name)
+    if kind is None:
         return None
-    if importlib.util.find_spec("vllm") is None:
-        absent: pytest.Module = Absent.from_parent(parent, path=module_path)
-        return absent
-    kind = _out_of_place(module_path.name)
-    if kind is not None:
-        skipped: pytest.Module = kind.from_parent(parent, path=module_path)
-        return skipped
-    return None
+    left_out: pytest.Module = kind.from_parent(parent, path=module_path)
+    return left_out
 
 
 @pytest.fixture

@@ -194,6 +194,7 @@ def test_tail_of_a_drafter_lies_behind_the_longest_hit_of_states() -> None:
     assert loaded(scene, prompt(62)) == {(0, names[3]), (0, names[7]), (0, names[9]), (1, names[8])}
 
 
+@pytest.mark.sampled
 @AHEAD
 @pytest.mark.parametrize("whole", [True, False], ids=["at once", "in two steps"])
 def test_prompt_of_a_drafter_comes_back_up_to_its_tail(whole: bool, ahead: bool) -> None:

@@ -68,6 +68,7 @@ def ask(rig: ConnectorRig, tokens: list[int], answer: int = 2) -> None:
 # --- scenes -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 def test_connector_brings_back_what_the_device_forgot(model: str, ahead: bool) -> None:
@@ -1056,6 +1057,7 @@ def test_connector_keeps_to_what_a_request_allows(
 CROWDED = WorldSpec((FULL,), num_gpu_blocks=24, host_blocks=40, max_num_seqs=6, max_num_batched_tokens=48, lag=Lag(0, 4))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("seed", [1, 2])
@@ -1067,6 +1069,7 @@ def test_connector_walks(model: str, ahead: bool, seed: int) -> None:
     assert rig.stored > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "extra",
     [
@@ -1090,6 +1093,7 @@ def test_connector_walks_with_other_choices(extra: Mapping[str, str | int | floa
     assert rig.stored > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "fail"])
 @pytest.mark.parametrize("model", MODELS)
 def test_connector_walks_with_failing_copies(model: str, recompute: bool) -> None:
@@ -1110,6 +1114,7 @@ def test_connector_walks_without_prefix_caching(model: str) -> None:
     assert rig.loaded > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", ["full and window", "all"])
 def test_connector_walks_with_three_steps_ahead(model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1132,6 +1137,7 @@ class Hurried(ConnectorRig):
         return name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("spare", [1, 3])
 def test_connector_walks_with_room_for_few_requests(spare: int, ahead: bool) -> None:
@@ -1161,6 +1167,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("model", DRAFTERS)
@@ -1198,6 +1205,7 @@ def test_walk_with_a_drafter_finds_what_is_stored_too_early(monkeypatch: pytest.
         walk(rig, 1, 60)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)
 def test_connector_walks_with_sessions(model: str, ahead: bool) -> None:
@@ -1287,6 +1295,7 @@ def test_connector_stores_nothing_more_of_a_session_whose_state_is_wrong() -> No
     assert {each.group for each in rig.corruptions} == {1}
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(MINOR < 33, reason="before 0.33 a configuration with this runner needs Triton")
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])

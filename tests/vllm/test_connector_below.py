@@ -134,6 +134,7 @@ def test_layers_with_gaps_and_a_store_below_are_refused(make: Make) -> None:
         make(evolve(ROOMY, groups=MODELS[GAPS]))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("model", [each for each in MODELS if each != GAPS])
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
@@ -359,6 +360,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[_Planted]:
     return _Planted
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("model", ["full", "full and window", "all"])
 def test_walks_over_a_store_with_faults(make: Make, planted: type[_Planted], model: str, seed: int) -> None:

@@ -46,6 +46,7 @@ def ready(rig: BesideRig) -> int:
     return rig.side.ledger._state.slots.column.count()[Slot.READY]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(3))
@@ -61,6 +62,7 @@ def test_connector_walks_beside_another(model: str, ahead: bool, seed: int) -> N
     assert rig.second.told.chosen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "fail"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)

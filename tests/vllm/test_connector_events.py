@@ -161,6 +161,7 @@ def test_nothing_is_kept_where_nobody_asked_for_it(monkeypatch: pytest.MonkeyPat
     assert {(len(event.block_hashes), event.block_size, event.group_idx) for event in heard.stored} <= {(1, 0, 0)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model", ["full", "full and window", "all", "blocks of two sizes"])
 def test_router_knows_what_the_host_has_after_random_traffic(model: str, seed: int) -> None:

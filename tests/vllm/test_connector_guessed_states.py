@@ -50,6 +50,7 @@ def guessing(monkeypatch: pytest.MonkeyPatch, model: str, seed: int, world: Worl
     return ConnectorRig(evolve(world, groups=groups, dense_retention=True), seed, drafts=True)
 
 
+@pytest.mark.sampled
 @AHEAD
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
@@ -64,6 +65,7 @@ def test_connector_walks_with_guesses_beside_states(
     assert rig.loaded > 0
 
 
+@pytest.mark.sampled
 @AHEAD
 @pytest.mark.parametrize("model", ["full and state", "drafter, window and state"])
 def test_connector_walks_with_guesses_beside_states_in_chunks_on_two_workers(

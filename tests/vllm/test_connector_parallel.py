@@ -81,6 +81,7 @@ def test_context_parallel_blocks_come_back(context: str, extra: Mapping[str, int
     assert rig.verified > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 def test_context_parallel_walks(context: str, ahead: bool) -> None:
@@ -141,6 +142,7 @@ LACKING = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("lacking", LACKING)
 @pytest.mark.parametrize("groups", [(FULL, WINDOW), (FULL, STATE)], ids=["window", "states"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])

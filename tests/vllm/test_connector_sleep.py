@@ -25,6 +25,7 @@ from tests.vllm.test_connector import MODELS, ROOMY, ask, prompt
 from tests.vllm.worlds import Extra, Lag
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)
 def test_connector_keeps_the_host_while_the_engine_sleeps(model: str, ahead: bool) -> None:

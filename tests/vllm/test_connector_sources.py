@@ -94,6 +94,7 @@ def rigs(tmp_path: Path) -> Iterator[list[BelowRig]]:
         rig.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("model", ["full and window", "all", "blocks of two sizes"])
 def test_counts_add_up_in_random_traffic(rigs: list[BelowRig], tmp_path: Path, model: str, seed: int) -> None:

@@ -71,6 +71,7 @@ def test_prompt_is_found_up_to_its_last_hash(model: str, ahead: bool, answer: in
     assert scene.sizes(Direction.LOAD) == tuple(4 if group.kind == "full" else 1 for group in MODELS[model])
 
 
+@pytest.mark.sampled
 @AHEAD
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("model", MODELS)
@@ -279,6 +280,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled
 @AHEAD
 @pytest.mark.parametrize("choice", OTHERS)
 def test_connector_walks_with_other_choices_and_tails(choice: str, ahead: bool) -> None:
@@ -303,6 +305,7 @@ def test_connector_walks_with_tails_whose_copies_fail(recompute: bool) -> None:
 # --- beside others ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @AHEAD
 @pytest.mark.parametrize("first", [False, True], ids=["other first", "ours first"])
 def test_connector_walks_with_tails_beside_another(first: bool, ahead: bool) -> None:
@@ -376,6 +379,7 @@ DRAFTED = {"shared": (DRAFTER, STATE), "own": (FULL, STATE, DRAFTER), "two of st
 GUESSED = evolve(CROWDED, groups=DRAFTED["shared"], num_gpu_blocks=60)
 
 
+@pytest.mark.sampled
 @AHEAD
 @pytest.mark.parametrize("model", DRAFTED)
 def test_connector_walks_with_tails_and_a_drafter(model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,7 @@ def test_request_of_a_failed_load_ends_and_who_shares_its_prompt_does_not(ahead:
     ask(rig, [*prompt(41), 7, 8, 9, 10], 3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("late", [False, True])
 def test_nobody_hits_what_was_named_behind_a_failed_load(ahead: bool, late: bool) -> None:
@@ -178,6 +179,7 @@ def test_engine_stops_where_vllm_cannot_be_told_of_a_failed_load(ahead: bool, mo
     assert not rig.finished.get("r1")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("seed", [1, 2])
@@ -190,6 +192,7 @@ def test_connector_walks_with_loads_within_steps(model: str, ahead: bool, seed: 
     assert (rig.side.ledger.flushes["within the step"] > 0) is (model in STATELESS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", STATELESS)
 @pytest.mark.parametrize("first", [False, True])
@@ -203,6 +206,7 @@ def test_connector_walks_beside_another_with_loads_within_steps(model: str, ahea
     assert rig.side.ledger.flushes["within the step"] > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("model", DRAFTERS)
@@ -229,6 +233,7 @@ def test_connector_walks_with_a_drafter_and_failing_loads_within_steps(seed: int
     assert rig.void_once
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("extra", [{}, {"blocks_per_chunk": 2}, {"max_jobs": 3}, {"mode": "lazy"}], ids=str)
 @pytest.mark.parametrize("tokens", [4, 12])
 def test_connector_walks_with_a_small_budget(extra: Mapping[str, object], tokens: int) -> None:
@@ -244,6 +249,7 @@ def test_connector_walks_with_a_small_budget(extra: Mapping[str, object], tokens
     assert within > 0 or tokens == 4 or "max_jobs" in extra
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(4))
 def test_connector_walks_with_failing_loads_within_steps(ahead: bool, seed: int) -> None:

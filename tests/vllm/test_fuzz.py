@@ -22,6 +22,7 @@ from tests.vllm.lag_copier import LagCopier
 SEEDS = range(40)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("first", SEEDS[::8])
 def test_random_runs_with_random_features_are_clean(first: int) -> None:
     for seed in range(first, first + 8):

@@ -22,6 +22,7 @@ def loopback(rig: PeerRig) -> Loopback:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("faults", [0.0, 0.1])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SPECS)

@@ -58,6 +58,7 @@ UNSEEN = (("late_report_after_reset", "resets", 3), ("files_of_other_keys", "bel
 """Bugs that nobody sees, with a world and a seed in which they do harm."""
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "world", "seed", "rule"), SHOWN, ids=lambda each: str(each))
 def test_planted_bug_is_named_before_it_does_harm(name: str, world: str, seed: int, rule: str) -> None:
     """It fires, it does harm, and its rule falls first, in the step of the harm or ahead of it."""
@@ -69,6 +70,7 @@ def test_planted_bug_is_named_before_it_does_harm(name: str, world: str, seed: i
     assert (run.first, run.verdict) == (rule, "in time")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "seed"), sorted({(world, seed) for _, world, seed, _ in SHOWN}))
 def test_same_run_without_a_bug_is_silent(world: str, seed: int) -> None:
     """No rule falls, and nothing is wrong."""

@@ -84,6 +84,7 @@ def test_every_script_is_expected_to_say_something() -> None:
     assert {script.stem for script in SCRIPTS} == set(SAID)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAID)
 def test_script_shows_its_fault(name: str, played: Mapping[tuple[str, str], tuple[int, str]]) -> None:
     """It exits 0 and prints one line that says what was seen."""
@@ -93,6 +94,7 @@ def test_script_shows_its_fault(name: str, played: Mapping[tuple[str, str], tupl
     assert status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAID)
 def test_script_says_when_the_fault_is_mended(name: str, played: Mapping[tuple[str, str], tuple[int, str]]) -> None:
     """With what its report suggests in vLLM, it exits 1."""
@@ -102,6 +104,7 @@ def test_script_says_when_the_fault_is_mended(name: str, played: Mapping[tuple[s
     assert status == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAID)
 def test_script_says_what_it_does_when_asked(name: str, played: Mapping[tuple[str, str], tuple[int, str]]) -> None:
     status, said = played[name, "help"]
@@ -110,6 +113,7 @@ def test_script_says_what_it_does_when_asked(name: str, played: Mapping[tuple[st
     assert "Exit status: 0" in said
 
 
+@pytest.mark.slow
 def test_faults_of_chunks_show_in_the_cells_that_the_page_names_and_in_no_other() -> None:
     """A corner of the tables, with cells of both kinds; `figures` plays all of them."""
     rows = list(figures.rows(False, windows=(1, 3), chunks=(2, 3, 5)))
@@ -119,6 +123,7 @@ def test_faults_of_chunks_show_in_the_cells_that_the_page_names_and_in_no_other(
     assert [each for each in rows if "NOT AS SAID" in each] == []
 
 
+@pytest.mark.slow
 def test_random_resets_spoil_answers() -> None:
     """What finding 4 does to users, under default settings."""
     wrong, answers = figures.wrong_answers(0)

@@ -37,6 +37,7 @@ def impossible(groups: str, chunk: int, connector: Connector) -> str | None:
     return None
 
 
+@pytest.mark.sampled(pairs=True)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 4])

@@ -30,6 +30,7 @@ def played(name: str, seed: int, steps: int = STEPS) -> tuple[Rig, Watch]:
     return rig, watch
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", TIERED)
 def test_watch_is_silent_and_every_byte_is_right(name: str, seed: int) -> None:
@@ -46,6 +47,7 @@ def test_watch_is_silent_and_every_byte_is_right(name: str, seed: int) -> None:
     assert watch.mirror.below.left_behind() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["below", "below-faults"])
 def test_watch_that_comes_late_is_silent(name: str, seed: int) -> None:

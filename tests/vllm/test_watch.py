@@ -175,6 +175,7 @@ def test_vllm_logs_one_line_when_asked_to() -> None:
     assert line.endswith("life 2, request r0)")
 
 
+@pytest.mark.slow
 def test_vllm_counts_when_asked_to() -> None:
     """A counter with the rule as its label, in the registry that vLLM's server shows; nothing is said."""
     ran = run(PLAYED, STORY, settings={"BLOCKLIFE_WATCH": "count"})
@@ -252,6 +253,7 @@ def test_vllm_falls_with_the_story_when_the_watch_is_strict(tmp_path: Path, caps
     assert main(["recording", "check", words[2]]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
