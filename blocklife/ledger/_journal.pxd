@@ -4,6 +4,7 @@
 cdef class Journal:
     cdef public Py_ssize_t most, size
     cdef public object entries, hooks, refusals, errors, stage, untold
+    cdef public list noted
     cdef public long long plan, sequence, calls
     cdef public tuple watchers
     cdef public str request

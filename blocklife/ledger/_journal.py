@@ -82,7 +82,9 @@ class Journal:
         """The number of the latest step."""
         self.calls = 0
         """How many outermost calls were begun."""
-        self.untold: deque[Entry | SlotChange | RefusedError] = deque()
+        self.noted: list[Entry] = []
+        """Steps of the verb that is being made, which hooks want to hear of."""
+        self.untold: deque[LedgerTransition | SlotChange | RefusedError] = deque()
         """What hooks and watchers will be told when the outermost call has made its last write."""
         self._interrupted = ""
 
@@ -108,7 +110,7 @@ class Journal:
         if self.hooks.active and self.hooks.hears(machine, rows):  # an epoch may change again before the verb is over
             epoch = self._blocks.epoch
             epochs = [epoch[place] for place in ids] if machine == "block" else _NONE
-            self.untold.append((*entry[:6], epochs, job, jobs, name or self.request))
+            self.noted.append((*entry[:6], epochs, job, jobs, name or self.request))
 
     def history(self, machine: str, place: int) -> list[str]:
         """`Ledger.history`."""
@@ -167,6 +169,8 @@ class Journal:
         if unwritten or stage is _ASKING or isinstance(problem, BlocklifeError):
             self.request = ""
             self.stage = CallStage.IDLE
+            if self.noted:
+                self.end_verb()
             if isinstance(problem, RefusedError) and self.refusals.active:
                 self.untold.append(problem)
             if self.untold:
@@ -188,9 +192,14 @@ class Journal:
                 elif isinstance(told, RefusedError):
                     self._tell_refusal(told)
                 else:
-                    self.hooks.tell((self._told(told),))
+                    self.hooks.tell((told,))
         finally:
             self.stage = CallStage.IDLE
+
+    def end_verb(self) -> None:
+        """A verb has made its last write: what is told of its steps is known now, and may be another after the next verb."""
+        self.untold.extend(map(self._told, self.noted))
+        self.noted.clear()
 
     def _note_slots(self, stored: bool, slots: Sequence[int]) -> None:
         self.untold.append(SlotChange(stored, tuple(slots)))
@@ -241,6 +250,7 @@ def _outermost(
     def run(owner: JournaledT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
         journal = owner.calls
         if opens and journal.stage is _CLOSED:
+            journal.noted.clear()
             journal.untold.clear()
             journal.stage = _IDLE
         if journal.stage is not _IDLE:
@@ -248,7 +258,10 @@ def _outermost(
                 journal.refuse(name)
             elif writes:
                 journal.stage = _WRITING
-            return method(owner, *args, **kwargs)
+            found = method(owner, *args, **kwargs)
+            if journal.noted:
+                journal.end_verb()
+            return found
         begun = journal.sequence
         journal.calls += 1
         try:
@@ -269,6 +282,8 @@ def _outermost(
             if journal.errors.pending:
                 journal.errors.end()
             raise
+        if journal.noted:
+            journal.end_verb()
         if journal.untold:
             journal.tell()
         if journal.errors.pending:

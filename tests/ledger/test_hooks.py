@@ -12,6 +12,7 @@ import pytest
 
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, Ledger, LedgerMove, LedgerTransition, Refusal, block_of
+from blocklife.ledger._journal import call
 from blocklife.lifecycle import Transition
 from blocklife.states import Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife
 from tests.test_hooks import Lamp, LampLife, later
@@ -61,6 +62,29 @@ def test_record_of_jobs_names_who_they_are_made_for() -> None:
         (jobs[1].ids[0], "b", "all_ok"),
         (orphan, "", "all_ok"),
     ]
+
+
+class TwoVerbs:
+    """A call made of several verbs, as those of a scheduler are."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.calls = ledger, ledger.calls
+
+    @call
+    def hand_out_twice(self) -> None:
+        """The same block for one group and, after its release, for another."""
+        for group in (1, 0):
+            self.ledger.allocate("a", 1, group)
+            self.ledger.release("a", [len(self.ledger.table("a", group)) - 1], group)
+
+
+def test_record_tells_what_was_so_when_its_verb_was_over() -> None:
+    """Hooks are told at the end of the outermost call, of each step as it was then."""
+    ledger = make_ledger(num_blocks=2, groups=2)
+    with ledger.on(BlockLife.allocate) as heard:
+        TwoVerbs(ledger).hand_out_twice()
+
+    assert [(move.place, move.group) for move in moves(heard.heard)] == [(1, 1), (1, 0)]
 
 
 def test_record_of_a_request_has_its_name() -> None:

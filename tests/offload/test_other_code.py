@@ -13,6 +13,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -608,6 +609,12 @@ def interrupted_at(number: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
+def apart(work: Callable[[], None]) -> None:
+    """Do something in a thread of its own: Python may take an exception there for one that is still dealt with."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
 def small() -> Ledger:
     """A ledger in which a request holds three blocks."""
     ledger = Ledger(Limits(num_blocks=9, num_slots=4))
@@ -631,6 +638,10 @@ VERBS: dict[str, Callable[[Ledger], object]] = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_interrupt_at_any_byte_code_is_never_passed_over(verb: str) -> None:
     """The ledger is as before the call or as after it, or every further call is refused with one sentence."""
+    apart(partial(interrupt_everywhere, verb))
+
+
+def interrupt_everywhere(verb: str) -> None:
     before, after = small(), small()
     with suppress(RefusedError):
         VERBS[verb](after)
@@ -672,6 +683,10 @@ def refusal_of(call: Call[object]) -> str:
 @pytest.mark.parametrize("seed", range(200))
 def test_interrupted_step_goes_on_or_is_refused(seed: int) -> None:
     """At a random byte code of a random step, with hooks and without: what is not whole answers nothing any more."""
+    apart(partial(interrupt_somewhere, seed))
+
+
+def interrupt_somewhere(seed: int) -> None:
     engine, draw = Engine(seed), random.Random(seed)
     if seed % 2:
         engine.ledger.on(hook=lambda _: None)
