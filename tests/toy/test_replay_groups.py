@@ -524,7 +524,7 @@ PLANTS: dict[Callable[[Patch], None], int] = {
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_replay_finds_a_planted_bug_of_groups(plant: Callable[[Patch], None], checking: Checking, monkeypatch: Patch) -> None:
     """A small hybrid world is clean, and is not with the bug."""
-    workload = chats(60, mean_turns=5)
+    workload = chats(120, mean_turns=5)
     chosen = options(workload, HYBRID, PLANTS[plant], checking=checking, step_tokens=300)
     assert_clean(run(workload, chosen))
     plant(monkeypatch)
