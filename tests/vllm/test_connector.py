@@ -23,6 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from blocklife.engines.vllm.connector import _connector as connector
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction, Transfer
 from blocklife.ledger._ids import ID_MASK, NULL
@@ -613,6 +614,10 @@ def test_nobody_waits_for_ever_for_a_store_of_which_nothing_is_heard(
     model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the store has not brought is computed after the wait; when it has landed all the same, others load it."""
+    if model == "full and state" and not release().keeps_tails:
+        pytest.skip(
+            "0.30 keeps no state at the end of such a prompt, so that there is no hit to wait for (0.31, 0.32: not tried)"
+        )
     spec = evolve(ROOMY, groups=MODELS[model], num_gpu_blocks=400, host_blocks=400, async_scheduling=ahead)
     rig = ConnectorRig(evolve(spec, extra_config={"pending_wait_s": 10}))
     silence(monkeypatch, Direction.STORE)
