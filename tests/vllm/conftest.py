@@ -76,7 +76,7 @@ def _out_of_place(name: str) -> type[Absent] | None:
 
     if name.startswith(NEED_CONNECTOR) and not is_supported(RELEASE):
         return Unsupported
-    if minor_of(RELEASE) < minor_of(SINCE.get(name, SUPPORTED[0])):
+    if name in SINCE and minor_of(RELEASE) < minor_of(SINCE[name]):
         return TooOld
     if name.startswith(NEED_WATCHED) and minor_of(RELEASE) not in map(minor_of, WATCHED):
         return Unwatched
