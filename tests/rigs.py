@@ -175,7 +175,7 @@ def scheduler_key(scheduler: OffloadScheduler) -> tuple[object, ...]:
     columns = (table.running, table.prompt, table.known, table.computed, table.in_flight)
     columns += (table.placed, table.first, table.sealed, table.offered)  # type: ignore[assignment]
     requests = tuple(
-        (name, each.row, each.hit, each.failures, each.ending, scheduler.progress(name))
+        (name, each.row, each.hit, each.failures, each.ending, each.until, scheduler.progress(name))
         for name, each in state.requests.items()
     )
     chunks = tuple(

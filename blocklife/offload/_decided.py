@@ -163,6 +163,7 @@ class DecidedSteps:
         tracked.asked = None
         return tracked.hit
 
+    @verb
     def put_off(self, name: str) -> bool:
         """The load of this step's `lookup` cannot be promised (too many jobs are out, say): the request waits, as if deferred.
 
@@ -179,6 +180,11 @@ class DecidedSteps:
         self._state.within.pop(name, None)
         tracked.hit, tracked.asked = Hit(name, hit.tokens, hit.device_tokens, hit.device_tokens, True, hit.step), None
         return True
+
+    @verb
+    def has_waited(self, name: str, since: float) -> None:
+        """A request that was forgotten while it waited, and that was added again, has waited since then."""
+        self._steps.tracked(name).until = since + self.scheduler.policies.pending_wait
 
     def is_current(self, hit: Hit) -> bool:
         """Whether `admit` takes this hit: it is of this step, and the last one of its request."""

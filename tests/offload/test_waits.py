@@ -278,6 +278,26 @@ def test_request_that_is_put_off_for_want_of_a_job_waits_no_longer_than_it_may()
     assert scheduler.admit("b", hit, 9)
 
 
+def test_request_that_was_forgotten_meanwhile_does_not_wait_anew() -> None:
+    """The engine knows since when it waits, and says so when it adds it again."""
+    rig = Rig(blocks=40, slots=16, policies=patient())
+    stored_only(rig, letters(8))
+    rig.add("b", letters(9))
+    assert rig.hit("b").deferred
+    begun = rig.now
+    decided = DecidedSteps(rig.scheduler, lambda name: rig.scheduler.progress(name).known, one_a_step=True)
+    for _ in range(2):
+        grow(rig)
+        decided.forget_waiting(())
+        rig.add("b", letters(9))
+        decided.has_waited("b", begun)
+        assert rig.hit("b").deferred
+    grow(rig)
+
+    assert not rig.hit("b").deferred
+    assert overdue(rig) == 1
+
+
 def test_wait_is_counted_from_the_first_lookup_in_a_row_that_was_put_off() -> None:
     """A request that was answered in between, and found no room, waits anew; one that has waited in vain does not."""
     rig = Rig(blocks=40, slots=16, policies=patient())

@@ -641,6 +641,24 @@ def test_nobody_waits_for_ever_for_a_store_of_which_nothing_is_heard(
     rig.check_empty()
 
 
+def test_wait_goes_on_for_who_was_forgotten_to_look_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests wait for a silent store than the ledger has room for: each is forgotten in every step, and added again."""
+    spec = evolve(ROOMY, num_gpu_blocks=200, host_blocks=200, max_num_seqs=2, extra_config={"pending_wait_s": 10})
+    rig = ConnectorRig(spec, spare_requests=4)
+    silence(monkeypatch, Direction.STORE)
+    count_seconds(rig, monkeypatch)
+    rig.add(prompt(40), 1)
+    steps_until(rig, 1)
+    rig.reset_prefix_cache()
+    for number in range(20):
+        rig.add([*prompt(40), 5000 + number], 1)
+    steps = steps_until(rig, 21)
+
+    assert 10 <= steps < 60
+    land(rig)
+    rig.check_empty()
+
+
 def test_nobody_waits_for_ever_for_the_load_of_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM cannot give that load up; requests that want the same content compute it."""
     rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=200, extra_config={"pending_wait_s": 10}))

@@ -700,6 +700,8 @@ class ConnectorScheduler:
         tails = None if self.shape.geometry.tail_tokens is None else self._tails_of(request)
         self.offload.add_request(name, self._keys_of(tracked), prompt_tokens=request.num_prompt_tokens, tails=tails)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
+        if tracked.deferred_since is not None:
+            self.decided.has_waited(name, tracked.deferred_since)
         return name
 
     def _has_room(self, runs: bool) -> bool:
