@@ -9,8 +9,6 @@ of CUDA 12.8 is looked up by name and version; every driver since then has it.
 
 *Why in parts.* Single batches of some ten thousand copies have been reported to end a process inside the driver; batches of a
 few thousand have not.
-
-*Open.* Written against the documentation of the driver and tried on a fake one; not yet seen on a GPU.
 """
 
 from __future__ import annotations

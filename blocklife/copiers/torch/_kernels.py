@@ -14,8 +14,8 @@ first (``.cs``): the engine's own lines stay. Both are hints only, and change no
 *One kernel per cache.* Everything but the table and its length is fixed when the kernel is compiled, and Triton is told not to
 specialise on the length (1, or a multiple of 16, would be a kernel of its own). So nothing is compiled in the middle of a run.
 
-*Open.* Compiled for devices of compute capability 8.0, 9.0 and 10.0 with Triton 3.6 and 3.9 (16 bytes a load, no shared memory,
-no spills), and run by Triton's interpreter on the host; not yet seen on a GPU.
+*Seen.* Run on an H100 with Triton 3.6, and by Triton's interpreter on the host; compiled for devices of compute capability
+8.0, 9.0 and 10.0 with Triton 3.6 and 3.9 (16 bytes a load, no shared memory, no spills).
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ records everything and finds races, is in `blocklife.testing._fake_device`.
 *Priorities, and why there are none.* torch's streams have the lowest priority by default, which is right for copies. torch has
 few of them and hands them out in turn, so one may be a stream that the engine uses, too. Then more is ordered than necessary,
 never less.
-
-*Open.* `CudaDevice` was written against the documentation of torch and has not yet been tried on a GPU.
 """
 
 from __future__ import annotations
@@ -211,7 +209,7 @@ def _check_host(engine: object) -> None:
 
 
 class CudaEvent:
-    """An event of a CUDA device. Not yet tried on a GPU."""
+    """An event of a CUDA device."""
 
     def __init__(self) -> None:
         self.inner = torch.cuda.Event()
@@ -230,7 +228,7 @@ class CudaEvent:
 
 
 class CudaTimer:
-    """Two events of a CUDA device with timing. Not yet tried on a GPU."""
+    """Two events of a CUDA device with timing."""
 
     def __init__(self) -> None:
         self._began, self._ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -249,7 +247,7 @@ class CudaTimer:
 
 
 class CudaStream:
-    """A stream of a CUDA device. Not yet tried on a GPU."""
+    """A stream of a CUDA device."""
 
     def __init__(self, device: torch.device, mover: Mover) -> None:
         self.inner = torch.cuda.Stream(device=device)
@@ -270,7 +268,7 @@ class CudaStream:
 
 
 class CudaDevice:
-    """The streams of one CUDA device. Not yet tried on a GPU.
+    """The streams of one CUDA device.
 
     Needs pinned host memory; with any other a copy blocks the host until it is done. *mover*: None for all that work here.
     """
