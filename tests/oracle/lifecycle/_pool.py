@@ -1,0 +1,174 @@
+"""Many machines of a lifecycle of your own, moved in typed batches."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Never, ParamSpec, TypeVar, overload
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from tests.oracle.errors import MisuseError, RefusedError
+from tests.oracle.lifecycle._column import Column
+from tests.oracle.lifecycle._edges import Edge
+from tests.oracle.lifecycle._hooks import Subscription, Transition, What
+from tests.oracle.lifecycle._machine import Lifecycle
+from tests.oracle.lifecycle._table import Table
+
+P = ParamSpec("P")
+SourceT = TypeVar("SourceT", bound=enum.Enum)
+TargetT = TypeVar("TargetT", bound=enum.Enum)
+StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True)
+
+
+@frozen(eq=False)
+class Handle(Generic[StateT_co]):
+    """Some places of a pool in one state, or in states from which one event starts.
+
+    It becomes invalid when any of its places takes a step.
+    """
+
+    ids: NDArray[np.int64]
+    stamps: NDArray[np.uint32] = field(repr=False)
+    pool: Pool = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.stamps)
+
+
+class Pool:
+    """Many machines of one lifecycle of your own, moved in typed batches.
+
+    A pool holds states only: the bodies of the edges do not run, for they are effects of single machines.
+    """
+
+    def __init__(self, lifecycle: type[Lifecycle], size: int) -> None:
+        if not isinstance(getattr(lifecycle, "table", None), Table):
+            raise MisuseError(f"a pool: {lifecycle!r} is no lifecycle (give the class that has the edges)")
+        if size < 1:
+            raise MisuseError(f"a pool of {lifecycle.__name__}: the size must be at least 1, not {size}")
+        self.column = Column(lifecycle.table, size)
+        self._stamps = np.zeros(size, dtype=np.uint32)
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @overload
+    def take(self, state: enum.Enum, ids: Iterable[int] | None = None) -> Handle[Never]: ...
+    @overload
+    def take(self, state: Edge[SourceT, TargetT, P], ids: Iterable[int] | None = None) -> Handle[SourceT]: ...
+
+    def take(self, state: object, ids: Iterable[int] | None = None) -> Handle[Never]:
+        """A handle on the places in *state*: all of them, or just *ids*, which must be distinct and in that state.
+
+        Instead of a state you can pass an edge: the handle then holds the places from which it can start. If the edge has its
+        states as types, mypy knows the states of that handle. A handle taken by state is accepted by every edge, and the table
+        decides when it is fired. The handle that `fire` returns always has the type of the state that the edge leads to.
+        """
+        table = self.column.table
+        if isinstance(state, Edge):
+            if state.event.table is not table:
+                raise MisuseError(f"{state.event.table.name}.{state.name} is no event of {table.name}")
+            among = list(dict.fromkeys(row.source for row in state.event.rows))
+        elif isinstance(state, enum.Enum) and state in table.index:
+            among = [state]
+        else:
+            raise MisuseError(f"{state!r} is no state of {table.name}")
+        there = np.isin(self.column.view, [table.index[each] for each in among])
+        if ids is None:
+            return self._handle(np.flatnonzero(there).astype(np.int64))
+        chosen = _places(ids)
+        if len(np.unique(chosen)) != len(chosen):
+            raise MisuseError(f"{table.name}: a place is named twice in {chosen.tolist()}")
+        if len(chosen) and not (int(chosen.min()) >= 0 and int(chosen.max()) < len(self)):
+            raise MisuseError(f"{table.name}: places are 0 to {len(self) - 1}, not {chosen.tolist()}")
+        for place in chosen[~there[chosen]].tolist():
+            wanted = " or ".join(each.name for each in among)
+            raise MisuseError(f"{table.name}: place {place} is {self.column.at(place).name}, not {wanted}")
+        return self._handle(chosen)
+
+    def fire(
+        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Handle[TargetT]:
+        """Move the whole batch with one payload. Refuses, and changes nothing, if a place has moved since or has no row."""
+        self._check_batch(fired, handle)
+        payload = inspect.signature(fired.method).bind(None, *args, **kwargs)
+        payload.apply_defaults()
+        return self._move(fired, handle, payload.arguments)
+
+    def fire_each(
+        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, **payload: NDArray[np.generic]
+    ) -> Handle[TargetT]:
+        """Move the batch with a payload of arrays, one value per place."""
+        self._check_batch(fired, handle)
+        missing = set(fired.event.parameters) ^ set(payload)
+        if missing:
+            raise MisuseError(f"{fired.name} takes {', '.join(fired.event.parameters) or 'nothing'}; check {sorted(missing)}")
+        for name, values in payload.items():
+            if np.shape(values) != (len(handle),):
+                raise MisuseError(f"{fired.name}: {name} has shape {np.shape(values)}, for {len(handle)} places")
+        return self._move(fired, handle, payload)
+
+    def on(
+        self,
+        *what: What,
+        entered: enum.Enum | None = None,
+        left: enum.Enum | None = None,
+        hook: Callable[[Transition], object] | None = None,
+    ) -> Subscription[Transition]:
+        """Register a hook for batches: of some events (all by default), into or out of a state.
+
+        The payload of a transition is that of `fire`, or the arrays of `fire_each`. See `Hooks.on`.
+        """
+        return self.column.on(*what, entered=entered, left=left, hook=hook)
+
+    def _check_batch(self, fired: object, handle: object) -> None:
+        """Refuse what is no event, and what is no handle."""
+        name = self.column.table.name
+        if not isinstance(fired, Edge):
+            raise MisuseError(
+                f"{name}: {fired!r} is no event (name it by its class, {name}.{next(iter(self.column.table.events))})"
+            )
+        if not isinstance(handle, Handle):
+            raise MisuseError(f"{name}.{fired.name}: {handle!r} is no handle (pool.take(...) gives one)")
+
+    def _move(
+        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], payload: Mapping[str, object]
+    ) -> Handle[TargetT]:
+        table = self.column.table
+        if fired.event.table is not table:
+            raise MisuseError(f"{fired.event.table.name}.{fired.name} is no event of {table.name}")
+        if handle.pool is not self:
+            raise MisuseError(f"{table.name}: the handle belongs to another pool")
+        moved_on = self._stamps[handle.ids] != handle.stamps
+        if moved_on.any():
+            place = int(handle.ids[moved_on][0])
+            state = self.column.at(place).name
+            raise MisuseError(f"{self.column.thing(place)}: this handle was used up, it is {state} now (take a new handle)")
+        column, ids, facts = self.column, handle.ids, fired.event.facts(payload)
+        try:
+            rows = column.ask(fired.event, ids, facts)
+        except RefusedError as refusal:
+            raise column.refusal_among(fired.event, ids, refusal, payload) from None
+        column.commit(ids, rows)
+        self._stamps[ids] += np.uint32(1)
+        moved: Handle[TargetT] = Handle(ids, self._stamps[ids], self)
+        column.tell(fired.event, ids, rows, payload)
+        return moved
+
+    def _handle(self, ids: NDArray[np.int64]) -> Handle[Never]:
+        ids.setflags(write=False)
+        return Handle(ids, self._stamps[ids], self)
+
+
+def _places(ids: Iterable[int]) -> NDArray[np.int64]:
+    """A copy of *ids* as an array. Anything but integers is a `TypeError`; floats are not rounded, bools are no mask."""
+    if isinstance(ids, np.ndarray):
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise TypeError(f"places are a row of integers, not {ids.dtype} of shape {ids.shape}")
+        return ids.astype(np.int64)
+    return np.fromiter(map(operator.index, ids), dtype=np.int64)

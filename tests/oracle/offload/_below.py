@@ -1,0 +1,386 @@
+"""The tier below host memory: which content is fetched from it, and which is put there.
+
+Rules of this file:
+
+* The store below is asked through a `BelowIndex`, which answers at once; no call here waits.
+* Every copy is a job of the ledger. What is planned here touches slots only, and never holds up a step.
+* What the store says may be wrong by the time it is used: a promotion that comes back without its content is a miss.
+* What an index raises is kept (`Ledger.hook_errors`), and so is an answer that is none: its store counts as one without it.
+
+Theory. A request never loads from below directly. Its lookup finds content there, a promotion brings it into slots, and once
+that has landed the lookup hits the host tier as ever. While it waits, its lookup is deferred, but only until
+`BelowPolicies.max_wait` has passed; then it goes on with what the host tier has. Both directions are bounded in slots, and
+thereby in bytes. A store that is down answers MISS and takes no demotions, so it costs hits and no steps.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, MutableSequence, Sequence
+from typing import Protocol, TypeAlias, TypeGuard
+
+from attrs import field, frozen
+
+from tests.oracle.errors import CapacityError, MisuseError
+from tests.oracle.ledger import Direction, Ledger
+from tests.oracle.ledger import _edge as edge
+from tests.oracle.offload._fields import above_zero, at_least, member
+from tests.oracle.offload._host import HostTier
+from tests.oracle.offload._lookup import Answer
+from tests.oracle.states import Job, Trait, states_with
+
+Content: TypeAlias = tuple[int, bytes]
+"""Group and key."""
+_WANTED = states_with(Trait.WANTED, Job)
+
+
+class BelowIndex(Protocol):
+    """What a scheduler asks about the store below; `stores.Presence` is one. No method may block."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the store is believed to take what is put there."""
+        ...
+
+    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
+        """HIT if the store has every rank's part of the content, MISS if not, RETRY while that is being found out."""
+        ...
+
+    def forget(self, space: bytes, group: int, key: bytes) -> None:
+        """The content was not there when it was wanted, or was damaged."""
+        ...
+
+    def note_put(self, space: bytes, group: int, key: bytes) -> None:
+        """Every rank has put its part of the content."""
+        ...
+
+    def new_space(self) -> bytes:
+        """A space that nobody has used, for content that is computed after all of it was forgotten."""
+        ...
+
+
+class SaveableIndex(BelowIndex, Protocol):
+    """A `BelowIndex` whose scheduler can be saved: all that its answers depend on is a value."""
+
+    def snapshot(self) -> Hashable:
+        """The complete state."""
+        ...
+
+    def restore(self, saved: Hashable) -> None:
+        """Go back to a snapshot."""
+        ...
+
+
+def saveable(index: BelowIndex) -> SaveableIndex:
+    """The index, if it can be saved. `MisuseError` if not."""
+    if not _can_be_saved(index):
+        raise MisuseError(f"{index!r}: a scheduler with a tier below cannot be saved without its `snapshot` and `restore`")
+    return index
+
+
+def _can_be_saved(index: BelowIndex) -> TypeGuard[SaveableIndex]:
+    return hasattr(index, "snapshot") and hasattr(index, "restore")
+
+
+def check_index(index: object) -> None:
+    """Refuse what cannot be asked for content below."""
+    lacking = [name for name in ("ask", "forget", "note_put", "new_space") if not callable(getattr(index, name, None))]
+    if lacking or not hasattr(index, "is_up"):
+        raise MisuseError(f"below must be a BelowIndex, as stores.Presence is, not {index!r}")
+
+
+class Demote(enum.Enum):
+    """When content of the host tier is copied to the store below."""
+
+    EAGER = "as soon as it is stored in the host tier"
+    LAZY = "when it is among the next to be evicted from the host tier"
+    NEVER = "not at all: the store below is only read"
+
+
+@frozen(kw_only=True)
+class BelowPolicies:
+    """The choices of one scheduler about the tier below its host memory."""
+
+    demote: Demote = field(default=Demote.EAGER, validator=member(Demote))
+    max_wait: float = field(default=32.0, validator=above_zero)
+    """How long a request waits for content from below before it goes on without, in the engine's unit of time."""
+    max_slots: int = field(default=256, validator=at_least(1))
+    """Maximum number of slots being copied in each direction."""
+    job_slots: int = field(default=32, validator=at_least(1))
+    """Maximum number of slots of one job."""
+    lazy_slots: int = field(default=64, validator=at_least(1))
+    """With `Demote.LAZY`, how many of the slots that will be evicted next are kept demoted."""
+
+    @property
+    def max_jobs(self) -> int:
+        """Maximum number of jobs in each direction: the ledger needs room for these besides those of its device."""
+        return -(-self.max_slots // self.job_slots)
+
+
+@frozen(kw_only=True)
+class BelowStatistics:
+    """Counts since the start, in slots."""
+
+    promoted: int
+    """Brought into the host tier."""
+    missing: int
+    """Wanted from below, and not there whole when they were fetched."""
+    failed_promotions: int
+    demoted: int
+    refused: int
+    """Not taken by the store below, for lack of room, say."""
+    failed_demotions: int
+    already_below: int
+    """Not demoted because the store had them."""
+    lost: int
+    """Evicted from the host tier, or forgotten, before their turn to be demoted came."""
+    overdue_requests: int
+    """Requests that went on after waiting for `BelowPolicies.max_wait`."""
+    no_room: int
+    """Wanted from below, but the host tier had no slot to bring them to."""
+
+
+class TierBelow:
+    """The tier below one scheduler's host tier.
+
+    Invariant: ``_coming`` maps the content of live promotions to their job; ``_jobs`` has the live jobs, with their slots.
+    Invariant: a slot is in ``_below`` if its content is known to be in the store, in ``_queue`` if it is to be demoted, and in
+    neither once its content is gone. ``_filled`` has the promotion that brought a slot's content. Initially all are empty.
+    ``_suffix`` is the number of trailing blocks that each slot holds. Chunks with fewer than ``_required`` of their group, what
+    any hit can read, stay in the host tier.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tier: HostTier,
+        index: BelowIndex,
+        policies: BelowPolicies,
+        suffix: MutableSequence[int],
+        required: Sequence[int],
+    ) -> None:
+        self.index = index
+        self.policies = policies
+        self.space = b""
+        """Separates content that must not be mixed although its keys are equal; see `TierTransfer`."""
+        self._ledger = ledger
+        self._errors = ledger.hook_errors
+        self._tier = tier
+        self._suffix, self._required = suffix, required
+        self._coming: dict[tuple[bytes, int, bytes], int] = {}
+        self._jobs: dict[int, tuple[Direction, bytes, list[int], list[Content]]] = {}
+        self._out: Counter[Direction] = Counter()
+        self._queue: dict[int, None] = {}
+        self._below: set[int] = set()
+        self._filled: dict[int, int] = {}
+        self._counts: Counter[str] = Counter()
+        if policies.demote is Demote.LAZY:
+            tier.check_foresight()
+        ledger.slots.note(self._hear)
+
+    # --- lookups ------------------------------------------------------------------------------------------------------------
+
+    def answer(self, content: Content) -> Answer:
+        """Whether the store has content that the host tier lacks."""
+        return self._ask(content)
+
+    def brings(self, content: Content) -> bool:
+        """Whether a promotion is bringing this content."""
+        return (self.space, *content) in self._coming
+
+    def promote(self, wanted: Sequence[Content], present: Sequence[int], fetched: list[int], promised: int = 0) -> bool:
+        """Plan promotions of content that the store has, as far as it may be in flight; False if the host tier has no room.
+
+        *present* are the slots of a hit's other content, which is not evicted for what is to come. The numbers of the
+        promotions are added to *fetched*. *promised*: loads that were found in this step and are not planned yet; a job is
+        left for each.
+        """
+        if len(wanted) + len(present) > len(self._ledger.slots):  # each chunk that comes would evict another
+            self._counts["no_room"] += len(wanted)
+            return False
+        if present:
+            self._tier.touch(present)
+        find = self._ledger.slots.find
+        absent = [content for content in dict.fromkeys(wanted) if find(*content) is None and not self._will_bring(content)]
+        while absent and (room := self._room(Direction.PROMOTE)) > 0 and self._ledger.jobs.room > promised:
+            part = absent[: min(room, self.policies.job_slots)]
+            slots = self._tier.reserve(part)
+            if slots is None:
+                self._counts["no_room"] += len(part)
+                return False
+            for slot, (group, _) in zip(slots, part, strict=True):
+                self._suffix[slot] = self._required[group]
+            keys, groups = [key for _, key in part], [group for group, _ in part]
+            (job,) = self._ledger.plan_promotion(slots, keys, groups, space=self.space).ids
+            self._note(job.number, Direction.PROMOTE, slots, part)
+            fetched.append(job.number)
+            self._coming.update({(self.space, *content): job.number for content in part})
+            del absent[: len(part)]
+        return True
+
+    def _will_bring(self, content: Content) -> bool:
+        """Whether content is on its way: the index does not say so if another slot with it was evicted meanwhile."""
+        number = self._coming.get((self.space, *content))
+        return number is not None and self._ledger.jobs.state(number) in _WANTED
+
+    def filled_by(self, promotions: Sequence[int], slots: Iterable[int]) -> set[int]:
+        """Those of *slots* whose content one of these promotions has brought."""
+        filled, wanted = self._filled, set(promotions)
+        return {slot for slot in slots if slot in filled and filled[slot] in wanted}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether further steps would demote something, even without requests."""
+        return bool(self._queue) and self.policies.demote is Demote.EAGER and self._is_up()
+
+    def gave_up(self) -> None:
+        """A request goes on without the tier below, after waiting for as long as it may."""
+        self._counts["overdue"] += 1
+
+    # --- steps --------------------------------------------------------------------------------------------------------------
+
+    def plan_demotions(self) -> None:
+        """Plan demotions of slots that wait for it, as far as they may be in flight."""
+        if self.policies.demote is Demote.NEVER or not self._is_up():
+            return
+        slots = self._ledger.slots
+        if self.policies.demote is Demote.LAZY:
+            on_their_way = {
+                slot for direction, _, held, _ in self._jobs.values() if direction is Direction.DEMOTE for slot in held
+            }
+            coldest = self._tier.coldest(self.policies.lazy_slots)
+            self._queue = dict.fromkeys([slot for slot in coldest if slot not in self._below and slot not in on_their_way])
+        room = min(self._room(Direction.DEMOTE), len(self._queue))
+        chosen: list[int] = []
+        for slot in list(self._queue) if room > 0 else ():
+            key = slots.key(slot)
+            if key is None or not slots.is_ready(slot) or self._suffix[slot] < self._required[slots.group(slot)]:
+                del self._queue[slot]
+                continue
+            found = self._ask((slots.group(slot), key))
+            if found is Answer.RETRY:
+                continue
+            del self._queue[slot]
+            if found is Answer.HIT:
+                self._below.add(slot)
+                self._counts["already_below"] += 1
+                continue
+            chosen.append(slot)
+            if len(chosen) == room:
+                break
+        size = self.policies.job_slots
+        for start in range(0, len(chosen), size):
+            part = chosen[start : start + size]
+            try:
+                (job,) = self._ledger.plan_demotion(part, space=self.space).ids
+            except CapacityError:  # all jobs are out: they are demoted later
+                self._queue.update(dict.fromkeys(chosen[start:]))
+                return
+            self._note(job.number, Direction.DEMOTE, part, [(slots.group(slot), slots.key(slot) or b"") for slot in part])
+
+    def settle(self) -> None:
+        """Note what has become of the jobs that are over since the last call."""
+        jobs = self._ledger.jobs
+        for number in [number for number in self._jobs if not jobs.is_out(number)]:
+            direction, space, slots, contents = self._jobs.pop(number)
+            self._out[direction] -= len(slots)
+            job = jobs.get(number)
+            done = jobs.state(number) is Job.DONE
+            missing = job.missing if job is not None and done else frozenset(slots)
+            for slot, content in zip(slots, contents, strict=True):
+                if direction is Direction.DEMOTE:
+                    self._end_demotion(space, slot, content, came=slot not in missing, done=done)
+                    continue
+                if self._coming.get((space, *content)) == number:  # it may be wanted again, in a space that came back
+                    del self._coming[space, *content]
+                self._end_promotion(space, content, came=slot not in missing, done=done)
+
+    def _end_promotion(self, space: bytes, content: Content, *, came: bool, done: bool) -> None:
+        if came:
+            self._counts["promoted"] += 1
+            return
+        self._counts["missing" if done else "failed_promotions"] += 1
+        self._tell(self.index.forget, space, content)
+
+    def _end_demotion(self, space: bytes, slot: int, content: Content, *, came: bool, done: bool) -> None:
+        if came:
+            self._counts["demoted"] += 1
+            self._tell(self.index.note_put, space, content)
+        else:
+            self._counts["refused" if done else "failed_demotions"] += 1
+        # what the store did not take is not offered again: it may have no room for as long as this content lives
+        if (self._ledger.slots.group(slot), self._ledger.slots.key(slot)) == content:
+            self._below.add(slot)
+
+    def new_space(self) -> bytes:
+        """A space that nobody has used."""
+        return edge.member(self.index.new_space(), bytes, "the new space that an index names")
+
+    def forget(self, space: bytes) -> None:
+        """All content is void: what is below, or on its way there, is found only in its old space; *space* is the new one."""
+        self.space = space
+
+    def statistics(self) -> BelowStatistics:
+        """Counts so far."""
+        counts = self._counts
+        return BelowStatistics(
+            promoted=counts["promoted"],
+            missing=counts["missing"],
+            failed_promotions=counts["failed_promotions"],
+            demoted=counts["demoted"],
+            refused=counts["refused"],
+            failed_demotions=counts["failed_demotions"],
+            already_below=counts["already_below"],
+            lost=counts["lost"],
+            overdue_requests=counts["overdue"],
+            no_room=counts["no_room"],
+        )
+
+    # --- the index, which may be a user's code ------------------------------------------------------------------------------
+
+    def _ask(self, content: Content) -> Answer:
+        """What the index says of some content; MISS if it fails."""
+        try:
+            return edge.member(self.index.ask(self.space, *content), Answer, "the answer of an index")
+        except BaseException as problem:
+            self._errors.keep(self.index, problem)
+            return Answer.MISS
+
+    def _is_up(self) -> bool:
+        try:
+            return bool(self.index.is_up)
+        except BaseException as problem:
+            self._errors.keep(self.index, problem)
+            return False
+
+    def _tell(self, method: Callable[[bytes, int, bytes], None], space: bytes, content: Content) -> None:
+        try:
+            method(space, *content)
+        except BaseException as problem:
+            self._errors.keep(self.index, problem)
+
+    def _room(self, direction: Direction) -> int:
+        """How many more slots may be copied in a direction now: jobs are bounded, too, so that small ones do not pile up."""
+        policies = self.policies
+        jobs = sum(1 for each, *_ in self._jobs.values() if each is direction)
+        return min(policies.max_slots - self._out[direction], (policies.max_jobs - jobs) * policies.job_slots)
+
+    def _note(self, number: int, direction: Direction, slots: Sequence[int], contents: Sequence[Content]) -> None:
+        self._jobs[number] = direction, self.space, list(slots), list(contents)
+        self._out[direction] += len(slots)
+
+    def _hear(self, stored: bool, slots: Iterable[int]) -> None:
+        """Content became readable, or is about to be withdrawn. Called while the ledger writes, so it only takes notes."""
+        view = self._ledger.slots
+        for slot in slots:
+            if not stored:
+                self._counts["lost"] += slot in self._queue
+                self._queue.pop(slot, None)
+                self._below.discard(slot)
+                self._filled.pop(slot, None)
+            elif (job := self._coming.get((self.space, view.group(slot), view.key(slot) or b""))) is not None:
+                self._below.add(slot)
+                self._filled[slot] = job
+            elif self.policies.demote is Demote.EAGER:
+                self._queue[slot] = None

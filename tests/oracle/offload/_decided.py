@@ -1,0 +1,715 @@
+"""The offload scheduler for an engine with its own allocator that names content as soon as it is scheduled.
+
+Rules of this file:
+
+* The scheduler itself is unchanged; here is only what such an engine does differently, and bulk versions of calls.
+* Content that a step will compute counts as final for everything after that step: see the theory.
+
+Theory. vLLM gives a block its hash when it schedules the tokens that fill it, not when they are computed. From then on another
+request can hit it: in the same step, whose forward pass writes before it reads, or in the next one, which the device runs
+later. So content is sealed when its step is planned (`promise`), as far as its tokens are known, and not when the plan settles.
+Both conditions of sealing hold: the tokens are known and are never taken back, and a store that the same plan submits is
+launched by the workers in the next step, after the forward pass that computes the content. Only content that cannot be sealed
+yet, because its block waits for an older copy in this plan, is sealed when the plan settles, as in the scheduler itself.
+
+A hit in vLLM can name a block whose content is not final for the ledger: the block is still behind a wait, or it was released
+before its step was planned. Its position in the table stays a hole. The engine does not hand out such a block as long as the
+hit holds it, so the only loss is one source of a store; and content that was not seen computed is never stored.
+
+Copies on write. vLLM keeps a prefix that ends inside a block in a block of its own, because the request writes on: at that
+token a state is copied to a block that is in no table, and a hit on it is copied to the block that the hit's request gets. The
+ledger hears of the target of such a copy as of any block that is handed out, so that the step waits for an older copy that
+still reads it. From the target of the first kind the tail of a group of states is stored: nobody writes there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from attrs import define, field
+
+from tests.oracle.errors import MisuseError
+from tests.oracle.ledger import Batch, Direction, Seal
+from tests.oracle.ledger._ids import NULL, packed
+from tests.oracle.ledger._journal import call, verb
+from tests.oracle.ledger.jobs import Allocated, JobColumns, Jobs
+from tests.oracle.ledger.records import Completion, Growth, JobId, Launched
+from tests.oracle.ledger.views import block_of
+from tests.oracle.offload._groups import Mamba
+from tests.oracle.offload._progress import NEVER, Span
+from tests.oracle.offload._scheduler import OffloadScheduler
+from tests.oracle.offload._state import OnItsWay, Rows
+from tests.oracle.offload._stores import Chunk
+from tests.oracle.offload.records import Hit, Mode, Settled
+from tests.oracle.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job, JobLife
+
+_OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
+"""Block states in which content is being computed and can be sealed."""
+_STORABLE = KEYED - COPYING
+"""Block states with final content that no store reads."""
+_INDEX = BlockLife.table.index
+_COPYING, _FINAL = frozenset(map(_INDEX.__getitem__, COPYING)), frozenset(map(_INDEX.__getitem__, _STORABLE))
+"""Content that a store reads, and final content that none does, by the numbers of their states."""
+_WANTED = frozenset(row.source for row in JobLife.table.rows if row.event == "abandon" and isinstance(row.source, Job))
+"""Job states in which the result of a submitted copy will count."""
+_ROW = operator.itemgetter(1)
+
+_Content: TypeAlias = tuple[str, list[int], Sequence[bytes]]
+"""Neighbouring blocks of a request, and their keys."""
+
+
+@define(eq=False)
+class _Turn:
+    """Final content of one group that is ready to be stored: lives, their keys, and their requests."""
+
+    group: int
+    lives: list[int] = field(factory=list)
+    keys: list[bytes] = field(factory=list)
+    owners: list[str] = field(factory=list)
+
+
+class DecidedSteps:
+    """The calls of an engine that owns the pool, decides a step before reporting it, and names content at once."""
+
+    def __init__(self, scheduler: OffloadScheduler, known_of: Callable[[str], int], *, one_a_step: bool) -> None:
+        """*known_of* returns the number of tokens that a request has now; with *one_a_step* it is called only if needed."""
+        self.scheduler = scheduler
+        self._state = state = scheduler._state
+        self.calls = scheduler.calls
+        self._steps = scheduler._steps
+        self._steps.planner = self
+        self._ledger, self._tier, self._stores = state.ledger, state.tier, state.stores
+        self._geometry = geometry = state.geometry
+        self._progress = state.progress
+        self._known_of = known_of
+        self._one_a_step = one_a_step
+        self._turns = [_Turn(group) for group in state.groups]
+        self._direct = geometry.blocks_per_chunk == 1 and state.policies.mode is Mode.EAGER
+        """Whether sealed content can be stored at once, without the queue."""
+        self._max_direct = min(state.policies.max_job_blocks, len(state.ledger.slots))
+        self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
+        self._growth = Growth()
+        self._late: dict[int, tuple[int, int]] = {}
+        """Requests, by row, whose latest plan could not seal everything it fills, each with its serial and that plan."""
+        nobody: Rows = np.zeros(0, dtype=np.int64)
+        self._looked_at = 0, nobody, nobody
+        """The step that `promise` was last called in, whom it has looked at, and what it has found of them."""
+        self._unwanted: set[int] = set()
+        """Stores that were outstanding when the host tier was forgotten."""
+        self._anew = False
+        """Whether running requests wait for these stores before their content is offered again."""
+        self.holes = 0
+        """Blocks that the engine has hit although they were not final for the ledger."""
+
+    # --- requests -----------------------------------------------------------------------------------------------------------
+
+    @verb
+    def forget_waiting(self, kept: Iterable[str]) -> list[str]:
+        """Forget waiting requests that hold nothing, except these; they can be added again. Returns the forgotten requests.
+
+        Requests preempted in this step are kept, because the plan must wait for their copies.
+        """
+        spared = {*kept, *self._state.preempted}
+        names = [
+            name
+            for name, tracked in self._state.requests.items()
+            if name not in spared and not tracked.ending and self._ledger.request_state(name) in ADMISSIBLE
+        ]
+        for name in names:
+            self.scheduler.abort(name)
+        return names
+
+    @verb
+    def keep_unnamed(self, name: str) -> None:
+        """Neither seal nor store what a request computes from now on, because it is not what its key says."""
+        row, table = self._steps.tracked(name).row, self._progress
+        table.sealed[:, row] = table.offered[:, row] = NEVER
+        self._state.states.pop(name, None)
+
+    @verb
+    def go_on(self, name: str, known: int, prompt: int, computed: int) -> None:
+        """A running request continues after its *computed* tokens, with others than expected; what is in flight of it is void.
+
+        Refuses to go back behind content that is final. Of a request that is kept unnamed nothing is.
+        """
+        row, table = self._steps.tracked(name).row, self._progress
+        ends = zip(table.sealed[:, row].tolist(), self._geometry.block_tokens, strict=True)
+        named = [stop * size for stop, size in ends if stop < NEVER]
+        final = max(named, default=0)
+        if named and (computed < (done := int(table.computed[row])) or (table.in_flight[row] and computed < final)):
+            raise MisuseError(
+                f"request {name}: it cannot go back to token {computed}: content up to {max(done, final)} is final"
+            )
+        columns = (table.placed, table.first, table.sealed, table.offered)
+        kept = [column[:, row].copy() for column in columns]
+        table.clear(row)
+        for column, values in zip(columns, kept, strict=True):
+            column[:, row] = values
+        table.running[row] = True
+        table.known[row], table.prompt[row], table.computed[row] = known, prompt, computed
+        self._steps.cut_states(name, computed)
+
+    @verb
+    def device_hit(self, name: str, known_tokens: int, device_tokens: int) -> Hit:
+        """Use instead of `lookup` for a hit on the device only, without the host tier. Pass it to `admit`."""
+        tracked = self._steps.tracked(name)
+        self._steps.check_waiting(name, "LOOKUP")
+        self._steps.unpin(name)
+        self._progress.known[tracked.row] = known_tokens
+        tracked.hit = Hit(name, device_tokens, device_tokens, device_tokens, False, self._state.step)
+        tracked.asked = None
+        return tracked.hit
+
+    @verb
+    def put_off(self, name: str) -> bool:
+        """The load of this step's `lookup` cannot be promised (too many jobs are out, say): the request waits, as if deferred.
+
+        Its hit is forgotten. False if it has waited for `Policies.pending_wait`: it goes on, with `device_hit`.
+        """
+        tracked = self._steps.tracked(name)
+        self._steps.check_waiting(name, "LOOKUP")
+        hit = tracked.hit
+        if hit is None or hit.step != self._state.step:
+            raise MisuseError(f"request {name}: it was not looked up in this step (look it up, then put it off)")
+        if not self._steps.may_wait(tracked):
+            return False
+        self._steps.unpin(name)
+        self._state.within.pop(name, None)
+        tracked.hit, tracked.asked = Hit(name, hit.tokens, hit.device_tokens, hit.device_tokens, True, hit.step), None
+        return True
+
+    @verb
+    def has_waited(self, name: str, since: float) -> None:
+        """A request that was forgotten while it waited, and that was added again, has waited since then."""
+        self._steps.tracked(name).until = since + self.scheduler.policies.pending_wait
+
+    def is_current(self, hit: Hit) -> bool:
+        """Whether `admit` takes this hit: it is of this step, and the last one of its request."""
+        return hit.step == self._state.step and self._steps.tracked(hit.request).hit is hit
+
+    # --- the step -----------------------------------------------------------------------------------------------------------
+
+    @verb
+    def leave_windows(self) -> None:
+        """Release blocks that no settled token of any request needs any more.
+
+        The engine does this for requests that it schedules, and at the end of a request; never before this call, and it hands
+        out a block in a step only if it was released here first.
+        """
+        if self._anew:
+            self._offer_anew()
+        rows = self._progress.running.nonzero()[0]
+        if self._state.ending:
+            rows = np.concatenate((rows, [self._state.requests[name].row for name in self._state.ending]))
+        self._steps.leave_windows(rows)
+
+    @verb
+    def leave_window_of_ended(self, name: str, firsts: Sequence[int]) -> None:
+        """Release the blocks before these positions, one for each group, of a request that is over and still in a plan.
+
+        For an engine that counts more tokens at the end of a request than the request has. Call it behind `leave_windows`.
+        """
+        row, progress = self._state.requests[name].row, self._progress
+        stops = [min(first, int(progress.placed[group, row])) for group, first in enumerate(firsts)]
+        spans = [(group, row, int(progress.first[group, row]), stop) for group, stop in enumerate(stops)]
+        self._steps.leave_spans([span for span in spans if span[2] < span[3]])
+
+    @verb
+    def extend(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """The engine has put fresh blocks, and nulls, behind some tables of a request. `settle_in` tells the ledger."""
+        row, grown, note = self._state.requests[name].row, self._progress.grown, self._growth.note
+        for group, blocks in tables:
+            note(name, group, blocks)
+            grown(group, row, len(blocks))
+
+    @verb
+    def move_on(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Release what the engine has moved within the tables of a request, before `extend` reports it at its new place.
+
+        The blocks for the states of drafts stay behind the running state: those that it passes come to the end of the table,
+        and leave nulls. Nothing in them is final.
+        """
+        most = self._state.policies.state_drafts
+        if not most:
+            return
+        for group, blocks in tables:
+            if isinstance(self._geometry.groups[group], Mamba):
+                self._move_on(name, group, set(blocks), most)
+
+    def _move_on(self, name: str, group: int, blocks: set[int], most: int) -> None:
+        stop = self._ledger.requests.size(name, group)
+        start = max(0, stop - most)
+        held = self._ledger.requests.held(name, group, start, stop)
+        moved = [at for at, life in enumerate(held, start) if life != NULL and block_of(life) in blocks]
+        if moved:
+            self._ledger.release(name, moved, group)
+
+    @verb
+    def schedule(self, tokens: Mapping[str, int]) -> None:
+        """`grow` for all running requests at once: one token each, or as in *tokens*."""
+        self._steps.check_open()
+        table = self._progress
+        rows = (table.running & (table.step != self._state.step)).nonzero()[0]
+        table.wanted[rows] = 1
+        for name, count in tokens.items():
+            table.wanted[self._steps.tracked(name).row] = count
+        if self._state.has_states:
+            self._steps.check_no_drafts(rows)
+        if lacking := table.lacking(rows[table.wanted[rows] > 0] if tokens else rows):
+            try:
+                self._steps.check_placed(np.array([row for _, row, _, _ in lacking]))
+            except MisuseError:
+                table.wanted[rows] = 0
+                raise
+        table.step[rows] = self._state.step
+
+    @verb
+    def settle_in(self) -> None:
+        """Report to the ledger what the engine has appended to tables since the last call."""
+        if self._growth.names:
+            growth, self._growth = self._growth, Growth()
+            self._ledger.observe_tables(growth)
+
+    @verb
+    def promise(self) -> None:
+        """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
+        table = self._progress
+        rows: Rows = table.wanted.nonzero()[0]
+        if self._state.waiting_loads and self._state.policies.load_within_tokens:
+            rows = self._without_doubt(rows)
+        filled = table.filled(rows)
+        self._looked_at = self._state.step, rows, filled
+        spans = table.finishing(rows, filled)
+        if not spans:
+            return
+        spans.sort(key=_ROW)  # each request is looked up once: it lies where nobody has looked for many steps
+        contents, ends = self._contents(spans), [span[3] for span in spans]
+        seals = _seals(spans, contents)
+        among = self._ledger.blocks.among
+        for each in seals:
+            if len(each.keys) != len(each.lives) or not all(among(each.lives, _OPEN)):
+                contents, ends = self._sealable(spans, contents)
+                seals = [each for each in _seals(spans, contents) if len(each.lives)]
+                break
+        in_turn = table.promised(spans, ends, self._direct and not self._state.lost)
+        for span, (who, held, own), ready in zip(spans, contents, in_turn, strict=True):
+            if ready:
+                turn = self._turns[span[0]]
+                turn.lives += held
+                turn.keys += own
+                turn.owners += [who] * len(held)
+        if seals:
+            self._ledger.seal_many(seals)
+
+    def _without_doubt(self, rows: Rows) -> Rows:
+        """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
+        if self._windows:
+            for row in self._steps.in_doubt():
+                self._late[row] = int(self._progress.serial[row]), self._ledger.plan_number + 1
+        return self._steps.without_doubt(rows)
+
+    def _contents(self, spans: Sequence[Span]) -> list[_Content]:
+        """What stands in these places, one at least; those of one request are one behind the other."""
+        names, tracked, held_of = self._state.names, self._state.requests, self._ledger.requests.held
+        found: list[_Content] = []
+        last = spans[0][1]
+        who = names[last]
+        keys_of = tracked[who].keys
+        for group, row, start, stop in spans:
+            if row != last:
+                last, who = row, names[row]
+                keys_of = tracked[who].keys
+            found.append((who, held_of(who, group, start, stop), keys_of(group, start, stop)))
+        return found
+
+    def _sealable(self, spans: Iterable[Span], contents: Iterable[_Content]) -> tuple[list[_Content], list[int]]:
+        """The blocks in some spans that can be sealed now, and where they end."""
+        state_of, found, ends = self._ledger.blocks.of, list[_Content](), list[int]()
+        among = self._ledger.blocks.among
+        for (_, row, start, stop), (who, held, own) in zip(spans, contents, strict=True):
+            if len(own) == len(held) and all(among(held, _OPEN)):
+                found.append((who, held, own))
+                ends.append(stop)
+                continue
+            if len(own) < len(held):  # there are fewer tokens than expected
+                self._progress.known[row] = self._known_of(who)
+            now: list[tuple[int, bytes]] = []
+            end = start
+            for life, key in zip(held, own, strict=False):
+                if life != NULL:
+                    if state_of(life) not in _OPEN:  # it waits for an older copy in this plan
+                        break
+                    now.append((life, key))
+                end += 1
+            found.append((who, [life for life, _ in now], [key for _, key in now]))
+            ends.append(end)
+            if end < start + len(own):
+                self.store_late(row, self._ledger.plan_number + 1)
+        return found, ends
+
+    def _storing(self, rows: Rows, group: int) -> Rows:
+        """The block up to which each of these requests may be stored."""
+        found: Rows = self._steps.bounds(rows, self._progress.ends(rows)) // self._geometry.block_tokens[group]
+        return found
+
+    @verb
+    def catch_up(self) -> None:
+        """Store content that was sealed only when its plan settled, before the engine reuses blocks that left a window."""
+        table = self._progress
+        for row, (serial, plan) in list(self._late.items()):
+            if plan in self._state.plans:
+                continue
+            del self._late[row]
+            if table.serial[row] == serial and table.running[row] and not self._state.lost:
+                found = np.array([row])
+                for group in self._windows:
+                    going = min(table.first_needed(group, row), int(table.sealed[group, row]))
+                    start, stop = int(table.offered[group, row]), min(going, int(self._storing(found, group)[0]))
+                    if self._direct and start < stop:
+                        table.offered[group, row] = self._take_turn(group, row, start, stop)
+        if self._stores.waiting or any(turn.lives for turn in self._turns):
+            self.plan_stores(np.zeros(0, dtype=np.int64))
+
+    @verb
+    def store_late(self, row: int, plan: int) -> None:
+        """What a request fills is sealed only when this plan settles: `catch_up` stores what leaves a window by then."""
+        if self._windows:
+            self._late[row] = int(self._progress.serial[row]), plan
+
+    @verb
+    def expect_load(self, name: str) -> None:
+        """The engine will admit a request with its hit in the host tier: no other request needs to load that content."""
+        tracked = self._steps.tracked(name)
+        if tracked.hit is not None:
+            self._steps.expect(name, self._steps.brought(tracked, tracked.hit))
+
+    @verb
+    def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:
+        """The block of a Mamba group before token *boundary* holds the state there, by the end of this step or already."""
+        tracked = self._state.requests.get(name)
+        position = boundary // self._geometry.block_tokens[group] - 1
+        held = self._ledger.requests.held(name, group, position, position + 1) if tracked is not None else []
+        if tracked is None or not held or block_of(held[0]) != block:
+            return  # the request has ended or was preempted since
+        life, state = held[0], self._ledger.blocks.at(block)
+        if state in _OPEN:
+            self._ledger.seal(Batch[Allocated]([life], group), tracked.keys(group, position, position + 1))
+        elif state not in KEYED:
+            self._state.handed[name, int(self._progress.serial[tracked.row]), group, boundary] = None
+        if boundary % self._geometry.chunk_tokens[group] == 0:
+            self._state.states.setdefault(name, []).append((group, boundary, life))
+
+    @verb
+    def hand_off_tail(self, name: str, group: int, end: int, block: int) -> None:
+        """By the end of this step a block of a Mamba group holds the state at token *end*, inside a block.
+
+        Nobody writes there: the block is in no table, as the target of a copy, or it is kept aside in the request's own. The
+        tail is stored from there; those of the attention groups from the request's own blocks, when it ends.
+        """
+        tracked = self._state.requests.get(name)
+        key = None if tracked is None else self._steps.tail_key_of(tracked, group, end)
+        if tracked is not None and (key is None or end > self._progress.bound(tracked.row, end)):
+            tracked, key = None, None
+        held = [] if tracked is None else [each for each in self._ledger.requests.held(name, group) if block_of(each) == block]
+        life = held[0] if held else self._copied_to(block, group, key)
+        if tracked is None or key is None or not life:
+            return
+        if held and self._ledger.blocks.of(life) in _OPEN:
+            self._ledger.seal(Batch[Allocated]([life], group), [key])
+        tracked.tail = end
+        if not self._state.lost and self._ledger.blocks.of(life) in KEYED:
+            self._stores.offer([Chunk(name, group, key, [life], tail=True)])
+
+    @verb
+    def copied_to(self, blocks: Iterable[int]) -> None:
+        """The step copies to these blocks first; those that no request holds were handed out, and are free again."""
+        for block in blocks:
+            if not self._ledger.blocks.refs(block) and self._ledger.blocks.at(block) is not Block.FREED:
+                self._copied_to(block, 0, None)
+
+    def _copied_to(self, block: int, group: int, key: bytes | None) -> int:
+        """A block was handed out to nobody, and filled by a copy. With *key* it keeps that. Returns its life; 0 if it is over.
+
+        A request that lives as long as this call holds it. If an older copy still reads the block, the step waits for it, and
+        the content is not known to be final before the block may be handed out again: then it is not kept.
+        """
+        ledger, holder = self._ledger, f"a copy to block {block}"
+        while holder in ledger.requests:
+            holder += "'"
+        ledger.add_request(holder)
+        lives = ledger.observe_allocate(holder, [block], group)
+        (life,) = lives.lives
+        kept = key is not None and ledger.blocks.of(life) is Block.ALLOCATED
+        if key is not None and kept:
+            ledger.seal(lives, [key])
+        ledger.finish(holder)
+        return int(life) if kept else NULL
+
+    @call
+    def settle_known(
+        self, plan: int, now: float, *, launched: Iterable[Launched] = (), completions: Iterable[Completion] = ()
+    ) -> Settled:
+        """`settle` for an engine that does not report the number of sampled tokens, but can be asked how many tokens there are.
+
+        If a step samples at most one token, this is unknown only for requests that have ended.
+        """
+        sampled: dict[str, int] = {}
+        done = self._state.plans.get(plan)
+        if done is not None and len(done.rows) and (self._state.ending or not self._one_a_step):
+            table = self._progress
+            asked = self._ending_in(done) if self._one_a_step else np.arange(len(done.rows))
+            asked = asked[table.serial[done.rows[asked]] == done.serials[asked]]
+            rows = done.rows[asked]
+            before = table.known[rows]
+            news = np.array([self._known_of(self._state.names[row]) for row in rows.tolist()], dtype=np.int64) - before
+            usual = table.computed[rows] + done.tokens[asked] >= before
+            for at in (news != usual).nonzero()[0].tolist():
+                sampled[self._state.names[int(rows[at])]] = max(0, int(news[at]))
+        return self.scheduler.settle(plan, now, sampled=sampled, launched=launched, completions=completions)
+
+    def _ending_in(self, done: OnItsWay) -> Rows:
+        """Where in a plan the requests stand that are over. The rows of a plan ascend."""
+        over = np.array([self._state.requests[name].row for name in self._state.ending], dtype=np.int64)
+        at = np.searchsorted(done.rows, over)
+        there = done.rows[np.minimum(at, len(done.rows) - 1)] == over
+        found: Rows = at[there]
+        return found
+
+    @property
+    def is_late(self) -> bool:
+        """Whether `catch_up` may have work."""
+        return bool(self._late)
+
+    def plan_stores(self, rows: Rows) -> None:
+        """As in the scheduler, but content that can be stored at once goes into few jobs, each shared by its requests.
+
+        It comes after content in the queue, and is queued if the host tier has no room.
+        """
+        refused = self._stores.counts["refused"]
+        self._offer_filled(rows)
+        if self._stores.is_busy:
+            self._steps.plan_waiting()
+        turns = [turn for turn in self._turns if turn.lives]
+        if not turns:
+            return
+        for turn in turns:
+            self._turns[turn.group] = _Turn(turn.group)
+        if self._stores.counts["refused"] > refused or not self._store(turns):
+            self._stores.counts["refused"] += 1
+            for turn in turns:
+                found = zip(turn.owners, turn.lives, turn.keys, strict=True)
+                self._stores.offer([Chunk(owner, turn.group, key, [life]) for owner, life, key in found])
+
+    def _offer_filled(self, rows: Rows) -> None:
+        if not self._direct or self._state.lost:
+            self._steps.offer_filled(self._progress.filling(rows))
+            return
+        step, those, filled = self._looked_at  # an alarm rings too early where less is known now
+        alike = step == self._state.step and those.tobytes() == rows.tobytes()
+        for group, row, start, stop in self._progress.filling(rows, filled if alike else None):
+            self._progress.offered_up_to([(group, row, start, self._take_turn(group, row, start, stop))])
+
+    def _take_turn(self, group: int, row: int, start: int, stop: int) -> int:
+        """Collect blocks of a request to be stored, up to the first that is not final yet. Returns that one, or the end."""
+        name, states, turn = self._state.names[row], self._ledger.blocks.states, self._turns[group]
+        names, stored = self._state.requests[name].keys(group, start, stop), self._ledger.slots.find_ready
+        held = self._ledger.requests.held(name, group, start, start + len(names))
+        for at, (life, key) in enumerate(zip(held, names, strict=True), start):
+            if life == NULL:
+                continue
+            found = states[block_of(life)]
+            if found in _COPYING:
+                self._stores.counts["in flight"] += 1
+            elif found not in _FINAL:
+                return at
+            elif stored(group, key) is not None:
+                self._stores.counts["already stored"] += 1
+            else:
+                turn.lives.append(life)
+                turn.keys.append(key)
+                turn.owners.append(name)
+        return start + len(names)
+
+    def _store(self, turns: Sequence[_Turn]) -> bool:
+        """Store what is not stored yet; False, with nothing changed, if there is no room for all of it."""
+        for turn in turns:
+            self._leave_out_stored(turn)
+        names: list[tuple[int, bytes]] = []
+        for turn in turns:
+            group = turn.group
+            names += [(group, key) for key in turn.keys]
+        if not names:
+            return True
+        if -(-len(names) // self._max_direct) > self._ledger.jobs.room or (slots := self._tier.reserve(names)) is None:
+            return False
+        self._ledger.plan_columns(self._columns(turns, slots))
+        for slot in slots:
+            self._stores.suffix[slot] = 1
+        return True
+
+    def _columns(self, turns: Sequence[_Turn], slots: list[int]) -> JobColumns:
+        """As few stores as possible, each for all requests whose blocks it moves."""
+        lives, keys, who, groups = list[int](), list[bytes](), list[str](), bytearray()
+        for turn in turns:
+            lives += turn.lives
+            keys += turn.keys
+            who += turn.owners
+            groups += bytes((turn.group,)) * len(turn.lives)
+        cuts, owners, sharers = [0], list[str | None](), list[tuple[str, ...]]()
+        while cuts[-1] < len(lives):
+            stop = min(cuts[-1] + self._max_direct, len(lives))
+            first, *others = dict.fromkeys(who[cuts[-1] : stop])
+            owners.append(first)
+            sharers.append(tuple(others))
+            cuts.append(stop)
+        return JobColumns.of_blocks(owners, sharers, cuts, packed(lives), bytes(groups), packed(slots), keys)
+
+    def _leave_out_stored(self, turn: _Turn) -> None:
+        """Remove content that is stored, being stored, stale, or listed twice."""
+        wanted = set(turn.keys)
+        ready = self._ledger.blocks.among(turn.lives, _STORABLE)
+        stored = self._ledger.slots.ready_among(turn.group, wanted)
+        self._stores.counts["already stored"] += len(stored)
+        if not stored and len(wanted) == len(turn.keys) and all(ready):
+            return
+        self._stores.counts["in flight"] += len(ready) - sum(ready)
+        kept: dict[bytes, tuple[int, str]] = {}
+        for life, key, owner, final in zip(turn.lives, turn.keys, turn.owners, ready, strict=True):
+            if final and key not in stored and key not in kept:
+                kept[key] = life, owner
+        turn.keys, turn.lives, turn.owners = (
+            list(kept),
+            [life for life, _ in kept.values()],
+            [owner for _, owner in kept.values()],
+        )
+
+    # --- a whole table ------------------------------------------------------------------------------------------------------
+
+    def is_new(self, blocks: Iterable[int]) -> bool:
+        """Whether some of these blocks are not known to be final, but may be once this step has been reported to the ledger."""
+        state = self._ledger.blocks.at
+        return any(block != NULL and state(block) not in KEYED for block in blocks) or not {
+            block for own in self._growth.fresh for block in own
+        }.isdisjoint(block for block in blocks if block != NULL)
+
+    @verb
+    def place_table(self, name: str, tables: Sequence[Sequence[int]], device_tokens: int) -> None:
+        """The engine has given these tables to a request that held nothing; the first *device_tokens* are a hit."""
+        tracked = self._steps.tracked(name)
+        for group, table in enumerate(tables):
+            hit = device_tokens // self._geometry.block_tokens[group]
+            taken = self._known(group, table[:hit], tracked.keys(group, 0, hit)) if hit else ()
+            self._growth.note(name, group, table[hit:], taken)
+
+    def _known(self, group: int, blocks: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
+        """The blocks of a hit; `NULL` for those that are not final under the engine's key."""
+        holds = self._ledger.blocks.holds
+        if all(block == NULL or holds(block, group, key) for block, key in zip(blocks, keys, strict=True)):
+            return blocks
+        kinds = [block != NULL and self._is_known(group, block, key) for block, key in zip(blocks, keys, strict=True)]
+        return [block if kind else NULL for block, kind in zip(blocks, kinds, strict=True)]
+
+    def _is_known(self, group: int, block: int, key: bytes) -> bool:
+        """Whether a block that the engine has hit has final content of this key in the ledger, too."""
+        blocks = self._ledger.blocks
+        if blocks.at(block) not in KEYED:
+            self.holes += 1
+            return False
+        if blocks.holds(block, group, key):
+            return True
+        self._ledger.violate(
+            f"block {block}: the engine hits it as {key.hex()} of group {group}, and the ledger knows something else there "
+            "(it was handed out unsaid, as to a request that is preempted in the step in which it is scheduled)"
+        )
+        if not blocks.refs(block):
+            self._ledger.observe_evict([block])
+        self.holes += 1
+        return False
+
+    @verb
+    def overwrite(self, blocks: Iterable[int]) -> None:
+        """The step overwrites these blocks first; those that no request holds were handed out and freed without a report."""
+        known = self._ledger.blocks
+        lost = [block for block in blocks if not known.refs(block) and known.at(block) in KEYED]
+        if lost:
+            numbers = {known.job(block) for block in lost if known.at(block) in COPYING}
+            jobs = [JobId(self._ledger.incarnation, number) for number in numbers]
+            out = [job for job in jobs if self._ledger.job_state(job) is not Job.PLANNED]
+            if out:
+                self._ledger.flush(Jobs(tuple(out)), "handed out")
+            self._ledger.observe_evict(lost)
+
+    @verb
+    def give_up_stores(self, blocks: Iterable[int]) -> None:
+        """The step overwrites these blocks before its waits: discard the stores that read them. Call it before `leave_windows`.
+
+        What else these stores hold is offered again for running requests, once they are over.
+        """
+        known, ledger = self._ledger.blocks, self._ledger
+        numbers = dict.fromkeys([known.job(block) for block in blocks if known.at(block) in COPYING])
+        jobs = [JobId(ledger.incarnation, number) for number in numbers]
+        if out := [job for job in jobs if ledger.job_state(job) in _WANTED]:
+            ledger.abandon(Jobs(tuple(out)))
+            self._unwanted.update([job.number for job in out])
+            self._anew = True
+
+    # --- the device ----------------------------------------------------------------------------------------------------------
+
+    @verb
+    def forget_device(self) -> list[str]:
+        """The device's memory was given up and is back, empty. Stores that are out land, the host tier keeps what it has.
+
+        Returns the requests that are over with it.
+        """
+        ending = list(self._state.ending)
+        self._steps.forget(drain=False, host=False)
+        return ending
+
+    # --- the host tier ------------------------------------------------------------------------------------------------------
+
+    @call
+    def forget_host(self) -> None:
+        """Forget the host tier. Requests go on; content of running ones is offered again, that of finished ones is not.
+
+        What is in a store below is not found by this scheduler any more, as after `OffloadScheduler.reset`.
+        """
+        below = self._state.below
+        space = b"" if below is None else below.new_space()
+        self._ledger.forget_host()
+        if below is not None:
+            below.forget(space)
+        self._stores.clear()
+        for name in self._state.ending:
+            self._progress.offered[:, self._state.requests[name].row] = NEVER
+            self._state.states.pop(name, None)
+            self._state.requests[name].tail = 0
+        self._unwanted = {job.number for job in self._ledger.jobs.alive() if job.direction is Direction.STORE}
+        self._offer_anew()
+
+    def _offer_anew(self) -> None:
+        """Offer running requests again from their first chunk, once no copy with an unwanted result reads their blocks."""
+        self._unwanted = {number for number in self._unwanted if self._ledger.jobs.is_out(number)}
+        self._anew = bool(self._unwanted)
+        if self._anew:
+            return
+        table = self._progress
+        rows = table.running.nonzero()[0]
+        for group in self._state.attention:
+            named = rows[table.offered[group, rows] < NEVER]
+            table.offered[group, named] = table.first[group, named] // self._geometry.blocks_per_chunk
+            table.fill_at[group, named] = 0
+
+
+def _seals(spans: Iterable[Span], contents: Iterable[_Content]) -> list[Seal]:
+    """These blocks, group by group."""
+    found: dict[int, tuple[list[int], list[bytes]]] = {}
+    for (group, _, _, _), (_, held, keys) in zip(spans, contents, strict=True):
+        own = found.get(group)
+        if own is None:
+            own = found[group] = ([], [])
+        own[0].extend(held)
+        own[1].extend(keys)
+    return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]

@@ -1,0 +1,341 @@
+"""Finds the prefix that a request need not compute: the common hit of all groups, on the device and then in the host tier.
+
+Rules of this file:
+
+* It only reads; the scheduler pins what it finds.
+* A hit is exactly what a load then reads (I7).
+* Content that is being copied, to the host tier or to the device for another request, is waited for, not fetched twice (I12,
+  I14).
+* A tail is looked for behind the common hit of whole chunks, in the host tier only, and inside the next two blocks only. It
+  counts if all groups have theirs now. It is waited for only if nothing else was found in the host tier.
+* A tail brings along what the common hit may have lacked at the end of the next block: a state, or the proof of a drafter's
+  layers. So it may lie behind that block (the *bridge*), if the host tier has it in all groups that read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tests.oracle.ledger import Ledger
+from tests.oracle.ledger import _edge as edge
+from tests.oracle.offload._below import TierBelow
+from tests.oracle.offload._groups import Geometry, LocalAttention, Mamba, SlidingWindow
+from tests.oracle.offload._host import HostTier
+from tests.oracle.offload._lookup import Answer, Found, Unit, Units, common_length
+from tests.oracle.offload.records import FullHit, Hit, Keys, Policies, TailKeys
+from tests.oracle.states import Job
+
+_BYTES = frozenset({bytes})
+
+
+class Search:
+    """Finds hits. *suffix*: the number of trailing blocks that a slot holds; *loading*: which request loads some content."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tier: HostTier,
+        geometry: Geometry,
+        policies: Policies,
+        suffix: Sequence[int],
+        loading: Mapping[tuple[int, bytes], str],
+        below: TierBelow | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._tier = tier
+        self._geometry = geometry
+        self._policies = policies
+        self._suffix = suffix
+        self._loading = loading
+        self._below = below
+        # The token that is computed again reads one token further back than the token after the hit.
+        extra = 1 if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else 0
+        groups = range(len(geometry.groups))
+        self._device_units = Units([unit_of(geometry, group, 1, extra) for group in groups])
+        self._host_units = Units([unit_of(geometry, group, geometry.blocks_per_chunk, extra) for group in groups])
+        self._tail_tokens = geometry.tail_tokens
+        self._proof = max(geometry.tail_proofs)
+        self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(geometry.groups)
+        # If every token attends only to itself, there is nothing to load.
+        self._loads = any(unit.window != 0 for unit in self._host_units)
+        self.in_doubt = False
+        """Whether the last search got a RETRY, so that its result may change although no copy has ended."""
+        self.on_below = False
+        """Whether the result of the last search depends on the tier below."""
+        self.wanted: list[tuple[int, bytes]] = []
+        """The content that a load of the last hit would read, and that only the tier below has."""
+        self.present: list[int] = []
+        """The slots that it would read as well."""
+        self.awaited: tuple[int, bytes] | None = None
+        """Of what stores bring to the host tier and a deferred hit would read, the last that the device lacks.
+
+        When it is final there, the result may change although no copy has ended. None: only the end of a copy changes it."""
+        self._coming: list[tuple[int, int]] = []
+
+    def names(self, keys: Keys, known: int) -> list[Sequence[bytes]]:
+        """The keys, by group, of all blocks that the hit of a request with *known* tokens may have."""
+        limit = known if self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else known - 1
+        found: list[Sequence[bytes]] = []
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            given = keys(group, 0, (known if self._geometry.drafters[group] else limit) // tokens)
+            found.append(given if type(given) is list and _BYTES.issuperset(map(type, given)) else edge.keys(given, "keys"))
+        return found
+
+    def run(
+        self,
+        name: str,
+        names: list[Sequence[bytes]],
+        known: int,
+        device_tokens: int | None,
+        step: int,
+        *,
+        host: bool,
+        most: int | None = None,
+        below: bool = False,
+        pending: bool = True,
+        tails: TailKeys | None = None,
+    ) -> Hit:
+        """The hit of one request with *known* tokens and these `names`; with *host*, at most *most* tokens in the host tier.
+
+        With *below*, content that only the tier below has counts as being on its way; otherwise, so does nothing from there.
+        Without *pending*, all other content on its way is a miss, and a request with unresolved jobs loads nothing.
+        """
+        self.in_doubt = self.on_below = False
+        self.wanted, self.present, self._coming, self.awaited = [], [], [], None
+        recompute = self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN
+        limit = known if recompute else known - 1
+        own = device_tokens is None
+        loading = self._loading if pending else {}
+        device = (
+            self._on_device(names, limit, loading) if own else Found(min(device_tokens or 0, limit), deferred=False, rounds=0)
+        )
+        if device.deferred:
+            return Hit(name, device.length, device.length, device.length, True, step)
+        start = device.length
+        serves = self._ledger.jobs.serve(name)  # outstanding jobs
+        host = host and self._loads and not (serves and (not pending or self._is_in_doubt(name)))
+        # the engine's allocator reports what it has, not what is being loaded
+        last = limit if most is None else min(limit, start + most)
+        loading = {} if own and pending else self._loading
+        found = self._in_host(names, start, last, loading, below=below, pending=pending) if host else device
+        if below and found.deferred and not self.in_doubt and self._below is not None and self.on_below:
+            self._split(names, start, found.length, known)
+        if own and self._coming and found.deferred:
+            self.awaited = self._last_awaited(names, found.length)
+        length, waits = found.length, False
+        tail: tuple[int, ...] = ()
+        if host and tails is not None and self._tail_tokens is not None and not found.deferred:
+            length, tail, waits = self._tail(names, tails, found.length, min(last, known - self._proof))
+        if found.deferred or (length > start and serves) or (waits and pending and length == start):
+            # no load for a request whose earlier store is unresolved (I10)
+            return Hit(name, length, start, start, True, step)
+        compute_from = length - 1 if length == known else length
+        slots = self._slots(names, start, length, compute_from, tail) if length > start else self._nothing
+        if length > start and not any(slots):  # it ends where parts of local attention begin, and nothing else is read
+            length = compute_from = start
+        return Hit(
+            request=name,
+            tokens=length,
+            device_tokens=start,
+            compute_from=compute_from,
+            deferred=False,
+            step=step,
+            lives=() if not own else self._lives(names, start, compute_from) if start else self._nothing,
+            slots=slots,
+        )
+
+    def _is_in_doubt(self, name: str) -> bool:
+        """Whether a copy of the request is in quarantine: the request may not load, and waiting for the copy may never end."""
+        jobs = self._ledger.jobs
+        return any(jobs.state(job.number) is Job.QUARANTINED for job in jobs.serving(name))
+
+    def _on_device(self, names: Sequence[Sequence[bytes]], limit: int, loading: Mapping[tuple[int, bytes], str]) -> Found:
+        find = self._ledger.blocks.find
+
+        def ask(group: int, unit: int, blocks: int) -> Answer:
+            if not blocks and unit >= len(names[group]):
+                return Answer.MISS
+            key = names[group][unit]
+            if find(group, key) is not None:
+                return Answer.HIT
+            return Answer.PENDING if (group, key) in loading else Answer.MISS
+
+        return common_length(self._device_units, 0, limit, ask)
+
+    def _in_host(
+        self,
+        names: Sequence[Sequence[bytes]],
+        start: int,
+        limit: int,
+        loading: Mapping[tuple[int, bytes], str],
+        *,
+        below: bool,
+        pending: bool,
+    ) -> Found:
+        size, find, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.find, self._suffix, self._tier.answer
+        lower = self._below
+
+        def ask(group: int, unit: int, blocks: int) -> Answer:
+            if not blocks:
+                return self._prove(group, names[group][(unit + 1) * size - 1 : (unit + 1) * size], below=below)
+            key = names[group][(unit + 1) * size - 1]
+            found, waits = answer(group, key), pending
+            if lower is not None and found is not Answer.HIT:
+                if found is Answer.MISS and below:
+                    found, waits = lower.answer((group, key)), True
+                    self.on_below = self.on_below or found is not Answer.MISS
+                    if found is Answer.HIT:
+                        return Answer.PENDING  # a promotion brings it
+                elif found is Answer.PENDING and lower.brings((group, key)):
+                    self.on_below = waits = True
+                    if not below:
+                        return Answer.MISS
+            if found in (Answer.HIT, Answer.PENDING):
+                slot = find(group, key)
+                if slot is not None and suffix[slot] < blocks:
+                    return Answer.MISS
+                if (group, key) in loading:  # it will be on the device, where the next lookup finds it
+                    return Answer.PENDING if pending else Answer.MISS
+                if found is Answer.PENDING:
+                    self._coming.append((group, unit))
+            elif found is Answer.RETRY:
+                self.in_doubt = True
+            return found if waits or found is Answer.HIT else Answer.MISS
+
+        return common_length(self._host_units, start, limit, ask)
+
+    def _last_awaited(self, names: Sequence[Sequence[bytes]], length: int) -> tuple[int, bytes] | None:
+        """Of the units that stores bring and that a hit of *length* tokens reads, the last one that the device lacks."""
+        size, find, units, last = self._geometry.blocks_per_chunk, self._ledger.blocks.find, self._host_units, -1
+        content: tuple[int, bytes] | None = None
+        for group, unit in self._coming:
+            key = names[group][(unit + 1) * size - 1]
+            if last < (start := unit * units[group].tokens) < length and find(group, key) is None:
+                last, content = start, (group, key)
+        return content
+
+    def _tail(
+        self, names: Sequence[Sequence[bytes]], tails: TailKeys, length: int, last: int
+    ) -> tuple[int, tuple[int, ...], bool]:
+        """The longest tail behind a hit of *length* tokens: where it ends and its slots by group, or *length* and none.
+
+        Also whether there may be one soon. It ends at *last* at most.
+        """
+        unit, tokens, waits = self._tail_tokens or 1, self._geometry.block_tokens[0], False
+        bridge, pending_bridge = length + tokens, False
+        last = min(last, bridge + tokens - 1)
+        if last > bridge:
+            answer = self._bridge(names, length // tokens)
+            pending_bridge = answer is not Answer.HIT
+            last = bridge if answer is Answer.MISS else last
+        for end in range(last - last % unit, length, -unit):
+            if end == bridge:
+                continue  # that would be a hit of whole blocks
+            slots: list[int] = []
+            pending = pending_bridge and end > bridge
+            for group, proof in enumerate(self._geometry.tail_proofs):
+                key = self._tail_key(names, tails, group, end + proof)
+                answer = Answer.MISS if key is None else self._tier.answer(group, key)
+                slot = None if key is None or answer is Answer.MISS else self._ledger.slots.find(group, key)
+                if slot is None:
+                    break
+                pending = pending or answer is not Answer.HIT
+                slots.append(slot)
+            else:
+                if not pending:
+                    return end, tuple(slots), False
+                waits = True
+        return length, (), waits
+
+    def _tail_key(self, names: Sequence[Sequence[bytes]], tails: TailKeys, group: int, end: int) -> bytes | None:
+        """The key of a prefix up to a token: that of the block that ends there, or that of a tail."""
+        position, inside = divmod(end, self._geometry.block_tokens[group])
+        if not inside:
+            return names[group][position - 1]
+        key = tails(group, end)
+        return None if key is None else edge.member(key, bytes, "the key of a tail")
+
+    def _bridge(self, names: Sequence[Sequence[bytes]], position: int) -> Answer:
+        """Whether the host tier has the block at a position, in each group that reads it where a prefix ends behind it."""
+        found = Answer.HIT
+        for group, each in enumerate(self._geometry.groups):
+            if isinstance(each, Mamba):
+                continue
+            content = group, names[group][position]
+            answer = self._tier.answer(*content)
+            if answer is Answer.MISS or self._ledger.slots.find(*content) is None:
+                return Answer.MISS
+            if answer is not Answer.HIT or content in self._loading:
+                found = Answer.PENDING
+        return found
+
+    def _prove(self, group: int, keys: Sequence[bytes], *, below: bool) -> Answer:
+        """Whether the host tier, or with *below* the tier below it, knows the unit behind a hit, by its key if it has one."""
+        found = self._tier.answer(group, keys[0]) if keys else Answer.MISS
+        if found is Answer.MISS and below and keys and self._below is not None:
+            found = self._below.answer((group, keys[0]))
+            if found is Answer.RETRY:
+                self.in_doubt = self.on_below = True
+        return found
+
+    def _split(self, names: Sequence[Sequence[bytes]], start: int, length: int, known: int) -> None:
+        """Note which chunks of a hit the host tier has, and which it lacks."""
+        size, find, compute_from = self._geometry.blocks_per_chunk, self._ledger.slots.find, length - (length == known)
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            first = max(self._geometry.needed(group, compute_from).start, start // tokens)
+            for chunk in range(first // size, length // (tokens * size)):
+                key = names[group][(chunk + 1) * size - 1]
+                if (slot := find(group, key)) is None:
+                    self.wanted.append((group, key))
+                else:
+                    self.present.append(slot)
+
+    def _lives(self, names: Sequence[Sequence[bytes]], start: int, compute_from: int) -> tuple[tuple[int, ...], ...]:
+        """The lives on the device that a request reads to continue at a token."""
+        found = []
+        find = self._ledger.blocks.find
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            first = self._geometry.needed(group, compute_from).start
+            keys = names[group][first : start // tokens]
+            found.append(tuple([_found(find(group, key), key) for key in keys]))
+        return tuple(found)
+
+    def _slots(
+        self, names: Sequence[Sequence[bytes]], start: int, length: int, compute_from: int, tail: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], ...]:
+        """The slots of the chunks that a load reads, by group, and behind them that of the *tail*, if there is one."""
+        found = []
+        size, find = self._geometry.blocks_per_chunk, self._ledger.slots.find
+        for group, tokens in enumerate(self._geometry.block_tokens):
+            first = max(self._geometry.needed(group, compute_from).start, start // tokens)
+            chunks = range(first // size, length // (tokens * size))
+            keys = [names[group][(chunk + 1) * size - 1] for chunk in chunks]
+            found.append((*[_found(find(group, key), key) for key in keys], *tail[group : group + 1]))
+        return tuple(found)
+
+
+def _found(place: int | None, key: bytes) -> int:
+    """Check that everything counted as a hit exists; otherwise the scan was wrong."""
+    if place is None:
+        raise KeyError(key)
+    return place
+
+
+def unit_of(geometry: Geometry, group: int, size: int, extra: int = 0) -> Unit:
+    """One group in units of *size* blocks; its window reaches *extra* tokens further back."""
+    tokens = geometry.block_tokens[group]
+    window, tail = geometry.window_chunks[group] if size > 1 else geometry.window_blocks[group], size
+    each = geometry.groups[group]
+    part = each.part_tokens if isinstance(each, LocalAttention) else 0
+    if part:
+        tail = 1
+    elif isinstance(each, SlidingWindow):
+        blocks = -(-(each.window_tokens - 1 + extra) // tokens)
+        window = -(-blocks // size)
+        tail = blocks - (window - 1) * size if window else 0
+    elif window is not None:
+        tail = 1
+    again = extra if part else 0
+    return Unit(
+        tokens=tokens * size, window=window, tail=tail, size=size, proof=geometry.drafters[group], part=part, again=again
+    )

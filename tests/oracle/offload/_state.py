@@ -1,0 +1,203 @@
+"""The state of an offload scheduler: requests, plans and copies, besides its ledger. No decisions are made here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from attrs import define
+from numpy.typing import NDArray
+
+from tests.oracle.errors import MisuseError
+from tests.oracle.ledger import Ledger
+from tests.oracle.ledger import _edge as edge
+from tests.oracle.ledger._journal import Journal
+from tests.oracle.offload._below import BelowIndex, BelowPolicies, TierBelow
+from tests.oracle.offload._groups import Geometry, Mamba
+from tests.oracle.offload._host import HostTier
+from tests.oracle.offload._progress import ProgressTable
+from tests.oracle.offload._search import Search
+from tests.oracle.offload._stores import StoreLine
+from tests.oracle.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKeys
+
+Rows: TypeAlias = NDArray[np.int64]
+
+
+class Tracked:
+    """What the scheduler knows about one request besides its row in the columns.
+
+    ``hit`` is the latest lookup or, while the request loads, what it loads. ``failures`` counts its failed loads. ``ending`` is
+    `finish` or `abort` while its end waits for an outstanding plan. ``asked`` identifies its latest completed lookup: the
+    number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device. ``awaits`` is content that
+    this lookup waits for and that the device lacked, if there is any. ``until`` is when it stops waiting for content on its
+    way, and ``below_until`` for the tier below; None while it does not wait, minus infinity when it has waited as long as it
+    may. ``fetched`` are the promotions that its lookups have planned.
+    ``tail`` is the token inside a block at which its states were handed off, whose attention is stored when the request ends; 0
+    for none.
+    """
+
+    __slots__ = (
+        "asked", "awaits", "below_until", "ending", "failures", "fetched", "hit", "keys", "row", "tail", "tails", "until",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        row: int,
+        keys: Keys,
+        hit: Hit | None = None,
+        failures: int = 0,
+        ending: str = "",
+        asked: tuple[int, int, int | None] | None = None,
+        tails: TailKeys | None = None,
+        tail: int = 0,
+        awaits: tuple[int, bytes] | None = None,
+    ) -> None:
+        self.row, self.keys, self.hit, self.failures, self.ending, self.asked = row, keys, hit, failures, ending, asked
+        self.tails, self.tail, self.awaits = tails, tail, awaits
+        self.until: float | None = None
+        self.below_until: float | None = None
+        self.fetched: list[int] = []
+
+
+class Answers:
+    """What the key functions of requests have answered in the outermost call that is being made.
+
+    Invariant: ``keys`` and ``tails`` are empty where an earlier call has filled them (`present`).
+    """
+
+    __slots__ = ("_call", "_journal", "keys", "tails")
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self._call = journal, 0
+        self.keys: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
+        """By row and group: the first block, and the keys from there on."""
+        self.tails: dict[tuple[int, int, int], bytes | None] = {}
+        """By row, group and the token at which the tail ends."""
+
+    def present(self) -> Answers:
+        """The answers of this call."""
+        if self._call != self._journal.calls:
+            self._call = self._journal.calls
+            self.keys.clear()
+            self.tails.clear()
+        return self
+
+
+@define(eq=False)
+class OnItsWay:
+    """The requests of one plan that has not settled."""
+
+    rows: Rows
+    tokens: Rows
+    serials: Rows
+    handed: Collection[tuple[str, int, int, int]]
+    """Handed-off states: request, serial, group, boundary."""
+
+
+class SchedulerState(edge.NotCopied):
+    """The state of a scheduler.
+
+    Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows, in the
+    order in which they were added; ``added[row]`` ascends in this order.
+    Invariant: ``plans`` holds the outstanding plans, oldest first, at most ``plans_ahead`` + 1.
+    Invariant: ``loading`` maps the content of live loads, by group and key, to their request; ``bringing`` is the inverse.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tier: HostTier,
+        geometry: Geometry,
+        policies: Policies | None = None,
+        index: BelowIndex | None = None,
+        below: BelowPolicies | None = None,
+    ) -> None:
+        self.ledger = edge.member(ledger, Ledger, "ledger")
+        self.tier = edge.member(tier, HostTier, "tier")
+        if tier.ledger is not ledger:
+            raise MisuseError("tier: it was made for another ledger (HostTier(ledger), with the ledger of this scheduler)")
+        self.geometry = geometry
+        edge.member(geometry, Geometry, "geometry")
+        self.policies = policies = Policies() if policies is None else edge.member(policies, Policies, "policies")
+        _check_fit(ledger, geometry, policies)
+        self.stores = StoreLine(ledger, tier, geometry, policies)
+        self.groups = range(len(geometry.groups))
+        self.attention = [group for group in self.groups if not isinstance(geometry.groups[group], Mamba)]
+        self.has_states = len(self.attention) < len(self.groups)
+        self.requests: dict[str, Tracked] = {}
+        self.answers = Answers(ledger.calls)
+        self.names: dict[int, str] = {}
+        self.added = np.zeros(ledger.limits.max_requests, dtype=np.int64)
+        self.num_added = 0
+        self.progress = ProgressTable(ledger.limits.max_requests, geometry, policies)
+        self.progress_bytes: tuple[memoryview, ...] = ()
+        """Memory views of the progress columns, made at the first snapshot."""
+        self.plans: dict[int, OnItsWay] = {}
+        self.handed: dict[tuple[str, int, int, int], None] = {}
+        self.states: dict[str, list[tuple[int, int, int]]] = {}
+        """States handed off at the end of a chunk and not offered yet: group, boundary, life."""
+        self.step = 1
+        self.waiting_loads: dict[str, Hit] = {}
+        self.loads_heard = -1
+        """How often requests had left LOADING when the scheduler last heard of their loads; below 0 if it has to ask all."""
+        self.loading: dict[tuple[int, bytes], str] = {}
+        self.bringing: dict[str, list[tuple[int, bytes]]] = {}
+        self.below: TierBelow | None = None
+        if index is not None:
+            chosen = BelowPolicies() if below is None else below
+            self.below = TierBelow(ledger, tier, index, chosen, self.stores.suffix, self.stores.required)
+        self.search = Search(ledger, tier, geometry, policies, self.stores.suffix, self.loading, self.below)
+        self.now = 0.0
+        """The time of the latest plan."""
+        self.within: dict[str, int] = {}
+        """How many tokens of `Policies.load_within_tokens` the lookups of this step have taken, by request."""
+        self.pinned: dict[str, list[int]] = {}
+        self.preempted: dict[str, None] = {}
+        self.ending: set[str] = set()
+        """Requests whose end waits for a plan."""
+        self.outlived: set[str] = set()
+        """Requests that have ended but still have jobs."""
+        self.given_up = 0
+        self.lost: set[int] = set()
+        self.asleep = False
+        self.generation = ""
+        """Identifies the weights, layout and tenant that the content was computed with; chosen by the engine."""
+        self.counts: Counter[str] = Counter()
+        self.device_hits = [0] * len(geometry.groups)
+        self.host_hits = [0] * len(geometry.groups)
+
+    def track(self, name: str, tracked: Tracked) -> None:
+        """Note a request that the ledger has added."""
+        self.requests[name] = tracked
+        self.names[tracked.row] = name
+        self.num_added += 1
+        self.added[tracked.row] = self.num_added
+
+
+def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:
+    """Refuse settings that do not fit together, with the two numbers."""
+    if len(geometry.groups) != ledger.limits.num_groups:
+        raise MisuseError(
+            f"{len(geometry.groups)} groups do not fit a ledger of num_groups={ledger.limits.num_groups} (make them equal)"
+        )
+    if policies.plans_ahead >= ledger.limits.max_plans:
+        raise MisuseError(
+            f"plans_ahead={policies.plans_ahead} does not fit a ledger of max_plans={ledger.limits.max_plans} (it must be less)"
+        )
+    if policies.state_drafts and ledger.own_pool:
+        for number, group in enumerate(geometry.groups):
+            if isinstance(group, Mamba) and group.block_tokens > 1:
+                raise MisuseError(
+                    f"state_drafts={policies.state_drafts}: group {number} ({group}) has blocks of {group.block_tokens} "
+                    "tokens, and a ledger that owns the pool has no others for the states of drafts (use blocks of one token)"
+                )
+    if geometry.tail_tokens is not None and policies.mode is Mode.LAZY:
+        raise MisuseError(f"tail_tokens={geometry.tail_tokens}: tails are not stored lazily (use Mode.EAGER)")
+    if geometry.tail_tokens is not None and policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN:
+        raise MisuseError(f"tail_tokens={geometry.tail_tokens}: a tail ends before the last token (use DROP_LAST_BLOCK)")
+    if policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN:
+        for number, group in enumerate(geometry.groups):
+            if isinstance(group, Mamba):
+                raise MisuseError(f"group {number} ({group}): a state cannot step back by one token (use DROP_LAST_BLOCK)")
