@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent
 BUILT = runpy.run_path(str(ROOT / "blocklife" / "cli" / "_built.py"))
 CORE: tuple[str, ...] = BUILT["CORE"]
 UNCHECKED: frozenset[str] = BUILT["UNCHECKED"]
+KERNEL: frozenset[str] = frozenset(BUILT["KERNEL"])
 RECORD: str = BUILT["RECORD"]
 
 COPIED = (
@@ -52,6 +53,8 @@ DIRECTIVES = {"language_level": 3, "annotation_typing": False, "binding": True, 
 """For all modules. No module has directives in its own text, for those could not be taken back for tests."""
 _NO_CHECKS = {"boundscheck": False, "wraparound": False, "initializedcheck": False}
 """For those that do without."""
+_C_NUMBERS = {"infer_types": True}
+"""For the kernel: a name that is given a C number is one."""
 _CHECKS = {"boundscheck": True, "initializedcheck": True, "nonecheck": True, "overflowcheck": True}
 """For tests: an index out of bounds, a column or an object that is not there, and a sum that does not fit raise."""
 _NAMES_TYPES = re.compile(r"^\s*(?:from|cimport)\s+blocklife\.([\w.]+)", re.MULTILINE)
@@ -91,7 +94,9 @@ class BrokenSourceError(Exception):
 # --- one module, in a process of its own -------------------------------------------------------------------------------
 
 
-def build_extension(name: str, source: Path, flavour: Flavour, into: Path, *, checked: bool = True) -> Path:
+def build_extension(
+    name: str, source: Path, flavour: Flavour, into: Path, *, checked: bool = True, c_numbers: bool = False
+) -> Path:
     """Make an extension of a source, a path below the current directory; C is taken as it is."""
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
@@ -103,7 +108,9 @@ def build_extension(name: str, source: Path, flavour: Flavour, into: Path, *, ch
     if source.suffix == ".py":
         from Cython.Build.Dependencies import cythonize
 
-        directives = {**DIRECTIVES, **({} if checked else _NO_CHECKS), **flavour.directives}
+        directives = {
+            **DIRECTIVES, **({} if checked else _NO_CHECKS), **(_C_NUMBERS if c_numbers else {}), **flavour.directives
+        }  # fmt: skip
         options = {"build_dir": str(into), "compiler_directives": directives, "force": True, "quiet": True}
         extensions = cythonize(extensions, **options)  # type: ignore[no-untyped-call]
     command = build_ext(Distribution({"name": "core", "ext_modules": extensions}))
@@ -117,7 +124,9 @@ def _build_one(name: str, flavour: Flavour, target: Path) -> None:
     """Compile one module of the core; the place of the outcome is taken at once, or not at all."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path("blocklife", *name.split(".")).with_suffix(".py")
-        made = build_extension(f"blocklife.{name}", source, flavour, Path(scratch), checked=name not in UNCHECKED)
+        made = build_extension(
+            f"blocklife.{name}", source, flavour, Path(scratch), checked=name not in UNCHECKED, c_numbers=name in KERNEL
+        )
         shutil.move(made, target.with_suffix(".new"))
         os.replace(target.with_suffix(".new"), target)
 
@@ -159,7 +168,7 @@ def types_read(name: str, package: Path) -> Iterator[Path]:
 def _digest(name: str, flavour: Flavour, by: str, root: Path) -> str:
     """Changes with whatever the outcome depends on."""
     told = {variable: os.environ.get(variable) for variable in ("CC", "CFLAGS", "LDFLAGS")}
-    found = hashlib.sha256(repr((sys.version, by, flavour, name in UNCHECKED, told)).encode())
+    found = hashlib.sha256(repr((sys.version, by, flavour, name in UNCHECKED, name in KERNEL, told)).encode())
     package = root / "blocklife"
     for path in (ROOT / "compile_core.py", BUILT["source_of"](name, package), *types_read(name, package)):
         found.update(path.read_bytes())

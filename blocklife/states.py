@@ -34,8 +34,8 @@ Unusual arrows, and why they exist:
 * Job `QUARANTINED --finish--> FAILED`: the copy landed after its deadline. Its places are safe again, but the job has failed.
 
 Not decided here: which places a verb applies to; whether a *reference* is stale, which is a comparison of epochs and not a
-state. The ledger looks up the effects of a coupling here and takes them in the order written, except where its row says
-`BY_HAND`: those are written in its verbs as well, so that here and there have to be changed together.
+state. The ledger has the effects of every coupling from its row, and takes them in the order written. Which causes it looks up,
+and which effects it can carry out, is in `core/_tables.py`; a row with another cause or effect is an error at import.
 
 Below the slots there may be a store that somebody else owns (`specs/tiers.md`): other processes put content there, and it may
 vanish or be slow or down. It has no places here. Two kinds of jobs reach it: a *demotion* copies READY slots to it and pins
@@ -613,22 +613,12 @@ def ends_life(row: Row) -> bool:
 # --- couplings ---------------------------------------------------------------------------------------------------------
 
 
-@enum.unique
-class Runs(enum.Enum):
-    """Where the ledger has the effects of a coupling from. Until all run from their rows, a row that does not says so."""
-
-    FROM_ROW = "from the row"
-    BY_HAND = "by hand"
-    FROM_ROW_UNLESS_DONE = "from the row; by hand where `settle` hears that it is DONE"
-
-
 @frozen
 class Coupling:
     """When one machine takes a step, others take theirs in the same commit.
 
     ``cause`` is ``machine.event`` with the kind of job in parentheses where it matters, ``into`` the states it must have led to
-    (empty: any), ``effects`` the events that follow, in this order. ``why`` is one sentence. ``runs``: of a coupling that runs
-    by hand the verbs of the ledger have the effects in their own code, and a change of its row changes nothing there.
+    (empty: any), ``effects`` the events that follow, in this order. ``why`` is one sentence.
     """
 
     name: str
@@ -636,7 +626,10 @@ class Coupling:
     into: tuple[enum.Enum, ...]
     effects: tuple[str, ...]
     why: str
-    runs: Runs = Runs.FROM_ROW
+
+    def without(self, effect: str) -> str:
+        """The name of the mutant from whose row an effect is deleted: it shows that the row is what runs."""
+        return f"{self.name}: no {effect}"
 
 
 COUPLINGS: tuple[Coupling, ...] = (
@@ -646,7 +639,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (),
         ("job.cancel",),
         "When a life ends, its planned store is cancelled, its epoch is raised and its key is forgotten.",
-        Runs.BY_HAND,
     ),
     Coupling(
         "hand-out-flushes",
@@ -654,7 +646,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Block.FLUSHED,),
         ("job.flush",),
         "The same plan waits for every submitted job that may touch the place.",
-        Runs.BY_HAND,
     ),
     Coupling(
         "store-planned",
@@ -662,7 +653,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.PLANNED,),
         ("block.plan_store", "slot.reserve"),
         "Planning a store pins its blocks and reserves its slots.",
-        Runs.BY_HAND,
     ),
     Coupling(
         "load-planned",
@@ -670,7 +660,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.PLANNED,),
         ("block.plan_load", "slot.pin", "request.plan_load"),
         "Planning a load pins both ends, and the request waits outside the batch.",
-        Runs.BY_HAND,
     ),
     Coupling(
         "demotion-planned",
@@ -678,7 +667,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.PLANNED,),
         ("slot.pin",),
         "Planning a demotion pins its slots: what a copy reads is not evicted.",
-        Runs.BY_HAND,
     ),
     Coupling(
         "promotion-planned",
@@ -686,7 +674,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.PLANNED,),
         ("slot.reserve",),
         "Planning a promotion reserves its slots: nothing is brought into a slot that is not reserved.",
-        Runs.BY_HAND,
     ),
     Coupling(
         "submitted",
@@ -694,7 +681,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.IN_FLIGHT,),
         ("block.submit",),
         "The workers own the copy from here on.",
-        Runs.BY_HAND,
     ),
     Coupling(
         "store-cancelled",
@@ -730,7 +716,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (Job.DONE, Job.FAILED, Job.CANCELLED),
         ("block.land", "slot.land"),
         "The end of a store unpins its blocks; its slots are published only if the job is DONE.",
-        Runs.FROM_ROW_UNLESS_DONE,
     ),
     Coupling(
         "load-done",
@@ -794,7 +779,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (),
         ("job.cancel|abandon", "block.release"),
         "The request's load is cancelled if planned and abandoned if submitted; then all its blocks are released.",
-        Runs.BY_HAND,
     ),
     Coupling(
         "reset-now",
@@ -802,7 +786,6 @@ COUPLINGS: tuple[Coupling, ...] = (
         (),
         ("request.preempt", "job.cancel", "job.abandon", "block.drop", "slot.drop"),
         "All content is forgotten at once; what is still being copied keeps its places until it lands.",
-        Runs.BY_HAND,
     ),
 )
 

@@ -10,6 +10,7 @@ With ``ahead`` 0 a plan settles before the next one is made; with 1 it is carrie
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -39,7 +40,7 @@ from blocklife.ledger.invariants import check
 from blocklife.offload import Geometry, Hit, HostTier, Mamba, OffloadScheduler, Policies, Settled
 from blocklife.offload.records import Keys
 from blocklife.states import Block, Request, Slot
-from tests.worlds import Content, Device, DeviceFault, compare
+from tests.worlds import Content, Device, DeviceFault, compare, slot_with
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1], ids=["sync", "async"])
 """The same test with synchronous and with asynchronous scheduling."""
@@ -304,12 +305,11 @@ class Engine:
         """The ledger's rules hold, its claims fit the device, and whatever can be found is what its key says."""
         assert check(self.ledger) == []
         compare(self.device, self)
-        for group, index in enumerate(self.ledger._state.blocks.index):
-            for key, place in index.items():
-                self._read(f"block {place}", self.device.blocks[place], key)
-            for key, slot in self.ledger._state.slots.index[group].items():
-                if self.ledger.slots.at(slot) is Slot.READY and not key.startswith(b"alien"):
-                    self._read_slot(slot, key, self.geometry.block_tokens[group])
+        for _, key, place in self.ledger.blocks.named():
+            self._read(f"block {place}", self.device.blocks[place], key)
+        for group, key, slot in self.ledger.slots.named():
+            if self.ledger.slots.at(slot) is Slot.READY and not key.startswith(b"alien"):
+                self._read_slot(slot, key, self.geometry.block_tokens[group])
 
     def _read_slot(self, slot: int, key: bytes, block_tokens: int) -> None:
         size = self.geometry.blocks_per_chunk
@@ -389,7 +389,7 @@ class Engine:
             self.step({})
             while self.plans:  # nobody plans ahead when nobody runs
                 self.settle()
-        raise AssertionError(f"still out after 16 ticks: {self.out()}, {self.ledger._state.jobs.alive()}")
+        raise AssertionError(f"still out after 16 ticks: {self.out()}, {self.ledger.jobs.alive()}")
 
     def drain_stores(self) -> None:
         """Step without new tokens until the line has had its turn, and all copies have landed."""
@@ -403,7 +403,7 @@ class Engine:
         found = [f"block {each} {ledger.blocks.at(each).name}" for each in range(1, len(ledger.blocks))
                  if ledger.blocks.at(each) not in (Block.FREED, Block.CACHED)]  # fmt: skip
         found += [f"slot {each} {ledger.slots.at(each).name}" for each in range(len(ledger.slots))
-                  if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger._state.slots.pins[each]]  # fmt: skip
+                  if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins(each)]  # fmt: skip
         return [*found, *ledger.requests, *map(str, self.out()), *ledger.holders]
 
     def state(self, name: str) -> Request:
@@ -417,12 +417,12 @@ class Engine:
 
     def forget(self, name: str, group: int, positions: Iterable[int]) -> None:
         """The host tier loses these blocks of a request's prefix, where a chunk is one block."""
-        keys, index = self.keys_of(name), self.ledger._state.slots.index[group]
-        self.ledger.evict([index[keys(group, each, each + 1)[0]] for each in positions])
+        keys = self.keys_of(name)
+        self.ledger.evict([slot_with(self.ledger, keys(group, each, each + 1)[0], group) for each in positions])
 
     def host_keys(self, group: int = 0) -> set[bytes]:
         """The keys of one group that can be read in the host tier."""
-        return {key for key in self.ledger._state.slots.index[group] if self.tier.slot_of(group, key) is not None}
+        return {key for own, key, _ in self.ledger.slots.named() if own == group and self.tier.slot_of(group, key) is not None}
 
 
 def stored_until(engine: Engine, limit: int = 3) -> Step:
@@ -457,5 +457,14 @@ def without(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, lines: Ma
     assert module is not None
     scope: dict[str, Any] = {}
     exec("from __future__ import annotations\n" + source, module.__dict__, scope)
-    # a static or class method keeps its decorator, which stands in its source
-    monkeypatch.setattr(owner, name, scope[name])
+    if inspect.ismodule(owner):
+        planted(monkeypatch, function, scope[name])
+    else:  # a static or class method keeps its decorator, which stands in its source
+        monkeypatch.setattr(owner, name, scope[name])
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, right: Callable[..., Any], wrong: Callable[..., Any]) -> None:
+    """Plant a bug: one function stands in place of another of a module, wherever that was imported."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("blocklife.") and vars(module).get(right.__name__) is right:
+            monkeypatch.setattr(module, right.__name__, wrong)

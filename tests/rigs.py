@@ -160,20 +160,19 @@ class Rig:
 
     def stored(self, group: int = 0) -> list[str]:
         """The texts that the host tier can read, in any order."""
-        found = [name.decode().partition(":")[2] for name in self.ledger._state.slots.index[group]]
+        found = [name.decode().partition(":")[2] for own, name, _ in self.ledger.slots.named() if own == group]
         return sorted(each for each in found if self.tier.slot_of(group, key(group, each)) is not None)
 
     def cached(self, group: int = 0) -> list[str]:
         """The texts that the device can be asked for."""
-        return sorted(name.decode().partition(":")[2] for name in self.ledger._state.blocks.index[group])
+        return sorted(name.decode().partition(":")[2] for own, name, _ in self.ledger.blocks.named() if own == group)
 
 
 def scheduler_key(scheduler: OffloadScheduler) -> tuple[object, ...]:
     """All that decides what a scheduler does next, beside its ledger, as a value that can be compared."""
     state = scheduler._state
     table = state.progress
-    columns = (table.running, table.prompt, table.known, table.computed, table.in_flight)
-    columns += (table.placed, table.first, table.sealed, table.offered)  # type: ignore[assignment]
+    columns = (table.running, table.prompt, table.placed, table.first, table.sealed, table.offered)
     requests = tuple(
         (name, each.row, each.hit, each.failures, each.ending, each.until, scheduler.progress(name))
         for name, each in state.requests.items()
@@ -181,9 +180,9 @@ def scheduler_key(scheduler: OffloadScheduler) -> tuple[object, ...]:
     chunks = tuple(
         (owner, [(chunk.key, list(chunk.lives)) for chunk in line]) for owner, line in scheduler.stores._line.items()
     )
-    rows = [scheduler.ledger._state.requests[name].row for name in state.requests]
+    rows = [scheduler.ledger.requests.row(name) for name in state.requests]
     return (
-        *(tuple(column.tobytes() for column in columns), requests, chunks, state.step),
+        *(tuple(bytes(column) for column in columns), requests, chunks, table.making),
         *(
             tuple(state.plans),
             tuple(state.handed),
@@ -196,7 +195,7 @@ def scheduler_key(scheduler: OffloadScheduler) -> tuple[object, ...]:
             set(state.lost),
             state.asleep,
         ),
-        tuple((int(table.wanted[row]), bool(table.step[row] == state.step)) for row in rows),
+        tuple((table.wanted_of(row), table.is_scheduled(row)) for row in rows),
     )
 
 

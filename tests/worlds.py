@@ -156,13 +156,20 @@ def hand_out_all(ledger: Ledger, request: str) -> list[int]:
             return found
 
 
+def slot_with(ledger: Ledger, key: bytes, group: int = 0) -> int:
+    """The slot that has the content of a key, or that it is being written to."""
+    slot = ledger.slots.find(group, key)
+    assert slot is not None, f"no slot has {key!r} of group {group}"
+    return slot
+
+
 # --- unchanged ----------------------------------------------------------------------------------------------------------
 
 
 def world_key(ledger: Ledger) -> tuple[object, ...]:
     """The snapshot, and all that is only counted or written down as well."""
-    columns = (ledger._state.blocks.column, ledger._state.slots.column, ledger._state.jobs.column, ledger._state.request_column)
-    taken = tuple(tuple(column.taken) for column in columns)
+    views = (ledger.blocks, ledger.slots, ledger.jobs, ledger.requests)
+    taken = tuple(tuple(count for _, count in view.row_counts()) for view in views)
     last = ledger.journal[-1].sequence if ledger.journal else 0
     return ledger.snapshot(), taken, dict(ledger.tally), len(ledger.journal), last
 

@@ -15,18 +15,26 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
+KERNEL = (
+    "core._rules",
+    "core._columns",
+    "core._moves",
+    "core._couplings",
+    "core._verbs",
+    "core._drafts",
+    "core._plans",
+    "core._progress",
+)
+"""Straight loops over columns. Their numbers are C numbers where they are compiled: types of columns and arguments stand in the
+``.pxd`` beside each, and those of names are inferred from them."""
+
 CORE = (
+    *KERNEL,
     "ledger._checks",
-    "ledger._ids",
-    "ledger._journal",
-    "ledger._ring",
-    "ledger._rules",
-    "ledger._state",
-    "ledger._steps",
     "ledger._edge",
-    "ledger.jobs",
+    "ledger._journal",
     "ledger._ledger",
-    "ledger._places",
+    "ledger.jobs",
     "ledger.views",
     "offload._state",
     "offload._steps",
@@ -34,14 +42,13 @@ CORE = (
     "offload._groups",
     "offload._host",
     "offload._lookup",
-    "offload._progress",
     "offload._scheduler",
     "offload._search",
     "offload._stores",
 )
 """The modules that are compiled where there is a compiler. What is compiled is decided here and nowhere else."""
 
-UNCHECKED: frozenset[str] = frozenset()
+UNCHECKED = frozenset(KERNEL)
 """Those of them that look at no index twice: what reaches them was checked, and no index in them is negative. They are shipped
 without bounds checks, and tested with them."""
 

@@ -64,9 +64,9 @@ def guard_table(table: Table) -> str:
 
 
 def coupling_table(couplings: Iterable[Coupling]) -> str:
-    """Every coupling: what causes it, into which states, what follows, why, and whether the ledger runs it from its row."""
+    """Every coupling: what causes it, into which states, what follows, why, and the mutants that show it."""
     return markdown(
-        ["coupling", "when", "leads into", "then, in this order", "why", "runs"],
+        ["coupling", "when", "leads into", "then, in this order", "why", "deleted from the row by"],
         [
             [
                 f"`{each.name}`",
@@ -74,7 +74,7 @@ def coupling_table(couplings: Iterable[Coupling]) -> str:
                 _names([state.name for state in each.into]) if each.into else "any state",
                 LINE.join(f"`{plain(effect)}`" for effect in each.effects),
                 plain(each.why),
-                plain(each.runs.value),
+                LINE.join(f"`{plain(each.without(effect))}`" for effect in each.effects),
             ]
             for each in couplings
         ],

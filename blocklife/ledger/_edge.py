@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from numbers import Real
@@ -23,7 +22,7 @@ from typing import NoReturn, SupportsIndex, TypeGuard, TypeVar
 import numpy as np
 
 from blocklife.errors import MisuseError
-from blocklife.ledger._ids import BULK, Ids, Lives
+from blocklife.ledger._ids import Ids, Lives
 from blocklife.ledger.jobs import Batch, GroupTransfer, JobColumns, Jobs, Store
 from blocklife.ledger.records import Completion, Growth, JobId, Launched, Placement, Result, Seal
 from blocklife.states import Block
@@ -145,24 +144,22 @@ def several(values: object, name: str, of: str) -> list[object]:
     refuse(name, f"a sequence of {of}", values)
 
 
-def numbers(values: object, name: str) -> Ids:
-    """Integers, copied into a list or an array depending on their number: see `_ids.batch`."""
-    if type(values) is list and len(values) < BULK and _INT.issuperset(map(type, values)):
-        return values.copy()
-    if type(values) is range:
-        return list(values) if values[:BULK] == values else np.arange(values.start, values.stop, values.step, dtype=np.int64)
-    if isinstance(values, np.ndarray):
+def numbers(values: object, name: str) -> list[int]:
+    """Integers of at most 63 bits, as a list that is the caller's no more."""
+    if type(values) is list and _INT.issuperset(map(type, values)):
+        found: list[int] = values.copy()
+    elif type(values) is range:
+        found = list(values)
+    elif isinstance(values, np.ndarray):
         if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
             refuse(name, _MANY, values)
-        return values.tolist() if len(values) < BULK else values.astype(np.int64)
-    given: list[object] = values if type(values) is list else several(values, name, _MANY)
-    found = given if _are_whole(given) else [whole(each, name, _MANY, _LIFE) for each in given]
-    if len(found) < BULK:
-        return found
-    try:
-        return np.array(array("q", found), dtype=np.int64)  # twice as fast as from the list
-    except OverflowError:
+        found = values.tolist()
+    else:
+        given = several(values, name, _MANY)
+        found = given if _are_whole(given) else [whole(each, name, _MANY, _LIFE) for each in given]
+    if not _are_near(found):
         refuse(name, _MANY, found)
+    return found
 
 
 def places(values: object, name: str) -> Ids:
@@ -350,12 +347,11 @@ def stores(values: object, name: str) -> list[Store]:
 def columns(value: object, name: str, num_groups: int) -> JobColumns:
     """Jobs as columns, which the ledger takes over: each column has one type, and each job has a part of it (I15)."""
     found = member(value, JobColumns, name)
-    _ids(found.lives, name, ".lives")
-    _ids(found.slots, name, ".slots")
+    for part, column in ((".lives", found.lives), (".slots", found.slots), (".places", found.places)):
+        if type(column) is not list:
+            refuse(name + part, "a list of whole numbers", column)
+        _ids(column, name, part)
     _keys(found.keys, name, ".keys")
-    if found.places is not found.slots:
-        _ids(found.places, name, ".places")
-        _check_near(found.places, f"{name}.places")
     if found.names is not found.keys:
         keys([each for each in found.names if each is not None], f"{name}.names")
     for owner, sharers in zip(found.owners, found.sharers, strict=False):
@@ -371,14 +367,7 @@ def columns(value: object, name: str, num_groups: int) -> JobColumns:
     same_jobs = len(found.owners) == len(found.sharers) == len(found.cuts) - 1 == len(found.slot_cuts) - 1
     if not (same_blocks and same_slots and same_jobs):
         refuse(name, "columns that are as long as their cuts say (I15)", found)
-    if type(found.lives) is type(found.slots) is type(found.places) is list:  # each job takes its part as a copy
-        return found
-    slots = found.slots.copy()  # a slice of an array is no copy, and the caller keeps its own arrays
-    return JobColumns(
-        found.owners, found.cuts, found.lives.copy(), found.groups,
-        slots if found.places is found.slots else found.places.copy(),
-        found.names, found.slot_cuts, slots, found.slot_groups, found.keys, found.sharers,
-    )  # fmt: skip
+    return found
 
 
 def _check_spans(groups: object, cuts: Sequence[int], num_groups: int, name: str) -> None:

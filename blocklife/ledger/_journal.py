@@ -2,11 +2,12 @@
 
 Rules of this file:
 
-* A step is noted after it was written. Hooks and watchers run when the outermost call, of the ledger or of a scheduler, has
-  made its last write, so that none sees a partial change. What they raise is kept (`HookErrors`) and changes nothing.
+* The kernel notes a step after it was written; here notes become records. Hooks and watchers run when the outermost call, of
+  the ledger or of a scheduler, has made its last write, so that none sees a partial change. What they raise is kept
+  (`HookErrors`) and changes nothing.
 * A hook cannot undo anything, and cannot call the ledger.
 * A call that was interrupted (Ctrl-C) between its first write and its last has left half of a change: it closes the ledger.
-* Without hooks a step costs a tuple; with hooks, additionally a look-up of the rows that they want.
+* Without hooks no record is made before somebody asks for it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,24 @@ import enum
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
+from blocklife.core._columns import Core, Told
+from blocklife.core._refused import KernelRefusal
+from blocklife.core._tables import EVENTS
 from blocklife.errors import BlocklifeError, InterruptedCallError, MisuseError, RefusedError
 from blocklife.hook_errors import HookErrors
-from blocklife.ledger._ids import Ids
-from blocklife.ledger._places import Blocks, Slots, SlotWatcher
-from blocklife.ledger.jobs import JobTable
+from blocklife.ledger._refusals import Refusals
 from blocklife.ledger.records import LedgerTransition, Refusal
-from blocklife.lifecycle import Hooks, Listeners, Rows
+from blocklife.lifecycle import Hooks, Listeners
 from blocklife.states import MACHINES
+
+SlotWatcher: TypeAlias = Callable[[bool, Sequence[int]], None]
+"""Hears (stored, slots): their content became readable, or is gone. It must not call the ledger."""
+ContentListener: TypeAlias = Callable[[bool, int, int, bytes], None]
+"""Hears (stored, slot, group, key) for each slot whose content became readable, or is about to be gone."""
 
 
 class SlotChange(NamedTuple):
@@ -33,11 +42,6 @@ class SlotChange(NamedTuple):
     stored: bool
     slots: tuple[int, ...]
 
-
-Entry: TypeAlias = tuple[int, int, str, str, Ids, Rows, list[int], int, Sequence[int], str]
-"""The first fields of a `LedgerTransition`."""
-_NONE: list[int] = []
-"""The epochs of places without any, or if there are no hooks. Never written."""
 
 P = ParamSpec("P")
 ReturnT = TypeVar("ReturnT")
@@ -57,63 +61,49 @@ _IDLE, _ASKING, _WRITING, _TELLING, _CLOSED = CallStage
 
 
 class Journal:
-    """The latest steps, as plain tuples; records are built on request.
+    """The latest steps as records, the hooks that hear of them, and the outermost call.
 
-    Invariant: ``size`` is the number of places in ``entries``, and at most ``most`` once a step has been noted.
     Invariant: ``stage`` is IDLE between calls, or CLOSED for good.
     """
 
-    def __init__(self, most: int, incarnation: int, blocks: Blocks, slots: Slots, jobs: JobTable, errors: HookErrors) -> None:
-        self.most = most
-        self._incarnation = incarnation
-        self._blocks, self._slots, self._jobs = blocks, slots, jobs
-        self.entries: deque[Entry] = deque()
-        self.size = 0
-        self.plan = 0
-        """The number of the latest plan, noted with every step."""
-        self.hooks: Hooks[LedgerTransition] = Hooks(MACHINES, errors)
+    def __init__(self, core: Core, incarnation: int, words: Refusals, errors: HookErrors) -> None:
+        self._core, self._incarnation, self._words = core, incarnation, words
+        self.hooks: Hooks[LedgerTransition] = Hooks(MACHINES, errors, self._listen)
         self.refusals: Listeners[Refusal] = Listeners()
         self.watchers: tuple[SlotWatcher, ...] = ()
+        self.listeners: tuple[ContentListener, ...] = ()
         self.errors = errors
         self.stage = CallStage.IDLE
         self.request = ""
         """The request that the outermost call was made for, if there are hooks."""
-        self.sequence = 0
-        """The number of the latest step."""
         self.calls = 0
         """How many outermost calls were begun."""
-        self.noted: list[Entry] = []
-        """Steps of the verb that is being made, which hooks want to hear of."""
+        self.recheck: Callable[[], None] = lambda: None
+        """Checks the jobs again that took a step with effects (`Core.judged`)."""
         self.untold: deque[LedgerTransition | SlotChange | RefusedError] = deque()
         """What hooks and watchers will be told when the outermost call has made its last write."""
         self._interrupted = ""
 
-    def note(
-        self,
-        machine: str,
-        event: str,
-        ids: Ids,
-        rows: Rows,
-        job: int = 0,
-        jobs: Sequence[int] = (),
-        name: str = "",
-    ) -> None:
-        """Note a step that was written; the fields are those of `LedgerTransition`."""
-        self.sequence = number = self.sequence + 1
-        entry = (number, self.plan, machine, event, ids, rows, _NONE, job, jobs, name)
-        entries = self.entries
-        entries.append(entry)
-        size = self.size + len(ids)
-        while size > self.most:
-            size -= len(entries.popleft()[4])
-        self.size = size
-        if self.hooks.active and self.hooks.hears(machine, rows):  # an epoch may change again before the verb is over
-            epoch = self._blocks.epoch
-            epochs = [epoch[place] for place in ids] if machine == "block" else _NONE
-            self.noted.append((*entry[:6], epochs, job, jobs, name or self.request))
+    @property
+    def plan(self) -> int:
+        """The number of the latest plan."""
+        return self._core.plan
+
+    def _listen(self) -> None:
+        """The hooks have changed: note which rows they want to hear of."""
+        ring = self._core.journal
+        ring.hears = self.hooks.active
+        for what in range(len(ring.heard)):
+            ring.heard[what] = 0
+        for code, (machine, event) in EVENTS.items():
+            flags = self.hooks.wanted.get(machine)
+            for row in MACHINES[machine].events[event].rows if flags else ():
+                ring.heard[code << 8 | row.index] = flags[row.index] if flags else 0
 
     def history(self, machine: str, place: int) -> list[str]:
-        """`Ledger.history`."""
+        """`Ledger.history`; `MisuseError` if no machine has this name."""
+        if machine not in MACHINES:
+            raise MisuseError(f"machine {machine!r}: it is not known (known are {', '.join(MACHINES)})")
         table = MACHINES[machine]
         return [
             f"plan {each.plan}: {table.row(row)}" + (f" (job {job})" if job else "")
@@ -125,28 +115,62 @@ class Journal:
 
     def records(self) -> list[LedgerTransition]:
         """The latest steps, oldest first."""
-        return [LedgerTransition(*entry, self._incarnation) for entry in self.entries]
+        ring, found = self._core.journal, list[LedgerTransition]()
+        last = 0
+        for at in range(max(0, ring.at - ring.size), ring.at):
+            here = at % ring.size
+            machine, event = EVENTS[ring.what[here] >> 8]
+            row, place, job, sequence = ring.what[here] & 255, ring.place[here], ring.job[here], ring.sequence[here]
+            if sequence == last:
+                _add_place(found[-1], place, row, job)
+                continue
+            name = ring.names.get(here, "") if machine == "request" else ""
+            found.append(
+                LedgerTransition(
+                    sequence, ring.plan[here], machine, event, [place], [row], [], job, (), name, self._incarnation
+                )
+            )
+            last = sequence
+        return found
 
-    def _told(self, entry: Entry) -> LedgerTransition:
-        """The record for hooks: the entry, with data about its places from after the verb."""
-        machine, ids, job, jobs = entry[2], entry[4], entry[7], entry[8]
-        groups, owners = b"", dict[int, str]()
+    def _told(self, told: Told) -> LedgerTransition:
+        """The record for hooks, with data about its places from after the verb."""
+        sequence, plan, code, places, rows, epochs, job, name = told
+        machine, event = EVENTS[code]
+        groups, owners, core = b"", dict[int, str](), self._core
         if machine in ("block", "slot"):
-            group = self._blocks.group if machine == "block" else self._slots.group
-            groups = bytes([group[place] for place in ids])
-        for number in {*jobs, job} if jobs else (job,):
-            found = self._jobs.by_number.get(number)
-            if found is not None and found.owner is not None:
-                owners[number] = found.owner
-        return LedgerTransition(*entry, self._incarnation, groups, owners)
+            group = core.blocks.group if machine == "block" else core.slots.group
+            groups = bytes([group[place] for place in places])
+        row = core.jobs.find(job)
+        if row and core.jobs.num_owners[row]:
+            owners[job] = core.requests.names[core.jobs.owner[core.jobs.owner_begin[row]]]
+        return LedgerTransition(
+            sequence,
+            plan,
+            machine,
+            event,
+            places,
+            rows,
+            epochs,
+            job,
+            (),
+            name or self.request,
+            self._incarnation,
+            groups,
+            owners,
+        )
 
     # --- the outermost call -------------------------------------------------------------------------------------------------
 
     def watch(self, watcher: SlotWatcher) -> None:
         """Tell *watcher* of slots whose content became readable, or is gone, after every call."""
-        if not self.watchers:
-            self._slots.listeners.append(self._note_slots)
+        self._core.watched = True
         self.watchers = (*self.watchers, watcher)
+
+    def listen(self, listener: ContentListener) -> None:
+        """The same for code of this package: it is called after each verb, for each slot, and only takes notes."""
+        self._core.watched = True
+        self.listeners = (*self.listeners, listener)
 
     def writes(self) -> None:
         """A call has asked all it needs, and changes something from here on."""
@@ -165,12 +189,12 @@ class Journal:
         """The outermost call raises *problem*; *begun* is the number of the latest step before it."""
         stage, self._interrupted = self.stage, name
         self.stage = CallStage.CLOSED
-        unwritten = isinstance(problem, Exception) and self.sequence == begun  # an argument that raised while it was checked
+        # an argument that raised while it was checked
+        unwritten = isinstance(problem, Exception) and self._core.journal.steps == begun
         if unwritten or stage is _ASKING or isinstance(problem, BlocklifeError):
             self.request = ""
             self.stage = CallStage.IDLE
-            if self.noted:
-                self.end_verb()
+            self.end_verb()
             if isinstance(problem, RefusedError) and self.refusals.active:
                 self.untold.append(problem)
             if self.untold:
@@ -198,18 +222,29 @@ class Journal:
 
     def end_verb(self) -> None:
         """A verb has made its last write: what is told of its steps is known now, and may be another after the next verb."""
-        self.untold.extend(map(self._told, self.noted))
-        self.noted.clear()
+        core = self._core
+        if core.told:
+            self.untold.extend(map(self._told, core.told))
+            core.told.clear()
+        if core.changes:
+            for stored, slot, group, key in core.changes:
+                for listener in self.listeners:
+                    listener(stored, slot, group, key)
+            if self.watchers:
+                for stored, run in groupby(core.changes, key=itemgetter(0)):
+                    self.untold.append(SlotChange(stored, tuple([slot for _, slot, _, _ in run])))
+            core.changes.clear()
 
-    def _note_slots(self, stored: bool, slots: Sequence[int]) -> None:
-        self.untold.append(SlotChange(stored, tuple(slots)))
+    def worded(self, problem: KernelRefusal, name: str) -> BlocklifeError:
+        """What the kernel refuses in a call, as a sentence."""
+        return self._words.of(problem, name)
 
     def _tell_refusal(self, problem: RefusedError) -> None:
         """Only refusals by places of the ledger are reported: a user's own code may have lifecycles of its own."""
         machine, _, name = problem.thing.partition(" ")
         if machine not in MACHINES or problem.place is None:
             return
-        refusal = Refusal(self.plan, machine, problem.place, problem.event, problem.state)
+        refusal = Refusal(self._core.plan, machine, problem.place, problem.event, problem.state)
         if machine == "request":
             refusal = refusal._replace(name=name)
         for subscription in self.refusals:
@@ -249,8 +284,10 @@ def _outermost(
     @functools.wraps(method)
     def run(owner: JournaledT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
         journal = owner.calls
+        core = journal._core
         if opens and journal.stage is _CLOSED:
-            journal.noted.clear()
+            core.told.clear()
+            core.changes.clear()
             journal.untold.clear()
             journal.stage = _IDLE
         if journal.stage is not _IDLE:
@@ -258,11 +295,16 @@ def _outermost(
                 journal.refuse(name)
             elif writes:
                 journal.stage = _WRITING
-            found = method(owner, *args, **kwargs)
-            if journal.noted:
+            try:
+                found = method(owner, *args, **kwargs)
+                if core.judged:
+                    journal.recheck()
+            except KernelRefusal as problem:
+                raise journal.worded(problem, name) from None
+            if core.told or core.changes:
                 journal.end_verb()
             return found
-        begun = journal.sequence
+        begun = core.journal.steps
         journal.calls += 1
         try:
             try:
@@ -270,8 +312,12 @@ def _outermost(
                 if journal.hooks.active:
                     request = args[0] if args else kwargs.get("request")
                     journal.request = request if isinstance(request, str) else ""
-                found = method(owner, *args, **kwargs)
-                journal.request = ""
+                try:
+                    found = method(owner, *args, **kwargs)
+                    if core.judged:
+                        journal.recheck()
+                except KernelRefusal as problem:
+                    raise journal.worded(problem, name) from None
                 journal.stage = _IDLE
             except BaseException as problem:
                 journal.break_off(name, problem, begun)
@@ -282,8 +328,9 @@ def _outermost(
             if journal.errors.pending:
                 journal.errors.end()
             raise
-        if journal.noted:
+        if core.told or core.changes:
             journal.end_verb()
+        journal.request = ""
         if journal.untold:
             journal.tell()
         if journal.errors.pending:
@@ -291,3 +338,14 @@ def _outermost(
         return found
 
     return run
+
+
+def _add_place(record: LedgerTransition, place: int, row: int, job: int) -> None:
+    """One more place that took part in a step."""
+    places, rows = record.places, record.rows
+    if isinstance(places, list) and isinstance(rows, list):
+        places.append(place)
+        rows.append(row)
+    if job != record.job or record.jobs:
+        record.jobs = [*(record.jobs or [record.job] * (len(places) - 1)), job]
+        record.job = 0

@@ -11,30 +11,47 @@ Rules of this file:
 
 Theory. One engine step is: requests release and gain blocks (`preempt`, `finish`, `release`, `allocate`, `acquire`), hits
 become loads (`plan_load`), stores are planned (`plan_store`), `dispatch` hands the plan to the workers, and `settle` applies
-what they report. The couplings between the machines are rows of `states.COUPLINGS`. The ledger looks the effects of a job's end
-up there; those of the rows marked `BY_HAND` are written in its steps (`_steps.py`).
+what they report. The couplings between the machines are rows of `states.COUPLINGS`, which the kernel looks up in each step
+(`core/_couplings.py`).
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
-
+from blocklife.core import _couplings as couplings
+from blocklife.core import _plans as plans
+from blocklife.core import _verbs as verbs
+from blocklife.core._moves import ask_job, fire_request
+from blocklife.core._refused import KernelRefusal, Why
+from blocklife.core._tables import (
+    ADMISSIBLE_,
+    DEMOTE,
+    J_ABANDON,
+    J_CANCEL,
+    J_FLUSH,
+    J_QUIESCE,
+    LOAD,
+    OVER,
+    PLANNED,
+    PROMOTE,
+    R_ADMIT,
+    R_PREEMPT,
+    STORE,
+)
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.hook_errors import HookErrors, OnError
 from blocklife.ledger import _edge as edge
-from blocklife.ledger import _rules as rules
 from blocklife.ledger._checks import Checks
-from blocklife.ledger._ids import NULL, Lives, batch, entries, extend, ids_of, joined, listed, packed, select
+from blocklife.ledger._ids import NULL, Lives
 from blocklife.ledger._journal import Journal, anew, verb
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
+from blocklife.ledger._plan import plan_of
+from blocklife.ledger._planning import Planning
 from blocklife.ledger._refusals import some
 from blocklife.ledger._snapshot import Names, Snapshot, own_names, put_back, take
-from blocklife.ledger._state import LedgerData, RequestRow
-from blocklife.ledger._steps import Steps
+from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import (
     Allocated,
     Batch,
@@ -49,11 +66,9 @@ from blocklife.ledger.jobs import (
     Store,
     Submitted,
     Unwanted,
-    gather,
 )
 from blocklife.ledger.records import (
     Completion,
-    Direction,
     Growth,
     JobId,
     Launched,
@@ -61,12 +76,13 @@ from blocklife.ledger.records import (
     Placement,
     Plan,
     Refusal,
+    Result,
     Seal,
     Worker,
 )
 from blocklife.ledger.views import BlocksView, JobsView, RequestsView, SlotsView, prefix_of, statistics_of
 from blocklife.lifecycle import Subscription, What, painted
-from blocklife.states import ADMISSIBLE, MACHINES, TERMINAL, Block, BlockLife, Job, Request, RequestLife, Slot
+from blocklife.states import Block, Job, Request, Slot
 
 _NOTHING: tuple[()] = ()
 """Stands for arguments that were not given, which need no check."""
@@ -109,14 +125,15 @@ class Ledger(edge.NotCopied):
         edge.flag(own_pool, "own_pool")
         if own_pool and not edge.flag(indexed, "indexed"):
             raise MisuseError("indexed=False: a ledger that hands blocks out itself has to find them (own_pool=True)")
-        self._state = state = LedgerData(
+        self._state = data = LedgerData(
             limits, contract=contract, checking=checking, incarnation=incarnation,
             deadline=deadline, own_pool=own_pool, indexed=indexed, errors=errors,
         )  # fmt: skip
-        self._check = Checks(state)
-        self._steps = Steps(state, self._check)
-        self._blocks, self._slots, self._jobs = state.blocks, state.slots, state.jobs
-        self._journal: Journal = state.journal
+        self._core = data.core
+        self._check = Checks(data)
+        self._planning = Planning(data, self._check)
+        self._journal: Journal = data.journal
+        self._journal.recheck = self._check.judged
         self.calls = self._journal
         """The outermost call that is being made; for `verb` and `call`."""
         self.limits = limits
@@ -125,22 +142,34 @@ class Ledger(edge.NotCopied):
         self.incarnation = incarnation
         self.deadline = deadline
         self.own_pool = own_pool
-        self.tally: Mapping[str, int] = state.tally
-        """Counts of late, duplicate and unknown reports, stale references, and violations."""
-        self.flushes: Mapping[str, int] = state.flushes
-        """Number of flushes (waits for a copy), by cause."""
-        self.ended: Mapping[str, int] = state.ended
-        """Number of jobs, by terminal state."""
-        self.moved: Mapping[str, int] = state.moved
-        """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
-        self.holders: Mapping[str, Mapping[int, int]] = state.holders
+        self.holders: Mapping[str, Mapping[int, int]] = data.holders
         """Pins on slots besides those of jobs, by holder."""
-        self.hook_errors: HookErrors = state.journal.errors
+        self.hook_errors: HookErrors = data.journal.errors
         """What hooks, watchers of slots and other code of the user have raised."""
-        self.blocks = BlocksView(state)
-        self.slots = SlotsView(state)
-        self.jobs = JobsView(state)
-        self.requests = RequestsView(state)
+        self.blocks = BlocksView(data)
+        self.slots = SlotsView(data)
+        self.jobs = JobsView(data)
+        self.requests = RequestsView(data)
+
+    @property
+    def tally(self) -> Mapping[str, int]:
+        """Counts of late, duplicate and unknown reports, stale references, and violations."""
+        return self._state.tally
+
+    @property
+    def flushes(self) -> Mapping[str, int]:
+        """Number of flushes (waits for a copy), by cause."""
+        return Counter(self._core.flushes)
+
+    @property
+    def ended(self) -> Mapping[str, int]:
+        """Number of jobs, by terminal state."""
+        return self._state.ended
+
+    @property
+    def moved(self) -> Mapping[str, int]:
+        """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
+        return self._state.moved
 
     # --- hooks and reading --------------------------------------------------------------------------------------------------
 
@@ -166,7 +195,7 @@ class Ledger(edge.NotCopied):
     def table(self, request: str, group: int = 0) -> list[int]:
         """The lives that a request holds in one group."""
         self._check.group(group)
-        return self._check.request(request).tables[group].tolist()
+        return self._check.held(self._check.request(request), group)
 
     def request_state(self, request: str) -> Request:
         """The state of a request that is not over."""
@@ -175,7 +204,7 @@ class Ledger(edge.NotCopied):
 
     def job_state(self, job: JobId) -> Job:
         """The state of a job; `LateError` if it ended too long ago to be known, `MisuseError` if it never existed."""
-        return self._jobs.state(self._check.job(edge.job_id(job, "job")))
+        return self._state.job(self._check.job(edge.job_id(job, "job"))).state
 
     def find_blocks(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""
@@ -190,12 +219,11 @@ class Ledger(edge.NotCopied):
     @property
     def free(self) -> int:
         """How many blocks `allocate` can hand out without a wait."""
-        return self._blocks.free
+        return self._core.blocks.free
 
     def has_room(self, count: int) -> bool:
         """Whether `allocate` would find that many blocks now; under fence, blocks that a copy still reads count."""
-        missing = edge.whole(count, "count") - self._blocks.free
-        return missing <= 0 or (self._state.fence and missing <= len(self._steps.lendable(missing)))
+        return verbs.has_room(self._core, edge.whole(count, "count"))
 
     def statistics(self) -> Statistics:
         """Count everything now."""
@@ -203,15 +231,12 @@ class Ledger(edge.NotCopied):
 
     def history(self, machine: str, place: int) -> list[str]:
         """The latest steps of one place that are still in the journal, oldest first, for error messages and reports."""
-        edge.whole(place, "place")
-        if edge.text(machine, "machine") not in MACHINES:
-            raise MisuseError(f"machine {machine!r}: it is not known (known are {', '.join(MACHINES)})")
-        return self._journal.history(machine, place)
+        return self._journal.history(edge.text(machine, "machine"), edge.whole(place, "place"))
 
     @property
     def plan_number(self) -> int:
         """The number of the latest plan; 0 before the first."""
-        return self._journal.plan
+        return self._core.plan
 
     @property
     def journal(self) -> list[LedgerTransition]:
@@ -221,43 +246,37 @@ class Ledger(edge.NotCopied):
     @property
     def plans_out(self) -> tuple[int, ...]:
         """The plans that have not settled, oldest first."""
-        return tuple(self._state.waiting)
+        return tuple(self._core.waiting)
 
     def has_pending_work(self) -> bool:
         """Whether steps are still needed: a job is outstanding, or a wait is not yet in a plan or not yet proven."""
-        return bool(self._jobs.live or self._state.to_flush or self._state.waiting)
+        return bool(self._core.jobs.live or self._core.to_flush or self._core.waiting)
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
     @verb
     def add_request(self, request: str) -> None:
         """Add a request; it is WAITING. Refuses a name in use, and more than ``max_requests`` requests."""
-        if edge.text(request, "request") in self._state.requests:
+        if self._core.requests.by_name.get(edge.text(request, "request"), -1) >= 0 and request in self.requests:
             raise MisuseError(f"request {request}: it is known already (finish it first)")
-        if not self._state.spare_requests:
+        if self._core.requests.live >= self.limits.max_requests:
             raise CapacityError(f"all {self.limits.max_requests} requests are in use; finish one first (max_requests)")
-        row = self._state.spare_requests.popleft()
-        self._state.request_column.state[row] = RequestLife.table.index[RequestLife.table.initial]
-        self._state.requests[request] = RequestRow(row, request, [array("q") for _ in range(self.limits.num_groups)])
+        verbs.add_request(self._core, request)
 
     @verb
     def admit(self, request: str) -> None:
         """Edges: request WAITING, PREEMPTED → RUNNING."""
-        self._steps.fire_request(self._check.request(request), "admit")
+        fire_request(self._core, self._check.request(request), R_ADMIT, 0)
 
     @verb
     def preempt(self, request: str) -> None:
         """Give all blocks back; a planned load is cancelled, a submitted one abandoned. Edges: request → PREEMPTED."""
-        found = self._check.request(request)
-        self._check.ask_request(found, "preempt")
-        self._steps.give_up(found, "preempt")
+        couplings.give_up(self._core, self._check.request(request), R_PREEMPT)
 
     @verb
     def finish(self, request: str) -> None:
         """Give all blocks back for good, in any state; the name is free again. Edges: request → FINISHED."""
-        found = self._check.request(request)
-        self._steps.give_up(found, "finish")
-        self._steps.forget(found)
+        verbs.finish(self._core, self._check.request(request))
 
     @verb
     def finish_many(self, requests: Sequence[str]) -> None:
@@ -265,18 +284,7 @@ class Ledger(edge.NotCopied):
         rows = [self._check.request(request) for request in edge.texts(requests, "requests")]
         if len(set(requests)) != len(rows):
             raise MisuseError(f"{len(rows)} requests cannot be finished at once, for one of them is named twice")
-        for row in rows:
-            if row.load:  # the load is given up before the blocks
-                self._steps.give_up(row, "finish")
-                self._steps.forget(row)
-        rows = [row for row in rows if row.name in self._state.requests]
-        held = [entries(table, slice(None)) for row in rows for table in row.tables if table]
-        lives, times = np.unique(np.concatenate(held) if held else np.zeros(0, dtype=np.int64), return_counts=True)
-        for more in range(int(times[lives != NULL].max(initial=0))):
-            self._steps.release(batch(lives[(times > more) & (lives != NULL)]))
-        for row in rows:
-            self._steps.fire_request(row, "finish")
-            self._steps.forget(row)
+        verbs.finish_many(self._core, rows)
 
     # --- blocks -------------------------------------------------------------------------------------------------------------
 
@@ -288,16 +296,23 @@ class Ledger(edge.NotCopied):
         IN_FLIGHT, STALE → FLUSHED (the wait goes into the next plan).
         Refuses: `CapacityError` if there are too few; it says how many are free and how many will be soon.
         """
-        table = self._check.table(request, group, True)
-        count = count if type(count) is int and count <= edge.MOST else edge.whole(count, "count")
-        if count < 1:
+        row = self._check.request(request)
+        self._check.pool(own=True)
+        self._check.group(group)
+        if edge.whole(count, "count") < 1:
             raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
-        lives = self._steps.hand_out(group, who=f"request {request}", count=count)
-        if type(lives) is list:
-            table.extend(lives)
-        else:
-            extend(table, lives)
-        return Batch(lives, group)
+        self._hand_out([row], [count], [group], (), f"request {request}")
+        return Batch(self.requests.held(request, group, -count), group)
+
+    def _hand_out(
+        self, rows: Sequence[int], counts: Sequence[int], groups: Sequence[int], skips: Sequence[int], who: str
+    ) -> None:
+        try:
+            verbs.allocate(self._core, rows, counts, groups, skips)
+        except KernelRefusal as problem:
+            if problem.why is Why.NO_ROOM:
+                raise self._state.refusals.of_room(problem.place, problem.other, who) from None
+            raise
 
     @verb
     def allocate_many(
@@ -308,35 +323,34 @@ class Ledger(edge.NotCopied):
         *groups* is one group, or one for each entry; a request may appear once for each of its groups.
         *skips* says how many null blocks to append before the blocks of each request, as `skip` does.
         """
-        own_groups, tables = self._check.tables(requests, groups)
+        rows, own_groups = self._check.rows(requests, groups)
         self._check.pool(own=True)
         counts = edge.counts(counts, "counts")
-        skips = () if type(skips) is tuple and not skips else edge.counts(skips, "skips")
-        if len(counts) != len(tables) or min(counts, default=1) < 1:
-            raise MisuseError(f"{len(tables)} requests cannot allocate {list(counts)[:8]} blocks (ask for at least 1 each)")
-        if skips and (len(skips) != len(tables) or min(skips) < 0):
-            raise MisuseError(f"{len(tables)} requests cannot skip {list(skips)[:8]} blocks")
-        if not tables:
+        skips = edge.counts(skips, "skips")
+        if len(counts) != len(rows) or min(counts, default=1) < 1:
+            raise MisuseError(f"{len(rows)} requests cannot allocate {list(counts)[:8]} blocks (ask for at least 1 each)")
+        if skips and (len(skips) != len(rows) or min(skips) < 0):
+            raise MisuseError(f"{len(rows)} requests cannot skip {list(skips)[:8]} blocks")
+        if not rows:
             return []
-        who = f"request {requests[0]}" if len(tables) == 1 else f"{len(tables)} requests"
-        lives = listed(self._steps.hand_out_each(own_groups, counts, who=who, total=sum(counts)))
-        given, start = [], 0
-        for number, (table, count) in enumerate(zip(tables, counts, strict=True)):
-            if skips and skips[number]:
-                table.extend([NULL] * skips[number])
-            given.append(own := lives[start : start + count])
-            table.extend(own)
+        who = f"request {requests[0]}" if len(rows) == 1 else f"{len(rows)} requests"
+        self._hand_out(rows, counts, own_groups, skips, who)
+        # those of a request that comes twice are not all at the end of its table
+        lives, start = [self.blocks.life(self._core.ids[at]) for at in range(sum(counts))], 0
+        found: list[list[int]] = []
+        for count in counts:
+            found.append(lives[start : start + count])
             start += count
-        return given
+        return found
 
     @verb
     def skip(self, request: str, count: int, group: int = 0) -> None:
         """Append *count* null blocks to the table: positions outside every window, or for which no state was kept."""
-        found = self._check.request(request)
+        row = self._check.request(request)
         self._check.group(group)
         if edge.whole(count, "count") < 0:
             raise MisuseError(f"request {request}: cannot skip {count} blocks")
-        found.tables[group].extend([NULL] * count)
+        verbs.append_nulls(self._core, row * self._core.num_groups + group, count)
 
     @verb
     def acquire(self, request: str, lives: Lives, group: int = 0) -> Batch[Sealed]:
@@ -345,14 +359,10 @@ class Ledger(edge.NotCopied):
         Edges: block CACHED → SEALED; the other keyed states stay.
         Refuses: a life that is over, is of another group, is named twice, or is in the table already.
         """
-        found = self._check.request(request)
+        row = self._check.request(request)
         self._check.group(group)
         chosen = edge.numbers(lives, "lives")
-        ids = self._check.fresh(chosen, "acquire")
-        self._check.handed_out(ids, group)
-        self._check.tenancy(found.tables[group], chosen, request)
-        self._steps.move_blocks(rules.ACQUIRE, ids)
-        extend(found.tables[group], chosen)
+        verbs.acquire(self._core, row, chosen, group)
         return Batch(chosen, group)
 
     @verb
@@ -361,9 +371,9 @@ class Ledger(edge.NotCopied):
 
         Edges: as `finish`, for these blocks.
         """
-        found = self._check.request(request)
+        row = self._check.request(request)
         self._check.group(group)
-        self._steps.release_positions(found, edge.numbers(positions, "positions"), group)
+        verbs.release(self._core, row, group, edge.numbers(positions, "positions"))
 
     @verb
     def reopen(self, request: str, position: int, group: int = 0) -> Batch[Allocated]:
@@ -372,26 +382,21 @@ class Ledger(edge.NotCopied):
         Edges: `release`, then `allocate`; under fence the next plan waits for a store that reads it. Refuses: no final content;
         content that others hold, too, or, under hold, that a store reads (copy it: nobody may write on that).
         """
-        found = self._check.request(request)
+        row = self._check.request(request)
         self._check.group(group)
-        place = self._check.reopened(found, edge.whole(position, "position"), group)
-        self._steps.release_positions(found, [position], group)
-        lives = self._steps.hand_out(group, [place])
-        found.tables[group][position] = lives[0]
-        return Batch(lives, group)
+        place = self._check.reopened(row, edge.whole(position, "position"), group)
+        return Batch([verbs.reopen(self._core, row, group, position, place)], group)
 
     @verb
     def release_many(
         self, requests: Sequence[str], positions: Sequence[Sequence[int]], groups: int | Sequence[int] = 0
     ) -> None:
         """`release` for several requests at once, all or none; *groups* as in `allocate_many`."""
-        own_groups, tables = self._check.tables(requests, groups)
-        positions = edge.spans(positions, "positions")
-        if len(positions) != len(tables) or len(set(zip(requests, own_groups, strict=True))) != len(tables):
-            raise MisuseError(
-                f"{len(tables)} requests and {len(positions)} lists of positions do not agree, or one comes twice"
-            )
-        self._steps.release_many(requests, tables, positions)
+        rows, own_groups = self._check.rows(requests, groups)
+        chosen = edge.spans(positions, "positions")
+        if len(chosen) != len(rows) or len(set(zip(rows, own_groups, strict=True))) != len(rows):
+            raise MisuseError(f"{len(rows)} requests and {len(chosen)} lists of positions do not agree, or one comes twice")
+        verbs.release_many(self._core, rows, own_groups, chosen)
 
     @verb
     def seal(self, held: Batch[Allocated], keys: Sequence[bytes]) -> Batch[Sealed]:
@@ -400,39 +405,20 @@ class Ledger(edge.NotCopied):
         Edges: block ALLOCATED → SEALED; PLEDGED → PENDING_STORE. A life that is over by now is skipped and counted.
         Refuses: FLUSHED, whose wait is not proven, and every state in which no content is being computed.
         """
-        given, keys = edge.held(held, "held"), edge.keys(keys, "keys")
+        given, keys = edge.numbers(edge.held(held, "held"), "held"), edge.keys(keys, "keys")
         if len(keys) != len(given):
             raise MisuseError(f"{len(given)} blocks to seal and {len(keys)} keys do not agree")
         self._check.group(held.group)
-        known_fresh = self._check.are_sealable((Seal(held.group, given, keys),))
-        if not known_fresh:
-            self._check.distinct(given, "seal")
-            lives, names = self._check.still_fresh(given, keys)
-            self._check.content(ids_of(lives), lives, names, held.group)
-        return Batch(self._steps.seal(given, keys, held.group, known_fresh), held.group)
+        stale = self._core.stale
+        verbs.seal(self._core, [(held.group, given, keys)])
+        if self._core.stale != stale:
+            given = [life for life in given if self.blocks.is_current(life)]
+        return Batch(given, held.group)
 
     @verb
     def seal_many(self, seals: Iterable[Seal]) -> None:
         """`seal` in several groups at once, all or none. Edges and refusals: as `seal`."""
-        seals = edge.seals(seals, "seals")
-        if not seals:
-            return
-        for each in seals:
-            self._check.group(each.group)
-            if len(each.keys) != len(each.lives):
-                raise MisuseError(f"{len(each.lives)} blocks to seal and {len(each.keys)} keys do not agree")
-        fresh: list[tuple[Lives, Sequence[bytes]]] = [(each.lives, each.keys) for each in seals]
-        if not self._check.are_sealable(seals):
-            given = [batch(each.lives) for each in seals]
-            self._check.distinct(joined(given), "seal")
-            fresh = [self._check.still_fresh(lives, each.keys) for each, lives in zip(seals, given, strict=True)]
-            for each, (lives, keys) in zip(seals, fresh, strict=True):
-                self._check.content(ids_of(lives), lives, keys, each.group)
-        lives = joined([lives for lives, _ in fresh])
-        self._steps.move_blocks(rules.SEAL, ids_of(packed(lives) if type(lives) is list else lives))
-        for each, (lives, keys) in zip(seals, fresh, strict=True):
-            self._blocks.name(listed(ids_of(lives)), keys, each.group)
-            self._state.tally["stale"] += len(each.lives) - len(lives)
+        verbs.seal(self._core, self._check.seals(edge.seals(seals, "seals")))
 
     @verb
     def drop(self, lives: Lives) -> None:
@@ -441,20 +427,13 @@ class Ledger(edge.NotCopied):
         Edges: block CACHED → FREED, PENDING_STORE → FREED (its store is cancelled), IN_FLIGHT → STALE.
         Refuses: a life that is over, or held.
         """
-        chosen = edge.numbers(lives, "lives")
-        ids = self._check.fresh(chosen, "drop")
-        self._steps.cancel_orphans(self._steps.move_blocks(rules.DROP, ids))
+        verbs.drop(self._core, edge.numbers(lives, "lives"))
 
     @verb
     def hand_out_first(self, lives: Lives) -> None:
         """Hand out these blocks, if CACHED, before others: their content also exists elsewhere."""
         self._check.pool(own=True)
-        chosen = edge.numbers(lives, "lives")
-        self._check.distinct(chosen, "hand_out_first")
-        chosen = select(chosen, self._blocks.fresh(chosen))
-        cached = BlockLife.table.index[Block.CACHED]
-        state = self._blocks.state
-        self._blocks.queue.push_front([place for place in listed(ids_of(chosen)) if state[place] == cached])
+        verbs.hand_out_first(self._core, edge.numbers(lives, "lives"))
 
     @verb
     def roll_back(self, request: str) -> None:
@@ -462,11 +441,13 @@ class Ledger(edge.NotCopied):
 
         Refuses a request that is RUNNING or LOADING (preempt or finish it).
         """
-        found = self._check.request(request)
-        state = self._state.request_column.at(found.row)
-        if state not in ADMISSIBLE:
-            raise MisuseError(f"request {request}: cannot ROLL_BACK while {state.name} (preempt or finish it)")
-        self._steps.release_all(found)
+        row = self._check.request(request)
+        state = self._core.requests.state[row]
+        if not self._core.rules.request_trait[state] & ADMISSIBLE_:
+            raise MisuseError(
+                f"request {request}: cannot ROLL_BACK while {self.requests.at(request).name} (preempt or finish it)"
+            )
+        couplings.release_all(self._core, row)
 
     # --- blocks of an allocator that the engine owns ------------------------------------------------------------------------
 
@@ -477,17 +458,18 @@ class Ledger(edge.NotCopied):
         Refuses: a block that the contract does not allow to be handed out, named with its state.
         """
         self._check.pool(own=False)
-        found = self._check.request(request)
+        row = self._check.request(request)
         self._check.group(group)
-        lives = self._steps.hand_out(group, batch(self._check.blocks(blocks)))
-        extend(found.tables[group], lives)
-        return Batch(lives, group)
+        chosen = self._check.blocks(blocks)
+        verbs.place(self._core, [row], [group], [()], [chosen])
+        return Batch(self.requests.held(request, group, -len(chosen)) if chosen else [], group)
 
     @verb
     def observe_take(self, request: str, blocks: Sequence[int], group: int = 0) -> Batch[Sealed]:
         """A prefix hit of the engine: one more request holds the current lives of these blocks. They are not handed out."""
         self._check.pool(own=False)
-        return self.acquire(request, self._blocks.lives(batch(self._check.blocks(blocks))), group)
+        chosen = self._check.blocks(blocks)
+        return self.acquire(request, [self.blocks.life(block) for block in chosen], group)
 
     @verb
     def observe_place(self, request: str, placements: Sequence[Placement]) -> None:
@@ -496,14 +478,20 @@ class Ledger(edge.NotCopied):
         Refuses: as those do, and a block that is named twice.
         """
         self._check.pool(own=False)
-        found = self._check.request(request)
-        placements = edge.placements(placements, "placements")
-        self._check.placements(found, placements)
-        for each in placements:
-            self.skip(request, each.skipped, each.group)
-            self.observe_take(request, each.taken, each.group)
-            if len(each.allocated):
-                self.observe_allocate(request, each.allocated, each.group)
+        row = self._check.request(request)
+        placed = edge.placements(placements, "placements")
+        self._check.blocks([block for each in placed for block in (*each.taken, *each.allocated)])
+        for each in placed:
+            self._check.group(each.group)
+            if each.skipped < 0:
+                raise MisuseError(f"request {request}: cannot skip {each.skipped} blocks")
+        verbs.place(
+            self._core,
+            [row] * len(placed),
+            [each.group for each in placed],
+            [[*[NULL] * each.skipped, *map(int, each.taken)] for each in placed],
+            [[*map(int, each.allocated)] for each in placed],
+        )
 
     @verb
     def observe_tables(self, growth: Growth) -> None:
@@ -513,25 +501,26 @@ class Ledger(edge.NotCopied):
         """
         self._check.pool(own=False)
         edge.growth(growth, "growth")
-        _, tables = self._check.tables(growth.names, growth.groups)
-        fresh = packed(self._check.blocks([block for own in growth.fresh for block in own if block != NULL], "growth.fresh"))
-        if any(map(len, growth.taken)):
-            self._steps.take_many(growth, tables, fresh)
-        self._steps.hand_out_many(growth, tables, fresh)
+        rows, groups = self._check.rows(growth.names, growth.groups)
+        self._check.blocks([block for own in growth.fresh for block in own if block != NULL], "growth.fresh")
+        for own in growth.taken:
+            if own:
+                self._check.blocks([block for block in own if block != NULL], "growth.taken")
+        verbs.place(self._core, rows, groups, growth.taken, growth.fresh)
 
     @verb
     def observe_free(self, request: str, blocks: Sequence[int], group: int = 0) -> None:
         """A request has given these blocks back. Refuses a block that the request does not hold (I4)."""
         self._check.pool(own=False)
-        found = self._check.request(request)
+        row = self._check.request(request)
         self._check.group(group)
-        self.release(request, self._check.positions(found, blocks, group), group)
+        verbs.release(self._core, row, group, self._check.positions(row, blocks, group))
 
     @verb
     def observe_evict(self, blocks: Sequence[int]) -> None:
         """The engine has forgotten the content of these cached blocks."""
         self._check.pool(own=False)
-        self.drop(self._blocks.lives(batch(self._check.blocks(blocks))))
+        verbs.drop(self._core, [self.blocks.life(block) for block in self._check.blocks(blocks)])
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
@@ -549,14 +538,8 @@ class Ledger(edge.NotCopied):
         where = None if places is None else edge.places(places, "places")
         lives, chosen = edge.numbers(edge.held(source, "source"), "source"), edge.numbers(slots, "slots")
         named, who = edge.keys(keys, "keys"), None if owner is None else edge.text(owner, "owner")
-        if where is not None or not len(lives) == len(chosen) == len(named) > 0:
-            transfer = GroupTransfer(Batch[Storable](lives, source.group), chosen, named, where)
-            return self._make_stores([Store(who, [transfer])])
-        self._check.group(source.group)
-        groups = bytes((source.group,)) * len(lives)
-        stores = JobColumns.of_blocks([who], [()], [0, len(lives)], lives, groups, chosen, list(named))
-        (job,) = self._steps.plan_stores(stores)
-        return Jobs((self._state.id_of(job),))
+        transfer = GroupTransfer(Batch[Storable](lives, source.group), chosen, named, where)
+        return self._planning.stores([Store(who, [transfer])])
 
     @verb
     def plan_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
@@ -570,17 +553,14 @@ class Ledger(edge.NotCopied):
         (I15); `CapacityError` if there are ``max_jobs`` jobs already.
         Next: `dispatch`, or `cancel`.
         """
-        return self._make_stores(edge.stores(stores, "stores"))
+        planned = edge.stores(stores, "stores")
+        return self._planning.stores(planned)
 
     @verb
     def plan_columns(self, stores: JobColumns) -> list[int]:
         """`plan_stores` for stores given as columns, which the ledger keeps; returns the numbers of the jobs."""
-        return [job.number for job in self._steps.plan_stores(edge.columns(stores, "stores", self.limits.num_groups))]
-
-    def _make_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
-        if not stores:
-            return Jobs(())
-        return Jobs(tuple(map(self._state.id_of, self._steps.plan_stores(gather(stores, self.limits.num_groups)))))
+        rows = self._planning.columns(STORE, edge.columns(stores, "stores", self.limits.num_groups))
+        return [self._core.jobs.number[row] for row in rows]
 
     @verb
     def plan_load(
@@ -598,10 +578,11 @@ class Ledger(edge.NotCopied):
         names = None if keys is None else edge.keys(keys, "keys")
         self._check.group(target.group)
         self._check.slots(chosen)
-        named = [key for key in (self._slots.key[slot] for slot in listed(chosen)) if key is not None]
-        if len(named) != len(chosen):  # an empty slot is refused below, with a better message than a missing key would give
-            self._slots.ask(rules.PIN, chosen)
-        return self._make_load(self._check.request(request), [GroupTransfer(blocks, chosen, named, where, names)], False)
+        named = [self.slots.key(slot) for slot in chosen]
+        if None in named:  # an empty slot is refused with a better message than a missing key would give
+            verbs.ask_chosen_slots(self._core, self._core.rules.pin, chosen)
+        known = [key for key in named if key is not None]
+        return self._planning.load(self._check.request(request), [GroupTransfer(blocks, chosen, known, where, names)], False)
 
     @verb
     def plan_group_load(
@@ -618,15 +599,7 @@ class Ledger(edge.NotCopied):
         Next: `dispatch`; the request takes ``loaded`` or ``load_failed`` in `settle`.
         """
         parts = edge.transfers(transfers, "transfers")
-        return self._make_load(self._check.request(request), parts, edge.flag(within, "within"))
-
-    def _make_load(self, found: RequestRow, transfers: Sequence[GroupTransfer[Allocated]], within: bool) -> Jobs[Planned]:
-        columns = gather([Store(found.name, transfers)], self.limits.num_groups)
-        job = self._steps.plan_load(found, columns, self._check.load(found, transfers, columns))
-        if within:
-            self._state.to_flush[job.number] = None
-            self._state.flushes["within the step"] += 1
-        return Jobs((self._state.id_of(job),))
+        return self._planning.load(self._check.request(request), parts, edge.flag(within, "within"))
 
     @verb
     def plan_demotion(self, slots: Sequence[int], *, space: bytes = b"") -> Jobs[Planned]:
@@ -635,8 +608,9 @@ class Ledger(edge.NotCopied):
         Edges: job (new) → PLANNED; slot READY, with one pin of the job until it is terminal. Refuses: a slot without final
         content; `CapacityError` as `plan_stores`. Next: `dispatch`, or `cancel`. *space*: see `TierTransfer`.
         """
-        columns = self._check.demotion(edge.numbers(slots, "slots"), edge.member(space, bytes, "space"))
-        return Jobs((self._state.id_of(self._steps.plan_below(Direction.DEMOTE, columns)),))
+        chosen = edge.numbers(slots, "slots")
+        self._check.slots(chosen)
+        return self._planning.below(DEMOTE, chosen, [b""] * len(chosen), [0] * len(chosen), edge.member(space, bytes, "space"))
 
     @verb
     def plan_promotion(
@@ -649,8 +623,11 @@ class Ledger(edge.NotCopied):
         `CapacityError` as `plan_stores`. Next: `dispatch`, or `cancel`. *space*: see `TierTransfer`.
         """
         chosen, named = edge.numbers(slots, "slots"), edge.keys(keys, "keys")
-        columns = self._check.promotion(chosen, named, groups, edge.member(space, bytes, "space"))
-        return Jobs((self._state.id_of(self._steps.plan_below(Direction.PROMOTE, columns)),))
+        self._check.slots(chosen)
+        if chosen and len(named) != len(chosen):
+            raise MisuseError(f"{len(chosen)} slots and {len(named)} keys do not agree")
+        own = self._check.groups(groups, len(named))
+        return self._planning.below(PROMOTE, chosen, list(named), own, edge.member(space, bytes, "space"))
 
     @verb
     def submit(self, jobs: Jobs[Planned]) -> Jobs[InFlight]:
@@ -661,10 +638,16 @@ class Ledger(edge.NotCopied):
         a plan carries that wait.
         """
         rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
-        for job in rows:
-            for older in self._steps.older(job) if job.direction is Direction.LOAD else ():
-                self._check.waited_for(job, older)
-        self._steps.submit(rows)
+        for row in rows:
+            couplings.ask_submit(self._core, row)
+            for older in couplings.older_of(self._core, row) if self._core.jobs.direction[row] == LOAD else ():
+                if self._core.jobs.number[older] in self._core.to_flush:
+                    name, other = self._state.id_of(row), self._state.id_of(older)
+                    raise MisuseError(
+                        f"job {name}: no plan waits yet for job {other}, which still touches its target (use dispatch)"
+                    )
+        for row in rows:
+            couplings.submit(self._core, row)
         return Jobs(jobs.ids)
 
     @verb
@@ -673,13 +656,11 @@ class Ledger(edge.NotCopied):
 
         Refuses: a load, which can only be given up with its request (`preempt`, `finish`).
         """
-        rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
-        for job in rows:
-            if job.direction is Direction.LOAD:
-                raise MisuseError(f"job {self._state.id_of(job)}: a load is given up with its request (preempt or finish it)")
-            self._check.ask_job(job, "cancel")
-        for job in rows:
-            self._steps.end(job, "cancel", 0)
+        rows = self._check.alone(edge.job_ids(jobs, "jobs"))
+        for row in rows:
+            ask_job(self._core, row, J_CANCEL, 0)
+        for row in rows:
+            couplings.cancel(self._core, row)
 
     @verb
     def abandon(self, jobs: Jobs[Submitted]) -> Jobs[Unwanted]:
@@ -687,13 +668,11 @@ class Ledger(edge.NotCopied):
 
         Refuses: a load, as `cancel` does.
         """
-        rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
-        for job in rows:
-            if job.direction is Direction.LOAD:
-                raise MisuseError(f"job {self._state.id_of(job)}: a load is given up with its request (preempt or finish it)")
-            self._check.ask_job(job, "abandon")
-        for job in rows:
-            self._steps.abandon(job)
+        rows = self._check.alone(edge.job_ids(jobs, "jobs"))
+        for row in rows:
+            ask_job(self._core, row, J_ABANDON, 0)
+        for row in rows:
+            couplings.abandon(self._core, row)
         return Jobs(jobs.ids)
 
     @verb
@@ -704,22 +683,26 @@ class Ledger(edge.NotCopied):
         """
         rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
         edge.text(cause, "cause")
-        for job in rows:
-            self._check.ask_job(job, "flush")
-        for job in rows:
-            self._steps.flush(job, cause)
+        for row in rows:
+            ask_job(self._core, row, J_FLUSH, 0)
+        for row in rows:
+            couplings.flush(self._core, row, cause)
         return Jobs(jobs.ids)
 
-    def jobs_of(self, request: str) -> Jobs[Out]:
-        """The submitted jobs made for a request, which a preemption flushes."""
-        owned, planned = self._jobs.owned.get(edge.text(request, "request"), {}), self._jobs.planned
-        return Jobs(tuple(self._state.id_of(job) for number, job in owned.items() if number not in planned))
+    def jobs_of(self, *requests: str) -> Jobs[Out]:
+        """The submitted jobs made for any of these requests, which a preemption flushes, the oldest first."""
+        known = self._core.requests.by_name
+        rows = {known[name] for name in edge.texts(requests, "requests") if name in known}
+        return Jobs(tuple([self._state.id_of(job) for job in plans.serving(self._core, rows) if not self._is_planned(job)]))
+
+    def _is_planned(self, row: int) -> bool:
+        return bool(self._core.rules.job_trait[self._core.jobs.state[row]] & PLANNED)
 
     def submitted(self, *, on_device: bool = False) -> Jobs[Out]:
         """All jobs that the workers have: submitted and not over. With *on_device* those that touch blocks of the device."""
         edge.flag(on_device, "on_device")
-        out = [job for number, job in self._jobs.out.items() if number not in self._jobs.planned]
-        return Jobs(tuple(self._state.id_of(job) for job in out if job.direction.on_device or not on_device))
+        out = [job for job in self._state.alive() if not self._is_planned(job.row)]
+        return Jobs(tuple(self._state.id_of(job.row) for job in out if job.direction.on_device or not on_device))
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -731,9 +714,9 @@ class Ledger(edge.NotCopied):
         it has not started: otherwise a wait for a copy that its worker still holds back might never end.
         """
         edge.moment(now, "now")
-        if len(self._state.waiting) >= self.limits.max_plans:
+        if len(self._core.waiting) >= self.limits.max_plans:
             raise CapacityError(f"all {self.limits.max_plans} plans are out; settle one first (max_plans)")
-        return self._steps.dispatch(now)
+        return plan_of(self._state, plans.dispatch(self._core, now))
 
     @verb
     def settle(
@@ -751,22 +734,35 @@ class Ledger(edge.NotCopied):
         report must not hold up the new tenant); all other reports; seals; deadlines. Plans settle in order.
         """
         edge.moment(now, "now")
-        due = next(iter(self._state.waiting), None)  # plans are dispatched in order
+        core = self._core
+        due = next(iter(core.waiting), None)  # plans are dispatched in order
         if edge.whole(plan, "plan") != due:
             known = "no plan is out" if due is None else f"plan {due} is next"
             raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
-        launched = () if launched is _NOTHING else edge.launches(launched, "launched")
-        seals = () if seals is _NOTHING else edge.seals(seals, "seals")
-        completions = () if completions is _NOTHING else edge.completions(completions, "completions")
-        self._check.reports(self._state.waiting[plan], completions, seals)
-        self._steps.settle(plan, now, launched, completions, seals)
+        begun = () if launched is _NOTHING else edge.launches(launched, "launched")
+        final = [] if seals is _NOTHING else self._check.seals(edge.seals(seals, "seals"))
+        reports = () if completions is _NOTHING else edge.completions(completions, "completions")
+        for each in reports:
+            self._check.report(each)
+        # a job of another incarnation is none of ours: it has no number here
+        numbers = [each.job.number if each.job.incarnation == self.incarnation else 0 for each in reports]
+        workers = [int(each.worker) for each in reports]
+        plans.check_settle(core, plan, numbers, workers, final)
+        for record in begun:
+            self._launch(record, now)
+        missing = [each.missing for each in reports] if any(each.missing for each in reports) else ()
+        oks = [each.result is Result.OK for each in reports]
+        plans.settle(core, plan, now, numbers, workers, oks, missing, final)
+
+    def _launch(self, record: Launched, now: float) -> None:
+        if record.job.incarnation == self.incarnation:
+            plans.launched(self._core, record.job.number, now)
 
     @verb
     def launched(self, record: Launched, now: float) -> None:
         """A worker has launched its share of a job: the deadline starts. Late and unknown records change nothing."""
         edge.moment(now, "now")
-        edge.launch(record, "record")
-        self._steps.launch(record, now)
+        self._launch(edge.launch(record, "record"), now)
 
     @verb
     def complete(self, completion: Completion) -> None:
@@ -775,8 +771,10 @@ class Ledger(edge.NotCopied):
         Edges: job `finish`; the couplings run at the last worker's report. Late, duplicate and unknown reports are counted
         and change nothing. Refuses: a worker that does not exist, and a job that was not submitted.
         """
-        self._check.report(edge.completion(completion, "completion"))
-        self._steps.complete(completion)
+        found = edge.completion(completion, "completion")
+        self._check.report(found)
+        number = found.job.number if found.job.incarnation == self.incarnation else 0
+        plans.report(self._core, number, int(found.worker), found.result is Result.OK, found.missing)
 
     @verb
     def expire(self, now: float) -> Jobs[Job]:
@@ -785,7 +783,7 @@ class Ledger(edge.NotCopied):
         Edges: job IN_FLIGHT, AWAITED, UNWANTED → QUARANTINED, and the couplings. Returns these jobs.
         """
         edge.moment(now, "now")
-        return Jobs(tuple(map(self._state.id_of, self._steps.expire(now))))
+        return Jobs(tuple(JobId(self.incarnation, number) for number in plans.expire(self._core, now)))
 
     @verb
     def quiesce(self, jobs: Jobs[Job]) -> None:
@@ -793,31 +791,31 @@ class Ledger(edge.NotCopied):
 
         Edges: job → FAILED, or CANCELLED if it was UNWANTED; a job in flight is given up first. No-op for jobs that are over.
         """
-        rows = [job for job in self._check.job_rows(edge.job_ids(jobs, "jobs")) if self._jobs.state(job) not in TERMINAL]
-        for job in rows:
-            if self._jobs.state(job) is Job.PLANNED:
-                self._check.ask_job(job, "quiesce")
-        for job in rows:
-            if self._jobs.state(job) is Job.IN_FLIGHT:
-                self._steps.end(job, "expire", 0)
-            self._steps.end(job, "quiesce", 0)
+        rows = [
+            row
+            for row in self._check.job_rows(edge.job_ids(jobs, "jobs"))
+            if not self._core.rules.job_trait[self._core.jobs.state[row]] & OVER
+        ]
+        for row in rows:
+            if self._is_planned(row):
+                ask_job(self._core, row, J_QUIESCE, 0)
+        for row in rows:
+            if plans.is_out(self._core, row):
+                plans.quiesce(self._core, row)
 
     @verb
     def evict(self, slots: Sequence[int]) -> None:
         """Forget the content of slots. Edges: slot READY → EMPTY. Refuses slots that are pinned or being written."""
-        chosen = edge.numbers(slots, "slots")
-        self._check.slots(chosen)
-        self._steps.move_slots(rules.EVICT, chosen)
+        verbs.move_chosen_slots(self._core, self._core.rules.evict, edge.numbers(slots, "slots"))
 
     @verb
     def pin(self, holder: str, slots: Sequence[int]) -> None:
         """Protect READY slots from eviction until `unpin` by the same holder."""
         edge.text(holder, "holder")
         chosen = edge.numbers(slots, "slots")
-        self._check.slots(chosen)
-        self._steps.move_slots(rules.PIN, chosen)
-        if len(chosen):
-            self._state.holders.setdefault(holder, Counter()).update(listed(chosen))
+        verbs.move_chosen_slots(self._core, self._core.rules.pin, chosen)
+        if chosen:
+            self._state.holders.setdefault(holder, Counter()).update(chosen)
 
     @verb
     def unpin(self, holder: str, slots: Sequence[int]) -> None:
@@ -825,10 +823,10 @@ class Ledger(edge.NotCopied):
         edge.text(holder, "holder")
         chosen = edge.numbers(slots, "slots")
         self._check.slots(chosen)
-        held, wanted = self._state.holders.get(holder, Counter()), Counter(listed(chosen))
+        held, wanted = self._state.holders.get(holder, Counter()), Counter(chosen)
         for slot in wanted - held:
             raise MisuseError(f"slot {slot}: {holder} does not hold it (only its holder may unpin it)")
-        self._steps.move_slots(rules.UNPIN, chosen)
+        verbs.move_chosen_slots(self._core, self._core.rules.unpin, chosen)
         held.subtract(wanted)
         self._state.holders[holder] = +held
         if not self._state.holders[holder]:
@@ -842,8 +840,8 @@ class Ledger(edge.NotCopied):
         """
         gone = edge.whole(worker, "worker")
         if not 0 <= gone < self.limits.num_workers:
-            raise MisuseError(f"worker {gone}: there are {self.limits.num_workers} (ranks count from 0)")
-        self._steps.lose(Worker(gone))
+            raise MisuseError(f"worker {worker}: there are {self.limits.num_workers} (ranks count from 0)")
+        plans.lose(self._core, gone)
 
     @verb
     def reset(self, *, drain: bool = False, host: bool = True) -> None:
@@ -856,9 +854,9 @@ class Ledger(edge.NotCopied):
         """
         edge.flag(drain, "drain")
         edge.flag(host, "host")
-        if drain and self._jobs.live:
-            raise CapacityError(f"{some(self._jobs.live, 'job')} still out (wait until all have landed, then reset again)")
-        self._steps.reset(host=host)
+        if drain and self._core.jobs.live:
+            raise CapacityError(f"{some(self._core.jobs.live, 'job')} still out (wait until all have landed, then reset again)")
+        plans.reset(self._core, host)
 
     @verb
     def forget_host(self) -> None:
@@ -867,7 +865,7 @@ class Ledger(edge.NotCopied):
         Planned stores, promotions and demotions are cancelled, submitted ones abandoned; loads go on, and their slots stay
         reserved until they land. Edges: slot READY → EMPTY, or STALE if a copy reads it.
         """
-        self._steps.forget_host()
+        plans.forget_host(self._core)
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> Snapshot:
         """The complete state of the ledger as a value, with *names* replaced if given.
@@ -891,7 +889,8 @@ class Ledger(edge.NotCopied):
         self._check.violate(problem)
 
     def __repr__(self) -> str:
-        return f"<Ledger plan {self.plan_number}: {self.free} free, {self._jobs.live} jobs out, {len(self.requests)} requests>"
+        jobs, requests = self._core.jobs.live, len(self.requests)
+        return f"<Ledger plan {self.plan_number}: {self.free} free, {jobs} jobs out, {requests} requests>"
 
     def _repr_html_(self) -> str | None:
         return painted("_repr_html_", self)

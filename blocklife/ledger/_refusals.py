@@ -16,20 +16,22 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.errors import RefusedError
-from blocklife.ledger._ids import EPOCH_SHIFT, listed
-from blocklife.ledger.jobs import JobRow, JobTable
+from blocklife.core._columns import Core
+from blocklife.core._refused import KernelRefusal, Why
+from blocklife.core._rules import PlaceMove
+from blocklife.core._tables import Situation
+from blocklife.errors import BlocklifeError, CapacityError, InvariantError, MisuseError, RefusedError
+from blocklife.ledger._ids import EPOCH_SHIFT, NULL
+from blocklife.ledger.jobs import JobView
 from blocklife.ledger.records import Direction
 from blocklife.lifecycle import Guard
 from blocklife.states import COPYING, LIFELESS, MACHINES, OUT, TERMINAL, Block, Job, Request, Slot, Trait, states_with
 
-if TYPE_CHECKING:
-    from blocklife.ledger._state import RequestRow
-
+BLOCK_STATES, SLOT_STATES, REQUEST_STATES = (MACHINES[name].states for name in ("block", "slot", "request"))
+JOB_EVENTS, REQUEST_EVENTS = (tuple(MACHINES[name].events) for name in ("job", "request"))
 _MOST_NAMES = 3
 """How many names of a long list are given; the others are counted."""
 
@@ -413,51 +415,183 @@ def sentence(machine: str, state: enum.Enum, event: str, payload: Mapping[str, o
     )
 
 
-class Refusals:
-    """Builds the refusals of one ledger, with the names of its jobs and requests."""
+_COUNTS = {1: "refs", 2: "pins", 4: "writes", 8: "overdue"}
+"""The counts of a place, by their bit in a look-up."""
+_BYTES_WIDE = frozenset({2, 4, 8})
+"""Counts of a block whose column has one byte; all others have two."""
 
-    def __init__(
-        self, jobs: JobTable, requests: Mapping[str, RequestRow], holders: Mapping[str, Mapping[int, int]], incarnation: int
-    ) -> None:
-        self._jobs = jobs
-        self._requests = requests
+
+class Refusals:
+    """Makes the errors of one ledger of what its kernel refuses, with the names of its jobs and requests."""
+
+    def __init__(self, core: Core, holders: Mapping[str, Mapping[int, int]], incarnation: int) -> None:
+        self._core = core
         self._holders = holders
         self._incarnation = incarnation
 
-    def of_block(self, place: int, state: enum.Enum, event: str, epoch: int, payload: Mapping[str, object]) -> RefusedError:
-        """The error where a block has no row for *event*; *payload* is what its guards were given."""
-        life, refs = epoch << EPOCH_SHIFT | place, payload["refs"]
-        there = Bystanders(
-            tuple(self._toucher(job, of_block=True) for job in self._jobs.alive() if place in listed(job.ids)),
-            tuple(name for name, request in self._requests.items() if any(life in table for table in request.tables)),
-            refs=refs if isinstance(refs, int) else 0,
-        )
-        return self._refusal("block", f"block {place}", place, state, event, payload, there)
+    def of(self, problem: KernelRefusal, verb: str) -> BlocklifeError:
+        """The error that a caller of *verb* gets."""
+        why, place, move = problem.why, problem.place, problem.move
+        if why is Why.NO_ROW and move is not None:
+            return self.of_slot(place, move) if move.of_slots else self.of_block(place, move)
+        if why is Why.NO_JOB_ROW:
+            return self.of_job(place, JOB_EVENTS[problem.other])
+        if why is Why.NO_REQUEST_ROW:
+            return self.of_request(place, REQUEST_EVENTS[problem.other])
+        if why is Why.NO_ROOM_FOR_JOBS:
+            return self.of_jobs(place, problem.other)
+        if why is Why.NO_ROOM:
+            return self.of_room(place, problem.other)
+        if why is Why.BELOW_ZERO and move is not None:
+            return InvariantError(f"{move.machine} {place}: {_COUNTS[problem.other]} would fall below zero (I4)")
+        if why is Why.TOO_MANY and move is not None:
+            most = 255 if problem.other in _BYTES_WIDE and not move.of_slots else 65535
+            return CapacityError(
+                f"{move.machine} {place}: more than {most} {_COUNTS[problem.other]}; let some of them end first"
+            )
+        return MisuseError(self._misuse(problem, verb))
 
-    def of_slot(self, place: int, state: enum.Enum, event: str, payload: Mapping[str, object]) -> RefusedError:
-        """The error where a slot has no row for *event*."""
+    def _misuse(self, problem: KernelRefusal, verb: str) -> str:
+        """What is wrong about an argument."""
+        core, place, other, key = self._core, problem.place, problem.other, problem.key.hex()
+        names = core.requests.names
+        match problem.why:
+            case Why.NO_LIFE if NULL < other < core.blocks.size:
+                hint = f"use what allocate returned, or ledger.life({other})"
+                return f"{verb}: {other} is the number of a block, not a life ({hint})"
+            case Why.NO_LIFE:
+                return f"{verb}: {other} is no life of a block; blocks are 1 to {core.blocks.size - 1}"
+            case Why.LIFE_IS_OVER:
+                state, now = BLOCK_STATES[core.blocks.state[place]].name, core.blocks.epoch[place]
+                return (
+                    f"block {place}: cannot {verb} its life {other >> EPOCH_SHIFT}, which is over; it is {state} in life {now} "
+                    "(look it up again)"
+                )
+            case Why.TWICE:
+                return (
+                    f"slot {place}: it is named twice in one call" if other else f"{verb}: a block is named twice in one call"
+                )
+            case Why.OTHER_GROUP:
+                return f"block {place}: it was handed out for group {core.blocks.group[place]}, not {other}"
+            case Why.HELD_ALREADY:
+                return f"block {place}: request {names[other]} holds it already (a table names a life once)"
+            case Why.NOT_HELD:
+                return f"block {place}: request {names[other]} does not hold it (load only into its own blocks)"
+            case Why.NO_SLOT:
+                return f"slot {place}: slots are 0 to {core.slots.size - 1}"
+            case Why.OTHER_KEY:
+                own = core.contents.key[core.blocks.key[place]].hex()
+                return f"block {place}: it holds {own}, which cannot be stored as {key} (one content, one key)"
+            case Why.PROMISED:
+                promised, store = core.contents.key[other].hex(), self._name(core.blocks.job[place])
+                hint = "one content has one key"
+                return f"block {place}: cannot SEAL it as {key}, its store {store} will publish {promised} ({hint})"
+            case Why.NAMED_TWICE:
+                return f"key {key}: it is named twice in one job (I14)"
+            case Why.STORED | Why.COMING:
+                how = "stored" if problem.why is Why.STORED else "on its way"
+                return f"key {key}: it is {how} already, in slot {other} (look it up first)"
+            case Why.SLOT_OF_OTHER if core.slots.group[place] != other:
+                return f"slot {place}: it holds content of group {core.slots.group[place]}, not {other} (look it up again)"
+            case Why.SLOT_OF_OTHER:
+                return f"slot {place}: it does not hold {key} (look it up again)"
+            case Why.NO_POSITION:
+                length = core.requests.length[place * core.num_groups + other]
+                return f"request {names[place]}: positions must be distinct and below {length}, the length of its table"
+            case Why.TAKEN_AND_HANDED_OUT:
+                return f"block {place}: it is a hit, and handed out in the same call (name it once)"
+        return f"{verb}: {problem.why.name}, {place}, {other}"
+
+    def of_block(self, place: int, move: PlaceMove) -> RefusedError:
+        """The error where a block has no row for a move."""
+        blocks = self._core.blocks
+        payload = {
+            "fence": bool(move.situation & Situation.FENCE),
+            "refs": blocks.refs[place] + move.seen_refs,
+            "pins": blocks.pins[place] + move.pins,
+            "writes": blocks.writes[place] + move.writes,
+            "overdue": blocks.overdue[place] + move.overdue,
+        }
         there = Bystanders(
-            tuple(self._toucher(job, of_block=False) for job in self._jobs.alive() if place in listed(job.slots)),
+            tuple(self._toucher(job, of_block=True) for job in self._alive() if place in job.ids),
+            tuple(self._holders_of(blocks.epoch[place] << EPOCH_SHIFT | place)),
+            refs=payload["refs"],
+        )
+        return self._refusal("block", f"block {place}", place, BLOCK_STATES[blocks.state[place]], move.event, payload, there)
+
+    def of_slot(self, place: int, move: PlaceMove) -> RefusedError:
+        """The error where a slot has no row for a move."""
+        slots = self._core.slots
+        there = Bystanders(
+            tuple(self._toucher(job, of_block=False) for job in self._alive() if place in job.slots),
             pinners=tuple(name for name, held in self._holders.items() if held.get(place)),
         )
-        return self._refusal("slot", f"slot {place}", place, state, event, payload, there)
+        payload = {"pins": slots.pins[place] + move.pins}
+        return self._refusal("slot", f"slot {place}", place, SLOT_STATES[slots.state[place]], move.event, payload, there)
 
-    def of_job(self, job: JobRow, event: str) -> RefusedError:
+    def of_job(self, row: int, event: str) -> RefusedError:
         """The error where a job has no row for *event*."""
+        job = JobView(self._core, row)
         there = Bystanders((self._toucher(job, of_block=True),))
-        thing = f"job {self._incarnation}.{job.number}"
-        return self._refusal("job", thing, job.number, self._jobs.state(job), event, {}, there)
+        return self._refusal("job", f"job {self._name(row)}", job.number, job.state, event, {}, there)
 
-    def of_request(self, request: RequestRow, state: enum.Enum, event: str) -> RefusedError:
+    def of_request(self, row: int, event: str) -> RefusedError:
         """The error where a request has no row for *event*."""
-        load = self._jobs.out.get(request.load)
-        there = Bystanders((self._toucher(load, of_block=True),) if load is not None else ())
-        return self._refusal("request", f"request {request.name}", request.row, state, event, {}, there)
+        requests, load = self._core.requests, self._core.jobs.find(self._core.requests.load[row])
+        there = Bystanders((self._toucher(JobView(self._core, load), of_block=True),) if load else ())
+        state = REQUEST_STATES[requests.state[row]]
+        return self._refusal("request", f"request {requests.names[row]}", requests.place[row], state, event, {}, there)
 
-    def _toucher(self, job: JobRow, *, of_block: bool) -> Toucher:
+    def of_jobs(self, room: int, wanted: int) -> CapacityError:
+        """The error where there are too few rows for jobs."""
+        most = self._core.jobs.max_jobs
+        if not room:
+            return CapacityError(f"all {most} jobs are out; let one land first (max_jobs)")
+        return CapacityError(f"{wanted} jobs wanted, {room} of {most} can be made; let some land first (max_jobs)")
+
+    def of_room(self, _found: int, count: int, who: str = "") -> CapacityError:
+        """The error where too few blocks can be handed out. Busy blocks are found from the jobs, without searching the pool."""
+        blocks, total = self._core.blocks, self._core.blocks.size - 1
+        begin = f"{who}: {counted(count, 'block')} wanted" if who else f"{counted(count, 'block')} wanted"
+        if count > total:
+            return CapacityError(f"{begin}, and the device has {total} (it never fits: ask for less, or refuse the request)")
+        touched = {job.number: job.ids for job in self._alive()}
+        places = {place for own in touched.values() for place in own}
+        bad = {place for place in places if BLOCK_STATES[blocks.state[place]] is Block.QUARANTINED}
+        idle = {place for place in places - bad if not blocks.refs[place]}
+        held = "" if self._core.fence else ", which the contract hold does not hand out"
+        coming = idle | bad
+        jobs = [f"{self._incarnation}.{number}" for number, own in touched.items() if not coming.isdisjoint(own)]
+        wait = f", or wait for {named('job', jobs)} to land" if jobs else ""
+        return CapacityError(
+            f"{begin}, {some(blocks.free)} free, {some(len(idle))} freeing soon{held}, "
+            f"{some(len(bad))} quarantined (preempt a request{wait})"
+        )
+
+    def _name(self, row: int) -> str:
+        return f"{self._incarnation}.{self._core.jobs.number[row]}"
+
+    def _alive(self) -> list[JobView]:
+        """The jobs that are not over, the oldest first."""
+        found, jobs, row = list[JobView](), self._core.jobs, self._core.jobs.following[0]
+        while row:
+            found.append(JobView(self._core, row))
+            row = jobs.following[row]
+        return found
+
+    def _holders_of(self, life: int) -> Iterable[str]:
+        """The requests that hold a life."""
+        requests = self._core.requests
+        for name, row in requests.by_name.items():
+            for table in range(row * requests.num_groups, (row + 1) * requests.num_groups):
+                begin = requests.begin[table]
+                if any(requests.lives[at] == life for at in range(begin, begin + requests.length[table])):
+                    yield name
+                    break
+
+    def _toucher(self, job: JobView, *, of_block: bool) -> Toucher:
         load = job.direction is Direction.LOAD
-        planned = job.number in self._jobs.planned
-        return Toucher(f"{self._incarnation}.{job.number}", load is of_block, planned, job.expired, load)
+        return Toucher(self._name(job.row), load is of_block, job.state is Job.PLANNED, job.expired, load)
 
     @staticmethod
     def _refusal(

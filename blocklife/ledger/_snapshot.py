@@ -12,7 +12,7 @@ Rules of this file:
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from attrs import define
 
+from blocklife.core._columns import Bytes, Core, Ints
+from blocklife.core._tables import FINISHED, NEVER
 from blocklife.errors import MisuseError
-from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, NULL, Ids, Lives, ids_of, listed, packed
-from blocklife.ledger._state import LedgerData, RequestRow
-from blocklife.ledger.jobs import JobRow
+from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, NULL
+from blocklife.ledger._state import LedgerData
+from blocklife.ledger.jobs import DIRECTIONS
 from blocklife.ledger.records import Direction
-from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife
+from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife, Trait, states_with
 
 if TYPE_CHECKING:
     from blocklife.ledger._ledger import Ledger
@@ -163,11 +165,11 @@ class _Unchanged(dict[int, int]):
 
 def own_names(ledger: Ledger, now: float = 0.0) -> Names:
     """Every name as it is; deadlines count from *now*."""
-    core = ledger._state
+    core = ledger._state.core
     return Names(
-        blocks=range(len(core.blocks)),
-        slots=range(len(core.slots)),
-        epochs=core.blocks.epoch,
+        blocks=range(core.blocks.size),
+        slots=range(core.slots.size),
+        epochs=core.blocks.columns["epoch"],
         lives=_Unchanged(),
         jobs={number: number for number in core.jobs.by_number},
         now=now,
@@ -185,33 +187,34 @@ def canonical_names(
     content, then of the empty ones; epochs by how many older lives of the block somebody still names; jobs by age, those that
     are over only from the oldest on that *jobs* names. *lives* are those that somebody outside the ledger remembers.
     """
-    core = ledger._state
-    blocks, slots, table = core.blocks, core.slots, core.jobs
-    out, oldest = table.out, table.last_number + 1
+    data = ledger._state
+    core = data.core
+    known, oldest = data.known(), core.jobs.last_number + 1
     for number in jobs:
         # who remembers a job that is over remembers those that came after it: one of them may have had its places since
-        if number < oldest and number not in out:
+        if number < oldest and not ledger.jobs.is_out(number):
             oldest = number
     named: list[int] = []
     of_jobs: list[int] = []
     numbers: dict[int, int] = {}
-    for request in core.requests.values():
-        for held in request.tables:
-            named += held
-    for job in table.by_number.values():
-        if job.number in out or job.number >= oldest:
+    for name in ledger.requests:
+        for group in range(core.num_groups):
+            named += ledger.requests.held(name, group)
+    for job in known:
+        if job.state not in TERMINAL or job.number >= oldest:
             numbers[job.number] = len(numbers) + 1
-            named += listed(job.lives)
-            of_jobs += listed(job.slots)
-    free, empty, size = blocks.free_order(), slots.peek_empty(len(slots.key)), len(slots.key)
-    new_blocks = _by_rank((NULL, *[life & ID_MASK for life in named], *free), len(blocks.key))
+            named += job.lives
+            of_jobs += job.slots
+    free, empty = ledger.blocks.free_order(), ledger.slots.next_empty(core.slots.size)
+    new_blocks = _by_rank((NULL, *[life & ID_MASK for life in named], *free), core.blocks.size)
     named += lives
     epochs, new_lives = _new_epochs(core, named, new_blocks)
-    if by_content := [(slots.group[slot], key, slot) for slot, key in enumerate(slots.key) if key is not None]:
+    keys = core.slots.columns["key"]
+    if by_content := [(core.slots.group[slot], core.contents.key[key], slot) for slot, key in enumerate(keys) if key]:
         by_content.sort()
         of_jobs += [slot for _, _, slot in by_content]
-    new_slots = _by_rank((*of_jobs, *empty), size)
-    plans_before = next(iter(core.waiting), core.plan_number + 1) - 1
+    new_slots = _by_rank((*of_jobs, *empty), core.slots.size)
+    plans_before = next(iter(core.waiting), core.plan + 1) - 1
     return Names(
         new_blocks, new_slots, epochs, new_lives, numbers, plans_before, now, places_per_slot, free=free, empty=empty
     )  # fmt: skip
@@ -228,9 +231,9 @@ def _by_rank(order: tuple[int, ...], size: int) -> tuple[int, ...]:
     return tuple([ranks[place] for place in range(size)])
 
 
-def _new_epochs(core: LedgerData, named: Iterable[int], new_blocks: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+def _new_epochs(core: Core, named: Iterable[int], new_blocks: Sequence[int]) -> tuple[list[int], dict[int, int]]:
     """The present epoch of each block is the number of its older lives that are named; so are those, in their order."""
-    epoch = core.blocks.epoch
+    epoch = core.blocks.columns["epoch"]
     lives = {life: FIRST_EPOCH << EPOCH_SHIFT | new_blocks[life & ID_MASK] for life in named}
     epochs = [FIRST_EPOCH] * len(epoch)
     epochs[NULL] = 0
@@ -247,78 +250,109 @@ def _new_epochs(core: LedgerData, named: Iterable[int], new_blocks: Sequence[int
 
 
 _FREED, _EMPTY = BlockLife.table.index[Block.FREED], SlotLife.table.index[Slot.EMPTY]
+_READY = SlotLife.table.index[Slot.READY]
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
 _PLANNED, _QUARANTINED = JobLife.table.index[Job.PLANNED], JobLife.table.index[Job.QUARANTINED]
 _PASSED = _OVER | {_QUARANTINED}
 """States of a job in which nobody watches its deadline."""
 
 
-def take(core: LedgerData, names: Names) -> Snapshot:
+def take(data: LedgerData, names: Names) -> Snapshot:
     """Take a snapshot with these names."""
-    jobs, numbers, before, canonical = core.jobs, names.jobs, names.plans_before, names.canonical
-    blocks, slots = names.blocks, names.slots
-    free = core.blocks.free_order() if names.free is None else names.free
-    empty = core.slots.peek_empty(len(core.slots.key)) if names.empty is None else names.empty
-    saved_jobs, rows = _save_jobs(core, names)
+    core = data.core
+    numbers, before, canonical = names.jobs, names.plans_before, names.canonical
+    blocks, slots, jobs = names.blocks, names.slots, core.jobs
+    free = _free_order(core) if names.free is None else names.free
+    empty = _listed(core.slots.following, core.slots.size) if names.empty is None else names.empty
+    saved_jobs, rows = _save_jobs(data, names)
     waiting: list[tuple[int, tuple[int, ...]]] = []
     for plan, waited in core.waiting.items():
         waiting.append((plan - before, tuple([numbers[number] for number in waited if number in numbers]) if waited else ()))
     holders: list[tuple[str, tuple[tuple[int, int], ...]]] = []
-    for name, held in core.holders.items():
+    for name, held in data.holders.items():
         holders.append((name, tuple(sorted([(slots[slot], count) for slot, count in held.items()]))))
+    spare = [jobs.spare[(jobs.first_spare + at) % jobs.max_jobs] for at in range(jobs.num_spare)]
     return Snapshot(
-        core.made_with,
+        data.made_with,
         _save_blocks(core, names, rows),
         _save_slots(core, names),
-        _save_index(core.blocks.index, blocks),
-        _save_index(core.slots.index, slots),
+        _save_index(core, core.contents.block, blocks),
+        _save_index(core, core.contents.slot, slots),
         tuple([blocks[place] for place in free]),
         tuple([slots[slot] for slot in empty]) if empty else (),
         saved_jobs,
         len(saved_jobs) if canonical else jobs.last_number,
-        _spare(len(rows), saved_jobs, jobs.max_jobs) if canonical else tuple(jobs._spare),
+        _spare(len(rows), saved_jobs, jobs.max_jobs) if canonical else tuple(spare),
         _save_requests(core, names),
-        tuple(core.spare_requests),
+        tuple(core.requests.spare_places),
         tuple(sorted(holders)) if holders else (),
-        core.plan_number - before,
+        core.plan - before,
         tuple([numbers[number] for number in core.to_flush]) if core.to_flush else (),
         tuple(waiting),
     )
 
 
-def _save_blocks(core: LedgerData, names: Names, rows: Mapping[int, int]) -> SavedBlocks:
-    blocks, state = core.blocks, core.blocks.column.state
+def _listed(following: Sequence[int], end: int) -> list[int]:
+    """The places of a linked list."""
+    found, place = list[int](), following[end]
+    while place != end:
+        found.append(place)
+        place = following[place]
+    return found
+
+
+def _free_order(core: Core) -> list[int]:
+    """The free blocks in their order; by number, where the order is the engine's."""
+    if core.blocks.indexed:
+        return _listed(core.blocks.following, core.blocks.size)
+    return [place for place in range(1, core.blocks.size) if core.blocks.state[place] in _FREE]
+
+
+_FREE = frozenset(BlockLife.table.index[state] for state in states_with(Trait.FREE, Block))
+
+
+def _keys(core: Core, contents: Sequence[int]) -> tuple[bytes | None, ...]:
+    """The key of each content; None for none."""
+    key = core.contents.key
+    return tuple([key[content] if content else None for content in contents])
+
+
+def _save_blocks(core: Core, names: Names, rows: Mapping[int, int]) -> SavedBlocks:
+    columns = core.blocks.columns
+    state, jobs, keys = columns["state"], columns["job"], _keys(core, columns["key"])
     if not names.canonical:
-        return SavedBlocks(
-            bytes(state), bytes(blocks.group), bytes(blocks.epoch), bytes(blocks.refs), bytes(blocks.pins),
-            bytes(blocks.writes), bytes(blocks.overdue), bytes(blocks.job), tuple(blocks.key),
-        )  # fmt: skip
+        group, epoch, refs, pins, writes, overdue = [bytes(columns[name]) for name in _BLOCK_COLUMNS]
+        return SavedBlocks(bytes(state), group, epoch, refs, pins, writes, overdue, bytes(jobs), keys)
     pick = _picker(tuple(names.blocks))
-    states, groups, jobs = bytes(pick(state)), bytes(blocks.group), blocks.job
+    states, groups = bytes(pick(state)), bytes(columns["group"])
     return SavedBlocks(
         states,
         _blank(bytes(pick(groups)), states, _FREED) if any(groups) else groups,
-        array(blocks.epoch.typecode, pick(names.epochs)).tobytes(),
-        array(blocks.refs.typecode, pick(blocks.refs)).tobytes(),
-        bytes(pick(blocks.pins)),
-        bytes(pick(blocks.writes)),
-        bytes(pick(blocks.overdue)),
-        array(jobs.typecode, [rows[row] for row in pick(jobs)]).tobytes() if any(jobs) else bytes(jobs),
-        pick(blocks.key),
+        array("i", pick(names.epochs)).tobytes(),
+        array("H", pick(columns["refs"])).tobytes(),
+        bytes(pick(columns["pins"])),
+        bytes(pick(columns["writes"])),
+        bytes(pick(columns["overdue"])),
+        array("i", [rows[row] for row in pick(jobs)]).tobytes() if any(jobs) else bytes(jobs),
+        pick(keys),
     )
 
 
-def _save_slots(core: LedgerData, names: Names) -> SavedSlots:
-    slots, state = core.slots, core.slots.column.state
+_BLOCK_COLUMNS = ("group", "epoch", "refs", "pins", "writes", "overdue")
+
+
+def _save_slots(core: Core, names: Names) -> SavedSlots:
+    columns = core.slots.columns
+    state, keys = columns["state"], _keys(core, columns["key"])
     if not names.canonical:
-        return SavedSlots(bytes(state), bytes(slots.group), bytes(slots.pins), tuple(slots.key))
+        return SavedSlots(bytes(state), bytes(columns["group"]), bytes(columns["pins"]), keys)
     pick = _picker(tuple(names.slots))
-    states, groups = bytes(pick(state)), bytes(slots.group)
+    states, groups = bytes(pick(state)), bytes(columns["group"])
     return SavedSlots(
         states,
         _blank(bytes(pick(groups)), states, _EMPTY) if any(groups) else groups,
-        array(slots.pins.typecode, pick(slots.pins)).tobytes(),
-        pick(slots.key),
+        array("H", pick(columns["pins"])).tobytes(),
+        pick(keys),
     )
 
 
@@ -338,62 +372,60 @@ def _picker(names: tuple[int, ...]) -> Callable[[Sequence[ValueT]], tuple[ValueT
     return lambda column: tuple([column[place] for place in order])
 
 
-def _save_jobs(core: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], dict[int, int]]:
+def _save_jobs(data: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], dict[int, int]]:
     """The jobs that have a name, and the new row of each old one."""
-    jobs, numbers, canonical = core.jobs, names.jobs, names.canonical
-    rows = {0: 0} if canonical else {row: row for row in (0, *jobs.rows)}
-    if not numbers:
-        return (), rows
+    numbers, canonical = names.jobs, names.canonical
+    known = data.known()
+    rows = {0: 0} if canonical else {0: 0, **{job.row: job.row for job in known}}
     lives, slot_of, size = names.lives, names.slots, names.places_per_slot
     saved: list[SavedJob] = []
-    for number, job in jobs.by_number.items():
-        if number not in numbers:
+    for job in known if numbers else ():
+        if job.number not in numbers:
             continue
-        row, state, deadline = job.row, jobs.column.state[job.row], job.deadline
+        row, state, deadline = job.row, data.core.jobs.state[job.row], job.deadline
         if canonical:
             rows[row] = row = len(saved) + 1
-        slots = tuple([slot_of[slot] for slot in listed(job.slots)])
-        if job.places is job.slots:
-            places = slots
+        slots, places, own = tuple([slot_of[slot] for slot in job.slots]), job.places, job.slots
+        if places == own:
+            where = slots
         elif size == 1:
-            places = tuple([slot_of[slot] for slot in listed(job.places)])
+            where = tuple([slot_of[slot] for slot in places])
         else:
-            places = tuple([slot_of[at // size] * size + at % size if size else at for at in listed(job.places)])
+            where = tuple([slot_of[at // size] * size + at % size if size else at for at in places])
+        known_names = job.names
         payload = SavedPayload(
-            tuple([lives[life] for life in listed(job.lives)]),
-            slots,
-            places,
-            tuple(job.keys),
-            None if job.names is None else tuple(job.names),
-            job.groups,
-            job.slot_groups,
-            job.space,
-        )
+            tuple([lives[life] for life in job.lives]), slots, where, tuple(job.keys),
+            None if known_names is None else tuple(known_names), job.groups, job.slot_groups, job.space,
+        )  # fmt: skip
         if deadline is not None:
             deadline = None if canonical and state in _PASSED else deadline - names.now
         each = SavedJob(
-            numbers[number], row, state, job.direction, job.owner, payload,
-            job.reported, job.failed, job.expired, deadline, job.sharers,
-            tuple(sorted([slot_of[slot] for slot in job.missing])) if job.missing else (),
+            numbers[job.number], row, state, job.direction, job.owner, payload, job.reported, job.failed, job.expired, deadline,
+            job.sharers, tuple(sorted([slot_of[slot] for slot in job.missing])) if job.missing else (),
         )  # fmt: skip
         saved.append(each)
     return tuple(saved), rows
 
 
-def _save_index(index: Sequence[Mapping[bytes, int]], names: Sequence[int]) -> tuple[tuple[tuple[bytes, int], ...], ...]:
+def _save_index(core: Core, places: Sequence[int], names: Sequence[int]) -> tuple[tuple[tuple[bytes, int], ...], ...]:
     found: list[tuple[tuple[bytes, int], ...]] = []
-    for each in index:
-        found.append(tuple(sorted([(key, names[place]) for key, place in each.items()])) if each else ())
+    for known in core.contents.known:
+        found.append(tuple(sorted([(key, names[places[content]]) for key, content in known.items() if places[content] >= 0])))
     return tuple(found)
 
 
-def _save_requests(core: LedgerData, names: Names) -> tuple[SavedRequest, ...]:
-    lives, jobs, states = names.lives, names.jobs, core.request_column.state
+def _save_requests(core: Core, names: Names) -> tuple[SavedRequest, ...]:
+    lives, jobs, requests = names.lives, names.jobs, core.requests
     saved: list[SavedRequest] = []
-    for each in core.requests.values():
-        tables = tuple([tuple([lives[life] for life in table]) for table in each.tables])
-        load = jobs.get(each.load, 0) if each.load else 0
-        saved.append(SavedRequest(each.name, each.row, states[each.row], tables, load))
+    for name, row in requests.by_name.items():
+        if requests.state[row] == FINISHED:
+            continue
+        tables = []
+        for table in range(row * core.num_groups, (row + 1) * core.num_groups):
+            begin = requests.begin[table]
+            tables.append(tuple([lives[requests.lives[at]] for at in range(begin, begin + requests.length[table])]))
+        load = jobs.get(requests.load[row], 0) if requests.load[row] else 0
+        saved.append(SavedRequest(name, requests.place[row], requests.state[row], tuple(tables), load))
     return tuple(saved)
 
 
@@ -406,93 +438,130 @@ def _spare(first: int, jobs: Sequence[SavedJob], max_jobs: int) -> tuple[int, ..
 # --- and back -----------------------------------------------------------------------------------------------------------
 
 
-def put_back(core: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
+def put_back(data: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
     """Go back to a snapshot of a ledger with the same limits; deadlines count from *now*."""
-    (
-        made_with, saved_blocks, saved_slots, block_index, slot_index, queue, empty, jobs, last_number, spare_jobs, requests,
-        spare_requests, holders, plan_number, to_flush, waiting,
-    ) = saved  # fmt: skip
-    if made_with != core.made_with:
+    if saved.made_with != data.made_with:
         raise MisuseError("the snapshot is of a ledger that was made with other limits, contract, incarnation or pool")
-    blocks, slots = core.blocks, core.slots
-    (
-        blocks.column.state[:], blocks.group[:], epoch, refs, pins, writes, overdue, job, blocks.key[:],
-    ) = saved_blocks  # fmt: skip
-    slots.column.state[:], slots.group[:], slot_pins, slots.key[:] = saved_slots
-    write(core.wide_columns or _wide_columns(core), (epoch, refs, pins, writes, overdue, job, slot_pins))
-    blocks.index = list(map(dict, block_index))
-    slots.index = list(map(dict, slot_index))
-    if blocks.indexed:
-        blocks.queue.reset(list(queue))
-    blocks.free = len(queue)
-    slots.rebuild(empty)
-    _put_back_jobs(core, jobs, now)
-    core.jobs.last_number = last_number
-    core.jobs._spare = deque(spare_jobs)
-    core.requests.clear()
-    for name, row, state, tables, load in requests:
-        core.requests[name] = RequestRow(row, name, [array("q", table) for table in tables], load)
-        core.request_column.state[row] = state
-    core.spare_requests.clear()
-    core.spare_requests.extend(spare_requests)
-    core.holders.clear()
-    for name, held in holders:
-        core.holders[name] = Counter(dict(held))
-    core.plan_number = plan_number
-    core.to_flush.clear()
-    core.to_flush.update(dict.fromkeys(to_flush) if to_flush else ())
-    core.waiting.clear()
-    core.waiting.update(waiting)
+    core = data.core
+    core.empty()
+    _put_back_places(core, saved)
+    _put_back_requests(core, saved.requests, saved.spare_requests)
+    _put_back_jobs(core, saved, now)
+    data.holders.clear()
+    for name, held in saved.holders:
+        data.holders[name] = Counter(dict(held))
+    core.plan = saved.plan_number
+    core.to_flush.update(dict.fromkeys(saved.to_flush))
+    core.waiting.update({plan: list(waited) for plan, waited in saved.waiting})
 
 
-def write(columns: Iterable[memoryview], content: Iterable[bytes]) -> None:
+def write(columns: Iterable[Bytes | Ints | memoryview], content: Iterable[bytes]) -> None:
     """Write all of each column."""
     for column, was in zip(columns, content, strict=True):
-        column[:] = was
+        memoryview(column).cast("B")[:] = was
 
 
-def _wide_columns(core: LedgerData) -> tuple[memoryview, ...]:
-    """Columns as bytes; they are the same objects as long as the ledger lives."""
-    blocks, slots = core.blocks, core.slots
-    columns = (blocks.epoch, blocks.refs, blocks.pins, blocks.writes, blocks.overdue, blocks.job, slots.pins)
-    core.wide_columns = found = tuple([memoryview(column).cast("B") for column in columns])
-    return found
+def _put_back_places(core: Core, saved: Snapshot) -> None:
+    blocks, slots, contents = core.blocks, core.slots, core.contents
+    names = ("state", *_BLOCK_COLUMNS, "job")
+    write([blocks.columns[name] for name in names], saved.blocks[:-1])
+    write([slots.columns[name] for name in ("state", "group", "pins")], saved.slots[:-1])
+    for place, key in enumerate(saved.blocks.key):
+        blocks.key[place] = 0 if key is None else contents.intern(blocks.group[place], key)
+        contents.uses[blocks.key[place]] += 1
+    for slot, key in enumerate(saved.slots.key):
+        slots.key[slot] = 0 if key is None else contents.intern(slots.group[slot], key)
+        contents.uses[slots.key[slot]] += 1
+    for group, index in enumerate(saved.block_index):
+        for key, place in index:
+            contents.block[contents.intern(group, key)] = place
+    for group, index in enumerate(saved.slot_index):
+        for key, slot in index:
+            contents.slot[contents.intern(group, key)] = slot
+    if blocks.indexed:
+        blocks.line_up(list(saved.queue))
+    blocks.free = len(saved.queue)
+    slots.line_up(list(saved.empty))
+    slots.ready = saved.slots.state.count(_READY)
+    pinned = zip(saved.slots.state, slots.pins, strict=True)
+    slots.held = sum([1 for state, pins in pinned if state == _READY and pins])
 
 
-def _put_back_jobs(core: LedgerData, saved: Sequence[SavedJob], now: float) -> None:
-    jobs, num_groups, states = core.jobs, core.limits.num_groups, core.jobs.column.state
-    jobs.by_number, jobs.rows, jobs.out, jobs.planned, jobs.owned = {}, {}, {}, {}, {}
-    core.deadlines.clear()
-    for number, row, state, direction, owner, payload, reported, failed, expired, deadline, sharers, missing in saved:
-        if deadline is not None:
-            deadline += now
-        job = JobRow(
-            row, number, direction, owner, *_columns(payload), num_groups, reported, failed, expired, deadline, sharers,
-            payload.space, frozenset(missing),
-        )  # fmt: skip
-        jobs.by_number[number] = jobs.rows[row] = job
-        states[row] = state
-        if state in _OVER:
-            continue
-        jobs.out[number] = job
-        if state == _PLANNED:
-            jobs.planned[number] = job
-        jobs.own(job)
-        if deadline is not None and state != _QUARANTINED:
-            core.deadlines.append((deadline, number))
+def _put_back_requests(core: Core, saved: Sequence[SavedRequest], spare: Sequence[int]) -> None:
+    requests = core.requests
+    requests.spare_places.clear()
+    requests.spare_places.extend(spare)
+    for each in saved:
+        row = requests.intern(each.name)
+        requests.place[row], requests.state[row], requests.load[row] = each.row, each.state, each.load
+        requests.live += 1
+        for group, lives in enumerate(each.tables):
+            table = row * core.num_groups + group
+            requests.reserve(table, len(lives))
+            for at, life in enumerate(lives):
+                requests.lives[requests.begin[table] + at] = life
+            requests.length[table] = len(lives)
+
+
+def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
+    jobs, contents, requests = core.jobs, core.contents, core.requests
+    for each in saved.jobs:
+        row, payload = each.row, each.payload
+        jobs.number[row], jobs.state[row], jobs.failed[row] = each.number, each.state, each.failed
+        jobs.direction[row] = DIRECTIONS.index(each.direction)
+        jobs.by_number[each.number] = row
+        for at in range(jobs.words):
+            jobs.reported[row * jobs.words + at] = each.reported >> (64 * at) & ((1 << 64) - 1)
+            jobs.expected[row * jobs.words + at] = jobs.everybody[at]
+        jobs.deadline[row] = NEVER if each.deadline is None else each.deadline + now
+        blocks, apart = len(payload.lives), payload.places != payload.slots or payload.names != payload.keys
+        jobs.num_blocks[row], jobs.num_slots[row] = blocks, len(payload.slots)
+        jobs.begin[row] = jobs.slot_begin[row] = jobs.take_entries(max(blocks, 1) if blocks else len(payload.slots))
+        if blocks and apart:
+            jobs.slot_begin[row] = jobs.take_entries(len(payload.slots))
+        for at, life in enumerate(payload.lives):
+            entry, group = jobs.begin[row] + at, payload.groups[at]
+            jobs.place[entry], jobs.epoch[entry] = life & ID_MASK, life >> EPOCH_SHIFT
+            jobs.slot[entry], jobs.group[entry] = payload.places[at], group
+            jobs.key[entry] = 0 if payload.names is None else contents.intern(group, payload.names[at])
+            contents.uses[jobs.key[entry]] += 1
+        if not blocks or apart:
+            for at, slot in enumerate(payload.slots):
+                entry, group = jobs.slot_begin[row] + at, payload.slot_groups[at]
+                jobs.slot[entry], jobs.group[entry] = slot, group
+                jobs.key[entry] = contents.intern(group, payload.keys[at])
+                contents.uses[jobs.key[entry]] += 1
+        if payload.space:
+            jobs.space[each.number] = payload.space
+        if each.missing:
+            jobs.missing[each.number] = frozenset(each.missing)
+        owners = [requests.intern(name) for name in (each.owner, *each.sharers) if name is not None]
+        jobs.num_owners[row] = len(owners)
+        for owner in owners:
+            requests.named[owner] += 1
+        if owners:
+            jobs.owner_begin[row] = jobs.take_owners(len(owners))
+            for at, owner in enumerate(owners):
+                jobs.owner[jobs.owner_begin[row] + at] = owner
+        if each.state not in _OVER:
+            _put_back_live(core, row, owners)
     core.deadlines.sort()
+    jobs.last_number = saved.last_number
+    jobs.first_spare, jobs.num_spare = 0, len(saved.spare_jobs)
+    for at, row in enumerate(saved.spare_jobs):
+        jobs.spare[at] = row
 
 
-def _columns(saved: SavedPayload) -> tuple[Lives, Ids, Ids, Ids, list[bytes], list[bytes] | None, bytes, bytes]:
-    lives, slots, places, keys, names, groups, slot_groups, _ = saved
-    own, held = packed(list(slots)), packed(list(lives))
-    return (
-        held,
-        ids_of(held),
-        own,
-        own if places == slots else packed(list(places)),
-        list(keys),
-        None if names is None else list(names),
-        groups,
-        slot_groups,
-    )
+def _put_back_live(core: Core, row: int, owners: Iterable[int]) -> None:
+    """A job that is not over."""
+    jobs = core.jobs
+    last = jobs.before[0]
+    jobs.before[row], jobs.following[row], jobs.following[last], jobs.before[0] = last, 0, row, row
+    jobs.live += 1
+    if jobs.state[row] == _PLANNED:
+        jobs.planned[jobs.num_planned] = row
+        jobs.num_planned += 1
+    if jobs.deadline[row] != NEVER and jobs.state[row] != _QUARANTINED:
+        core.deadlines.append((jobs.deadline[row], jobs.number[row]))
+    for owner in owners:
+        core.requests.serving[owner] += 1

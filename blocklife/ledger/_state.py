@@ -1,33 +1,19 @@
-"""The state of a ledger: its columns, jobs, requests and counters. Nothing here decides or checks anything."""
+"""What belongs to one ledger besides its verbs: the kernel, the settings, and who holds pins. Nothing here decides anything."""
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Mapping
 
+from blocklife.core._columns import Core
+from blocklife.core._tables import RULES
 from blocklife.hook_errors import OnError, errors_of
 from blocklife.ledger._edge import NotCopied
 from blocklife.ledger._journal import Journal
 from blocklife.ledger._limits import Checking, Contract, Limits
-from blocklife.ledger._places import Blocks, Slots
 from blocklife.ledger._refusals import Refusals
-from blocklife.ledger.jobs import JobRow, JobTable
+from blocklife.ledger.jobs import DIRECTIONS, JOB_STATES, JobView
 from blocklife.ledger.records import JobId
-from blocklife.lifecycle import Column
-from blocklife.states import RequestLife
-
-
-class RequestRow:
-    """What the ledger keeps about one request besides its state.
-
-    Invariant: ``tables[group]`` has the lives that the request holds, in order, each counted once in the block's refs; `NULL`
-    stands for a position outside the window. ``load`` is the number of its live load, 0 for none.
-    """
-
-    __slots__ = ("load", "name", "row", "tables")
-
-    def __init__(self, row: int, name: str, tables: list[array[int]], load: int = 0) -> None:
-        self.row, self.name, self.tables, self.load = row, name, tables, load
 
 
 class LedgerData(NotCopied):
@@ -47,53 +33,59 @@ class LedgerData(NotCopied):
     ) -> None:
         self.limits = limits
         self.contract = contract
-        self.fence = contract is Contract.FENCE
         self.checking = checking
-        self.rechecks = checking is not Checking.OFF
         self.incarnation = incarnation
-        self.deadline = deadline
         self.own_pool = own_pool
         self.made_with = f"{limits}, {contract}, incarnation={incarnation}, own_pool={own_pool}, indexed={indexed}"
         """The settings that a snapshot and the ledger it is restored on must share; a text, for fast comparison and hashing."""
-        self.wide_columns: tuple[memoryview, ...] = ()
-        """The columns with more than one byte per place, and of counts, as bytes; set at the first restore."""
-        self.blocks = Blocks(limits.num_blocks, limits.num_groups, indexed=indexed)
-        self.slots = Slots(limits.num_slots, limits.num_groups)
-        self.jobs = JobTable(limits.max_jobs)
-        self.requests: dict[str, RequestRow] = {}
-        self.request_column = Column(RequestLife.table, limits.max_requests)
-        self.spare_requests: deque[int] = deque(range(limits.max_requests))
+        self.core = Core(
+            RULES, limits.num_blocks, limits.num_slots, limits.num_groups, limits.max_jobs, limits.max_requests,
+            limits.num_workers, limits.max_journal, contract is Contract.FENCE, indexed, deadline,
+        )  # fmt: skip
+        self.core.rechecks = checking is not Checking.OFF
         self.holders: dict[str, Counter[int]] = {}
         """Pins on slots besides those of jobs: lookups that will be used (I7)."""
-        self.refusals = Refusals(self.jobs, self.requests, self.holders, incarnation)
-        self.blocks.refusals = self.slots.refusals = self.refusals
-        self.to_flush: dict[int, None] = {}
-        """The jobs that the next plan waits for."""
-        self.waiting: dict[int, tuple[int, ...]] = {}
-        """Outstanding plans, oldest first, with the jobs that each waits for."""
-        self.deadlines: list[tuple[float, int]] = []
-        """A heap of deadlines; jobs that are over stay in it until their time comes."""
-        self.journal = Journal(limits.max_journal, incarnation, self.blocks, self.slots, self.jobs, errors_of(errors))
-        self.verdicts = 0
-        """How often a job became terminal or expired. While it is unchanged, polling for a copy can be skipped."""
-        self.tally: Counter[str] = Counter()
-        """Counts of late, duplicate and unknown reports, stale references, and violations."""
-        self.flushes: Counter[str] = Counter()
-        """Number of flushes (waits for a copy), by cause."""
-        self.ended: Counter[str] = Counter()
-        """Number of jobs, by terminal state."""
-        self.moved: Counter[str] = Counter()
-        """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
+        self.refusals = Refusals(self.core, self.holders, incarnation)
+        self.journal = Journal(self.core, incarnation, self.refusals, errors_of(errors))
+        self.violations = 0
+
+    def id_of(self, row: int) -> JobId:
+        """The identity of the job in a row."""
+        return JobId(self.incarnation, self.core.jobs.number[row])
+
+    def job(self, row: int) -> JobView:
+        """The job in a row."""
+        return JobView(self.core, row)
+
+    def alive(self) -> list[JobView]:
+        """The jobs that are not over, the oldest first."""
+        jobs, row = self.core.jobs, self.core.jobs.following[0]
+        found: list[JobView] = []
+        while row:
+            found.append(JobView(self.core, row))
+            row = jobs.following[row]
+        return found
+
+    def known(self) -> list[JobView]:
+        """All jobs that are still known, the oldest first."""
+        return [JobView(self.core, row) for row in self.core.jobs.by_number.values()]
 
     @property
-    def plan_number(self) -> int:
-        """The number of the latest plan."""
-        return self.journal.plan
+    def tally(self) -> Mapping[str, int]:
+        """Counts of late, duplicate and unknown reports, stale references, and violations."""
+        core = self.core
+        found = {
+            "late": core.late, "duplicate": core.duplicate, "unknown": core.unknown, "stale": core.stale,
+            "violations": self.violations,
+        }  # fmt: skip
+        return Counter({name: count for name, count in found.items() if count})
 
-    @plan_number.setter
-    def plan_number(self, number: int) -> None:
-        self.journal.plan = number
+    @property
+    def ended(self) -> Mapping[str, int]:
+        """Number of jobs, by terminal state."""
+        return Counter({state.name: count for state, count in zip(JOB_STATES, self.core.ended, strict=False) if count})
 
-    def id_of(self, job: JobRow) -> JobId:
-        """The identity of a job."""
-        return JobId(self.incarnation, job.number)
+    @property
+    def moved(self) -> Mapping[str, int]:
+        """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
+        return Counter({each.name: count for each, count in zip(DIRECTIONS, self.core.moved, strict=True) if count})

@@ -15,19 +15,19 @@ checked here: the ledger knows what it ordered, not what the device did.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress, product
 
 from attrs import frozen
 
-from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, listed
+from blocklife.core._tables import FINISHED
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.ledger._ledger import Ledger
-from blocklife.ledger._rules import flags
+from blocklife.ledger._snapshot import _free_order, _listed
 from blocklife.ledger._state import LedgerData
-from blocklife.ledger.jobs import JobRow
+from blocklife.ledger.jobs import JobView
 from blocklife.ledger.records import Direction
-from blocklife.lifecycle import Column
+from blocklife.lifecycle import Table
 from blocklife.states import (
     COPYING,
     GIVEN_UP,
@@ -59,20 +59,27 @@ class Violation:
         return f"{self.rule}: {self.message}"
 
 
+def flags(table: Table, states: Collection[Block] | Collection[Slot]) -> bytes:
+    """For each byte whether it is the number of one of these states, so that `translate` tests a whole column at once."""
+    return bytes(map({table.index[each] for each in states}.__contains__, range(256)))
+
+
 class Look:
     """A ledger, and what its columns should contain, recounted from its jobs, block tables and holders of pins."""
 
-    def __init__(self, core: LedgerData) -> None:
-        blocks, slots, states = core.blocks, core.slots, core.jobs.column.state
-        self.core = core
-        self.jobs: list[tuple[JobRow, int]] = [(job, states[job.row]) for job in core.jobs.by_number.values()]
+    def __init__(self, data: LedgerData) -> None:
+        self.data, self.core = data, data.core
+        self.blocks, self.slots = data.core.blocks.columns, data.core.slots.columns
+        self.block_states, self.slot_states = bytes(self.blocks["state"]), bytes(self.slots["state"])
+        states = data.core.jobs.state
+        self.jobs: list[tuple[JobView, int]] = [(job, states[job.row]) for job in data.known()]
         """Every known job, with the number of its state."""
-        self.alive: list[tuple[JobRow, int]] = [(job, states[job.row]) for job in core.jobs.out.values()]
-        """Those that are not terminal."""
-        places = len(blocks.key)
+        self.alive: list[tuple[JobView, int]] = [(job, states[job.row]) for job in data.alive()]
+        """Those that are filed as not over."""
+        places = len(self.block_states)
         self.refs, self.pins, self.writes, self.overdue = [0] * places, [0] * places, [0] * places, [0] * places
-        self.slot_pins = [0] * len(slots.key)
-        self.sources: list[tuple[int, JobRow]] = []
+        self.slot_pins = [0] * len(self.slot_states)
+        self.sources: list[tuple[int, JobView]] = []
         """Every life that an outstanding store reads, with its job."""
         self.reserved: dict[int, int] = {}
         """Every slot that an outstanding job fills, with the state of the job."""
@@ -80,52 +87,80 @@ class Look:
         """Each request that holds a life that is over, with the life."""
         for job, state in self.alive:
             self._count_job(job, state)
-        epoch, refs = blocks.epoch, self.refs
-        for request in core.requests.values():
-            for table in request.tables:
-                for life in table:
+        epoch, requests = self.blocks["epoch"], data.core.requests
+        for name, row in requests.by_name.items():
+            for table in range(row * data.core.num_groups, (row + 1) * data.core.num_groups):
+                begin = requests.begin[table]
+                for life in [requests.lives[at] for at in range(begin, begin + requests.length[table])]:
                     if life == NULL:
                         continue
                     if epoch[life & ID_MASK] == life >> EPOCH_SHIFT:
-                        refs[life & ID_MASK] += 1
+                        self.refs[life & ID_MASK] += 1
                     else:
-                        self.over.append((request.name, life))
-        for held in core.holders.values():
+                        self.over.append((name, life))
+        for held in data.holders.values():
             for slot, count in held.items():
                 self.slot_pins[slot] += count
+        self.named = self._count_names()
+        """How many places and known jobs name each content."""
         self.blocks_fit = _BLOCK_FITS.issuperset(
             zip(
-                blocks.column.state,
-                map(bool, blocks.refs),
+                self.block_states,
+                map(bool, self.blocks["refs"]),
                 map(bool, self.pins),
                 map(bool, self.overdue),
-                map(bool, blocks.job),
-                [key is None for key in blocks.key],
+                map(bool, self.blocks["job"]),
+                [key == 0 for key in self.blocks["key"]],
                 strict=True,
             )
         )
         """Whether the facts about every block are a legal combination."""
-        self.slots_fit = _SLOT_FITS.issuperset(zip(slots.column.state, map(bool, self.slot_pins), strict=True))
+        self.slots_fit = _SLOT_FITS.issuperset(zip(self.slot_states, map(bool, self.slot_pins), strict=True))
 
-    def _count_job(self, job: JobRow, state: int) -> None:
-        pins, lives = self.pins, listed(job.lives)
-        for life in lives:
-            pins[life & ID_MASK] += 1
+    def _count_names(self) -> list[int]:
+        named, jobs = [0] * self.core.contents.size, self.core.jobs
+        entries: list[int] = []
+        for row in jobs.by_number.values():
+            begin, slot_begin = jobs.begin[row], jobs.slot_begin[row]
+            entries += range(begin, begin + jobs.num_blocks[row])
+            if slot_begin != begin or not jobs.num_blocks[row]:
+                entries += range(slot_begin, slot_begin + jobs.num_slots[row])
+        for content in (*self.blocks["key"], *self.slots["key"], *(jobs.key[at] for at in entries)):
+            named[content] += 1
+        named[0] = 0
+        return named
+
+    def _count_job(self, job: JobView, state: int) -> None:
+        pins, places = self.pins, job.ids
+        for place in places:
+            pins[place] += 1
         if state == _QUARANTINED:
-            for life in lives:
-                self.overdue[life & ID_MASK] += 1
+            for place in places:
+                self.overdue[place] += 1
         if job.direction is Direction.LOAD:
-            for life in lives:
-                self.writes[life & ID_MASK] += 1
+            for place in places:
+                self.writes[place] += 1
         else:
-            for life in lives:
+            for life in job.lives:
                 self.sources.append((life, job))
         if job.direction.fills_slots:
-            for slot in listed(job.slots):
+            for slot in job.slots:
                 self.reserved[slot] = state
         else:
-            for slot in listed(job.slots):
+            for slot in job.slots:
                 self.slot_pins[slot] += 1
+
+    def key(self, content: int) -> bytes | None:
+        """The key of a content; None for none."""
+        return self.core.contents.key[content] if content else None
+
+    def block_name(self, place: int) -> str:
+        """The name of the state of a block."""
+        return MACHINES["block"].states[self.block_states[place]].name
+
+    def slot_name(self, place: int) -> str:
+        """The name of the state of a slot."""
+        return MACHINES["slot"].states[self.slot_states[place]].name
 
 
 Say = Callable[[str], object]
@@ -140,9 +175,9 @@ def _flags(states: Collection[Block] | Collection[Slot]) -> bytes:
     return flags(MACHINES["block" if isinstance(next(iter(states)), Block) else "slot"], states)
 
 
-def _where(column: Column, wanted: bytes) -> list[int]:
+def _where(states: bytes, wanted: bytes) -> list[int]:
     """The places that are in one of these states."""
-    found = column.state.translate(wanted)
+    found = states.translate(wanted)
     return list(compress(range(len(found)), found))
 
 
@@ -151,8 +186,8 @@ def _nonzero(counts: Sequence[int]) -> list[int]:
     return list(compress(range(len(counts)), counts))
 
 
-def _differ(say: Say, what: str, column: array[int], counted: list[int]) -> None:
-    claimed = column.tolist()
+def _differ(say: Say, what: str, column: Sequence[int], counted: list[int]) -> None:
+    claimed = list(column)
     if claimed != counted:
         for place, claim in enumerate(claimed):
             if claim != counted[place]:
@@ -182,7 +217,7 @@ _PLANNED, _QUARANTINED, _DONE = _JOB[Job.PLANNED], _JOB[Job.QUARANTINED], _JOB[J
 _WRITING, _READY, _EMPTY = _SLOT[Slot.WRITING], _SLOT[Slot.READY], _SLOT[Slot.EMPTY]
 _LATE = _SLOT[Slot.QUARANTINED]
 _FREED, _FLUSHED, _KEPT = _BLOCK[Block.FREED], _BLOCK[Block.FLUSHED], _BLOCK[Block.QUARANTINED]
-_FINISHED, _LOADING = _REQUEST[Request.FINISHED], _REQUEST[Request.LOADING]
+_LOADING = _REQUEST[Request.LOADING]
 
 
 def _block_fits(state: int, held: bool, pinned: bool, overdue: bool, stored: bool, nameless: bool) -> bool:
@@ -207,68 +242,86 @@ _SLOT_FITS = frozenset((state, pinned) for state in _SLOT.values() for pinned in
 """All legal combinations of these facts for one block, and for one slot."""
 
 
+def _leads_back(following: Sequence[int], before: Sequence[int], end: int) -> bool:
+    """Whether each place of a list, and its end, follows the one before it."""
+    places = [end, *_listed(following, end)]
+    return [before[following[place]] for place in places] == places
+
+
 def busy_blocks_are_pinned(look: Look, say: Say) -> None:
     """I1: every job that may touch a block pins it, no free or new block is pinned, and QUARANTINED has an overdue pin."""
-    blocks, pins, overdue = look.core.blocks, look.pins, look.overdue
-    _differ(say, "pins", blocks.pins, pins)
-    _differ(say, "writes", blocks.writes, look.writes)
-    _differ(say, "overdue", blocks.overdue, overdue)
+    pins, overdue = look.pins, look.overdue
+    _differ(say, "pins", look.blocks["pins"], pins)
+    _differ(say, "writes", look.blocks["writes"], look.writes)
+    _differ(say, "overdue", look.blocks["overdue"], overdue)
     if look.blocks_fit:
         return
-    touched = blocks.column.state.translate(_TOUCHED)
+    touched = look.block_states.translate(_TOUCHED)
     for place in _nonzero(pins):
         if not touched[place]:
-            say(f"block {place} is {blocks.at(place).name} while {pins[place]} copies may touch it")
+            say(f"block {place} is {look.block_name(place)} while {pins[place]} copies may touch it")
     for place in _nonzero(touched):
         if not pins[place]:
-            say(f"block {place} is {blocks.at(place).name} although no copy touches it")
-    for place in _where(blocks.column, _GIVEN_UP):
-        quarantined = blocks.column.state[place] == _KEPT
-        if not blocks.refs[place] and quarantined != bool(overdue[place]):
-            say(f"block {place} is {blocks.at(place).name} with {overdue[place]} copies past their deadline")
+            say(f"block {place} is {look.block_name(place)} although no copy touches it")
+    for place in _where(look.block_states, _GIVEN_UP):
+        quarantined = look.block_states[place] == _KEPT
+        if not look.blocks["refs"][place] and quarantined != bool(overdue[place]):
+            say(f"block {place} is {look.block_name(place)} with {overdue[place]} copies past their deadline")
 
 
 def jobs_have_one_identity(look: Look, say: Say) -> None:
     """I3: a number names one job and is given out once, and no two jobs share a row."""
     jobs = look.core.jobs
-    alone = len({job.row for job, _ in look.jobs}) == len(look.jobs)
-    for number, job in jobs.by_number.items():
-        if number != job.number or not 0 < number <= jobs.last_number:
-            say(f"job {number} is filed as {job.number}, the last number given out is {jobs.last_number}")
-        if jobs.rows.get(job.row) is not job or not (alone or [other.row for other, _ in look.jobs].count(job.row) == 1):
-            say(f"job {number} does not own row {job.row}")
+    rows = list(jobs.by_number.values())
+    for number, row in jobs.by_number.items():
+        if number != jobs.number[row] or not 0 < number <= jobs.last_number:
+            say(f"job {number} is filed as {jobs.number[row]}, the last number given out is {jobs.last_number}")
+        if rows.count(row) != 1:
+            say(f"job {number} does not own row {row}")
 
 
 def counts_match_holders(look: Look, say: Say) -> None:
     """I4: refs count the tables that hold a life, and every free block is in the queue exactly once."""
-    blocks = look.core.blocks
     for name, life in look.over:
         say(f"request {name} holds life {life >> EPOCH_SHIFT} of block {life & ID_MASK}, which is over")
-    _differ(say, "refs", blocks.refs, look.refs)
-    queue = blocks.free_order()
-    free = [place for place in _where(blocks.column, _FREE) if place != NULL]
-    if sorted(queue) != free or blocks.free != len(free):
-        say(f"the queue names {len(queue)} blocks, {blocks.free} are counted free, {len(free)} are free")
+    _differ(say, "refs", look.blocks["refs"], look.refs)
+    queue = _free_order(look.core)
+    free = [place for place in _where(look.block_states, _FREE) if place != NULL]
+    if sorted(queue) != free or look.core.blocks.free != len(free):
+        say(f"the queue names {len(queue)} blocks, {look.core.blocks.free} are counted free, {len(free)} are free")
 
 
 def jobs_end_once(look: Look, say: Say) -> None:
     """I5: exactly the jobs that are not terminal are out, and every running deadline is watched."""
-    jobs = look.core.jobs
+    jobs, requests = look.core.jobs, look.core.requests
+    out = [job.number for job, _ in look.alive]
     open_jobs = [job.number for job, state in look.jobs if state not in _OVER]
-    if sorted(jobs.out) != sorted(open_jobs):
-        say(f"jobs {sorted(jobs.out)} are filed as out, {sorted(open_jobs)} are")
-    if len(look.alive) + jobs.room != jobs.max_jobs:
-        say(f"{len(look.alive)} jobs are out and {jobs.room} can be made, of {jobs.max_jobs} in all")
+    if sorted(out) != sorted(open_jobs) or jobs.live != len(out):
+        say(f"jobs {sorted(out)} are filed as out, {sorted(open_jobs)} are, and {jobs.live} are counted")
+    if len(out) + jobs.num_spare != jobs.max_jobs:
+        say(f"{len(out)} jobs are out and {jobs.num_spare} can be made, of {jobs.max_jobs} in all")
     planned = [job.number for job, state in look.alive if state == _PLANNED]
-    if sorted(jobs.planned) != sorted(planned):
-        say(f"jobs {sorted(jobs.planned)} are filed as planned, {sorted(planned)} are")
-    owned: dict[str, list[int]] = {}
+    filed = [jobs.number[jobs.planned[at]] for at in range(jobs.num_planned)]
+    if filed != planned:
+        say(f"jobs {filed} are filed as planned, {planned} are")
+    owned: dict[str, int] = {}
     for job, _ in look.alive:
-        for owner in dict.fromkeys((job.owner, *job.sharers)):
+        for owner in (job.owner, *job.sharers):
             if owner is not None:
-                owned.setdefault(owner, []).append(job.number)
-    if (filed := {owner: list(own) for owner, own in jobs.owned.items()}) != owned:
-        say(f"jobs are filed as {filed} by owner, {owned} are out")
+                owned[owner] = owned.get(owner, 0) + 1
+    served = {name: requests.serving[row] for name, row in requests.by_name.items() if requests.serving[row]}
+    if served != owned:
+        say(f"jobs are counted as {served} by owner, {owned} are out")
+    for job, state in look.jobs:
+        if state in _OVER:
+            for owner in (job.owner, *job.sharers):
+                if owner is not None:
+                    owned[owner] = owned.get(owner, 0) + 1
+    named = {name: requests.named[row] for name, row in requests.by_name.items() if requests.named[row]}
+    if named != owned:
+        say(f"jobs are counted as {named} by name, {owned} are known")
+    if not jobs.by_number.keys() >= {*jobs.space, *jobs.missing}:
+        say(f"jobs {sorted({*jobs.space, *jobs.missing} - jobs.by_number.keys())} are not known, and something of them is kept")
     armed = {number for _, number in look.core.deadlines}
     for job, state in look.alive:
         if job.deadline is not None and state != _QUARANTINED and job.number not in armed:
@@ -277,26 +330,34 @@ def jobs_end_once(look: Look, say: Say) -> None:
 
 def only_success_is_readable(look: Look, say: Say) -> None:
     """I6: what an index finds is final content under the same key."""
-    blocks, state = look.core.blocks, look.core.blocks.column.state
-    for group, index in enumerate(blocks.index):
-        for key, place in index.items():
-            if blocks.key[place] != key or blocks.group[place] != group:
+    contents, state = look.core.contents, look.block_states
+    for group, known in enumerate(contents.known):
+        for key, content in known.items():
+            if contents.key[content] != key or contents.group[content] != group:
+                say(f"key {key.hex()} of group {group} is filed as content {content}, which is another")
+            place = contents.block[content]
+            if place < 0:
+                continue
+            if look.blocks["key"][place] != content or look.blocks["group"][place] != group:
                 say(f"key {key.hex()} is filed under block {place}, which has another")
             if not _FINAL[state[place]]:
-                say(f"block {place} can be found under its key while {blocks.at(place).name}")
-    for place in () if look.blocks_fit else _where(blocks.column, _FINAL):
-        if blocks.key[place] is None:
-            say(f"block {place} is {blocks.at(place).name} and has no key")
+                say(f"block {place} can be found under its key while {look.block_name(place)}")
+    for place in () if look.blocks_fit else _where(state, _FINAL):
+        if not look.blocks["key"][place]:
+            say(f"block {place} is {look.block_name(place)} and has no key")
     _slots_are_found(look, say)
 
 
 def _slots_are_found(look: Look, say: Say) -> None:
-    slots, state = look.core.slots, look.core.slots.column.state
+    contents, state, keys = look.core.contents, look.slot_states, look.slots["key"]
     unwanted = {slot for job, at in look.alive if at in _UNWANTED for slot in job.slots}
-    for index in slots.index:
-        for key, place in index.items():
-            if slots.key[place] != key or not _FOUND[state[place]]:
-                say(f"slot {place} can be found under its key while {slots.at(place).name}")
+    for known in contents.known:
+        for content in known.values():
+            place = contents.slot[content]
+            if place < 0:
+                continue
+            if keys[place] != content or not _FOUND[state[place]]:
+                say(f"slot {place} can be found under its key while {look.slot_name(place)}")
             elif place in unwanted and state[place] == _WRITING:
                 say(f"slot {place} is found as on its way, although its store is given up")
     for job, at in look.jobs:
@@ -305,46 +366,45 @@ def _slots_are_found(look: Look, say: Say) -> None:
                 if at not in _LOST and slot not in job.missing:
                     continue
                 made = [other for other, _ in look.jobs if other.number > job.number and slot in other.slots]
-                if slots.at(slot) is Slot.READY and slots.key[slot] == key and not made:
+                if state[slot] == _READY and look.key(keys[slot]) == key and not made:
                     say(f"slot {slot} is READY with content that job {job.number} failed to store")
 
 
 def slots_are_pinned_by_readers(look: Look, say: Say) -> None:
     """I7: a slot is pinned once by each load that reads it and by each holder that counts on it."""
-    slots, state = look.core.slots, look.core.slots.column.state
-    _differ(say, "pins", slots.pins, look.slot_pins)
+    _differ(say, "pins", look.slots["pins"], look.slot_pins)
     if look.slots_fit:
         return
     for place in _nonzero(look.slot_pins):
-        if not _READ[state[place]]:
-            say(f"slot {place} is read while {slots.at(place).name}")
-    for place in _where(slots.column, _DYING):
+        if not _READ[look.slot_states[place]]:
+            say(f"slot {place} is read while {look.slot_name(place)}")
+    for place in _where(look.slot_states, _DYING):
         if not look.slot_pins[place]:
             say(f"slot {place} is STALE although nobody reads it")
 
 
 def only_sealed_content_is_submitted(look: Look, say: Say) -> None:
     """I8: no store is submitted before its blocks are sealed, live sources of a submitted one are IN_FLIGHT, and keys agree."""
-    blocks = look.core.blocks
+    epoch, jobs, keys = look.blocks["epoch"], look.blocks["job"], look.blocks["key"]
     for job, state in look.alive:
         if job.direction is not Direction.STORE:
             continue
         wanted = _TO_SUBMIT if state == _PLANNED else _SUBMITTED
         promised: Sequence[bytes | None] = job.names or [None] * len(job.lives)
-        for life, key in zip(listed(job.lives), promised, strict=True):
+        for life, key in zip(job.lives, promised, strict=True):
             place = life & ID_MASK
-            if blocks.epoch[place] != life >> EPOCH_SHIFT or blocks.job[place] != job.row:
+            if epoch[place] != life >> EPOCH_SHIFT or jobs[place] != job.row:
                 continue
-            if not wanted[blocks.column.state[place]]:
-                say(f"block {place} is {blocks.at(place).name} while its store {job.number} is {_name(state)}")
-            own = blocks.key[place]
+            if not wanted[look.block_states[place]]:
+                say(f"block {place} is {look.block_name(place)} while its store {job.number} is {_name(state)}")
+            own = look.key(keys[place])
             if key is not None and own is not None and own != key:
                 say(f"block {place} holds {own.hex()} and its store {job.number} will publish {key.hex()}")
 
 
 def every_worker_counts_once(look: Look, say: Say) -> None:
     """I9: an outstanding job lacks a report of some worker; a DONE one has them all, and none is a failure."""
-    everybody = (1 << look.core.limits.num_workers) - 1
+    everybody = (1 << look.core.num_workers) - 1
     for job, state in look.jobs:
         if state not in _OVER and job.reported == everybody:
             say(f"job {job.number} is {_name(state)} although every worker has reported")
@@ -354,20 +414,19 @@ def every_worker_counts_once(look: Look, say: Say) -> None:
 
 def requests_match_their_loads(look: Look, say: Say) -> None:
     """I10: a request waits exactly while it has a live load, and for that one only."""
-    core = look.core
-    states = core.jobs.column.state
+    requests, jobs = look.core.requests, look.core.jobs
     awaited = set()
-    for request in core.requests.values():
-        state, number = core.request_column.state[request.row], request.load
-        if state == _FINISHED:
-            say(f"request {request.name} is FINISHED, and still known")
+    for name, row in requests.by_name.items():
+        state, number = requests.state[row], requests.load[row]
+        if state == FINISHED and not requests.named[row]:
+            say(f"request {name} is FINISHED, and still known")
         if (state == _LOADING) != (number != 0):
-            say(f"request {request.name} is {core.request_column.at(request.row).name} with load {number}")
+            say(f"request {name} is {MACHINES['request'].states[state].name} with load {number}")
         if number:
             awaited.add(number)
-            load = core.jobs.by_number.get(number)
-            if load is None or states[load.row] in _OVER or states[load.row] in _UNWANTED:
-                say(f"request {request.name} waits for job {number}, which is over or abandoned")
+            load = jobs.by_number.get(number, 0)
+            if not load or jobs.state[load] in _OVER or jobs.state[load] in _UNWANTED:
+                say(f"request {name} waits for job {number}, which is over or abandoned")
     for job, at in look.alive:
         if job.direction is Direction.LOAD and at not in _UNWANTED and job.number not in awaited:
             say(f"job {job.number} is {_name(at)}, and no request waits for it")
@@ -378,70 +437,91 @@ def waits_can_end(look: Look, say: Say) -> None:
 
     Of planned jobs the next plan waits only for loads: what a store reads, that plan itself may have to compute.
     """
-    core = look.core
+    core, alive = look.core, {job.number: (job, state) for job, state in look.alive}
     for number in core.to_flush:
-        planned = core.jobs.planned.get(number)
-        if planned is not None and planned.direction is not Direction.LOAD:
-            say(f"the next plan is to wait for job {number}, which it cannot submit before its forward pass")
-        if planned is None and number not in core.jobs.out:
+        found = alive.get(number)
+        if found is None:
             say(f"the next plan is to wait for job {number}, which is over")
-    if _FLUSHED not in core.blocks.column.state:
+        elif found[1] == _PLANNED and found[0].direction is not Direction.LOAD:
+            say(f"the next plan is to wait for job {number}, which it cannot submit before its forward pass")
+    if _FLUSHED not in look.block_states:
         return
-    waiting, waited = set(_where(core.blocks.column, _FENCED)), set(core.to_flush).union(*core.waiting.values())
+    waiting, waited = set(_where(look.block_states, _FENCED)), set(core.to_flush).union(*core.waiting.values())
     for job, _ in look.alive:
         if job.number in waited:
-            waiting.difference_update([life & ID_MASK for life in listed(job.lives)])
+            waiting.difference_update(job.ids)
     for place in sorted(waiting):
         say(f"block {place} is FLUSHED and no plan waits for its copy")
 
 
 def places_are_conserved(look: Look, say: Say) -> None:
     """I13: every block is exactly one of free, held, waiting for a copy, or quarantined; every slot has one state."""
-    core, blocks, slots = look.core, look.core.blocks, look.core.slots
-    for place in () if look.blocks_fit else _nonzero(blocks.refs):
-        if _DEAD[blocks.column.state[place]]:
-            say(f"block {place} is {blocks.at(place).name} and still held")
-    for place in () if look.blocks_fit else _where(blocks.column, _HELD):
-        if not blocks.refs[place]:
-            say(f"block {place} is {blocks.at(place).name} and held by nobody")
-    rows = sorted([*[request.row for request in core.requests.values()], *core.spare_requests])
-    if rows != list(range(core.limits.max_requests)):
-        say(f"rows {rows[:8]} are in use or spare, and there are {core.limits.max_requests} for requests")
-    if blocks.column.state[NULL] != _FREED or blocks.epoch[NULL]:
+    core, requests = look.core, look.core.requests
+    for place in () if look.blocks_fit else _nonzero(list(look.blocks["refs"])):
+        if _DEAD[look.block_states[place]]:
+            say(f"block {place} is {look.block_name(place)} and still held")
+    for place in () if look.blocks_fit else _where(look.block_states, _HELD):
+        if not look.blocks["refs"][place]:
+            say(f"block {place} is {look.block_name(place)} and held by nobody")
+    rows = sorted([*requests.by_name.values(), *requests.spare])
+    live = [row for row in requests.by_name.values() if requests.state[row] != FINISHED]
+    if rows != list(range(requests.rows)) or requests.live != len(live):
+        say(f"rows {rows[:8]} are in use or spare of {requests.rows}, and {requests.live} of {len(live)} requests are counted")
+    places = sorted([*(requests.place[row] for row in live), *requests.spare_places])
+    if places != list(range(core.max_requests)):
+        say(f"places {places[:8]} of requests are in use or spare of {core.max_requests}")
+    if look.block_states[NULL] != _FREED or look.blocks["epoch"][NULL]:
         say("the null block was handed out")
-    states, reserved = slots.column.state, look.reserved
-    for place in sorted(reserved.keys() | _where(slots.column, _FILLING)):
+    states, reserved = look.slot_states, look.reserved
+    for place in sorted(reserved.keys() | _where(states, _FILLING)):
         job_state = reserved.get(place)
         if job_state is None or states[place] != (_LATE if job_state == _QUARANTINED else _WRITING):
-            say(f"slot {place} is {slots.at(place).name}, and its store is {'over' if job_state is None else _name(job_state)}")
-    empty = states.count(_EMPTY)
-    if slots.free != empty:
-        say(f"{slots.free} slots are counted empty, {empty} are")
+            say(
+                f"slot {place} is {look.slot_name(place)}, and its store is {'over' if job_state is None else _name(job_state)}"
+            )
+    held = sum([1 for state, pins in zip(states, look.slots["pins"], strict=True) if state == _READY and pins])
+    if (core.slots.ready, core.slots.held) != (states.count(_READY), held):
+        say(f"{core.slots.ready} slots are counted READY, {core.slots.held} pinned, {states.count(_READY)} and {held} are")
+    contents, named = core.contents, look.named
+    if list(contents.uses[1:]) != named[1:]:
+        for number, uses in enumerate(contents.uses):
+            if number and uses != named[number]:
+                say(f"content {number} is counted {uses} times, and named {named[number]} times")
+    known = sorted(number for own in contents.known for number in own.values())
+    if known != _nonzero(named) or sorted([*known, *contents.spare]) != list(range(1, contents.top)):
+        say(f"contents {known[:8]} have a key, {_nonzero(named)[:8]} are named, and {len(contents.spare)} can be had")
+    if any(contents.key[number] for number in contents.spare) or any(requests.names[row] for row in requests.spare):
+        say("the number of a content, or a row of requests, can be had, and is named")
+    for lists in (core.blocks, core.slots):
+        if not _leads_back(lists.following, lists.before, lists.size if len(lists.following) > 1 else 0):
+            say(f"the list of free {'blocks' if lists is core.blocks else 'slots'} does not lead back the same way")
+    empty = sorted(_listed(core.slots.following, core.slots.size))
+    if core.slots.free != states.count(_EMPTY) or empty != [at for at, state in enumerate(states) if state == _EMPTY]:
+        say(f"{core.slots.free} slots are counted empty, {len(empty)} are listed, {states.count(_EMPTY)} are")
 
 
 def a_life_is_stored_once(look: Look, say: Say) -> None:
     """I14: at most one store of a life is out, and the block names it; no two slots hold the same content."""
-    blocks, slots = look.core.blocks, look.core.slots
+    epoch, jobs = look.blocks["epoch"], look.blocks["job"]
     for life, job in look.sources:
         place = life & ID_MASK
-        if blocks.epoch[place] == life >> EPOCH_SHIFT and blocks.job[place] != job.row:
+        if epoch[place] == life >> EPOCH_SHIFT and jobs[place] != job.row:
             say(f"block {place} does not name its store {job.number}")
     lives = [life for life, _ in look.sources]
     for life in dict.fromkeys(lives) if len(set(lives)) < len(lives) else ():
         if (count := lives.count(life)) > 1:
             say(f"block {life & ID_MASK} is the source of {count} stores at once")
     if not look.blocks_fit:
-        for place in sorted(set(_where(blocks.column, _SOURCES)) ^ set(_nonzero(blocks.job))):
-            say(f"block {place} is {blocks.at(place).name} and names job row {blocks.job[place]}")
-    if slots.column.state.count(_READY) > 1:
-        ready = [(slots.group[place], slots.key[place]) for place in _where(slots.column, _READABLE)]
-        if len(ready) != len(set(ready)):
-            say("two slots hold the same content")
+        for place in sorted(set(_where(look.block_states, _SOURCES)) ^ set(_nonzero(list(jobs)))):
+            say(f"block {place} is {look.block_name(place)} and names job row {jobs[place]}")
+    ready = [look.slots["key"][place] for place in _where(look.slot_states, _READABLE)]
+    if len(ready) != len(set(ready)):
+        say("two slots hold the same content")
 
 
 def sizes_add_up(look: Look, say: Say) -> None:
     """I15: the group sizes of a job add up to its blocks, and there is at least one; a job that touches no block has none."""
-    groups = range(look.core.limits.num_groups)
+    groups = range(look.core.num_groups)
     for job, _ in look.alive:
         blocks = len(job.lives)
         if not blocks == len(job.places) == sum(map(job.groups.count, groups)) or (blocks > 0) is not job.direction.on_device:

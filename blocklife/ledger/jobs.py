@@ -1,18 +1,22 @@
-"""The job table: what each job has reserved, which workers have reported, and which reports are late."""
+"""Handles on blocks and jobs, what is planned with them, and the view of a job."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from attrs import define, frozen
 
-from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger._ids import Ids, Lives, joined, listed
+from blocklife.core._columns import Core, Ints, TransferJobs
+from blocklife.core._tables import NEVER
+from blocklife.errors import LateError, MisuseError
+from blocklife.ledger._ids import EPOCH_SHIFT, Ids, Lives
 from blocklife.ledger.records import Direction, JobId
-from blocklife.lifecycle import Column
 from blocklife.states import Block, Job, JobLife
+
+DIRECTIONS = tuple(Direction)
+"""By the number that the kernel has for each."""
+JOB_STATES = tuple(each for each in JobLife.table.states if isinstance(each, Job))
 
 JobT_co = TypeVar("JobT_co", bound=Job, covariant=True)
 BlockT_co = TypeVar("BlockT_co", bound=Block, covariant=True)
@@ -82,11 +86,6 @@ class Store:
     """Further requests that it is for, if one store serves several."""
 
 
-NONE_MISSING: frozenset[int] = frozenset()
-_FEW = 16
-"""Jobs with fewer blocks than this are searched linearly."""
-
-
 @define(eq=False)
 class JobColumns:
     """Jobs to be planned, one after the other, as columns.
@@ -98,15 +97,15 @@ class JobColumns:
     owners: list[str | None]
     """The request that each job is for; None for a store that belongs to no request."""
     cuts: list[int]
-    lives: Lives
+    lives: list[int]
     groups: bytes
     """The group of each block."""
-    places: Ids
+    places: list[int]
     """The host place of each block."""
     names: Sequence[bytes | None]
     """The key of each block; None if it is not known (in a store of chunks of several blocks)."""
     slot_cuts: list[int]
-    slots: Ids
+    slots: list[int]
     slot_groups: bytes
     keys: list[bytes]
     """The key of each slot."""
@@ -124,25 +123,25 @@ class JobColumns:
         owners: list[str | None],
         sharers: list[tuple[str, ...]],
         cuts: list[int],
-        lives: Lives,
+        lives: list[int],
         groups: bytes,
-        slots: Ids,
+        slots: list[int],
         keys: list[bytes],
     ) -> JobColumns:
         """Columns of jobs in which each slot holds one block."""
         return cls(owners, cuts, lives, groups, slots, keys, cuts, slots, groups, keys, sharers)
 
     @classmethod
-    def of_slots(cls, slots: Ids, groups: bytes, keys: list[bytes], space: bytes) -> JobColumns:
+    def of_slots(cls, slots: list[int], groups: bytes, keys: list[bytes], space: bytes) -> JobColumns:
         """Columns of one job between slots and the store below: it has no owner and touches no block."""
         return cls([None], [0, 0], [], b"", [], [], [0, len(groups)], slots, groups, keys, [()], space)
 
 
 def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
     """Build the columns from stores. Refuses empty jobs, groups out of order, and lengths that do not match (I15)."""
-    lives: list[Lives] = []
-    places: list[Ids] = []
-    slots: list[Ids] = []
+    lives: list[int] = []
+    places: list[int] = []
+    slots: list[int] = []
     keys: list[bytes] = []
     names: list[bytes | None] = []
     groups, slot_groups = bytearray(), bytearray()
@@ -159,9 +158,9 @@ def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
             if not count or not num_chunks or len(named) != num_chunks or len(where) != count:
                 _refuse_transfer(count, num_chunks, len(named), len(where))
             last = group
-            lives.append(own)
-            slots.append(chunks)
-            places.append(where)
+            lives += _listed(own)
+            slots += _listed(chunks)
+            places += _listed(where)
             keys += named
             groups += bytes((group,)) * count
             slot_groups += bytes((group,)) * num_chunks
@@ -178,37 +177,26 @@ def gather(stores: Sequence[Store], num_groups: int) -> JobColumns:
     return JobColumns(
         [store.owner for store in stores],
         cuts,
-        joined(lives),
+        lives,
         bytes(groups),
-        joined(places),
-        names,
+        slots if places == slots else places,
+        keys if names == keys else names,
         slot_cuts,
-        joined(slots),
+        slots,
         bytes(slot_groups),
         keys,
         [store.sharers for store in stores],
     )
 
 
+def _listed(values: Ids) -> list[int]:
+    """The values as plain integers."""
+    return values if isinstance(values, list) else values.tolist()
+
+
 def sizes_of(groups: bytes, num_groups: int) -> tuple[int, ...]:
     """The number of entries of each group."""
     return tuple([groups.count(group) for group in range(num_groups)])
-
-
-def jobs_of_each(numbers: Sequence[int], cuts: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """The job of each place in a step of several jobs, as `Journal.note` takes it; job *n* has the places up to its cut."""
-    if len(numbers) == 1:
-        return numbers[0], ()
-    jobs: list[int] = []
-    for at, number in enumerate(numbers):
-        jobs += [number] * (cuts[at + 1] - cuts[at])
-    return 0, jobs
-
-
-def _known(names: Sequence[bytes | None]) -> list[bytes] | None:
-    """The keys of the blocks of one job; None if one is not known."""
-    found = [name for name in names if name is not None]
-    return found if len(found) == len(names) else None
 
 
 def _refuse_transfer(count: int, num_chunks: int, num_keys: int, num_places: int) -> NoReturn:
@@ -222,188 +210,148 @@ def _refuse_transfer(count: int, num_chunks: int, num_keys: int, num_places: int
     raise MisuseError(f"{count} blocks and {num_places} host places do not agree; each block has a place of its own")
 
 
-class JobRow:
-    """What the ledger keeps about one job besides its state.
+class JobView:
+    """What the ledger knows of one job. It can be read until the job is over and its row is used again.
 
-    ``ids`` is the block of each life, ``places`` the host place of each block, ``groups`` its group, ``names`` its key, or None
-    if one is not known (a store of chunks of several blocks); ``slots``, ``slot_groups`` and ``keys`` are the same for slots.
-    ``sharers`` are requests besides the owner that a store is for. ``reported`` has a bit for each worker that has reported.
-    ``expired``: the job is past its deadline, and one pin on each of its places is overdue. Jobs between slots and the store
-    below have ``space`` (`TierTransfer.space`) and ``missing``, the slots whose content some worker did not move.
-
-    Invariant: while the job is not terminal, every block of ``ids`` and every slot that it reads carry one pin of it.
+    ``row`` is the place of the job in its transitions, ``number`` counts the jobs of one incarnation from 1.
     """
 
-    __slots__ = (
-        "_named", "deadline", "direction", "expired", "failed", "groups", "ids", "keys", "lives", "missing", "names",
-        "num_groups", "number", "owner", "places", "reported", "row", "sharers", "slot_groups", "slots", "space",
-    )  # fmt: skip
+    __slots__ = ("_core", "number", "row")
 
-    def __init__(
-        self,
-        row: int,
-        number: int,
-        direction: Direction,
-        owner: str | None,
-        lives: Lives,
-        ids: Ids,
-        slots: Ids,
-        places: Ids,
-        keys: Sequence[bytes],
-        names: Sequence[bytes] | None,
-        groups: bytes,
-        slot_groups: bytes,
-        num_groups: int,
-        reported: int = 0,
-        failed: bool = False,
-        expired: bool = False,
-        deadline: float | None = None,
-        sharers: tuple[str, ...] = (),
-        space: bytes = b"",
-        missing: frozenset[int] = NONE_MISSING,
-    ) -> None:
-        self.row, self.number, self.direction, self.owner = row, number, direction, owner
-        self.lives, self.ids, self.slots, self.places = lives, ids, slots, places
-        self.keys, self.names, self.groups, self.slot_groups = keys, names, groups, slot_groups
-        self.num_groups, self.sharers = num_groups, sharers
-        self.reported, self.failed, self.expired, self.deadline = reported, failed, expired, deadline
-        self.space, self.missing = space, missing
-        self._named: dict[int, bytes] | None = None
+    def __init__(self, core: Core, row: int) -> None:
+        self._core, self.row, self.number = core, row, int(core.jobs.number[row])
 
-    def name_of(self, life: int) -> bytes | None:
-        """The key under which the job moves a block; None if it is not known, or the job does not move this block."""
-        if self.names is None:
-            return None
-        if len(self.names) < _FEW:
-            for own, name in zip(self.lives, self.names, strict=True):
-                if own == life:
-                    return name
-            return None
-        if self._named is None:
-            self._named = dict(zip(listed(self.lives), self.names, strict=True))
-        return self._named.get(life)
+    def _jobs(self) -> TransferJobs:
+        jobs = self._core.jobs
+        if jobs.number[self.row] != self.number:
+            raise LateError(
+                f"job {self.number}: it ended so long ago that it is not known any more (ask sooner, or raise max_jobs)"
+            )
+        return jobs
+
+    def _blocks(self, column: Ints | bytearray) -> list[int]:
+        jobs, begin = self._jobs(), self._core.jobs.begin[self.row]
+        return [column[at] for at in range(begin, begin + jobs.num_blocks[self.row])]
+
+    def _slots(self, column: Ints | bytearray) -> list[int]:
+        jobs, begin = self._jobs(), self._core.jobs.slot_begin[self.row]
+        return [column[at] for at in range(begin, begin + jobs.num_slots[self.row])]
+
+    def _owners(self) -> list[str]:
+        jobs, begin = self._jobs(), self._core.jobs.owner_begin[self.row]
+        return [self._core.requests.names[jobs.owner[at]] for at in range(begin, begin + jobs.num_owners[self.row])]
+
+    @property
+    def state(self) -> Job:
+        """Its state."""
+        return JOB_STATES[self._jobs().state[self.row]]
+
+    @property
+    def direction(self) -> Direction:
+        """The direction in which it copies."""
+        return DIRECTIONS[self._jobs().direction[self.row]]
+
+    @property
+    def owner(self) -> str | None:
+        """The request that it is for; None for a store that belongs to no request."""
+        return next(iter(self._owners()), None)
+
+    @property
+    def sharers(self) -> tuple[str, ...]:
+        """Further requests that it is for."""
+        return tuple(self._owners()[1:])
+
+    @property
+    def ids(self) -> list[int]:
+        """The blocks that it reads or fills on the device."""
+        return self._blocks(self._core.jobs.place)
+
+    @property
+    def lives(self) -> list[int]:
+        """The lives of these blocks that it means."""
+        return [
+            epoch << EPOCH_SHIFT | place for epoch, place in zip(self._blocks(self._core.jobs.epoch), self.ids, strict=True)
+        ]
+
+    @property
+    def places(self) -> list[int]:
+        """The host place of each block."""
+        return self._blocks(self._core.jobs.slot)
+
+    @property
+    def groups(self) -> bytes:
+        """The group of each block."""
+        return bytes(self._blocks(self._core.jobs.group))
+
+    @property
+    def names(self) -> list[bytes] | None:
+        """The key of each block; None if one is not known (a store of chunks of several blocks)."""
+        contents = self._blocks(self._core.jobs.key)
+        return [self._core.contents.key[each] for each in contents] if all(contents) else None
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots at its other end."""
+        return self._slots(self._core.jobs.slot)
+
+    @property
+    def slot_groups(self) -> bytes:
+        """The group of each slot."""
+        return bytes(self._slots(self._core.jobs.group))
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The key of each slot."""
+        return [self._core.contents.key[each] for each in self._slots(self._core.jobs.key)]
+
+    @property
+    def space(self) -> bytes:
+        """What separates content in the store below (`TierTransfer.space`)."""
+        return self._jobs().space.get(self.number, b"")
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Of a promotion or demotion: the slots whose content a worker did not move."""
+        return self._jobs().missing.get(self.number, frozenset())
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
         """Blocks of each group."""
-        return sizes_of(self.groups, self.num_groups)
+        return sizes_of(self.groups, self._core.num_groups)
 
     @property
     def slot_sizes(self) -> tuple[int, ...]:
         """Slots of each group."""
-        return sizes_of(self.slot_groups, self.num_groups)
-
-    def contents(self) -> Iterator[tuple[int, Ids, Sequence[bytes]]]:
-        """Each group of the job, with its slots and their keys."""
-        start = 0
-        for group, size in enumerate(self.slot_sizes):
-            if size:
-                yield group, self.slots[start : start + size], self.keys[start : start + size]
-                start += size
-
-    def blocks_by_group(self) -> Iterator[tuple[int, slice]]:
-        """Each group of the job, with the positions of its blocks in ``lives``."""
-        start = 0
-        for group, size in enumerate(self.group_sizes):
-            if size:
-                yield group, slice(start, start + size)
-                start += size
-
-
-class JobTable:
-    """All jobs that are not over, and the latest that are.
-
-    Rows are reused in the order in which their jobs ended, so that a terminal job stays known as long as possible. A late
-    report for a known job is a row of the job's table; only older jobs are unknown.
-
-    Invariant: ``by_number`` holds exactly the jobs that have a row, ``out`` those of them that are not terminal, oldest first;
-    ``planned`` those of ``out`` that are PLANNED, and ``owned`` files those of ``out`` under the requests that they serve.
-    """
-
-    def __init__(self, max_jobs: int) -> None:
-        self.column = Column(JobLife.table, max_jobs + 1)  # row 0 stands for no job
-        self.rows: dict[int, JobRow] = {}
-        self.by_number: dict[int, JobRow] = {}
-        self.last_number = 0
-        self.out: dict[int, JobRow] = {}
-        self.planned: dict[int, JobRow] = {}
-        self.owned: dict[str, dict[int, JobRow]] = {}
-        self.max_jobs = max_jobs
-        self._spare: deque[int] = deque(range(1, max_jobs + 1))
-        self._state, self._initial = self.column.state, JobLife.table.index[Job.PLANNED]
-
-    def check_room(self, count: int = 1) -> None:
-        """Refuse if there are no rows for *count* more jobs."""
-        if len(self._spare) < count:
-            raise CapacityError(
-                f"all {self.max_jobs} jobs are out; let one land first (max_jobs)"
-                if not self._spare
-                else f"{count} jobs wanted, {len(self._spare)} of {self.max_jobs} can be made; let some land first (max_jobs)"
-            )
+        return sizes_of(self.slot_groups, self._core.num_groups)
 
     @property
-    def room(self) -> int:
-        """The number of jobs that can be added now."""
-        return len(self._spare)
-
-    def add(self, direction: Direction, columns: JobColumns, ids: Ids, num_groups: int) -> list[JobRow]:
-        """Add PLANNED jobs, one for each span of the columns; *ids* are the blocks of the lives."""
-        made: list[JobRow] = []
-        sharers = columns.sharers
-        alike = columns.slot_groups is columns.groups and columns.names is columns.keys
-        names: Sequence[bytes] | None
-        for at, owner in enumerate(columns.owners):
-            row = self._spare.popleft()
-            if (over := self.rows.get(row)) is not None:
-                del self.by_number[over.number]
-            self.last_number = number = self.last_number + 1
-            here = slice(columns.cuts[at], columns.cuts[at + 1])
-            there = here if alike else slice(columns.slot_cuts[at], columns.slot_cuts[at + 1])
-            groups, keys, slots = columns.groups[here], columns.keys[there], columns.slots[there]
-            if alike:
-                places, names, slot_groups = slots, keys, groups
-            else:
-                places, slot_groups = columns.places[here], columns.slot_groups[there]
-                names = _known(columns.names[here])
-            job = JobRow(
-                row, number, direction, owner, columns.lives[here], ids[here], slots, places, keys, names, groups, slot_groups,
-                num_groups, sharers=sharers[at], space=columns.space,
-            )  # fmt: skip
-            self.rows[row] = self.by_number[number] = self.out[number] = self.planned[number] = job
-            self.own(job)
-            self._state[row] = self._initial
-            made.append(job)
-        return made
-
-    def own(self, job: JobRow) -> None:
-        """File a job under each request that it is for."""
-        for owner in (job.owner, *job.sharers):
-            if owner is not None:
-                self.owned.setdefault(owner, {})[job.number] = job
-
-    def state(self, job: JobRow) -> Job:
-        """The state of one job."""
-        found = self.column.at(job.row)
-        if not isinstance(found, Job):
-            raise TypeError(found)
+    def reported(self) -> int:
+        """A bit for each worker that has reported."""
+        jobs, found = self._jobs(), 0
+        for at in range(jobs.words):
+            found |= jobs.reported[self.row * jobs.words + at] << (64 * at)
         return found
 
-    def end(self, job: JobRow) -> None:
-        """Note that a job has become terminal."""
-        del self.out[job.number]
-        self.planned.pop(job.number, None)
-        self._spare.append(job.row)
-        for owner in (job.owner, *job.sharers):
-            if owner is not None and (filed := self.owned.get(owner)) is not None:
-                filed.pop(job.number, None)
-                if not filed:
-                    del self.owned[owner]
+    @property
+    def failed(self) -> bool:
+        """Whether a worker has reported a failure."""
+        return bool(self._jobs().failed[self.row])
 
     @property
-    def live(self) -> int:
-        """The number of jobs that are not terminal."""
-        return len(self.out)
+    def expired(self) -> bool:
+        """Whether it is out, and its deadline has passed."""
+        return self.state is Job.QUARANTINED
 
-    def alive(self) -> list[JobRow]:
-        """Jobs that are not terminal, oldest first."""
-        return list(self.out.values())
+    @property
+    def deadline(self) -> float | None:
+        """When it expires; None until the deadline has started."""
+        found = self._jobs().deadline[self.row]
+        return None if found == NEVER else found
+
+    def contents(self) -> Iterator[tuple[int, list[int], list[bytes]]]:
+        """Each group of the job, with its slots and their keys."""
+        slots, keys, start = self.slots, self.keys, 0
+        for group, size in enumerate(self.slot_sizes):
+            if size:
+                yield group, slots[start : start + size], keys[start : start + size]
+                start += size

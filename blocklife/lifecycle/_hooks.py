@@ -211,18 +211,21 @@ class Listeners(Generic[RecordT]):
 class Hooks(Listeners[TransitionT]):
     """Subscriptions to the steps of some machines; *tables* maps the machine names used in transitions to their tables.
 
-    ``wanted`` has, for each machine with a subscription, one byte per row: whether any hook wants it. What hooks raise goes to
-    *errors*; without, `tell` raises the first of it.
+    ``wanted`` has, for each machine with a subscription, one byte per row: whether any hook wants it; *changed* is called when
+    that has changed. What hooks raise goes to *errors*; without, `tell` raises the first of it.
 
     Invariant: ``wanted`` is the union of what the subscriptions want.
     """
 
-    __slots__ = ("_errors", "_tables", "wanted")
+    __slots__ = ("_changed", "_errors", "_tables", "wanted")
 
-    def __init__(self, tables: Mapping[str, Table], errors: HookErrors | None = None) -> None:
+    def __init__(
+        self, tables: Mapping[str, Table], errors: HookErrors | None = None, changed: Callable[[], None] | None = None
+    ) -> None:
         super().__init__()
         self._tables = tables
         self._errors = errors
+        self._changed = changed
         self.wanted: dict[str, bytes] = {}
 
     def on(
@@ -309,6 +312,8 @@ class Hooks(Listeners[TransitionT]):
                 before = united.get(machine, bytes(_NUM_ROWS))
                 united[machine] = bytes(map(max, before, flags))
         self.wanted = united
+        if self._changed is not None:
+            self._changed()
 
     def hears(self, machine: str, rows: RowsTaken) -> bool:
         """Whether any hook wants one of these rows."""

@@ -370,17 +370,15 @@ class TierBelow:
         self._jobs[number] = direction, self.space, list(slots), list(contents)
         self._out[direction] += len(slots)
 
-    def _hear(self, stored: bool, slots: Iterable[int]) -> None:
-        """Content became readable, or is about to be withdrawn. Called while the ledger writes, so it only takes notes."""
-        view = self._ledger.slots
-        for slot in slots:
-            if not stored:
-                self._counts["lost"] += slot in self._queue
-                self._queue.pop(slot, None)
-                self._below.discard(slot)
-                self._filled.pop(slot, None)
-            elif (job := self._coming.get((self.space, view.group(slot), view.key(slot) or b""))) is not None:
-                self._below.add(slot)
-                self._filled[slot] = job
-            elif self.policies.demote is Demote.EAGER:
-                self._queue[slot] = None
+    def _hear(self, stored: bool, slot: int, group: int, key: bytes) -> None:
+        """Content became readable, or is gone. Called after a verb of the ledger."""
+        if not stored:
+            self._counts["lost"] += slot in self._queue
+            self._queue.pop(slot, None)
+            self._below.discard(slot)
+            self._filled.pop(slot, None)
+        elif (job := self._coming.get((self.space, group, key))) is not None:
+            self._below.add(slot)
+            self._filled[slot] = job
+        elif self.policies.demote is Demote.EAGER:
+            self._queue[slot] = None

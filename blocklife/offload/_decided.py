@@ -28,20 +28,19 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-import numpy as np
 from attrs import define, field
 
+from blocklife.core._progress import Span
+from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Direction, Seal
-from blocklife.ledger._ids import NULL, packed
+from blocklife.ledger._ids import NULL
 from blocklife.ledger._journal import call, verb
 from blocklife.ledger.jobs import Allocated, JobColumns, Jobs
 from blocklife.ledger.records import Completion, Growth, JobId, Launched
 from blocklife.ledger.views import block_of
 from blocklife.offload._groups import Mamba
-from blocklife.offload._progress import NEVER, Span
 from blocklife.offload._scheduler import OffloadScheduler
-from blocklife.offload._state import OnItsWay, Rows
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
 from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job, JobLife
@@ -84,6 +83,7 @@ class DecidedSteps:
         self._ledger, self._tier, self._stores = state.ledger, state.tier, state.stores
         self._geometry = geometry = state.geometry
         self._progress = state.progress
+        self._progress.falls_silent = one_a_step
         self._known_of = known_of
         self._one_a_step = one_a_step
         self._turns = [_Turn(group) for group in state.groups]
@@ -94,9 +94,6 @@ class DecidedSteps:
         self._growth = Growth()
         self._late: dict[int, tuple[int, int]] = {}
         """Requests, by row, whose latest plan could not seal everything it fills, each with its serial and that plan."""
-        nobody: Rows = np.zeros(0, dtype=np.int64)
-        self._looked_at = 0, nobody, nobody
-        """The step that `promise` was last called in, whom it has looked at, and what it has found of them."""
         self._unwanted: set[int] = set()
         """Stores that were outstanding when the host tier was forgotten."""
         self._anew = False
@@ -125,8 +122,7 @@ class DecidedSteps:
     @verb
     def keep_unnamed(self, name: str) -> None:
         """Neither seal nor store what a request computes from now on, because it is not what its key says."""
-        row, table = self._steps.tracked(name).row, self._progress
-        table.sealed[:, row] = table.offered[:, row] = NEVER
+        self._progress.close(self._steps.tracked(name).row)
         self._state.states.pop(name, None)
 
     @verb
@@ -136,20 +132,14 @@ class DecidedSteps:
         Refuses to go back behind content that is final. Of a request that is kept unnamed nothing is.
         """
         row, table = self._steps.tracked(name).row, self._progress
-        ends = zip(table.sealed[:, row].tolist(), self._geometry.block_tokens, strict=True)
-        named = [stop * size for stop, size in ends if stop < NEVER]
+        ends = [table.sealed[group * table.size + row] for group in self._state.groups]
+        named = [stop * size for stop, size in zip(ends, self._geometry.block_tokens, strict=True) if stop < ENDLESS]
         final = max(named, default=0)
-        if named and (computed < (done := int(table.computed[row])) or (table.in_flight[row] and computed < final)):
+        if named and (computed < (done := table.computed_of(row)) or (table.in_flight_of(row) and computed < final)):
             raise MisuseError(
                 f"request {name}: it cannot go back to token {computed}: content up to {max(done, final)} is final"
             )
-        columns = (table.placed, table.first, table.sealed, table.offered)
-        kept = [column[:, row].copy() for column in columns]
-        table.clear(row)
-        for column, values in zip(columns, kept, strict=True):
-            column[:, row] = values
-        table.running[row] = True
-        table.known[row], table.prompt[row], table.computed[row] = known, prompt, computed
+        table.again(row, known, prompt, computed)
         self._steps.cut_states(name, computed)
 
     @verb
@@ -159,7 +149,7 @@ class DecidedSteps:
         self._steps.check_waiting(name, "LOOKUP")
         self._steps.unpin(name)
         self._progress.known[tracked.row] = known_tokens
-        tracked.hit = Hit(name, device_tokens, device_tokens, device_tokens, False, self._state.step)
+        tracked.hit = Hit(name, device_tokens, device_tokens, device_tokens, False, self._progress.making)
         tracked.asked = None
         return tracked.hit
 
@@ -172,7 +162,7 @@ class DecidedSteps:
         tracked = self._steps.tracked(name)
         self._steps.check_waiting(name, "LOOKUP")
         hit = tracked.hit
-        if hit is None or hit.step != self._state.step:
+        if hit is None or hit.step != self._progress.making:
             raise MisuseError(f"request {name}: it was not looked up in this step (look it up, then put it off)")
         if not self._steps.may_wait(tracked):
             return False
@@ -188,7 +178,7 @@ class DecidedSteps:
 
     def is_current(self, hit: Hit) -> bool:
         """Whether `admit` takes this hit: it is of this step, and the last one of its request."""
-        return hit.step == self._state.step and self._steps.tracked(hit.request).hit is hit
+        return hit.step == self._progress.making and self._steps.tracked(hit.request).hit is hit
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -201,10 +191,8 @@ class DecidedSteps:
         """
         if self._anew:
             self._offer_anew()
-        rows = self._progress.running.nonzero()[0]
-        if self._state.ending:
-            rows = np.concatenate((rows, [self._state.requests[name].row for name in self._state.ending]))
-        self._steps.leave_windows(rows)
+        ending = [self._state.requests[name].row for name in self._state.ending]
+        self._steps.leave_windows(sorted([*self._progress.spoken, *self._progress.due_now()]) + ending)
 
     @verb
     def leave_window_of_ended(self, name: str, firsts: Sequence[int]) -> None:
@@ -213,8 +201,11 @@ class DecidedSteps:
         For an engine that counts more tokens at the end of a request than the request has. Call it behind `leave_windows`.
         """
         row, progress = self._state.requests[name].row, self._progress
-        stops = [min(first, int(progress.placed[group, row])) for group, first in enumerate(firsts)]
-        spans = [(group, row, int(progress.first[group, row]), stop) for group, stop in enumerate(stops)]
+        spans = [
+            (group, row, progress.first[at], min(first, progress.placed[at]))
+            for group, first in enumerate(firsts)
+            for at in (group * progress.size + row,)
+        ]
         self._steps.leave_spans([span for span in spans if span[2] < span[3]])
 
     @verb
@@ -251,20 +242,7 @@ class DecidedSteps:
     def schedule(self, tokens: Mapping[str, int]) -> None:
         """`grow` for all running requests at once: one token each, or as in *tokens*."""
         self._steps.check_open()
-        table = self._progress
-        rows = (table.running & (table.step != self._state.step)).nonzero()[0]
-        table.wanted[rows] = 1
-        for name, count in tokens.items():
-            table.wanted[self._steps.tracked(name).row] = count
-        if self._state.has_states:
-            self._steps.check_no_drafts(rows)
-        if lacking := table.lacking(rows[table.wanted[rows] > 0] if tokens else rows):
-            try:
-                self._steps.check_placed(np.array([row for _, row, _, _ in lacking]))
-            except MisuseError:
-                table.wanted[rows] = 0
-                raise
-        table.step[rows] = self._state.step
+        self._steps.schedule({self._steps.tracked(name).row: count for name, count in tokens.items()})
 
     @verb
     def settle_in(self) -> None:
@@ -277,12 +255,10 @@ class DecidedSteps:
     def promise(self) -> None:
         """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
         table = self._progress
-        rows: Rows = table.wanted.nonzero()[0]
+        rows = table.looked_at()
         if self._state.waiting_loads and self._state.policies.load_within_tokens:
             rows = self._without_doubt(rows)
-        filled = table.filled(rows)
-        self._looked_at = self._state.step, rows, filled
-        spans = table.finishing(rows, filled)
+        spans = table.finishing(rows, [table.filled_of(row) for row in rows])
         if not spans:
             return
         spans.sort(key=_ROW)  # each request is looked up once: it lies where nobody has looked for many steps
@@ -304,12 +280,13 @@ class DecidedSteps:
         if seals:
             self._ledger.seal_many(seals)
 
-    def _without_doubt(self, rows: Rows) -> Rows:
+    def _without_doubt(self, rows: list[int]) -> list[int]:
         """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
+        doubted = self._steps.in_doubt()
         if self._windows:
-            for row in self._steps.in_doubt():
-                self._late[row] = int(self._progress.serial[row]), self._ledger.plan_number + 1
-        return self._steps.without_doubt(rows)
+            for row in doubted:
+                self._late[row] = self._progress.serial[row], self._ledger.plan_number + 1
+        return [row for row in rows if row not in doubted]
 
     def _contents(self, spans: Sequence[Span]) -> list[_Content]:
         """What stands in these places, one at least; those of one request are one behind the other."""
@@ -335,6 +312,7 @@ class DecidedSteps:
                 ends.append(stop)
                 continue
             if len(own) < len(held):  # there are fewer tokens than expected
+                self._progress.speak_up(row)
                 self._progress.known[row] = self._known_of(who)
             now: list[tuple[int, bytes]] = []
             end = start
@@ -350,11 +328,6 @@ class DecidedSteps:
                 self.store_late(row, self._ledger.plan_number + 1)
         return found, ends
 
-    def _storing(self, rows: Rows, group: int) -> Rows:
-        """The block up to which each of these requests may be stored."""
-        found: Rows = self._steps.bounds(rows, self._progress.ends(rows)) // self._geometry.block_tokens[group]
-        return found
-
     @verb
     def catch_up(self) -> None:
         """Store content that was sealed only when its plan settled, before the engine reuses blocks that left a window."""
@@ -364,20 +337,20 @@ class DecidedSteps:
                 continue
             del self._late[row]
             if table.serial[row] == serial and table.running[row] and not self._state.lost:
-                found = np.array([row])
                 for group in self._windows:
-                    going = min(table.first_needed(group, row), int(table.sealed[group, row]))
-                    start, stop = int(table.offered[group, row]), min(going, int(self._storing(found, group)[0]))
+                    at, storing = group * table.size + row, table.bound(row, table.end_of(row))
+                    going = min(table.first_needed(group, row), table.sealed[at])
+                    start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
                     if self._direct and start < stop:
-                        table.offered[group, row] = self._take_turn(group, row, start, stop)
+                        table.offered[at] = self._take_turn(group, row, start, stop)
         if self._stores.waiting or any(turn.lives for turn in self._turns):
-            self.plan_stores(np.zeros(0, dtype=np.int64))
+            self.plan_stores([])
 
     @verb
     def store_late(self, row: int, plan: int) -> None:
         """What a request fills is sealed only when this plan settles: `catch_up` stores what leaves a window by then."""
         if self._windows:
-            self._late[row] = int(self._progress.serial[row]), plan
+            self._late[row] = self._progress.serial[row], plan
 
     @verb
     def expect_load(self, name: str) -> None:
@@ -398,7 +371,7 @@ class DecidedSteps:
         if state in _OPEN:
             self._ledger.seal(Batch[Allocated]([life], group), tracked.keys(group, position, position + 1))
         elif state not in KEYED:
-            self._state.handed[name, int(self._progress.serial[tracked.row]), group, boundary] = None
+            self._state.handed[name, self._progress.serial[tracked.row], group, boundary] = None
         if boundary % self._geometry.chunk_tokens[group] == 0:
             self._state.states.setdefault(name, []).append((group, boundary, life))
 
@@ -458,32 +431,24 @@ class DecidedSteps:
         """
         sampled: dict[str, int] = {}
         done = self._state.plans.get(plan)
-        if done is not None and len(done.rows) and (self._state.ending or not self._one_a_step):
-            table = self._progress
-            asked = self._ending_in(done) if self._one_a_step else np.arange(len(done.rows))
-            asked = asked[table.serial[done.rows[asked]] == done.serials[asked]]
-            rows = done.rows[asked]
-            before = table.known[rows]
-            news = np.array([self._known_of(self._state.names[row]) for row in rows.tolist()], dtype=np.int64) - before
-            usual = table.computed[rows] + done.tokens[asked] >= before
-            for at in (news != usual).nonzero()[0].tolist():
-                sampled[self._state.names[int(rows[at])]] = max(0, int(news[at]))
+        if done is not None and (self._state.ending or not self._one_a_step):
+            table, turn = self._progress, done.turn
+            ending = {self._state.requests[name].row for name in self._state.ending}
+            for row, tokens, serial in zip(turn.rows, turn.tokens, turn.serials, strict=True):
+                if table.serial[row] != serial or (self._one_a_step and row not in ending):
+                    continue
+                known = table.known_of(row)
+                news = self._known_of(self._state.names[row]) - known
+                if news != (table.computed_of(row) + tokens >= known):
+                    sampled[self._state.names[row]] = max(0, news)
         return self.scheduler.settle(plan, now, sampled=sampled, launched=launched, completions=completions)
-
-    def _ending_in(self, done: OnItsWay) -> Rows:
-        """Where in a plan the requests stand that are over. The rows of a plan ascend."""
-        over = np.array([self._state.requests[name].row for name in self._state.ending], dtype=np.int64)
-        at = np.searchsorted(done.rows, over)
-        there = done.rows[np.minimum(at, len(done.rows) - 1)] == over
-        found: Rows = at[there]
-        return found
 
     @property
     def is_late(self) -> bool:
         """Whether `catch_up` may have work."""
         return bool(self._late)
 
-    def plan_stores(self, rows: Rows) -> None:
+    def plan_stores(self, rows: list[int]) -> None:
         """As in the scheduler, but content that can be stored at once goes into few jobs, each shared by its requests.
 
         It comes after content in the queue, and is queued if the host tier has no room.
@@ -503,13 +468,11 @@ class DecidedSteps:
                 found = zip(turn.owners, turn.lives, turn.keys, strict=True)
                 self._stores.offer([Chunk(owner, turn.group, key, [life]) for owner, life, key in found])
 
-    def _offer_filled(self, rows: Rows) -> None:
+    def _offer_filled(self, rows: list[int]) -> None:
         if not self._direct or self._state.lost:
             self._steps.offer_filled(self._progress.filling(rows))
             return
-        step, those, filled = self._looked_at  # an alarm rings too early where less is known now
-        alike = step == self._state.step and those.tobytes() == rows.tobytes()
-        for group, row, start, stop in self._progress.filling(rows, filled if alike else None):
+        for group, row, start, stop in self._progress.filling(rows):
             self._progress.offered_up_to([(group, row, start, self._take_turn(group, row, start, stop))])
 
     def _take_turn(self, group: int, row: int, start: int, stop: int) -> int:
@@ -565,7 +528,7 @@ class DecidedSteps:
             owners.append(first)
             sharers.append(tuple(others))
             cuts.append(stop)
-        return JobColumns.of_blocks(owners, sharers, cuts, packed(lives), bytes(groups), packed(slots), keys)
+        return JobColumns.of_blocks(owners, sharers, cuts, lives, bytes(groups), slots, keys)
 
     def _leave_out_stored(self, turn: _Turn) -> None:
         """Remove content that is stored, being stored, stale, or listed twice."""
@@ -683,7 +646,7 @@ class DecidedSteps:
             below.forget(space)
         self._stores.clear()
         for name in self._state.ending:
-            self._progress.offered[:, self._state.requests[name].row] = NEVER
+            self._progress.offer_nothing(self._state.requests[name].row)
             self._state.states.pop(name, None)
             self._state.requests[name].tail = 0
         self._unwanted = {job.number for job in self._ledger.jobs.alive() if job.direction is Direction.STORE}
@@ -696,11 +659,11 @@ class DecidedSteps:
         if self._anew:
             return
         table = self._progress
-        rows = table.running.nonzero()[0]
         for group in self._state.attention:
-            named = rows[table.offered[group, rows] < NEVER]
-            table.offered[group, named] = table.first[group, named] // self._geometry.blocks_per_chunk
-            table.fill_at[group, named] = 0
+            for row in table.active:
+                at = group * table.size + row
+                if table.offered[at] < ENDLESS:
+                    table.offer_from(group, row, table.first[at] // self._geometry.blocks_per_chunk)
 
 
 def _seals(spans: Iterable[Span], contents: Iterable[_Content]) -> list[Seal]:

@@ -20,8 +20,7 @@ from attrs import frozen
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
-from blocklife.ledger._journal import verb
-from blocklife.ledger._places import SlotWatcher
+from blocklife.ledger._journal import SlotWatcher, verb
 from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
@@ -185,7 +184,8 @@ class HostTier(edge.NotCopied):
     def tell_again(self) -> None:
         """Report everything that is readable as stored once more, to who was told that it is gone."""
         self._events.clear()
-        self._note(True, self._slots.where(Slot.READY))
+        for slot in self._slots.where(Slot.READY):
+            self._note(True, self._slots.group(slot), self._slots.key(slot) or b"")
 
     def statistics(self) -> TierStatistics:
         """Statistics of the tier at this moment."""
@@ -236,17 +236,16 @@ class HostTier(edge.NotCopied):
         except BaseException as problem:
             self.calls.errors.keep(self._replacement, problem)
 
-    def _hear(self, stored: bool, slots: Sequence[int]) -> None:
-        """Called while the ledger writes, so it only takes notes."""
+    def _hear(self, stored: bool, slot: int, group: int, key: bytes) -> None:
+        """Called after a verb of the ledger; the policy is told when it is asked the next time."""
         if not stored:
-            self._gone.update(dict.fromkeys(slots))
-        self._note(stored, slots)
+            self._gone[slot] = None
+        self._note(stored, group, key)
 
-    def _note(self, stored: bool, slots: Sequence[int]) -> None:
-        if (most := self._events.maxlen or 0) > 0:
-            self._lost_events += max(0, len(self._events) + len(slots) - most)
-            group, key = self._slots.group, self._slots.key
-            self._events.extend((stored, group(slot), key(slot) or b"") for slot in slots)
+    def _note(self, stored: bool, group: int, key: bytes) -> None:
+        if most := self._events.maxlen:
+            self._lost_events += len(self._events) == most
+            self._events.append((stored, group, key))
 
     def _tell_gone(self) -> None:
         """Tell the policy which content is gone, in order."""

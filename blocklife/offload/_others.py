@@ -23,7 +23,6 @@ from blocklife.ledger._ids import NULL
 from blocklife.ledger.records import Growth
 from blocklife.ledger.views import block_of
 from blocklife.offload._decided import DecidedSteps
-from blocklife.offload._state import Rows
 from blocklife.offload.records import Hit
 from blocklife.states import KEYED, Block
 
@@ -36,8 +35,8 @@ class _Doubt:
     """A running request whose content counts only if what another owner has put before it was right."""
 
     serial: int
-    sealed: Rows
-    offered: Rows
+    sealed: list[int]
+    offered: list[int]
     blocks: frozenset[int]
     """What the engine gave it when it was admitted."""
     plan: int
@@ -81,8 +80,7 @@ class OtherOwners:
     def received(self, name: str, computed: int) -> None:
         """The engine lets such a request run: its first *computed* tokens are there, whoever has brought them."""
         row, table = self._steps.tracked(name).row, self._progress
-        table.computed[row] = computed
-        table.running[row] = True
+        table.run(row, computed)
         table.look(row)
 
     # --- filled within a step -----------------------------------------------------------------------------------------------
@@ -104,9 +102,9 @@ class OtherOwners:
         """An admitted request reads what another owner brings in this step: name nothing of it until the step has reported."""
         row, table = self._steps.tracked(name).row, self._progress
         self.doubts[name] = _Doubt(
-            int(table.serial[row]),
-            table.sealed[:, row].copy(),
-            table.offered[:, row].copy(),
+            table.serial[row],
+            [table.sealed[group * table.size + row] for group in self._state.groups],
+            [table.offered[group * table.size + row] for group in self._state.groups],
             frozenset(blocks),
             self._ledger.plan_number + 1,
         )
@@ -127,7 +125,9 @@ class OtherOwners:
                 self.wrong[name] = doubt.serial
                 continue
             row, table = self._state.requests[name].row, self._progress
-            table.sealed[:, row], table.offered[:, row] = doubt.sealed, doubt.offered
+            for group in self._state.groups:
+                at = group * table.size + row
+                table.sealed[at], table.offered[at] = doubt.sealed[group], doubt.offered[group]
             table.look(row)
             self._decided.store_late(row, plan)
 

@@ -26,13 +26,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 
-import numpy as np
 from attrs import evolve
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Ledger, Plan
 from blocklife.ledger import _edge as edge
-from blocklife.ledger._ids import NULL, every
+from blocklife.ledger._ids import NULL
 from blocklife.ledger._journal import anew, call, verb
 from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
@@ -124,17 +123,16 @@ class OffloadScheduler(edge.NotCopied):
         for tokens, what in ((stored, "stored"), (loaded, "loaded")):
             if tokens is not None and edge.whole(tokens, what) < 0:
                 raise MisuseError(f"request {name}: {what} must be at least 0, not {tokens}")
-        self._progress.cap(row, stored, loaded)
+        self._progress.cap(row, -1 if stored is None else stored, -1 if loaded is None else loaded)
 
     def progress(self, name: str) -> Progress:
         """The progress of a request, in tokens."""
         row, table = self._steps.tracked(name).row, self._progress
-        return Progress(int(table.known[row]), int(table.computed[row]), int(table.in_flight[row]))
+        return Progress(table.known_of(row), table.computed_of(row), table.in_flight_of(row))
 
     def running(self) -> list[str]:
         """The requests that can be grown, in the order in which they were added."""
-        rows = self._progress.running.nonzero()[0]
-        return [self._state.names[row] for row in rows[self._state.added[rows].argsort()].tolist()]
+        return [self._state.names[row] for row in sorted(self._progress.active, key=self._state.added.__getitem__)]
 
     def knows(self, name: str) -> bool:
         """Whether a request was added and has not ended."""
@@ -148,7 +146,7 @@ class OffloadScheduler(edge.NotCopied):
     @property
     def num_running(self) -> int:
         """The number of requests that are or could be in the batch."""
-        return int(np.count_nonzero(self._progress.running))
+        return len(self._progress.active)
 
     @property
     def host_hits(self) -> Sequence[int]:
@@ -165,7 +163,7 @@ class OffloadScheduler(edge.NotCopied):
         tracked = self._steps.tracked(name)
         if not 0 <= edge.whole(group, "group") < len(self.geometry.groups):
             raise MisuseError(f"group {group}: groups are 0 to {len(self.geometry.groups) - 1}")
-        return int(self._progress.sealed[group, tracked.row])
+        return self._progress.sealed[group * self._progress.size + tracked.row]
 
     @property
     def generation(self) -> str:
@@ -203,13 +201,13 @@ class OffloadScheduler(edge.NotCopied):
         last = tracked.hit
         waits_below = self._steps.may_wait_below(tracked)
         if last is not None and last.deferred and tracked.asked == asked and self._steps.waits_on(tracked):
-            tracked.hit = evolve(last, step=self._state.step)  # nothing of it has come since: the answer is the same
+            tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
         names = self._steps.ask_names(tracked, known_tokens)
         search = partial(
-            self._search.run, name, names, known_tokens, device_tokens, self._state.step,
+            self._search.run, name, names, known_tokens, device_tokens, self._progress.making,
             host=not self._state.lost and tracked.failures < self.policies.max_load_failures,
-            most=int(self._progress.most_loaded[tracked.row]), pending=tracked.until != -inf,
+            most=self._progress.most_loaded[tracked.row], pending=tracked.until != -inf,
             tails=None if tracked.tails is None else partial(self._steps.tail_answer, tracked),
         )  # fmt: skip
         hit = search(below=waits_below)
@@ -290,7 +288,7 @@ class OffloadScheduler(edge.NotCopied):
         if type(tokens) is not int or tokens > edge.MOST:
             edge.whole(tokens, "tokens")
         self._steps.check_waiting(name, "ADMIT")
-        if hit is not tracked.hit or hit.step != self._state.step:
+        if hit is not tracked.hit or hit.step != self._progress.making:
             raise MisuseError(
                 f"request {name}: its hit is not of this step, or not its own (look it up, then admit it in the same step)"
             )
@@ -301,7 +299,7 @@ class OffloadScheduler(edge.NotCopied):
         if runs and tokens < 1:
             raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
         end = hit.compute_from + tokens if runs else hit.tokens
-        known = int(self._progress.known[tracked.row])
+        known = self._progress.known_of(tracked.row)
         if self._state.has_states and end > known + self.policies.state_drafts:
             self._steps.refuse_drafts(name, known, known + self.policies.state_drafts)
         if loads:
@@ -314,7 +312,7 @@ class OffloadScheduler(edge.NotCopied):
                 self._steps.take_in(name, hit, end)
             else:
                 self._steps.note_placed(name, tracked.row)  # the engine may already have taken back the placed blocks
-                self._steps.check_placed(np.array([tracked.row]), np.array([end]))
+                self._steps.check_placed([tracked.row], [end])
             if loads:
                 self._steps.load_hit(name, tracked, hit)
         except (CapacityError, MisuseError) as problem:
@@ -348,31 +346,10 @@ class OffloadScheduler(edge.NotCopied):
                 raise MisuseError(f"request {name}: cannot GROW while {state.name}: {why}")
             if count < 0:
                 raise MisuseError(f"request {name}: cannot grow by {count} tokens")
-            if table.step[row] == self._state.step:
+            if table.is_scheduled(row):
                 raise MisuseError(f"request {name}: it is scheduled in this step already")
             wanted[row] = count
-        rows = (table.running & (table.step != self._state.step)).nonzero()[0]
-        table.wanted[rows] = 1
-        for row, count in wanted.items():
-            table.wanted[row] = count
-        if self._state.has_states:
-            self._steps.check_no_drafts(rows)
-        if self.ledger.own_pool:
-            self._steps.leave_windows(rows)
-            short = self._steps.make_room(rows, list(wanted))
-            if short:
-                table.wanted[short] = 0
-                table.step[rows] = self._state.step
-                table.step[short] = 0
-                return [self._state.names[row] for row in short]
-        else:
-            try:
-                self._steps.check_placed(rows[table.wanted[rows] > 0])
-            except MisuseError:
-                table.wanted[rows] = 0
-                raise
-        table.step[rows] = self._state.step
-        return []
+        return [self._state.names[row] for row in self._steps.schedule(wanted)]
 
     @call
     def preempt(self, name: str) -> None:
@@ -385,10 +362,10 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
         self._steps.check_held(name)
         if runs := self.ledger.request_state(name) is Request.RUNNING:
-            self._steps.ask_offer(name, tracked, int(self._progress.computed[tracked.row]))
+            self._steps.ask_offer(name, tracked, self._progress.computed_of(tracked.row))
         self.calls.writes()
         if runs:
-            self._steps.offer(name, tracked, int(self._progress.computed[tracked.row]))
+            self._steps.offer(name, tracked, self._progress.computed_of(tracked.row))
         self.ledger.preempt(name)
         self._steps.drop(name, tracked)
         self._state.preempted[name] = None
@@ -419,16 +396,15 @@ class OffloadScheduler(edge.NotCopied):
         if not 0 <= group < len(self.geometry.groups) or not isinstance(self.geometry.groups[group], Mamba):
             raise MisuseError(f"group {group}: only states of Mamba groups are handed off")
         block_tokens, row = self.geometry.block_tokens[group], tracked.row
-        end = int(self._progress.ends(np.array([row]))[0])
-        scheduled = self._progress.step[row] == self._state.step and self._progress.wanted[row] > 0
-        start = end - int(self._progress.wanted[row])
+        start, end = self._progress.begin_of(row), self._progress.end_of(row)
+        scheduled = self._progress.is_scheduled(row) and end > start
         if not scheduled or not start < boundary <= end or boundary % block_tokens:
             reached = f"it computes tokens {start} to {end}" if scheduled else "the request is not scheduled in it"
             raise MisuseError(
                 f"request {name}: cannot hand off the state at token {boundary}: it must be a multiple of {block_tokens} that "
                 f"this step reaches ({reached})"
             )
-        known, ahead = int(self._progress.known[row]), bool(self._progress.in_flight[row])
+        known, ahead = self._progress.known_of(row), self._progress.in_flight_of(row) > 0
         if self.policies.state_drafts and boundary > known + ahead:
             raise MisuseError(
                 f"request {name}: cannot hand off the state at token {boundary}: {known} tokens are known, and the others are "
@@ -438,7 +414,7 @@ class OffloadScheduler(edge.NotCopied):
         position = boundary // block_tokens - 1
         if position >= len(table) or table[position] == NULL:
             raise MisuseError(f"request {name}: no block of group {group} was placed for the state at token {boundary}")
-        handed = (name, int(self._progress.serial[row]), group, boundary)
+        handed = (name, self._progress.serial[row], group, boundary)
         if handed in self._state.handed:
             raise MisuseError(f"request {name}: its state at token {boundary} of group {group} is handed off already")
         self._state.handed[handed] = None
@@ -503,15 +479,14 @@ class OffloadScheduler(edge.NotCopied):
         edge.moment(now, "now")
         self._steps.check_open(awake=False)
         table = self._progress
-        rows = table.wanted.nonzero()[0]
-        doubtful = self._state.waiting_loads and self.policies.load_within_tokens
-        final = self._steps.without_doubt(rows) if doubtful else rows
+        rows = table.looked_at()
+        doubtful = self._steps.in_doubt() if self._state.waiting_loads and self.policies.load_within_tokens else []
+        final = [row for row in rows if row not in doubtful] if doubtful else rows
         spans = table.filling(final) if self._steps.planner is None else []
         self._steps.ask_filled(spans)
         self.calls.writes()
-        for name in self._state.preempted:
-            if (jobs := self.ledger.jobs_of(name)).ids:
-                self.ledger.flush(jobs, "preempted")
+        if self._state.preempted and (jobs := self.ledger.jobs_of(*self._state.preempted)).ids:
+            self.ledger.flush(jobs, "preempted")
         self._state.preempted.clear()
         for name in list(self._state.states):
             self._steps.offer_states(name, self._state.requests[name].row)
@@ -524,12 +499,8 @@ class OffloadScheduler(edge.NotCopied):
         if self._state.below is not None:
             self._state.below.plan_demotions()
         plan = self.ledger.dispatch(now)
-        tokens = table.wanted[rows]
-        self._state.plans[plan.number] = OnItsWay(rows, tokens, table.serial[rows], self._state.handed)
-        table.in_flight[rows] += tokens
-        table.wanted[rows] = 0
+        self._state.plans[plan.number] = OnItsWay(table.depart(doubtful), self._state.handed)
         self._state.handed = {}
-        self._state.step += 1
         self._state.within.clear()
         return plan
 
@@ -591,36 +562,33 @@ class OffloadScheduler(edge.NotCopied):
         """
         due = next(iter(self._state.plans), None)
         if edge.whole(plan, "plan") != due:
-            known = "no plan is out; build one first" if due is None else f"plan {due} is next"
-            raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
+            what = "no plan is out; build one first" if due is None else f"plan {due} is next"
+            raise MisuseError(f"plan {plan}: it cannot settle now ({what})")
         for name in ours.tokens(sampled, "sampled"):
             self._steps.tracked(name)
         done, table = self._state.plans[plan], self._progress
-        rows, tokens = done.rows, done.tokens
-        current = table.serial[rows] == done.serials
-        if not every(current):
-            rows, tokens = rows[current], tokens[current]
-        tokens_known, computed = self._steps.advance(rows, tokens, sampled)
+        rows, known, computed = self._steps.advance(done.turn, sampled)
         final = table.finishing(rows, computed)
         seals = self._steps.seals(final) if final else []
-        if self._state.ending:
-            self._steps.ask_keys_of_ending(rows, tokens, computed)
-        if done.handed:
-            seals += self._steps.state_seals(done.handed, dict(zip(rows.tolist(), computed.tolist(), strict=True)))
+        if self._state.ending or done.handed:
+            reached = dict(zip(rows, computed, strict=True))
+            self._steps.ask_keys_of_ending(done.turn, reached)
+            seals += self._steps.state_seals(done.handed, reached)
         # the reports come first: seals of a request whose load has failed are stale by then, and change nothing
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
         del self._state.plans[plan]
         if self._state.below is not None:
             self._state.below.settle()
-        before = table.known[rows] if self._state.waiting_loads else tokens_known
-        table.known[rows], table.computed[rows] = tokens_known, computed
-        table.in_flight[rows] -= tokens
+        before = [table.known[row] for row in rows] if self._state.waiting_loads else known
+        table.settle(rows, known, computed)
         if final:
             table.sealed_up_to(final)
         loaded, failed = self._steps.hear_of_loads() if self._state.waiting_loads else ([], [])
         if failed:  # what they have sampled is void
-            lost = np.isin(rows, [self._state.requests[name].row for name in failed])
-            table.known[rows[lost]] = before[lost]
+            lost = {self._state.requests[name].row for name in failed}
+            for row, tokens in zip(rows, before, strict=True):
+                if row in lost:
+                    table.known[row] = tokens
         if ended := self._steps.over() if self._state.ending else []:
             self._steps.end_many(ended)
             loaded, failed = ([name for name in names if name not in ended] for names in (loaded, failed))

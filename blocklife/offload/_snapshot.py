@@ -14,9 +14,9 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-import numpy as np
 from attrs import evolve
 
+from blocklife.core._progress import PlanTokens
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
 from blocklife.ledger._snapshot import Names, Snapshot, canonical_names, own_names, write
@@ -183,6 +183,7 @@ def take(core: SchedulerState, names: Names) -> SavedScheduler:
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be saved (give it both)")
     below = None if core.below is None else _save_below(core, core.below, names)
     ledger = core.ledger.snapshot(names)
+    core.progress.speak_up_all()
     slots, gone = names.slots, core.tier._gone
     plans, states, pinned, loads = core.plans, core.states, core.pinned, core.waiting_loads
     return SavedScheduler(
@@ -190,7 +191,7 @@ def take(core: SchedulerState, names: Names) -> SavedScheduler:
         policy.snapshot(names.slots),
         tuple([slots[slot] for slot in gone]) if gone else (),
         _save_requests(core, names),
-        b"".join(core.progress_bytes or _progress_bytes(core)),
+        b"".join(core.progress_bytes),
         _save_plans(core, names) if plans else (),
         _current(core, core.handed) if core.handed else (),
         tuple([(name, _save_states(own, names)) for name, own in states.items()]) if states else (),
@@ -209,23 +210,12 @@ def take(core: SchedulerState, names: Names) -> SavedScheduler:
     )
 
 
-def _progress_bytes(core: SchedulerState) -> tuple[memoryview, ...]:
-    """The columns of the progress table as bytes; they are the same objects as long as the scheduler lives."""
-    table = core.progress
-    columns = (
-        table.running, table.prompt, table.known, table.computed, table.in_flight, table.wanted, table.placed, table.first,
-        table.sealed, table.offered, table.most_stored, table.most_loaded,
-    )  # fmt: skip
-    core.progress_bytes = found = tuple([column.data.cast("B") for column in columns])
-    return found
-
-
 def _save_plans(core: SchedulerState, names: Names) -> tuple[SavedPlan, ...]:
     """The outstanding plans, without requests that have left them."""
     serial = core.progress.serial
     found: list[SavedPlan] = []
     for number, plan in core.plans.items():
-        shares = zip(plan.rows.tolist(), plan.tokens.tolist(), plan.serials.tolist(), strict=True)
+        shares = zip(plan.turn.rows, plan.turn.tokens, plan.turn.serials, strict=True)
         own = tuple([(row, tokens) for row, tokens, at in shares if serial[row] == at])
         found.append(SavedPlan(number - names.plans_before, own, _current(core, plan.handed) if plan.handed else ()))
     return tuple(found)
@@ -242,7 +232,7 @@ def _save_states(states: Iterable[tuple[int, int, int]], names: Names) -> tuple[
 
 
 def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ...]:
-    step, found = core.progress.step, list[SavedTracked]()
+    is_scheduled, found = core.progress.is_scheduled, list[SavedTracked]()
     for name, tracked in core.requests.items():
         hit, asked = tracked.hit, tracked.asked
         waits = hit is not None and _waits(core, tracked)
@@ -251,7 +241,7 @@ def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ..
             hit = _save_hit(hit, core, names) if waits or not names.canonical else None
         known = asked[1:] if waits and asked is not None else None
         awaits = tracked.awaits if waits else None
-        row, scheduled = tracked.row, bool(step[tracked.row] == core.step)
+        row, scheduled = tracked.row, is_scheduled(tracked.row)
         tails = tracked.tails, tracked.tail
         last = *tails, awaits
         found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled, *last))
@@ -262,7 +252,7 @@ def _save_hit(hit: Hit, core: SchedulerState, names: Names) -> Hit:
     """A hit with other names; its step is reduced to whether it is the current one."""
     return evolve(
         hit,
-        step=int(hit.step == core.step),
+        step=int(hit.step == core.progress.making),
         lives=tuple([tuple([names.lives[life] for life in own]) for own in hit.lives]),
         slots=tuple([tuple([names.slots[slot] for slot in own]) for own in hit.slots]),
     )
@@ -366,10 +356,10 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     policy.restore(replacement)
     core.tier._gone = dict.fromkeys(gone)
     core.given_up = 0
-    core.step = 1  # all earlier steps have smaller numbers
-    _put_back_requests(core, requests, progress)
+    _put_back_requests(core, requests, progress, plans)
     # most of these are empty and cost nothing
-    core.plans = {number: _put_back_plan(core, shares, own) for number, shares, own in plans} if plans else {}
+    turns = core.progress.turns
+    core.plans = {each.number: OnItsWay(turn, _handed(core, each.handed)) for each, turn in zip(plans, turns, strict=True)}
     core.handed = _handed(core, handed)
     core.states = {name: list(own) for name, own in states} if states else {}
     core.waiting_loads = dict(waiting_loads)
@@ -414,29 +404,22 @@ def _is_within(hit: Hit) -> bool:
     return hit.within and bool(hit.step)
 
 
-def _put_back_requests(core: SchedulerState, saved: Sequence[SavedTracked], progress: bytes) -> None:
-    table, columns = core.progress, core.progress_bytes or _progress_bytes(core)
+def _put_back_requests(
+    core: SchedulerState, saved: Sequence[SavedTracked], progress: bytes, plans: Sequence[SavedPlan]
+) -> None:
+    columns = core.progress_bytes
     if b"".join(columns) != progress:
         ends = list(accumulate(map(len, columns), initial=0))
         write(columns, map(progress.__getitem__, map(slice, ends, ends[1:])))
-    for counted in (table.step, table.room_at, table.window_at, table.fill_at, table.final_at):
-        counted.fill(0)
-    table.serial.fill(1)
-    table._serial = 1  # only equality between a plan and its request matters
+    turns = []
+    for number, plan in enumerate(plans, 1):
+        rows, tokens = [row for row, _ in plan.shares], [count for _, count in plan.shares]
+        turns.append(PlanTokens(rows, tokens, [1] * len(rows), [], number))
+    core.progress.restored(turns, [each.row for each in saved if each.scheduled])
     core.requests, core.names, core.loads_heard = {}, {}, -1
-    for name, row, keys, hit, failures, ending, asked, scheduled, tails, tail, awaits in saved:
+    for name, row, keys, hit, failures, ending, asked, _, tails, tail, awaits in saved:
         known = None if asked is None else (core.ledger.jobs.verdicts, *asked)
         core.track(name, Tracked(row, keys, hit, failures, ending, known, tails, tail, awaits))
-        if scheduled:
-            table.step[row] = core.step
-
-
-def _put_back_plan(
-    core: SchedulerState, shares: Sequence[tuple[int, int]], handed: Collection[tuple[str, int, int]]
-) -> OnItsWay:
-    count = len(shares)
-    columns = np.array(shares, dtype=np.int64).T if count else np.empty((2, 0), dtype=np.int64)
-    return OnItsWay(columns[0], columns[1], np.ones(count, dtype=np.int64), _handed(core, handed))
 
 
 def _handed(core: SchedulerState, handed: Collection[tuple[str, int, int]]) -> dict[tuple[str, int, int, int], None]:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
 
-import numpy as np
 from attrs import define
-from numpy.typing import NDArray
 
+from blocklife.core._columns import zeros
+from blocklife.core._progress import GroupTokens, PlanTokens, TokenProgress
+from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._journal import Journal
 from blocklife.offload._below import BelowIndex, BelowPolicies, TierBelow
-from blocklife.offload._groups import Geometry, Mamba
+from blocklife.offload._groups import Geometry, Group, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier
-from blocklife.offload._progress import ProgressTable
 from blocklife.offload._search import Search
 from blocklife.offload._stores import StoreLine
 from blocklife.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKeys
-
-Rows: TypeAlias = NDArray[np.int64]
 
 
 class Tracked:
@@ -89,9 +86,7 @@ class Answers:
 class OnItsWay:
     """The requests of one plan that has not settled."""
 
-    rows: Rows
-    tokens: Rows
-    serials: Rows
+    turn: PlanTokens
     handed: Collection[tuple[str, int, int, int]]
     """Handed-off states: request, serial, group, boundary."""
 
@@ -129,16 +124,15 @@ class SchedulerState(edge.NotCopied):
         self.requests: dict[str, Tracked] = {}
         self.answers = Answers(ledger.calls)
         self.names: dict[int, str] = {}
-        self.added = np.zeros(ledger.limits.max_requests, dtype=np.int64)
+        self.added = zeros("q", ledger.limits.max_requests)
         self.num_added = 0
-        self.progress = ProgressTable(ledger.limits.max_requests, geometry, policies)
-        self.progress_bytes: tuple[memoryview, ...] = ()
-        """Memory views of the progress columns, made at the first snapshot."""
+        self.progress = progress_of(ledger.limits.max_requests, geometry, policies)
+        self.progress_bytes = tuple([memoryview(column).cast("B") for column in self.progress.columns])
+        """The progress columns as bytes, for snapshots."""
         self.plans: dict[int, OnItsWay] = {}
         self.handed: dict[tuple[str, int, int, int], None] = {}
         self.states: dict[str, list[tuple[int, int, int]]] = {}
         """States handed off at the end of a chunk and not offered yet: group, boundary, life."""
-        self.step = 1
         self.waiting_loads: dict[str, Hit] = {}
         self.loads_heard = -1
         """How often requests had left LOADING when the scheduler last heard of their loads; below 0 if it has to ask all."""
@@ -174,6 +168,35 @@ class SchedulerState(edge.NotCopied):
         self.names[tracked.row] = name
         self.num_added += 1
         self.added[tracked.row] = self.num_added
+
+
+def progress_of(size: int, geometry: Geometry, policies: Policies) -> TokenProgress:
+    """The progress of so many requests."""
+    groups = [
+        GroupTokens(
+            tokens,
+            chunk,
+            _tokens_behind(group),
+            group.part_tokens if isinstance(group, LocalAttention) else 1,
+            not isinstance(group, Mamba),  # tokens do not fill the block of a state: it is handed off
+            drafter,
+        )
+        for group, tokens, chunk, drafter in zip(
+            geometry.groups, geometry.block_tokens, geometry.chunk_tokens, geometry.drafters, strict=True
+        )
+    ]
+    caps = policies.max_store_tokens, policies.max_load_tokens
+    stored, loaded = (ENDLESS if most is None else min(most, ENDLESS) for most in caps)
+    return TokenProgress(size, groups, stored, loaded, policies.prompt_only)
+
+
+def _tokens_behind(group: Group) -> int:
+    """The number of tokens before the next one that a request still reads."""
+    if isinstance(group, SlidingWindow):
+        return group.window_tokens - 1
+    if isinstance(group, LocalAttention):
+        return 0  # behind the beginning of its part
+    return 1 if isinstance(group, Mamba) else ENDLESS
 
 
 def _check_fit(ledger: Ledger, geometry: Geometry, policies: Policies) -> None:

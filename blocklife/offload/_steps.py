@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import NoReturn, Protocol, TypeAlias
 
-import numpy as np
 from attrs import evolve
 
+from blocklife.core._progress import PlanTokens, Span
+from blocklife.core._tables import ENDLESS
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Contract, Seal
 from blocklife.ledger import _edge as edge
@@ -25,8 +26,7 @@ from blocklife.ledger._refusals import counted, some
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.views import block_of
 from blocklife.offload._groups import FullAttention, Mamba
-from blocklife.offload._progress import NEVER, Span
-from blocklife.offload._state import Rows, SchedulerState, Tracked
+from blocklife.offload._state import SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, Filled
 from blocklife.offload.records import Hit, LastStep
 from blocklife.states import ADMISSIBLE, KEYED, Block, Request, Trait, states_with
@@ -41,7 +41,7 @@ Content: TypeAlias = tuple[Span, list[int], Sequence[bytes]]
 class StorePlanner(Protocol):
     """A replacement for the choice of stores in a step, from the chunks that requests fill and those that wait."""
 
-    def plan_stores(self, rows: Rows) -> None:
+    def plan_stores(self, rows: list[int]) -> None:
         """Choose, and plan the stores."""
 
 
@@ -93,7 +93,7 @@ class SchedulerSteps:
                     cold += state in _FREE
                     copied += state not in _FREE
         # waiting for a copy is worth it only if no other request makes progress
-        alone = ledger.contract is Contract.FENCE and not (self._progress.running.any() or self._state.waiting_loads)
+        alone = ledger.contract is Contract.FENCE and not (self._progress.active or self._state.waiting_loads)
         short = fresh + cold - ledger.blocks.free
         if short > 0 and not (alone and short <= ledger.statistics().freeing_soon - copied):
             raise CapacityError(
@@ -113,20 +113,19 @@ class SchedulerSteps:
 
     def note_placed(self, name: str, row: int) -> None:
         for group in self._state.groups:
-            self._progress.placed[group, row] = self._ledger.requests.size(name, group)
+            self._progress.placed[group * self._progress.size + row] = self._ledger.requests.size(name, group)
 
-    def check_placed(self, rows: Rows, ends: Rows | None = None) -> None:
-        """Refuse requests whose tables do not hold the tokens before *ends* (default: the tokens of this step)."""
+    def check_placed(self, rows: Sequence[int], ends: Sequence[int]) -> None:
+        """Refuse requests whose tables do not hold the tokens before *ends*."""
         table = self._progress
-        ends = table.ends(rows) if ends is None else ends
-        groups, lacking = table.missing(rows, ends).nonzero()
-        if len(lacking):
-            group, row, end = int(groups[0]), int(rows[lacking[0]]), int(ends[lacking[0]])
-            needed = -(-end // self._geometry.block_tokens[group])
-            raise MisuseError(
-                f"request {self._state.names[row]}: group {group} has {int(table.placed[group, row])} places, "
-                f"and the tokens before {end} need {needed} (place them first)"
-            )
+        for group in self._state.groups:
+            if (at := table.missing(rows, group, ends)) >= 0:
+                row, end = rows[at], ends[at]
+                needed = -(-end // self._geometry.block_tokens[group])
+                raise MisuseError(
+                    f"request {self._state.names[row]}: group {group} has {table.placed[group * table.size + row]} places, "
+                    f"and the tokens before {end} need {needed} (place them first)"
+                )
 
     def load_hit(self, name: str, tracked: Tracked, hit: Hit) -> None:
         """Plan the one load of all groups, into the blocks after the device hit."""
@@ -186,11 +185,9 @@ class SchedulerSteps:
             self._state.device_hits[group] += len(hit.lives[group]) if hit.lives else 0
             held = self._ledger.requests.held(name, group)
             first = next((position for position, life in enumerate(held) if life != NULL), len(held))
-            table.placed[group, row] = len(held)
-            table.first[group, row] = first
-            table.offered[group, row] = first // self._geometry.blocks_per_chunk
-            table.sealed[group, row] = hit.tokens // self._geometry.block_tokens[group]
-        table.step[row] = self._state.step
+            offered, sealed = first // self._geometry.blocks_per_chunk, hit.tokens // self._geometry.block_tokens[group]
+            table.begin(row, group, len(held), first, offered, sealed)
+        table.step[row] = table.making
         tracked.until = tracked.below_until = None
         if hit.tokens > hit.device_tokens:
             self._state.waiting_loads[name] = hit
@@ -198,8 +195,7 @@ class SchedulerSteps:
             self._ledger.admit(name)
         if not tokens:
             return
-        table.computed[row] = hit.compute_from
-        table.running[row] = True
+        table.run(row, hit.compute_from)
         table.wanted[row] = tokens
 
     # --- loads within a step ------------------------------------------------------------------------------------------------
@@ -226,13 +222,6 @@ class SchedulerSteps:
         running, requests = self._progress.running, self._state.requests
         rows = [requests[name].row for name in self._state.waiting_loads]
         return [row for row in rows if running[row]]
-
-    def without_doubt(self, rows: Rows) -> Rows:
-        """Those of these requests that are not `in_doubt`."""
-        if not (doubted := self.in_doubt()):
-            return rows
-        found: Rows = rows[~np.isin(rows, doubted)]
-        return found
 
     # --- waiting ----------------------------------------------------------------------------------------------------------
 
@@ -283,7 +272,38 @@ class SchedulerSteps:
 
     # --- growing ------------------------------------------------------------------------------------------------------------
 
-    def leave_windows(self, rows: Rows) -> None:
+    def schedule(self, wanted: Mapping[int, int]) -> list[int]:
+        """Schedule all running requests that are not scheduled yet: one token each, or as in *wanted*.
+
+        If the ledger owns the pool, their blocks are taken and given back; returns the rows without room, which are not
+        scheduled then. Otherwise their tables must hold the tokens. If it is refused, nobody is scheduled.
+        """
+        table, short = self._progress, list[int]()
+        for row, count in wanted.items():
+            if count != 1:
+                table.speak_up(row)
+        rows = table.propose()
+        try:
+            for row, count in wanted.items():
+                if not table.silent[row]:
+                    table.wanted[row] = count
+            if self._state.has_states:
+                self.check_no_drafts(rows)
+            looked = sorted([*rows, *due]) if (due := table.due_now()) else rows
+            if self._ledger.own_pool:
+                self.leave_windows(looked)
+                short = self.make_room(looked, list(wanted))
+            elif lacking := sorted({row for _, row, _, _ in table.lacking(looked) if table.wanted_of(row)}):
+                self.check_placed(lacking, [table.end_of(row) for row in lacking])
+        except BaseException:
+            table.withdraw(rows)
+            raise
+        table.schedule(rows)
+        for row in short:
+            table.call_off(row)
+        return short
+
+    def leave_windows(self, rows: list[int]) -> None:
         """Release blocks that no settled token needs any more; tokens in flight can still be taken back."""
         self.leave_spans(self._progress.leaving(rows))
 
@@ -298,7 +318,7 @@ class SchedulerSteps:
             )
             self._progress.left(spans)
 
-    def make_room(self, rows: Rows, order: Sequence[int]) -> list[int]:
+    def make_room(self, rows: list[int], order: Sequence[int]) -> list[int]:
         """Allocate the missing blocks of these requests, at once or one after the other. Returns the rows without room."""
         spans = self._progress.lacking(rows)
         if not spans:
@@ -336,13 +356,7 @@ class SchedulerSteps:
 
     # --- offering -----------------------------------------------------------------------------------------------------------
 
-    def bounds(self, rows: Rows, tokens: Rows) -> Rows:
-        """How many of the first *tokens* of each request, which have or will have content, may be stored."""
-        table = self._progress
-        found: Rows = np.minimum(np.minimum(tokens, table.known[rows]), table.most_stored[rows])
-        return found
-
-    def plan_stores(self, rows: Rows, spans: list[Span]) -> None:
+    def plan_stores(self, rows: list[int], spans: list[Span]) -> None:
         """Choose what is stored now, from the chunks that these requests fill, *spans*, and those that wait, and plan it."""
         if self.planner is not None:
             self.planner.plan_stores(rows)
@@ -388,7 +402,7 @@ class SchedulerSteps:
         bound = self._progress.bound(tracked.row, tokens)
         for group in self._state.attention:
             chunks = self._progress.full_units(group, tracked.row, bound, self._geometry.chunk_tokens[group])
-            if chunks > self._progress.offered[group, tracked.row]:
+            if chunks > self._progress.offered[group * self._progress.size + tracked.row]:
                 self.offer_chunks(name, tracked.row, group, chunks)
         if name in self._state.states:
             self.cut_states(name, tokens)
@@ -399,7 +413,7 @@ class SchedulerSteps:
         size, table = self._geometry.blocks_per_chunk, self._ledger.requests.held(name, group)
         if len(table) < stop * size:
             raise self.changed_beside(name)
-        start, chunks = int(self._progress.offered[group, row]), list[Chunk]()
+        start, chunks = self._progress.offered[group * self._progress.size + row], list[Chunk]()
         if not self._state.lost:
             keys = self.keys_of(self._state.requests[name], group, start * size, stop * size)
             for chunk in range(start, stop):
@@ -444,7 +458,7 @@ class SchedulerSteps:
         """Offer the states of one request that were handed off, as far as their tokens are known; others wait."""
         size, later, chunks = self._geometry.blocks_per_chunk, [], []
         for group, boundary, life in self._state.states[name]:
-            if boundary > self._progress.known[row]:
+            if boundary > self._progress.known_of(row):
                 later.append((group, boundary, life))  # planned ahead: its last token has not been sampled yet
             elif boundary <= self._progress.bound(row, boundary) and not self._state.lost:
                 position = boundary // self._geometry.block_tokens[group] - 1
@@ -462,30 +476,46 @@ class SchedulerSteps:
 
     # --- settling -----------------------------------------------------------------------------------------------------------
 
-    def advance(self, rows: Rows, tokens: Rows, sampled: Mapping[str, int]) -> tuple[Rows, Rows]:
-        """The known and computed tokens once a plan settles."""
-        table = self._progress
-        known, end = table.known[rows], table.computed[rows] + tokens
-        news = (end >= known).astype(np.int64)
-        if sampled:
-            for name, count in sampled.items():
-                if count < 0:
-                    raise MisuseError(f"request {name}: cannot have sampled {count} tokens")
-                tracked = self._state.requests[name]
-                position = int(np.searchsorted(rows, tracked.row))  # rows ascend
-                if position == len(rows) or rows[position] != tracked.row:
-                    continue
-                ahead = table.in_flight[tracked.row] > tokens[position]
-                if self._state.has_states and ahead and count < news[position] and not tracked.ending:
-                    raise MisuseError(
-                        f"request {name}: a Mamba state cannot be taken back, and a plan that is out takes in the token that "
-                        f"plan {next(iter(self._state.plans))} was to sample (it has sampled 1 at least; preempt the request "
-                        "first)"
-                    )
-                news[position] = count
-        # a sampled token has no content yet; tokens scheduled beyond the known ones count as far as they were sampled
-        computed = np.minimum(end, known + np.maximum(news - 1, 0))
-        return known + news, computed
+    def advance(self, turn: PlanTokens, sampled: Mapping[str, int]) -> tuple[list[int], list[int], list[int]]:
+        """Of the requests that a plan says something of: their rows, and the known and computed tokens once it settles.
+
+        Besides those in its turn these are silent ones that may need attention then.
+        """
+        table, counts = self._progress, dict[int, int]()
+        for name, count in sampled.items():
+            if count < 0:
+                raise MisuseError(f"request {name}: cannot have sampled {count} tokens")
+            row = self._state.requests[name].row
+            if count != 1:
+                table.speak_up(row)
+            counts[row] = count
+        found: list[tuple[int, int, int]] = []
+        for row, tokens, serial in zip(turn.rows, turn.tokens, turn.serials, strict=True):
+            if table.serial[row] != serial:
+                continue
+            known, end = table.known_of(row), table.computed_of(row) + tokens
+            news = 1 if end >= known else 0
+            if counts and (count := counts.get(row, news)) != news:
+                self._check_sampled(row, tokens, count, news)
+                news = count
+            # a sampled token has no content yet; tokens scheduled beyond the known ones count as far as they were sampled
+            computed = min(end, known + max(news - 1, 0))
+            found.append((row, known + news, computed))
+        if turn.due:
+            silent = [row for row in turn.due if table.silent[row] and row not in turn.rows]
+            found += [(row, table.known_of(row) + 1, table.after(row)) for row in silent]
+            found.sort()
+        return [row for row, _, _ in found], [known for _, known, _ in found], [computed for _, _, computed in found]
+
+    def _check_sampled(self, row: int, tokens: int, count: int, expected: int) -> None:
+        """Refuse fewer tokens than expected where a state has taken in what was to be sampled."""
+        name = self._state.names[row]
+        ahead = self._progress.in_flight_of(row) > tokens
+        if self._state.has_states and ahead and count < expected and not self._state.requests[name].ending:
+            raise MisuseError(
+                f"request {name}: a Mamba state cannot be taken back, and a plan that is out takes in the token that "
+                f"plan {next(iter(self._state.plans))} was to sample (it has sampled 1 at least; preempt the request first)"
+            )
 
     def seals(self, spans: Sequence[Span]) -> list[Seal]:
         """The blocks that are full now, by group, with their keys."""
@@ -499,21 +529,21 @@ class SchedulerSteps:
             keys += names
         return [Seal(group, lives, keys) for group, (lives, keys) in found.items() if lives]
 
-    def ask_keys_of_ending(self, rows: Rows, tokens: Rows, computed: Rows) -> None:
-        """`ask_end` for all requests that end with this plan."""
-        state, table = self._state, self._progress
+    def ask_keys_of_ending(self, turn: PlanTokens, reached: Mapping[int, int]) -> None:
+        """`ask_end` for all requests that end with this plan; *reached*: how many tokens each has computed then."""
+        state, tokens = self._state, dict(zip(turn.rows, turn.tokens, strict=True))
         for name in sorted(state.ending):
             tracked = state.requests[name]
-            where = (rows == tracked.row).nonzero()[0]
-            if len(where) and table.in_flight[tracked.row] == tokens[where[0]]:
-                self.ask_end(tracked, int(computed[where[0]]))
+            if tracked.row in reached and self._progress.in_flight[tracked.row] == tokens[tracked.row]:
+                self.ask_end(tracked, reached[tracked.row])
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
-        found: dict[int, tuple[list[int], list[bytes]]] = {}
+        found, table = dict[int, tuple[list[int], list[bytes]]](), self._progress
         for name, serial, group, boundary in handed:
             tracked = self._state.requests.get(name)
-            if tracked is None or self._progress.serial[tracked.row] != serial or computed.get(tracked.row, 0) < boundary:
+            row = 0 if tracked is None else tracked.row
+            if tracked is None or table.serial[row] != serial or computed.get(row, table.after(row)) < boundary:
                 continue
             position = boundary // self._geometry.block_tokens[group] - 1
             lives, keys = found.setdefault(group, ([], []))
@@ -537,8 +567,7 @@ class SchedulerSteps:
                 self.end_load(name)
                 if not hit.within:  # otherwise it runs since its admission
                     self._write_behind(name, hit)
-                    table.computed[tracked.row] = hit.compute_from
-                    table.running[tracked.row] = True
+                    table.run(tracked.row, hit.compute_from)
                 loaded.append(name)
             else:
                 tracked.failures += 1
@@ -555,9 +584,9 @@ class SchedulerSteps:
 
     def over(self) -> list[str]:
         """Requests that only waited for their plans to settle, and whose plans have."""
-        in_flight, state = self._progress.in_flight, self._state
+        in_flight, state = self._progress.in_flight_of, self._state
         rows = sorted([state.requests[name].row for name in state.ending])
-        return [state.names[row] for row in rows if not in_flight[row]]
+        return [state.names[row] for row in rows if not in_flight(row)]
 
     # --- ending -------------------------------------------------------------------------------------------------------------
 
@@ -566,15 +595,15 @@ class SchedulerSteps:
         tracked = self.tracked(name)
         self.check_held(name)
         row, table = tracked.row, self._progress
-        if not table.in_flight[row] and self._ledger.request_state(name) is Request.RUNNING:
-            self.ask_end(tracked, int(table.computed[row]))
+        if not table.in_flight_of(row) and self._ledger.request_state(name) is Request.RUNNING:
+            self.ask_end(tracked, table.computed_of(row))
         self._ledger.calls.writes()
-        if table.in_flight[row]:
+        if table.in_flight_of(row):
             tracked.ending = how
             self._state.ending.add(name)
             self.stop_drafting(row)
             table.wanted[row] = 0
-            self.cut_states(name, int(table.computed[row] + table.in_flight[row]))
+            self.cut_states(name, table.begin_of(row))
             return
         self.leave_behind(name, tracked, how)
         self._ledger.finish(name)
@@ -597,10 +626,10 @@ class SchedulerSteps:
         """Queue the last stores of a request without outstanding plans."""
         if self._ledger.request_state(name) is Request.RUNNING:
             row, table = tracked.row, self._progress
-            computed = int(table.computed[row])
-            last = computed if how == "abort" else max(int(table.prompt[row]), int(table.known[row]) - 1)
+            computed = table.computed_of(row)
+            last = computed if how == "abort" else max(table.prompt[row], table.known_of(row) - 1)
             self.stop_drafting(row)
-            if self._drafts and (spans := table.finishing(np.array([row]), np.array([computed]))):
+            if self._drafts and (spans := table.finishing([row], [computed])):
                 self._ledger.seal_many(self.seals(spans))
                 table.sealed_up_to(spans)
             self.offer(name, tracked, min(computed, last))
@@ -612,7 +641,7 @@ class SchedulerSteps:
 
     def stop_drafting(self, row: int) -> None:
         """A request runs no more, so no draft follows: the last full unit of a group with a drafter is final as well."""
-        self._progress.running[row] = False
+        self._progress.stop(row)
         if self._drafts:
             self._progress.look(row)
 
@@ -736,7 +765,7 @@ class SchedulerSteps:
         for group, row, start, stop in spans:
             self.ask_keys(state.requests[state.names[row]], group, start * size, stop * size)
         for name in state.states:
-            self._ask_states(state.requests[name], name, NEVER)
+            self._ask_states(state.requests[name], name, ENDLESS)
 
     def ask_offer(self, name: str, tracked: Tracked, tokens: int) -> None:
         """Ask for all keys of what a request leaves behind: chunks of its first *tokens*, and states within them."""
@@ -745,7 +774,7 @@ class SchedulerSteps:
         bound, size = self._progress.bound(tracked.row, tokens), self._geometry.blocks_per_chunk
         for group in self._state.attention:
             stop = self._progress.full_units(group, tracked.row, bound, self._geometry.chunk_tokens[group])
-            self.ask_keys(tracked, group, int(self._progress.offered[group, tracked.row]) * size, stop * size)
+            self.ask_keys(tracked, group, self._progress.offered[group * self._progress.size + tracked.row] * size, stop * size)
         self._ask_states(tracked, name, tokens)
 
     def _ask_states(self, tracked: Tracked, name: str, tokens: int) -> None:
@@ -764,9 +793,8 @@ class SchedulerSteps:
         for group, size in enumerate(self._geometry.block_tokens):
             start = self._used(group, computed).start
             if not self._keeps_one[group]:
-                start = min(
-                    start, int(table.sealed[group, row]), int(table.offered[group, row]) * self._geometry.blocks_per_chunk
-                )
+                at = group * table.size + row
+                start = min(start, table.sealed[at], table.offered[at] * self._geometry.blocks_per_chunk)
             for each, boundary, _ in self._state.states.get(self._state.names[row], ()):
                 if each == group and boundary <= computed:
                     start = min(start, boundary // size - 1)
@@ -833,20 +861,18 @@ class SchedulerSteps:
         if awake and self._state.asleep:
             raise MisuseError("the scheduler sleeps (wake it first)")
 
-    def check_no_drafts(self, rows: Rows) -> None:
+    def check_no_drafts(self, rows: Sequence[int]) -> None:
         """A state cannot step back: beyond the known tokens it may include only tokens that an outstanding plan will sample.
 
         Besides these, as many drafts as the policies give states to.
         """
         table = self._progress
-        begins = table.computed[rows] + table.in_flight[rows]
-        # a plan that reaches the last known token samples one more, so the next step may go one token further
-        most = np.maximum(table.known[rows], begins + (table.in_flight[rows] > 0)) + self._policies.state_drafts
-        wrong = (begins + table.wanted[rows] > most).nonzero()[0]
-        if len(wrong):
-            row, end = int(rows[wrong[0]]), int(most[wrong[0]])
-            table.wanted[rows] = 0
-            self.refuse_drafts(self._state.names[row], int(table.known[row]), end)
+        for row in rows:
+            # a plan that reaches the last known token samples one more, so the next step may go one token further
+            ahead = table.begin_of(row) + (table.in_flight_of(row) > 0)
+            most = max(table.known_of(row), ahead) + self._policies.state_drafts
+            if table.end_of(row) > most:
+                self.refuse_drafts(self._state.names[row], table.known_of(row), most)
 
     def refuse_drafts(self, name: str, known: int, most: int) -> NoReturn:
         raise MisuseError(

@@ -1,8 +1,6 @@
 # Types of the line of chunks, where it is compiled.
 cimport cython
 
-from blocklife.ledger.views cimport BlocksView, JobsView, SlotsView
-
 
 cdef class Chunk:
     cdef public str owner
@@ -15,9 +13,7 @@ cdef class Chunk:
 cdef class StoreLine:
     cdef public object _ledger, _tier, _policies, counts
     cdef public Py_ssize_t _size, _max_chunks, _entered
-    cdef public BlocksView _blocks
-    cdef public SlotsView _slots
-    cdef public JobsView _jobs
+    cdef public object _blocks, _slots, _jobs
     cdef public tuple required
     cdef bint _lazy, _tails
     cdef public dict _line, _candidates, _exposed, _made

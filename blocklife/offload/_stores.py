@@ -19,7 +19,7 @@ from itertools import accumulate, islice
 from typing import TypeAlias
 
 from blocklife.ledger import Ledger
-from blocklife.ledger._ids import NULL, listed, packed
+from blocklife.ledger._ids import NULL
 from blocklife.ledger.jobs import JobColumns
 from blocklife.ledger.views import block_of
 from blocklife.offload._groups import Geometry
@@ -187,7 +187,7 @@ class StoreLine:
             return False
         owners: list[str | None] = list(by_owner)
         numbers = self._ledger.plan_columns(
-            JobColumns.of_blocks(owners, [()] * len(owners), cuts, packed(all_lives), bytes(groups), packed(slots), all_keys)
+            JobColumns.of_blocks(owners, [()] * len(owners), cuts, all_lives, bytes(groups), slots, all_keys)
         )
         for slot in slots:
             self.suffix[slot] = 1
@@ -355,10 +355,7 @@ class StoreLine:
         if job is None or job.owner is None:
             return []
         owner = job.owner
-        return [
-            Chunk(owner, group, key, [life], 1)
-            for group, key, life in zip(job.groups, job.keys, listed(job.lives), strict=False)
-        ]
+        return [Chunk(owner, group, key, [life], 1) for group, key, life in zip(job.groups, job.keys, job.lives, strict=False)]
 
     def _columns(self, orders: Sequence[Sequence[Chunk]], slots: list[int]) -> JobColumns:
         """The jobs as columns; sizes count the blocks that are appended, without holes (vLLM's change 42945)."""
@@ -371,7 +368,7 @@ class StoreLine:
                 suffix[slot] = chunk.suffix
             groups_of = bytes([chunk.group for chunk in every])
             cuts = [0, *accumulate(map(len, orders))]
-            own, all_keys, chosen = packed([chunk.lives[0] for chunk in every]), [chunk.key for chunk in every], packed(slots)
+            own, all_keys, chosen = [chunk.lives[0] for chunk in every], [chunk.key for chunk in every], slots
             if not (self._tails and any(map(_is_tail, every))):
                 return JobColumns.of_blocks(owners, sharers, cuts, own, groups_of, chosen, all_keys)
             # a block that is full has another key than its tail
@@ -398,12 +395,12 @@ class StoreLine:
         return JobColumns(
             owners,
             cuts,
-            packed(lives),
+            lives,
             bytes(groups),
-            packed(places),
+            places,
             names,
             slot_cuts,
-            packed(slots),
+            slots,
             bytes(slot_groups),
             keys,
             sharers,

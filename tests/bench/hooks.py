@@ -38,13 +38,14 @@ def take_and_release(size: int, register: Callable[[Ledger], None]) -> Callable[
     ledger, lives = cached_ledger(POOL * size)
     register(ledger)
     chosen = np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1]
-    table = ledger._state.requests["reader"].tables[0]
+    core = ledger._state.core
+    table = core.requests.by_name["reader"]  # of the one group
 
     def loop(number: int) -> None:
         for _ in range(number // 2):
             ledger.acquire("reader", chosen)
             ledger.release("reader", range(size))
-            del table[:]
+            core.requests.clear(table)
 
     return loop
 

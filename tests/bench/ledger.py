@@ -85,13 +85,14 @@ def take_and_release(size: int) -> Callable[[int], None]:
     ledger, lives = cached_ledger(POOL * size)
     chosen = np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1]
     everything = range(size)
-    table = ledger._state.requests["reader"].tables[0]
+    core = ledger._state.core
+    table = core.requests.by_name["reader"]  # of the one group
 
     def loop(number: int) -> None:
         for _ in range(number // 2):
             ledger.acquire("reader", chosen)
             ledger.release("reader", everything)
-            del table[:]
+            core.requests.clear(table)
 
     return loop
 

@@ -186,7 +186,8 @@ def test_ledger_shows_places_jobs_requests_and_health() -> None:
 def test_ledger_tells_what_went_wrong() -> None:
     """What was counted as odd is named with its number."""
     ledger = make_ledger()
-    ledger._state.tally.update(late=2, violations=1)
+    ledger._state.core.late = 2
+    ledger._state.violations = 1
     said = " ".join(shown(ledger).said)
 
     assert "violations 1" in said

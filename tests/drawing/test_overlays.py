@@ -25,6 +25,7 @@ from blocklife.drawing._picture import Emphasis
 from blocklife.drawing._theme import Theme
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Ledger
+from blocklife.ledger.views import View
 from blocklife.lifecycle import Lifecycle, edge
 from blocklife.recording import Recorder
 from blocklife.recording._statistics import RunStatistics, count_file
@@ -92,8 +93,8 @@ def run(recorded: tuple[Path, Ledger]) -> RunStatistics:
 def test_marks_of_a_run_count_every_row(recorded: tuple[Path, Ledger], run: RunStatistics, machine: str) -> None:
     """Taken rows have their number and a weight up to 1, the others stand out as unused."""
     ledger = recorded[1]
-    columns = {"block": ledger._state.blocks.column, "slot": ledger._state.slots.column, "job": ledger._state.jobs.column}
-    taken = {row.index: times for row, times in columns.get(machine, ledger._state.request_column).row_counts()}
+    views: dict[str, View] = {"block": ledger.blocks, "slot": ledger.slots, "job": ledger.jobs, "request": ledger.requests}
+    taken = {row.index: times for row, times in views[machine].row_counts()}
     marks = marks_of_run(run, machine)
 
     assert marks.title == "taken in run.jsonl"

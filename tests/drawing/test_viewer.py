@@ -123,7 +123,7 @@ def damaged(folder: Path, run: Made) -> Made:
             out.extend(lines[number + 1 :])
             return made(folder, "damaged", out)
         out.append(line)
-        if said.get("machine") == "block" and number % 500 < 3:
+        if said.get("machine") == "block" and number % 200 < 3:
             refused = {"plan": said["plan"], "machine": "block", "id": said["id"], "event": "seal", "from": said["to"]}
             out.append(json.dumps({"blocklife": "refused", **refused}))
     raise LookupError("no block landed in the second half")

@@ -179,6 +179,18 @@ def test_forgetting_the_host_gives_up_both_directions() -> None:
     assert [ledger.slots.at(slot) for slot in (0, 1)] == [Slot.STALE, Slot.WRITING]
 
 
+def test_job_whose_row_is_used_again_leaves_no_space_behind() -> None:
+    """The next job in its row is in a space of its own, or in none."""
+    ledger = make_ledger(max_jobs=1)
+    first = ledger.plan_promotion([1], keys("p"), space=b"now")
+    ledger.cancel(first)
+    ledger.plan_promotion([1], keys("p"))
+    (transfer,) = ledger.dispatch(0.0).promotes
+
+    assert transfer.space == b""
+    assert check(ledger) == []
+
+
 def test_reset_of_the_device_leaves_them_alone() -> None:
     """They touch no block."""
     ledger = make_ledger()

@@ -11,7 +11,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from blocklife.errors import MisuseError, RefusedError
@@ -89,19 +88,19 @@ class Program:
 
     def grow(self) -> None:
         """Hits that several share, hand-outs of free and of copied blocks, nulls."""
-        blocks, dice = self.many._state.blocks, self.random
+        blocks, dice = self.many.blocks, self.random
         lent = [*BUSY, *([Block.IN_FLIGHT, Block.STALE, Block.PENDING_STORE] if self.many.contract is Contract.HOLD else [])]
         free = [
             place
             for place in range(1, len(blocks))
-            if not blocks.refs[place] and blocks.at(place) not in lent and not blocks.writes[place]
+            if not blocks.refs(place) and blocks.at(place) not in lent and not blocks.writes(place)
         ]
         dice.shuffle(free)
         names = [name for name in self.many.requests if self.many.request_state(name) is not Request.LOADING]
         tables = [(name, group) for name in names for group in range(GROUPS)]
         grown, held = Growth(), set[int]()
         for name, group in dice.sample(tables, dice.randint(1, len(tables))) if tables else ():
-            keyed = [place for place in range(1, len(blocks)) if blocks.at(place) in KEYED and blocks.group[place] == group]
+            keyed = [place for place in range(1, len(blocks)) if blocks.at(place) in KEYED and blocks.group(place) == group]
             known = [place for place in keyed if place not in self.table(name, group)]
             taken = dice.sample(known, dice.randint(0, min(4, len(known)))) if dice.random() < 0.4 else []
             self.seen["shared in one call"] += not held.isdisjoint(taken)
@@ -118,7 +117,7 @@ class Program:
         """What is open in both groups, now and then with a life that is over."""
         seals = []
         for group in range(GROUPS):
-            blocks = self.many._state.blocks
+            blocks = self.many.blocks
             places = {place: None for name in self.many.requests for place in self.table(name, group)}
             lives = [self.many.life(place) for place in places if blocks.at(place) is Block.ALLOCATED]
             if lives and self.random.random() < 0.2:
@@ -136,13 +135,13 @@ class Program:
 
     def store(self) -> None:
         """One job of some content that nothing reads, for two requests."""
-        blocks, slots = self.many._state.blocks, self.many._state.slots
+        blocks, slots = self.many.blocks, self.many.slots
         group = self.random.randrange(GROUPS)
         for place in range(1, len(blocks)):
-            key, spare = blocks.key[place], slots.peek_empty(1)
-            if key is None or blocks.group[place] != group or blocks.at(place) not in (Block.SEALED, Block.CACHED) or not spare:
+            key, spare = blocks.key(place), slots.next_empty(1)
+            if key is None or blocks.group(place) != group or blocks.at(place) not in (Block.SEALED, Block.CACHED) or not spare:
                 continue
-            if key in slots.index[group] or not self.many.jobs.room:
+            if slots.find(group, key) is not None or not self.many.jobs.room:
                 continue
             transfer: GroupTransfer[Storable] = GroupTransfer(Batch([self.many.life(place)], group), spare, [key])
             self.do(lambda ledger, transfer=transfer: ledger.plan_stores([Store("a", [transfer], ("b",))]))  # type: ignore[misc]
@@ -152,11 +151,7 @@ class Program:
     def step(self) -> None:
         """A plan, and some reports."""
         self.do(lambda ledger: ledger.dispatch(0.0))
-        self.out = [
-            self.many._state.id_of(job)
-            for job in self.many._state.jobs.alive()
-            if job.number not in self.many._state.jobs.planned
-        ]
+        self.out = list(self.many.submitted().ids)
         done = self.random.sample(self.out, self.random.randint(0, len(self.out)))
         results = [self.random.choice([Result.OK, Result.OK, Result.FAILED]) for _ in done]
         reports = [Completion(job, Worker(0), result) for job, result in zip(done, results, strict=True)]
@@ -173,18 +168,16 @@ class Program:
 
     def load(self) -> None:
         """A request that waits loads what is in the host tier."""
-        slots = self.many._state.slots
-        ready = [slot for slot in slots.column.where(Slot.READY).tolist() if slots.group[slot] == 0][:2]
-        free = [place for place in range(1, len(self.many._state.blocks)) if self.many.blocks.at(place) is Block.FREED][
-            : len(ready)
-        ]
+        slots = self.many.slots
+        ready = [slot for slot in slots.where(Slot.READY) if slots.group(slot) == 0][:2]
+        free = [place for place in range(1, len(self.many.blocks)) if self.many.blocks.at(place) is Block.FREED][: len(ready)]
         waiting = [name for name in self.many.requests if self.many.request_state(name) is Request.WAITING]
         if not waiting or len(free) < len(ready) or not ready or not self.many.jobs.room:
             return
 
         def one(ledger: Ledger) -> None:
             target = ledger.observe_allocate(waiting[0], free, 0)
-            ledger.plan_group_load(waiting[0], [GroupTransfer(target, ready, [slots.key[slot] or b"" for slot in ready])])
+            ledger.plan_group_load(waiting[0], [GroupTransfer(target, ready, [slots.key(slot) or b"" for slot in ready])])
 
         self.do(one)
         self.seen["loads"] += 1
@@ -198,7 +191,7 @@ class Program:
 
         def one(ledger: Ledger) -> None:
             # who loads goes first, as in the verb for many
-            for name in sorted(names, key=lambda name: not ledger._state.requests[name].load):
+            for name in sorted(names, key=lambda name: not ledger.requests.load(name)):
                 ledger.finish(name)
 
         self.do(lambda ledger: ledger.finish_many(names), one)
@@ -209,7 +202,7 @@ class Program:
 
 
 def test_what_is_told_of_a_step_is_what_is_told_one_by_one() -> None:
-    """In worlds whose batches are lists, and in some whose batches are arrays; each rare thing happens often."""
+    """In small worlds, and in some with many blocks a call; each rare thing happens often."""
     seen: Counter[str] = Counter()
     for contract in Contract:
         for seed in range(24):
@@ -299,4 +292,4 @@ def test_requests_of_one_call_end_once() -> None:
     ledger.finish_many(["a", "b"])
 
     assert set(ledger.requests) == {"c", "d"}
-    assert not np.any(ledger._state.blocks.refs_view)
+    assert ledger.blocks.count_held() == 0

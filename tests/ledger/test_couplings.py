@@ -87,7 +87,7 @@ def test_life_ends_takes_the_planned_store_along(way: str) -> None:
 
     assert ledger.job_state(job) is Job.CANCELLED
     assert ledger.slots.at(0) is Slot.EMPTY
-    assert (ledger.blocks.at(1), ledger._state.blocks.pins[1]) == (Block.FREED, 0)
+    assert (ledger.blocks.at(1), ledger.blocks.pins(1)) == (Block.FREED, 0)
     assert ledger.life(1) != life
 
 
@@ -102,7 +102,7 @@ def test_life_ends_by_a_hand_out_cancels_the_store_of_both_blocks() -> None:
 
     assert ledger.job_state(job) is Job.CANCELLED
     assert [ledger.blocks.at(place) for place in (1, 2)] == [Block.ALLOCATED, Block.CACHED]
-    assert list(ledger._state.blocks.pins) == [0, 0, 0]
+    assert [ledger.blocks.pins(place) for place in range(3)] == [0, 0, 0]
     assert ledger.find_blocks(keys("k0")) == []
     assert ledger.find_blocks(keys("k1")) == [ledger.life(2)]
 
@@ -160,7 +160,7 @@ def test_store_planned_moves_block_and_slot() -> None:
     story = Story(ledger)(lambda: store(ledger, source, keys("k")))
 
     assert story == ["block.plan_store", "slot.reserve"]
-    assert ledger._state.blocks.pins[1] == 1
+    assert ledger.blocks.pins(1) == 1
     assert ledger.slots.at(0) is Slot.WRITING
     assert ledger.find_slots(keys("k")) == []
 
@@ -173,7 +173,7 @@ def test_store_planned_not_if_one_side_refuses() -> None:
     with pytest.raises(Exception, match="slot 0: cannot RESERVE while READY"):
         store(ledger, source, keys("k"))
 
-    assert ledger._state.blocks.pins[block_of(source)] == 0
+    assert ledger.blocks.pins(block_of(source)) == 0
     assert ledger.jobs.live == 0
 
 
@@ -187,7 +187,7 @@ def test_load_planned_moves_block_slot_and_request() -> None:
     block = block_of(target)
 
     assert story == ["block.plan_load", "slot.pin", "request.plan_load"]
-    assert (ledger._state.blocks.pins[block], ledger._state.blocks.writes[block], ledger._state.slots.pins[0]) == (1, 1, 1)
+    assert (ledger.blocks.pins(block), ledger.blocks.writes(block), ledger.slots.pins(0)) == (1, 1, 1)
     assert ledger.request_state("w") is Request.LOADING
 
 
@@ -240,7 +240,7 @@ def test_store_cancelled_leaves_no_trace(holder: bool) -> None:
 
     assert story == ["job.cancel", "block.cancel", "slot.cancel"]
     assert ledger.blocks.at(block) is (Block.SEALED if holder else Block.CACHED)
-    assert (ledger.slots.at(0), ledger._state.blocks.pins[block]) == (Slot.EMPTY, 0)
+    assert (ledger.slots.at(0), ledger.blocks.pins(block)) == (Slot.EMPTY, 0)
     ledger.plan_store(Batch([ledger.life(block)]), [0], keys("k"))
 
 
@@ -253,7 +253,7 @@ def test_store_cancelled_not_once_submitted() -> None:
     story = Story(ledger)(lambda: ledger.abandon(anyhow(job)))
 
     assert story == ["job.abandon"]
-    assert ledger._state.blocks.pins[block_of(source)] == 1
+    assert ledger.blocks.pins(block_of(source)) == 1
     assert ledger.slots.at(0) is Slot.WRITING
 
 
@@ -303,7 +303,7 @@ def test_store_expired_leaves_both_ends_overdue(holder: bool) -> None:
 
     assert story == ["job.expire", "block.expire", "slot.expire"]
     assert ledger.blocks.at(block) is (Block.IN_FLIGHT if holder else Block.QUARANTINED)
-    assert (ledger._state.blocks.overdue[block], ledger.slots.at(0)) == (1, Slot.QUARANTINED)
+    assert (ledger.blocks.overdue(block), ledger.slots.at(0)) == (1, Slot.QUARANTINED)
 
 
 def test_store_expired_not_without_a_deadline() -> None:
@@ -335,7 +335,7 @@ def test_load_cancelled_frees_its_target_at_once(way: str) -> None:
     assert story[start : start + 3] == ["job.cancel", "block.land", "slot.unpin"]
     assert ledger.job_state(job) is Job.CANCELLED
     assert ledger.blocks.at(block) is Block.FREED
-    assert ledger._state.slots.pins[0] == 0
+    assert ledger.slots.pins(0) == 0
 
 
 def test_load_cancelled_not_while_its_request_wants_it() -> None:

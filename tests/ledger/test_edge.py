@@ -273,7 +273,13 @@ def refused(
         value, match = (each.value, ".") if isinstance(each, Far) else (each, rf"^\W*{parameter.name}\b.* must be ")
         print(f"{parameter.name} = {value!r}")
         with unchanged(match):
-            call(**{**arguments, parameter.name: value})
+            made(call, {**arguments, parameter.name: value})
+
+
+def made(call: Callable[..., object], arguments: Call) -> object:
+    """Make a call; an argument that takes all that follow (``*requests``) has the one that it gets by its name."""
+    several = [each.name for each in parameters(call) if each.kind is each.VAR_POSITIONAL]
+    return call(*(arguments[name] for name in several), **{name: at for name, at in arguments.items() if name not in several})
 
 
 def parameters(method: Callable[..., object]) -> list[inspect.Parameter]:
@@ -362,7 +368,9 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "seal_many": lambda at: {"seals": [Seal(0, at.opened.lives, keys("o"))]},
     "plan_store": lambda at: {"source": at.final, "slots": [4], "keys": keys("s"), "owner": "a", "places": [4]},
     "plan_stores": lambda at: {"stores": [Store("a", [GroupTransfer(at.final, [4], keys("s"), [4])], ("b",))]},
-    "plan_columns": lambda at: {"stores": JobColumns.of_blocks(["a"], [("b",)], [0, 1], at.final.lives, b"\0", [4], keys("s"))},
+    "plan_columns": lambda at: {
+        "stores": JobColumns.of_blocks(["a"], [("b",)], [0, 1], [*at.final.lives], b"\0", [4], keys("s"))
+    },
     "plan_load": lambda at: {"request": "w", "target": held(at.ledger, "w"), "slots": [0], "keys": keys("k"), "places": [0]},
     "plan_group_load": lambda at: {
         "request": "w",
@@ -377,7 +385,7 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "flush": lambda at: {"jobs": Jobs((at.flying,)), "cause": "asked"},
     "quiesce": lambda at: {"jobs": Jobs((at.flying,))},
     "submitted": lambda at: {"on_device": True},
-    "jobs_of": lambda at: {"request": "a"},
+    "jobs_of": lambda at: {"requests": "a"},
     "dispatch": lambda at: {"now": 2.0},
     "settle": lambda at: {
         "plan": at.plan.number,
@@ -425,7 +433,7 @@ def test_every_verb_of_the_ledger_is_here() -> None:
 def test_lawful_call_of_the_ledger_is_done(verb: str) -> None:
     """What is refused below is refused for the one argument that is wrong."""
     at = scene(verb in OWN)
-    getattr(at.ledger, verb)(**LEDGER[verb](at))
+    made(getattr(at.ledger, verb), LEDGER[verb](at))
 
 
 @pytest.mark.parametrize(

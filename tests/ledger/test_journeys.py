@@ -56,7 +56,7 @@ def loading(ledger: Ledger, request: str = "w") -> tuple[int, JobId]:
 
 def taken(ledger: Ledger) -> set[str]:
     """The rows that the blocks of a ledger took."""
-    return {str(row) for row, count in ledger._state.blocks.column.row_counts() if count}
+    return {str(row) for row, count in ledger.blocks.row_counts() if count}
 
 
 # --- one block ----------------------------------------------------------------------------------------------------------
@@ -521,11 +521,11 @@ def test_a27_key_of_a_dead_writer_is_writable_after_the_deadline() -> None:
     _, job = in_flight(ledger)
     ledger.launched(Launched(job, Worker(0)), 0.0)
     source = sealed(ledger, "a", keys("k"))
-    assert ledger._state.slots.index[0] == {b"k": 0}
+    assert list(ledger.slots.named()) == [(0, b"k", 0)]
     ledger.expire(8.0)
-    assert ledger._state.slots.index[0] == {}
+    assert list(ledger.slots.named()) == []
     store(ledger, source, keys("k"), 1)
-    assert ledger._state.slots.index[0] == {b"k": 1}
+    assert list(ledger.slots.named()) == [(0, b"k", 1)]
 
     assert ledger.slots.at(0) is Slot.QUARANTINED
     with refuses(ledger, RefusedError, "slot 0: cannot EVICT while QUARANTINED"):
@@ -539,7 +539,7 @@ def test_a28_second_ack_after_the_deadline_changes_no_verdict() -> None:
     ledger.launched(Launched(job, Worker(0)), 0.0)
     ledger.complete(report(job, worker=0))
     ledger.expire(8.0)
-    between = ledger.job_state(job), ledger._state.blocks.pins[block_of(source)]
+    between = ledger.job_state(job), ledger.blocks.pins(block_of(source))
     ledger.complete(report(job, worker=1))
 
     assert between == (Job.QUARANTINED, 1)
@@ -630,7 +630,7 @@ def test_a45_many_who_want_one_chunk_in_flight_share_one_copy() -> None:
         ledger.pin(waiter, ledger.find_slots(keys("k")))
 
     assert jobs == 1
-    assert (ledger._state.blocks.refs[1], ledger._state.slots.pins[0]) == (3, 2)
+    assert (ledger.blocks.refs(1), ledger.slots.pins(0)) == (3, 2)
 
 
 def test_a52_job_with_nothing_to_copy_cannot_be_made() -> None:

@@ -31,7 +31,7 @@ from blocklife.ledger import (
     Seal,
     Worker,
 )
-from blocklife.ledger._ids import BULK, EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, LAST_EPOCH, NULL
+from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, LAST_EPOCH, NULL
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import Allocated, GroupTransfer, Sealed, Storable, Store
 from blocklife.states import MACHINES, Block, Job, Request, Slot
@@ -118,8 +118,8 @@ def test_ledger_is_born_empty() -> None:
     ledger = make_ledger(requests=())
 
     assert states(ledger) == ["FREED"] * 5
-    assert ledger._state.blocks.queue.order() == [1, 2, 3, 4, 5]
-    assert ledger._state.slots.peek_empty(9) == [0, 1, 2, 3]
+    assert ledger.blocks.free_order() == [1, 2, 3, 4, 5]
+    assert ledger.slots.next_empty(9) == [0, 1, 2, 3]
     assert not ledger.has_pending_work()
     assert repr(ledger) == "<Ledger plan 0: 5 free, 0 jobs out, 0 requests>"
     assert check(ledger) == []
@@ -162,7 +162,7 @@ def test_request_that_lets_go_gives_every_block_back() -> None:
 
     assert states(ledger) == ["CACHED", "FREED", "FREED", "FREED", "FREED"]
     assert ledger.table("a") == []
-    assert ledger._state.blocks.queue.order() == [3, 2, 4, 5, 1]
+    assert ledger.blocks.free_order() == [3, 2, 4, 5, 1]
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_block_goes_through_its_life_without_copies(own_pool: bool) -> None:
         ledger.acquire("b", ledger.find_blocks(keys("k")))
     else:
         ledger.observe_take("b", [1])
-    both = ledger._state.blocks.refs[1]
+    both = ledger.blocks.refs(1)
     ledger.finish("a")
     ledger.finish("b")
     cached = ledger.blocks.at(1)
@@ -277,8 +277,7 @@ READY_SLOT, PINNED_SLOT, WRITING_SLOT, PLEDGED_SLOT = range(4)
 
 def in_state(ledger: Ledger, state: Block) -> list[int]:
     """The lives of the blocks in one state, the null block apart."""
-    places = ledger._state.blocks.column.where(state).tolist()
-    return [ledger.life(place) for place in places if place]
+    return [ledger.life(place) for place in range(1, len(ledger.blocks)) if ledger.blocks.at(place) is state]
 
 
 REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
@@ -299,7 +298,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "observe_free in own pool": (lambda x: x.observe_free("a", [1]), MisuseError, r"own_pool=True"),
     "observe_evict in own pool": (lambda x: x.observe_evict([1]), MisuseError, r"own_pool=True"),
     "acquire open": (lambda x: x.acquire("b", in_state(x, Block.ALLOCATED)), RefusedError, "cannot ACQUIRE while ALLOCATED"),
-    "acquire null": (lambda x: x.acquire("b", [NULL]), MisuseError, r"\[0\] are no lives of blocks, which are 1 to \d+"),
+    "acquire null": (lambda x: x.acquire("b", [NULL]), MisuseError, r"acquire: 0 is no life of a block; blocks are 1 to \d+"),
     "acquire twice in one": (lambda x: x.acquire("b", in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
     "acquire what it holds": (lambda x: x.acquire("a", in_state(x, Block.SEALED)), MisuseError, "request a holds it already"),
     "acquire group": (lambda x: x.acquire("b", in_state(x, Block.SEALED), 7), MisuseError, "group 7"),
@@ -450,7 +449,7 @@ def x_allocate(ledger: Ledger, request: str) -> Batch[Allocated]:
 
 def pledged_job(ledger: Ledger) -> JobId:
     """The planned store of the scene."""
-    return next(JobId(1, job.number) for job in ledger._state.jobs.alive() if ledger._state.jobs.state(job) is Job.PLANNED)
+    return next(JobId(1, job.number) for job in ledger.jobs.alive() if job.state is Job.PLANNED)
 
 
 def busy_job(ledger: Ledger) -> JobId:
@@ -651,7 +650,7 @@ def test_slots_and_blocks_are_limited() -> None:
     hand_out_all(ledger, "a")
 
     assert len(ledger.table("a")) == 2
-    assert ledger._state.slots.peek_empty(5) == [0]
+    assert ledger.slots.next_empty(5) == [0]
     assert len(ledger.blocks) == 3
 
 
@@ -749,14 +748,14 @@ def test_load_seals_and_names_what_it_brought() -> None:
     ledger.add_request("w")
     target = ledger.allocate("w", 1)
     job = ledger.plan_load("w", target, [0]).ids[0]
-    during = ledger.request_state("w"), ledger.blocks.at(block_of(target)), ledger._state.slots.pins[0]
+    during = ledger.request_state("w"), ledger.blocks.at(block_of(target)), ledger.slots.pins(0)
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=[report(job)])
 
     assert during == (Request.LOADING, Block.LOADING, 1)
     assert ledger.request_state("w") is Request.RUNNING
     assert ledger.find_blocks(keys("k")) == list(target.lives)
-    assert ledger._state.slots.pins[0] == 0
+    assert ledger.slots.pins(0) == 0
 
 
 def test_jobs_of_a_request_are_those_it_owns_and_the_workers_have() -> None:
@@ -1249,7 +1248,7 @@ def go_on(ledger: Ledger) -> list[object]:
     ledger.unpin("me", [0])
     ledger.complete(report(load.ids[0]))
     ledger.add_request("c")
-    seen += [list(ledger.allocate("c", 1).lives), ledger._state.blocks.queue.order(), ledger.history("block", 1)[-1]]
+    seen += [list(ledger.allocate("c", 1).lives), ledger.blocks.free_order(), ledger.history("block", 1)[-1]]
     return [*seen, ledger.snapshot()]
 
 
@@ -1397,7 +1396,7 @@ def test_transfers_of_a_plan_are_a_sequence_that_is_made_when_somebody_looks() -
 
 # --- one and many -------------------------------------------------------------------------------------------------------
 
-MANY = BULK + 16
+MANY = 80
 
 
 def tour(ledger: Ledger, at_once: bool) -> Ledger:
@@ -1430,16 +1429,16 @@ def tour(ledger: Ledger, at_once: bool) -> Ledger:
 
 
 def test_one_call_with_many_places_does_what_many_calls_do() -> None:
-    """The bulk path and the scalar path write the same bytes: states, counts, epochs, keys, and the order of the free."""
+    """Both ledgers have the same bytes: states, counts, epochs, keys, and the order of the free."""
 
     def make() -> Ledger:
         return make_ledger(num_blocks=2 * MANY + 1, num_slots=MANY, max_jobs=MANY, requests=("a", "b"))
 
-    bulk, scalar = tour(make(), True), tour(make(), False)
+    many, one = tour(make(), True), tour(make(), False)
 
-    assert check(bulk) == check(scalar) == []
-    assert bulk.snapshot()[:6] == scalar.snapshot()[:6]
-    assert [bulk._state.blocks.queue.order(), bulk.slots.free] == [scalar._state.blocks.queue.order(), scalar.slots.free]
+    assert check(many) == check(one) == []
+    assert many.snapshot()[:6] == one.snapshot()[:6]
+    assert [many.blocks.free_order(), many.slots.free] == [one.blocks.free_order(), one.slots.free]
 
 
 def end_store(ledger: Ledger, job: JobId, end: str, lend: bool) -> None:
@@ -1468,7 +1467,7 @@ def end_store(ledger: Ledger, job: JobId, end: str, lend: bool) -> None:
 @pytest.mark.parametrize("end", ["done", "failed", "expired", "quiet", "abandoned", "cancelled", "reset", "handed out"])
 @pytest.mark.parametrize("held_on", [True, False], ids=["held", "let go"])
 def test_places_of_a_job_of_many_move_as_those_of_a_job_of_few(contract: Contract, end: str, held_on: bool) -> None:
-    """However a store ends, each of 64 places is where each of 3 is, and no rule is broken on either path."""
+    """However a store ends, each of many places is where each of three is, and no rule is broken in either world."""
     seen = []
     for count in (3, MANY):
         ledger = make_ledger(num_blocks=count + 1, num_slots=count, contract=contract)
@@ -1484,10 +1483,9 @@ def test_places_of_a_job_of_many_move_as_those_of_a_job_of_few(contract: Contrac
             ledger.finish("a")
         end_store(ledger, jobs.ids[0], end, lend=not held_on and contract is Contract.FENCE)
         places = {(state, ledger.slots.at(0).name) for state in states(ledger)}
-        counts = set(
-            zip(ledger._state.blocks.refs[1:], ledger._state.blocks.pins[1:], ledger._state.blocks.overdue[1:], strict=True)
-        )
-        seen.append((places, counts, set(ledger._state.blocks.epoch[1:]), ledger.free // count))
+        blocks = ledger.blocks
+        counts = {(blocks.refs(place), blocks.pins(place), blocks.overdue(place)) for place in range(1, count + 1)}
+        seen.append((places, counts, set(blocks.epochs[1:]), ledger.free // count))
 
         assert check(ledger) == []
         assert len(places) == len(counts) == 1
@@ -1495,7 +1493,7 @@ def test_places_of_a_job_of_many_move_as_those_of_a_job_of_few(contract: Contrac
 
 
 def test_many_places_are_refused_like_few() -> None:
-    """One wrong place among 64 is found, named, and nothing has changed."""
+    """One wrong place among many is found, named, and nothing has changed."""
     ledger = make_ledger(num_blocks=2 * MANY, num_slots=MANY, requests=("a", "b"))
     batch = sealed(ledger, "a", keys(*range(MANY)))
     lives = [int(life) for life in batch.lives]
@@ -1535,7 +1533,7 @@ def test_broken_coupling_is_raised_counted_or_passed_over(level: Checking) -> No
     ledger = make_ledger(checking=level)
     _, job = in_flight(ledger)
     ledger.launched(Launched(job, Worker(0)), 0.0)
-    ledger._state.blocks.pins[1] = 0
+    ledger._state.core.blocks.pins[1] = 0
     if level is Checking.STRICT:
         with pytest.raises(InvariantError, match=r"job 1\.1 is QUARANTINED.* pin .*\(I1\)"):
             ledger.expire(99.0)
@@ -1562,7 +1560,7 @@ def test_count_below_zero_is_an_error_and_never_clamped(what: str) -> None:
     """At every level, and before anything is written: a report that takes away what is not there."""
     ledger = make_ledger(checking=Checking.OFF)
     job = in_flight(ledger)[1] if what in ("refs", "pins") else quarantined_load(ledger)
-    counts = getattr(ledger._state.blocks, what)
+    counts = ledger._state.core.blocks.columns[what]
     wrong = next(place for place, count in enumerate(counts) if count)
     counts[wrong] = 0
     before = world_key(ledger)[1]
@@ -1576,8 +1574,9 @@ def test_count_that_its_column_cannot_hold_is_refused() -> None:
     """The largest one is reached, and one more is refused to the caller, who can wait; nothing has changed then."""
     ledger = make_ledger(checking=Checking.OFF, requests=("a", "b"))
     content = sealed(ledger, "a", keys("k", "l"))
-    ledger._state.blocks.pins[1], ledger._state.blocks.pins[2] = 254, 255
-    ledger._state.blocks.refs[1], ledger._state.blocks.refs[2] = 65_534, 65_535
+    columns = ledger._state.core.blocks
+    columns.pins[1], columns.pins[2] = 254, 255
+    columns.refs[1], columns.refs[2] = 65_534, 65_535
     first, second = (Batch[Sealed]([life]) for life in content.lives)
     ledger.acquire("b", first.lives)
     store(ledger, first, keys("k"))
@@ -1586,7 +1585,7 @@ def test_count_that_its_column_cannot_hold_is_refused() -> None:
     with refuses(ledger, CapacityError, "block 2: more than 255 pins"):
         store(ledger, second, keys("l"), 1)
 
-    assert (ledger._state.blocks.refs[1], ledger._state.blocks.pins[1]) == (65_535, 255)
+    assert (ledger.blocks.refs(1), ledger.blocks.pins(1)) == (65_535, 255)
 
 
 def test_seal_refuses_another_key_than_its_planned_store_will_publish() -> None:
@@ -1598,7 +1597,7 @@ def test_seal_refuses_another_key_than_its_planned_store_will_publish() -> None:
         ledger.seal(source, keys("k0", "k2"))
     ledger.seal(source, keys("k0", "k1"))
 
-    assert ledger._state.blocks.column.count()[Block.PENDING_STORE] == 2
+    assert ledger.blocks.count()[Block.PENDING_STORE] == 2
 
 
 def test_submit_refuses_a_load_before_the_wait_for_its_target_is_in_a_plan() -> None:
@@ -1621,7 +1620,7 @@ def test_store_refuses_another_key_than_its_block_has() -> None:
 
 
 def test_refused_bulk_release_leaves_the_table_able_to_grow() -> None:
-    """A refusal that somebody keeps must not keep a view of the table with it."""
+    """A refusal that somebody keeps, with all that it was about, holds nothing back."""
     ledger = make_ledger(num_blocks=80)
     ledger.allocate("a", 60)
     with pytest.raises(MisuseError, match="distinct") as kept:
@@ -1633,11 +1632,12 @@ def test_refused_bulk_release_leaves_the_table_able_to_grow() -> None:
     assert check(ledger) == []
 
 
-@pytest.mark.parametrize("count", [1, 60], ids=["scalar", "bulk"])
+@pytest.mark.parametrize("count", [1, 60], ids=["one", "many"])
 def test_epoch_starts_again_before_a_life_could_turn_negative(count: int) -> None:
-    """The last epoch is followed by the first, on both paths."""
+    """The last epoch is followed by the first."""
     ledger = make_ledger(num_blocks=80, requests=("a", "b"))
-    ledger._state.blocks.epoch_view[1:] = LAST_EPOCH
+    for place in range(1, 80):
+        ledger._state.core.blocks.epoch[place] = LAST_EPOCH
     lives = ledger.allocate("a", count).lives
     ledger.release("a", range(count))
 
@@ -1691,7 +1691,7 @@ def test_life_of_no_block_is_refused(life: int) -> None:
         lambda: ledger.acquire("a", [life]),
         lambda: ledger.plan_store(Batch([life]), [0], keys("k")),
     ):
-        with refuses(ledger, MisuseError, "are no lives of blocks"):
+        with refuses(ledger, MisuseError, f"{life} is no life of a block; blocks are 1 to 5"):
             act()
 
 
@@ -1752,10 +1752,10 @@ def test_deadlines_of_jobs_that_ended_are_forgotten() -> None:
         ledger.evict([0])
         ledger.release("a", [len(ledger.table("a")) - 1])
 
-    assert len(ledger._state.deadlines) <= 2 * ledger.limits.max_jobs
+    assert len(ledger._state.core.deadlines) <= 2 * ledger.limits.max_jobs
 
 
-def test_release_of_fractions_is_refused_on_the_bulk_path_too() -> None:
+def test_release_of_fractions_is_refused() -> None:
     """What is no position is never rounded to one."""
     ledger = make_ledger(num_blocks=80)
     ledger.allocate("a", 60)
@@ -1853,7 +1853,7 @@ def test_deadlines_keep_their_order_when_those_of_ended_jobs_are_forgotten() -> 
     ledger = make_ledger(deadline=100.0, max_jobs=3)
 
     def launch(now: float, *, land: bool) -> JobId:
-        slot = ledger._state.slots.peek_empty(1)[0]
+        slot = ledger.slots.next_empty(1)[0]
         _, job = in_flight(ledger, slot=slot)
         ledger.launched(Launched(job, Worker(0)), now)
         if land:
@@ -1869,7 +1869,7 @@ def test_deadlines_keep_their_order_when_those_of_ended_jobs_are_forgotten() -> 
     for now in (102.0, 103.0, 104.0):
         launch(now - 1.0, land=True)
     launch(104.0, land=False)
-    before = len(ledger._state.deadlines)
+    before = len(ledger._state.core.deadlines)
     first, second = ledger.expire(103.5), ledger.expire(104.5)
 
     assert nobody.ids == ()

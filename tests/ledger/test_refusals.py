@@ -7,6 +7,7 @@ machines, and is compared; read a line that has changed before you write it anew
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from blocklife.core._refused import KernelRefusal, Why
+from blocklife.core._tables import J_CANCEL, R_ADMIT
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Result, Worker
 from blocklife.ledger import _refusals as refusals
-from blocklife.ledger._places import Blocks, Slots
 from blocklife.ledger._refusals import Bystanders, Toucher
-from blocklife.ledger._rules import ACQUIRE, EVICT, HAND_OUT, PIN
 from blocklife.ledger.jobs import Planned
 from blocklife.lifecycle import guard
-from blocklife.states import MACHINES, Block
+from blocklife.states import MACHINES
 from tests.ledger import refusals as page
 
 
@@ -114,21 +115,20 @@ def test_jobs_are_said_by_what_they_do() -> None:
     assert Bystanders().end() == "wait for its job to land"
 
 
-def test_places_that_stand_alone_speak_as_their_table() -> None:
-    """Without a ledger nobody knows a job or a request."""
-    blocks, slots = Blocks(4, 1), Slots(4, 1)
-    blocks.column.state[2] = blocks.column.table.index[Block.STALE]
+@pytest.mark.parametrize("why", list(Why), ids=lambda each: each.name)
+def test_every_reason_of_the_kernel_is_said_as_a_sentence(why: Why) -> None:
+    """It names the thing, and none of the kernel's own words; nothing falls back to numbers."""
+    scene = Scene()
+    scene.stored()
+    core = scene.ledger._state.core
+    rows = {Why.NO_JOB_ROW: J_CANCEL, Why.NO_REQUEST_ROW: R_ADMIT, Why.BELOW_ZERO: 1, Why.TOO_MANY: 1}
+    other = rows.get(why, 0)
 
-    with pytest.raises(
-        RefusedError, match=r"^block 1: cannot ACQUIRE while FREED: no holder and no content; no copy touches it \(it is"
-    ):
-        blocks.ask(ACQUIRE, [1])
-    with pytest.raises(RefusedError, match=r"^block 2: cannot ALLOCATE while STALE: a load writes it, or the contract is hold"):
-        blocks.ask(HAND_OUT[False], [2])
-    with pytest.raises(RefusedError, match=r"^slot 3: cannot PIN while EMPTY: nothing in it \(it is allowed while READY\)"):
-        slots.ask(PIN, [3])
-    with pytest.raises(RefusedError, match=r"^slot 3: cannot EVICT while EMPTY: nothing in it"):
-        slots.ask(EVICT, [3])
+    said = str(scene.ledger._state.refusals.of(KernelRefusal(why, 1, other, core.rules.acquire, b"key"), "acquire"))
+
+    assert why.name not in said
+    assert re.match(r"(block|slot|job|request|key|group|acquire|all|\d+)\b.* \w+", said), said
+    assert len(said.split()) > 5, said
 
 
 # --- the real ledger ----------------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ for machine, table in MACHINES.items():
 ledger = Ledger(Limits(num_blocks=4, num_slots=1))
 ledger.add_request("a")
 opened = ledger.allocate("a", 1)
-ledger._state.blocks.state[1] = MACHINES["block"].index[Block.LEASED]
+ledger._state.core.blocks.state[1] = MACHINES["block"].index[Block.LEASED]
 try:
     ledger.seal(opened, [b"k"])
 except RefusedError as refused:

@@ -16,12 +16,15 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy as clone
 from typing import Any, NoReturn, cast
 
-import numpy as np
 import pytest
 
+from blocklife.core import _couplings as couplings
+from blocklife.core._columns import Blocks, Core
+from blocklife.core._moves import fire_job
+from blocklife.core._rules import PlaceMove
+from blocklife.core._tables import ALL_OK, BLOCK_RULES, J_FINISH, J_FLUSH, MORE, PLAN_STORE, RULES
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
 from blocklife.ledger import (
     Batch,
@@ -37,15 +40,10 @@ from blocklife.ledger import (
     Seal,
     Worker,
 )
-from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL, Ids
-from blocklife.ledger._places import Blocks
-from blocklife.ledger._rules import CountedEvent
-from blocklife.ledger._steps import Steps
+from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.ledger.invariants import check
-from blocklife.lifecycle import Event, Rows
-from blocklife.states import KEYED, MACHINES, Block, Job, JobLife, Request, Slot
-from blocklife.testing.mutants._judging import SWITCHING
-from blocklife.testing.mutants._planting import Undo, rewire
+from blocklife.ledger.views import View
+from blocklife.states import KEYED, LENT, MACHINES, Block, Job, JobLife, Request, Slot
 from tests.worlds import Claims, Content, Device, DeviceFault, compare, world_key
 
 SEED = 20_000
@@ -226,7 +224,7 @@ class Walker:
 
     def lives(self, *states: Block) -> list[int]:
         """The current lives of the blocks in these states."""
-        blocks = self.ledger._state.blocks
+        blocks = self.ledger.blocks
         return [self.ledger.life(place) for place in range(1, len(blocks)) if blocks.at(place) in states]
 
     def some(self, values: list[int], most: int = 2) -> list[int]:
@@ -235,8 +233,7 @@ class Walker:
 
     def jobs(self, *states: Job) -> list[JobId]:
         """Jobs in these states."""
-        table = self.ledger._state.jobs
-        return [JobId(1, job.number) for job in table.by_number.values() if table.state(job) in states]
+        return [JobId(1, job.number) for job in self.ledger.jobs.known() if job.state in states]
 
     def add(self) -> None:
         self.call("add_request", f"r{self.rnd.randrange(5)}")
@@ -262,7 +259,9 @@ class Walker:
         """A request that waits takes every block there is and one that is still busy, and loads into that one."""
         waiting = (Request.WAITING, Request.PREEMPTED)
         names = [name for name in self.ledger.requests if self.ledger.request_state(name) in waiting]
-        lendable = self.ledger._state.blocks.lendable(np.arange(1, len(self.ledger._state.blocks))).tolist()
+        blocks = self.ledger.blocks
+        lendable = [life & ID_MASK for life in self.lives(*LENT)]
+        lendable = [block for block in lendable if not blocks.refs(block) and not blocks.writes(block)]
         if not names or not lendable or self.ledger.contract is not Contract.FENCE:
             return
         name = self.rnd.choice(names)
@@ -327,7 +326,7 @@ class Walker:
         group = self.rnd.randrange(self.sizes["num_groups"])
         wanted = self.lives(Block.ALLOCATED, Block.SEALED, Block.CACHED)
         lives = self.some([life for life in wanted if self.tenants[life][1] == group])
-        slots = self.ledger._state.slots.peek_empty(len(lives))
+        slots = self.ledger.slots.next_empty(len(lives))
         names = [self.tenants[life][0][0] for life in lives]
         if not slots:
             self.evict()
@@ -343,7 +342,7 @@ class Walker:
         ready = [
             slot
             for slot in range(self.sizes["num_slots"])
-            if self.ledger.slots.at(slot) is Slot.READY and self.ledger._state.slots.group[slot] == group
+            if self.ledger.slots.at(slot) is Slot.READY and self.ledger.slots.group(slot) == group
         ]
         wanted = [life for life in self.ledger.table(request, group) if life in self.open]
         lives = [life] if life else self.some(wanted)
@@ -429,13 +428,13 @@ class Walker:
             return
         life = self.rnd.choice(self.over)
         group = self.tenants[life][1]
-        if self.ledger._state.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT:
+        if self.ledger.blocks.is_current(life):
             return
         name = self.tenants[life][0][0]
         act = self.rnd.randrange(5)
         if act == 0:
             self.call("acquire", request, [life], group)
-        elif act == 1 and (slots := self.ledger._state.slots.peek_empty(1)):
+        elif act == 1 and (slots := self.ledger.slots.next_empty(1)):
             if self.call("plan_store", Batch([life], group), slots, [name]):
                 self.promised[slots[0]] = self.tenants[life][0]
         elif act == 2:
@@ -530,9 +529,9 @@ class Walker:
             ready = [life for life, written in self.open.items() if written and self.tenants[life][1] == 0]
             if lives := self.some(ready, 3) if ready else []:
                 seals.append(Seal(0, lives, [self.tenants[life][0][0] for life in lives]))
-        before = self.ledger.jobs.last_number, len(self.ledger._state.waiting)
+        before = self.ledger.jobs.last_number, len(self.ledger.plans_out)
         self.call("settle", plan.number, self.now, launched=self.started, completions=came, seals=seals)
-        if len(self.ledger._state.waiting) == before[1]:  # the seals came too early; without them it goes
+        if len(self.ledger.plans_out) == before[1]:  # the seals came too early; without them it goes
             seals = []
             self.call("settle", plan.number, self.now, launched=self.started, completions=came)
         self.started = []
@@ -569,8 +568,13 @@ class Walker:
             for job in jobs.ids:
                 self.on_device(functools.partial(self.device.quiet, job))
             self.call("quiesce", jobs)
-        blocks, slots, now = ledger._state.blocks, ledger._state.slots, ledger.statistics()
-        counts = [*blocks.pins, *blocks.refs, *blocks.writes, *blocks.overdue, *blocks.job, *slots.pins]
+        blocks, slots, now = ledger.blocks, ledger.slots, ledger.statistics()
+        counts = [
+            count(at)
+            for count in (blocks.pins, blocks.refs, blocks.writes, blocks.overdue, blocks.job)
+            for at in range(len(blocks))
+        ]
+        counts += map(slots.pins, range(len(slots)))
         idle = now.blocks["FREED"] + now.blocks["CACHED"]
         if any(counts) or ledger.has_pending_work() or now.jobs_alive:
             self.found("after the drain something is still held")
@@ -587,9 +591,8 @@ def spelt(value: object) -> str:
 
 def rows_taken(ledger: Ledger) -> Counter[str]:
     """How often each row of each table was taken."""
-    columns = {"block": ledger._state.blocks.column, "slot": ledger._state.slots.column, "job": ledger._state.jobs.column}
-    columns["request"] = ledger._state.request_column
-    return Counter({f"{name}: {row}": count for name, column in columns.items() for row, count in column.row_counts()})
+    views: dict[str, View] = {"block": ledger.blocks, "slot": ledger.slots, "job": ledger.jobs, "request": ledger.requests}
+    return Counter({f"{name}: {row}": count for name, view in views.items() for row, count in view.row_counts()})
 
 
 WORLDS = [(contract, workers) for contract in Contract for workers in (1, 2)]
@@ -656,20 +659,6 @@ def test_walk_is_a_function_of_its_seed() -> None:
     assert first.program == second.program
 
 
-@pytest.mark.parametrize("contract", Contract)
-def test_walks_are_the_same_on_the_scalar_and_the_bulk_path(contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a batch is walked or gathered decides nothing: the same calls are refused, and the worlds stay equal."""
-    for number in range(6):
-        walked = Walker(SEED + number, contract, 1 + number % 2).run(80)
-        with monkeypatch.context() as bulk:
-            for module in SWITCHING:
-                bulk.setattr(module, "BULK", 1)
-            gathered = Walker(SEED + number, contract, 1 + number % 2).run(80)
-
-        assert gathered.program == walked.program, walked.seed
-        assert world_key(gathered.ledger) == world_key(walked.ledger), walked.seed
-
-
 # --- planted bugs -------------------------------------------------------------------------------------------------------
 
 
@@ -684,86 +673,59 @@ def findings(*, invariants: bool = True, device: bool = True, walks: int = 20) -
     return "\n".join(found)
 
 
-UNDOS: list[Undo] = []
-
-
 @pytest.fixture(autouse=True)
 def tables() -> Iterator[None]:
-    """Puts the compiled look-ups back."""
+    """Puts the look-ups back."""
+    blocks, jobs = tuple(map(bytes, BLOCK_RULES["release"].tables)), bytes(RULES.job_rows)
     yield
-    while UNDOS:
-        UNDOS.pop()()
+    BLOCK_RULES["release"].load(blocks)
+    RULES.job_rows[:] = jobs
 
 
-def plant_row(event: Event, change: Callable[[bytearray], None]) -> None:
-    """CountedEvent the compiled look-up of one event for one test."""
-    lut = bytearray(event.lut)
-    change(lut)
-    UNDOS.append(rewire(event, bytes(lut)))
-
-
-def plant_early_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def plant_early_release() -> None:
     """The last release of a block frees it although a store reads it."""
     table, event = MACHINES["block"], MACHINES["block"].events["release"]
     width = len(event.guards)
     freed = next(row.index for row in event.rows if row.target is Block.FREED)
     held = next(bit for bit, each in enumerate(event.guards) if each.name == "held")
-
-    def change(lut: bytearray) -> None:
-        for facts in range(1 << width):
-            if not facts >> held & 1:
-                lut[table.index[Block.IN_FLIGHT] << width | facts] = freed
-
-    plant_row(event, change)
+    lut = bytearray(event.lut)
+    for facts in range(1 << width):
+        if not facts >> held & 1:
+            lut[table.index[Block.IN_FLIGHT] << width | facts] = freed
+    BLOCK_RULES["release"].load(BLOCK_RULES["release"].rows_of(bytes(lut)))
 
 
 def plant_forgotten_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reference counts as fresh."""
-    monkeypatch.setattr(Blocks, "fresh", lambda blocks, lives: [True] * len(lives))
+    monkeypatch.setattr(Blocks, "is_current", lambda blocks, life: True)
 
 
-def plant_published_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def plant_published_failure() -> None:
     """A job whose copy failed is DONE all the same."""
-    event = JobLife.table.events["finish"]
-    width = len(event.guards)
-    all_ok = next(1 << bit for bit, each in enumerate(event.guards) if each.name == "all_ok")
-
-    def change(lut: bytearray) -> None:
-        for place in range(len(lut)):
-            if JobLife.table.states[place >> width] in (Job.IN_FLIGHT, Job.AWAITED):
-                lut[place] = event.lut[place | all_ok]
-
-    plant_row(event, change)
+    for state in (Job.IN_FLIGHT, Job.AWAITED):
+        start = J_FINISH << 6 | JobLife.table.index[state] << 2
+        for facts in (0, MORE):
+            RULES.job_rows[start | facts] = RULES.job_rows[start | facts | ALL_OK]
 
 
 def plant_unordered_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hand-out forgets to put the wait into the plan."""
-    monkeypatch.setattr(Steps, "flush", lambda steps, job, cause: steps._fire_job(job, "flush"))
+
+    def flush(core: Core, row: int, cause: str) -> int:
+        return fire_job(core, row, J_FLUSH, 0)
+
+    monkeypatch.setattr(couplings, "flush", flush)
 
 
-def plant_pins(monkeypatch: pytest.MonkeyPatch, event_name: str, pins: int) -> None:
+def plant_pins(monkeypatch: pytest.MonkeyPatch, moves: Iterable[PlaceMove], pins: int) -> None:
     """One event of a block changes its pins by another number."""
-    ask, write = Blocks.ask, Blocks.write
-
-    def other(change: CountedEvent) -> CountedEvent:
-        if change.rule.name == event_name:
-            change = clone(change)
-            change.pins = pins
-        return change
-
-    def wrong_ask(blocks: Blocks, change: CountedEvent, ids: Ids, *own: Any) -> Rows:
-        return ask(blocks, other(change), ids, *own)
-
-    def wrong_write(blocks: Blocks, change: CountedEvent, ids: Ids, rows: Rows) -> list[int]:
-        return write(blocks, other(change), ids, rows)
-
-    monkeypatch.setattr(Blocks, "ask", wrong_ask)
-    monkeypatch.setattr(Blocks, "write", wrong_write)
+    for move in moves:
+        monkeypatch.setattr(move, "pins", pins)
 
 
-def test_early_release_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_release_is_found() -> None:
     """A block that is freed while the device reads it is seen by the invariants, and by the device alone."""
-    plant_early_release(monkeypatch)
+    plant_early_release()
 
     assert "I1: block" in findings(device=False)
     assert re.search(r"DeviceFault: copy \S+ touches block \d+, which is FREED in the ledger", findings(invariants=False))
@@ -778,9 +740,9 @@ def test_forgotten_epoch_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert findings(device=False)
 
 
-def test_failed_copy_published_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_copy_published_is_found() -> None:
     """Bytes that did not arrive are not readable: the verdict is counted again, and the bytes are looked at."""
-    plant_published_failure(monkeypatch)
+    plant_published_failure()
 
     assert re.search(r"I9: job \d+ is DONE with reports", findings(device=False))
     assert re.search(r"(slot|block) \d+ promises .* and holds None", findings(invariants=False))
@@ -798,7 +760,7 @@ def test_flush_not_ordered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.interpreted
 def test_forgotten_pin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planned store that does not pin its source is seen at once."""
-    plant_pins(monkeypatch, "plan_store", 0)
+    plant_pins(monkeypatch, [RULES.moves[PLAN_STORE]], 0)
 
     assert re.search(r"I1: pins of place \d+ say 0, counted 1", findings(device=False))
 
@@ -806,7 +768,7 @@ def test_forgotten_pin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.interpreted
 def test_unpin_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A landing that takes two pins is an error, never a clamp."""
-    plant_pins(monkeypatch, "land", -2)
+    plant_pins(monkeypatch, RULES.land, -2)
 
     assert "pins would fall below zero (I4)" in findings(device=False)
     assert "pins would fall below zero (I4)" in findings(invariants=False)

@@ -57,7 +57,7 @@ def storing(engine: Engine, *names: str, tokens: int = 9) -> list[JobId]:
     engine.step({}, admit=names)
     owners: dict[str | None, JobId] = {}
     for _ in range(4):
-        owners = {engine.ledger._state.jobs.by_number[job.number].owner: job for job in engine.out()}
+        owners = {each.owner: job for job in engine.out() if (each := engine.ledger.jobs.get(job.number)) is not None}
         if owners.keys() >= set(names):
             break
         engine.step({})
@@ -228,7 +228,7 @@ def test_a21_chunk_with_readers_is_not_forgotten(contract: Contract, ahead: int)
     for name in "xyz":
         engine.add(name, 9)
         engine.scheduler.lookup(name, 9)
-    pins = [int(each) for each in engine.ledger._state.slots.pins]
+    pins = [engine.ledger.slots.pins(each) for each in range(2)]
     with pytest.raises(MisuseError, match="cannot EVICT"):
         engine.ledger.evict([0])
     engine.step({}, admit=["x"])
@@ -262,7 +262,7 @@ def test_a23_load_given_up_before_launch_leaves_everything_as_before(contract: C
 
     assert (engine.ledger.free, engine.ledger.statistics().slots) == before
     assert step.plan.empty
-    assert not any(engine.ledger._state.slots.pins)
+    assert not any(engine.ledger.slots.pins(each) for each in range(len(engine.ledger.slots)))
     assert engine.scheduler.lookup("w", 9).tokens == 8
 
 
@@ -369,7 +369,7 @@ def test_a33_device_copy_goes_first_only_after_its_backup_has_arrived(contract: 
     engine.land(ok=ok)
     for _ in range(3):
         engine.step({})
-    order = [int(block) for block in engine.ledger._state.blocks.queue.peek(7)]
+    order = engine.ledger.blocks.next_free(7)
 
     assert engine.has("a", 0, range(2)) == ({0, 1} if ok else set())
     assert (set(order[:2]) == set(mine)) is ok
@@ -734,7 +734,7 @@ def act(engine: Engine, chance: random.Random) -> list[str]:
     if chance.random() < 0.03:
         engine.running.clear()
         return engine.scheduler.reset()
-    lost = [job for job in engine.silent if job.number in engine.ledger._state.jobs.out]
+    lost = [job for job in engine.silent if engine.ledger.jobs.is_out(job.number)]
     if lost and chance.random() < 0.1:
         engine.prove(*lost)
     return []
@@ -748,7 +748,7 @@ def finish_all(engine: Engine) -> None:
     engine.step({})
     while engine.plans:
         engine.settle()
-    engine.prove(*[job for job in engine.silent if job.number in engine.ledger._state.jobs.out])
+    engine.prove(*[job for job in engine.silent if engine.ledger.jobs.is_out(job.number)])
     engine.drain()
 
 

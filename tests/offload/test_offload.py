@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -446,6 +446,30 @@ def test_finish_reserves_what_is_left_before_the_blocks_go() -> None:
     assert rig.ledger.statistics().requests == 0
 
 
+def test_what_has_left_a_window_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards nobody looks at those places of the table again, however long the request runs on."""
+    rig = Rig("swa:4:5", blocks=9)
+    rig.add("r", "one window slides along", 12)
+    rig.let_in("r")
+    rig.plan()
+    rig.settle()
+    given: list[Sequence[int]] = []
+    release_many = rig.ledger.release_many
+
+    def noted(requests: Sequence[str], positions: Sequence[Sequence[int]], groups: Sequence[int]) -> None:
+        given.extend(positions)
+        release_many(requests, positions, groups)
+
+    monkeypatch.setattr(rig.ledger, "release_many", noted)
+    for _ in range(6):
+        rig.scheduler.grow()
+        rig.plan()
+        rig.settle()
+
+    assert given
+    assert len(set(map(tuple, given))) == len(given)
+
+
 @pytest.mark.parametrize("groups", ["full:4", "full:8,swa:4:9"])
 def test_end_is_a_use_of_what_the_host_has_of_a_request(groups: str) -> None:
     """Who ends has just used it, also where a group has no whole chunk yet: what goes next is what nobody has used since."""
@@ -853,7 +877,7 @@ def test_scheduler_remembers_nobody_who_is_over() -> None:
     kept += (line._line, line._candidates, line._exposed, line._made)  # type: ignore[assignment]
 
     assert [len(each) for each in kept] == [0] * len(kept)
-    assert not scheduler._state.progress.known.any()
+    assert not any(scheduler._state.progress.known)
 
 
 def test_sleep_keeps_the_host_and_nothing_of_the_device() -> None:
@@ -1401,7 +1425,7 @@ def test_an_allocator_of_the_engine_is_followed_to_the_end() -> None:
     assert found == [(0, 0), (8, 0), (0, 0), (0, 8)]
     assert rig.scheduler.statistics().host_hits == (2,)
     assert rig.ledger.statistics().requests == 0
-    assert all(not refs for refs in rig.ledger._state.blocks.refs)
+    assert rig.ledger.blocks.count_held() == 0
 
 
 def test_what_another_request_loads_is_waited_for_in_a_foreign_pool() -> None:

@@ -20,10 +20,10 @@ from functools import partial
 from itertools import product
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import pytest
 from attrs import define, field, frozen
 
+from blocklife.core._progress import PlanTokens, Span, TokenProgress
 from blocklife.errors import BlocklifeError, CapacityError
 from blocklife.ledger import (
     Completion,
@@ -57,7 +57,6 @@ from blocklife.offload import (
 from blocklife.offload import _search as search_module
 from blocklife.offload import _stores as stores_module
 from blocklife.offload._lookup import Found, common_length
-from blocklife.offload._progress import ProgressTable, Span
 from blocklife.offload._search import Search
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
@@ -387,9 +386,11 @@ class Walker:
     def at_home(self) -> None:
         """Nothing is alive, held or pinned, and every place is accounted for."""
         ledger, now = self.ledger, self.ledger.statistics()
-        blocks, slots = ledger._state.blocks, ledger._state.slots
-        counts = [*blocks.pins, *blocks.refs, *blocks.writes, *blocks.overdue, *blocks.job, *slots.pins]
-        if any(counts) or now.jobs_alive or now.requests or ledger.holders or self.scheduler.has_pending_work():
+        blocks, slots = ledger.blocks, ledger.slots
+        columns = (blocks.pins, blocks.refs, blocks.writes, blocks.overdue, blocks.job)
+        held = any(count(block) for count in columns for block in range(len(blocks)))
+        held |= any(map(slots.pins, range(len(slots))))
+        if held or now.jobs_alive or now.requests or ledger.holders or self.scheduler.has_pending_work():
             raise Finding(f"something is still held: {now}, holders {dict(ledger.holders)}")
         if now.blocks["FREED"] + now.blocks["CACHED"] != self.num_blocks - 1 or now.free != self.num_blocks - 1:
             raise Finding(f"blocks have not come home: {now.blocks}")
@@ -542,8 +543,8 @@ class Walker:
         table, scheduler = self.scheduler._state.progress, self.scheduler
         scheduled = []
         for sequence in self.running:
-            row = self.ledger._state.requests[sequence.name].row
-            count = int(table.wanted[row]) if table.step[row] == scheduler._state.step else 0
+            row = self.ledger.requests.row(sequence.name)
+            count = table.wanted_of(row) if table.is_scheduled(row) else 0
             if count:
                 scheduled.append((sequence, count))
         handed: dict[str, set[tuple[int, int]]] = {}
@@ -803,7 +804,7 @@ class Walker:
             other = partial(scheduler.renew, f"w{self.epoch + 1}")
             self.forgotten(self.call(scheduler.reset if what == "reset" else other))
             self.epoch += 1
-        if self.ledger._state.blocks.column.count()[Block.SEALED]:
+        if self.ledger.blocks.count()[Block.SEALED]:
             raise Finding(f"content is still held after {what}")
 
     def forgotten(self, names: list[str]) -> None:
@@ -849,7 +850,7 @@ class Walker:
 
     def judge(self) -> None:
         """Compare what the ledger claims with what the workers do and hold."""
-        blocks, slots, size = self.ledger._state.blocks, self.ledger._state.slots, self.world.chunk
+        blocks, slots, size = self.ledger.blocks, self.ledger.slots, self.world.chunk
         for station in self.stations:
             for job, copy in station.copies.items():
                 for block in copy.blocks:
@@ -861,13 +862,13 @@ class Walker:
             if station.rank in self.lost:
                 continue
             for block in range(1, self.num_blocks):
-                key = blocks.key[block]
+                key = blocks.key(block)
                 if key is not None and blocks.at(block) in KEYED:
-                    self.compare(f"block {block}", station.blocks.get(block), blocks.group[block], key)
+                    self.compare(f"block {block}", station.blocks.get(block), blocks.group(block), key)
             for slot in range(self.num_slots):
-                key = slots.key[slot]
+                key = slots.key(slot)
                 if key is not None and slots.at(slot) is Slot.READY:
-                    self.compare(f"slot {slot}", station.host.get((slot + 1) * size - 1), slots.group[slot], key)
+                    self.compare(f"slot {slot}", station.host.get((slot + 1) * size - 1), slots.group(slot), key)
         self.reads_of_hits()
 
     def compare(self, what: str, held: list[int] | None, group: int, key: bytes) -> None:
@@ -944,29 +945,31 @@ def test_stores_that_go_past_the_line_are_those_of_the_line(monkeypatch: pytest.
 
 def plant_window_of_unsettled_tokens(patch: pytest.MonkeyPatch) -> None:
     """Blocks leave a window when tokens are scheduled, not when they are settled."""
-    right = ProgressTable.first_needed
+    right = TokenProgress.first_needed
 
-    def wrong(table: ProgressTable, group: int, row: int) -> int:
-        settled = int(table.computed[row])
-        table.computed[row] += table.in_flight[row] + table.wanted[row]
+    def wrong(table: TokenProgress, group: int, row: int) -> int:
+        ahead = table.end_of(row) - table.computed_of(row)
+        table.computed[row] += ahead
         found = right(table, group, row)
-        table.computed[row] = settled
+        table.computed[row] -= ahead
         return found
 
-    patch.setattr(ProgressTable, "first_needed", wrong)
+    patch.setattr(TokenProgress, "first_needed", wrong)
 
 
 def plant_store_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
     """Placeholders and drafts are stored as if they were known."""
     right = SchedulerSteps.plan_stores
 
-    def wrong(core: SchedulerSteps, rows: np.ndarray[Any, Any], spans: list[Span]) -> None:
-        known = core._progress.known.copy()
-        core._progress.known += 8
+    def wrong(core: SchedulerSteps, rows: list[int], spans: list[Span]) -> None:
+        known = core._progress.known
+        for row in rows:
+            known[row] += 8
         try:
             right(core, rows, core._progress.filling(rows))
         finally:
-            core._progress.known[:] = known
+            for row in rows:
+                known[row] -= 8
 
     patch.setattr(SchedulerSteps, "plan_stores", wrong)
 
@@ -976,7 +979,7 @@ def plant_forgotten_epochs(patch: pytest.MonkeyPatch) -> None:
     right = StoreLine._judge
 
     def wrong(line: StoreLine, chunk: stores_module.Chunk) -> Any:
-        epoch = line._ledger._state.blocks.epoch
+        epoch = line._ledger.blocks.epochs
         chunk.lives = [life and epoch[life & ID_MASK] << 32 | life & ID_MASK for life in chunk.lives]
         return right(line, chunk)
 
@@ -1034,9 +1037,10 @@ def plant_drafts_taken_for_granted(patch: pytest.MonkeyPatch) -> None:
     """Tokens that were refused count as computed."""
     right = SchedulerSteps.advance
 
-    def wrong(core: SchedulerSteps, rows: Any, tokens: Any, sampled: Mapping[str, int]) -> Any:
-        known, _ = right(core, rows, tokens, sampled)
-        return known, np.minimum(core._progress.computed[rows] + tokens, known)
+    def wrong(core: SchedulerSteps, turn: PlanTokens, sampled: Mapping[str, int]) -> Any:
+        rows, known, _ = right(core, turn, sampled)
+        ends = [core._progress.computed_of(row) + dict(zip(turn.rows, turn.tokens, strict=True)).get(row, 1) for row in rows]
+        return rows, known, list(map(min, ends, known))
 
     patch.setattr(SchedulerSteps, "advance", wrong)
 
@@ -1054,14 +1058,14 @@ def plant_no_flush_for_hand_outs(patch: pytest.MonkeyPatch) -> None:
 
 def plant_one_stay_taken_for_another(patch: pytest.MonkeyPatch) -> None:
     """What a plan computed before a preemption counts for the stay after it."""
-    right = ProgressTable.clear
+    right = TokenProgress.clear
 
-    def wrong(table: ProgressTable, row: int) -> None:
+    def wrong(table: TokenProgress, row: int) -> None:
         serial = table.serial[row]
         right(table, row)
         table.serial[row] = serial
 
-    patch.setattr(ProgressTable, "clear", wrong)
+    patch.setattr(TokenProgress, "clear", wrong)
 
 
 def plant_pending_taken_for_there(patch: pytest.MonkeyPatch) -> None:
@@ -1083,11 +1087,11 @@ def plant_state_before_its_time(patch: pytest.MonkeyPatch) -> None:
         table, size = scheduler._state.progress, scheduler.geometry.block_tokens
         for name, tracked in scheduler._state.requests.items():
             row = tracked.row
-            end = int(table.ends(np.array([row]))[0])
-            if table.running[row] and table.step[row] == scheduler._state.step and table.wanted[row]:
+            end = table.end_of(row)
+            if table.running[row] and table.is_scheduled(row) and table.wanted_of(row):
                 for group, kind in enumerate(scheduler.geometry.groups):
                     if isinstance(kind, Mamba) and (boundary := end // size[group] * size[group]):
-                        key = (name, int(table.serial[row]), group, boundary)
+                        key = (name, table.serial[row], group, boundary)
                         scheduler._state.handed[key] = None
         return right(scheduler, now)
 
@@ -1106,7 +1110,7 @@ PLANTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     plant_no_flush_for_hand_outs: ("full_4-c1-eager-sync-fence", "while copy .* reads it|meet on"),
     plant_one_stay_taken_for_another: ("full_4-c1-eager-async", ""),
     plant_pending_taken_for_there: ("full_4-c1-eager", ""),
-    plant_state_before_its_time: ("full_4+swa_2_6+mamba_8-c1-eager", "promises|cannot SEAL|seal: .* are no lives of blocks"),
+    plant_state_before_its_time: ("full_4+swa_2_6+mamba_8-c1-eager", "promises|cannot SEAL|is no life of a block"),
 }
 
 

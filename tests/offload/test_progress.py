@@ -6,23 +6,29 @@ Method: small tables by hand, and the arithmetic against a count of tokens one b
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-import numpy as np
 import pytest
 
+from blocklife.core._progress import Span, TokenProgress
+from blocklife.core._tables import ENDLESS
 from blocklife.offload import Geometry, Policies
-from blocklife.offload._progress import NEVER, ProgressTable, Span
+from blocklife.offload._state import progress_of
+
+ValueT = TypeVar("ValueT")
 
 LOCAL = ["local:4:8", "local:4:6", "local:4:3"]
 GROUPS = ["full:4", "swa:4:1", "swa:4:2", "swa:4:6", "swa:4:9", "swa:1:3", *LOCAL, "mamba:4", "mamba:1"]
 
 
-def table_of(groups: str, size: int = 4) -> ProgressTable:
-    return ProgressTable(size, Geometry.parse(groups), Policies())
+def table_of(groups: str, size: int = 4) -> TokenProgress:
+    return progress_of(size, Geometry.parse(groups), Policies())
 
 
-def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(numbers, dtype=np.int64)
+def of(table: TokenProgress, column: Sequence[int], row: int) -> list[int]:
+    """What a column says of one request, group by group."""
+    return [column[group * table.size + row] for group in range(table.num_groups)]
 
 
 def read_from(groups: str, token: int) -> set[int]:
@@ -67,23 +73,17 @@ def test_first_needed_looks_at_settled_tokens_only() -> None:
 def test_ends_and_missing_count_what_is_settled_in_flight_and_wanted() -> None:
     """A table lacks the blocks up to the last token of this step; one that has more lacks none."""
     table = table_of("full:4,swa:2:3")
-    table.computed[:3], table.in_flight[:3], table.wanted[:3] = [4, 0, 0], [1, 0, 0], [4, 1, 0]
-    table.placed[:, :3] = [[2, 0, 5], [2, 1, 0]]
-    chosen = rows(0, 1, 2)
-    ends = table.ends(chosen)
+    for row, (computed, in_flight, wanted) in enumerate([(4, 1, 4), (0, 0, 1), (0, 0, 0)]):
+        table.computed[row], table.in_flight[row], table.wanted[row] = computed, in_flight, wanted
+    for group, counts in enumerate([(2, 1, 5), (2, 1, 0)]):
+        for row, count in enumerate(counts):
+            table.placed[group * table.size + row] = count
+    chosen = [2, 1, 0]
+    ends = [table.end_of(row) for row in chosen]
 
-    assert ends.tolist() == [9, 1, 0]
-    assert table.missing(chosen, ends).tolist() == [[1, 1, 0], [3, 0, 0]]
-
-
-def test_rows_are_looked_at_in_the_order_asked_for() -> None:
-    """Any rows, in any order, none as well."""
-    table = table_of("full:4")
-    table.computed[:] = [1, 2, 3, 4]
-
-    assert table.ends(rows(3, 0)).tolist() == [4, 1]
-    assert table.ends(rows()).tolist() == []
-    assert table.missing(rows(), rows()).tolist() == [[]]
+    assert ends == [0, 1, 9]
+    assert [table.missing(chosen, group, ends) for group in (0, 1)] == [2, 2]
+    assert [table.missing(chosen[:2], group, ends) for group in (0, 1)] == [-1, -1]
 
 
 def test_a_table_that_has_grown_is_looked_at_when_it_is_full_again() -> None:
@@ -93,8 +93,8 @@ def test_a_table_that_has_grown_is_looked_at_when_it_is_full_again() -> None:
     table.grown(1, 1, 1)
     table.grown(1, 1, 2)
 
-    assert table.placed[:, 1].tolist() == [2, 3]
-    assert table.room_at[:, 1].tolist() == [8, 6]
+    assert of(table, table.placed, 1) == [2, 3]
+    assert of(table, table.room_at, 1) == [8, 6]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_table_that_has_grown_is_looked_at_when_it_is_full_again() -> None:
     [
         ((0, 1, 2, 4), 4, True, 99, True, 4, 20),
         ((0, 1, 2, 4), 3, True, 99, True, 3, 16),  # one of them cannot be final yet
-        ((0, 1, 2, 4), 4, True, 16, True, 4, NEVER),  # no more of it may be stored
+        ((0, 1, 2, 4), 4, True, 16, True, 4, ENDLESS),  # no more of it may be stored
         ((0, 1, 2, 4), 4, True, 15, False, 2, 12),  # not all of them may be stored
         ((0, 1, 3, 4), 4, True, 99, False, 2, 12),  # those before them have not had their turn
         ((0, 1, 2, 4), 4, False, 99, False, 2, 12),
@@ -113,19 +113,19 @@ def test_what_is_final_early_has_had_its_turn_where_it_comes_next(
 ) -> None:
     """It is final up to where it could be sealed; its turn has come if nothing before it waits, and all of it may be stored."""
     table = table_of("full:4")
-    table.most_stored[1], table.sealed[0, 1] = most, span[2]
+    table.most_stored[1], table.sealed[1] = most, span[2]
     table.offered_up_to([(0, 1, 0, 2)])
 
     assert table.promised([span], [end], direct) == [in_turn]
-    assert (int(table.sealed[0, 1]), int(table.final_at[0, 1])) == (end, (end + 1) * 4)
-    assert (int(table.offered[0, 1]), int(table.fill_at[0, 1])) == (offered, alarm)
+    assert (table.sealed[1], table.final_at[1]) == (end, (end + 1) * 4)
+    assert (table.offered[1], table.fill_at[1]) == (offered, alarm)
 
 
-def columns(table: ProgressTable, row: int) -> list[int]:
+def columns(table: TokenProgress, row: int) -> list[int]:
     """Every count of one row but the serial and the step, of which no two may be equal."""
     single = (table.running, table.prompt, table.known, table.computed, table.in_flight, table.wanted)
     by_group = (table.placed, table.first, table.sealed, table.offered)
-    return [int(each[row]) for each in single] + [int(count) for each in by_group for count in each[:, row]]
+    return [each[row] for each in single] + [count for each in by_group for count in of(table, each, row)]
 
 
 def test_a_row_is_zero_when_nobody_has_it() -> None:
@@ -135,9 +135,9 @@ def test_a_row_is_zero_when_nobody_has_it() -> None:
     entered = columns(table, 2)
     for column in (table.computed, table.in_flight, table.wanted):
         column[2] = 5
-    for placed in (table.placed, table.first, table.sealed, table.offered):
-        placed[:, 2] = 3
-    table.running[2] = True
+    for group in (0, 1):
+        table.begin(2, group, 3, 3, 3, 3)
+    table.run(2, 5)
     table.known[2] = 11
     table.clear(2)
     cleared = columns(table, 2)
@@ -155,11 +155,11 @@ def test_every_stay_has_a_serial_of_its_own() -> None:
     serials = []
     for row in (0, 1, 0):
         table.enter(row, 1)
-        serials.append(int(table.serial[row]))
+        serials.append(table.serial[row])
         table.clear(row)
-        serials.append(int(table.serial[row]))
+        serials.append(table.serial[row])
         table.leave(row)
-        serials.append(int(table.serial[row]))
+        serials.append(table.serial[row])
 
     assert len(set(serials)) == len(serials)
     assert 0 not in serials
@@ -170,27 +170,27 @@ def test_every_stay_has_a_serial_of_its_own() -> None:
 ALARMED = ["full:4", "full:4,swa:4:6", "swa:2:3,full:4", "full:4,mamba:4", "swa:4:9,mamba:4", "full:4,local:4:8", "local:4:6"]
 
 
-def alarms(table: ProgressTable, row: int) -> list[int]:
+def alarms(table: TokenProgress, row: int) -> list[int]:
     """At which token one request is looked at next: for room, for its window, for what fills, for what is final."""
-    return [int(alarm[:, row].min()) for alarm in (table.room_at, table.window_at, table.fill_at, table.final_at)]
+    return [min(of(table, alarm, row)) for alarm in (table.room_at, table.window_at, table.fill_at, table.final_at)]
 
 
-def by_hand(groups: str, table: ProgressTable, row: int) -> dict[str, list[Span]]:
+def by_hand(groups: str, table: TokenProgress, row: int) -> dict[str, list[Span]]:
     """What there is to do for one request, group by group, without any alarm."""
     found: dict[str, list[Span]] = {"leaving": [], "lacking": [], "filling": [], "finishing": []}
-    computed, known = int(table.computed[row]), int(table.known[row])
-    end = computed + int(table.in_flight[row] + table.wanted[row])
+    computed, known, end = table.computed_of(row), table.known_of(row), table.end_of(row)
     for group, text in enumerate(groups.split(",")):
         kind, *sizes = text.split(":")
         tokens, fills = int(sizes[0]), kind != "mamba"
-        placed, first = int(table.placed[group, row]), int(table.first[group, row])
+        at = group * table.size + row
+        placed, first = table.placed[at], table.first[at]
         behind = {"full": 1 << 40, "mamba": 1}.get(kind, int(sizes[-1]) - 1)
         left = computed // int(sizes[-1]) * int(sizes[-1]) if kind == "local" else max(0, computed - behind)
         spans = {
             "leaving": (first, min(left // tokens, placed)),
             "lacking": (placed, -(-end // tokens)),
-            "filling": (int(table.offered[group, row]), min(end, known) // tokens if fills else 0),
-            "finishing": (int(table.sealed[group, row]), computed // tokens if fills else 0),
+            "filling": (table.offered[at], min(end, known) // tokens if fills else 0),
+            "finishing": (table.sealed[at], computed // tokens if fills else 0),
         }
         for what, (start, stop) in spans.items():
             if stop > start:
@@ -206,10 +206,10 @@ def test_alarms_ring_whenever_there_is_something_to_do(groups: str, seed: int) -
     table.enter(1, 64)
     for step in range(200):
         table.wanted[1] = rnd.choice([1, 1, 1, 2, 7])
-        table.known[1] = max(int(table.known[1]), int(table.ends(rows(1))[0]) - rnd.choice([0, 0, 1]))
+        table.known[1] = max(table.known[1], table.end_of(1) - rnd.choice([0, 0, 1]))
         expected = by_hand(groups, table, 1)
-        found = {"leaving": table.leaving(rows(1)), "lacking": table.lacking(rows(1)), "filling": table.filling(rows(1))}
-        found["finishing"] = table.finishing(rows(1), table.computed[rows(1)])
+        found = {"leaving": table.leaving([1]), "lacking": table.lacking([1]), "filling": table.filling([1])}
+        found["finishing"] = table.finishing([1], [table.computed[1]])
         print(f"seed {seed}, step {step}: {found}")
 
         assert found == expected
@@ -226,17 +226,17 @@ def test_request_in_which_nothing_changes_is_not_looked_at() -> None:
     table = table_of("full:4,swa:4:6", 2)
     table.enter(1, 9)
     table.computed[1] = 9
-    table.extended(table.lacking(rows(1)))
-    table.left(table.leaving(rows(1)))
-    table.offered_up_to(table.filling(rows(1)))
-    table.sealed_up_to(table.finishing(rows(1), table.computed[rows(1)]))
+    table.extended(table.lacking([1]))
+    table.left(table.leaving([1]))
+    table.offered_up_to(table.filling([1]))
+    table.sealed_up_to(table.finishing([1], [table.computed[1]]))
 
     assert alarms(table, 1) == [12, 13, 12, 12]
     table.look(1)
     assert alarms(table, 1) == [0, 0, 0, 0]
-    for found in (table.lacking(rows(1)), table.leaving(rows(1)), table.filling(rows(1))):
+    for found in (table.lacking([1]), table.leaving([1]), table.filling([1])):
         assert found == []
-    assert table.finishing(rows(1), table.computed[rows(1)]) == []
+    assert table.finishing([1], [table.computed[1]]) == []
     assert alarms(table, 1) == [12, 13, 12, 12]
     table.clear(1)
     assert alarms(table, 1) == [0, 0, 0, 0]
@@ -246,10 +246,132 @@ def test_cap_silences_the_alarm_of_what_may_not_be_stored() -> None:
     """Beyond the cap nothing fills; another cap makes the table look again."""
     table = table_of("full:4", 2)
     table.enter(1, 12)
-    table.cap(1, 4, None)
+    table.cap(1, 4, -1)
     table.computed[1] = 12
-    table.offered_up_to(table.filling(rows(1)))
+    table.offered_up_to(table.filling([1]))
 
-    assert (table.filling(rows(1)), int(table.fill_at[0, 1])) == ([], NEVER)
-    table.cap(1, None, None)
-    assert table.filling(rows(1)) == [(0, 1, 1, 3)]
+    assert (table.filling([1]), table.fill_at[1]) == ([], ENDLESS)
+    table.cap(1, -1, -1)
+    assert table.filling([1]) == [(0, 1, 1, 3)]
+
+
+# --- silence ------------------------------------------------------------------------------------------------------------
+
+
+class Twins:
+    """The same requests in two tables, of which one lets nobody fall silent: both must say the same at every moment."""
+
+    def __init__(self, groups: str, seed: int, ahead: int) -> None:
+        self.rnd, self.ahead = random.Random(seed), ahead
+        self.tables = [table_of(groups, 6), table_of(groups, 6)]
+        self.tables[1].falls_silent = False
+        self.silences = 0
+
+    def both(self, act: Callable[[TokenProgress], ValueT]) -> ValueT:
+        """Do the same to both; they must answer the same."""
+        first, second = map(act, self.tables)
+        assert first == second
+        return first
+
+    def check(self) -> None:
+        """What others may ask of each request."""
+        for row in range(6):
+            self.both(lambda table, row=row: (  # type: ignore[misc]
+                table.running[row], table.computed_of(row), table.known_of(row), table.in_flight_of(row), table.wanted_of(row),
+                table.begin_of(row), table.end_of(row), table.filled_of(row), table.is_scheduled(row), table.bound(row, 50),
+                *(table.first_needed(group, row) for group in range(table.num_groups)),
+            ))  # fmt: skip
+        self.both(lambda table: (table.active, of(table, table.placed, 1), of(table, table.first, 1)))
+
+    def step(self) -> None:
+        """Schedule all, some with other tokens than one; grow, fill, and let the plan depart."""
+        rows = self.both(lambda table: table.active)
+        refused = self.rnd.random() < 0.1
+        odd = {row: self.rnd.choice([0, 2, 5]) for row in self.tables[0].active if self.rnd.random() < 0.08}
+
+        def schedule(table: TokenProgress) -> object:
+            for row in odd:
+                table.speak_up(row)
+            rows = table.propose()
+            for row, count in odd.items():
+                table.wanted[row] = count
+            looked = sorted({*rows, *table.due_now()})
+            leaving, lacking = table.leaving(looked), table.lacking(looked)
+            short = {row for _, row, _, _ in lacking} if refused else set()
+            table.left(leaving)
+            table.extended([span for span in lacking if span[1] not in short])
+            table.schedule(rows)
+            for row in short:
+                table.call_off(row)
+            return leaving, lacking
+
+        def build(table: TokenProgress) -> object:
+            filling = table.filling(table.looked_at())
+            table.offered_up_to(filling)
+            table.depart(())
+            return filling
+
+        self.both(schedule)
+        if rows and self.rnd.random() < 0.1:
+            capped, most = self.rnd.choice(rows), self.rnd.randrange(-1, 60)
+            self.both(lambda table: table.cap(capped, most, -1))
+        self.check()
+        if self.rnd.random() < 0.1 and (rows := self.tables[0].active):
+            gone = self.rnd.choice(rows)
+            self.both(lambda table: table.clear(gone))
+        self.both(build)
+        self.silences += sum(self.tables[0].silent)
+
+    def settle(self) -> None:
+        """The oldest plan is over: each request that ran its last known token has sampled one more."""
+
+        def settle(table: TokenProgress) -> object:
+            turn = table.turns[0]
+            found = {
+                row: (table.known_of(row), table.computed_of(row) + tokens)
+                for row, tokens, serial in zip(turn.rows, turn.tokens, turn.serials, strict=True)
+                if table.serial[row] == serial
+            }
+            silent = {row: (table.known_of(row), table.computed_of(row) + 1) for row in turn.due if table.silent[row]}
+            rows = sorted({**silent, **found})
+            reached = {**silent, **found}
+            known = [reached[row][0] + (reached[row][1] >= reached[row][0]) for row in rows]
+            computed = [min(reached[row][1], reached[row][0]) for row in rows]
+            finishing = table.finishing(rows, computed)
+            table.settle(rows, known, computed)
+            table.sealed_up_to(finishing)
+            return finishing
+
+        self.both(settle)
+        self.check()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("groups", [*ALARMED, "full:4+drafter,swa:4:6"])
+def test_silent_requests_are_as_those_that_speak(groups: str, seed: int, ahead: int) -> None:
+    """Whatever is asked of them, at every moment, with plans that overlap; and they are silent most of the time."""
+    twins = Twins(groups, seed, ahead)
+    print(f"seed {seed}")
+    for step in range(300):
+        free = [row for row in range(6) if not twins.tables[0].running[row]]
+        if free and twins.rnd.random() < 0.3:
+            row, prompt = twins.rnd.choice(free), twins.rnd.randrange(1, 12)
+
+            def enter(table: TokenProgress, row: int = row, prompt: int = prompt) -> None:
+                table.enter(row, prompt)
+                table.run(row, 0)
+                table.wanted[row] = prompt
+                table.step[row] = table.making
+                for group in range(table.num_groups):
+                    table.begin(row, group, prompt, 0, 0, 0)
+
+            twins.both(enter)
+        twins.step()
+        for _ in range(len(twins.tables[0].turns) - twins.rnd.randrange(ahead + 1)):
+            twins.settle()
+        if step % 50 == 49:
+            twins.both(lambda table: table.speak_up_all())
+            twins.both(lambda table: [bytes(column) for column in table.columns])
+
+    assert twins.silences > 100

@@ -179,12 +179,12 @@ def assert_named(shelf: Shelf, hit: Hit) -> None:
         reads = needed(shelf.geometry, group, hit.compute_from)
         here = [block for block in reads if block < hit.device_tokens // tokens]
         names = shelf.keys(group, 0, len(TEXT) // tokens)
-        assert [shelf.ledger._state.blocks.key[life & ID_MASK] for life in hit.lives[group]] == [names[block] for block in here]
-        assert all(shelf.ledger._state.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT for life in hit.lives[group])
+        assert [shelf.ledger.blocks.key(life & ID_MASK) for life in hit.lives[group]] == [names[block] for block in here]
+        assert all(shelf.ledger.blocks.epochs[life & ID_MASK] == life >> EPOCH_SHIFT for life in hit.lives[group])
         end = hit.tokens // tokens
         behind = range(max(reads.start, hit.device_tokens // tokens), end) if hit.host_tokens else range(0)
         chunks = dict.fromkeys(block // shelf.size for block in behind)
-        assert [shelf.ledger._state.slots.key[slot] for slot in hit.slots[group]] == [
+        assert [shelf.ledger.slots.key(slot) for slot in hit.slots[group]] == [
             names[(chunk + 1) * shelf.size - 1] for chunk in chunks
         ]
 

@@ -14,7 +14,7 @@ import pytest
 
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, JobId, Transfer
-from blocklife.ledger.jobs import JobTable
+from blocklife.ledger import _plan as plans
 from blocklife.ledger.views import SlotsView
 from blocklife.offload import FullHit, Geometry, LastStep, OffloadScheduler, Policies
 from blocklife.offload import _search as search
@@ -23,7 +23,7 @@ from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
 from blocklife.states import COPYING, Request
 from tests.engines import AHEAD, Engine, Step, computed, stored_until, without
-from tests.worlds import BOTH, DeviceFault
+from tests.worlds import BOTH, DeviceFault, slot_with
 
 pytestmark = pytest.mark.interpreted
 OTHER = range(100, 200)
@@ -369,7 +369,7 @@ def test_s2_planted_no_look_at_copies_is_refused(contract: Contract, ahead: int,
 @AHEAD
 def test_s2_planted_dedup_by_content_loses_a_twin(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taking content on its way for stored content drops the second block, which would be missing if the first store fails."""
-    without(monkeypatch, SlotsView, "any_ready", {"_READY in [state[slot] for slot in slots]": "bool(slots)"})
+    without(monkeypatch, SlotsView, "any_ready", {"self.find_ready(": "self.find("})
     engine = Engine(contract=contract, ahead=ahead)
 
     assert len(twins(engine)) < 4
@@ -436,7 +436,7 @@ def test_s3_sizes_count_the_blocks_appended(
         assert sum(each.group_sizes) == len(each.source) == len(each.target)
     assert (lacking in engine.host_keys()) is (expected is not None)
     if expected is not None:
-        slot = engine.ledger._state.slots.index[0][lacking]
+        slot = slot_with(engine.ledger, lacking)
         places = [place - slot * chunk for each in transfers for place in each.target.tolist() if place // chunk == slot]
         assert places == expected
         suffix = next((count for count in range(chunk) if chunk - 1 - count not in expected), chunk)
@@ -497,7 +497,7 @@ def test_s3_planted_unwritten_part_reaches_the_device(contract: Contract, ahead:
 def test_s3_planted_sizes_of_whole_chunks_are_refused(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting a chunk as its full size, whatever is in it, makes a job that cannot be built."""
     engine = straddling(contract, ahead, 3, partial=False)
-    without(monkeypatch, JobTable, "add", {"names, groups, slot": "names, 3 * columns.slot_groups[there], slot"})
+    without(monkeypatch, plans, "transfers", {"[job.groups for": "[3 * job.slot_groups for"})
 
     with pytest.raises((MisuseError, ValueError), match=r"do not agree|zip\(\)"):
         engine.step({})

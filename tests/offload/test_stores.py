@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import pytest
 
 from blocklife.ledger import Batch, Contract, JobId, Jobs, Launched, Ledger, Plan, Worker
-from blocklife.ledger._ids import ID_MASK, NULL, listed
+from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.invariants import check
 from blocklife.offload import Geometry, HostTier, LastStep, Mode, Policies
 from blocklife.offload._stores import Chunk, StoreLine
-from blocklife.states import Block
+from blocklife.states import Block, Job
 from tests.rigs import Rig, letters, sources
-from tests.worlds import held, keys, make_ledger, ready, report, world_key
+from tests.worlds import held, keys, make_ledger, ready, report, slot_with, world_key
 
 
 def line_of(
@@ -79,18 +79,18 @@ def test_what_the_requests_of_a_step_fill_makes_room_together() -> None:
     ledger, line = line_of(replacement="arc", slots=2)
     for name in ("w", "x", "y"):
         if name == "y":
-            line._tier.touch([ledger._state.slots.index[0][b"w"]])
+            line._tier.touch([slot_with(ledger, b"w")])
         offered(ledger, line, "a", name)
         step(ledger, line, land=True)
     offered(ledger, line, "a", "a")
     offered(ledger, line, "b", "x")
     step(ledger, line, land=True)
-    both = set(ledger._state.slots.index[0])
+    both = {key for _, key, _ in ledger.slots.named()}
     offered(ledger, line, "c", "z")
     step(ledger, line, land=True)
 
     assert both == {b"a", b"x"}
-    assert set(ledger._state.slots.index[0]) == {b"a", b"z"}
+    assert {key for _, key, _ in ledger.slots.named()} == {b"a", b"z"}
 
 
 def test_one_job_an_owner_in_the_order_of_their_oldest_chunk() -> None:
@@ -110,8 +110,8 @@ def test_only_the_owners_asked_for_are_planned() -> None:
     mine, _ = offered(ledger, line, "a", "x"), offered(ledger, line, "b", "y")
     line.plan(["c", "a"])
 
-    assert [job.owner for job in ledger._state.jobs.alive()] == ["a"]
-    assert [life & ID_MASK for life in ledger._state.jobs.alive()[0].lives] == mine
+    assert [job.owner for job in ledger.jobs.alive()] == ["a"]
+    assert [life & ID_MASK for life in ledger.jobs.alive()[0].lives] == mine
     assert line.waiting == 1
 
 
@@ -246,7 +246,7 @@ def test_a_store_that_was_cancelled_has_another_turn_once() -> None:
     ledger, line = line_of()
     blocks = offered(ledger, line, "a", "x")
     line.plan()
-    ledger.cancel(Jobs(tuple(JobId(ledger.incarnation, number) for number in ledger._state.jobs.planned)))
+    ledger.cancel(Jobs(tuple(JobId(ledger.incarnation, job.number) for job in ledger.jobs.alive() if job.state is Job.PLANNED)))
     again = step(ledger, line, land=True)
     later = [step(ledger, line) for _ in range(3)]
 
@@ -321,7 +321,7 @@ def test_behind_a_fence_a_chunk_waits_for_the_proof() -> None:
     states = [ledger.blocks.at(life & ID_MASK) for life in lives]
     waits = step(ledger, line)
     line.plan()
-    planned = [job.owner for job in ledger._state.jobs.alive()]
+    planned = [job.owner for job in ledger.jobs.alive()]
 
     assert states == [Block.FLUSHED] * 2
     assert not waits.stores
@@ -472,11 +472,11 @@ def test_lazy_stores_what_is_next_and_stops_when_nothing_is_about_to_go() -> Non
     rig.tick()
     rig.scheduler.finish("a")
     plans = [rig.tick() for _ in range(6)]
-    queue = rig.ledger._state.blocks.queue.peek(3)
+    queue = rig.ledger.blocks.next_free(3)
 
     assert rig.stored() == ["abcdefgh", "abcdefghijkl"]
     assert [len(plan.stores) for plan in plans[2:]] == [0, 0, 0, 0]
-    assert sorted(int(each) for each in queue[:2]) == [2, 3]
+    assert sorted(queue[:2]) == [2, 3]
     assert not rig.scheduler.has_pending_work()
 
 
@@ -572,13 +572,13 @@ def test_lazy_content_that_was_used_again_is_no_longer_the_first_to_go() -> None
     ledger.release("a", [0])
     step(ledger, line, land=True)
     line.plan()
-    before = listed(ledger._state.blocks.queue.peek(3))
+    before = ledger.blocks.next_free(3)
     ledger.acquire("b", [life])
     ledger.release("b", [0])
     line.plan()
 
     assert before[0] == place
-    assert listed(ledger._state.blocks.queue.peek(3))[-1] == place
+    assert ledger.blocks.next_free(3)[-1] == place
 
 
 @pytest.mark.interpreted
@@ -621,7 +621,7 @@ def test_no_more_waits_than_the_device_holds() -> None:
 def test_what_waits_twice_waits_once_and_is_counted_as_it_goes() -> None:
     """However often open content is offered, the line does not grow by it; every offer waits or was counted when it left."""
     ledger, line = line_of(blocks=6)
-    life = int(listed(ledger.allocate("a", 1).lives)[0])
+    life = int(ledger.allocate("a", 1).lives[0])
     for _ in range(500):
         line.offer([Chunk("a", 0, b"x", [life])])
 

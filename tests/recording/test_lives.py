@@ -16,16 +16,18 @@ import pytest
 from attrs import define, field
 
 from blocklife.copiers._faults import FaultRates
+from blocklife.core import _couplings as couplings
+from blocklife.core._columns import Core
 from blocklife.engines.toy._replay import Replay, ReplayOptions
 from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, Launched, Ledger, LedgerTransition, Result, Worker
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
-from blocklife.ledger._state import RequestRow
 from blocklife.recording import Recorder
 from blocklife.recording._lives import Life, Lives, RecordedStep
 from blocklife.recording._reading import open_recording
 from blocklife.states import COUPLINGS, MACHINES
+from tests.engines import planted
 from tests.worlds import block_of, held, in_flight, keys, make_ledger, ready, report, sealed, store
 
 # --- recorded runs -----------------------------------------------------------------------------------------------------
@@ -43,7 +45,7 @@ class Truth:
 
     def hear(self, _: LedgerTransition) -> None:
         """Note every job that is out, with its places."""
-        for job in self.ledger._state.jobs.alive():
+        for job in self.ledger.jobs.alive():
             kind = "store" if job.direction is Direction.STORE else "load"
             blocks = {int(life) & ID_MASK: int(life) >> EPOCH_SHIFT for life in job.lives}
             self.jobs[job.number] = kind, blocks, {int(slot) for slot in job.slots}
@@ -66,15 +68,16 @@ def run_recorded(path: Path, *, contract: Contract, seed: int) -> Truth:
     )
     replay = Replay(workload, options)
     truth = Truth(replay.ledger, path)
-    right = replay.ledger._steps.give_up
+    right = couplings.give_up
 
-    def give_up(request: RequestRow, event: str) -> None:
-        before = replay.ledger.journal[-1].sequence
-        right(request, event)
-        truth.given_up.append((request.row, before, replay.ledger.journal[-1].sequence))
+    def give_up(core: Core, row: int, event: int) -> int:
+        before = core.journal.steps
+        right(core, row, event)
+        truth.given_up.append((core.requests.place[row], before, core.journal.steps))
+        return 0
 
     with pytest.MonkeyPatch.context() as patch, path.open("w") as stream:
-        patch.setattr(replay.ledger._steps, "give_up", give_up)
+        planted(patch, right, give_up)
         recorder = Recorder(stream)
         recorder.begin(replay.ledger)
         replay.ledger.on(hook=truth.hear)
@@ -105,20 +108,21 @@ def places(lives: Lives) -> list[tuple[str, int]]:
 
 def test_lives_end_where_the_ledger_stands(truth: Truth, lives: Lives) -> None:
     """Last states and epochs are those of the ledger's columns, and no line is missing."""
-    columns = {
-        "block": truth.ledger._state.blocks.column,
-        "slot": truth.ledger._state.slots.column,
-        "request": truth.ledger._state.request_column,
-    }
+    ledger = truth.ledger
+    states = {"block": ledger.blocks.at, "slot": ledger.slots.at}
+    requests = ledger.requests.rows()
     lines = truth.path.read_text().splitlines()
 
     assert lives.whole
     assert len(lives) == lives.lines == len(lines) - 2
     for machine, place in places(lives):
         last = lives.step(lives.steps_of(machine, place)[-1])
-        assert last.target == columns[machine].at(place).name
+        if machine == "request":
+            assert last.target == (ledger.requests.at(requests[place]).name if place in requests else "FINISHED")
+        else:
+            assert last.target == states[machine](place).name
         if machine == "block":
-            assert last.epoch == truth.ledger._state.blocks.epoch[place]
+            assert last.epoch == ledger.blocks.epochs[place]
 
 
 def test_lives_are_cut_where_they_begin_and_end(lives: Lives) -> None:

@@ -62,8 +62,10 @@ class Part:
 _DECIDED = "blocklife/offload/_decided.py"
 """What an engine like vLLM tells the scheduler: its tests run under vLLM."""
 HERE = Part(
-    ("blocklife/ledger", "blocklife/offload", "blocklife/lifecycle", "blocklife/copiers"),
-    tuple(f"tests/{room}test_*.py" for room in ("", "ledger/", "offload/", "copiers/", "toy/", "recording/", "testing/")),
+    ("blocklife/core", "blocklife/ledger", "blocklife/offload", "blocklife/lifecycle", "blocklife/copiers"),
+    tuple(
+        f"tests/{room}test_*.py" for room in ("", "core/", "ledger/", "offload/", "copiers/", "toy/", "recording/", "testing/")
+    ),
     ("--hypothesis-seed=0",),
     frozenset({_DECIDED}),
 )

@@ -112,7 +112,7 @@ def page(run: Run) -> str:
         "",
         "Small changes of the code that should make a test fail: a comparison moved by one, `and` for `or`, a sign, a number",
         "one off, a call or an assignment dropped, a condition negated, a `not` removed, `break` for `continue`, a `None`.",
-        "They are drawn by chance from the ledger, the offload scheduler, the lifecycles, the copiers and the connector.",
+        "They are drawn by chance from the kernel, the ledger, the offload scheduler, lifecycles, copiers and the connector.",
         f"Each is judged by the tests that execute its line, the cheapest, of {run.most_s:g} seconds at most.",
         "[mutants.md](mutants.md) is the other list: there the rules of the tables are switched off, all of them.",
         "This page is written by `make source-mutants` (`ARGS='--seed 7'` draws others).",

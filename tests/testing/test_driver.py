@@ -15,6 +15,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
+from blocklife.states import Job
 from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp, SettledPlan, Unsupported
 from blocklife.testing.scenarios._our_driver import OurDriver
@@ -182,7 +183,8 @@ class Upset(OurDriver):
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
         for each in reports:
-            self.ledger._state.jobs.out[each.job]
+            if not self.ledger.jobs.is_out(each.job):
+                raise KeyError(each.job)
         return super().settle(reports, launched=launched, sampled=sampled)
 
 
@@ -196,17 +198,22 @@ class Hasty(OurDriver):
         return super().settle(everybody, launched=launched, sampled=sampled)
 
 
+def submitted(driver: OurDriver) -> list[int]:
+    """The jobs that the workers have."""
+    return [job.number for job in driver.ledger.jobs.alive() if job.state is not Job.PLANNED]
+
+
 class Careless(OurDriver):
     """Calls the device quiet whenever somebody goes, or time passes."""
 
     def abort(self, request: str) -> None:
         super().abort(request)
-        self.prove_quiet(list(self.ledger._state.jobs.out))
+        self.prove_quiet([job.number for job in self.ledger.jobs.alive()])
 
     def advance(self, steps: int) -> None:
         super().advance(steps)
         if steps > 1:
-            self.prove_quiet([job for job in self.ledger._state.jobs.out if job not in self.ledger._state.jobs.planned])
+            self.prove_quiet(submitted(self))
 
 
 class Stubborn(OurDriver):
@@ -267,8 +274,7 @@ class OneEvent(OurDriver):
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
-        jobs = self.ledger._state.jobs
-        everything = [each._replace(job=job) for each in reports for job in jobs.out if job not in jobs.planned]
+        everything = [each._replace(job=job) for each in reports for job in submitted(self)]
         return super().settle(everything, launched=launched, sampled=sampled)
 
 

@@ -7,20 +7,24 @@ sees what it does. `test_promela.py` holds the same counts against SPIN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import pytest
 from attrs import evolve
 
+from blocklife.core import _couplings as couplings
+from blocklife.core import _moves as moves
+from blocklife.core import _plans as plans
+from blocklife.core._columns import Blocks, Core
+from blocklife.core._tables import J_FLUSH
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Ledger
-from blocklife.ledger._places import Blocks, Slots
-from blocklife.ledger._steps import Steps
-from blocklife.ledger.jobs import NONE_MISSING, JobRow
-from blocklife.states import MACHINES, Slot
+from blocklife.ledger._checks import Checks
+from blocklife.states import MACHINES, Slot, SlotLife
 from blocklife.testing.exploring._explore import Bounds, Exploration, Kind, Property, Verdict, explore
 from blocklife.testing.worlds._ledger_world import LedgerAction, LedgerSettings, LedgerState, LedgerWorld
+from tests.engines import planted
 
 COUNTS: dict[str, tuple[int, int]] = {
     "smallest": (212, 162),
@@ -215,29 +219,30 @@ def test_ledger_world_runs_the_real_code_once_for_each_call() -> None:
 
 def unflushed(patch: pytest.MonkeyPatch) -> None:
     """A block is handed out while a copy reads it, and no plan waits."""
-    patch.setattr(Steps, "flush", lambda core, job, cause: core._fire_job(job, "flush"))
+    planted(patch, couplings.flush, lambda core, row, cause: moves.fire_job(core, row, J_FLUSH, 0))
 
 
 def unproven(patch: pytest.MonkeyPatch) -> None:
     """The older copy of a load's target stays out when the load has landed."""
-    patch.setattr(Steps, "_prove_older", lambda core, load: None)
+    planted(patch, couplings.prove_older, lambda core, row: 0)
 
 
 def fresh_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A life that is over is taken for the present one."""
-    patch.setattr(Blocks, "fresh", lambda blocks, lives: [True] * len(lives))
+    patch.setattr(Blocks, "is_current", lambda blocks, life: True)
 
 
 def early(patch: pytest.MonkeyPatch) -> None:
     """A slot is READY as soon as its store is planned."""
-    real = Slots.name_all
+    real = couplings.name_slots
 
-    def name(slots: Slots, places: Sequence[int], keys: Sequence[bytes], groups: bytes) -> None:
-        real(slots, list(places), keys, groups)
-        for place in places:
-            slots.column.state[place] = slots.column.table.index[Slot.READY]
+    def name(core: Core, row: int) -> int:
+        jobs, begin = core.jobs, core.jobs.slot_begin[row]
+        for at in range(begin, begin + jobs.num_slots[row]):
+            core.slots.state[jobs.slot[at]] = SlotLife.table.index[Slot.READY]
+        return real(core, row)
 
-    patch.setattr(Slots, "name_all", name)
+    planted(patch, real, name)
 
 
 def hasty(patch: pytest.MonkeyPatch) -> None:
@@ -245,47 +250,45 @@ def hasty(patch: pytest.MonkeyPatch) -> None:
     real = Ledger.evict
 
     def evict(ledger: Ledger, slots: list[int]) -> None:
-        ledger._state.plan_number += 1
+        ledger._state.core.plan += 1
         real(ledger, slots)
-        ledger._state.plan_number -= 1
+        ledger._state.core.plan -= 1
 
     patch.setattr(Ledger, "evict", evict)
 
 
 def credulous(patch: pytest.MonkeyPatch) -> None:
     """What a store that failed has brought is published all the same."""
-    real = Steps._land_slots
-    patch.setattr(Steps, "_land_slots", lambda core, slots, ok: real(core, slots, True))
+    real = couplings.ask_slot_effect
+    planted(patch, real, lambda core, row, effect, done: real(core, row, effect, True))
 
 
 def trusting(patch: pytest.MonkeyPatch) -> None:
     """A promotion that is DONE publishes all that was asked for, also what did not come."""
-    real = Steps.end
+    real = couplings.take
 
-    def end(core: Steps, job: JobRow, event: str, facts: int) -> None:
-        job.missing = NONE_MISSING
-        real(core, job, event, facts)
+    def take(core: Core, row: int, event: int, cause: int, facts: int) -> int:
+        core.jobs.missing.pop(core.jobs.number[row], None)
+        return real(core, row, event, cause, facts)
 
-    patch.setattr(Steps, "end", end)
+    planted(patch, real, take)
 
 
 def forgetful(patch: pytest.MonkeyPatch) -> None:
     """Of several workers only the last one to report decides what a promotion has brought."""
-    real = Steps.count_report
+    real = Checks.report
 
-    def count_report(core: Steps, completion: Completion) -> object:
-        job = core._jobs.by_number.get(completion.job.number)
-        if job is not None:
-            job.missing = NONE_MISSING
-        return real(core, completion)
+    def report(check: Checks, completion: Completion) -> None:
+        check._data.core.jobs.missing.pop(completion.job.number, None)
+        real(check, completion)
 
-    patch.setattr(Steps, "count_report", count_report)
+    patch.setattr(Checks, "report", report)
 
 
 def deaf(patch: pytest.MonkeyPatch) -> None:
     """The end of a job is not noted, so that nothing drains."""
-    real = Steps.count_report
-    patch.setattr(Steps, "count_report", lambda core, report: None if report.job.number % 2 else real(core, report))
+    real = plans.report
+    planted(patch, real, lambda core, number, worker, ok, missed: 0 if number % 2 else real(core, number, worker, ok, missed))
 
 
 @pytest.mark.interpreted
@@ -295,7 +298,7 @@ def deaf(patch: pytest.MonkeyPatch) -> None:
         (unflushed, "smallest", "ledger"),
         pytest.param(unproven, "rivals", "ledger", marks=pytest.mark.slow),
         (credulous, "failures=1", "ledger"),
-        pytest.param(fresh_for_ever, "loads,verbs=release", "refusals", marks=pytest.mark.interpreted),
+        pytest.param(fresh_for_ever, "loads,verbs=release", "ledger", marks=pytest.mark.interpreted),
         pytest.param(early, "smallest", "ledger", marks=pytest.mark.interpreted),
         (hasty, "verbs=evict", "refusals"),
         (deaf, "smallest", "drains"),

@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from blocklife.core import _couplings, _moves
+from blocklife.core._columns import Blocks
+from blocklife.core._rules import PlaceMove
+from blocklife.core._tables import RULES
 from blocklife.errors import MisuseError
 from blocklife.ledger._ledger import Ledger
-from blocklife.ledger._places import Blocks
-from blocklife.ledger._steps import Steps
 from blocklife.states import COUPLINGS, MACHINES
 from blocklife.testing.exploring._explore import Bounds, Verdict, explore
 from blocklife.testing.mutants import _judging as judging
@@ -47,7 +49,7 @@ MUTANTS = {each.name: each for each in all_mutants()}
 ROWS = read_page(PAGE.read_text(encoding="utf-8"))
 CAUGHT = read_caught(str(ROOT / "tests" / "caught.toml"), MUTANTS)
 GROUNDS = grounds()
-LENGTHS = {"guard": 30, "effect": 43, "step": 358, "seed": 5}
+LENGTHS = {"guard": 30, "effect": 43, "step": 440, "seed": 5}
 TINY = WorldSettings(faults=Faults(fail=1, preempt=1))
 
 
@@ -72,8 +74,8 @@ def test_mutants_cover_the_steps_of_an_end() -> None:
     """A statement that a job, hold or request ends with is among them; a question and a counter are not."""
     names = set(MUTANTS)
 
-    assert "Ledger.finish without self._steps.give_up(found, 'finish')" in names
-    assert "Blocks._end_life without self._epoch[place] = self._epoch[place] % LAST_EPOCH + 1" in names
+    assert "verbs.finish without give_up(core, row, R_FINISH)" in names
+    assert "moves.end_life without blocks.epoch[place] = blocks.epoch[place] % LAST_EPOCH + 1" in names
     assert not any("tally[" in name or " without self._check." in name for name in names)
 
 
@@ -82,7 +84,7 @@ def test_mutants_cover_the_steps_of_an_end() -> None:
     [
         (".unpin without .pop", "self._state.pinned.pop(name, None)", "self._state.pinned.get(name, None)"),
         ("_settle_exposed without .pop", "self._exposed.pop(number)", "self._exposed[number]"),
-        ("JobTable.add without .popleft", "self._spare.popleft()", "self._spare[0]"),
+        ("TokenProgress.settle without .pop", "self.turns.pop(0)", "self.turns[0]"),
     ],
 )
 def test_what_is_taken_out_stays_where_that_is_the_mutant(text: str, before: str, after: str) -> None:
@@ -92,7 +94,7 @@ def test_what_is_taken_out_stays_where_that_is_the_mutant(text: str, before: str
     assert site is not None
     tree = planting._copy_of(site.owner, site.name)  # type: ignore[arg-type]
     whole = ast.unparse(tree)
-    call = planting._steps(tree)[site.number]
+    call = planting._steps(site.owner, tree)[site.number]  # type: ignore[arg-type]
     assert isinstance(call, ast.Call)
     planting._LookUp(call).visit(tree)
 
@@ -112,21 +114,26 @@ def test_mutant_of_another_name_is_not_known() -> None:
 
 
 def code() -> list[int]:
-    """The identity of what runs now: every function of some classes that mutants change, and every look-up."""
-    functions = [value for owner in (Steps, Ledger, Blocks) for value in vars(owner).values()]
-    events = [event for table in MACHINES.values() for event in table.events.values()]
-    return [id(part) for part in (*functions, *(event.lut for event in events), *(event._lut_view for event in events))]
+    """The identity of what runs now: every function of some modules and classes that mutants change."""
+    return [id(value) for owner in (_moves, _couplings, Blocks, Ledger) for value in vars(owner).values()]
+
+
+def bytes_now() -> list[bytes]:
+    """Every look-up of the kernel."""
+    tables = [each for each in vars(RULES).values() if isinstance(each, bytearray)]
+    moves = [each for value in vars(RULES).values() for each in (value if isinstance(value, list) else [value])]
+    return [*map(bytes, tables), *(bytes(each.table + each.ours) for each in moves if isinstance(each, PlaceMove))]
 
 
 @pytest.mark.parametrize("kind", list(LENGTHS))
 def test_mutant_leaves_nothing_behind(kind: str) -> None:
     """With it the code is another; afterwards it is the very same, also when what runs fails."""
-    before = code()
+    before = code(), bytes_now()
     for mutant in [each for each in MUTANTS.values() if each.kind == kind][::9]:
         with pytest.raises(ZeroDivisionError), planted(mutant):
             1 // 0  # noqa: B018 - it fails on purpose
 
-    assert code() == before
+    assert (code(), bytes_now()) == before
 
 
 def test_watched_code_does_what_it_did() -> None:
@@ -136,8 +143,8 @@ def test_watched_code_does_what_it_did() -> None:
     plain = explore(World(TINY))
 
     assert (seen.states, seen.edges) == (plain.states, plain.edges)
-    assert "Ledger.finish without self._steps.give_up(found, 'finish')" in reached
-    assert "SchedulerCore._forget without self.stores.clear()" not in reached
+    assert "verbs.finish without give_up(core, row, R_FINISH)" in reached
+    assert "SchedulerSteps.forget without self._stores.clear()" not in reached
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------

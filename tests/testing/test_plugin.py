@@ -136,7 +136,7 @@ def test_a(blocklife_ledger):
     ledger.add_request("a")
     ledger.admit("a")
     ledger.allocate("a", 2)
-    ledger._state.blocks.pins[1] = 1
+    ledger._state.core.blocks.pins[1] = 1
     try:
         ledger.finish("a")
     except Exception:
@@ -239,7 +239,7 @@ def test_ledger_of_an_engine_with_its_own_index_is_watched_too() -> None:
     growth.note("a", 0, [1, 2], [])
     ledger.observe_tables(growth)
 
-    ledger._state.blocks.refs[1] += 1
+    ledger._state.core.blocks.refs[1] += 1
     with pytest.raises(InvariantError, match="I4 does not hold after observe_tables: refs of place 1 say 2, counted 1"):
         ledger.observe_tables(Growth())
 
@@ -354,7 +354,7 @@ def test_a(blocklife_ledger):
 def test_mutant_is_planted_for_a_whole_run_and_a_suite_that_looks_notices(tmp_path: Path, workers: tuple[str, ...]) -> None:
     """In every process that runs tests."""
     write(tmp_path, test_a=NOTICES)
-    name = "Ledger.finish without self._steps.give_up(found, 'finish')"
+    name = "verbs.finish without give_up(core, row, R_FINISH)"
     noticed = run(tmp_path, MUTANT, name, "-v", *workers)
 
     assert noticed.code == pytest.ExitCode.TESTS_FAILED
@@ -374,8 +374,9 @@ def test_mutant_goes_with_the_run_that_planted_it(tmp_path: Path) -> None:
     """Several runs in one process: the code is whole again when the first one is over."""
     write(tmp_path, test_a=NOTICES)
     options = f'["-q", "-p", "no:cacheprovider", "{tmp_path / "test_a.py"}"]'
-    program = f"import pytest; print(pytest.main([*{options}, '{MUTANT}', 'reset-now: no job.cancel']), pytest.main({options}))"
-    script = "from blocklife.ledger._ledger import Ledger; was = Ledger.reset\n" + program + "\nprint(Ledger.reset is was)"
+    name = "verbs.finish without give_up(core, row, R_FINISH)"
+    program = f"import pytest; print(pytest.main([*{options}, '{MUTANT}', '{name}']), pytest.main({options}))"
+    script = "from blocklife.core import _verbs; was = _verbs.finish\n" + program + "\nprint(_verbs.finish is was)"
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert ran.stdout.splitlines()[-1] == "True", ran.stdout + ran.stderr
@@ -384,11 +385,11 @@ def test_mutant_goes_with_the_run_that_planted_it(tmp_path: Path) -> None:
 def test_mutant_that_is_none_is_an_error_of_usage(tmp_path: Path) -> None:
     """It names the nearest one, and no test runs; the option is explained where options are."""
     write(tmp_path, test_a=NOTICES)
-    ran = run(tmp_path, MUTANT, "Ledger.finish without self._steps.give_up(found)")
+    ran = run(tmp_path, MUTANT, "verbs.finish without give_up(core, row)")
 
     assert ran.code == pytest.ExitCode.USAGE_ERROR
-    assert f"{MUTANT}: no mutant is called 'Ledger.finish without self._steps.give_up(found)'" in ran.text
-    assert "the nearest is \"Ledger.finish without self._steps.give_up(found, 'finish')\"" in ran.text
+    assert f"{MUTANT}: no mutant is called 'verbs.finish without give_up(core, row)'" in ran.text
+    assert "the nearest is 'verbs.finish without give_up(core, row, R_FINISH)'" in ran.text
     assert "while one rule of blocklife is switched off" in " ".join(run(tmp_path, "--help").text.split())
 
 

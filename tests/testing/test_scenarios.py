@@ -16,7 +16,7 @@ from attrs import evolve
 
 from blocklife.cli import main
 from blocklife.errors import MisuseError
-from blocklife.ledger.jobs import JobTable
+from blocklife.ledger import _plan as plans
 from blocklife.ledger.views import SlotsView
 from blocklife.offload import OffloadScheduler
 from blocklife.offload import _search as search
@@ -95,7 +95,7 @@ def nobody_is_tracked(steps: SchedulerSteps) -> bool:
 
 
 PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
-    "no comparison of lives": ("S1", lambda patch: plant_stale_sources(patch, "if False:"), "named twice in one call"),
+    "no comparison of lives": ("S1", lambda patch: plant_stale_sources(patch, "if False:"), "which is over"),
     "names by block id": ("S1", lambda patch: plant_stale_sources(patch, BY_BLOCK_ID), "one content, one key"),
     "no look at copies": (
         "S2",
@@ -106,18 +106,16 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "dedup by content": (
         "S2",
-        lambda patch: without(
-            patch, SlotsView, "any_ready", {"_READY in [state[slot] for slot in slots]": "bool(slots)"}
-        ),
+        lambda patch: without(patch, SlotsView, "any_ready", {"self.find_ready(": "self.find("}),
         "state: expected block 1 of f to be IN_FLIGHT; it is SEALED",
     ),
     "sizes of whole chunks": (
         "S3",
         lambda patch: without(
             patch,
-            JobTable,
-            "add",
-            {"names, groups, slot": "names, groups + groups[:1] * (len(groups) == 2), slot"},
+            plans,
+            "transfers",
+            {"[job.groups for": "[job.groups + job.groups[:1] * (len(job.groups) == 2) for"},
         ),
         "group sizes [3] do not agree",
     ),
@@ -157,7 +155,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "drafts are not taken back": (
         "B01",
         lambda patch: without(
-            patch, SchedulerSteps, "advance", {"computed = np.minimum(end, known + np.maximum(news - 1, 0))": "computed = end"}
+            patch, SchedulerSteps, "advance", {"computed = min(end, known + max(news - 1, 0))": "computed = end"}
         ),
         "I6",
     ),
@@ -200,7 +198,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "a state is not taken back": (
         "B22",
         lambda patch: without(
-            patch, SchedulerSteps, "advance", {"computed = np.minimum(end, known + np.maximum(news - 1, 0))": "computed = end"}
+            patch, SchedulerSteps, "advance", {"computed = min(end, known + max(news - 1, 0))": "computed = end"}
         ),
         "I6",
     ),
@@ -385,7 +383,7 @@ class Broken(OurDriver):
     """Hands out blocks behind everybody's back."""
 
     def wake(self) -> None:
-        self.ledger._state.blocks.refs[1] += 1
+        self.ledger._state.core.blocks.refs[1] += 1
 
 
 class Odd(OurDriver):

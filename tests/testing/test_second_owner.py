@@ -6,10 +6,9 @@ by one: the explorer has to find each, by the ledger's books, and without them b
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 
+from blocklife.core import _verbs as verbs
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger.views import block_of
@@ -74,13 +73,14 @@ def _unheld(ledger: Ledger, name: str, groups: object) -> None:
         ledger.add_request(guest)
         ledger.acquire(guest, lives, 0)
         ledger.admit(guest)
-        ledger._state.blocks.refs[block_of(lives[0])] -= 1
+        ledger._state.core.blocks.refs[block_of(lives[0])] -= 1
 
 
 def _unnoticed(ledger: Ledger, name: str) -> None:
     """It gives back what it has not held, which the ledger would refuse."""
     guest = second.guest_of(name)
-    ledger._state.requests[guest].tables[0] = array("q")
+    requests = ledger._state.core.requests
+    requests.clear(requests.find(guest) * ledger.limits.num_groups)
     ledger.finish(guest)
 
 
@@ -115,7 +115,7 @@ def test_blocks_that_are_given_back_twice_are_found(name: str, monkeypatch: pyte
     def twice(self: Engine, host: str) -> None:
         lives = list(self.ledger.requests.held(second.guest_of(host), 0))
         second.give_back(self.ledger, host)
-        self.ledger._steps.release(lives)
+        verbs.release_lives(self.ledger._state.core, lives)
 
     monkeypatch.setattr(Engine, "give_back", twice)
 

@@ -127,8 +127,8 @@ def test_story_tells_the_message_in_its_own_names(monkeypatch: pytest.MonkeyPatc
     right = Ledger.dispatch
 
     def wrong(ledger: Ledger, now: float) -> object:
-        if len(ledger.journal) and ledger._state.jobs.out and not ledger.requests:
-            for job in ledger._state.jobs.by_number.values():
+        if len(ledger.journal) and ledger.jobs.live and not ledger.requests:
+            for job in ledger.jobs.known():
                 if any(key == b"0:d" for key in job.keys):
                     raise MisuseError(f"job {job.number}: planted")
         return right(ledger, now)

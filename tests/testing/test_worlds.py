@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import attrs
 import pytest
 
+from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Contract, Ledger
 from blocklife.ledger.jobs import Allocated
 from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
 from blocklife.offload._lookup import Answer, Unit, _Scan
-from blocklife.offload._progress import ProgressTable
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
@@ -277,7 +277,7 @@ def test_world_file_is_read(tmp_path_factory: pytest.TempPathFactory) -> None:
 # --- local attention --------------------------------------------------------------------------------------------------------
 
 
-def a_block_too_many(self: ProgressTable, group: int, row: int) -> int:
+def a_block_too_many(self: TokenProgress, group: int, row: int) -> int:
     """What is left behind when a part begins, and the first block of that part, too."""
     first = first_needed(self, group, row)
     return first + 1 if first else 0
@@ -289,16 +289,16 @@ def a_block_too_few(self: _Scan, unit: Unit, length: int) -> tuple[int, int]:
     return max(0, window - 1), tail
 
 
-def as_a_window(self: ProgressTable, group: int, row: int) -> int:
+def as_a_window(self: TokenProgress, group: int, row: int) -> int:
     """A part leaves as a window of as many tokens would: block by block, while the part is still read."""
-    return int(max(0, self._computed[row] - 1) // self._sizes[group])
+    return max(0, self.computed_of(row) - 1) // self.groups[group].tokens
 
 
-first_needed, of_part = ProgressTable.first_needed, _Scan.of_part
+first_needed, of_part = TokenProgress.first_needed, _Scan.of_part
 LOCAL_BUGS = {
-    "a block too many": (ProgressTable, "first_needed", a_block_too_many),
+    "a block too many": (TokenProgress, "first_needed", a_block_too_many),
     "a block too few": (_Scan, "of_part", a_block_too_few),
-    "as a window": (ProgressTable, "first_needed", as_a_window),
+    "as a window": (TokenProgress, "first_needed", as_a_window),
 }
 
 
@@ -432,12 +432,12 @@ DRAFT_BUGS: Mapping[str, tuple[str, tuple[tuple[object, str, Mapping[str, str]],
         (
             (Engine, "_hand_off", ALL_STATES),
             (OffloadScheduler, "hand_off", NO_LIMIT),
-            (SchedulerSteps, "state_seals", {"computed.get(tracked.row, 0) < boundary": "False"}),
+            (SchedulerSteps, "state_seals", {"computed.get(row, table.after(row)) < boundary": "False"}),
         ),
     ),
     "a wrong draft counts as computed": (
         "I6",
-        ((SchedulerSteps, "advance", {"np.minimum(end, known + np.maximum(news - 1, 0))": "end"}),),
+        ((SchedulerSteps, "advance", {"min(end, known + max(news - 1, 0))": "end"}),),
     ),
     "drafts have one state": ("lawful", ((SchedulerSteps, "_blocks_of", {"min(self._most_states, stop - start)": "1"}),)),
 }

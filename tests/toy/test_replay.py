@@ -10,19 +10,23 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy as clone
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 
 from blocklife.cli import main
 from blocklife.copiers._cpu import CpuCopier
 from blocklife.copiers._executor import Executor
 from blocklife.copiers._faults import FaultRates
+from blocklife.core import _couplings as couplings
+from blocklife.core import _moves as moves
+from blocklife.core._columns import Blocks, Core
+from blocklife.core._rules import PlaceMove
+from blocklife.core._tables import LAND, LOAD, RULES, RULES_OF
 from blocklife.engines.toy import _engine as engine
 from blocklife.engines.toy import _sequences as sequences
 from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
@@ -30,16 +34,12 @@ from blocklife.engines.toy._workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Direction
 from blocklife.ledger._checks import Checks
-from blocklife.ledger._ids import ID_MASK, Ids, Lives, ids_of, select
-from blocklife.ledger._places import Blocks, Places
-from blocklife.ledger._rules import CountedEvent
-from blocklife.ledger._steps import Asked, Steps
-from blocklife.ledger.jobs import JobRow
-from blocklife.lifecycle import Event, Rows
+from blocklife.ledger._ids import ID_MASK
+from blocklife.lifecycle import Event
 from blocklife.offload import Mode
 from blocklife.offload._stores import Chunk, StoreLine
-from blocklife.states import MACHINES, Block, Job
-from blocklife.testing.mutants._planting import rewire
+from blocklife.states import MACHINES, Block, BlockLife, Job
+from tests.engines import planted
 
 STEPS_MAX = 60_000
 """No small world needs so many; what does, hangs."""
@@ -381,10 +381,10 @@ def test_replay_counts_a_violation_of_the_ledger_once(checking: Checking, monkey
     """Whether it ends the run and is named, or is only counted."""
     real, looks = Checks.couplings, iter(range(1 << 30))
 
-    def recheck(core: Checks, job: JobRow) -> None:
-        real(core, job)
+    def recheck(check: Checks, row: int) -> None:
+        real(check, row)
         if next(looks) == 5:
-            core.violate("planted")
+            check.violate("planted")
 
     monkeypatch.setattr(Checks, "couplings", recheck)
     workload = chats(10)
@@ -534,24 +534,34 @@ def test_replay_options_refuse_what_cannot_work() -> None:
 # --- planted bugs -------------------------------------------------------------------------------------------------------
 
 
+def rewire(event: Event, lut: bytes) -> None:
+    """Give every kernel another look-up for an event of blocks or jobs."""
+    if event.table is BlockLife.table:
+        rule = RULES_OF["block"][event.name]
+        rule.load(rule.rows_of(lut))
+    else:
+        width, at = len(event.guards), list(event.table.events).index(event.name)
+        for place, row in enumerate(lut):
+            RULES.job_rows[at << 6 | place >> width << 2 | place & (1 << width) - 1] = row
+
+
 @pytest.fixture
 def tables() -> Iterator[None]:
     """Puts the compiled look-ups back."""
-    events = [event for table in MACHINES.values() for event in table.events.values()]
-    before = [event.lut for event in events]
     yield
-    for event, lut in zip(events, before, strict=True):
-        rewire(event, lut)
+    for event in (*BLOCK.values(), *JOB.values()):
+        rewire(event, event.lut)
 
 
-def divert(event: Event, source: Block | Job, row_of: tuple[Block | Job, Block | Job], unless: str = "") -> None:
-    """Let *event* take another row from *source*, where the guard named *unless* does not hold."""
-    row = next(row for row in event.rows if (row.source, row.target) == row_of)
+def divert(event: Event, rows: Mapping[Block | Job, Block | Job], unless: str = "") -> None:
+    """Let *event* take other rows from these states, where the guard named *unless* does not hold: those into the others."""
     spared = sum(1 << bit for bit, guard in enumerate(event.guards) if guard.name == unless)
     lut = bytearray(event.lut)
-    for facts in range(1 << len(event.guards)):
-        if not facts & spared:
-            lut[event.table.index[source] << len(event.guards) | facts] = row.index
+    for source, target in rows.items():
+        row = next(row for row in event.rows if row.target is target and row.source in (source, Block.ALLOCATED))
+        for facts in range(1 << len(event.guards)):
+            if not facts & spared:
+                lut[event.table.index[source] << len(event.guards) | facts] = row.index
     rewire(event, bytes(lut))
 
 
@@ -561,71 +571,62 @@ Patch = pytest.MonkeyPatch
 
 def free_early(patch: Patch) -> None:
     """(a) The last holder's release frees a block although a copy reads it; nobody objects when the copy lands."""
-    divert(BLOCK["release"], Block.IN_FLIGHT, (Block.ALLOCATED, Block.FREED), unless="held")
+    divert(BLOCK["release"], {Block.IN_FLIGHT: Block.FREED}, unless="held")
     land_anywhere(patch)
 
 
 def free_early_and_land(_: Patch) -> None:
     """(a) The same, but the table of landings is as it was."""
-    divert(BLOCK["release"], Block.IN_FLIGHT, (Block.ALLOCATED, Block.FREED), unless="held")
+    divert(BLOCK["release"], {Block.IN_FLIGHT: Block.FREED}, unless="held")
 
 
 def hand_out_load_target(patch: Patch) -> None:
     """(g) A block is free as soon as its request has gone, although a load still writes it."""
-    divert(BLOCK["release"], Block.LOADING, (Block.ALLOCATED, Block.FREED))
+    divert(BLOCK["release"], {Block.LOADING: Block.FREED})
     land_anywhere(patch)
 
 
 def land_anywhere(patch: Patch) -> None:
     """Engines without tables do not notice that a copy lands on a block that has moved on."""
-    real = Steps._land_blocks
+    real = couplings.choose_blocks_of
     touched = {Block.IN_FLIGHT, Block.FLUSHED, Block.STALE, Block.LOADING, Block.QUARANTINED}
 
-    def land(core: Steps, job: JobRow, ok: bool) -> Asked:
-        still = [core._blocks.at(int(place)) in touched for place in ids_of(job.lives)]
-        gone = ids_of(select(job.lives, [not each for each in still]))
-        core._blocks.unpin(gone)
-        if job.direction is Direction.LOAD:
-            for place in gone:
-                core._blocks.writes[int(place)] -= 1
-        part = clone(job)
-        part.lives, part.ids = select(job.lives, still), select(job.ids, still)
-        return real(core, part, ok)
+    def choose(core: Core, row: int, effect: int) -> int:
+        kept, count, blocks = 0, real(core, row, effect), core.blocks
+        for at in range(count):
+            place = core.ids[at]
+            if effect != LAND or BlockLife.table.states[blocks.state[place]] in touched:
+                core.ids[kept], core.own[kept] = place, core.own[at]
+                kept += 1
+            else:
+                blocks.pins[place] -= 1
+                blocks.writes[place] -= core.jobs.direction[row] == LOAD
+        return kept
 
-    patch.setattr(Steps, "_land_blocks", land)
+    planted(patch, real, choose)
 
 
 def everything_is_fresh(patch: Patch) -> None:
     """(b) No reference is ever stale."""
-
-    def fresh(_: Blocks, lives: Lives) -> list[bool] | np.ndarray[Any, np.dtype[np.bool_]]:
-        return [True] * len(lives) if isinstance(lives, list) else np.ones(len(lives), dtype=np.bool_)
-
-    patch.setattr(Blocks, "fresh", fresh)
+    patch.setattr(Blocks, "is_current", lambda blocks, life: True)
 
 
 def epochs_stand_still(patch: Patch) -> None:
     """(b) A new tenancy has the epoch of the former one."""
-    one, many = Blocks._end_life, Blocks._end_lives
+    real = moves.end_life
 
-    def end_one(blocks: Blocks, place: int, *rest: Any) -> None:
-        before = max(1, blocks.epoch[place])
-        one(blocks, place, *rest)
-        blocks.epoch[place] = before
+    def end_life(core: Core, place: int, left: int) -> int:
+        before = max(1, core.blocks.epoch[place])
+        real(core, place, left)
+        core.blocks.epoch[place] = before
+        return 0
 
-    def end_many(blocks: Blocks, places: np.ndarray[Any, np.dtype[np.int64]], *rest: Any) -> None:
-        before = np.maximum(1, blocks.epoch_view[places])
-        many(blocks, places, *rest)
-        blocks.epoch_view[places] = before
-
-    patch.setattr(Blocks, "_end_life", end_one)
-    patch.setattr(Blocks, "_end_lives", end_many)
+    planted(patch, real, end_life)
 
 
 def failures_are_published(_: Patch) -> None:
     """(c) The last report makes a job DONE, whatever it says."""
-    for state in (Job.IN_FLIGHT, Job.AWAITED):
-        divert(JOB["finish"], state, (state, Job.DONE), unless="more")
+    divert(JOB["finish"], dict.fromkeys((Job.IN_FLIGHT, Job.AWAITED), Job.DONE), unless="more")
 
 
 def nobody_waits(patch: Patch) -> None:
@@ -648,26 +649,28 @@ def half_is_enough(patch: Patch) -> None:
 
 def one_pin_leaks(patch: Patch) -> None:
     """(f) The blocks of one single job keep their pins."""
-    real, landings = Blocks.write, iter(range(1 << 30))
+    real, landings = moves.write, iter(range(1 << 30))
 
-    def write(blocks: Blocks, change: CountedEvent, ids: Ids, rows: Rows) -> list[int]:
-        if change.rule.name == "land" and next(landings) == 100:
-            change = clone(change)
-            change.pins = 0
-        return real(blocks, change, ids, rows)
+    def write(core: Core, move: PlaceMove, count: int) -> int:
+        if move.event == "land" and next(landings) == 100:
+            move = clone(move)
+            move.pins = 0
+        return real(core, move, count)
 
-    patch.setattr(Blocks, "write", write)
+    planted(patch, real, write)
 
 
 def slot_pins_leak(patch: Patch) -> None:
     """(f) Loads never let go of their slots."""
-    real = Places._add
+    real = moves.write_slots
 
-    def change(column: Any, view: Any, ids: Any, delta: int) -> None:
-        if not (delta < 0 and column.typecode == "H" and len(column) == ReplayOptions().host_slots):
-            real(column, view, ids, delta)
+    def write(core: Core, move: PlaceMove, count: int) -> int:
+        if move.pins < 0:
+            move = clone(move)
+            move.pins = 0
+        return real(core, move, count)
 
-    patch.setattr(Places, "_add", staticmethod(change))
+    planted(patch, real, write)
 
 
 def wishes_follow_the_block(patch: Patch) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from blocklife.copiers._executor import Executor, Report
 from blocklife.copiers._faults import FaultRates
+from blocklife.core._progress import TokenProgress
 from blocklife.engines.toy import _engine as engine
 from blocklife.engines.toy import _sequences as sequences
 from blocklife.engines.toy._memory import Memory
@@ -25,7 +26,7 @@ from blocklife.engines.toy._workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Plan
 from blocklife.offload import FullAttention, Geometry, Hit, Mamba, Mode, OffloadScheduler, SlidingWindow
-from blocklife.offload._progress import ProgressTable
+from blocklife.offload._state import progress_of
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.states import Slot
 from tests.toy.test_replay import BAD_DAY, assert_clean, chats, run
@@ -114,9 +115,9 @@ def found_in(replay: Replay) -> tuple[list[set[bytes]], list[set[bytes]]]:
     ledger = replay.ledger
     groups = range(len(replay.options.geometry.groups))
     return (
-        [set(ledger._state.blocks.index[group]) for group in groups],
+        [{key for own, key, _ in ledger.blocks.named() if own == group} for group in groups],
         [
-            {key for key, slot in ledger._state.slots.index[group].items() if ledger.slots.at(slot) is Slot.READY}
+            {key for own, key, slot in ledger.slots.named() if own == group and ledger.slots.at(slot) is Slot.READY}
             for group in groups
         ],
     )
@@ -303,7 +304,7 @@ def test_replay_lets_others_pass_a_deferred_lookup(waiting: int, monkeypatch: Pa
         return attrs.evolve(hit, deferred=True) if late else hit
 
     def watch(replay: Replay) -> None:
-        begun.extend(name for name, row in replay.ledger._state.requests.items() if row.tables[0] and name not in begun)
+        begun.extend(name for name in replay.ledger.requests if replay.ledger.requests.size(name, 0) and name not in begun)
 
     monkeypatch.setattr(OffloadScheduler, "lookup", lookup)
     workload = [WorkloadRequest(0.0, 100, 5, (number,)) for number in range(engine.LOOK_AHEAD + 4)]
@@ -378,7 +379,7 @@ def test_replay_audits_every_block_of_a_chunk_that_was_written() -> None:
     report = replay.run()
     station = replay.stations[0]
     memory = station.memory
-    ready = replay.ledger._state.slots.column.where(Slot.READY)
+    ready = np.array(replay.ledger.slots.where(Slot.READY))
     written = station.traffic.written(ready)
     places = ready[:, None] * 4 + np.arange(4)
 
@@ -439,16 +440,17 @@ def test_replay_options_name_their_geometry() -> None:
 
 def seal_before_it_is_full(patch: Patch) -> None:
     """(h) A block is final with its first token, and a chunk is stored with its last block."""
-    real, offer = ProgressTable.finishing, SchedulerSteps.offer_chunks
+    real, offer = TokenProgress.finishing, SchedulerSteps.offer_chunks
 
-    def finishing(table: ProgressTable, rows: Any, computed: Any) -> Any:
-        return real(table, rows, computed + min(table._sizes) - 1)
+    def finishing(table: TokenProgress, rows: Any, computed: Any) -> Any:
+        ahead = min(each.tokens for each in table.groups) - 1
+        return real(table, rows, [tokens + ahead for tokens in computed])
 
     def chunks(steps: SchedulerSteps, name: str, row: int, group: int, stop: int) -> None:
         held = steps._ledger.requests.size(name, group) // steps._geometry.blocks_per_chunk
         offer(steps, name, row, group, max(stop, held))
 
-    patch.setattr(ProgressTable, "finishing", finishing)
+    patch.setattr(TokenProgress, "finishing", finishing)
     patch.setattr(SchedulerSteps, "offer_chunks", chunks)
 
 
@@ -459,7 +461,7 @@ def lookup_ignores_the_window(patch: Patch) -> None:
     def init(offload: OffloadScheduler, ledger: Ledger, tier: Any, geometry: Geometry, *rest: Any, **named: Any) -> None:
         short = [SlidingWindow(each.block_tokens, 2) if isinstance(each, SlidingWindow) else each for each in geometry.groups]
         real(offload, ledger, tier, Geometry(short, geometry.blocks_per_chunk), *rest, **named)
-        table = ProgressTable(ledger.limits.max_requests, geometry, offload.policies)
+        table = progress_of(ledger.limits.max_requests, geometry, offload.policies)
         offload._state.progress = offload._steps._progress = offload._progress = table
 
     patch.setattr(OffloadScheduler, "__init__", init)
@@ -488,12 +490,12 @@ def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
 
 def window_leaves_too_early(patch: Patch) -> None:
     """(h) One block more is given back than the window has left."""
-    real = ProgressTable.first_needed
+    real = TokenProgress.first_needed
 
-    def more(table: ProgressTable, group: int, row: int) -> int:
+    def more(table: TokenProgress, group: int, row: int) -> int:
         return real(table, group, row) + (group == 1)
 
-    patch.setattr(ProgressTable, "first_needed", more)
+    patch.setattr(TokenProgress, "first_needed", more)
 
 
 def states_are_taken_from_the_table(patch: Patch) -> None:
@@ -503,7 +505,8 @@ def states_are_taken_from_the_table(patch: Patch) -> None:
     def init(offload: OffloadScheduler, *rest: Any, **named: Any) -> None:
         real(offload, *rest, **named)
         offload._state.attention = list(offload._state.groups)
-        offload._progress._fills = [True for _ in offload._state.groups]
+        for each in offload._progress.groups:
+            each.fills = True
 
     patch.setattr(OffloadScheduler, "__init__", init)
     patch.setattr(OffloadScheduler, "hand_off", lambda *_: None)

@@ -51,7 +51,7 @@ def start_promotion(rig: BelowRig, tokens: list[int]) -> str:
     """Add a request, and step until its content is on its way from below. Returns its name."""
     name = rig.add(tokens, 1)
     deadline = time.monotonic() + HANGS_S
-    while not any(job.direction is Direction.PROMOTE for job in rig.side.ledger._state.jobs.alive()):
+    while not any(job.direction is Direction.PROMOTE for job in rig.side.ledger.jobs.alive()):
         assert time.monotonic() < deadline
         rig.step()
     return name

@@ -24,7 +24,7 @@ AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 
 def slots(scene: Scene) -> dict[str, int]:
     """Slots of the host tier that are in use, by their state."""
-    count = scene.rig.side.ledger._state.slots.column.count()
+    count = scene.rig.side.ledger.slots.count()
     return {state.name: count[state] for state in Slot if state is not Slot.EMPTY and count[state]}
 
 
@@ -57,7 +57,7 @@ def test_load_holds_its_blocks_and_waits_for_nobody(ahead: bool) -> None:
     (load,) = scene.loads
     others = [scene.add(prompt(12, start=1000 * number), 6) for number in (5, 6, 7)]
     seen: set[int] = set()
-    while scene.rig.side.ledger.jobs.live and load.job.number in scene.rig.side.ledger._state.jobs.out and scene.rig.step():
+    while scene.rig.side.ledger.jobs.live and scene.rig.side.ledger.jobs.is_out(load.job.number) and scene.rig.step():
         manager = scene.rig.scheduler.kv_cache_manager
         seen.update(*[manager.get_block_ids(name)[0] for name in others if name in scene.rig.scheduler.requests])
     scene.drain()
@@ -136,7 +136,7 @@ def test_reset_keeps_the_engine_until_copies_have_reported(ahead: bool) -> None:
         scene.rig.step()
     before = scene.rig.side.ledger.jobs.live
     reset = scene.rig.scheduler.reset_prefix_cache(reset_connector=True)
-    goes_on, free = scene.rig.scheduler.has_requests(), len(scene.rig.side.ledger._state.slots.peek_empty(4))
+    goes_on, free = scene.rig.scheduler.has_requests(), len(scene.rig.side.ledger.slots.next_empty(4))
     scene.rig.drain()
 
     assert before > 0

@@ -48,7 +48,7 @@ def test_state_is_stored_from_the_block_that_was_handed_off(ahead: bool) -> None
     names = scene.ask(prompt(33))
     ledger = scene.rig.side.ledger
     stored = [(block, target) for each in scene.stores for block, target in zip(each.source, each.target, strict=True)]
-    keys = {(int(block), ledger._state.slots.key[target]) for block, target in stored if ledger._state.slots.group[target] == 1}
+    keys = {(int(block), ledger.slots.key(int(target))) for block, target in stored if ledger.slots.group(int(target)) == 1}
 
     assert handed
     assert keys == {(block, names[boundary // 4 - 1]) for block, boundary in handed}

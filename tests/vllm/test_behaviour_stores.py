@@ -35,7 +35,7 @@ def test_what_the_host_has_is_not_stored_again(ahead: bool) -> None:
     scene.forget_device()
     scene.forget([names[2], names[8]])
     scene.ask(prompt(37))
-    stored = [scene.rig.side.ledger._state.slots.key[target // 3] for each in scene.stores for target in each.target[::3]]
+    stored = [scene.rig.side.ledger.slots.key(int(target) // 3) for each in scene.stores for target in each.target[::3]]
 
     assert scene.loads == []
     assert stored == [names[2], names[8]]

@@ -103,10 +103,10 @@ def test_connector_stores_for_all_requests_of_a_step_at_once() -> None:
         rig.add(prompt(16, start), 2)
     rig.step()
     ledger = rig.side.ledger
-    (job,) = ledger._state.jobs.alive()
+    (job,) = ledger.jobs.alive()
 
     assert len(job.lives) == 12
-    assert set(ledger._state.jobs.owned) == {job.owner, *job.sharers} == set(ledger.requests)
+    assert {name for name in ledger.requests if ledger.jobs.serve(name)} == {job.owner, *job.sharers} == set(ledger.requests)
     rig.drain()
     rig.check_empty()
     assert rig.stored == 12
@@ -131,7 +131,7 @@ def test_connector_splits_a_store_that_is_too_long() -> None:
     for start in (100, 200, 300):
         rig.add(prompt(16, start), 2)
     rig.step()
-    sizes = [len(job.lives) for job in rig.side.ledger._state.jobs.alive()]
+    sizes = [len(job.lives) for job in rig.side.ledger.jobs.alive()]
     rig.drain()
     rig.check_empty()
 
@@ -203,7 +203,7 @@ def test_connector_stores_the_last_block_of_a_request_that_is_over() -> None:
     rig.add(prompt(16, start=5000), 1)
     rig.drain()
 
-    assert rig.side.ledger._state.slots.column.count()[Slot.READY] >= 4 + 4
+    assert rig.side.ledger.slots.count()[Slot.READY] >= 4 + 4
     rig.check_empty()
 
 
@@ -232,7 +232,7 @@ def test_connector_forgets_the_host_and_lets_requests_go_on() -> None:
     for _ in range(3):
         rig.step()
     rig.reset_prefix_cache(reset_connector=True)
-    ready = rig.side.ledger._state.slots.column.count()[Slot.READY]
+    ready = rig.side.ledger.slots.count()[Slot.READY]
     rig.drain()
     rig.reset_prefix_cache()
     ask(rig, prompt(16))
@@ -248,17 +248,17 @@ def test_connector_offers_all_of_a_running_request_anew_when_the_host_was_forgot
     """Also where the next step fills a block: its turn comes behind that of the blocks before it, which are gone there."""
     rig = ConnectorRig(ROOMY)
     rig.add(prompt(16), 8)
-    while rig.side.ledger._state.slots.column.count()[Slot.READY] < 4:
+    while rig.side.ledger.slots.count()[Slot.READY] < 4:
         rig.step()
     (request,) = rig.scheduler.requests.values()
     while request.num_tokens < 20:
         rig.step()
     rig.side.reset()
-    fills = request.num_tokens, rig.side.ledger._state.slots.column.count()[Slot.READY]
+    fills = request.num_tokens, rig.side.ledger.slots.count()[Slot.READY]
     rig.drain()
 
     assert fills == (20, 0)
-    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 5
+    assert rig.side.ledger.slots.count()[Slot.READY] == 5
 
 
 @pytest.mark.skipif(MINOR < 32, reason="before 0.32 nothing of a session is stored")
@@ -297,12 +297,12 @@ def test_connector_offers_a_session_anew_when_the_host_was_forgotten() -> None:
         rig.step()
     rig.side.reset()
     rig.drain()
-    ready = rig.side.ledger._state.slots.column.count()[Slot.READY]
+    ready = rig.side.ledger.slots.count()[Slot.READY]
     rig.engine.abort(["s"])
     rig.drain()
 
     rig.check_empty()
-    assert (ready, rig.side.ledger._state.slots.column.count()[Slot.READY]) == (2, 2)
+    assert (ready, rig.side.ledger.slots.count()[Slot.READY]) == (2, 2)
 
 
 @pytest.mark.skipif(MINOR < 32, reason="before 0.32 nothing of a session is stored")
@@ -358,7 +358,7 @@ def test_connector_stores_nothing_of_who_ended_before_a_reset(steps: int) -> Non
     rig.drain()
 
     assert ending
-    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 0
+    assert rig.side.ledger.slots.count()[Slot.READY] == 0
     rig.check_empty()
 
 
@@ -403,7 +403,7 @@ def test_connector_can_flush_the_last_copies_instead() -> None:
 
     assert steps < 20
     assert rig.side.ledger.flushes["last step"] > 0
-    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 4
+    assert rig.side.ledger.slots.count()[Slot.READY] == 4
 
 
 @pytest.mark.parametrize("groups", [(FULL,), (WINDOW,), (FULL, WINDOW)], ids=["blocks", "window", "requests"])
@@ -470,8 +470,7 @@ def test_connector_shares_what_a_step_fills_in_blocks_that_were_there_before() -
         rig.step()
     other = rig.add([rig.texts[first].token(position) for position in range(20)] + [5000], 2)
     rig.step()
-    (held,) = rig.side.ledger._state.requests[other].tables
-    shared = list(held[:5]) == list(rig.side.ledger._state.requests[first].tables[0][:5])
+    shared = rig.side.ledger.table(other)[:5] == rig.side.ledger.table(first)[:5]
     rig.drain()
     rig.check_empty()
 
@@ -485,14 +484,16 @@ def test_connector_asks_again_how_many_tokens_there_are_where_one_was_not_said()
     while rig.scheduler.requests[name].num_tokens < 17:
         rig.step()
     offload, request = rig.side.offload, rig.scheduler.requests[name]
-    offload._state.progress.known[offload._state.requests[name].row] += 8
+    row = offload._state.requests[name].row
+    offload._state.progress.speak_up(row)
+    offload._state.progress.known[row] += 8
     while request.num_tokens < 22:
         rig.step()
     ahead = offload.progress(name).known - request.num_tokens
     rig.drain()
 
     assert ahead <= 0
-    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 33 // 4
+    assert rig.side.ledger.slots.count()[Slot.READY] == 33 // 4
 
 
 def test_hit_that_is_something_else_to_the_ledger_is_left_out_of_a_table() -> None:
@@ -500,24 +501,24 @@ def test_hit_that_is_something_else_to_the_ledger_is_left_out_of_a_table() -> No
     rig = ConnectorRig(evolve(ROOMY, extra_config={"checking": "count"}))
     ask(rig, prompt(16), 1)
     decided, ledger = rig.side.decided, rig.side.ledger
-    blocks = [block for block, key in enumerate(ledger._state.blocks.key) if key is not None]
-    keys = [key for key in ledger._state.blocks.key if key is not None]
+    blocks = [block for block in range(len(ledger.blocks)) if ledger.blocks.key(block) is not None]
+    keys = [ledger.blocks.key(block) or b"" for block in blocks]
     rig.add(prompt(6), 9)
     rig.step()
-    (table,) = next(iter(ledger._state.requests.values())).tables
+    table = ledger.table(next(iter(ledger.requests)))
     held, open_ = (life & ID_MASK for life in table)
     free = next(block for block in blocks if block != held)
     found = [
         decided._known(0, blocks, keys),
         decided._known(0, [free], [b"another"]),
-        decided._known(0, [open_, NULL, held], [b"another", b"null", ledger._state.blocks.key[held] or b""]),
+        decided._known(0, [open_, NULL, held], [b"another", b"null", ledger.blocks.key(held) or b""]),
         decided._known(0, [held], [b"another"]),
     ]
 
     assert found == [blocks, [NULL], [NULL, NULL, held], [NULL]]
     assert (decided.holes, ledger.statistics().violations) == (3, 2)
-    assert ledger._state.blocks.key[free] is None
-    assert ledger._state.blocks.key[held] in keys
+    assert ledger.blocks.key(free) is None
+    assert ledger.blocks.key(held) in keys
 
 
 def test_connector_lets_many_requests_wait() -> None:
@@ -717,7 +718,7 @@ def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
 
     assert done
     assert forgotten == [name]
-    assert rig.side.ledger._state.slots.column.count()[Slot.READY] == 35 // 4
+    assert rig.side.ledger.slots.count()[Slot.READY] == 35 // 4
     rig.check_empty()
 
 
@@ -986,7 +987,8 @@ def test_connector_takes_a_name_that_is_used_again() -> None:
         rig.add(prompt(16, start), 1)
         while rig.running:
             rig.step()
-    out = len(rig.side.ledger._state.jobs.owned)
+    ledger = rig.side.ledger
+    out = len({owner for job in ledger.jobs.alive() for owner in (job.owner, *job.sharers) if owner is not None})
     rig.drain()
 
     assert out == 3
@@ -1222,7 +1224,8 @@ def test_walk_with_a_drafter_finds_what_is_stored_too_early(monkeypatch: pytest.
     with_guesses(monkeypatch, "eagle")
     spec = evolve(CROWDED, groups=DRAFTERS["own"], num_gpu_blocks=40)
     rig = ConnectorRig(spec, 1, drafts=True)
-    rig.side.offload._state.progress._drafters[:] = [False, False]
+    for each in rig.side.offload._state.progress.groups:
+        each.drafter = False
 
     with pytest.raises(AssertionError, match="is written again while a store reads it"):
         walk(rig, 1, 60)

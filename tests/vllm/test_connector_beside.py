@@ -43,7 +43,7 @@ def prompt(tokens: int, start: int = 100) -> list[int]:
 
 def ready(rig: BesideRig) -> int:
     """Chunks in host memory."""
-    return rig.side.ledger._state.slots.column.count()[Slot.READY]
+    return rig.side.ledger.slots.count()[Slot.READY]
 
 
 @pytest.mark.sampled

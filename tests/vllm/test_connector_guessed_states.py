@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from attrs import evolve
 
+from blocklife.core._progress import PlanTokens
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
@@ -22,7 +22,6 @@ from blocklife.ledger._ids import NULL
 from blocklife.ledger.jobs import Allocated
 from blocklife.ledger.views import block_of
 from blocklife.offload import DecidedSteps
-from blocklife.offload._state import Rows
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.states import Block
 from tests.vllm.behaviour.scenes import ROOMY, prompt
@@ -133,11 +132,12 @@ def next_state(self: DecidedSteps, name: str, group: int, boundary: int, block: 
     return None
 
 
-def all_right(self: SchedulerSteps, rows: Rows, tokens: Rows, sampled: dict[str, int]) -> tuple[Rows, Rows]:
+def all_right(self: SchedulerSteps, turn: PlanTokens, sampled: dict[str, int]) -> tuple[list[int], list[int], list[int]]:
     """Take every token that was scheduled for computed, right or wrong."""
-    known, _ = advance(self, rows, tokens, sampled)
-    ends: Rows = self._progress.computed[rows] + tokens
-    return known, np.minimum(ends, known)
+    rows, known, _ = advance(self, turn, sampled)
+    scheduled = dict(zip(turn.rows, turn.tokens, strict=True))
+    ends = [self._progress.computed_of(row) + scheduled.get(row, 1) for row in rows]
+    return rows, known, list(map(min, ends, known))
 
 
 hand_off_state, advance = DecidedSteps.hand_off_state, SchedulerSteps.advance

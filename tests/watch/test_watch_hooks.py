@@ -63,8 +63,8 @@ def test_blocks_are_heard_with_request_group_and_position() -> None:
     assert watch.mirror.story.history(5)[-1].endswith("handed out to a (group 1, position 1)")
     assert watch.mirror.story.history(4)[-1].endswith("taken by b")
     assert watch.mirror.story.history(6)[-1].endswith("handed out to b (group 1, position 1)")
-    assert watch.mirror.ledger._state.blocks.refs[4] == 2
-    assert watch.mirror.ledger._state.blocks.group[6] == 1
+    assert watch.mirror.ledger.blocks.refs(4) == 2
+    assert watch.mirror.ledger.blocks.group(6) == 1
 
 
 def test_a_block_deep_in_a_table_is_found() -> None:

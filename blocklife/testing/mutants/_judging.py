@@ -16,14 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Protocol
 
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import _edge as edge
-from blocklife.ledger import _ids, _ring, _steps, views
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import ActionT, Bounds, Exploration, Verdict, explore
 from blocklife.testing.mutants._planting import Mutant, planted, watched
@@ -130,12 +128,6 @@ def ledger_ground_of(settings: LedgerSettings) -> Ground:
     return run
 
 
-SWITCHING: tuple[ModuleType, ...] = (_ids, _ring, _steps, edge, views)
-"""The modules that use `BULK`, the size from which a batch is handled as an array."""
-_IN_BULK = ("clients-fence", "overdue-fence", "upheavals", "ledger verbs")
-"""Worlds that are explored again with every batch as an array."""
-
-
 _OF_VERBS = (
     "smallest", "verbs", "verbs=drop+evict+pin", "requests=2", "requests=2,contract=hold",
     "requests=2,contract=hold,verbs=drop", "loads", "failures", "ahead", "echoes", "windows", "deadlines,contract=hold",
@@ -145,27 +137,10 @@ _OF_VERBS = (
 """Worlds of the ledger's verbs, as `LedgerSettings.parse` reads them: they do all that the tables allow, and take every row."""
 
 
-def in_bulk(ground: Ground) -> Ground:
-    """The same ground on the code path for large batches, which small worlds never take by themselves."""
-
-    def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
-        before = {module: getattr(module, "BULK") for module in SWITCHING}  # noqa: B009 - see below
-        for module in before:
-            setattr(module, "BULK", 1)  # noqa: B010 - for others, and for mypy, it is a constant
-        try:
-            return ground(bounds, wind)
-        finally:
-            for module, size in before.items():
-                setattr(module, "BULK", size)  # noqa: B010 - as above
-
-    return run
-
-
 def grounds() -> dict[str, Ground]:
-    """Every small pinned world and the worlds of the ledger's verbs, by name; some of them a second time, in bulk."""
+    """Every small pinned world and the worlds of the ledger's verbs, by name."""
     found = {each.name: ground_of(each.settings) for each in WORLDS if not each.large}
-    found |= {f"ledger {text}": ledger_ground_of(LedgerSettings.parse(text)) for text in _OF_VERBS}
-    return found | {f"{name} in bulk": in_bulk(found[name]) for name in _IN_BULK}
+    return found | {f"ledger {text}": ledger_ground_of(LedgerSettings.parse(text)) for text in _OF_VERBS}
 
 
 @frozen

@@ -2,19 +2,21 @@
 
 Rules of this file:
 
-* Mutants are derived: guards from the tables, effects from `states.COUPLINGS`, cleanup steps from the source of the ledger and
-  the scheduler. Only the seeds are listed here. A new rule makes a new mutant.
-* A mutant is planted in the running code and always taken out again. It is found if a world that holds without it does not hold
-  with it. The search is breadth first, so the counterexample is a shortest one.
+* Mutants are derived: guards from the tables, effects from `states.COUPLINGS`, cleanup steps from the source of the kernel, the
+  ledger and the scheduler. Only the seeds are listed here. A new rule makes a new mutant.
+* A guard or effect is taken out of the bytes that the kernel reads (`core._tables.RULES`), a step out of the running code. All
+  are put back. A mutant is found if a world that holds without it does not hold with it. The search is breadth first, so the
+  counterexample is a shortest one.
 * A mutant that no world finds has one of four fates (`_judging.Fate`): *counted* (every rule holds, but numbers that tests pin
   change), *unreached* (no world executes the code), *unchanged*, or *survived* (the same numbers, other values). Each needs a
   test that fails under it (`_table.read_caught`).
 
 Theory. *Guards*: a row is taken although its guard does not hold. *Effects*: one machine takes its step, and the other does
 not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that can be reached from
-a verb that ends a job, a hold, a request or content. An assignment to something that snapshots do not contain (a counter, say)
-is not one: nothing later depends on it. If such a function takes an entry out of a table while it reads it (``pop``), that is
-a step, too: without it the entry is read, and stays.
+a verb that ends a job, a hold, a request or content. State is what snapshots contain: columns, tables and lists, whatever local
+name they have. An assignment to something else (a counter, a scratch column) is not a step, and neither is a call of a function
+that changes no state: nothing later depends on it. If such a function takes an entry out of a table while it reads it
+(``pop``), that is a step, too: without it the entry is read, and stays.
 """
 
 from __future__ import annotations
@@ -23,38 +25,35 @@ import ast
 import difflib
 import functools
 import inspect
+import re
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-import numpy as np
 from attrs import frozen
 
+from blocklife.core import _columns, _couplings, _moves, _plans, _verbs
+from blocklife.core._progress import TokenProgress
+from blocklife.core._rules import PlaceMove
+from blocklife.core._tables import CAUSES, EFFECTS, MOST_EFFECTS, RULES, RULES_OF
 from blocklife.errors import MisuseError
 from blocklife.ledger import _snapshot as ledger_snapshot
-from blocklife.ledger import _steps as ledger_steps
 from blocklife.ledger._journal import Journal
 from blocklife.ledger._ledger import Ledger
-from blocklife.ledger._places import Blocks, Places, Slots
-from blocklife.ledger._ring import Ring
-from blocklife.ledger._rules import RULES, CountedEvent, Rule
-from blocklife.ledger._state import LedgerData
-from blocklife.ledger._steps import Steps
-from blocklife.ledger.jobs import JobTable
-from blocklife.lifecycle import Event
+from blocklife.ledger._planning import Planning
 from blocklife.offload import _search as scheduler_search
 from blocklife.offload import _snapshot as scheduler_snapshot
 from blocklife.offload._below import TierBelow
 from blocklife.offload._host import HostTier
-from blocklife.offload._progress import ProgressTable
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import SchedulerState
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
-from blocklife.states import COUPLINGS, MACHINES, Coupling, Runs
+from blocklife.states import COUPLINGS, MACHINES, BlockLife, Coupling, JobLife
 
 Undo: TypeAlias = Callable[[], None]
 
@@ -63,8 +62,8 @@ Undo: TypeAlias = Callable[[], None]
 class Site:
     """A place in the code: a cleanup step of a function, or a row of a table, by number."""
 
-    owner: type | str
-    """A class, or the name of a machine."""
+    owner: type | ModuleType | str
+    """A class or module, or the name of a machine."""
     name: str
     """A function, or an event."""
     number: int
@@ -100,15 +99,11 @@ def watched(mutants: Iterable[Mutant]) -> Iterator[set[str]]:
     names = {each.site: each.name for each in mutants if each.site is not None}
     reached = {each.name for each in mutants if each.site is None}
     undos: list[Undo] = []
-    functions = {(site.owner, site.name) for site in names if isinstance(site.owner, type)}
-    events = {(site.owner, site.name) for site in names if isinstance(site.owner, str)}
     try:
-        for owner, name in functions:
-            if isinstance(owner, type):
+        undos.append(_note_rows(names, reached))
+        for owner, name in {(site.owner, site.name) for site in names}:
+            if not isinstance(owner, str):
                 undos.append(_note_steps(owner, name, names, reached))
-        for machine, event in events:
-            if isinstance(machine, str):
-                undos.append(_note_rows(machine, event, names, reached))
         yield reached
     finally:
         for undo in reversed(undos):
@@ -141,6 +136,27 @@ def no_mutant(name: str, names: Collection[str]) -> str:
 # --- guards -------------------------------------------------------------------------------------------------------------
 
 
+@frozen(eq=False)
+class Patch:
+    """Other bytes in a part of a table of the kernel."""
+
+    table: bytearray
+    start: int
+    instead: bytes
+
+
+def _written(patches: Sequence[Patch]) -> Undo:
+    """Write patches in place, for every kernel of the process; the returned function takes them out again."""
+    right = [bytes(each.table[each.start : each.start + len(each.instead)]) for each in patches]
+
+    def write(contents: Iterable[bytes]) -> None:
+        for each, content in zip(patches, contents, strict=True):
+            each.table[each.start : each.start + len(content)] = content
+
+    write([each.instead for each in patches])
+    return functools.partial(write, right)
+
+
 def guard_mutants() -> Iterator[Mutant]:
     """A mutant for each row with a guard: the row is taken although the guard does not hold."""
     for machine, table in MACHINES.items():
@@ -151,90 +167,52 @@ def guard_mutants() -> Iterator[Mutant]:
                 yield Mutant(name, "guard", functools.partial(_forget_guard, machine, row.index), site)
 
 
-def _without_guard(machine: str, index: int) -> bytearray:
-    """The lookup of an event as if one of its rows had no guard."""
+def _forget_guard(machine: str, index: int) -> Undo:
+    return _written(_without_guard(machine, index))
+
+
+def _without_guard(machine: str, index: int) -> list[Patch]:
+    """The look-ups of an event as if one of its rows had no guard."""
     table = MACHINES[machine]
     row = table.row(index)
     event = table.events[row.event]
     if row.guard is None:
         raise MisuseError(f"row {index} of {machine} has no guard")
-    width, bit = len(event.guards), event.bit(row.guard)
-    start = table.index[row.source] << width
-    wrong = bytearray(event.lut)
-    for facts in range(1 << width):
-        wrong[start | facts] = event.lut[start | facts | bit]
-    return wrong
+    width, bit, state = len(event.guards), event.bit(row.guard), table.index[row.source]
+    right = event.lut[state << width : state + 1 << width]
+    wrong = bytes([right[facts | bit] for facts in range(1 << width)])
+    if machine in RULES_OF:
+        rule = RULES_OF[machine][row.event]
+        lut = event.lut[: state << width] + wrong + event.lut[state + 1 << width :]
+        return [Patch(mine, 0, instead) for mine, instead in zip(rule.tables, rule.rows_of(lut), strict=True)]
+    rows = {"job": RULES.job_rows, "request": RULES.request_rows}[machine]
+    return [Patch(rows, list(table.events).index(row.event) << 6 | state << 2, wrong)]
 
 
-def _forget_guard(machine: str, index: int) -> Undo:
-    return rewire(MACHINES[machine].events[MACHINES[machine].row(index).event], bytes(_without_guard(machine, index)))
+def _note_rows(names: Mapping[Site, str], reached: set[str]) -> Undo:
+    """Watch where missing guards would make a difference."""
+    places: dict[int, dict[int, list[str]]] = {}
+    for site, mutant in names.items():
+        for patch in _without_guard(site.owner, site.number) if isinstance(site.owner, str) else ():
+            for place, row in enumerate(patch.instead, patch.start):
+                if row != patch.table[place]:
+                    places.setdefault(id(patch.table), {}).setdefault(place, []).append(mutant)
+    listed = [each for value in vars(RULES).values() for each in (value if isinstance(value, list) else [value])]
+    holders = [(each, name) for each in listed if isinstance(each, PlaceMove) for name in ("table", "ours")]
+    changes: list[tuple[object, str, object]] = []
+    for owner, name in [*holders, (RULES, "job_rows"), (RULES, "request_rows")]:
+        table = getattr(owner, name)
+        if id(table) in places:
+            changes.append((owner, name, _WatchedRows(table, places[id(table)], reached)))
+    return _patched(changes)
 
 
-def _note_rows(machine: str, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
-    """Watch where missing guards of one event would make a difference."""
-    event = MACHINES[machine].events[name]
-    wrong = {
-        mutant: bytes(_without_guard(machine, site.number))
-        for site, mutant in names.items()
-        if (site.owner, site.name) == (machine, name)
-    }
-    if machine not in RULES:
-        return rewire(event, _WatchedPlaces(event.lut, _differing(event.lut, wrong), reached))
-    rule = RULES[machine][name]
-    tables = {mutant: rule.rows_of(lut) for mutant, lut in wrong.items()}
-    return _load(
-        rule,
-        tuple(
-            _WatchedPlaces(right, _differing(right, {mutant: each[at] for mutant, each in tables.items()}), reached)
-            for at, right in enumerate(rule.tables)
-        ),
-    )
+class _WatchedRows(bytearray):
+    """A look-up that records when certain places of it are read."""
 
-
-def _differing(right: bytes, wrong: Mapping[str, bytes]) -> dict[int, list[str]]:
-    """Which mutants would make a difference, by place in the lookup."""
-    found: dict[int, list[str]] = {}
-    for mutant, table in wrong.items():
-        for place, row in enumerate(table):
-            if row != right[place]:
-                found.setdefault(place, []).append(mutant)
-    return found
-
-
-def _load(rule: Rule, tables: tuple[bytes, ...]) -> Undo:
-    """Replace the lookups of blocks or slots."""
-    right = rule.tables
-    rule.load(tables)
-    return functools.partial(rule.load, right)
-
-
-def rewire(event: Event, lut: bytes) -> Undo:
-    """Replace the lookup of an event, for single machines and for places; a table is frozen otherwise."""
-    rules = RULES.get(event.table.name.removesuffix("Life").lower(), {})
-    right, view = event.lut, event._lut_view
-    object.__setattr__(event, "lut", lut)
-    object.__setattr__(event, "_lut_view", np.frombuffer(bytes(lut), dtype=np.uint8))
-    undo_rule = _load(rule, rule.rows_of(lut)) if (rule := rules.get(event.name)) is not None and rule.event is event else None
-
-    def undo() -> None:
-        object.__setattr__(event, "lut", right)
-        object.__setattr__(event, "_lut_view", view)
-        if undo_rule is not None:
-            undo_rule()
-
-    return undo
-
-
-class _WatchedPlaces(bytes):
-    """A lookup that records when certain places of it are read."""
-
-    places: Mapping[int, Sequence[str]]
-    reached: set[str]
-
-    def __new__(cls, content: bytes, places: Mapping[int, Sequence[str]], reached: set[str]) -> _WatchedPlaces:
-        made = super().__new__(cls, content)
-        made.places, made.reached = places, reached
-        return made
+    def __init__(self, content: bytes, places: Mapping[int, Sequence[str]], reached: set[str]) -> None:
+        super().__init__(content)
+        self.places, self.reached = places, reached
 
     def __getitem__(self, place: Any) -> Any:
         if place in self.places:
@@ -244,115 +222,67 @@ class _WatchedPlaces(bytes):
 
 # --- effects of couplings -----------------------------------------------------------------------------------------------
 
+_KINDS = ("store", "load", "demote", "promote")
+
 
 def effect_mutants() -> Iterator[Mutant]:
     """A mutant for each effect of each coupling: the cause happens, and the effect does not."""
     for coupling in COUPLINGS:
         for effect in coupling.effects:
-            yield Mutant(f"{coupling.name}: no {effect}", "effect", functools.partial(_drop_effect, coupling, effect))
-
-
-_CAUSED_IN = {
-    "block.*": (Steps, "cancel_orphans"),
-    "block.allocate": (Steps, "hand_out"),
-    "job.plan(store)": (Steps, "plan_stores"),
-    "job.plan(load)": (Steps, "plan_load"),
-    "job.plan(demote)": (Steps, "plan_below"),
-    "job.plan(promote)": (Steps, "plan_below"),
-    "job.submit": (Steps, "submit"),
-    "request.preempt|finish|load_failed": (Steps, "give_up"),
-    "ledger.reset": (Steps, "reset"),
-}
-"""The function with the effects of each cause whose row is marked `BY_HAND`; all others are looked up in the table."""
+            yield Mutant(coupling.without(effect), "effect", functools.partial(_drop_effect, coupling, effect))
 
 
 def _drop_effect(coupling: Coupling, effect: str) -> Undo:
-    if coupling.runs is Runs.BY_HAND:
-        return _drop_inside(*_CAUSED_IN[coupling.cause], effect)
-    effects = ledger_steps._EFFECTS
-    changed = {key: value for key, value in effects.items() if value is coupling.effects}
-    if not isinstance(effects, dict) or not changed:
-        raise MisuseError(f"coupling {coupling.name}: its effects are not looked up, and no function is listed for its cause")
-    effects.update(dict.fromkeys(changed, tuple(each for each in coupling.effects if each != effect)))
-
-    def undo() -> None:
-        effects.update(changed)
-
-    return undo
+    left = bytes(EFFECTS.index(each) + 1 for each in coupling.effects if each != effect).ljust(MOST_EFFECTS, b"\0")
+    return _written([Patch(getattr(RULES, table), at, left) for table, at in places_of(coupling)])
 
 
-def _drop_inside(owner: type, name: str, effect: str) -> Undo:
-    """Skip the steps of an effect while one function runs."""
-    inside = [0]
-    machine, _, events = effect.partition(".")
-    wanted = events.split("|")
-    whole = getattr(owner, name)
+def places_of(row: Coupling) -> list[tuple[str, int]]:
+    """The tables of `RULES` that have the effects of a row, by name, and where they begin there."""
+    found = re.fullmatch(r"job\.(\w+)(?:\((\w+)\))?", row.cause)
+    if found:
+        cause, kinds = CAUSES.index(found[1]), [_KINDS.index(found[2])] if found[2] else range(len(_KINDS))
+        states = [JobLife.table.index[into] for into in row.into]
+        return [("effects", ((cause * 4 + kind) * 16 + state) * MOST_EFFECTS) for kind in kinds for state in states]
+    if row.cause == "block.allocate":
+        return [("handed_out", BlockLife.table.index[into] * MOST_EFFECTS) for into in row.into]
+    return [({"block.*": "life_ends", "ledger.reset": "resets"}.get(row.cause, "gives_up"), 0)]
 
-    @functools.wraps(whole)
-    def running(self: Steps, *args: Any, **named: Any) -> Any:
-        inside[0] += 1
-        try:
-            return whole(self, *args, **named)
-        finally:
-            inside[0] -= 1
 
-    def end(self: Steps, job: Any, event: str, facts: int) -> None:
-        if not (event in wanted and inside[0]):
-            right["end"](self, job, event, facts)
+# --- functions ----------------------------------------------------------------------------------------------------------
 
-    def flush(self: Steps, job: Any, cause: str) -> None:
-        if not inside[0]:
-            right["flush"](self, job, cause)
 
-    def abandon(self: Steps, job: Any) -> None:
-        if not inside[0]:
-            right["abandon"](self, job)
-
-    def fire_request(self: Steps, request: Any, event: str, job: int = 0) -> None:
-        if not (event in wanted and inside[0]):
-            right["fire_request"](self, request, event, job)
-
-    def give_up(self: Steps, request: Any, event: str) -> None:
-        if not (event in wanted and inside[0]):
-            right["give_up"](self, request, event)
-
-    def write(places: Any, change: CountedEvent, *args: Any) -> list[int]:
-        if inside[0] and change.rule.name in wanted:
-            return []
-        return list(right["write"](places, change, *args))
-
-    instead: dict[str, Callable[..., Any]] = {}
-    if machine == "job":
-        instead = {"end": end} if "cancel" in wanted else {}
-        instead |= {"flush": flush} if "flush" in wanted else {}
-        instead |= {"abandon": abandon} if "abandon" in wanted else {}
-    elif machine == "request":
-        instead = {"give_up": give_up} if name == "reset" else {"fire_request": fire_request}
-    else:
-        instead = {"write": write}
-    taker = {"block": Blocks, "slot": Slots}.get(machine, Steps)
-    right = {each: getattr(taker, each) for each in instead}
-    return _patched([(owner, name, running), *((taker, each, function) for each, function in instead.items())])
+def holders(function: object) -> list[tuple[ModuleType, str]]:
+    """Every module of the package that has a function, and the name that it has there."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("blocklife.")]
+    return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
 
 
 def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
-    """Replace attributes; the returned function restores them."""
-    former = [(owner, name, inspect.getattr_static(owner, name)) for owner, name, _ in changes]
-    for owner, name, instead in changes:
-        setattr(owner, name, instead)
+    """Replace attributes; that of a module in every module that has imported it. The returned function restores them."""
+    former = [(owner, name, inspect.getattr_static(owner, name), instead) for owner, name, instead in changes]
+    for owner, name, was, instead in former:
+        for holder, there in holders(was) if isinstance(owner, ModuleType) else [(owner, name)]:
+            setattr(holder, there, instead)
 
     def undo() -> None:
-        for owner, name, was in reversed(former):
-            setattr(owner, name, was)
+        for owner, name, was, instead in reversed(former):
+            for holder, there in holders(instead) if isinstance(owner, ModuleType) else [(owner, name)]:
+                setattr(holder, there, was)
 
     return undo
 
 
 # --- cleanup steps ------------------------------------------------------------------------------------------------------
 
-_CLASSES: tuple[type, ...] = (
-    Steps, Ledger, Journal, JobTable, Places, Blocks, Slots, Ring,
-    SchedulerSteps, OffloadScheduler, StoreLine, HostTier, TierBelow, ProgressTable,
+_Owner: TypeAlias = "type | ModuleType"
+_KERNEL: tuple[_Owner, ...] = (
+    _moves, _couplings, _verbs, _plans,
+    *(_columns.Core, _columns.Blocks, _columns.Slots, _columns.Contents, _columns.TransferJobs, _columns.Requests),
+)  # fmt: skip
+_OWNERS: tuple[_Owner, ...] = (
+    *_KERNEL, Ledger, Journal, Planning,
+    *(SchedulerSteps, OffloadScheduler, StoreLine, HostTier, TierBelow, TokenProgress),
 )  # fmt: skip
 _ENDINGS = frozenset(
     {"finish", "preempt", "release", "release_many", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
@@ -360,12 +290,27 @@ _ENDINGS = frozenset(
     | {"abort", "renew", "sleep", "wake", "lose_worker", "regain_worker"}
 )
 """The verbs with which a job, a hold, a request or content ends."""
+_FORGETS = (_couplings, "forget_job")
+"""And where a job that is over is forgotten: only a draft that becomes a job does that, and a draft ends nothing."""
 _PARTS = frozenset(
-    {"_state", "_steps", "_check", "_journal", "_blocks", "_slots", "_jobs", "_ledger", "_stores", "_progress", "_tier"}
+    {
+        "_state",
+        "_check",
+        "_journal",
+        "_core",
+        "_steps",
+        "_blocks",
+        "_slots",
+        "_jobs",
+        "_ledger",
+        "_stores",
+        "_progress",
+        "_tier",
+    }
 )
 """Attributes that refer to another part: they count as state, like the contents of the part."""
-_COLUMNS = frozenset({"epoch", "refs", "pins", "writes", "overdue", "job"})
-"""The columns of blocks that have a second name."""
+_TOLD = frozenset({"note", "note_some", "note_one"})
+"""What the journal is told with: no state, but everything that happens is to be told."""
 _NOTE = "_mutant_reached"
 """The global name under which a watched function finds the function to call."""
 _ASKS = ("check", "_check", "_recheck", "_ask", "ask", "tracked")
@@ -378,43 +323,64 @@ _TAKES_OUT = frozenset({"pop", "popleft"})
 
 def step_mutants() -> Iterator[Mutant]:
     """A mutant for each cleanup step: the function runs without it. A compiled core has no source to leave it out of."""
-    if not isinstance(inspect.unwrap(inspect.getattr_static(Steps, "end")), FunctionType):
+    if not isinstance(_moves.write, FunctionType):
         return
     for owner, name in _ending_functions():
-        tree = _source_of(owner, name)
         seen: Counter[str] = Counter()
-        for number, step in enumerate(_steps(tree)):
+        for number, step in enumerate(_steps(owner, _source_of(owner, name))):
             text = " ".join(ast.unparse(step).split())
             if isinstance(step, ast.Call) and isinstance(step.func, ast.Attribute):
                 text = f".{step.func.attr} in {text}"
             seen[text] += 1
             again = f" #{seen[text]}" if seen[text] > 1 else ""
-            yield Mutant(
-                f"{owner.__name__}.{name} without {text}{again}",
-                "step",
-                functools.partial(_drop_step, owner, name, number),
-                Site(owner, name, number),
-            )
-
-
-def _ending_functions() -> list[tuple[type, str]]:
-    """Every function of the classes that can be called from one of the endings, found by the names of calls."""
-    functions = {
-        (owner, name): _source_of(owner, name)
-        for owner in _CLASSES
-        for name, value in vars(owner).items()
-        if isinstance(inspect.unwrap(value) if callable(value) else value, FunctionType)
-    }
-    calls = {key: {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} for key, tree in functions.items()}
-    wanted, todo = set[str](), set(_ENDINGS)
-    while todo:
-        wanted |= todo
-        todo = {name for key, named in calls.items() if key[1] in wanted for name in named} - wanted
-    return [key for key in functions if key[1] in wanted and not key[1].startswith(("__", *_ASKS))]
+            where = owner.__name__.rpartition(".")[2].removeprefix("_")
+            plant, site = functools.partial(_drop_step, owner, name, number), Site(owner, name, number)
+            yield Mutant(f"{where}.{name} without {text}{again}", "step", plant, site)
 
 
 @functools.cache
-def _source_of(owner: type, name: str) -> ast.FunctionDef:
+def _functions() -> dict[tuple[_Owner, str], ast.FunctionDef]:
+    """Every function of the owners, with its source."""
+    return {
+        (owner, name): _source_of(owner, name)
+        for owner in _OWNERS
+        for name, value in vars(owner).items()
+        if isinstance(inspect.unwrap(value) if callable(value) else value, FunctionType)
+        and (not isinstance(owner, ModuleType) or value.__module__ == owner.__name__)
+    }
+
+
+def _called_in(owner: _Owner, tree: ast.FunctionDef) -> set[tuple[_Owner, str]]:
+    """The functions that a function may call: those of modules by what their name stands for, methods by their name alone."""
+    known, scope = _functions(), vars(owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__])
+    nodes, found = list(ast.walk(tree)), set[tuple[_Owner, str]]()
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(called := scope.get(node.id), FunctionType):
+            found.add((sys.modules[called.__module__], called.__name__))
+        elif isinstance(node, ast.Attribute):
+            part = scope.get(node.value.id) if isinstance(node.value, ast.Name) else None
+            found.add((part, node.attr) if isinstance(part, ModuleType) else (object, node.attr))
+    methods = {name for part, name in found if part is object}
+    return {key for key in known if key in found or (isinstance(key[0], type) and key[1] in methods)}
+
+
+@functools.cache
+def _calls() -> dict[tuple[_Owner, str], set[tuple[_Owner, str]]]:
+    return {key: _called_in(key[0], tree) for key, tree in _functions().items()}
+
+
+def _ending_functions() -> list[tuple[_Owner, str]]:
+    """Every function that can be called from one of the endings."""
+    todo = {key for key in _functions() if key[1] in _ENDINGS and isinstance(key[0], type)} | {_FORGETS}
+    wanted = set[tuple[_Owner, str]]()
+    while todo:
+        wanted |= todo
+        todo = {called for key in todo for called in _calls()[key]} - wanted
+    return [key for key in _functions() if key in wanted and not key[1].startswith(("__", *_ASKS))]
+
+
+@functools.cache
+def _source_of(owner: _Owner, name: str) -> ast.FunctionDef:
     function = inspect.unwrap(inspect.getattr_static(owner, name))
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     if not isinstance(tree, ast.FunctionDef):
@@ -423,9 +389,8 @@ def _source_of(owner: type, name: str) -> ast.FunctionDef:
 
 
 @functools.cache
-def _state_names() -> frozenset[str]:
-    """Every attribute that is part of snapshots; no others influence decisions."""
-    modules = (ledger_snapshot, scheduler_snapshot)
+def _state_names(*modules: ModuleType) -> frozenset[str]:
+    """Every attribute that is part of these snapshots; no others influence decisions."""
     trees = [ast.parse(inspect.getsource(module)) for module in modules]
     named = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return frozenset(named - _counters())
@@ -433,7 +398,7 @@ def _state_names() -> frozenset[str]:
 
 def _counters() -> set[str]:
     """Attributes that start as empty counters: they only count."""
-    trees = [ast.parse(textwrap.dedent(inspect.getsource(owner))) for owner in (LedgerData, SchedulerState, StoreLine)]
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(owner))) for owner in (SchedulerState, StoreLine)]
     made = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
     return {
         each.target.attr
@@ -444,78 +409,109 @@ def _counters() -> set[str]:
     }
 
 
-def _steps(tree: ast.FunctionDef) -> list[ast.stmt | ast.Call]:
+@functools.cache
+def _idle() -> frozenset[str]:
+    """The functions of the kernel that change no state and tell nothing: they ask, or fill scratch columns."""
+    kernel = {key: tree for key, tree in _functions().items() if key[0] in _KERNEL}
+    names = {name for _, name in kernel}
+    busy = {key for key, tree in kernel.items() if key[1] in _TOLD or any(_changes(key[0], tree, names))}
+    more = busy
+    while more:
+        more = {key for key in kernel if _calls()[key] & busy} - busy
+        busy |= more
+    return frozenset(names - {name for _, name in busy})
+
+
+def _steps(owner: _Owner, tree: ast.FunctionDef) -> list[ast.stmt | ast.Call]:
     """The cleanup steps of a function: whole statements, and calls within others that take an entry out."""
-    return [*_cleanups(tree), *_taken_out(tree)]
+    return [*_changes(owner, tree, _idle() if owner in _KERNEL else ()), *_taken_out(owner, tree)]
 
 
-def _cleanups(tree: ast.FunctionDef) -> Iterator[ast.stmt]:
-    """The statements of a function that change something outside it."""
-    own = _made_here(tree)
+def _changes(owner: _Owner, tree: ast.FunctionDef, idle: Collection[str]) -> Iterator[ast.stmt]:
+    """The statements of a function that change something outside it; a call of an *idle* function does not."""
+    names = _Named(owner, tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = node.value.func
-            if not isinstance(called, ast.Attribute) or called.attr.startswith(_ASKS) or ast.unparse(called.value) in _EDGES:
-                continue
-            if _outside(called.value, own):
-                yield node
-        elif isinstance(node, ast.Delete) and all(_outside(each, own) for each in node.targets):
+            if isinstance(called, ast.Name):
+                if called.id not in idle and isinstance(owner, ModuleType):
+                    yield node
+            elif isinstance(called, ast.Attribute) and called.attr not in idle and not called.attr.startswith(_ASKS):
+                yield from [node] if ast.unparse(called.value) not in _EDGES and names.are_state(called.value) else []
+        elif isinstance(node, ast.Delete) and all(map(names.are_state, node.targets)):
             yield node
         elif isinstance(node, ast.Assign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if all(isinstance(each, ast.Attribute | ast.Subscript) and _outside(each, own) for each in targets):
+            targets = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            if any(isinstance(each, ast.Attribute | ast.Subscript) and names.are_state(each) for each in targets):
                 yield node
 
 
-def _taken_out(tree: ast.FunctionDef) -> Iterator[ast.Call]:
+def _taken_out(owner: _Owner, tree: ast.FunctionDef) -> Iterator[ast.Call]:
     """The calls that take an entry out of a table outside the function, and whose value is used."""
-    own = _made_here(tree)
+    names = _Named(owner, tree)
     whole = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TAKES_OUT):
             continue
-        if id(node) not in whole and _outside(node.func.value, own):
+        if id(node) not in whole and names.are_state(node.func.value):
             yield node
 
 
-def _made_here(tree: ast.FunctionDef) -> set[str]:
-    """Names of containers that the function itself makes; filling them is not a step."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            made = isinstance(node.value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp | ast.Tuple)
-            made |= isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name | ast.Subscript)
-            for each in targets:
-                names = each.elts if isinstance(each, ast.Tuple) else [each]
-                found |= {name.id for name in names if made and isinstance(name, ast.Name)}
-    return found
+class _Named:
+    """What the names in a function stand for."""
 
+    def __init__(self, owner: _Owner, tree: ast.FunctionDef) -> None:
+        kernel = owner in _KERNEL
+        self.state = _state_names(ledger_snapshot, *(() if kernel else (scheduler_snapshot,)))
+        self.made = set[str]()
+        """Containers that the function itself makes; filling them is not a step."""
+        self.aliases: dict[str, ast.expr] = {}
+        """Parts of a kernel that have a shorter name here."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    self._assigned(target, node.value, kernel)
 
-def _outside(node: ast.expr, own: set[str]) -> bool:
-    """Whether an expression names state of an object: not a local container, and part of snapshots."""
-    attributes = [each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)]
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    if not isinstance(node, ast.Name) or node.id in own:
-        return False
-    return all(_is_state(each) or each in _PARTS or _is_function(each) for each in attributes)
+    def _assigned(self, target: ast.expr, value: ast.expr, kernel: bool) -> None:
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple):
+            values = value.elts if isinstance(value, ast.Tuple) else [value] * len(target.elts)
+            pairs = list(zip(target.elts, values, strict=True))
+        for each, is_now in pairs:
+            if not isinstance(each, ast.Name):
+                continue
+            made = isinstance(is_now, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+            made |= isinstance(is_now, ast.Call) and isinstance(is_now.func, ast.Name | ast.Subscript)
+            if made or (isinstance(value, ast.Tuple) and not kernel):
+                self.made.add(each.id)
+            elif kernel and isinstance(is_now, ast.Attribute | ast.Subscript):
+                self.aliases[each.id] = is_now
 
-
-def _is_state(name: str) -> bool:
-    """Whether it is part of snapshots. A column has a second name, with an underscore, for compiled code."""
-    return name in _state_names() or name in {"_" + each for each in _COLUMNS}
+    def are_state(self, node: ast.expr) -> bool:
+        """Whether an expression names state of an object: not a local container, and part of snapshots."""
+        attributes, aliases = list[str](), dict(self.aliases)
+        while True:
+            attributes += [each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+            while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+                node = node.func if isinstance(node, ast.Call) else node.value
+            if not isinstance(node, ast.Name) or node.id in self.made:
+                return False
+            if node.id not in aliases:
+                break
+            node = aliases.pop(node.id)
+        return all(each in self.state or each in _PARTS or _is_function(each) for each in attributes)
 
 
 def _is_function(name: str) -> bool:
     """Whether some class here has a function with this name."""
-    return any(callable(getattr(owner, name, None)) for owner in _CLASSES)
+    return any(callable(getattr(owner, name, None)) for owner in _OWNERS if isinstance(owner, type))
 
 
-def _drop_step(owner: type, name: str, number: int) -> Undo:
+def _drop_step(owner: _Owner, name: str, number: int) -> Undo:
     """Compile the function again without one statement, or with a lookup where an entry was taken out."""
     tree = _copy_of(owner, name)
-    victim = _steps(tree)[number]
+    victim = _steps(owner, tree)[number]
     if isinstance(victim, ast.Call):
         _LookUp(victim).visit(tree)
     else:
@@ -540,11 +536,11 @@ class _LookUp(ast.NodeTransformer):
         return ast.Subscript(node.func.value, at, ast.Load())
 
 
-def _note_steps(owner: type, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
+def _note_steps(owner: _Owner, name: str, names: Mapping[Site, str], reached: set[str]) -> Undo:
     """Compile the function again, with a note before each cleanup step."""
     tree = _copy_of(owner, name)
     notes: dict[int, list[ast.stmt]] = {}
-    for number, step in enumerate(_steps(tree)):
+    for number, step in enumerate(_steps(owner, tree)):
         if (mutant := names.get(Site(owner, name, number))) is not None:
             statement = _statement_of(tree, step)
             notes.setdefault(id(statement), [statement])[:0] = ast.parse(f"{_NOTE}({mutant!r})").body
@@ -558,7 +554,7 @@ def _statement_of(tree: ast.FunctionDef, step: ast.stmt | ast.Call) -> ast.stmt:
     return around[-1]  # the walk is breadth first: deeper statements come later
 
 
-def _copy_of(owner: type, name: str) -> ast.FunctionDef:
+def _copy_of(owner: _Owner, name: str) -> ast.FunctionDef:
     tree = ast.parse(ast.unparse(_source_of(owner, name))).body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise MisuseError(f"{owner.__name__}.{name}: it is not a plain function")
@@ -592,7 +588,7 @@ class Seed:
     """One released fix taken back: some text of one function is replaced."""
 
     name: str
-    owner: object
+    owner: _Owner
     function: str
     instead: Mapping[str, str]
 
@@ -612,9 +608,9 @@ SEEDS: tuple[Seed, ...] = (
     ),
     Seed(
         "S3: a chunk counts as whole, holes or not",
-        JobTable,
-        "add",
-        {"names, groups, slot": "names, 3 * columns.slot_groups[there], slot"},
+        StoreLine,
+        "_columns",
+        {"cuts.append(len(lives))": "cuts.append(size * len(keys))"},
     ),
     Seed(
         "S4: a sliding window needs its last chunk only",
@@ -639,10 +635,16 @@ def seed_mutants() -> Iterator[Mutant]:
 
 
 def _take_back(seed: Seed) -> Undo:
-    original = inspect.unwrap(getattr(seed.owner, seed.function))
-    source = textwrap.dedent(inspect.getsource(original))
-    for text, instead in seed.instead.items():
+    wrong = rewritten(seed.owner, seed.function, seed.instead)
+    return _patched([(seed.owner, seed.function, wrong)])
+
+
+def rewritten(owner: _Owner, name: str, instead: Mapping[str, str]) -> Any:
+    """A function of a class or module with other text in place of some of its text, each of which must be there once."""
+    static = inspect.getattr_static(owner, name)
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(static, "__func__", static))))
+    for text, other in instead.items():
         if source.count(text) != 1:
-            raise MisuseError(f"{seed.name}: {seed.function} no longer has the text {text!r} once (plant the bug another way)")
-        source = source.replace(text, instead)
-    return _patched([(seed.owner, seed.function, _compiled(seed.owner, seed.function, source))])
+            raise MisuseError(f"{name} no longer has the text {text!r} once (plant this bug another way)")
+        source = source.replace(text, other)
+    return _compiled(owner, name, source)

@@ -14,8 +14,8 @@ from typing import Concatenate, ParamSpec
 
 from attrs import define, field
 
+from blocklife.core._columns import Ints
 from blocklife.ledger._state import LedgerData
-from blocklife.lifecycle import Column
 from blocklife.states import MACHINES
 
 P = ParamSpec("P")
@@ -68,10 +68,11 @@ class Coverage:
     def note(self, state: LedgerData) -> None:
         """Include this ledger in the counts."""
         self.ledgers += 1
-        columns = (state.blocks.column, state.slots.column, state.jobs.column, state.request_column)
+        core = state.core
+        taken = (core.blocks.taken, core.slots.taken, core.jobs.taken, core.requests.taken)
         if not self.ledgers % _OFTEN:
             self._open = [each for each in self._open if each.alive]
-        self._open.append(weakref.finalize(state, self._add, columns))
+        self._open.append(weakref.finalize(state, self._add, taken))
 
     def settle(self) -> None:
         """Count what the ledgers that still exist have done; each is counted once."""
@@ -79,9 +80,9 @@ class Coverage:
             each()
         self._open.clear()
 
-    def _add(self, columns: tuple[Column, ...]) -> None:
-        for name, column in zip(MACHINES, columns, strict=True):
-            self.rows[name].update({str(row): times for row, times in column.row_counts() if times})
+    def _add(self, taken: tuple[Ints, ...]) -> None:
+        for (name, table), times in zip(MACHINES.items(), taken, strict=True):
+            self.rows[name].update({str(row): times[row.index] for row in table.rows if times[row.index]})
 
     # --- results ------------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from attrs import define
 
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Direction
-from blocklife.ledger.views import JobView
+from blocklife.ledger.jobs import JobView
 from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import (
@@ -422,15 +422,14 @@ def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
                 if sources[row] != (stood := known.get(place, _NEW[machine])):
                     return _told_wrong(machine, place, row, stood)
                 known[place] = targets[row]
-    now = ledger.requests.states
     if ledger.blocks.states != blocks:
         return _differing("block", ledger.blocks.states, dict(enumerate(blocks)))
     if ledger.slots.states != slots:
         return _differing("slot", ledger.slots.states, dict(enumerate(slots)))
     if requests:
-        named = ledger.requests.rows()
+        now = {row: _REQUEST_STATES.index(ledger.requests.at(name)) for row, name in ledger.requests.rows().items()}
         for row, stands in requests.items():
-            if row in named and now[row] != stands:
+            if now.get(row, stands) != stands:
                 return _differing("request", now, {row: stands})
     for number, stands in jobs.items():
         state = ledger.jobs.state(number)
@@ -445,7 +444,7 @@ def _told_wrong(machine: str, place: int, row: int, stood: int) -> tuple[str, st
     return TOLD, f"{machine} {place}: hooks heard {table.row(row)} while it is {table.states[stood].name}"
 
 
-def _differing(machine: str, states: memoryview, told_of: Mapping[int, int]) -> tuple[str, str]:
+def _differing(machine: str, states: memoryview | Mapping[int, int], told_of: Mapping[int, int]) -> tuple[str, str]:
     """The first place whose state differs from what hooks heard."""
     names = MACHINES[machine].states
     place, stands = next((place, at) for place, at in told_of.items() if states[place] != at)

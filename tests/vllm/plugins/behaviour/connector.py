@@ -181,7 +181,7 @@ class AdaptedConnector(BlocklifeConnector):
         launched, completions = [], []
         ledger = self.scheduler.ledger
         for number, count in completed.items():
-            job = ledger._state.jobs.by_number.get(number)
+            job = ledger.jobs.get(number)
             done = 0 if job is None else job.reported
             free = [Worker(rank) for rank in range(ledger.limits.num_workers) if not done >> rank & 1]
             name = JobId(ledger.incarnation, number)
@@ -191,13 +191,12 @@ class AdaptedConnector(BlocklifeConnector):
 
     def _tell(self) -> None:
         """Let the mock of the manager hear which jobs and requests are over."""
-        manager, jobs = self.spec.manager, self.scheduler.ledger._state.jobs
+        manager, jobs = self.spec.manager, self.scheduler.ledger.jobs
         for job in jobs.alive():
             self._out.setdefault(job.number, (job.direction is Direction.STORE, job.owner or ""))
-        for number in [each for each in self._out if each not in jobs.out]:
+        for number in [each for each in self._out if not jobs.is_out(each)]:
             is_store, owner = self._out.pop(number)
-            over = jobs.by_number.get(number)
-            if number in self._jobs and over is not None and jobs.state(over) is JobState.DONE:
+            if number in self._jobs and jobs.state(number) is JobState.DONE:
                 complete = manager.complete_store if is_store else manager.complete_load
                 complete(list(self._jobs[number].keys), self.oracle.contexts[owner.partition("#")[0]])
         for name in [each for each in self._over if each not in self.scheduler.ledger.requests]:

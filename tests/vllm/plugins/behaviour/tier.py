@@ -19,9 +19,9 @@ from attrs import define, field
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.request import Request
 
+from blocklife.core._tables import RESERVE
+from blocklife.core._verbs import move_chosen_slots
 from blocklife.ledger import Ledger
-from blocklife.ledger._ids import batch
-from blocklife.ledger._rules import FILL, FILLED
 from blocklife.offload import HostTier
 from blocklife.offload._groups import FullAttention, Geometry
 from blocklife.offload._host import Name, Replacement
@@ -134,7 +134,7 @@ class MockedTier(HostTier):
         for group in range(len(oracle.geometry.groups)):
             for key in oracle.names(request, group):
                 slot = self.slot_of(group, key)
-                if slot is not None and not self.ledger._state.slots.pins[slot] and oracle.would_miss(group, key):
+                if slot is not None and not self.ledger.slots.pins(slot) and oracle.would_miss(group, key):
                     self.ledger.evict([slot])
 
     def answer(self, group: int, key: bytes) -> Answer:
@@ -166,7 +166,11 @@ class MockedTier(HostTier):
         slots = super().reserve(names)
         if slots is None:
             raise AssertionError("the tier of a test is too small")
-        ledger._steps.move_slots(FILL, batch(slots))
+        core = ledger._state.core
+        move_chosen_slots(core, core.rules.moves[RESERVE], slots)
         for slot, (group, key) in zip(slots, names, strict=True):
-            ledger._state.slots.name([slot], [key], group)
-        ledger._steps.move_slots(FILLED[True], batch(slots))
+            content = core.contents.intern(group, key)
+            core.contents.uses[content] += 1
+            core.slots.key[slot], core.slots.group[slot], core.contents.slot[content] = content, group, slot
+        move_chosen_slots(core, core.rules.filled[1], slots)
+        ledger.calls.end_verb()

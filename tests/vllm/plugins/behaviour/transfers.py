@@ -99,14 +99,15 @@ def _job(transfer: Transfer, ledger: Ledger, size: int) -> Job:
         own = blocks[start : start + count].tolist()
         by_group.append(tuple(own))
         for first, last, slots in _runs(places[start : start + count].tolist(), size):
-            named = [make_offload_key(ledger._state.slots.key[slot] or b"", ledger._state.slots.group[slot]) for slot in slots]
+            named = [make_offload_key(ledger.slots.key(slot) or b"", ledger.slots.group(slot)) for slot in slots]
             sizes, indices = [0] * len(transfer.group_sizes), [0] * len(transfer.group_sizes)
             sizes[group], indices[group] = last - first, int(places[start + first]) % size
             device = GPULoadStoreSpec(own[first:last], sizes, indices)
             parts.append((device, host_end(named)) if is_store else (host_end(named), device))
             keys += named
         start += count
-    owner = ledger._state.jobs.by_number[number].owner or ""
+    found = ledger.jobs.get(number)
+    owner = "" if found is None else found.owner or ""
     return Job(number, is_store, owner.partition("#")[0], tuple(by_group), tuple(keys), tuple(parts))
 
 

@@ -16,11 +16,10 @@ from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 from blocklife.engines.vllm.connector._described import Describer
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger._ids import ID_MASK, NULL
-from blocklife.ledger.jobs import JobRow
+from blocklife.ledger.jobs import JobView as LedgerJob
 from blocklife.offload import FullHit
 from blocklife.offload._groups import Geometry, SlidingWindow
 from blocklife.offload._lookup import Answer, common_length
-from blocklife.states import COPYING, BlockLife
 
 from .scan import Scan
 from .tier import ANSWERS, Oracle, Prefix
@@ -28,8 +27,6 @@ from .transfers import Job
 
 if TYPE_CHECKING:
     from .connector import AdaptedConnector
-
-_COPYING = frozenset(BlockLife.table.index[state] for state in COPYING)
 
 
 @frozen
@@ -65,7 +62,7 @@ class ConfigView:
 class JobView:
     """One job that is out: how many workers have not reported is the ledger's word, what it copies is the plan's."""
 
-    row: JobRow
+    row: LedgerJob
     ledger: Ledger
     geometry: Geometry
     job: Job | None
@@ -128,7 +125,8 @@ class RequestView:
                 [make_offload_key(key, group) for key in self.oracle.names(self.req, group)],
                 [life & ID_MASK if life != NULL else 0 for life in table],
             )
-            for group, table in enumerate(self.ledger._state.requests[self.name].tables)
+            for group in range(self.ledger.limits.num_groups)
+            for table in (self.ledger.table(self.name, group),)
         ]
 
     @property
@@ -227,7 +225,7 @@ class SchedulerView:
         ledger = self._ledger
         return {
             row.number: JobView(row, ledger, self._oracle.geometry, self._planned.get(row.number))
-            for row in ledger._state.jobs.alive()
+            for row in ledger.jobs.alive()
         }
 
     @property
@@ -238,11 +236,5 @@ class SchedulerView:
     @property
     def _block_id_to_pending_jobs(self) -> dict[int, set[int]]:
         """Blocks that a store reads, by the states of the blocks."""
-        blocks, jobs = self._ledger._state.blocks, self._ledger._state.jobs
-        found: dict[int, set[int]] = {}
-        for block in range(1, len(blocks)):
-            if blocks.column.state[block] in _COPYING:
-                job = jobs.rows[blocks.job[block]]
-                if job.direction is Direction.STORE:
-                    found[block] = {job.number}
-        return found
+        blocks = self._ledger.blocks
+        return {block: {number} for block in range(1, len(blocks)) if (number := blocks.job(block))}

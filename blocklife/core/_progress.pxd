@@ -1,0 +1,118 @@
+# Types of the columns of progress, where they are compiled.
+cimport cython
+
+cdef long long ENDLESS
+
+
+cdef class GroupTokens:
+    cdef public long long tokens, chunk, behind, part
+    cdef public bint fills, drafter
+
+
+cdef class PlanTokens:
+    cdef public list rows, tokens, serials, due
+    cdef public long long clock
+
+
+cdef class TokenProgress:
+    cdef public int size, num_groups
+    cdef public list groups, active, spoken, turns, due
+    cdef public dict wheel
+    cdef public tuple columns
+    cdef public unsigned char[::1] running, silent
+    cdef public long long[::1] serial, prompt, known, computed, in_flight, wanted, step, most_stored, most_loaded
+    cdef public long long[::1] since, due_at, steady, turned
+    cdef public long long[::1] placed, first, sealed, offered, room_at, window_at, fill_at, final_at
+    cdef public long long making, planned, settled, num_unclocked, due_for, silent_step, silent_before
+    cdef public long long last_serial, cap_stored, cap_loaded
+    cdef public bint prompt_only, slides, falls_silent
+
+    cpdef long long computed_of(self, int row) noexcept
+    cpdef long long known_of(self, int row) noexcept
+    cpdef long long in_flight_of(self, int row) noexcept
+    cpdef long long wanted_of(self, int row) noexcept
+    cpdef long long begin_of(self, int row) noexcept
+    cpdef long long end_of(self, int row) noexcept
+    cpdef bint is_scheduled(self, int row) noexcept
+    cpdef long long filled_of(self, int row) noexcept
+    cpdef long long bound(self, int row, long long tokens) noexcept
+    cpdef look(self, int row)
+    cpdef enter(self, int row, long long prompt)
+    cpdef cap(self, int row, long long stored, long long loaded)
+    cpdef clear(self, int row)
+    cpdef leave(self, int row)
+    cpdef begin(self, int row, int group, long long placed, long long first, long long offered, long long sealed)
+    cpdef run(self, int row, long long computed)
+    cpdef stop(self, int row)
+    cpdef again(self, int row, long long known, long long prompt, long long computed)
+    @cython.locals(turn=PlanTokens, at=int)
+    cpdef speak_up(self, int row)
+    @cython.locals(row=int)
+    cpdef speak_up_all(self)
+    cpdef bint may_fall_silent(self, int row)
+    cpdef fall_silent(self, int row)
+    @cython.locals(group=int, at=int, alarm=cython.longlong)
+    cpdef arm(self, int row)
+    @cython.locals(row=int)
+    cpdef list due_now(self)
+    @cython.locals(row=int)
+    cpdef list propose(self)
+    @cython.locals(row=int)
+    cpdef schedule(self, rows)
+    @cython.locals(row=int)
+    cpdef withdraw(self, rows)
+    cpdef call_off(self, int row)
+    @cython.locals(row=int)
+    cpdef list looked_at(self)
+    @cython.locals(row=int, count=cython.longlong)
+    cpdef PlanTokens depart(self, doubtful)
+    @cython.locals(turn=PlanTokens, row=int, at=int)
+    cpdef settle(self, rows, known, computed)
+    @cython.locals(row=int, at=int)
+    cpdef restored(self, turns, scheduled)
+    @cython.locals(at=int, own=GroupTokens)
+    cpdef int missing(self, rows, int group, ends) except -2
+    @cython.locals(own=GroupTokens)
+    cpdef long long first_needed(self, int group, int row) except -1
+    @cython.locals(own=GroupTokens)
+    cpdef long long leaves_at(self, int group, long long block) except -1
+    @cython.locals(group=int, row=int, at=int, start=cython.longlong, stop=cython.longlong)
+    cpdef list leaving(self, rows)
+    @cython.locals(group=int, row=int, stop=cython.longlong)
+    cpdef left(self, spans)
+    @cython.locals(
+        group=int, row=int, at=int, tokens=cython.longlong, end=cython.longlong, start=cython.longlong, stop=cython.longlong,
+        own=GroupTokens,
+    )
+    cpdef list lacking(self, rows)
+    @cython.locals(group=int, row=int, stop=cython.longlong, own=GroupTokens)
+    cpdef extended(self, spans)
+    @cython.locals(at=int, own=GroupTokens)
+    cpdef grown(self, int group, int row, long long count)
+    @cython.locals(
+        group=int, row=int, at=int, size=cython.longlong, start=cython.longlong, stop=cython.longlong, own=GroupTokens
+    )
+    cpdef list filling(self, rows)
+    @cython.locals(group=int, row=int, stop=cython.longlong)
+    cpdef offered_up_to(self, spans)
+    cpdef offer_nothing(self, int row)
+    cpdef close(self, int row)
+    cpdef offer_from(self, int group, int row, long long chunk)
+    @cython.locals(at=int, own=GroupTokens)
+    cpdef set_fill_alarm(self, int group, int row)
+    @cython.locals(
+        group=int, row=int, at=int, each=int, size=cython.longlong, start=cython.longlong, stop=cython.longlong, own=GroupTokens
+    )
+    cpdef list finishing(self, rows, computed)
+    @cython.locals(group=int, row=int, stop=cython.longlong)
+    cpdef sealed_up_to(self, spans)
+    @cython.locals(at=int, own=GroupTokens)
+    cpdef set_final_alarm(self, int group, int row)
+    @cython.locals(
+        each=int, group=int, row=int, at=int, start=cython.longlong, stop=cython.longlong, end=cython.longlong, own=GroupTokens
+    )
+    cpdef list promised(self, spans, ends, bint direct)
+    @cython.locals(own=GroupTokens)
+    cpdef long long full_units(self, int group, int row, long long tokens, long long size) except? -2
+    @cython.locals(own=GroupTokens, tokens=cython.longlong)
+    cpdef long long full_at(self, int group, int row, long long count, long long size) except -1
