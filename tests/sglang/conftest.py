@@ -15,7 +15,7 @@ from blocklife.engines.sglang._versions import LINKED, numbers_of
 
 NEED_LINKED = {"test_linker.py"}
 """They are for the release that our linker takes."""
-NEED_NO_SGLANG = {"test_linker_host.py", "test_tools.py"}
+NEED_NO_SGLANG = {"test_linker_host.py", "test_tools.py", "test_turns.py"}
 
 
 class Absent(pytest.Module):

@@ -39,7 +39,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from tests.sglang import copies as late
-from tests.sglang import kernels, ranks
+from tests.sglang import kernels, ranks, turns
 from tests.sglang.content import ROW
 from tests.sglang.copies import Copies
 from tests.sglang.device import Stream
@@ -470,18 +470,11 @@ def _put_late_device() -> None:
                 raise
     late.installed()
     kernels.installed()
+    turns.installed()
 
 
 def _follow_storage(host: Any, copies: Copies) -> None:
     """What comes from storage goes to host memory in a thread of SGLang's own: the twin follows."""
-    try:  # SGLang compiles its hash when it is first used, for seconds in which nothing would come
-        from sglang.srt.mem_cache.cpp_utils import native_hash
-
-        for name in dir(native_hash):
-            if name.startswith("_load_native"):
-                getattr(native_hash, name)()
-    except ImportError:
-        pass
     for pool in [each.host_pool for each in getattr(host, "entries", ())] or [host]:
         pool.pin_memory = False
         put, page = pool.set_from_flat_data_page, pool.page_size

@@ -8,12 +8,12 @@ says what harm is seen, and when the watch has named it. Exit status 0 if each d
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Event
 from typing import Any, TypeAlias
 
-from tests.programs import HANGS_S, with_fixed_hashes
+from tests.programs import with_fixed_hashes
 
 if __name__ == "__main__":
     with_fixed_hashes("tests.sglang.published")
@@ -21,6 +21,7 @@ if __name__ == "__main__":
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
 from tests.sglang.found import tell
 from tests.sglang.rig import Rig
+from tests.sglang.turns import step_aside
 from tests.sglang.worlds import WorldSpec
 from tests.texts import Chain
 
@@ -30,30 +31,16 @@ Tell: TypeAlias = Callable[[Callable[[Rig], None]], tuple[Rig, str]]
 """Takes what is done to the rig first, a watch say. Returns the rig, and the harm that was seen; "" for none."""
 
 
-class Gate:
-    """Holds what is read from storage until it is opened."""
+def held(controller: Any) -> Event:
+    """Nothing comes from storage until this is set."""
+    opened, get = Event(), controller.storage_backend.batch_get
 
-    def __init__(self, controller: Any) -> None:
-        self._open, self._read = threading.Event(), threading.Event()
-        get, transfer = controller.storage_backend.batch_get, controller._page_transfer
+    def gets(*args: object, **kwargs: object) -> object:
+        step_aside(opened)
+        return get(*args, **kwargs)
 
-        def held(*args: object, **kwargs: object) -> object:
-            self._open.wait(HANGS_S)
-            return get(*args, **kwargs)
-
-        def told(operation: object) -> None:
-            try:
-                transfer(operation)
-            finally:
-                self._read.set()
-
-        controller.storage_backend.batch_get, controller._page_transfer = held, told
-
-    def open(self) -> None:
-        """Let it be read, and wait until what was asked for first has been."""
-        self._open.set()
-        if not self._read.wait(HANGS_S):
-            raise TimeoutError("nothing was read from storage")
+    controller.storage_backend.batch_get = gets
+    return opened
 
 
 def until(rig: Rig, reached: Callable[[], bool]) -> None:
@@ -84,13 +71,13 @@ def refilled_behind_a_page_without_a_copy(made: Callable[[Rig], None]) -> tuple[
         rig.add(text, 1)
         rig.drain()
     rig.flush()
-    gate = Gate(rig.ranks[0].engine.controller)
+    comes = held(rig.ranks[0].engine.controller)
     rig.add(text, 30)
     early = rig.add(begins, 9)
     until(rig, lambda: early in rig.finished)
     large = rig.add(range(500, 520), 54)
     until(rig, lambda: any(each.rid == large for each in rig.ranks[0].scheduler.running_batch.reqs))
-    gate.open()
+    comes.set()
     try:
         until(rig, lambda: large in rig.finished)
         rig.drain()

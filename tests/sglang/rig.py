@@ -2,7 +2,8 @@
 
 What is real: the scheduler with its admission, batches, requests and retraction, the prefix tree, the cache controller, the
 host pool, the allocators, and the order in which the engine's loop calls them. What is not: the model (the next token follows
-from the text), the device (streams that are late, see `tests.sglang.device`) and the process group (see `tests.sglang.ranks`).
+from the text), the device (streams that are late, see `tests.sglang.device`), the process group (see `tests.sglang.ranks`) and
+when the threads of the storage work (see `tests.sglang.turns`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -22,6 +22,7 @@ from tests.sglang.device import Device
 from tests.sglang.engine import Engine, engine_of, forget_device, forget_host
 from tests.sglang.model import Forward, turns_of
 from tests.sglang.ranks import Team
+from tests.sglang.turns import come_to_rest
 from tests.sglang.worlds import WorldSpec
 from tests.texts import Chain
 
@@ -51,8 +52,6 @@ class Rank:
         return self.engine.tree
 
 
-STORAGE_S = 0.002
-"""What the threads of the storage have for themselves at each step."""
 AHEAD = 4
 """Tokens that a request could still say when it ends by surprise."""
 
@@ -125,6 +124,7 @@ class Rig:
 
     def flush(self) -> bool:
         """Forget what is cached, on the device and on the host. Returns whether the engine did: only when it is idle."""
+        self._storage_rests()
         done: list[bool] = []
         self._everywhere(lambda rank: done.append(rank.engine.flush()))
         return all(done)
@@ -172,8 +172,7 @@ class Rig:
         self.witness.step += 1
         for hook in self.before_step:
             hook(self)
-        if self.spec.storage:
-            time.sleep(STORAGE_S)
+        self._storage_rests()
         self._everywhere(self._overlapped if self.spec.overlap else self._in_turn)
         for rank in self.ranks:
             rank.device.drift(self.spec.lag.chance, self.spec.lag.most)
@@ -205,8 +204,15 @@ class Rig:
     def close(self) -> None:
         """End what has threads, and remove the files of the storage."""
         if self.spec.storage:
+            self._storage_rests()
             self._everywhere(lambda rank: rank.tree.shutdown())
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _storage_rests(self) -> None:
+        """Storage does all that was asked of it so far, so that it does not depend on the machine what a step sees."""
+        if self.spec.storage:
+            for rank in self.ranks:
+                come_to_rest(rank.engine.controller)
 
     def _everywhere(self, work: Callable[[Rank], None]) -> None:
         def on(rank: Rank) -> Callable[[], None]:

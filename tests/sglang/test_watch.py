@@ -32,6 +32,7 @@ from tests.sglang.planted import FAULTS
 from tests.sglang.rig import Rank, Rig, WorldSpec
 from tests.sglang.test_published import SHOWN
 from tests.sglang.traffic import QUIET, Traffic
+from tests.sglang.turns import step_aside
 from tests.sglang.worlds import LATE, WORLDS
 
 NEWEST = "0.5.23"
@@ -290,8 +291,7 @@ def test_what_is_read_once_a_step_is_judged_as_at_once(world: str, monkeypatch: 
 
     assert [each.counts for each in late.watches] == [each.counts for each in at_once.watches] == [{} for _ in late.watches]
     assert [each.lost for each in late.watches] == [None for _ in late.watches]
-    if world != "storage":  # its threads are not the same twice
-        assert [each.report() for each in late.watches] == [each.report() for each in at_once.watches]
+    assert [each.report() for each in late.watches] == [each.report() for each in at_once.watches]
 
 
 @pytest.mark.skipif(RELEASE != NEWEST, reason="they are planted in the newest release")
@@ -348,8 +348,13 @@ def test_memory_of_a_read_that_is_given_up_is_missed(is_lost: bool, monkeypatch:
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController as Controller
 
     goes_on, read, gives_back = Event(), Controller._page_transfer, Controller.append_host_mem_release
-    monkeypatch.setattr(Controller, "_page_transfer", lambda *given: (goes_on.wait(60), read(*given)))
     given_up: list[Any] = []
+
+    def late(*given: Any) -> None:
+        step_aside(goes_on)
+        read(*given)
+
+    monkeypatch.setattr(Controller, "_page_transfer", late)
 
     def left(self: Any, host_indices: Any = None, extra_pools: Any = None) -> None:
         gives_back(self, None if is_lost and given_up else host_indices, extra_pools)

@@ -22,7 +22,7 @@ class Lag:
 
 @frozen
 class WorldSpec:
-    """All that decides how the engine of a rig is built. Two rigs of one spec and one seed do the same, but for storage."""
+    """All that decides how the engine of a rig is built. Two rigs of one spec and one seed do the same."""
 
     kind: Kind = "full"
     """What layers there are: full attention only, full attention and windows, full attention and states."""
