@@ -57,26 +57,22 @@ class Blocks:
 
     def __init__(self, size: int, indexed: bool) -> None:
         self.size, self.indexed = size, indexed
-        self.state = bytearray([FREED]) * size
-        self.refs, self.pins, self.writes, self.overdue = zeros("H", size), bytearray(size), bytearray(size), bytearray(size)
-        self.group = bytearray(size)
-        self.epoch, self.job, self.key, self.touched = (
-            array("i", [1]) * size,
-            zeros("i", size),
-            zeros("i", size),
-            zeros("i", size),
-        )
-        self.epoch[0] = 0
+        state, refs, pins, writes = bytearray([FREED]) * size, zeros("H", size), bytearray(size), bytearray(size)
+        overdue, group, epoch, taken = bytearray(size), bytearray(size), array("i", [1]) * size, zeros("q", 256)
+        job, key, touched = zeros("i", size), zeros("i", size), zeros("i", size)
+        epoch[0] = 0
         listed = size + 1 if indexed else 1
-        self.following, self.before = zeros("i", listed), zeros("i", listed)
-        self.taken = zeros("q", 256)
+        following, before = zeros("i", listed), zeros("i", listed)
+        # the arrays themselves: what a field gives where it is compiled is another view of one, and slow
+        self.columns: dict[str, Bytes | Ints] = {
+            "state": state, "refs": refs, "pins": pins, "writes": writes, "overdue": overdue, "group": group, "epoch": epoch,
+            "job": job, "key": key, "touched": touched, "taken": taken, "following": following, "before": before,
+        }  # fmt: skip
+        self.state, self.refs, self.pins, self.writes, self.overdue, self.group = state, refs, pins, writes, overdue, group
+        self.epoch, self.job, self.key, self.touched, self.taken = epoch, job, key, touched, taken
+        self.following, self.before = following, before
         self.seen, self.stamp = zeros("I", size), 0
         self.free = size - 1
-        self.columns: dict[str, Bytes | Ints] = {
-            "state": self.state, "refs": self.refs, "pins": self.pins, "writes": self.writes, "overdue": self.overdue,
-            "group": self.group, "epoch": self.epoch, "job": self.job, "key": self.key, "touched": self.touched,
-            "taken": self.taken, "following": self.following, "before": self.before,
-        }  # fmt: skip
         if indexed:
             self.line_up(list(range(1, size)))
 
@@ -148,17 +144,17 @@ class Slots:
     def __init__(self, size: int) -> None:
         self.size = self.free = size
         self.ready = self.held = 0
-        self.state, self.group = bytearray([EMPTY]) * size, bytearray(size)
-        self.pins, self.key = zeros("H", size), zeros("i", size)
-        self.following, self.before = zeros("i", size + 1), zeros("i", size + 1)
-        self.newer, self.older = array("i", [-1]) * (size + 1), array("i", [-1]) * (size + 1)
-        self.newer[size] = self.older[size] = size
-        self.taken = zeros("q", 256)
-        self.seen, self.stamp = zeros("I", size), 0
+        state, group, pins, key = bytearray([EMPTY]) * size, bytearray(size), zeros("H", size), zeros("i", size)
+        following, before, taken = zeros("i", size + 1), zeros("i", size + 1), zeros("q", 256)
+        newer, older = array("i", [-1]) * (size + 1), array("i", [-1]) * (size + 1)
+        newer[size] = older[size] = size
         self.columns: dict[str, Bytes | Ints] = {
-            "state": self.state, "group": self.group, "pins": self.pins, "key": self.key, "taken": self.taken,
-            "following": self.following, "before": self.before, "newer": self.newer, "older": self.older,
+            "state": state, "group": group, "pins": pins, "key": key, "taken": taken, "following": following,
+            "before": before, "newer": newer, "older": older,
         }  # fmt: skip
+        self.state, self.group, self.pins, self.key, self.taken = state, group, pins, key, taken
+        self.following, self.before, self.newer, self.older = following, before, newer, older
+        self.seen, self.stamp = zeros("I", size), 0
         self.line_up(list(range(size)))
 
     def line_up(self, order: list[int]) -> None:

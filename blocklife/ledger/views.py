@@ -9,6 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from itertools import compress
 from typing import TypeAlias
 
 from blocklife.core import _plans as plans
@@ -476,8 +477,9 @@ def statistics_of(data: LedgerData) -> Statistics:
     columns, traits = core.blocks.columns, core.rules.block_trait
     blocks = {each.name: columns["state"].count(state) for state, each in enumerate(_BLOCKS)}
     blocks[Block.FREED.name] -= 1  # the null block does not count
-    idle = zip(columns["state"], columns["refs"], strict=True)
-    soon = sum([1 for state, refs in idle if not refs and traits[state] & COPIED]) + blocks[Block.STALE.name]
+    copied = bytes(columns["state"]).translate(bytes([trait & COPIED != 0 for trait in traits]).ljust(256, b"\0"))
+    read = [refs for refs in compress(columns["refs"], copied) if not refs]
+    soon = len(read) + blocks[Block.STALE.name]
     slots = core.slots.columns["state"]
     return Statistics(
         blocks=blocks,
