@@ -8,6 +8,7 @@ cpdef zeros(str code, Py_ssize_t size)
 cpdef longer(str code, column, Py_ssize_t size, fill=*)
 cpdef long long life_of(long long epoch, long long place) noexcept
 cpdef int log_of(long long count) noexcept
+cpdef list listed(int[::1] following, int end, int most)
 
 
 cdef class Blocks:
@@ -72,15 +73,15 @@ cdef class SpanPool:
 
 
 cdef class TransferJobs:
-    cdef public int max_jobs, words, live, num_planned, first_spare, num_spare, size, owners_size
+    cdef public int max_jobs, words, live, first_spare, num_spare, size, owners_size
     cdef public long long last_number
     cdef public unsigned char[::1] state, direction, failed, group
     cdef public long long[::1] number, taken
     cdef public double[::1] deadline
     cdef public unsigned long long[::1] reported, expected, everybody
-    cdef public int[::1] begin, num_blocks, slot_begin, num_slots, owner_begin, num_owners, following, before, planned, spare
+    cdef public int[::1] begin, num_blocks, slot_begin, num_slots, owner_begin, num_owners, following, before, spare
     cdef public int[::1] place, epoch, slot, key, owner
-    cdef public dict by_number, space, missing
+    cdef public dict by_number, planned, space, missing
     cdef public SpanPool spans, owner_spans
 
     cpdef int take_entries(self, int count) except -1

@@ -43,6 +43,15 @@ def longer(code: str, column: Ints, size: int, fill: int = 0) -> Ints:
     return grown
 
 
+def listed(following: Ints, end: int, most: int) -> list[int]:
+    """The places of a linked list in their order, at most so many."""
+    found, place = list[int](), following[end]
+    while place != end and len(found) < most:
+        found.append(place)
+        place = following[place]
+    return found
+
+
 class Blocks:
     """The blocks of the device; place 0 is the null block, which has no life.
 
@@ -299,7 +308,7 @@ class TransferJobs:
     """The jobs that are not over, and the latest that are; row 0 is no job, and the end of the list.
 
     Invariant: ``by_number`` has exactly the jobs with a row; ``following`` and ``before`` list those that are not over, the
-    oldest first, and ``live`` counts them. ``planned[:num_planned]`` are those that no worker has, the oldest first.
+    oldest first, and ``live`` counts them. ``planned`` has the rows of those that no worker has, the oldest first.
     Invariant: job *row* moves the blocks of ``num_blocks`` entries from ``begin`` on, and the slots of ``num_slots`` entries
     from ``slot_begin`` on; where a slot holds one block these are the same entries. While the job is not over, each block and
     each slot that it reads has one pin of it. ``owner`` has the rows of the ``num_owners`` requests that it is for, from
@@ -324,7 +333,7 @@ class TransferJobs:
         self.owner_begin, self.num_owners = zeros("i", rows), zeros("i", rows)
         self.following, self.before = zeros("i", rows), zeros("i", rows)
         self.live, self.last_number = 0, 0
-        self.planned, self.num_planned = zeros("i", rows), 0
+        self.planned: dict[int, None] = {}
         self.spare, self.first_spare, self.num_spare = array("i", range(1, rows)), 0, max_jobs
         self.by_number: dict[int, int] = {}
         self.space: dict[int, bytes] = {}
@@ -535,7 +544,7 @@ class Core:
         self.num_asked = 0
         self.orphans: list[int] = []
         self.told: list[Told] = []
-        """Steps that hooks want to hear of."""
+        """The steps of this call for which a hook is registered; hooks are called for them when the call is over."""
         self.watched = False
         self.changes: list[Change] = []
         """Slots whose content became readable, or is about to be gone, if ``watched``."""

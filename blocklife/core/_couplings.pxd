@@ -42,7 +42,6 @@ cpdef int cancel(Core core, int row) except -1
 cpdef int submit(Core core, int row) except -1
 cpdef int ask_submit(Core core, int row) except -1
 cpdef int abandon(Core core, int row) except -1
-cpdef int leave_planned(Core core, int row) except -1
 cpdef int end_job(Core core, int row, int into, bint done) except -1
 cpdef int tell_request(Core core, int row, int base) except -1
 cpdef int prove_older(Core core, int row) except -1

@@ -244,14 +244,16 @@ def new_job(core: Core) -> int:
     jobs.following[row] = 0
     jobs.following[last] = row
     jobs.before[0] = row
-    jobs.planned[jobs.num_planned] = row
-    jobs.num_planned += 1
+    jobs.planned[row] = None
     jobs.live += 1
     return row
 
 
 def count_names(core: Core) -> int:
-    """The draft names contents and requests from here on; before a job that is over lets go of the same names."""
+    """Count the draft among those that name its contents and requests.
+
+    It comes before `new_job`, which may forget an older job that names the same: these names would be forgotten with it.
+    """
     jobs, requests, uses = core.jobs, core.requests, core.contents.uses
     for at in range(jobs.begin[0], jobs.begin[0] + jobs.num_blocks[0]):
         uses[jobs.key[at]] += 1
@@ -298,7 +300,7 @@ def take(core: Core, row: int, event: int, cause: int, facts: int) -> int:
             prove_older(core, row)
     ask_effects(core, row, base, done)
     if rules.job_trait[jobs.state[row]] & PLANNED:
-        leave_planned(core, row)
+        del jobs.planned[row]
     write_job(core, row, event, taken)
     write_effects(core, row, base, done)
     if cause != AT_SUBMIT:
@@ -336,17 +338,6 @@ def abandon(core: Core, row: int) -> int:
             slot = jobs.slot[at]
             if slots.key[slot] and contents.slot[slots.key[slot]] == slot:
                 contents.slot[slots.key[slot]] = -1
-    return 0
-
-
-def leave_planned(core: Core, row: int) -> int:
-    """A job is planned no more."""
-    jobs, kept = core.jobs, 0
-    for at in range(jobs.num_planned):
-        if jobs.planned[at] != row:
-            jobs.planned[kept] = jobs.planned[at]
-            kept += 1
-    jobs.num_planned = kept
     return 0
 
 
@@ -511,7 +502,7 @@ def write_effects(core: Core, row: int, base: int, done: bool) -> int:
                 unpin_others(core, row)
             if core.num_asked:
                 write(core, core.block_move, core.num_asked)
-                core.orphans.clear()  # a life that ends with its own job leaves nobody behind
+                core.orphans.clear()  # the job that such a life was the source of is this one, which ends anyway
                 note(core, core.block_move, core.num_asked, number)
             bind_blocks(core, row, effect)
         elif effect <= LAST_OF_SLOTS:

@@ -23,6 +23,5 @@ cpdef int fire_job(Core core, int row, int event, int facts) except -1
 cpdef int ask_request(Core core, int row, int event) except -1
 cpdef int fire_request(Core core, int row, int event, long long job) except -1
 cpdef int note(Core core, PlaceMove move, int count, long long job) except -1
-cpdef int note_some(Core core, PlaceMove move, int start, int stop, long long job, bint begins) except -1
-cpdef int hear(Core core, PlaceMove move, int start, int stop, long long job) except -1
+cpdef int hear(Core core, PlaceMove move, int count, long long job) except -1
 cpdef int note_one(Core core, int code, int row, int place, long long job, str name) except -1

@@ -314,21 +314,14 @@ def fire_request(core: Core, row: int, event: int, job: int) -> int:
 
 def note(core: Core, move: PlaceMove, count: int, job: int) -> int:
     """Note the step of ``ids[:count]``, or ``slot_ids[:count]``, that was written."""
-    note_some(core, move, 0, count, job, True)
-    return 0
-
-
-def note_some(core: Core, move: PlaceMove, start: int, stop: int, job: int, begins: bool) -> int:
-    """The same for a part of them; with *begins* a step of its own begins."""
     journal, here, plan = core.journal, core.journal.here, core.plan
     what, places, jobs, plans, sequences = journal.what, journal.place, journal.job, journal.plan, journal.sequence
     ids = core.slot_ids if move.of_slots else core.ids
     rows = core.slot_rows if move.of_slots else core.rows
     code, size = move.code << 8, journal.size
-    if begins:
-        journal.steps += 1
+    journal.steps += 1
     step = journal.steps
-    for at in range(start, stop):
+    for at in range(count):
         what[here] = code | rows[at]
         places[here] = ids[at]
         jobs[here] = job
@@ -338,19 +331,19 @@ def note_some(core: Core, move: PlaceMove, start: int, stop: int, job: int, begi
         if here == size:
             here = 0
     journal.here = here
-    journal.at += stop - start
+    journal.at += count
     if journal.hears:
-        hear(core, move, start, stop, job)
+        hear(core, move, count, job)
     return 0
 
 
-def hear(core: Core, move: PlaceMove, start: int, stop: int, job: int) -> int:
+def hear(core: Core, move: PlaceMove, count: int, job: int) -> int:
     """Keep what hooks will be told, with what may change before they are: the epochs."""
     journal, wanted = core.journal, False
     places: list[int] = []
     rows: list[int] = []
     epochs: list[int] = []
-    for at in range(start, stop):
+    for at in range(count):
         row = core.slot_rows[at] if move.of_slots else core.rows[at]
         place = core.slot_ids[at] if move.of_slots else core.ids[at]
         rows.append(row)

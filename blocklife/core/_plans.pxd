@@ -28,10 +28,10 @@ cpdef int report(Core core, long long number, int worker, bint ok, positions) ex
 cpdef bint is_missing(Core core, int row) except -1
 cpdef bint has_reported(Core core, int row, int worker) except -1
 cpdef int note_missing(Core core, long long number, int worker, positions) except -1
-cpdef int prove_waited(Core core, waited) except -1
+cpdef int prove_waited(Core core, dict waited) except -1
 cpdef int settle(Core core, long long plan, double now, numbers, workers, oks, missing, seals) except -1
 cpdef int check_settle(Core core, long long plan, numbers, workers, seals) except -1
-cpdef int add_unproven(Core core, int count, list waited, numbers, workers) except -1
+cpdef int add_unproven(Core core, int count, set waited, numbers, workers) except -1
 cpdef list serving(Core core, requests)
 cpdef list expire(Core core, double now)
 cpdef int quiesce(Core core, int row) except -1

@@ -67,8 +67,7 @@ def ripe_jobs(core: Core) -> list[int]:
     """The rows of the planned jobs whose content is final, the oldest first."""
     jobs, state, traits = core.jobs, core.blocks.state, core.rules.block_trait
     found: list[int] = []
-    for at in range(jobs.num_planned):
-        row = jobs.planned[at]
+    for row in jobs.planned:
         for entry in range(jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]):
             if traits[state[jobs.place[entry]]] & UNSEALED:
                 break
@@ -194,7 +193,7 @@ def note_missing(core: Core, number: int, worker: int, positions: Sequence[int])
     return 0
 
 
-def prove_waited(core: Core, waited: Sequence[int]) -> int:
+def prove_waited(core: Core, waited: dict[int, None]) -> int:
     """Every worker has waited for these jobs: those that have not reported are quiet all the same."""
     jobs = core.jobs
     for number in waited:
@@ -220,7 +219,7 @@ def settle(
 
     First reports of jobs that the plan waited for, then the proof that these are quiet, then other reports, seals, deadlines.
     """
-    waited = core.waiting.pop(plan)
+    waited = dict.fromkeys(core.waiting.pop(plan))
     if waited:
         for at in range(len(numbers)):
             if numbers[at] in waited:
@@ -268,18 +267,21 @@ def check_settle(
             core.ids[kept] = place
             kept += 1
     if behind:  # a block whose copy this very call proves quiet can be sealed in it
-        kept = add_unproven(core, kept, list(core.waiting[plan]), numbers, workers)
+        kept = add_unproven(core, kept, set(core.waiting[plan]), numbers, workers)
     ask(core, core.rules.seal, kept, False)
     return 0
 
 
-def add_unproven(core: Core, count: int, waited: list[int], numbers: Sequence[int], workers: Sequence[int]) -> int:
+def add_unproven(core: Core, count: int, waited: set[int], numbers: Sequence[int], workers: Sequence[int]) -> int:
     """Add marked blocks to ``ids`` that an old copy touches, and will still touch when these reports are applied."""
     jobs, blocks, kinds, row = core.jobs, core.blocks, core.rules.block_trait, core.jobs.following[0]
+    told_of: dict[int, list[int]] = {}
+    for at in range(len(numbers)):
+        told_of.setdefault(numbers[at], []).append(workers[at])
     while row:
         number, missing = jobs.number[row], False
         if number not in waited:
-            told = [workers[at] for at in range(len(numbers)) if numbers[at] == number]
+            told = told_of.get(number, [])
             for worker in range(core.num_workers):
                 if worker not in told and not has_reported(core, row, worker):
                     missing = True

@@ -73,7 +73,7 @@ REFS, PINS, WRITES, OVERDUE = 1, 2, 4, 8
 # Traits of block states.
 UNSEALED, KEPT, LENT_FIRST, LENT_LATER, DEAD_READ, FINAL, COPIED, OPEN, BEHIND = 1, 2, 4, 8, 16, 32, 64, 128, 256
 # Of slot states.
-READABLE, AT_REST = 1, 2
+READABLE = 1
 # Of job states.
 PLANNED, AT_WORKERS, WANTED, OVER, EXPIRES, DONE, LATE = 1, 2, 4, 8, 16, 32, 64
 # Of request states.
@@ -337,7 +337,7 @@ def _make() -> Rules:
     rules.slot_meaning = _meaning(
         SlotLife.table, lambda row: row.source in keyed_slots and row.target not in keyed_slots, free_slots
     )
-    rules.slot_trait = _traits(Slot, (READABLE, keyed_slots & SLOTS_AT_REST), (AT_REST, SLOTS_AT_REST))
+    rules.slot_trait = _traits(Slot, (READABLE, keyed_slots & SLOTS_AT_REST))
     rules.job_target, rules.job_rows = bytearray(JobLife.table.targets), _rows_of(JobLife.table)
     rules.job_trait = _traits(
         Job, (PLANNED, frozenset({Job.PLANNED})), (AT_WORKERS, OUT), (WANTED, OUT_AND_WANTED), (OVER, TERMINAL),

@@ -70,9 +70,10 @@ def lend(core: Core, found: int, count: int) -> int:
     Returns how many there are then, at most *count*.
     """
     jobs, mark = core.jobs, core.blocks.mark()
-    for at in range(jobs.num_planned):
-        if found < count:
-            found = lend_of(core, jobs.planned[at], found, count, mark, LENT_FIRST)
+    for each in jobs.planned:
+        if found >= count:
+            break
+        found = lend_of(core, each, found, count, mark, LENT_FIRST)
     row = jobs.following[0]
     while row and found < count:
         found = lend_of(core, row, found, count, mark, LENT_LATER)

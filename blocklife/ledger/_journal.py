@@ -116,21 +116,20 @@ class Journal:
     def records(self) -> list[LedgerTransition]:
         """The latest steps, oldest first."""
         ring, found = self._core.journal, list[LedgerTransition]()
-        last = 0
+        places, rows, last = list[int](), list[int](), 0
         for at in range(max(0, ring.at - ring.size), ring.at):
             here = at % ring.size
             machine, event = EVENTS[ring.what[here] >> 8]
             row, place, job, sequence = ring.what[here] & 255, ring.place[here], ring.job[here], ring.sequence[here]
-            if sequence == last:
-                _add_place(found[-1], place, row, job)
+            if sequence == last:  # one more place that took part in the step
+                places.append(place)
+                rows.append(row)
                 continue
+            places, rows, last = [place], [row], sequence
             name = ring.names.get(here, "") if machine == "request" else ""
             found.append(
-                LedgerTransition(
-                    sequence, ring.plan[here], machine, event, [place], [row], [], job, (), name, self._incarnation
-                )
+                LedgerTransition(sequence, ring.plan[here], machine, event, places, rows, [], job, (), name, self._incarnation)
             )
-            last = sequence
         return found
 
     def _told(self, told: Told) -> LedgerTransition:
@@ -338,14 +337,3 @@ def _outermost(
         return found
 
     return run
-
-
-def _add_place(record: LedgerTransition, place: int, row: int, job: int) -> None:
-    """One more place that took part in a step."""
-    places, rows = record.places, record.rows
-    if isinstance(places, list) and isinstance(rows, list):
-        places.append(place)
-        rows.append(row)
-    if job != record.job or record.jobs:
-        record.jobs = [*(record.jobs or [record.job] * (len(places) - 1)), job]
-        record.job = 0

@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from attrs import define
 
-from blocklife.core._columns import Bytes, Core, Ints
+from blocklife.core._columns import Bytes, Core, Ints, listed
 from blocklife.core._tables import FINISHED, NEVER
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, NULL
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import DIRECTIONS
 from blocklife.ledger.records import Direction
-from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife, Trait, states_with
+from blocklife.ledger.views import free_order
+from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife
 
 if TYPE_CHECKING:
     from blocklife.ledger._ledger import Ledger
@@ -262,8 +263,8 @@ def take(data: LedgerData, names: Names) -> Snapshot:
     core = data.core
     numbers, before, canonical = names.jobs, names.plans_before, names.canonical
     blocks, slots, jobs = names.blocks, names.slots, core.jobs
-    free = _free_order(core) if names.free is None else names.free
-    empty = _listed(core.slots.following, core.slots.size) if names.empty is None else names.empty
+    free = free_order(core) if names.free is None else names.free
+    empty = listed(core.slots.following, core.slots.size, core.slots.size) if names.empty is None else names.empty
     saved_jobs, rows = _save_jobs(data, names)
     waiting: list[tuple[int, tuple[int, ...]]] = []
     for plan, waited in core.waiting.items():
@@ -290,25 +291,6 @@ def take(data: LedgerData, names: Names) -> Snapshot:
         tuple([numbers[number] for number in core.to_flush]) if core.to_flush else (),
         tuple(waiting),
     )
-
-
-def _listed(following: Sequence[int], end: int) -> list[int]:
-    """The places of a linked list."""
-    found, place = list[int](), following[end]
-    while place != end:
-        found.append(place)
-        place = following[place]
-    return found
-
-
-def _free_order(core: Core) -> list[int]:
-    """The free blocks in their order; by number, where the order is the engine's."""
-    if core.blocks.indexed:
-        return _listed(core.blocks.following, core.blocks.size)
-    return [place for place in range(1, core.blocks.size) if core.blocks.state[place] in _FREE]
-
-
-_FREE = frozenset(BlockLife.table.index[state] for state in states_with(Trait.FREE, Block))
 
 
 def _keys(core: Core, contents: Sequence[int]) -> tuple[bytes | None, ...]:
@@ -559,8 +541,7 @@ def _put_back_live(core: Core, row: int, owners: Iterable[int]) -> None:
     jobs.before[row], jobs.following[row], jobs.following[last], jobs.before[0] = last, 0, row, row
     jobs.live += 1
     if jobs.state[row] == _PLANNED:
-        jobs.planned[jobs.num_planned] = row
-        jobs.num_planned += 1
+        jobs.planned[row] = None
     if jobs.deadline[row] != NEVER and jobs.state[row] != _QUARANTINED:
         core.deadlines.append((jobs.deadline[row], jobs.number[row]))
     for owner in owners:

@@ -20,13 +20,14 @@ from itertools import compress, product
 
 from attrs import frozen
 
+from blocklife.core._columns import Ints, listed
 from blocklife.core._tables import FINISHED
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.ledger._ledger import Ledger
-from blocklife.ledger._snapshot import _free_order, _listed
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JobView
 from blocklife.ledger.records import Direction
+from blocklife.ledger.views import free_order
 from blocklife.lifecycle import Table
 from blocklife.states import (
     COPYING,
@@ -242,9 +243,9 @@ _SLOT_FITS = frozenset((state, pinned) for state in _SLOT.values() for pinned in
 """All legal combinations of these facts for one block, and for one slot."""
 
 
-def _leads_back(following: Sequence[int], before: Sequence[int], end: int) -> bool:
+def _leads_back(following: Ints, before: Ints, end: int) -> bool:
     """Whether each place of a list, and its end, follows the one before it."""
-    places = [end, *_listed(following, end)]
+    places = [end, *listed(following, end, len(following))]
     return [before[following[place]] for place in places] == places
 
 
@@ -285,7 +286,7 @@ def counts_match_holders(look: Look, say: Say) -> None:
     for name, life in look.over:
         say(f"request {name} holds life {life >> EPOCH_SHIFT} of block {life & ID_MASK}, which is over")
     _differ(say, "refs", look.blocks["refs"], look.refs)
-    queue = _free_order(look.core)
+    queue = free_order(look.core)
     free = [place for place in _where(look.block_states, _FREE) if place != NULL]
     if sorted(queue) != free or look.core.blocks.free != len(free):
         say(f"the queue names {len(queue)} blocks, {look.core.blocks.free} are counted free, {len(free)} are free")
@@ -301,7 +302,7 @@ def jobs_end_once(look: Look, say: Say) -> None:
     if len(out) + jobs.num_spare != jobs.max_jobs:
         say(f"{len(out)} jobs are out and {jobs.num_spare} can be made, of {jobs.max_jobs} in all")
     planned = [job.number for job, state in look.alive if state == _PLANNED]
-    filed = [jobs.number[jobs.planned[at]] for at in range(jobs.num_planned)]
+    filed = [jobs.number[row] for row in jobs.planned]
     if filed != planned:
         say(f"jobs {filed} are filed as planned, {planned} are")
     owned: dict[str, int] = {}
@@ -495,7 +496,7 @@ def places_are_conserved(look: Look, say: Say) -> None:
     for lists in (core.blocks, core.slots):
         if not _leads_back(lists.following, lists.before, lists.size if len(lists.following) > 1 else 0):
             say(f"the list of free {'blocks' if lists is core.blocks else 'slots'} does not lead back the same way")
-    empty = sorted(_listed(core.slots.following, core.slots.size))
+    empty = sorted(listed(core.slots.following, core.slots.size, core.slots.size))
     if core.slots.free != states.count(_EMPTY) or empty != [at for at, state in enumerate(states) if state == _EMPTY]:
         say(f"{core.slots.free} slots are counted empty, {len(empty)} are listed, {states.count(_EMPTY)} are")
 

@@ -13,8 +13,8 @@ from itertools import compress
 from typing import TypeAlias
 
 from blocklife.core import _plans as plans
-from blocklife.core._columns import Ints
-from blocklife.core._tables import AT_REST, COPIED, FINAL, FINISHED, OVER, PLANNED, READABLE
+from blocklife.core._columns import Core, Ints, listed
+from blocklife.core._tables import COPIED, FINAL, FINISHED, OVER, PLANNED, READABLE
 from blocklife.errors import MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
@@ -41,6 +41,14 @@ def _counts_of(table: Table, taken: Ints) -> Iterator[tuple[Row, int]]:
 def block_of(life: int) -> int:
     """The block of a life."""
     return life & ID_MASK
+
+
+def free_order(core: Core) -> list[int]:
+    """All free blocks, in the order in which they will be handed out; by number, where the order is the engine's."""
+    blocks = core.blocks
+    if blocks.indexed:
+        return listed(blocks.following, blocks.size, blocks.size)
+    return [place for place in range(1, blocks.size) if _BLOCKS[blocks.state[place]] in _FREE]
 
 
 class BlocksView:
@@ -148,18 +156,12 @@ class BlocksView:
 
     def next_free(self, count: int) -> list[int]:
         """The next blocks to be handed out, at most *count*."""
-        blocks, found = self._core.blocks, list[int]()
-        place = blocks.following[blocks.size] if blocks.indexed else blocks.size
-        while place != blocks.size and len(found) < count:
-            found.append(place)
-            place = blocks.following[place]
-        return found
+        blocks = self._core.blocks
+        return listed(blocks.following, blocks.size, count) if blocks.indexed else []
 
     def free_order(self) -> list[int]:
         """All free blocks, in the order in which they will be handed out; by number, where the order is the engine's."""
-        if self._core.blocks.indexed:
-            return self.next_free(len(self))
-        return [place for place in range(1, len(self)) if _BLOCKS[self._state[place]] in _FREE]
+        return free_order(self._core)
 
     def count_held(self) -> int:
         """The number of blocks that a request holds."""
@@ -189,7 +191,6 @@ class SlotsView:
         columns = data.core.slots.columns
         self._state, self._pins, self._group, self._key = (columns[name] for name in ("state", "pins", "group", "key"))
         self._readable = bytes(trait & READABLE != 0 for trait in data.core.rules.slot_trait)
-        self._rests = bytes(trait & AT_REST != 0 for trait in data.core.rules.slot_trait)
         self.states = memoryview(self._state).toreadonly()
         """The state of every slot, as the index of the state in the machine, for bulk reads; a live view."""
 
@@ -260,12 +261,7 @@ class SlotsView:
 
     def next_empty(self, count: int) -> list[int]:
         """Up to *count* empty slots, the most recently emptied first."""
-        slots, found = self._core.slots, list[int]()
-        place = slots.following[slots.size]
-        while place != slots.size and len(found) < count:
-            found.append(place)
-            place = slots.following[place]
-        return found
+        return listed(self._core.slots.following, self._core.slots.size, count)
 
     def count(self) -> dict[Slot, int]:
         """The number of slots in each state."""
@@ -278,7 +274,8 @@ class SlotsView:
 
     def count_busy(self) -> int:
         """The number of slots that are neither EMPTY nor READY, or are pinned."""
-        return sum([1 for at, pins in zip(self._state, self._pins, strict=True) if pins or not self._rests[at]])
+        slots = self._core.slots
+        return slots.size - slots.free - (slots.ready - slots.held)
 
     def any_evictable(self) -> bool:
         """Whether a slot can be evicted now."""
@@ -341,7 +338,7 @@ class JobsView:
     @property
     def num_planned(self) -> int:
         """The number of jobs that are planned and not submitted."""
-        return self._core.jobs.num_planned
+        return len(self._core.jobs.planned)
 
     def alive(self) -> Sequence[JobView]:
         """The jobs that are not over, oldest first."""

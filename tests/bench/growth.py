@@ -12,7 +12,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from blocklife.ledger import Batch, Checking, Completion, Ledger, Limits, Result, Worker
-from blocklife.ledger.jobs import Sealed
+from blocklife.ledger.jobs import GroupTransfer, Jobs, Sealed, Store
 from blocklife.offload import Geometry, HostTier, OffloadScheduler, Policies
 from blocklife.offload._stores import Chunk
 from blocklife.states import Slot
@@ -171,7 +171,32 @@ def _in_line(size: int) -> Act:
     return made.step
 
 
+def _round_trip(size: int) -> Act:
+    """As many stores, one job each: planned, submitted, waited for, and told of."""
+    ledger = World(blocks=size, slots=size, jobs=size).ledger
+    ledger.add_request("a")
+    names = [number.to_bytes(4, "little") for number in range(size)]
+    lives = ledger.seal(ledger.allocate("a", size), names).lives
+    slots = list(range(size))
+
+    def act() -> None:
+        transfers = [
+            GroupTransfer(Batch[Sealed]([life]), [slot], [key]) for life, slot, key in zip(lives, slots, names, strict=True)
+        ]
+        ledger.plan_stores([Store("a", [each]) for each in transfers])
+        first = ledger.dispatch(0.0)
+        jobs = [each.job for each in first.stores]
+        ledger.flush(Jobs(tuple(jobs)), "all of them")
+        second = ledger.dispatch(0.0)
+        ledger.settle(first.number, 0.0)
+        ledger.settle(second.number, 0.0, completions=[Completion(job, Worker(0), Result.OK) for job in jobs])
+        ledger.evict(slots)
+
+    return act
+
+
 OPERATIONS = (
+    Operation("stores there and back", "jobs", 500, _round_trip, work=MORE),
     Operation("a step, a store waits, all slots pinned, lru", "slots", 5_000, _no_room("lru")),
     Operation("a step, a store waits, all slots pinned, arc", "slots", 5_000, _no_room("arc")),
     Operation("build_plan after preemptions", "requests with jobs", 250, _preempted, work=MORE),

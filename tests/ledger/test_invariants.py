@@ -270,7 +270,7 @@ def test_i5_jobs_that_are_out_are_counted() -> None:
 def test_i5_jobs_that_no_worker_has_are_filed() -> None:
     """A planned job that is not in the list would never be submitted."""
     ledger = busy()
-    ledger._state.core.jobs.num_planned -= 1
+    ledger._state.core.jobs.planned.popitem()
 
     breaks(ledger, "I5", "are filed as planned")
 

@@ -70,7 +70,7 @@ def sound(ledger: Ledger) -> None:
 def planned(ledger: Ledger) -> list[int]:
     """The numbers of the jobs that are filed as planned."""
     jobs = ledger._state.core.jobs
-    return [jobs.number[jobs.planned[at]] for at in range(jobs.num_planned)]
+    return [jobs.number[row] for row in jobs.planned]
 
 
 def owners(ledger: Ledger) -> dict[str, list[int]]:

@@ -309,7 +309,7 @@ _PARTS = frozenset(
     }
 )
 """Attributes that refer to another part: they count as state, like the contents of the part."""
-_TOLD = frozenset({"note", "note_some", "note_one"})
+_TOLD = frozenset({"note", "note_one"})
 """What the journal is told with: no state, but everything that happens is to be told."""
 _NOTE = "_mutant_reached"
 """The global name under which a watched function finds the function to call."""
