@@ -23,7 +23,7 @@ cdef class TokenProgress:
     cdef public long long[::1] serial, prompt, known, computed, in_flight, wanted, step, most_stored, most_loaded
     cdef public long long[::1] since, due_at, steady, turned
     cdef public long long[::1] placed, first, sealed, offered, room_at, window_at, fill_at, final_at
-    cdef public long long making, planned, settled, num_unclocked, due_for, silent_step, silent_before
+    cdef public long long making, planned, settled, due_for, silent_step, silent_before
     cdef public long long last_serial, cap_stored, cap_loaded
     cdef public bint prompt_only, slides, falls_silent
 
@@ -64,8 +64,8 @@ cdef class TokenProgress:
     cpdef call_off(self, int row)
     @cython.locals(row=int)
     cpdef list looked_at(self)
-    @cython.locals(row=int, count=cython.longlong)
-    cpdef PlanTokens depart(self, doubtful)
+    @cython.locals(row=int, count=cython.longlong, other=PlanTokens)
+    cpdef depart(self, doubtful)
     @cython.locals(turn=PlanTokens, row=int, at=int)
     cpdef settle(self, rows, known, computed)
     @cython.locals(row=int, at=int)

@@ -91,7 +91,7 @@ class TokenProgress:
         self.wheel: dict[int, list[int]] = {}
         self.making = 1
         """The number of the step that is being made."""
-        self.planned = self.settled = self.num_unclocked = self.due_for = self.silent_step = self.silent_before = 0
+        self.planned = self.settled = self.due_for = self.silent_step = self.silent_before = 0
         self.due: list[int] = []
         """Silent rows that may need attention in the turn whose clock is ``due_for``, ascending."""
         self.slides = any(each.behind < ENDLESS for each in groups)
@@ -318,18 +318,18 @@ class TokenProgress:
             return sorted([*found, *due])
         return found
 
-    def depart(self, doubtful: Collection[int]) -> PlanTokens:
+    def depart(self, doubtful: Collection[int]) -> None:
         """The step is made: its tokens are in flight. Requests may fall silent then, but not the *doubtful*."""
         rows = [row for row in self.spoken if self.wanted[row]]
-        clocked, due = self.silent_step == self.making, list[int]()
+        clocked, due, all_clocked = self.silent_step == self.making, list[int](), True
         if clocked:
             due = self.due_now()
             self.planned += 1
-        else:
-            self.num_unclocked += 1
+        for other in self.turns:
+            if not other.clock:
+                all_clocked = False
         tokens, serials = [self.wanted[row] for row in rows], [self.serial[row] for row in rows]
-        turn = PlanTokens(rows, tokens, serials, due, self.planned if clocked else 0)
-        self.turns.append(turn)
+        self.turns.append(PlanTokens(rows, tokens, serials, due, self.planned if clocked else 0))
         quiet = False
         for row in rows:
             count = self.wanted[row]
@@ -338,7 +338,7 @@ class TokenProgress:
             if count == 1 and clocked:
                 self.steady[row] = self.steady[row] + 1 if self.turned[row] == self.planned - 1 else 1
                 self.turned[row] = self.planned
-                if self.falls_silent and not self.num_unclocked and self.may_fall_silent(row) and row not in doubtful:
+                if self.falls_silent and all_clocked and self.may_fall_silent(row) and row not in doubtful:
                     self.fall_silent(row)
                     quiet = True
             else:
@@ -348,7 +348,6 @@ class TokenProgress:
         for row in due:
             self.arm(row)
         self.making += 1
-        return turn
 
     def after(self, row: int) -> int:
         """The tokens that a silent request has computed when the oldest turn settles; 0 for one that speaks."""
@@ -360,8 +359,6 @@ class TokenProgress:
         tokens = dict(zip(turn.rows, turn.tokens, strict=True))
         if turn.clock:
             self.settled += 1
-        else:
-            self.num_unclocked -= 1
         for at in range(len(rows)):
             row = rows[at]
             if not self.silent[row]:
@@ -382,7 +379,7 @@ class TokenProgress:
         self.spoken = list(self.active)
         self.turns, self.planned, self.settled = list(turns), len(turns), 0
         self.wheel.clear()
-        self.due, self.due_for, self.num_unclocked, self.making, self.silent_step, self.silent_before = [], 0, 0, 1, 0, 0
+        self.due, self.due_for, self.making, self.silent_step, self.silent_before = [], 0, 1, 0, 0
         for row in scheduled:
             self.step[row] = self.making
 

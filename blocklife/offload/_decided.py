@@ -430,9 +430,8 @@ class DecidedSteps:
         If a step samples at most one token, this is unknown only for requests that have ended.
         """
         sampled: dict[str, int] = {}
-        done = self._state.plans.get(plan)
-        if done is not None and (self._state.ending or not self._one_a_step):
-            table, turn = self._progress, done.turn
+        if plan in self._state.plans and (self._state.ending or not self._one_a_step):
+            table, turn = self._progress, self._progress.turns[0]
             ending = {self._state.requests[name].row for name in self._state.ending}
             for row, tokens, serial in zip(turn.rows, turn.tokens, turn.serials, strict=True):
                 if table.serial[row] != serial or (self._one_a_step and row not in ending):

@@ -41,7 +41,7 @@ from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics,
 from blocklife.offload._groups import Geometry, Mamba
 from blocklife.offload._host import HostTier
 from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
-from blocklife.offload._state import OnItsWay, SchedulerState, Tracked
+from blocklife.offload._state import SchedulerState, Tracked
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import (
     FullHit,
@@ -499,8 +499,8 @@ class OffloadScheduler(edge.NotCopied):
         if self._state.below is not None:
             self._state.below.plan_demotions()
         plan = self.ledger.dispatch(now)
-        self._state.plans[plan.number] = OnItsWay(table.depart(doubtful), self._state.handed)
-        self._state.handed = {}
+        table.depart(doubtful)
+        self._state.plans[plan.number], self._state.handed = self._state.handed, {}
         self._state.within.clear()
         return plan
 
@@ -566,14 +566,15 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(f"plan {plan}: it cannot settle now ({what})")
         for name in ours.tokens(sampled, "sampled"):
             self._steps.tracked(name)
-        done, table = self._state.plans[plan], self._progress
-        rows, known, computed = self._steps.advance(done.turn, sampled)
+        handed, table = self._state.plans[plan], self._progress
+        turn = table.turns[0]
+        rows, known, computed = self._steps.advance(turn, sampled)
         final = table.finishing(rows, computed)
         seals = self._steps.seals(final) if final else []
-        if self._state.ending or done.handed:
+        if self._state.ending or handed:
             reached = dict(zip(rows, computed, strict=True))
-            self._steps.ask_keys_of_ending(done.turn, reached)
-            seals += self._steps.state_seals(done.handed, reached)
+            self._steps.ask_keys_of_ending(turn, reached)
+            seals += self._steps.state_seals(handed, reached)
         # the reports come first: seals of a request whose load has failed are stale by then, and change nothing
         self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
         del self._state.plans[plan]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-
-from attrs import define
+from typing import TypeAlias
 
 from blocklife.core._columns import zeros
-from blocklife.core._progress import GroupTokens, PlanTokens, TokenProgress
+from blocklife.core._progress import GroupTokens, TokenProgress
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
@@ -20,6 +19,9 @@ from blocklife.offload._host import HostTier
 from blocklife.offload._search import Search
 from blocklife.offload._stores import StoreLine
 from blocklife.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKeys
+
+HandedState: TypeAlias = tuple[str, int, int, int]
+"""A state that was handed off: request, serial of its stay, group, boundary."""
 
 
 class Tracked:
@@ -82,21 +84,13 @@ class Answers:
         return self
 
 
-@define(eq=False)
-class OnItsWay:
-    """The requests of one plan that has not settled."""
-
-    turn: PlanTokens
-    handed: Collection[tuple[str, int, int, int]]
-    """Handed-off states: request, serial, group, boundary."""
-
-
 class SchedulerState(edge.NotCopied):
     """The state of a scheduler.
 
     Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows, in the
     order in which they were added; ``added[row]`` ascends in this order.
-    Invariant: ``plans`` holds the outstanding plans, oldest first, at most ``plans_ahead`` + 1.
+    Invariant: ``plans`` holds the outstanding plans, oldest first, at most ``plans_ahead`` + 1, each with the states that were
+    handed off in its step; ``progress.turns`` has their tokens, in the same order.
     Invariant: ``loading`` maps the content of live loads, by group and key, to their request; ``bringing`` is the inverse.
     """
 
@@ -129,8 +123,8 @@ class SchedulerState(edge.NotCopied):
         self.progress = progress_of(ledger.limits.max_requests, geometry, policies)
         self.progress_bytes = tuple([memoryview(column).cast("B") for column in self.progress.columns])
         """The progress columns as bytes, for snapshots."""
-        self.plans: dict[int, OnItsWay] = {}
-        self.handed: dict[tuple[str, int, int, int], None] = {}
+        self.plans: dict[int, Collection[HandedState]] = {}
+        self.handed: dict[HandedState, None] = {}
         self.states: dict[str, list[tuple[int, int, int]]] = {}
         """States handed off at the end of a chunk and not offered yet: group, boundary, life."""
         self.waiting_loads: dict[str, Hit] = {}
