@@ -39,7 +39,7 @@ from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.invariants import check
 from blocklife.offload import Geometry, Hit, HostTier, Mamba, OffloadScheduler, Policies, Settled
 from blocklife.offload.records import Keys
-from blocklife.states import Block, Request, Slot
+from blocklife.states import SLOTS_AT_REST, Block, Request, Slot, Trait, states_with
 from tests.worlds import Content, Device, DeviceFault, compare, slot_with
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1], ids=["sync", "async"])
@@ -401,9 +401,9 @@ class Engine:
         """Whatever is not as it was at the start, content apart."""
         ledger = self.ledger
         found = [f"block {each} {ledger.blocks.at(each).name}" for each in range(1, len(ledger.blocks))
-                 if ledger.blocks.at(each) not in (Block.FREED, Block.CACHED)]  # fmt: skip
+                 if ledger.blocks.at(each) not in states_with(Trait.FREE, Block)]  # fmt: skip
         found += [f"slot {each} {ledger.slots.at(each).name}" for each in range(len(ledger.slots))
-                  if ledger.slots.at(each) not in (Slot.EMPTY, Slot.READY) or ledger.slots.pins(each)]  # fmt: skip
+                  if ledger.slots.at(each) not in SLOTS_AT_REST or ledger.slots.pins(each)]  # fmt: skip
         return [*found, *ledger.requests, *map(str, self.out()), *ledger.holders]
 
     def state(self, name: str) -> Request:

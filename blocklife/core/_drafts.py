@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* A draft changes nothing that anybody can see. Who drafts fills in its entries, has it checked, and calls `_verbs.plan`, or
-  `tear_up` if something is refused.
+* A draft changes nothing that anybody can see. `plan_jobs` fills in its entries and checks it; then `_couplings.plan` makes a
+  job of it or, if something is refused, `tear_up` gives back what it has taken.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def fill_slots(core: Core, slots: Sequence[int], groups: bytes, keys: Sequence[b
 
 
 def clear_keys(core: Core) -> int:
-    """Before the draft is filled in: what its spans had before belongs to nobody."""
+    """Set the contents of the draft's entries to none: `tear_up` would take those of an earlier job for the draft's own."""
     jobs = core.jobs
     for at in range(jobs.begin[0], jobs.begin[0] + jobs.num_blocks[0]):
         jobs.key[at] = 0

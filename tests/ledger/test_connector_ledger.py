@@ -18,7 +18,7 @@ from blocklife.ledger import Batch, Completion, Contract, JobId, Ledger, Limits,
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import GroupTransfer, Storable, Store
 from blocklife.ledger.records import Growth
-from blocklife.states import KEYED, Block, Request, Slot
+from blocklife.states import COPYING, KEYED, Block, Request, Slot
 from tests.ledger.test_ledger_bulk import facts
 from tests.ledger.test_ledger_groups import sound
 from tests.worlds import keys, refuses
@@ -139,7 +139,7 @@ class Program:
         group = self.random.randrange(GROUPS)
         for place in range(1, len(blocks)):
             key, spare = blocks.key(place), slots.next_empty(1)
-            if key is None or blocks.group(place) != group or blocks.at(place) not in (Block.SEALED, Block.CACHED) or not spare:
+            if key is None or blocks.group(place) != group or blocks.at(place) not in KEYED - COPYING or not spare:
                 continue
             if slots.find(group, key) is not None or not self.many.jobs.room:
                 continue

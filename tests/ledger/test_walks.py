@@ -43,7 +43,7 @@ from blocklife.ledger import (
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.ledger.invariants import check
 from blocklife.ledger.views import View
-from blocklife.states import KEYED, LENT, MACHINES, Block, Job, JobLife, Request, Slot
+from blocklife.states import KEYED, LENT, MACHINES, OUT_AND_WANTED, Block, Job, JobLife, Request, Slot
 from tests.worlds import Claims, Content, Device, DeviceFault, compare, world_key
 
 SEED = 20_000
@@ -702,7 +702,7 @@ def plant_forgotten_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_published_failure() -> None:
     """A job whose copy failed is DONE all the same."""
-    for state in (Job.IN_FLIGHT, Job.AWAITED):
+    for state in OUT_AND_WANTED:
         start = J_FINISH << 6 | JobLife.table.index[state] << 2
         for facts in (0, MORE):
             RULES.job_rows[start | facts] = RULES.job_rows[start | facts | ALL_OK]
