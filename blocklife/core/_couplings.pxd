@@ -42,8 +42,10 @@ cpdef int cancel(Core core, int row) except -1
 cpdef int submit(Core core, int row) except -1
 cpdef int ask_submit(Core core, int row) except -1
 cpdef int abandon(Core core, int row) except -1
+cpdef bint fills_slots(Core core, int row) except -1
 cpdef int end_job(Core core, int row, int into, bint done) except -1
 cpdef int tell_request(Core core, int row, int base) except -1
+cpdef tuple broken_pair(Core core, int row)
 cpdef int prove_older(Core core, int row) except -1
 cpdef list older_of(Core core, int row)
 cpdef int ask_effects(Core core, int row, int base, bint done) except -1

@@ -25,7 +25,7 @@ from blocklife.core._moves import (
     write_job,
     write_slots,
 )
-from blocklife.core._refused import KernelRefusal, Why
+from blocklife.core._refused import BrokenPair, KernelRefusal, Why
 from blocklife.core._rules import PlaceMove
 from blocklife.core._tables import (
     AT_CANCEL,
@@ -333,12 +333,17 @@ def abandon(core: Core, row: int) -> int:
     """The result is not wanted: content that a store or promotion brings is no longer found as being on its way."""
     jobs, slots, contents = core.jobs, core.slots, core.contents
     fire_job(core, row, J_ABANDON, 0)
-    if jobs.direction[row] == STORE or jobs.direction[row] == PROMOTE:
+    if fills_slots(core, row):
         for at in range(jobs.slot_begin[row], jobs.slot_begin[row] + jobs.num_slots[row]):
             slot = jobs.slot[at]
             if slots.key[slot] and contents.slot[slots.key[slot]] == slot:
                 contents.slot[slots.key[slot]] = -1
     return 0
+
+
+def fills_slots(core: Core, row: int) -> bool:
+    """Whether a job brings content to slots, instead of reading it there."""
+    return core.jobs.direction[row] == STORE or core.jobs.direction[row] == PROMOTE
 
 
 def end_job(core: Core, row: int, into: int, done: bool) -> int:
@@ -390,6 +395,25 @@ def tell_request(core: Core, row: int, base: int) -> int:
             else:
                 give_up(core, owner, R_LOAD_FAILED)
     return 0
+
+
+def broken_pair(core: Core, row: int) -> tuple[int, int]:
+    """Look at the couplings of a job from the other side: what is wrong (`BrokenPair`; 0: nothing), and the place."""
+    jobs, blocks, slots, rules = core.jobs, core.blocks, core.slots, core.rules
+    trait = rules.job_trait[jobs.state[row]]
+    over = trait & OVER != 0
+    for at in range(jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]):
+        place = jobs.place[at]
+        if over and blocks.job[place] == row:
+            return BrokenPair.NAMED, place
+        if not over and not blocks.pins[place]:
+            return BrokenPair.UNPINNED, place
+    if over and not trait & DONE and fills_slots(core, row):
+        for at in range(jobs.slot_begin[row], jobs.slot_begin[row] + jobs.num_slots[row]):
+            slot = jobs.slot[at]
+            if rules.slot_trait[slots.state[slot]] & READABLE and slots.key[slot] == jobs.key[at]:
+                return BrokenPair.PUBLISHED, slot
+    return 0, 0
 
 
 def prove_older(core: Core, row: int) -> int:

@@ -21,6 +21,8 @@ cdef double NEVER
 
 cpdef list ripe_jobs(Core core)
 cpdef list dispatch(Core core, double now)
+cpdef list by_direction(Core core, rows)
+cpdef int moved_by(Core core, rows, long long[::1] near, long long[::1] far, unsigned char[::1] groups) except -1
 cpdef int arm(Core core, int row, double now) except -1
 cpdef bint is_out(Core core, int row) except -1
 cpdef int launched(Core core, long long number, double now) except -1

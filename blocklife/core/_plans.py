@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from blocklife.core._columns import Core
+from blocklife.core._columns import Bytes, Core, Ints
 from blocklife.core._couplings import (
     abandon,
     ask_submit,
@@ -102,6 +102,26 @@ def dispatch(core: Core, now: float) -> list[int]:
         core.to_flush.clear()
     core.waiting[core.plan] = flushed
     return ripe
+
+
+def by_direction(core: Core, rows: Sequence[int]) -> list[list[int]]:
+    """The rows of jobs, those of each direction apart."""
+    found: list[list[int]] = [[] for _ in range(4)]
+    for row in rows:
+        found[core.jobs.direction[row]].append(row)
+    return found
+
+
+def moved_by(core: Core, rows: Sequence[int], near: Ints, far: Ints, groups: Bytes) -> int:
+    """Fill in what jobs move, one after the other: blocks, host places and groups; as long as their blocks together."""
+    jobs, end = core.jobs, 0
+    for row in rows:
+        for at in range(jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]):
+            near[end] = jobs.place[at]
+            far[end] = jobs.slot[at]
+            groups[end] = jobs.group[at]
+            end += 1
+    return end
 
 
 def arm(core: Core, row: int, now: float) -> int:

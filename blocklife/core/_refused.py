@@ -58,6 +58,17 @@ class Why(enum.IntEnum):
     """The planned store of this block will publish content *other*, and not ``key``."""
 
 
+class BrokenPair(enum.IntEnum):
+    """What `_couplings.broken_pair` finds at a place of a job; 0 stands for nothing."""
+
+    NAMED = 1
+    """The job is over, and this block still names it."""
+    UNPINNED = 2
+    """The job is not over, and this block has no pin of it (I1)."""
+    PUBLISHED = 3
+    """The job did not bring it, and its content can be read in this slot (I6)."""
+
+
 class KernelRefusal(Exception):  # noqa: N818 - it is no error of a user before it has become a sentence
     """A call is refused, and has changed nothing."""
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from blocklife.core._couplings import broken_pair
+from blocklife.core._refused import BrokenPair
 from blocklife.core._tables import FINISHED, J_FINISH
 from blocklife.errors import InvariantError, LateError, MisuseError
 from blocklife.ledger import _edge as edge
@@ -22,9 +24,14 @@ from blocklife.ledger._refusals import JOB_EVENTS
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import DIRECTIONS, JOB_STATES
 from blocklife.ledger.records import Completion, Direction, JobId, Seal
-from blocklife.states import COPYING, KEYED, MACHINES, TERMINAL, Job, Slot
+from blocklife.states import COPYING, KEYED, MACHINES, Job
 
-_BLOCK_STATES, _SLOT_STATES = MACHINES["block"].states, MACHINES["slot"].states
+_BLOCK_STATES = MACHINES["block"].states
+_BROKEN = {
+    BrokenPair.NAMED: "job {job} is {state}, and block {place} still names it",
+    BrokenPair.UNPINNED: "job {job} is {state}, and block {place} has no pin of it (I1)",
+    BrokenPair.PUBLISHED: "slot {place} is READY although job {job} is {state} (I6)",
+}
 
 
 class Checks:
@@ -178,11 +185,14 @@ class Checks:
                 raise MisuseError(f"job {job}: missing {completion.missing[:8]} of {count} slots")
 
     def judged(self) -> None:
-        """Check the jobs that took a step with effects in this verb."""
+        """Check the couplings of the jobs that took a step with effects in this verb from the other side (a pair assertion)."""
         rows = list(dict.fromkeys(self._core.judged))
         self._core.judged.clear()
         for row in rows:
-            self.couplings(row)
+            broken, place = broken_pair(self._core, row)
+            if broken:
+                job, state = self._data.id_of(row), JOB_STATES[self._core.jobs.state[row]].name
+                self.violate(_BROKEN[BrokenPair(broken)].format(place=place, job=job, state=state))
 
     def seals(self, seals: Sequence[Seal]) -> list[tuple[int, list[int], Sequence[bytes]]]:
         """Seals as the kernel takes them."""
@@ -193,20 +203,6 @@ class Checks:
                 raise MisuseError(f"{len(each.lives)} blocks to seal and {len(each.keys)} keys do not agree")
             found.append((each.group, edge.numbers(each.lives, "seals.lives"), each.keys))
         return found
-
-    def couplings(self, row: int) -> None:
-        """Check the couplings again from the other side, at the places of one job (a pair assertion)."""
-        core, job = self._core, self._data.job(row)
-        state, blocks = job.state, core.blocks
-        over = state in TERMINAL
-        if over and any(blocks.job[place] == row for place in job.ids):
-            self.violate(f"job {self._data.id_of(row)} is {state.name}, and a block still names it")
-        if not over and any(blocks.pins[place] == 0 for place in job.ids):
-            self.violate(f"job {self._data.id_of(row)} is {state.name}, and a block has no pin of it (I1)")
-        if over and state is not Job.DONE and job.direction.fills_slots:
-            for slot, key in zip(job.slots, job.keys, strict=True):
-                if _SLOT_STATES[core.slots.state[slot]] is Slot.READY and core.contents.key[core.slots.key[slot]] == key:
-                    self.violate(f"slot {slot} is READY although job {self._data.id_of(row)} is {state.name} (I6)")
 
     def violate(self, problem: str) -> None:
         """Handle a broken rule according to the level of checking: raise, or count it and go on."""

@@ -20,7 +20,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from blocklife.core._columns import Core, Told
+from blocklife.core._columns import Change, Core, Told
 from blocklife.core._refused import KernelRefusal
 from blocklife.core._tables import EVENTS
 from blocklife.errors import BlocklifeError, InterruptedCallError, MisuseError, RefusedError
@@ -32,8 +32,8 @@ from blocklife.states import MACHINES
 
 SlotWatcher: TypeAlias = Callable[[bool, Sequence[int]], None]
 """Hears (stored, slots): their content became readable, or is gone. It must not call the ledger."""
-ContentListener: TypeAlias = Callable[[bool, int, int, bytes], None]
-"""Hears (stored, slot, group, key) for each slot whose content became readable, or is about to be gone."""
+ContentListener: TypeAlias = Callable[[Sequence[Change]], None]
+"""Hears (stored, slot, group, key) of each slot whose content became readable, or is gone: all those of a verb, in order."""
 
 
 class SlotChange(NamedTuple):
@@ -167,7 +167,7 @@ class Journal:
         self.watchers = (*self.watchers, watcher)
 
     def listen(self, listener: ContentListener) -> None:
-        """The same for code of this package: it is called after each verb, for each slot, and only takes notes."""
+        """The same for code of this package: it is called after each verb, for all its slots, and only takes notes."""
         self._core.watched = True
         self.listeners = (*self.listeners, listener)
 
@@ -226,9 +226,8 @@ class Journal:
             self.untold.extend(map(self._told, core.told))
             core.told.clear()
         if core.changes:
-            for stored, slot, group, key in core.changes:
-                for listener in self.listeners:
-                    listener(stored, slot, group, key)
+            for listener in self.listeners:
+                listener(core.changes)
             if self.watchers:
                 for stored, run in groupby(core.changes, key=itemgetter(0)):
                     self.untold.append(SlotChange(stored, tuple([slot for _, slot, _, _ in run])))

@@ -7,6 +7,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from blocklife.core import _plans as plans
+from blocklife.core._columns import zeros
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JobView
 from blocklife.ledger.records import Direction, Plan, TierTransfer, Transfer, Transfers
@@ -19,31 +21,29 @@ def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
     flushes = tuple([data.id_of(core.jobs.find(number)) for number in flushed]) if flushed else ()
     if not rows:
         return Plan(core.plan, (), (), flushes)
-    jobs = [data.job(row) for row in rows]
-    loads, stores, promotes, demotes = (
-        [job for job in jobs if job.direction is each]
-        for each in (Direction.LOAD, Direction.STORE, Direction.PROMOTE, Direction.DEMOTE)
-    )
+    stores, loads, demotes, promotes = plans.by_direction(core, rows)
     return Plan(
         core.plan,
         transfers(data, Direction.LOAD, loads),
         transfers(data, Direction.STORE, stores),
         flushes,
-        tuple([tier_transfer(data, job) for job in promotes]),
-        tuple([tier_transfer(data, job) for job in demotes]),
+        tuple([tier_transfer(data, data.job(row)) for row in promotes]),
+        tuple([tier_transfer(data, data.job(row)) for row in demotes]),
     )
 
 
-def transfers(data: LedgerData, direction: Direction, jobs: Sequence[JobView]) -> Sequence[Transfer]:
+def transfers(data: LedgerData, direction: Direction, rows: Sequence[int]) -> Sequence[Transfer]:
     """The transfers of jobs of one direction: two arrays, in which each job has a part."""
-    if not jobs:
+    if not rows:
         return ()
-    ids, places = [job.ids for job in jobs], [job.places for job in jobs]
-    near, far = (np.array([each for part in parts for each in part], dtype=np.int64) for parts in (ids, places))
+    jobs = data.core.jobs
+    cuts = [0, *accumulate([jobs.num_blocks[row] for row in rows])]
+    near, far, groups = zeros("q", cuts[-1]), zeros("q", cuts[-1]), bytearray(cuts[-1])
+    plans.moved_by(data.core, rows, near, far, groups)
     source, target = (near, far) if direction is Direction.STORE else (far, near)
     return Transfers(
-        data.incarnation, direction, [job.number for job in jobs], source, target,
-        [0, *accumulate(map(len, ids))], [job.groups for job in jobs], data.core.num_groups,
+        data.incarnation, direction, [jobs.number[row] for row in rows], source, target, cuts, bytes(groups),
+        data.core.num_groups,
     )  # fmt: skip
 
 

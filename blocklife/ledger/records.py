@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple, NewType, Self, overload
 
 import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from blocklife.core._columns import Ints
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import EPOCH_SHIFT
 from blocklife.lifecycle import Move, Rows, Transition
@@ -99,7 +101,8 @@ class Transfer:
 class Transfers(Sequence[Transfer]):
     """The transfers of one direction in a plan, stored as columns; each `Transfer` is built when it is accessed.
 
-    Job *numbers[n]* moves ``source[cuts[n]:cuts[n + 1]]`` to the same part of ``target``; its blocks are of ``groups[n]``.
+    Job *numbers[n]* moves ``source[cuts[n]:cuts[n + 1]]`` to the same part of ``target``; the same part of ``groups`` has the
+    group of each block.
     """
 
     __slots__ = ("_cuts", "_direction", "_groups", "_incarnation", "_made", "_num_groups", "_numbers", "_source", "_target")
@@ -109,10 +112,10 @@ class Transfers(Sequence[Transfer]):
         incarnation: int,
         direction: Direction,
         numbers: Sequence[int],
-        source: Ids,
-        target: Ids,
+        source: Ints,
+        target: Ints,
         cuts: Sequence[int],
-        groups: Sequence[bytes],
+        groups: bytes,
         num_groups: int,
     ) -> None:
         self._incarnation, self._direction, self._numbers = incarnation, direction, numbers
@@ -122,12 +125,11 @@ class Transfers(Sequence[Transfer]):
 
     def _all(self) -> tuple[Transfer, ...]:
         if not self._made:
-            made, start = list[Transfer](), 0
-            for number, stop, groups in zip(self._numbers, self._cuts[1:], self._groups, strict=True):
+            made, source, target = list[Transfer](), *(np.frombuffer(each, np.int64) for each in (self._source, self._target))
+            for number, (start, stop) in zip(self._numbers, pairwise(self._cuts), strict=True):
                 job, here = JobId(self._incarnation, number), slice(start, stop)
-                sizes = tuple([groups.count(group) for group in range(self._num_groups)])
-                made.append(Transfer(job, self._direction, self._source[here], self._target[here], sizes))
-                start = stop
+                sizes = tuple([self._groups.count(group, start, stop) for group in range(self._num_groups)])
+                made.append(Transfer(job, self._direction, source[here], target[here], sizes))
             self._made = tuple(made)
         return self._made
 

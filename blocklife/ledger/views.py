@@ -299,7 +299,7 @@ class SlotsView:
         self._journal.watch(watcher)
 
     def note(self, listener: ContentListener) -> None:
-        """The same for code of this package: it is called after each verb, for each slot with its content, and takes notes."""
+        """The same for code of this package: it is called after each verb, for all its slots, and only takes notes."""
         self._journal.listen(listener)
 
 
@@ -363,7 +363,7 @@ class JobsView:
             raise MisuseError(f"job {number}: it is not known (it was never made, or has been over for long)")
         if not job.direction.on_device:
             raise MisuseError(f"job {number}: a {job.direction.name} touches no block (Plan.promotes and Plan.demotes have it)")
-        return transfers(self._data, job.direction, [job])[0]
+        return transfers(self._data, job.direction, [job.row])[0]
 
     def state(self, number: int) -> Job | None:
         """The state of a job; None if it is not known."""

@@ -22,6 +22,7 @@ from typing import Protocol, TypeAlias, TypeGuard
 
 from attrs import field, frozen
 
+from blocklife.core._columns import Change
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger import _edge as edge
@@ -370,8 +371,13 @@ class TierBelow:
         self._jobs[number] = direction, self.space, list(slots), list(contents)
         self._out[direction] += len(slots)
 
-    def _hear(self, stored: bool, slot: int, group: int, key: bytes) -> None:
-        """Content became readable, or is gone. Called after a verb of the ledger."""
+    def _hear(self, changes: Sequence[Change]) -> None:
+        """Called after a verb of the ledger."""
+        for stored, slot, group, key in changes:
+            self._hear_of(stored, slot, group, key)
+
+    def _hear_of(self, stored: bool, slot: int, group: int, key: bytes) -> None:
+        """Content became readable, or is gone."""
         if not stored:
             self._counts["lost"] += slot in self._queue
             self._queue.pop(slot, None)

@@ -17,6 +17,7 @@ from typing import ParamSpec
 
 from attrs import frozen
 
+from blocklife.core._columns import Change
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
@@ -184,8 +185,8 @@ class HostTier(edge.NotCopied):
     def tell_again(self) -> None:
         """Report everything that is readable as stored once more, to who was told that it is gone."""
         self._events.clear()
-        for slot in self._slots.where(Slot.READY):
-            self._note(True, self._slots.group(slot), self._slots.key(slot) or b"")
+        ready = self._slots.where(Slot.READY)
+        self._note([(True, slot, self._slots.group(slot), self._slots.key(slot) or b"") for slot in ready])
 
     def statistics(self) -> TierStatistics:
         """Statistics of the tier at this moment."""
@@ -236,16 +237,18 @@ class HostTier(edge.NotCopied):
         except BaseException as problem:
             self.calls.errors.keep(self._replacement, problem)
 
-    def _hear(self, stored: bool, slot: int, group: int, key: bytes) -> None:
+    def _hear(self, changes: Sequence[Change]) -> None:
         """Called after a verb of the ledger; the policy is told when it is asked the next time."""
-        if not stored:
-            self._gone[slot] = None
-        self._note(stored, group, key)
+        for stored, slot, _, _ in changes:
+            if not stored:
+                self._gone[slot] = None
+        self._note(changes)
 
-    def _note(self, stored: bool, group: int, key: bytes) -> None:
+    def _note(self, changes: Sequence[Change]) -> None:
+        """Keep events of these changes, if any are kept; the oldest make room."""
         if most := self._events.maxlen:
-            self._lost_events += len(self._events) == most
-            self._events.append((stored, group, key))
+            self._lost_events += max(0, len(self._events) + len(changes) - most)
+            self._events.extend([(stored, group, key) for stored, _, group, key in changes])
 
     def _tell_gone(self) -> None:
         """Tell the policy which content is gone, in order."""

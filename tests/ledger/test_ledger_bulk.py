@@ -81,9 +81,9 @@ class Witness:
         self.ledger.on(hook=self.hear)
         self.ledger.slots.note(self.note)
 
-    def note(self, stored: bool, slot: int, group: int, key: bytes) -> None:
+    def note(self, changes: Sequence[Change]) -> None:
         """Keep each change, with its content."""
-        self.changes.append((stored, slot, group, key))
+        self.changes.extend(changes)
 
     def hear(self, record: LedgerTransition) -> None:
         """File each step under its place, with its row, its job and the epoch afterwards."""

@@ -6,6 +6,7 @@ invariants are counted again, and what can be read is exactly what the index nam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from blocklife.core import _couplings as couplings
+from blocklife.core._columns import Change
 from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger import (
     Batch,
@@ -875,10 +877,7 @@ def watched(ledger: Ledger) -> list[tuple[bool, int, int, bytes]]:
     """All that is heard of the slots from now on."""
     heard: list[tuple[bool, int, int, bytes]] = []
 
-    def hear(stored: bool, slot: int, group: int, key: bytes) -> None:
-        heard.append((stored, slot, group, key))
-
-    ledger.slots.note(hear)
+    ledger.slots.note(heard.extend)
     return heard
 
 
@@ -970,8 +969,9 @@ def test_watcher_may_read_what_it_hears_of() -> None:
     ledger = make_ledger()
     seen: list[tuple[bool, str, list[int]]] = []
 
-    def hear(stored: bool, slot: int, group: int, key: bytes) -> None:
-        seen.append((stored, ledger.slots.at(slot).name, ledger.find_slots([key], group)))
+    def hear(changes: Sequence[Change]) -> None:
+        for stored, slot, group, key in changes:
+            seen.append((stored, ledger.slots.at(slot).name, ledger.find_slots([key], group)))
 
     ledger.slots.note(hear)
     ready(ledger)

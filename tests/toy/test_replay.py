@@ -379,14 +379,14 @@ def test_replay_times_the_scheduler_alone(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("checking", [Checking.STRICT, Checking.COUNT], ids=lambda each: each.name.lower())
 def test_replay_counts_a_violation_of_the_ledger_once(checking: Checking, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it ends the run and is named, or is only counted."""
-    real, looks = Checks.couplings, iter(range(1 << 30))
+    real, looks = Checks.judged, iter(range(1 << 30))
 
-    def recheck(check: Checks, row: int) -> None:
-        real(check, row)
+    def recheck(check: Checks) -> None:
+        real(check)
         if next(looks) == 5:
             check.violate("planted")
 
-    monkeypatch.setattr(Checks, "couplings", recheck)
+    monkeypatch.setattr(Checks, "judged", recheck)
     workload = chats(10)
 
     assert run(workload, options(workload, checking=checking)).violations == 1
