@@ -24,6 +24,7 @@ KERNEL = (
     "core._drafts",
     "core._plans",
     "core._progress",
+    "core._steps",
 )
 """Straight loops over columns. Their numbers are C numbers where they are compiled: types of columns and arguments stand in the
 ``.pxd`` beside each, and those of names are inferred from them."""
@@ -34,6 +35,7 @@ CORE = (
     "ledger._edge",
     "ledger._journal",
     "ledger._ledger",
+    "ledger._rows",
     "ledger.jobs",
     "ledger.views",
     "offload._state",

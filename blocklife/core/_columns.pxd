@@ -93,7 +93,8 @@ cdef class TransferJobs:
 cdef class Requests:
     cdef public int num_groups, rows, live, size
     cdef public unsigned char[::1] state
-    cdef public long long[::1] load, lives, taken
+    cdef public long long[::1] load, lives, taken, came
+    cdef public long long num_came
     cdef public int[::1] serving, named, place, begin, length, room
     cdef public list names, spare
     cdef public object spare_places
@@ -102,6 +103,7 @@ cdef class Requests:
     cdef public unsigned int[::1] seen
     cdef public unsigned int stamp
 
+    cpdef come(self, int row)
     cpdef int find(self, str name) except -2
     cpdef int intern(self, str name) except -1
     cpdef int tidy(self, int row) except -1

@@ -387,7 +387,8 @@ class Requests:
     ``place``, which is below that number: it is taken when the request comes, and the one that was given back first is next.
     Invariant: ``state`` is FINISHED exactly in rows that are no request; ``live`` counts the others. A row without a name is
     spare. ``named`` counts the known jobs that are for the name of the row, ``serving`` those of them that are not over;
-    ``load`` is the number of the load that the request waits for, 0 for none.
+    ``load`` is the number of the load that the request waits for, 0 for none. ``came`` counts requests in the order in which
+    they came: whoever keeps a row with it can tell whether it still is the same request.
     Invariant: the table of group *g* has ``length`` entries in ``lives`` from ``begin`` on, in the order of the prompt, all
     three at ``row * num_groups + g``; ``room`` is how long its span is, 0 for none. An entry is a life, which is counted once
     in `Blocks.refs` as long as it is current, or 0 for a position outside the window.
@@ -397,6 +398,7 @@ class Requests:
         self.num_groups, self.rows, self.live = num_groups, rows, 0
         self.state, self.load = bytearray([FINISHED]) * rows, zeros("q", rows)
         self.serving, self.named = zeros("i", rows), zeros("i", rows)
+        self.came, self.num_came = zeros("q", rows), 0
         self.names: list[str] = [""] * rows
         self.by_name: dict[str, int] = {}
         self.spare = list(range(rows - 1, -1, -1))
@@ -407,6 +409,11 @@ class Requests:
         self.lives = zeros("q", self.size)
         self.seen, self.stamp = zeros("I", rows), 0
         self.taken = zeros("q", 256)
+
+    def come(self, row: int) -> None:
+        """A request comes to a row."""
+        self.num_came += 1
+        self.came[row] = self.num_came
 
     def find(self, name: str) -> int:
         """The row of a name, -1 if it has none."""
@@ -441,6 +448,7 @@ class Requests:
             longer("I", self.seen, rows),
         )
         self.named, self.place = longer("i", self.named, rows), longer("i", self.place, rows)
+        self.came = longer("q", self.came, rows)
         self.names += [""] * had
         self.spare = list(range(rows - 1, had - 1, -1)) + self.spare
         tables = rows * self.num_groups
@@ -557,7 +565,7 @@ class Core:
         self.jobs = TransferJobs(had_jobs.max_jobs, self.num_workers)
         self.jobs.taken = had_jobs.taken
         self.requests = Requests(self.max_requests, self.num_groups)
-        self.requests.taken = had_requests.taken
+        self.requests.taken, self.requests.num_came = had_requests.taken, had_requests.num_came
         self.waiting.clear()
         self.to_flush.clear()
         self.deadlines.clear()

@@ -18,6 +18,10 @@ cpdef int clear_keys(Core core) except -1
 cpdef list plan_jobs(
     Core core, int direction, cuts, lives, bytes groups, places, names, slot_cuts, slots, bytes slot_groups, keys, owners
 )
+cpdef tuple draft_job(Core core, int direction, int num_blocks, int num_slots, bint apart, owners)
+cpdef int check_job(Core core) except -1
+cpdef int tear_up_all(Core core, drafted) except -1
+cpdef list make_jobs(Core core, drafted)
 cpdef int check_draft(Core core) except -1
 cpdef int check_unstored(Core core) except -1
 cpdef int check_names(Core core) except -1

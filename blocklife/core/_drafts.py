@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* A draft changes nothing that anybody can see. `plan_jobs` fills in its entries and checks it; then `_couplings.plan` makes a
-  job of it or, if something is refused, `tear_up` gives back what it has taken.
+* A draft changes nothing that anybody can see. Its entries are filled in, and `check_job` checks it; then `make_jobs` makes a
+  job of it or, if something is refused, `tear_up_all` gives back what it has taken.
 """
 
 from __future__ import annotations
@@ -149,41 +149,66 @@ def plan_jobs(
     apart = slots is not places or keys is not names
     core.blocks.mark()
     core.slots.mark()
-    rows: list[int] = []
     try:
         check_room_for_jobs(core, count)
         for at in range(count):
             num_blocks, num_slots = cuts[at + 1] - cuts[at], slot_cuts[at + 1] - slot_cuts[at]
-            draft(core, direction, num_blocks, num_slots, apart, len(owners[at]))
-            clear_keys(core)
-            for each in range(len(owners[at])):
-                core.jobs.owner[core.jobs.owner_begin[0] + each] = owners[at][each]
-            drafted.append(keep_draft(core))
+            drafted.append(draft_job(core, direction, num_blocks, num_slots, apart, owners[at]))
             if num_blocks:
                 fill_blocks(core, lives, places, groups, names, cuts[at])
             if apart:
                 fill_slots(core, slots, slot_groups, keys, slot_cuts[at])
-            check_draft(core)
-            if direction == LOAD:
-                check_load(core, owners[at][0])
-            elif direction != DEMOTE:
-                check_unstored(core)
-            ask_effects(core, 0, effects_at(core, AT_PLAN, 0, INITIAL_JOB), False)
-            if direction == STORE:
-                check_names(core)
+            check_job(core)
     except BaseException:
-        for each_draft in drafted:
-            take_up(core, each_draft)
-            tear_up(core)
+        tear_up_all(core, drafted)
         for own in owners:
             for owner in own:
                 core.requests.tidy(owner)
         raise
-    for each_draft in drafted:
-        take_up(core, each_draft)
+    return make_jobs(core, drafted)
+
+
+def draft_job(
+    core: Core, direction: int, num_blocks: int, num_slots: int, apart: bool, owners: Sequence[int]
+) -> tuple[int, ...]:
+    """Begin a draft for these requests, whose places are to be filled in; returns it as `keep_draft` does."""
+    draft(core, direction, num_blocks, num_slots, apart, len(owners))
+    clear_keys(core)
+    for at in range(len(owners)):
+        core.jobs.owner[core.jobs.owner_begin[0] + at] = owners[at]
+    return keep_draft(core)
+
+
+def check_job(core: Core) -> int:
+    """The draft, which was filled in, can become a job besides those drafted since `Blocks.mark` and `Slots.mark`."""
+    jobs, direction = core.jobs, core.jobs.direction[0]
+    check_draft(core)
+    if direction == LOAD:
+        check_load(core, jobs.owner[jobs.owner_begin[0]])
+    elif direction != DEMOTE:
+        check_unstored(core)
+    ask_effects(core, 0, effects_at(core, AT_PLAN, 0, INITIAL_JOB), False)
+    if direction == STORE:
+        check_names(core)
+    return 0
+
+
+def tear_up_all(core: Core, drafted: Sequence[tuple[int, ...]]) -> int:
+    """One of these drafts is refused: none becomes a job."""
+    for each in drafted:
+        take_up(core, each)
+        tear_up(core)
+    return 0
+
+
+def make_jobs(core: Core, drafted: Sequence[tuple[int, ...]]) -> list[int]:
+    """Make jobs of these drafts, which were checked; returns their rows."""
+    rows: list[int] = []
+    for each in drafted:
+        take_up(core, each)
         count_names(core)
-    for each_draft in drafted:
-        take_up(core, each_draft)
+    for each in drafted:
+        take_up(core, each)
         rows.append(plan(core))
     return rows
 

@@ -20,6 +20,8 @@ cdef class TokenProgress:
     cdef public dict wheel
     cdef public tuple columns
     cdef public unsigned char[::1] running, silent
+    cdef public int[::1] home
+    cdef public long long[::1] came
     cdef public long long[::1] serial, prompt, known, computed, in_flight, wanted, step, most_stored, most_loaded
     cdef public long long[::1] since, due_at, steady, turned
     cdef public long long[::1] placed, first, sealed, offered, room_at, window_at, fill_at, final_at

@@ -60,7 +60,8 @@ class TokenProgress:
     request's table, nulls included; entries before ``first`` are null, those before ``sealed`` are final or null; chunks before
     ``offered`` have had their turn. ``wanted`` is zero in every row that does not run, or whose ``step`` is not the one that is
     being made. ``most_stored`` and ``most_loaded`` are how many tokens of a request may be stored and loaded; these two say
-    something of every row. ``active`` has the rows that are ``running``, ascending.
+    something of every row. ``home`` is the row of a request in the ledger, and ``came`` says which one it is (`Requests`).
+    ``active`` has the rows that are ``running``, ascending.
 
     Four alarms per group give the token at which a request needs attention, so that it is looked at only then: its table needs
     a block (``room_at``), a block leaves the window (``window_at``), a chunk is full (``fill_at``), a block is full
@@ -85,6 +86,7 @@ class TokenProgress:
         self.silent, self.serial, self.step = bytearray(size), zeros("q", size), zeros("q", size)
         self.since, self.due_at, self.steady, self.turned = (zeros("q", size) for _ in range(4))
         self.room_at, self.window_at, self.fill_at, self.final_at = (zeros("q", tables) for _ in range(4))
+        self.home, self.came = zeros("i", size), zeros("q", size)
         self.active: list[int] = []
         self.spoken: list[int] = []
         self.turns: list[PlanTokens] = []

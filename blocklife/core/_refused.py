@@ -56,6 +56,10 @@ class Why(enum.IntEnum):
     """The block is a hit, and handed out in the same call."""
     PROMISED = 21
     """The planned store of this block will publish content *other*, and not ``key``."""
+    GONE = 22
+    """The request in row *place* of progress was ended, or has given its blocks back, beside its scheduler."""
+    NO_BLOCK = 23
+    """There is no block *place* that could be in a table."""
 
 
 class BrokenPair(enum.IntEnum):

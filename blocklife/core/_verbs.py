@@ -170,6 +170,7 @@ def add_request(core: Core, name: str) -> int:
     requests.place[row] = requests.spare_places.popleft()
     requests.load[row] = 0
     requests.live += 1
+    requests.come(row)
     return row
 
 
@@ -397,26 +398,23 @@ def place(
 ) -> int:
     """An allocator of the engine has extended tables, all or none: first by hits, then by blocks that it has handed out.
 
-    0 stands for a position without a block. Blocks exist; handed out, and in one table, each comes once.
+    0 stands for a position without a block. Handed out, and in one table, a block comes once.
     """
-    blocks, ids = core.blocks, list[int]()
-    for own in fresh:
-        for block in own:
-            if block:
-                ids.append(block)
-    held = [block for own in taken for block in own if block]
-    check_hits(core, rows, groups, taken, ids)
-    core.make_room(len(ids) + len(held))
-    for at in range(len(ids)):
-        core.ids[at] = ids[at]
-    if held and ids:
-        ask(core, core.rules.hand_out[1 if core.fence else 0], len(ids), False)
-    hold_hits(core, rows, groups, taken, held)
-    if ids:
-        core.make_room(len(ids))
-        for at in range(len(ids)):
-            core.ids[at] = ids[at]
-        hand_out(core, len(ids))
+    blocks, held = core.blocks, list[int]()
+    count = choose_fresh(core, fresh)
+    for own in taken:
+        if own:
+            held += [block for block in own if block]
+    if held:
+        check_hits(core, rows, groups, taken)
+        if count:
+            ask(core, core.rules.hand_out[1 if core.fence else 0], count, False)
+        hold_hits(core, held)
+        count = choose_fresh(core, fresh)
+    if count:
+        hand_out(core, count)
+    for each in range(len(rows)):
+        append_hits(core, rows[each] * core.num_groups + groups[each], taken[each])
     for each in range(len(rows)):
         table, own = rows[each] * core.num_groups + groups[each], fresh[each]
         core.requests.reserve(table, len(own))
@@ -430,16 +428,39 @@ def place(
     return 0
 
 
-def check_hits(
-    core: Core, rows: Sequence[int], groups: Sequence[int], taken: Sequence[Sequence[int]], fresh: Sequence[int]
-) -> int:
-    """Hits are of their groups, not in the table already, and not handed out in the same call."""
-    blocks = core.blocks
+def choose_fresh(core: Core, fresh: Sequence[Sequence[int]]) -> int:
+    """Put the blocks that were handed out into ``ids``, and mark them: they exist, and none comes twice."""
+    blocks, total, count = core.blocks, 0, 0
+    for own in fresh:
+        total += len(own)
+    core.make_room(total)
     mark = blocks.mark()
-    for block in fresh:
-        blocks.seen[block] = mark
-    for each in range(len(rows)):
-        for block in taken[each]:
+    for own in fresh:
+        for block in own:
+            if block:
+                mark_block(core, block, mark)
+                core.ids[count] = block
+                count += 1
+    return count
+
+
+def mark_block(core: Core, block: int, mark: int) -> int:
+    """Mark a block that exists and has no such mark yet."""
+    if block < 0 or block >= core.blocks.size:
+        raise KernelRefusal(Why.NO_BLOCK, 0, block)
+    if core.blocks.seen[block] == mark:
+        raise KernelRefusal(Why.TWICE, block)
+    core.blocks.seen[block] = mark
+    return 0
+
+
+def check_hits(core: Core, rows: Sequence[int], groups: Sequence[int], taken: Sequence[Sequence[int]]) -> int:
+    """Hits exist, are of their groups, not in the table already, and not handed out in the same call: then they are marked."""
+    blocks, mark = core.blocks, core.blocks.stamp
+    for own in taken:
+        for block in own:
+            if block < 0 or block >= blocks.size:
+                raise KernelRefusal(Why.NO_BLOCK, 0, block)
             if block and blocks.seen[block] == mark:
                 raise KernelRefusal(Why.TAKEN_AND_HANDED_OUT, block)
     for each in range(len(rows)):
@@ -449,15 +470,13 @@ def check_hits(
                 if block:
                     if blocks.group[block] != groups[each]:
                         raise KernelRefusal(Why.OTHER_GROUP, block, groups[each])
-                    blocks.seen[block] = mark
+                    mark_block(core, block, mark)
             check_tenancy(core, rows[each], groups[each], mark)
     return 0
 
 
-def hold_hits(
-    core: Core, rows: Sequence[int], groups: Sequence[int], taken: Sequence[Sequence[int]], held: Sequence[int]
-) -> int:
-    """Take hits, which several tables may name, and append them to these."""
+def hold_hits(core: Core, held: Sequence[int]) -> int:
+    """Take hits, which several tables may name."""
     times: dict[int, int] = {}
     for block in held:
         times[block] = times.get(block, 0) + 1
@@ -468,13 +487,17 @@ def hold_hits(
             count += 1
         move_blocks(core, core.rules.acquire, count, 0)
         times = {block: left - 1 for block, left in times.items() if left > 1}
-    for each in range(len(rows)):
-        table, own = rows[each] * core.num_groups + groups[each], taken[each]
-        core.requests.reserve(table, len(own))
+    return 0
+
+
+def append_hits(core: Core, table: int, taken: Sequence[int]) -> int:
+    """Put hits, and positions without a block, behind a table."""
+    if taken:
+        core.requests.reserve(table, len(taken))
         end = core.requests.begin[table] + core.requests.length[table]
-        for at in range(len(own)):
-            core.requests.lives[end + at] = core.blocks.life(own[at]) if own[at] else 0
-        core.requests.length[table] += len(own)
+        for at in range(len(taken)):
+            core.requests.lives[end + at] = core.blocks.life(taken[at]) if taken[at] else 0
+        core.requests.length[table] += len(taken)
     return 0
 
 
@@ -483,27 +506,36 @@ def hold_hits(
 
 def choose_seals(core: Core, lives: Sequence[int], keys: Sequence[bytes], group: int, start: int) -> int:
     """Put the blocks of lives that are current into ``ids`` from *start* on; returns how many. They are marked."""
-    blocks, contents, rules = core.blocks, core.contents, core.rules
-    ids, mark, count = core.ids, blocks.stamp, start
+    blocks, ids, mark, count = core.blocks, core.ids, core.blocks.stamp, start
     for at in range(len(lives)):
         life = lives[at]
         place = life & ID_MASK
         if life <= ID_MASK or place == 0 or place >= blocks.size:
             raise KernelRefusal(Why.NO_LIFE, at, life)
-        if blocks.seen[place] == mark:
-            raise KernelRefusal(Why.TWICE, place)
-        blocks.seen[place] = mark
         if not blocks.is_current(life):
+            if blocks.seen[place] == mark:
+                raise KernelRefusal(Why.TWICE, place)
+            blocks.seen[place] = mark
             continue
         if blocks.group[place] != group:
             raise KernelRefusal(Why.OTHER_GROUP, place, group)
-        if rules.block_trait[blocks.state[place]] & UNSEALED:
-            content = key_in(core, blocks.job[place], place)
-            if content and contents.key[content] != keys[at]:
-                raise KernelRefusal(Why.PROMISED, place, content, None, keys[at])
+        check_seal(core, place, mark, keys[at])
         ids[count] = place
         count += 1
     return count - start
+
+
+def check_seal(core: Core, place: int, mark: int, key: bytes) -> int:
+    """A block is sealed once in a call, and under the key that its planned store publishes."""
+    blocks = core.blocks
+    if blocks.seen[place] == mark:
+        raise KernelRefusal(Why.TWICE, place)
+    blocks.seen[place] = mark
+    if core.rules.block_trait[blocks.state[place]] & UNSEALED:
+        content = key_in(core, blocks.job[place], place)
+        if content and core.contents.key[content] != key:
+            raise KernelRefusal(Why.PROMISED, place, content, None, key)
+    return 0
 
 
 def key_in(core: Core, row: int, place: int) -> int:

@@ -50,6 +50,7 @@ from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, che
 from blocklife.ledger._plan import plan_of
 from blocklife.ledger._planning import Planning
 from blocklife.ledger._refusals import some
+from blocklife.ledger._rows import RowVerbs
 from blocklife.ledger._snapshot import Names, Snapshot, own_names, put_back, take
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import (
@@ -132,6 +133,7 @@ class Ledger(edge.NotCopied):
         self._core = data.core
         self._check = Checks(data)
         self._planning = Planning(data, self._check)
+        self._rows = RowVerbs(data)
         self._journal: Journal = data.journal
         self._journal.recheck = self._check.judged
         self.calls = self._journal

@@ -14,7 +14,7 @@ from the event and the state (`_REMEDIES`). Both are templates, filled in with t
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from attrs import field, frozen
@@ -428,6 +428,8 @@ class Refusals:
         self._core = core
         self._holders = holders
         self._incarnation = incarnation
+        self.of_gone: Callable[[int], BlocklifeError] = lambda row: MisuseError(f"request in row {row}: it is gone")
+        """The error for a request that its scheduler still counts on, by row of progress; the scheduler knows its name."""
 
     def of(self, problem: KernelRefusal, verb: str) -> BlocklifeError:
         """The error that a caller of *verb* gets."""
@@ -440,6 +442,8 @@ class Refusals:
             return self.of_request(place, REQUEST_EVENTS[problem.other])
         if why is Why.NO_ROOM_FOR_JOBS:
             return self.of_jobs(place, problem.other)
+        if why is Why.GONE:
+            return self.of_gone(place)
         if why is Why.NO_ROOM:
             return self.of_room(place, problem.other)
         if why is Why.BELOW_ZERO and move is not None:
@@ -498,6 +502,8 @@ class Refusals:
             case Why.NO_POSITION:
                 length = core.requests.length[place * core.num_groups + other]
                 return f"request {names[place]}: positions must be distinct and below {length}, the length of its table"
+            case Why.NO_BLOCK:
+                return f"block {other}: blocks are 1 to {core.blocks.size - 1} (0 is the null block)"
             case Why.TAKEN_AND_HANDED_OUT:
                 return f"block {place}: it is a hit, and handed out in the same call (name it once)"
         return f"{verb}: {problem.why.name}, {place}, {other}"

@@ -477,6 +477,7 @@ def _put_back_requests(core: Core, saved: Sequence[SavedRequest], spare: Sequenc
         row = requests.intern(each.name)
         requests.place[row], requests.state[row], requests.load[row] = each.row, each.state, each.load
         requests.live += 1
+        requests.come(row)
         for group, lives in enumerate(each.tables):
             table = row * core.num_groups + group
             requests.reserve(table, len(lives))

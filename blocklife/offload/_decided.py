@@ -24,20 +24,16 @@ still reads it. From the target of the first kind the tail of a group of states 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
 
-from attrs import define, field
-
-from blocklife.core._progress import Span
+from blocklife.core._steps import StoreTurn
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
-from blocklife.ledger import Batch, Direction, Seal
+from blocklife.ledger import Batch, Direction
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._journal import call, verb
-from blocklife.ledger.jobs import Allocated, JobColumns, Jobs
-from blocklife.ledger.records import Completion, Growth, JobId, Launched
+from blocklife.ledger.jobs import Allocated, Jobs
+from blocklife.ledger.records import Completion, JobId, Launched
 from blocklife.ledger.views import block_of
 from blocklife.offload._groups import Mamba
 from blocklife.offload._scheduler import OffloadScheduler
@@ -47,27 +43,8 @@ from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job, 
 
 _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
 """Block states in which content is being computed and can be sealed."""
-_STORABLE = KEYED - COPYING
-"""Block states with final content that no store reads."""
-_INDEX = BlockLife.table.index
-_COPYING, _FINAL = frozenset(map(_INDEX.__getitem__, COPYING)), frozenset(map(_INDEX.__getitem__, _STORABLE))
-"""Content that a store reads, and final content that none does, by the numbers of their states."""
 _WANTED = frozenset(row.source for row in JobLife.table.rows if row.event == "abandon" and isinstance(row.source, Job))
 """Job states in which the result of a submitted copy will count."""
-_ROW = operator.itemgetter(1)
-
-_Content: TypeAlias = tuple[str, list[int], Sequence[bytes]]
-"""Neighbouring blocks of a request, and their keys."""
-
-
-@define(eq=False)
-class _Turn:
-    """Final content of one group that is ready to be stored: lives, their keys, and their requests."""
-
-    group: int
-    lives: list[int] = field(factory=list)
-    keys: list[bytes] = field(factory=list)
-    owners: list[str] = field(factory=list)
 
 
 class DecidedSteps:
@@ -86,12 +63,15 @@ class DecidedSteps:
         self._progress.falls_silent = one_a_step
         self._known_of = known_of
         self._one_a_step = one_a_step
-        self._turns = [_Turn(group) for group in state.groups]
+        self._rows = state.rows
+        self._turn = StoreTurn(len(state.groups))
+        """Final content that is ready to be stored in this step."""
         self._direct = geometry.blocks_per_chunk == 1 and state.policies.mode is Mode.EAGER
         """Whether sealed content can be stored at once, without the queue."""
         self._max_direct = min(state.policies.max_job_blocks, len(state.ledger.slots))
         self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
-        self._growth = Growth()
+        self._grown: list[tuple[int, int, Sequence[int], Sequence[int]]] = []
+        """What the engine has appended to tables, and the ledger does not know yet: row, group, hits and fresh blocks."""
         self._late: dict[int, tuple[int, int]] = {}
         """Requests, by row, whose latest plan could not seal everything it fills, each with its serial and that plan."""
         self._unwanted: set[int] = set()
@@ -206,15 +186,15 @@ class DecidedSteps:
             for group, first in enumerate(firsts)
             for at in (group * progress.size + row,)
         ]
-        self._steps.leave_spans([span for span in spans if span[2] < span[3]])
+        self._rows.leave_spans(progress, [span for span in spans if span[2] < span[3]])
 
     @verb
     def extend(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
         """The engine has put fresh blocks, and nulls, behind some tables of a request. `settle_in` tells the ledger."""
-        row, grown, note = self._state.requests[name].row, self._progress.grown, self._growth.note
+        row = self._state.requests[name].row
         for group, blocks in tables:
-            note(name, group, blocks)
-            grown(group, row, len(blocks))
+            self._grown.append((row, group, (), blocks))
+            self._progress.grown(group, row, len(blocks))
 
     @verb
     def move_on(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
@@ -247,9 +227,15 @@ class DecidedSteps:
     @verb
     def settle_in(self) -> None:
         """Report to the ledger what the engine has appended to tables since the last call."""
-        if self._growth.names:
-            growth, self._growth = self._growth, Growth()
-            self._ledger.observe_tables(growth)
+        if self._grown:
+            grown, self._grown = self._grown, []
+            self._rows.place(
+                self._progress,
+                [row for row, _, _, _ in grown],
+                [group for _, group, _, _ in grown],
+                [taken for _, _, taken, _ in grown],
+                [fresh for _, _, _, fresh in grown],
+            )
 
     @verb
     def promise(self) -> None:
@@ -261,24 +247,19 @@ class DecidedSteps:
         spans = table.finishing(rows, [table.filled_of(row) for row in rows])
         if not spans:
             return
-        spans.sort(key=_ROW)  # each request is looked up once: it lies where nobody has looked for many steps
-        contents, ends = self._contents(spans), [span[3] for span in spans]
-        seals = _seals(spans, contents)
-        among = self._ledger.blocks.among
-        for each in seals:
-            if len(each.keys) != len(each.lives) or not all(among(each.lives, _OPEN)):
-                contents, ends = self._sealable(spans, contents)
-                seals = [each for each in _seals(spans, contents) if len(each.lives)]
-                break
-        in_turn = table.promised(spans, ends, self._direct and not self._state.lost)
-        for span, (who, held, own), ready in zip(spans, contents, in_turn, strict=True):
-            if ready:
-                turn = self._turns[span[0]]
-                turn.lives += held
-                turn.keys += own
-                turn.owners += [who] * len(held)
-        if seals:
-            self._ledger.seal_many(seals)
+        keys = [self._keys_of(*span) for span in spans]
+        turn = self._turn if self._direct and not self._state.lost else None
+        for row in self._rows.promise(table, spans, keys, turn):  # one of its blocks waits for an older copy in this plan
+            self.store_late(row, self._ledger.plan_number + 1)
+
+    def _keys_of(self, group: int, row: int, start: int, stop: int) -> Sequence[bytes]:
+        """The keys of some blocks of a request; if there are fewer tokens than expected, its columns say so from here on."""
+        name = self._state.names[row]
+        found = self._state.requests[name].keys(group, start, stop)
+        if len(found) < stop - start:
+            self._progress.speak_up(row)
+            self._progress.known[row] = self._known_of(name)
+        return found
 
     def _without_doubt(self, rows: list[int]) -> list[int]:
         """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
@@ -287,46 +268,6 @@ class DecidedSteps:
             for row in doubted:
                 self._late[row] = self._progress.serial[row], self._ledger.plan_number + 1
         return [row for row in rows if row not in doubted]
-
-    def _contents(self, spans: Sequence[Span]) -> list[_Content]:
-        """What stands in these places, one at least; those of one request are one behind the other."""
-        names, tracked, held_of = self._state.names, self._state.requests, self._ledger.requests.held
-        found: list[_Content] = []
-        last = spans[0][1]
-        who = names[last]
-        keys_of = tracked[who].keys
-        for group, row, start, stop in spans:
-            if row != last:
-                last, who = row, names[row]
-                keys_of = tracked[who].keys
-            found.append((who, held_of(who, group, start, stop), keys_of(group, start, stop)))
-        return found
-
-    def _sealable(self, spans: Iterable[Span], contents: Iterable[_Content]) -> tuple[list[_Content], list[int]]:
-        """The blocks in some spans that can be sealed now, and where they end."""
-        state_of, found, ends = self._ledger.blocks.of, list[_Content](), list[int]()
-        among = self._ledger.blocks.among
-        for (_, row, start, stop), (who, held, own) in zip(spans, contents, strict=True):
-            if len(own) == len(held) and all(among(held, _OPEN)):
-                found.append((who, held, own))
-                ends.append(stop)
-                continue
-            if len(own) < len(held):  # there are fewer tokens than expected
-                self._progress.speak_up(row)
-                self._progress.known[row] = self._known_of(who)
-            now: list[tuple[int, bytes]] = []
-            end = start
-            for life, key in zip(held, own, strict=False):
-                if life != NULL:
-                    if state_of(life) not in _OPEN:  # it waits for an older copy in this plan
-                        break
-                    now.append((life, key))
-                end += 1
-            found.append((who, [life for life, _ in now], [key for _, key in now]))
-            ends.append(end)
-            if end < start + len(own):
-                self.store_late(row, self._ledger.plan_number + 1)
-        return found, ends
 
     @verb
     def catch_up(self) -> None:
@@ -342,8 +283,8 @@ class DecidedSteps:
                     going = min(table.first_needed(group, row), table.sealed[at])
                     start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
                     if self._direct and start < stop:
-                        table.offered[at] = self._take_turn(group, row, start, stop)
-        if self._stores.waiting or any(turn.lives for turn in self._turns):
+                        self._rows.offer_final(table, [(group, row, start, stop)], self._turn)
+        if self._stores.waiting or self._turn.size():
             self.plan_stores([])
 
     @verb
@@ -452,101 +393,34 @@ class DecidedSteps:
 
         It comes after content in the queue, and is queued if the host tier has no room.
         """
-        refused = self._stores.counts["refused"]
-        self._offer_filled(rows)
+        counts, turn = self._stores.counts, self._turn
+        refused, spans = counts["refused"], self._progress.filling(rows)
+        if self._direct and not self._state.lost:
+            self._rows.offer_final(self._progress, spans, turn)
+        else:
+            self._steps.offer_filled(spans)
         if self._stores.is_busy:
             self._steps.plan_waiting()
-        turns = [turn for turn in self._turns if turn.lives]
-        if not turns:
-            return
-        for turn in turns:
-            self._turns[turn.group] = _Turn(turn.group)
-        if self._stores.counts["refused"] > refused or not self._store(turns):
-            self._stores.counts["refused"] += 1
-            for turn in turns:
-                found = zip(turn.owners, turn.lives, turn.keys, strict=True)
-                self._stores.offer([Chunk(owner, turn.group, key, [life]) for owner, life, key in found])
+        if turn.size() and (counts["refused"] > refused or not self._store(turn)):
+            counts["refused"] += 1
+            names = self._state.names
+            found = self._rows.contents(turn)
+            self._stores.offer([Chunk(names[row], group, key, [life]) for row, group, life, key in found])
+        turn.clear()
+        counts["already stored"] += turn.stored
+        counts["in flight"] += turn.in_flight
+        turn.stored = turn.in_flight = 0
 
-    def _offer_filled(self, rows: list[int]) -> None:
-        if not self._direct or self._state.lost:
-            self._steps.offer_filled(self._progress.filling(rows))
-            return
-        for group, row, start, stop in self._progress.filling(rows):
-            self._progress.offered_up_to([(group, row, start, self._take_turn(group, row, start, stop))])
-
-    def _take_turn(self, group: int, row: int, start: int, stop: int) -> int:
-        """Collect blocks of a request to be stored, up to the first that is not final yet. Returns that one, or the end."""
-        name, states, turn = self._state.names[row], self._ledger.blocks.states, self._turns[group]
-        names, stored = self._state.requests[name].keys(group, start, stop), self._ledger.slots.find_ready
-        held = self._ledger.requests.held(name, group, start, start + len(names))
-        for at, (life, key) in enumerate(zip(held, names, strict=True), start):
-            if life == NULL:
-                continue
-            found = states[block_of(life)]
-            if found in _COPYING:
-                self._stores.counts["in flight"] += 1
-            elif found not in _FINAL:
-                return at
-            elif stored(group, key) is not None:
-                self._stores.counts["already stored"] += 1
-            else:
-                turn.lives.append(life)
-                turn.keys.append(key)
-                turn.owners.append(name)
-        return start + len(names)
-
-    def _store(self, turns: Sequence[_Turn]) -> bool:
+    def _store(self, turn: StoreTurn) -> bool:
         """Store what is not stored yet; False, with nothing changed, if there is no room for all of it."""
-        for turn in turns:
-            self._leave_out_stored(turn)
-        names: list[tuple[int, bytes]] = []
-        for turn in turns:
-            group = turn.group
-            names += [(group, key) for key in turn.keys]
-        if not names:
+        if not (names := self._rows.names_left(self._progress, turn)):
             return True
         if -(-len(names) // self._max_direct) > self._ledger.jobs.room or (slots := self._tier.reserve(names)) is None:
             return False
-        self._ledger.plan_columns(self._columns(turns, slots))
+        self._rows.plan_turn(self._progress, turn, slots, self._max_direct)
         for slot in slots:
             self._stores.suffix[slot] = 1
         return True
-
-    def _columns(self, turns: Sequence[_Turn], slots: list[int]) -> JobColumns:
-        """As few stores as possible, each for all requests whose blocks it moves."""
-        lives, keys, who, groups = list[int](), list[bytes](), list[str](), bytearray()
-        for turn in turns:
-            lives += turn.lives
-            keys += turn.keys
-            who += turn.owners
-            groups += bytes((turn.group,)) * len(turn.lives)
-        cuts, owners, sharers = [0], list[str | None](), list[tuple[str, ...]]()
-        while cuts[-1] < len(lives):
-            stop = min(cuts[-1] + self._max_direct, len(lives))
-            first, *others = dict.fromkeys(who[cuts[-1] : stop])
-            owners.append(first)
-            sharers.append(tuple(others))
-            cuts.append(stop)
-        return JobColumns.of_blocks(owners, sharers, cuts, lives, bytes(groups), slots, keys)
-
-    def _leave_out_stored(self, turn: _Turn) -> None:
-        """Remove content that is stored, being stored, stale, or listed twice."""
-        wanted = set(turn.keys)
-        ready = self._ledger.blocks.among(turn.lives, _STORABLE)
-        stored = self._ledger.slots.ready_among(turn.group, wanted)
-        self._stores.counts["already stored"] += len(stored)
-        if not stored and len(wanted) == len(turn.keys) and all(ready):
-            return
-        self._stores.counts["in flight"] += len(ready) - sum(ready)
-        kept: dict[bytes, tuple[int, str]] = {}
-        for life, key, owner, final in zip(turn.lives, turn.keys, turn.owners, ready, strict=True):
-            if final and key not in stored and key not in kept:
-                kept[key] = life, owner
-        turn.keys, turn.lives, turn.owners = (
-            list(kept),
-            [life for life, _ in kept.values()],
-            [owner for _, owner in kept.values()],
-        )
 
     # --- a whole table ------------------------------------------------------------------------------------------------------
 
@@ -554,7 +428,7 @@ class DecidedSteps:
         """Whether some of these blocks are not known to be final, but may be once this step has been reported to the ledger."""
         state = self._ledger.blocks.at
         return any(block != NULL and state(block) not in KEYED for block in blocks) or not {
-            block for own in self._growth.fresh for block in own
+            block for _, _, _, fresh in self._grown for block in fresh
         }.isdisjoint(block for block in blocks if block != NULL)
 
     @verb
@@ -564,7 +438,7 @@ class DecidedSteps:
         for group, table in enumerate(tables):
             hit = device_tokens // self._geometry.block_tokens[group]
             taken = self._known(group, table[:hit], tracked.keys(group, 0, hit)) if hit else ()
-            self._growth.note(name, group, table[hit:], taken)
+            self._grown.append((tracked.row, group, taken, table[hit:]))
 
     def _known(self, group: int, blocks: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
         """The blocks of a hit; `NULL` for those that are not final under the engine's key."""
@@ -663,15 +537,3 @@ class DecidedSteps:
                 at = group * table.size + row
                 if table.offered[at] < ENDLESS:
                     table.offer_from(group, row, table.first[at] // self._geometry.blocks_per_chunk)
-
-
-def _seals(spans: Iterable[Span], contents: Iterable[_Content]) -> list[Seal]:
-    """These blocks, group by group."""
-    found: dict[int, tuple[list[int], list[bytes]]] = {}
-    for (group, _, _, _), (_, held, keys) in zip(spans, contents, strict=True):
-        own = found.get(group)
-        if own is None:
-            own = found[group] = ([], [])
-        own[0].extend(held)
-        own[1].extend(keys)
-    return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]

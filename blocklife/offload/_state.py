@@ -104,6 +104,8 @@ class SchedulerState(edge.NotCopied):
         below: BelowPolicies | None = None,
     ) -> None:
         self.ledger = edge.member(ledger, Ledger, "ledger")
+        self.rows = ledger._rows
+        """The verbs of the ledger on rows of progress."""
         self.tier = edge.member(tier, HostTier, "tier")
         if tier.ledger is not ledger:
             raise MisuseError("tier: it was made for another ledger (HostTier(ledger), with the ledger of this scheduler)")
@@ -162,6 +164,7 @@ class SchedulerState(edge.NotCopied):
         self.names[tracked.row] = name
         self.num_added += 1
         self.added[tracked.row] = self.num_added
+        self.progress.home[tracked.row], self.progress.came[tracked.row] = self.rows.home(name)
 
 
 def progress_of(size: int, geometry: Geometry, policies: Policies) -> TokenProgress:

@@ -7,7 +7,7 @@ from blocklife.offload._stores cimport StoreLine
 
 
 cdef class SchedulerSteps:
-    cdef public object _state, _ledger, _geometry, _policies, planner
+    cdef public object _state, _ledger, _rows, _geometry, _policies, planner
     cdef public TokenProgress _progress
     cdef public StoreLine _stores
     cdef public list _keeps_one
@@ -15,7 +15,6 @@ cdef class SchedulerSteps:
     cdef Py_ssize_t _most_states
 
     cpdef leave_windows(self, rows)
-    cpdef leave_spans(self, list spans)
     cpdef list make_room(self, rows, order)
     cpdef allocate(self, list spans)
     cpdef plan_stores(self, rows, list spans)

@@ -50,7 +50,7 @@ class SchedulerSteps:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._ledger = state.ledger
+        self._ledger, self._rows = state.ledger, state.rows
         self._geometry = state.geometry
         self._policies = state.policies
         self._progress = state.progress
@@ -305,18 +305,8 @@ class SchedulerSteps:
 
     def leave_windows(self, rows: list[int]) -> None:
         """Release blocks that no settled token needs any more; tokens in flight can still be taken back."""
-        self.leave_spans(self._progress.leaving(rows))
-
-    def leave_spans(self, spans: list[Span]) -> None:
-        """Release these blocks, which have left the windows of their requests."""
-        if spans:
-            names = self._state.names
-            self._ledger.release_many(
-                [names[row] for _, row, _, _ in spans],
-                [range(start, stop) for _, _, start, stop in spans],
-                [group for group, _, _, _ in spans],
-            )
-            self._progress.left(spans)
+        if self._progress.slides:
+            self._rows.leave(self._progress, rows)
 
     def make_room(self, rows: list[int], order: Sequence[int]) -> list[int]:
         """Allocate the missing blocks of these requests, at once or one after the other. Returns the rows without room."""

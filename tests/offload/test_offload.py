@@ -9,16 +9,16 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
-from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Plan, Result, Worker
+from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Limits, Plan, Result, Worker
 from blocklife.offload import Freed, FullHit, Geometry, Hit, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies, Step
 from blocklife.offload._lookup import Answer
-from blocklife.states import Request, Slot
+from blocklife.states import BlockLife, Request, Slot
 from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
 from tests.worlds import BOTH, make_ledger, ready, world_key
 
@@ -446,28 +446,26 @@ def test_finish_reserves_what_is_left_before_the_blocks_go() -> None:
     assert rig.ledger.statistics().requests == 0
 
 
-def test_what_has_left_a_window_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Afterwards nobody looks at those places of the table again, however long the request runs on."""
+def test_what_has_left_a_window_is_given_back_once() -> None:
+    """However long the request runs on."""
     rig = Rig("swa:4:5", blocks=9)
     rig.add("r", "one window slides along", 12)
     rig.let_in("r")
     rig.plan()
     rig.settle()
-    given: list[Sequence[int]] = []
-    release_many = rig.ledger.release_many
+    given: list[int | None] = []
 
-    def noted(requests: Sequence[str], positions: Sequence[Sequence[int]], groups: Sequence[int]) -> None:
-        given.extend(positions)
-        release_many(requests, positions, groups)
+    def hear(record: LedgerTransition) -> None:
+        given.extend([move.life for move in record])
 
-    monkeypatch.setattr(rig.ledger, "release_many", noted)
+    rig.ledger.on(BlockLife.release, hook=hear)
     for _ in range(6):
         rig.scheduler.grow()
         rig.plan()
         rig.settle()
 
     assert given
-    assert len(set(map(tuple, given))) == len(given)
+    assert len(set(given)) == len(given)
 
 
 @pytest.mark.parametrize("groups", ["full:4", "full:8,swa:4:9"])

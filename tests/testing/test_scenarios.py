@@ -16,7 +16,7 @@ from attrs import evolve
 
 from blocklife.cli import main
 from blocklife.errors import MisuseError
-from blocklife.ledger import _plan as plans
+from blocklife.ledger.records import Transfers
 from blocklife.ledger.views import SlotsView
 from blocklife.offload import OffloadScheduler
 from blocklife.offload import _search as search
@@ -113,9 +113,9 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
         "S3",
         lambda patch: without(
             patch,
-            plans,
-            "transfers",
-            {"[job.groups for": "[job.groups + job.groups[:1] * (len(job.groups) == 2) for"},
+            Transfers,
+            "_all",
+            {"self._groups.count(group, start, stop)": "self._groups.count(group, start, stop) + (stop - start == 2)"},
         ),
         "group sizes [3] do not agree",
     ),

@@ -1,0 +1,44 @@
+# Types of the steps of a scheduler, where they are compiled.
+cimport cython
+
+from blocklife.core._columns cimport Blocks, Contents, Core, Requests, Slots, TransferJobs
+from blocklife.core._couplings cimport name_block, release_ids
+from blocklife.core._drafts cimport check_job, draft_job, make_jobs, tear_up_all
+from blocklife.core._moves cimport ask, note, write
+from blocklife.core._progress cimport TokenProgress
+from blocklife.core._verbs cimport check_seal, release_lives
+
+cdef int COPIED, FINAL, FINISHED, OPEN, READABLE, STORE, UNSEALED
+cdef long long ID_MASK
+
+
+cdef class StoreTurn:
+    cdef public int num_groups, stored, in_flight
+    cdef public list lives, rows
+
+    cpdef int size(self) except -1
+    cpdef clear(self)
+
+
+cpdef int home_of(Core core, TokenProgress progress, int row) except -1
+cpdef bint is_here(Core core, TokenProgress progress, int row) except -1
+cpdef int held_at(Core core, TokenProgress progress, int group, int row, long long start, long long stop) except -1
+cpdef int leave(Core core, TokenProgress progress, rows) except -1
+@cython.locals(group=int, row=int, start=int, stop=int, life=cython.longlong, place=int)
+cpdef int leave_spans(Core core, TokenProgress progress, spans) except -1
+@cython.locals(
+    group=int, row=int, start=int, stop=int, end=int, most=int, at=int, inside=int, life=cython.longlong, place=int, ready=list
+)
+cpdef list promise(Core core, TokenProgress progress, spans, keys, StoreTurn turn)
+cpdef bint is_stored(Core core, int content) except -1
+@cython.locals(group=int, row=int, start=int, stop=int, end=int)
+cpdef int offer_final(Core core, TokenProgress progress, spans, StoreTurn turn) except -1
+@cython.locals(life=cython.longlong, place=int, trait=int)
+cpdef int take_final(Core core, TokenProgress progress, int group, int row, int start, int stop, StoreTurn turn) except -1
+@cython.locals(lives=list, rows=list, life=cython.longlong, place=int, row=int, content=int, kept=int)
+cpdef int leave_out(Core core, TokenProgress progress, StoreTurn turn) except -1
+@cython.locals(life=cython.longlong)
+cpdef list names_of(Core core, StoreTurn turn)
+@cython.locals(lives=list, rows=list, groups=list, start=int, stop=int, total=int, at=int, place=int, life=cython.longlong)
+cpdef list plan_turn(Core core, TokenProgress progress, StoreTurn turn, slots, int most)
+cpdef list owners_of(Core core, TokenProgress progress, rows, int start, int stop)

@@ -1,0 +1,292 @@
+"""What a step of an offload scheduler does to many requests at once: their windows, their growth, what they fill and store.
+
+Rules of this file:
+
+* It finds what to do in the columns of progress, does it in those of the ledger, and notes it in the former, all or none.
+* A request is known by its row of progress; `home_of` gives that of its tables, and refuses one that was ended beside the
+  scheduler. Keys were asked for before; here they are only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blocklife.core._columns import Core
+from blocklife.core._couplings import name_block, release_ids
+from blocklife.core._drafts import check_job, draft_job, make_jobs, tear_up_all
+from blocklife.core._moves import ask, note, write
+from blocklife.core._progress import Span, TokenProgress
+from blocklife.core._refused import KernelRefusal, Why
+from blocklife.core._tables import COPIED, FINAL, FINISHED, ID_MASK, OPEN, READABLE, STORE, UNSEALED
+from blocklife.core._verbs import check_seal, release_lives
+
+# --- where things are --------------------------------------------------------------------------------------------------
+
+
+def home_of(core: Core, progress: TokenProgress, row: int) -> int:
+    """The row of a request in the ledger. Refuses a request that the ledger has lost since it came."""
+    if not is_here(core, progress, row):
+        raise KernelRefusal(Why.GONE, row)
+    return progress.home[row]
+
+
+def is_here(core: Core, progress: TokenProgress, row: int) -> bool:
+    """Whether the ledger still has a request."""
+    home = progress.home[row]
+    return core.requests.came[home] == progress.came[row] and core.requests.state[home] != FINISHED
+
+
+def held_at(core: Core, progress: TokenProgress, group: int, row: int, start: int, stop: int) -> int:
+    """Where entry *start* of a table stands in `Requests.lives`. Refuses a table that has not all entries before *stop*."""
+    requests = core.requests
+    table = home_of(core, progress, row) * core.num_groups + group
+    if stop > requests.length[table]:
+        raise KernelRefusal(Why.GONE, row)
+    return requests.begin[table] + start
+
+
+# --- windows -----------------------------------------------------------------------------------------------------------
+
+
+def leave(core: Core, progress: TokenProgress, rows: Sequence[int]) -> int:
+    """Release the blocks that have left the windows of these requests, as far as tokens are settled."""
+    return leave_spans(core, progress, progress.leaving(rows))
+
+
+def leave_spans(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
+    """Release these blocks, which have left the windows of their requests."""
+    blocks, requests, total, count, twice = core.blocks, core.requests, 0, 0, False
+    if not spans:
+        return 0
+    for _, _, start, stop in spans:
+        total += stop - start
+    core.make_room(total)
+    mark = blocks.mark()
+    for group, row, start, stop in spans:
+        begin = held_at(core, progress, group, row, start, stop)
+        for at in range(begin, begin + stop - start):
+            life = requests.lives[at]
+            if life and blocks.is_current(life):
+                place = life & ID_MASK
+                if blocks.seen[place] == mark:
+                    twice = True
+                blocks.seen[place] = mark
+                core.ids[count] = place
+                count += 1
+    if twice:  # a block with several holders is let go by each
+        release_lives(core, [blocks.life(core.ids[at]) for at in range(count)])
+    else:
+        release_ids(core, count)
+    for group, row, start, stop in spans:
+        begin = held_at(core, progress, group, row, start, stop)
+        for at in range(begin, begin + stop - start):
+            requests.lives[at] = 0
+    progress.left(spans)
+    return 0
+
+
+# --- content that a step fills -----------------------------------------------------------------------------------------
+
+
+class StoreTurn:
+    """Final blocks whose turn to be stored has come, by group: their lives, and the rows of their requests.
+
+    Invariant: the lists of a group are as long as each other. ``stored`` and ``in_flight`` count what was left out since they
+    were last read: content that is stored already, and what cannot be a source because a copy reads it or its life is over.
+    """
+
+    def __init__(self, num_groups: int) -> None:
+        self.num_groups = num_groups
+        self.lives: list[list[int]] = [[] for _ in range(num_groups)]
+        self.rows: list[list[int]] = [[] for _ in range(num_groups)]
+        self.stored = self.in_flight = 0
+
+    def size(self) -> int:
+        """The number of blocks."""
+        total = 0
+        for own in self.lives:
+            total += len(own)
+        return total
+
+    def clear(self) -> None:
+        """All have had their turn."""
+        for group in range(self.num_groups):
+            self.lives[group].clear()
+            self.rows[group].clear()
+
+
+def promise(
+    core: Core, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]], turn: StoreTurn | None
+) -> list[int]:
+    """Seal the blocks of these spans as far as they can be sealed now, in order; returns the rows of requests that lack some.
+
+    *keys* has those of each span, fewer if it has fewer tokens than it was to have. What is not sealed waits for an older copy
+    or for its tokens. With a *turn*, where what is final is stored without a line, what comes next in the order in which it is
+    stored joins that.
+    """
+    blocks, requests, traits = core.blocks, core.requests, core.rules.block_trait
+    total, count, late = 0, 0, list[int]()
+    ends: list[int] = []
+    for _, _, start, stop in spans:
+        total += stop - start
+    core.make_room(total)
+    mark = blocks.mark()
+    for each in range(len(spans)):
+        group, row, start, stop = spans[each]
+        at = held_at(core, progress, group, row, start, stop)
+        end, most = start, start + len(keys[each])
+        while end < most:
+            life = requests.lives[at]
+            if life:
+                place = life & ID_MASK
+                if not blocks.is_current(life) or not traits[blocks.state[place]] & (OPEN | UNSEALED):
+                    break
+                check_seal(core, place, mark, keys[each][end - start])
+                core.ids[count] = place
+                count += 1
+            at += 1
+            end += 1
+        if end < most:
+            late.append(row)
+        ends.append(end)
+    ask(core, core.rules.seal, count, False)
+    write(core, core.rules.seal, count)
+    for each in range(len(spans)):
+        group, row, start, _ = spans[each]
+        at = held_at(core, progress, group, row, start, start)
+        for inside in range(ends[each] - start):
+            life = requests.lives[at + inside]
+            if life:
+                name_block(core, life & ID_MASK, core.contents.intern(group, keys[each][inside]))
+    if count:
+        note(core, core.rules.seal, count, 0)
+    ready = progress.promised(spans, ends, turn is not None)
+    for each in range(len(spans)):
+        if turn is not None and ready[each]:
+            group, row, start, _ = spans[each]
+            at = held_at(core, progress, group, row, start, start)
+            for inside in range(ends[each] - start):
+                life = requests.lives[at + inside]
+                if life:
+                    turn.lives[group].append(life)
+                    turn.rows[group].append(row)
+    return late
+
+
+# --- what is stored ----------------------------------------------------------------------------------------------------
+
+
+def is_stored(core: Core, content: int) -> bool:
+    """Whether content can be read from a slot."""
+    slot = core.contents.slot[content]
+    return slot >= 0 and core.rules.slot_trait[core.slots.state[slot]] & READABLE != 0
+
+
+def offer_final(core: Core, progress: TokenProgress, spans: Sequence[Span], turn: StoreTurn) -> int:
+    """Chunks of one block that requests have filled have their turn, each request's up to the first that is not final yet."""
+    for group, row, start, stop in spans:
+        end = take_final(core, progress, group, row, start, stop, turn)
+        progress.offered_up_to([(group, row, start, end)])
+    return 0
+
+
+def take_final(core: Core, progress: TokenProgress, group: int, row: int, start: int, stop: int, turn: StoreTurn) -> int:
+    """Collect blocks of a request to be stored, up to the first that is not final yet. Returns that one, or *stop*."""
+    blocks, traits = core.blocks, core.rules.block_trait
+    begin = held_at(core, progress, group, row, start, stop)
+    for at in range(stop - start):
+        life = core.requests.lives[begin + at]
+        if not life:
+            continue
+        place = life & ID_MASK
+        trait = traits[blocks.state[place]] if blocks.is_current(life) else 0
+        if trait & COPIED:
+            turn.in_flight += 1
+        elif not trait & FINAL:
+            return start + at
+        elif is_stored(core, blocks.key[place]):
+            turn.stored += 1
+        else:
+            turn.lives[group].append(life)
+            turn.rows[group].append(row)
+    return stop
+
+
+def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:
+    """Take out of a turn what is stored, being stored, over, or listed twice; returns how many blocks are left."""
+    blocks, contents, traits, total = core.blocks, core.contents, core.rules.block_trait, 0
+    mark = contents.mark()
+    for group in range(turn.num_groups):
+        lives, rows, kept = turn.lives[group], turn.rows[group], 0
+        for at in range(len(lives)):
+            life = lives[at]
+            place = life & ID_MASK
+            content = blocks.key[place]
+            if not blocks.is_current(life) or not content or not is_here(core, progress, rows[at]):
+                turn.in_flight += 1
+            elif contents.seen[content] == mark:
+                continue
+            elif is_stored(core, content):
+                contents.seen[content] = mark
+                turn.stored += 1
+            elif traits[blocks.state[place]] & COPIED:
+                turn.in_flight += 1
+            else:
+                contents.seen[content] = mark
+                lives[kept], rows[kept] = life, rows[at]
+                kept += 1
+        del lives[kept:], rows[kept:]
+        total += kept
+    return total
+
+
+def names_of(core: Core, turn: StoreTurn) -> list[tuple[int, bytes]]:
+    """Group and key of the content of each block."""
+    found: list[tuple[int, bytes]] = []
+    for group in range(turn.num_groups):
+        for life in turn.lives[group]:
+            found.append((group, core.contents.key[core.blocks.key[life & ID_MASK]]))
+    return found
+
+
+def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Sequence[int], most: int) -> list[int]:
+    """Store a turn from which nothing is to be left out, each block into one of these slots; returns the rows of the jobs.
+
+    They are as few as possible, with at most so many blocks each, and each is for all requests whose blocks it moves.
+    """
+    lives, groups, rows = list[int](), list[int](), list[int]()
+    for group in range(turn.num_groups):
+        lives += turn.lives[group]
+        rows += turn.rows[group]
+        groups += [group] * len(turn.lives[group])
+    jobs, drafted = core.jobs, list[tuple[int, ...]]()
+    core.blocks.mark()
+    core.slots.mark()
+    start, total = 0, len(lives)
+    try:
+        while start < total:
+            stop = start + most if start + most < total else total
+            owners = owners_of(core, progress, rows, start, stop)
+            drafted.append(draft_job(core, STORE, stop - start, stop - start, False, owners))
+            for each in range(start, stop):
+                at, place = jobs.begin[0] + each - start, lives[each] & ID_MASK
+                jobs.place[at], jobs.epoch[at] = place, core.blocks.epoch[place]
+                jobs.slot[at], jobs.group[at] = slots[each], groups[each]
+                jobs.key[at] = core.blocks.key[place]
+            check_job(core)
+            start = stop
+    except BaseException:
+        tear_up_all(core, drafted)
+        raise
+    return make_jobs(core, drafted)
+
+
+def owners_of(core: Core, progress: TokenProgress, rows: Sequence[int], start: int, stop: int) -> list[int]:
+    """The requests in the ledger of these rows from *start* to *stop*, each once."""
+    requests, found, mark = core.requests, list[int](), core.requests.mark()
+    for at in range(start, stop):
+        home = home_of(core, progress, rows[at])
+        if requests.seen[home] != mark:
+            requests.seen[home] = mark
+            found.append(home)
+    return found
