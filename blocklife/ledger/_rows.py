@@ -8,12 +8,13 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from blocklife.core import _steps as steps
 from blocklife.core import _verbs as verbs
 from blocklife.core._progress import Span, TokenProgress
 from blocklife.core._steps import StoreTurn
+from blocklife.errors import BlocklifeError
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger._journal import verb
 from blocklife.ledger._state import LedgerData
@@ -24,12 +25,17 @@ class RowVerbs:
 
     def __init__(self, data: LedgerData) -> None:
         self._core = data.core
+        self._refusals = data.refusals
         self.calls = data.journal
 
     def home(self, name: str) -> tuple[int, int]:
         """The row of a request in the ledger, and which of those that had it it is (`Requests.came`)."""
         row = self._core.requests.by_name[name]
         return row, self._core.requests.came[row]
+
+    def name_gone(self, of_gone: Callable[[int], BlocklifeError]) -> None:
+        """What to say of a request, by its row of progress, that was ended beside its scheduler."""
+        self._refusals.of_gone = of_gone
 
     @verb
     def leave(self, progress: TokenProgress, rows: Sequence[int]) -> None:

@@ -87,7 +87,7 @@ class OffloadScheduler(edge.NotCopied):
             check_index(below)
         self._state = state = SchedulerState(ledger, tier, geometry, policies, below, below_policies)
         self._steps = SchedulerSteps(state)
-        ledger._state.refusals.of_gone = lambda row: self._steps.changed_beside(state.names[row])
+        state.rows.name_gone(lambda row: self._steps.changed_beside(state.names[row]))
         self.calls = ledger.calls
         self._progress, self._search = state.progress, state.search
         self.ledger = state.ledger

@@ -37,6 +37,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from blocklife.core import _columns, _couplings, _moves, _plans, _verbs
+from blocklife.core import _steps as _step_of_many
 from blocklife.core._progress import TokenProgress
 from blocklife.core._rules import PlaceMove
 from blocklife.core._tables import CAUSES, EFFECTS, MOST_EFFECTS, RULES, RULES_OF
@@ -45,6 +46,7 @@ from blocklife.ledger import _snapshot as ledger_snapshot
 from blocklife.ledger._journal import Journal
 from blocklife.ledger._ledger import Ledger
 from blocklife.ledger._planning import Planning
+from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import _search as scheduler_search
 from blocklife.offload import _snapshot as scheduler_snapshot
 from blocklife.offload._below import TierBelow
@@ -277,11 +279,11 @@ def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
 
 _Owner: TypeAlias = "type | ModuleType"
 _KERNEL: tuple[_Owner, ...] = (
-    _moves, _couplings, _verbs, _plans,
+    _moves, _couplings, _verbs, _plans, _step_of_many,
     *(_columns.Core, _columns.Blocks, _columns.Slots, _columns.Contents, _columns.TransferJobs, _columns.Requests),
 )  # fmt: skip
 _OWNERS: tuple[_Owner, ...] = (
-    *_KERNEL, Ledger, Journal, Planning,
+    *_KERNEL, Ledger, RowVerbs, Journal, Planning,
     *(SchedulerSteps, OffloadScheduler, StoreLine, HostTier, TierBelow, TokenProgress),
 )  # fmt: skip
 _ENDINGS = frozenset(
