@@ -35,6 +35,7 @@ CORE = (
     "ledger._edge",
     "ledger._journal",
     "ledger._ledger",
+    "ledger._plan",
     "ledger._rows",
     "ledger.jobs",
     "ledger.views",
@@ -47,6 +48,8 @@ CORE = (
     "offload._scheduler",
     "offload._search",
     "offload._stores",
+    "offload.replacement",
+    "engines.vllm.connector._scheduler",
 )
 """The modules that are compiled where there is a compiler. What is compiled is decided here and nowhere else."""
 

@@ -30,6 +30,8 @@ cpdef int leave_spans(Core core, TokenProgress progress, spans) except -1
     group=int, row=int, start=int, stop=int, end=int, most=int, at=int, inside=int, life=cython.longlong, place=int, ready=list
 )
 cpdef list promise(Core core, TokenProgress progress, spans, keys, StoreTurn turn)
+@cython.locals(begin=int, at=int, life=cython.longlong, slot=int)
+cpdef list slots_behind(Core core, TokenProgress progress, int group, int row, int start, int stop, int size)
 cpdef bint is_stored(Core core, int content) except -1
 @cython.locals(group=int, row=int, start=int, stop=int, end=int)
 cpdef int offer_final(Core core, TokenProgress progress, spans, StoreTurn turn) except -1

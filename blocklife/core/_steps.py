@@ -173,6 +173,26 @@ def promise(
     return late
 
 
+# --- what is used ------------------------------------------------------------------------------------------------------
+
+
+def slots_behind(core: Core, progress: TokenProgress, group: int, row: int, start: int, stop: int, size: int) -> list[int]:
+    """The slots with the content of the chunks of *size* blocks in these entries of a table, the last first.
+
+    The content of a chunk is that of its last block, as far as that is final: its own or on its way.
+    """
+    blocks, contents, found = core.blocks, core.contents, list[int]()
+    begin, at = held_at(core, progress, group, row, start, stop), stop - start - 1
+    while at >= 0:
+        life = core.requests.lives[begin + at]
+        if life and blocks.is_current(life) and blocks.key[life & ID_MASK]:
+            slot = contents.slot[blocks.key[life & ID_MASK]]
+            if slot >= 0:
+                found.append(slot)
+        at -= size
+    return found
+
+
 # --- what is stored ----------------------------------------------------------------------------------------------------
 
 

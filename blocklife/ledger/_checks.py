@@ -23,7 +23,7 @@ from blocklife.ledger._limits import Checking
 from blocklife.ledger._refusals import JOB_EVENTS
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import DIRECTIONS, JOB_STATES
-from blocklife.ledger.records import Completion, Direction, JobId, Seal
+from blocklife.ledger.records import Completion, Direction, JobId, Result, Seal
 from blocklife.states import COPYING, KEYED, MACHINES, Job
 
 _BLOCK_STATES = MACHINES["block"].states
@@ -168,6 +168,20 @@ class Checks:
             twice = next(block for block, count in Counter(found).items() if count > 1)
             raise MisuseError(f"block {twice}: it is named twice in one call")
         return found
+
+    def reports(self, completions: Sequence[Completion]) -> tuple[list[int], list[int], list[bool], Sequence[tuple[int, ...]]]:
+        """Reports as the kernel takes them: the numbers of jobs, workers, whether all went well, and what is missing if any is.
+
+        A job of another incarnation is none of ours: it has number 0 here.
+        """
+        numbers, workers, oks, misses = list[int](), list[int](), list[bool](), False
+        for each in completions:
+            self.report(each)
+            numbers.append(each.job.number if each.job.incarnation == self._data.incarnation else 0)
+            workers.append(int(each.worker))
+            oks.append(each.result is Result.OK)
+            misses = misses or bool(each.missing)
+        return numbers, workers, oks, [each.missing for each in completions] if misses else ()
 
     def report(self, completion: Completion) -> None:
         """The worker exists, and what is missing of a job between slots and the store below is a part of it."""

@@ -77,7 +77,6 @@ from blocklife.ledger.records import (
     Placement,
     Plan,
     Refusal,
-    Result,
     Seal,
     Worker,
 )
@@ -744,16 +743,10 @@ class Ledger(edge.NotCopied):
         begun = () if launched is _NOTHING else edge.launches(launched, "launched")
         final = [] if seals is _NOTHING else self._check.seals(edge.seals(seals, "seals"))
         reports = () if completions is _NOTHING else edge.completions(completions, "completions")
-        for each in reports:
-            self._check.report(each)
-        # a job of another incarnation is none of ours: it has no number here
-        numbers = [each.job.number if each.job.incarnation == self.incarnation else 0 for each in reports]
-        workers = [int(each.worker) for each in reports]
+        numbers, workers, oks, missing = self._check.reports(reports)
         plans.check_settle(core, plan, numbers, workers, final)
         for record in begun:
             self._launch(record, now)
-        missing = [each.missing for each in reports] if any(each.missing for each in reports) else ()
-        oks = [each.result is Result.OK for each in reports]
         plans.settle(core, plan, now, numbers, workers, oks, missing, final)
 
     def _launch(self, record: Launched, now: float) -> None:
@@ -774,9 +767,8 @@ class Ledger(edge.NotCopied):
         and change nothing. Refuses: a worker that does not exist, and a job that was not submitted.
         """
         found = edge.completion(completion, "completion")
-        self._check.report(found)
-        number = found.job.number if found.job.incarnation == self.incarnation else 0
-        plans.report(self._core, number, int(found.worker), found.result is Result.OK, found.missing)
+        (number,), (worker,), (ok,), _ = self._check.reports([found])
+        plans.report(self._core, number, worker, ok, found.missing)
 
     @verb
     def expire(self, now: float) -> Jobs[Job]:

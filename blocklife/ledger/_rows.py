@@ -67,6 +67,10 @@ class RowVerbs:
         """Seal what a step will fill, as far as it can be sealed now (`_steps.promise`). Edges: as `Ledger.seal`."""
         return steps.promise(self._core, progress, spans, keys, turn)
 
+    def slots_behind(self, progress: TokenProgress, group: int, row: int, start: int, stop: int, size: int) -> list[int]:
+        """The slots with the content of chunks of a request (`_steps.slots_behind`)."""
+        return steps.slots_behind(self._core, progress, group, row, start, stop, size)
+
     def offer_final(self, progress: TokenProgress, spans: Sequence[Span], turn: StoreTurn) -> None:
         """Chunks of one block that requests have filled have their turn; no place takes a step."""
         steps.offer_final(self._core, progress, spans, turn)

@@ -627,7 +627,7 @@ class SchedulerSteps:
                 self.offer_tail(name, tracked, min(computed, last))
             if not self._state.lost:
                 self._stores.plan([name])
-            self.touch(tracked, computed)
+            self.touch_own(tracked, computed)
 
     def stop_drafting(self, row: int) -> None:
         """A request runs no more, so no draft follows: the last full unit of a group with a drafter is final as well."""
@@ -781,10 +781,11 @@ class SchedulerSteps:
         """Ask for all keys of what a request leaves behind when it ends with so many *computed* tokens, and of what it used."""
         table, row = self._progress, tracked.row
         for group, size in enumerate(self._geometry.block_tokens):
-            start = self._used(group, computed).start
-            if not self._keeps_one[group]:
+            if self._keeps_one[group]:
+                start = self._used(group, computed).start
+            else:
                 at = group * table.size + row
-                start = min(start, table.sealed[at], table.offered[at] * self._geometry.blocks_per_chunk)
+                start = min(table.sealed[at], table.offered[at] * self._geometry.blocks_per_chunk)
             for each, boundary, _ in self._state.states.get(self._state.names[row], ()):
                 if each == group and boundary <= computed:
                     start = min(start, boundary // size - 1)
@@ -803,13 +804,28 @@ class SchedulerSteps:
     # --- helpers ------------------------------------------------------------------------------------------------------------
 
     def touch(self, tracked: Tracked, tokens: int) -> None:
-        """Record a use of the content that a prefix of this length reads."""
+        """Record a use of the content that a prefix of this length reads, by its keys."""
         slots: list[int] = []
-        size = self._geometry.blocks_per_chunk
         for group in self._state.groups:
-            if used := self._used(group, tokens):
-                keys = self.keys_of(tracked, group, used.start, used.stop)[size - 1 :: size]
-                slots += self._ledger.slots.found(group, reversed(keys))
+            slots += self._slots_named(tracked, group, self._used(group, tokens))
+        if slots:
+            self._state.tier.touch(slots)
+
+    def _slots_named(self, tracked: Tracked, group: int, used: range) -> list[int]:
+        size = self._geometry.blocks_per_chunk
+        keys = self.keys_of(tracked, group, used.start, used.stop)[size - 1 :: size] if used else ()
+        return self._ledger.slots.found(group, reversed(keys))
+
+    def touch_own(self, tracked: Tracked, tokens: int) -> None:
+        """The same of a request that has it in its tables; states have left them."""
+        slots: list[int] = []
+        for group in self._state.groups:
+            used = self._used(group, tokens)
+            if self._keeps_one[group]:
+                slots += self._slots_named(tracked, group, used)
+            elif used:
+                size = self._geometry.blocks_per_chunk
+                slots += self._rows.slots_behind(self._progress, group, tracked.row, used.start, used.stop, size)
         if slots:
             self._state.tier.touch(slots)
 

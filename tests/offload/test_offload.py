@@ -697,10 +697,10 @@ def test_settle_that_keys_have_failed_can_be_done_again(problem: str) -> None:
             raise OSError("the keys are gone")
         return found[:-1] if gone else found
 
-    rig.scheduler.add_request("a", fickle, prompt_tokens=9)
-    rig.let_in("a", 9)
+    rig.scheduler.add_request("a", fickle, prompt_tokens=11)
+    rig.let_in("a", 11)
     rig.tick()
-    rig.scheduler.grow({"a": 1})
+    rig.scheduler.grow({"a": 1})  # the token that fills its third block
     rig.add("b", letters(9, "p"))
     rig.let_in("b")
     plan = rig.plan()

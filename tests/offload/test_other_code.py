@@ -559,10 +559,12 @@ def test_call_whose_key_function_fails_leaves_every_byte(seed: int) -> None:
 
 @pytest.mark.parametrize("how", ["finish", "abort"])
 def test_end_that_is_refused_leaves_the_request_in_the_batch(how: str) -> None:
-    """Its key function has failed; it can be grown, and ended later."""
-    rig, keys = Rig(), list[bytes]()
-    rig.add("a", letters(9))
+    """Its key function has failed, which is asked for the block that a drafter may still write; it can be ended later."""
+    rig, keys = Rig("full:4+drafter"), list[bytes]()
+    rig.add("a", letters(9), prompt=7)
     rig.let_in("a")
+    rig.tick()
+    rig.scheduler.grow()
     rig.tick()
     tracked = rig.scheduler._state.requests["a"]
     right, tracked.keys = tracked.keys, lambda *_: _raise(TimeoutError("no keys now"))
