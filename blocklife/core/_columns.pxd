@@ -1,7 +1,10 @@
 # Types of the columns, where they are compiled.
+cimport cython
+
 from blocklife.core._rules cimport PlaceMove, Rules
 
-cdef int EMPTY, FINISHED, FREED, INITIAL_JOB
+cdef int EMPTY, EPOCH_SHIFT, FINISHED, FREED, INITIAL_JOB
+cdef long long ID_MASK
 cdef double NEVER
 
 cpdef zeros(str code, Py_ssize_t size)
@@ -32,10 +35,10 @@ cdef class Blocks:
 
 
 cdef class Slots:
-    cdef public int size, free, ready, held
+    cdef public int size, free, held
     cdef public unsigned char[::1] state, group
     cdef public unsigned short[::1] pins
-    cdef public int[::1] key, following, before, newer, older
+    cdef public int[::1] in_state, key, following, before, newer, older
     cdef public long long[::1] taken
     cdef public unsigned int[::1] seen
     cdef public unsigned int stamp
@@ -55,11 +58,14 @@ cdef class Contents:
     cdef public unsigned int[::1] seen
     cdef public unsigned int stamp
 
+    @cython.locals(own=dict)
     cpdef int find(self, int group, bytes key) except -1
+    @cython.locals(own=dict, found=int)
     cpdef int intern(self, int group, bytes key) except -1
     cpdef grow(self)
     cpdef int let_go(self, int content) except -1
     cpdef int tidy(self, int content) except -1
+    @cython.locals(own=dict)
     cpdef int forget(self, int content) except -1
     cdef unsigned int mark(self) noexcept
 

@@ -18,7 +18,7 @@ from collections import deque
 from typing import TypeAlias
 
 from blocklife.core._rules import Rules
-from blocklife.core._tables import EMPTY, FINISHED, FREED, INITIAL_JOB, NEVER
+from blocklife.core._tables import EMPTY, EPOCH_SHIFT, FINISHED, FREED, ID_MASK, INITIAL_JOB, NEVER
 
 Bytes: TypeAlias = bytearray
 Ints: TypeAlias = "array[int]"
@@ -33,7 +33,7 @@ Change: TypeAlias = tuple[bool, int, int, bytes]
 
 def zeros(code: str, size: int) -> Ints:
     """A column of so many zeros."""
-    return array(code, bytes(array(code).itemsize * size))
+    return array(code, [0]) * size
 
 
 def longer(code: str, column: Ints, size: int, fill: int = 0) -> Ints:
@@ -45,7 +45,8 @@ def longer(code: str, column: Ints, size: int, fill: int = 0) -> Ints:
 
 def listed(following: Ints, end: int, most: int) -> list[int]:
     """The places of a linked list in their order, at most so many."""
-    found, place = list[int](), following[end]
+    place = following[end]
+    found: list[int] = []
     while place != end and len(found) < most:
         found.append(place)
         place = following[place]
@@ -126,7 +127,7 @@ class Blocks:
 
     def is_current(self, life: int) -> bool:
         """Whether a life of a place that exists is not over."""
-        return self.epoch[life & 0xFFFFFFFF] == life >> 32
+        return self.epoch[life & ID_MASK] == life >> EPOCH_SHIFT
 
     def mark(self) -> int:
         """Begin to mark places in ``seen``: a new mark that none has."""
@@ -146,13 +147,15 @@ class Slots:
     content at most one is READY, and then `Contents.slot` names that one.
     Invariant: ``free`` counts the places that are EMPTY, which ``following`` and ``before`` list, the most recently emptied
     first. ``newer`` and ``older`` list the places that a replacement by recent use may evict, the least recently used first;
-    ``newer`` of a place that is not in the list is -1. ``ready`` counts the places that are READY, ``held`` those of them that
-    are pinned.
+    ``newer`` of a place that is not in the list is -1. ``in_state`` counts the places by state, ``held`` those that can be read
+    and are pinned.
     """
 
     def __init__(self, size: int) -> None:
         self.size = self.free = size
-        self.ready = self.held = 0
+        self.held = 0
+        self.in_state = zeros("i", 256)
+        self.in_state[EMPTY] = size
         state, group, pins, key = bytearray([EMPTY]) * size, bytearray(size), zeros("H", size), zeros("i", size)
         following, before, taken = zeros("i", size + 1), zeros("i", size + 1), zeros("q", 256)
         newer, older = array("i", [-1]) * (size + 1), array("i", [-1]) * (size + 1)
@@ -217,7 +220,8 @@ class Contents:
 
     def find(self, group: int, key: bytes) -> int:
         """The number of a content; 0 if nothing names it."""
-        return self.known[group].get(key, 0)
+        own = self.known[group]
+        return own.get(key, 0)
 
     def intern(self, group: int, key: bytes) -> int:
         """The number of a content, a new one if it has none."""

@@ -145,7 +145,8 @@ def plan_jobs(
     owners: Sequence[Sequence[int]],
 ) -> list[int]:
     """Make jobs of columns, all or none; returns their rows. The columns are those of `ledger.jobs.JobColumns`."""
-    count, drafted = len(cuts) - 1, list[tuple[int, ...]]()
+    count = len(cuts) - 1
+    drafted: list[tuple[int, ...]] = []
     apart = slots is not places or keys is not names
     core.blocks.mark()
     core.slots.mark()

@@ -193,13 +193,13 @@ def write_slots(core: Core, move: PlaceMove, count: int) -> int:
     target, meaning, traits = rules.slot_target, rules.slot_meaning, rules.slot_trait
     for at in range(count):
         place, row = ids[at], rows[at]
-        if traits[state[place]] & READABLE:
-            slots.ready -= 1
-            slots.held -= 1 if slots.pins[place] else 0
+        if traits[state[place]] & READABLE and slots.pins[place]:
+            slots.held -= 1
+        slots.in_state[state[place]] -= 1
         state[place] = target[row]
-        if traits[state[place]] & READABLE:
-            slots.ready += 1
-            slots.held += 1 if slots.pins[place] + pins else 0
+        slots.in_state[state[place]] += 1
+        if traits[state[place]] & READABLE and slots.pins[place] + pins:
+            slots.held += 1
         taken[row] += 1
         means = meaning[row]
         if means:

@@ -53,7 +53,7 @@ cdef class TokenProgress:
     cpdef speak_up_all(self)
     cpdef bint may_fall_silent(self, int row)
     cpdef fall_silent(self, int row)
-    @cython.locals(group=int, at=int, alarm=cython.longlong)
+    @cython.locals(group=int, at=int, least=cython.longlong, ahead=cython.longlong, clock=cython.longlong, spoke=list)
     cpdef arm(self, int row)
     @cython.locals(row=int)
     cpdef list due_now(self)
@@ -68,6 +68,13 @@ cdef class TokenProgress:
     cpdef list looked_at(self)
     @cython.locals(row=int, count=cython.longlong, other=PlanTokens)
     cpdef depart(self, doubtful)
+    cpdef long long after(self, int row) noexcept
+    @cython.locals(
+        rows=list, known_then=list, computed_then=list, due=list, waiting=int, at=int, row=int, known=cython.longlong,
+        end=cython.longlong, news=cython.longlong, most=cython.longlong,
+    )
+    cpdef tuple reach(self, PlanTokens turn, counts)
+    cpdef reach_silent(self, int row, list rows, list known, list computed)
     @cython.locals(turn=PlanTokens, row=int, at=int)
     cpdef settle(self, rows, known, computed)
     @cython.locals(row=int, at=int)

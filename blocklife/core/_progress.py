@@ -19,7 +19,7 @@ of it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from blocklife.core._columns import Bytes, Ints, zeros
@@ -267,13 +267,21 @@ class TokenProgress:
         least = ENDLESS
         for group in range(self.num_groups):
             at = group * self.size + row
-            for alarm in (self.room_at[at] + 1, self.window_at[at], self.fill_at[at], self.final_at[at]):
-                if alarm < least:
-                    least = alarm
+            if self.room_at[at] + 1 < least:
+                least = self.room_at[at] + 1
+            if self.window_at[at] < least:
+                least = self.window_at[at]
+            if self.fill_at[at] < least:
+                least = self.fill_at[at]
+            if self.final_at[at] < least:
+                least = self.final_at[at]
         ahead = least - self.begin_of(row)
         clock = self.planned + (ahead if ahead > 1 else 1)
         self.due_at[row] = clock
-        self.wheel.setdefault(clock, []).append(row)
+        spoke = self.wheel.get(clock)
+        if spoke is None:
+            spoke = self.wheel[clock] = []
+        spoke.append(row)
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -323,7 +331,8 @@ class TokenProgress:
     def depart(self, doubtful: Collection[int]) -> None:
         """The step is made: its tokens are in flight. Requests may fall silent then, but not the *doubtful*."""
         rows = [row for row in self.spoken if self.wanted[row]]
-        clocked, due, all_clocked = self.silent_step == self.making, list[int](), True
+        clocked, all_clocked = self.silent_step == self.making, True
+        due: list[int] = []
         if clocked:
             due = self.due_now()
             self.planned += 1
@@ -354,6 +363,46 @@ class TokenProgress:
     def after(self, row: int) -> int:
         """The tokens that a silent request has computed when the oldest turn settles; 0 for one that speaks."""
         return self.computed_of(row) + 1 if self.silent[row] else 0
+
+    def reach(self, turn: PlanTokens, counts: Mapping[int, int]) -> tuple[list[int], list[int], list[int]]:
+        """Of the requests that a turn says something of: their rows, and the known and computed tokens once it settles.
+
+        Besides those in it these are silent ones that may need attention then. Who reaches its last known token has sampled
+        one, or as many as *counts* says by row. A sampled token has no content yet; tokens that were scheduled beyond the known
+        ones count as far as they were sampled.
+        """
+        rows: list[int] = []
+        known_then: list[int] = []
+        computed_then: list[int] = []
+        due, waiting = turn.due, 0
+        for at in range(len(turn.rows)):
+            row = turn.rows[at]
+            while waiting < len(due) and due[waiting] < row:
+                self.reach_silent(due[waiting], rows, known_then, computed_then)
+                waiting += 1
+            if waiting < len(due) and due[waiting] == row:
+                waiting += 1
+            if self.serial[row] != turn.serials[at]:
+                continue
+            known, end = self.known_of(row), self.computed_of(row) + turn.tokens[at]
+            news = 1 if end >= known else 0
+            if counts:
+                news = counts.get(row, news)
+            most = known + news - 1 if news > 1 else known
+            rows.append(row)
+            known_then.append(known + news)
+            computed_then.append(end if end < most else most)
+        while waiting < len(due):
+            self.reach_silent(due[waiting], rows, known_then, computed_then)
+            waiting += 1
+        return rows, known_then, computed_then
+
+    def reach_silent(self, row: int, rows: list[int], known: list[int], computed: list[int]) -> None:
+        """The same of one row that fell silent before the turn, if it still is."""
+        if self.silent[row]:
+            rows.append(row)
+            known.append(self.known_of(row) + 1)
+            computed.append(self.after(row))
 
     def settle(self, rows: Sequence[int], known: Sequence[int], computed: Sequence[int]) -> None:
         """The oldest turn is over. *rows* are those that it says something of, and what is known and computed of each then."""

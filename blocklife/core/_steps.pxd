@@ -7,6 +7,7 @@ from blocklife.core._drafts cimport check_job, draft_job, make_jobs, tear_up_all
 from blocklife.core._moves cimport ask, note, write
 from blocklife.core._progress cimport TokenProgress
 from blocklife.core._verbs cimport check_seal, release_lives
+from blocklife.core._verbs cimport place as place_all
 
 cdef int COPIED, FINAL, FINISHED, OPEN, READABLE, STORE, UNSEALED
 cdef long long ID_MASK
@@ -23,6 +24,8 @@ cdef class StoreTurn:
 cpdef int home_of(Core core, TokenProgress progress, int row) except -1
 cpdef bint is_here(Core core, TokenProgress progress, int row) except -1
 cpdef int held_at(Core core, TokenProgress progress, int group, int row, long long start, long long stop) except -1
+@cython.locals(row=int)
+cpdef int place(Core core, TokenProgress progress, rows, groups, taken, fresh) except -1
 cpdef int leave(Core core, TokenProgress progress, rows) except -1
 @cython.locals(group=int, row=int, start=int, stop=int, life=cython.longlong, place=int)
 cpdef int leave_spans(Core core, TokenProgress progress, spans) except -1
@@ -41,6 +44,9 @@ cpdef int take_final(Core core, TokenProgress progress, int group, int row, int 
 cpdef int leave_out(Core core, TokenProgress progress, StoreTurn turn) except -1
 @cython.locals(life=cython.longlong)
 cpdef list names_of(Core core, StoreTurn turn)
-@cython.locals(lives=list, rows=list, groups=list, start=int, stop=int, total=int, at=int, place=int, life=cython.longlong)
+@cython.locals(
+    lives=list, rows=list, groups=list, start=int, stop=int, total=int, each=int, at=int, place=int, life=cython.longlong
+)
 cpdef list plan_turn(Core core, TokenProgress progress, StoreTurn turn, slots, int most)
+@cython.locals(found=list)
 cpdef list owners_of(Core core, TokenProgress progress, rows, int start, int stop)

@@ -19,6 +19,7 @@ from blocklife.core._progress import Span, TokenProgress
 from blocklife.core._refused import KernelRefusal, Why
 from blocklife.core._tables import COPIED, FINAL, FINISHED, ID_MASK, OPEN, READABLE, STORE, UNSEALED
 from blocklife.core._verbs import check_seal, release_lives
+from blocklife.core._verbs import place as place_all
 
 # --- where things are --------------------------------------------------------------------------------------------------
 
@@ -51,6 +52,21 @@ def held_at(core: Core, progress: TokenProgress, group: int, row: int, start: in
 def leave(core: Core, progress: TokenProgress, rows: Sequence[int]) -> int:
     """Release the blocks that have left the windows of these requests, as far as tokens are settled."""
     return leave_spans(core, progress, progress.leaving(rows))
+
+
+def place(
+    core: Core,
+    progress: TokenProgress,
+    rows: Sequence[int],
+    groups: Sequence[int],
+    taken: Sequence[Sequence[int]],
+    fresh: Sequence[Sequence[int]],
+) -> int:
+    """An allocator of the engine has extended tables of these requests (`_verbs.place`)."""
+    homes: list[int] = []
+    for row in rows:
+        homes.append(home_of(core, progress, row))
+    return place_all(core, homes, groups, taken, fresh)
 
 
 def leave_spans(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
@@ -125,7 +141,8 @@ def promise(
     stored joins that.
     """
     blocks, requests, traits = core.blocks, core.requests, core.rules.block_trait
-    total, count, late = 0, 0, list[int]()
+    total, count = 0, 0
+    late: list[int] = []
     ends: list[int] = []
     for _, _, start, stop in spans:
         total += stop - start
@@ -181,7 +198,8 @@ def slots_behind(core: Core, progress: TokenProgress, group: int, row: int, star
 
     The content of a chunk is that of its last block, as far as that is final: its own or on its way.
     """
-    blocks, contents, found = core.blocks, core.contents, list[int]()
+    blocks, contents = core.blocks, core.contents
+    found: list[int] = []
     begin, at = held_at(core, progress, group, row, start, stop), stop - start - 1
     while at >= 0:
         life = core.requests.lives[begin + at]
@@ -239,10 +257,10 @@ def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:
     for group in range(turn.num_groups):
         lives, rows, kept = turn.lives[group], turn.rows[group], 0
         for at in range(len(lives)):
-            life = lives[at]
+            life, row = lives[at], rows[at]
             place = life & ID_MASK
             content = blocks.key[place]
-            if not blocks.is_current(life) or not content or not is_here(core, progress, rows[at]):
+            if not blocks.is_current(life) or not content or not is_here(core, progress, row):
                 turn.in_flight += 1
             elif contents.seen[content] == mark:
                 continue
@@ -253,7 +271,8 @@ def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:
                 turn.in_flight += 1
             else:
                 contents.seen[content] = mark
-                lives[kept], rows[kept] = life, rows[at]
+                lives[kept] = life
+                rows[kept] = row
                 kept += 1
         del lives[kept:], rows[kept:]
         total += kept
@@ -274,12 +293,15 @@ def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Seque
 
     They are as few as possible, with at most so many blocks each, and each is for all requests whose blocks it moves.
     """
-    lives, groups, rows = list[int](), list[int](), list[int]()
+    lives: list[int] = []
+    groups: list[int] = []
+    rows: list[int] = []
     for group in range(turn.num_groups):
         lives += turn.lives[group]
         rows += turn.rows[group]
         groups += [group] * len(turn.lives[group])
-    jobs, drafted = core.jobs, list[tuple[int, ...]]()
+    jobs = core.jobs
+    drafted: list[tuple[int, ...]] = []
     core.blocks.mark()
     core.slots.mark()
     start, total = 0, len(lives)
@@ -289,9 +311,12 @@ def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Seque
             owners = owners_of(core, progress, rows, start, stop)
             drafted.append(draft_job(core, STORE, stop - start, stop - start, False, owners))
             for each in range(start, stop):
-                at, place = jobs.begin[0] + each - start, lives[each] & ID_MASK
-                jobs.place[at], jobs.epoch[at] = place, core.blocks.epoch[place]
-                jobs.slot[at], jobs.group[at] = slots[each], groups[each]
+                life, at = lives[each], jobs.begin[0] + each - start
+                place = life & ID_MASK
+                jobs.place[at] = place
+                jobs.epoch[at] = core.blocks.epoch[place]
+                jobs.slot[at] = slots[each]
+                jobs.group[at] = groups[each]
                 jobs.key[at] = core.blocks.key[place]
             check_job(core)
             start = stop
@@ -303,7 +328,8 @@ def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Seque
 
 def owners_of(core: Core, progress: TokenProgress, rows: Sequence[int], start: int, stop: int) -> list[int]:
     """The requests in the ledger of these rows from *start* to *stop*, each once."""
-    requests, found, mark = core.requests, list[int](), core.requests.mark()
+    requests, mark = core.requests, core.requests.mark()
+    found: list[int] = []
     for at in range(start, stop):
         home = home_of(core, progress, rows[at])
         if requests.seen[home] != mark:

@@ -23,7 +23,9 @@ cpdef int add_request(Core core, str name) except -1
 cpdef int make_way(Core core, int row) except -1
 cpdef int forget_request(Core core, int row) except -1
 cpdef int finish(Core core, int row) except -1
+@cython.locals(row=int, table=int, lives=list, more=list, life=cython.longlong, last=cython.longlong, count=int)
 cpdef int finish_many(Core core, rows) except -1
+@cython.locals(row=int, table=int, last=int, back=int, life=cython.longlong)
 cpdef list lives_of(Core core, rows)
 @cython.locals(life=cython.longlong, place=cython.longlong)
 cpdef int choose_lives(Core core, lives) except -1

@@ -138,7 +138,8 @@ def append_nulls(core: Core, table: int, count: int) -> int:
 
 def hand_out_first(core: Core, lives: Sequence[int]) -> int:
     """Hand out these blocks, if they keep content for a hit, before others: it also exists elsewhere."""
-    blocks, traits, chosen = core.blocks, core.rules.block_trait, list[int]()
+    blocks, traits = core.blocks, core.rules.block_trait
+    chosen: list[int] = []
     mark = blocks.mark()
     for at in range(len(lives)):
         life = lives[at]
@@ -220,17 +221,20 @@ def finish_many(core: Core, rows: Sequence[int]) -> int:
         if core.requests.load[row]:
             finish(core, row)
     left = [row for row in rows if core.requests.state[row] != FINISHED]
-    times: dict[int, int] = {}
-    for life in lives_of(core, left):
-        times[life] = times.get(life, 0) + 1
-    chosen = sorted(times)
-    while chosen:
-        core.make_room(len(chosen))
-        for at in range(len(chosen)):
-            core.ids[at] = chosen[at] & ID_MASK
-            times[chosen[at]] -= 1
-        release_ids(core, len(chosen))
-        chosen = [life for life in chosen if times[life]]
+    lives = sorted(lives_of(core, left))
+    while lives:  # in each round every life once
+        core.make_room(len(lives))
+        count, last = 0, 0
+        more: list[int] = []
+        for life in lives:
+            if life == last:
+                more.append(life)
+            else:
+                core.ids[count] = life & ID_MASK
+                count += 1
+            last = life
+        release_ids(core, count)
+        lives = more
     for row in left:
         for table in range(row * core.num_groups, (row + 1) * core.num_groups):
             core.requests.clear(table)
@@ -241,7 +245,8 @@ def finish_many(core: Core, rows: Sequence[int]) -> int:
 
 def lives_of(core: Core, rows: Sequence[int]) -> list[int]:
     """The current lives that requests hold, the last of each table first."""
-    requests, found = core.requests, list[int]()
+    requests = core.requests
+    found: list[int] = []
     for row in rows:
         for table in range(row * core.num_groups, (row + 1) * core.num_groups):
             last = requests.begin[table] + requests.length[table] - 1
@@ -354,7 +359,8 @@ def release_lives(core: Core, lives: Sequence[int]) -> int:
 
 def release_many(core: Core, rows: Sequence[int], groups: Sequence[int], positions: Sequence[Sequence[int]]) -> int:
     """`release` for several tables, all or none."""
-    requests, lives = core.requests, list[int]()
+    requests = core.requests
+    lives: list[int] = []
     for each in range(len(rows)):
         table = rows[each] * core.num_groups + groups[each]
         begin, length, chosen = requests.begin[table], requests.length[table], positions[each]
@@ -400,7 +406,8 @@ def place(
 
     0 stands for a position without a block. Handed out, and in one table, a block comes once.
     """
-    blocks, held = core.blocks, list[int]()
+    blocks = core.blocks
+    held: list[int] = []
     count = choose_fresh(core, fresh)
     for own in taken:
         if own:

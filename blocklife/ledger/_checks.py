@@ -174,7 +174,10 @@ class Checks:
 
         A job of another incarnation is none of ours: it has number 0 here.
         """
-        numbers, workers, oks, misses = list[int](), list[int](), list[bool](), False
+        misses = False
+        numbers: list[int] = []
+        workers: list[int] = []
+        oks: list[bool] = []
         for each in completions:
             self.report(each)
             numbers.append(each.job.number if each.job.incarnation == self._data.incarnation else 0)

@@ -115,8 +115,11 @@ class Journal:
 
     def records(self) -> list[LedgerTransition]:
         """The latest steps, oldest first."""
-        ring, found = self._core.journal, list[LedgerTransition]()
-        places, rows, last = list[int](), list[int](), 0
+        ring = self._core.journal
+        found: list[LedgerTransition] = []
+        last = 0
+        places: list[int] = []
+        rows: list[int] = []
         for at in range(max(0, ring.at - ring.size), ring.at):
             here = at % ring.size
             machine, event = EVENTS[ring.what[here] >> 8]
@@ -136,7 +139,8 @@ class Journal:
         """The record for hooks, with data about its places from after the verb."""
         sequence, plan, code, places, rows, epochs, job, name = told
         machine, event = EVENTS[code]
-        groups, owners, core = b"", dict[int, str](), self._core
+        groups, core = b"", self._core
+        owners: dict[int, str] = {}
         if machine in ("block", "slot"):
             group = core.blocks.group if machine == "block" else core.slots.group
             groups = bytes([group[place] for place in places])

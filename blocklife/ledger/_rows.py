@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from blocklife.core import _steps as steps
-from blocklife.core import _verbs as verbs
 from blocklife.core._progress import Span, TokenProgress
 from blocklife.core._steps import StoreTurn
 from blocklife.errors import BlocklifeError
@@ -57,8 +56,7 @@ class RowVerbs:
         fresh: Sequence[Sequence[int]],
     ) -> None:
         """The engine's allocator has extended tables: by hits, then by blocks that it has handed out. As `observe_tables`."""
-        homes = [steps.home_of(self._core, progress, row) for row in rows]
-        verbs.place(self._core, homes, groups, taken, fresh)
+        steps.place(self._core, progress, rows, groups, taken, fresh)
 
     @verb
     def promise(
@@ -81,7 +79,8 @@ class RowVerbs:
 
     def contents(self, turn: StoreTurn) -> list[tuple[int, int, int, bytes]]:
         """Row of the request, group, life and key of each block of a turn whose life is not over."""
-        core, found = self._core, list[tuple[int, int, int, bytes]]()
+        core = self._core
+        found: list[tuple[int, int, int, bytes]] = []
         for group, (lives, rows) in enumerate(zip(turn.lives, turn.rows, strict=True)):
             for life, row in zip(lives, rows, strict=True):
                 if core.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT:

@@ -464,7 +464,8 @@ def _put_back_places(core: Core, saved: Snapshot) -> None:
         blocks.line_up(list(saved.queue))
     blocks.free = len(saved.queue)
     slots.line_up(list(saved.empty))
-    slots.ready = saved.slots.state.count(_READY)
+    for state in range(len(SlotLife.table.states)):
+        slots.in_state[state] = saved.slots.state.count(state)
     pinned = zip(saved.slots.state, slots.pins, strict=True)
     slots.held = sum([1 for state, pins in pinned if state == _READY and pins])
 

@@ -481,8 +481,11 @@ def places_are_conserved(look: Look, say: Say) -> None:
                 f"slot {place} is {look.slot_name(place)}, and its store is {'over' if job_state is None else _name(job_state)}"
             )
     held = sum([1 for state, pins in zip(states, look.slots["pins"], strict=True) if state == _READY and pins])
-    if (core.slots.ready, core.slots.held) != (states.count(_READY), held):
-        say(f"{core.slots.ready} slots are counted READY, {core.slots.held} pinned, {states.count(_READY)} and {held} are")
+    for each, state in _SLOT.items():
+        if core.slots.in_state[state] != states.count(state):
+            say(f"{core.slots.in_state[state]} slots are counted {each.name}, and {states.count(state)} are")
+    if core.slots.held != held:
+        say(f"{core.slots.held} READY slots are counted pinned, and {held} are")
     contents, named = core.contents, look.named
     if list(contents.uses[1:]) != named[1:]:
         for number, uses in enumerate(contents.uses):

@@ -29,6 +29,7 @@ from blocklife.states import Block, BlockLife, Job, JobLife, Request, RequestLif
 
 _BLOCKS = tuple(each for each in BlockLife.table.states if isinstance(each, Block))
 _SLOTS = tuple(each for each in SlotLife.table.states if isinstance(each, Slot))
+_READY = SlotLife.table.index[Slot.READY]
 _REQUESTS = tuple(each for each in RequestLife.table.states if isinstance(each, Request))
 _FREE = states_with(Trait.FREE, Block)
 
@@ -265,7 +266,7 @@ class SlotsView:
 
     def count(self) -> dict[Slot, int]:
         """The number of slots in each state."""
-        return {each: self._state.count(state) for state, each in enumerate(_SLOTS)}
+        return {each: self._core.slots.in_state[state] for state, each in enumerate(_SLOTS)}
 
     def where(self, state: Slot) -> list[int]:
         """The slots in a state."""
@@ -275,11 +276,11 @@ class SlotsView:
     def count_busy(self) -> int:
         """The number of slots that are neither EMPTY nor READY, or are pinned."""
         slots = self._core.slots
-        return slots.size - slots.free - (slots.ready - slots.held)
+        return slots.size - slots.free - (slots.in_state[_READY] - slots.held)
 
     def any_evictable(self) -> bool:
         """Whether a slot can be evicted now."""
-        return self._core.slots.ready > self._core.slots.held
+        return self._core.slots.in_state[_READY] > self._core.slots.held
 
     def count_pinned(self) -> int:
         """The number of READY slots that are pinned."""

@@ -24,7 +24,7 @@ still reads it. From the target of the first kind the tail of a group of states 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from blocklife.core._steps import StoreTurn
 from blocklife.core._tables import ENDLESS
@@ -45,6 +45,25 @@ _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "se
 """Block states in which content is being computed and can be sealed."""
 _WANTED = frozenset(row.source for row in JobLife.table.rows if row.event == "abandon" and isinstance(row.source, Job))
 """Job states in which the result of a submitted copy will count."""
+
+
+class _Growth:
+    """What the engine has appended to tables, and the ledger does not know yet: an entry for each table in each list."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.groups: list[int] = []
+        self.taken: list[Sequence[int]] = []
+        """Blocks of hits; `NULL` leaves a position empty."""
+        self.fresh: list[Sequence[int]] = []
+        """Blocks that the engine has handed out."""
+
+    def note(self, row: int, group: int, taken: Sequence[int], fresh: Sequence[int]) -> None:
+        """One table more."""
+        self.rows.append(row)
+        self.groups.append(group)
+        self.taken.append(taken)
+        self.fresh.append(fresh)
 
 
 class DecidedSteps:
@@ -70,8 +89,7 @@ class DecidedSteps:
         """Whether sealed content can be stored at once, without the queue."""
         self._max_direct = min(state.policies.max_job_blocks, len(state.ledger.slots))
         self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
-        self._grown: list[tuple[int, int, Sequence[int], Sequence[int]]] = []
-        """What the engine has appended to tables, and the ledger does not know yet: row, group, hits and fresh blocks."""
+        self._grown = _Growth()
         self._late: dict[int, tuple[int, int]] = {}
         """Requests, by row, whose latest plan could not seal everything it fills, each with its serial and that plan."""
         self._unwanted: set[int] = set()
@@ -162,7 +180,6 @@ class DecidedSteps:
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
-    @verb
     def leave_windows(self) -> None:
         """Release blocks that no settled token of any request needs any more.
 
@@ -188,12 +205,11 @@ class DecidedSteps:
         ]
         self._rows.leave_spans(progress, [span for span in spans if span[2] < span[3]])
 
-    @verb
     def extend(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
         """The engine has put fresh blocks, and nulls, behind some tables of a request. `settle_in` tells the ledger."""
         row = self._state.requests[name].row
         for group, blocks in tables:
-            self._grown.append((row, group, (), blocks))
+            self._grown.note(row, group, (), blocks)
             self._progress.grown(group, row, len(blocks))
 
     @verb
@@ -224,20 +240,13 @@ class DecidedSteps:
         self._steps.check_open()
         self._steps.schedule({self._steps.tracked(name).row: count for name, count in tokens.items()})
 
-    @verb
     def settle_in(self) -> None:
         """Report to the ledger what the engine has appended to tables since the last call."""
-        if self._grown:
-            grown, self._grown = self._grown, []
-            self._rows.place(
-                self._progress,
-                [row for row, _, _, _ in grown],
-                [group for _, group, _, _ in grown],
-                [taken for _, _, taken, _ in grown],
-                [fresh for _, _, _, fresh in grown],
-            )
+        grown = self._grown
+        if grown.rows:
+            self._grown = _Growth()
+            self._rows.place(self._progress, grown.rows, grown.groups, grown.taken, grown.fresh)
 
-    @verb
     def promise(self) -> None:
         """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
         table = self._progress
@@ -250,7 +259,7 @@ class DecidedSteps:
         keys = [self._keys_of(*span) for span in spans]
         turn = self._turn if self._direct and not self._state.lost else None
         for row in self._rows.promise(table, spans, keys, turn):  # one of its blocks waits for an older copy in this plan
-            self.store_late(row, self._ledger.plan_number + 1)
+            self._store_late(row, self._ledger.plan_number + 1)
 
     def _keys_of(self, group: int, row: int, start: int, stop: int) -> Sequence[bytes]:
         """The keys of some blocks of a request; if there are fewer tokens than expected, its columns say so from here on."""
@@ -287,9 +296,17 @@ class DecidedSteps:
         if self._stores.waiting or self._turn.size():
             self.plan_stores([])
 
+    def not_among(self, names: Set[str]) -> list[str]:
+        """The running requests that are not among these."""
+        known = self._state.names
+        return [known[row] for row in self._progress.active if known[row] not in names]
+
     @verb
     def store_late(self, row: int, plan: int) -> None:
         """What a request fills is sealed only when this plan settles: `catch_up` stores what leaves a window by then."""
+        self._store_late(row, plan)
+
+    def _store_late(self, row: int, plan: int) -> None:
         if self._windows:
             self._late[row] = self._progress.serial[row], plan
 
@@ -428,7 +445,7 @@ class DecidedSteps:
         """Whether some of these blocks are not known to be final, but may be once this step has been reported to the ledger."""
         state = self._ledger.blocks.at
         return any(block != NULL and state(block) not in KEYED for block in blocks) or not {
-            block for _, _, _, fresh in self._grown for block in fresh
+            block for own in self._grown.fresh for block in own
         }.isdisjoint(block for block in blocks if block != NULL)
 
     @verb
@@ -438,7 +455,7 @@ class DecidedSteps:
         for group, table in enumerate(tables):
             hit = device_tokens // self._geometry.block_tokens[group]
             taken = self._known(group, table[:hit], tracked.keys(group, 0, hit)) if hit else ()
-            self._grown.append((tracked.row, group, taken, table[hit:]))
+            self._grown.note(tracked.row, group, taken, table[hit:])
 
     def _known(self, group: int, blocks: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
         """The blocks of a hit; `NULL` for those that are not final under the engine's key."""

@@ -20,7 +20,6 @@ cdef class SchedulerSteps:
     cpdef plan_stores(self, rows, list spans)
     cpdef offer_filled(self, spans)
     cpdef list contents(self, list spans)
-    @cython.locals(row=int, tokens=cython.longlong, known=cython.longlong, end=cython.longlong, news=cython.longlong)
     cpdef tuple advance(self, PlanTokens turn, sampled)
     cpdef list seals(self, list spans)
     @cython.locals(keys=object, known=tuple)

@@ -278,7 +278,8 @@ class SchedulerSteps:
         If the ledger owns the pool, their blocks are taken and given back; returns the rows without room, which are not
         scheduled then. Otherwise their tables must hold the tokens. If it is refused, nobody is scheduled.
         """
-        table, short = self._progress, list[int]()
+        table = self._progress
+        short: list[int] = []
         for row, count in wanted.items():
             if count != 1:
                 table.speak_up(row)
@@ -403,7 +404,8 @@ class SchedulerSteps:
         size, table = self._geometry.blocks_per_chunk, self._ledger.requests.held(name, group)
         if len(table) < stop * size:
             raise self.changed_beside(name)
-        start, chunks = self._progress.offered[group * self._progress.size + row], list[Chunk]()
+        start = self._progress.offered[group * self._progress.size + row]
+        chunks: list[Chunk] = []
         if not self._state.lost:
             keys = self.keys_of(self._state.requests[name], group, start * size, stop * size)
             for chunk in range(start, stop):
@@ -471,7 +473,8 @@ class SchedulerSteps:
 
         Besides those in its turn these are silent ones that may need attention then.
         """
-        table, counts = self._progress, dict[int, int]()
+        table = self._progress
+        counts: dict[int, int] = {}
         for name, count in sampled.items():
             if count < 0:
                 raise MisuseError(f"request {name}: cannot have sampled {count} tokens")
@@ -479,29 +482,18 @@ class SchedulerSteps:
             if count != 1:
                 table.speak_up(row)
             counts[row] = count
-        found: list[tuple[int, int, int]] = []
-        for row, tokens, serial in zip(turn.rows, turn.tokens, turn.serials, strict=True):
-            if table.serial[row] != serial:
-                continue
-            known, end = table.known_of(row), table.computed_of(row) + tokens
-            news = 1 if end >= known else 0
-            if counts and (count := counts.get(row, news)) != news:
-                self._check_sampled(row, tokens, count, news)
-                news = count
-            # a sampled token has no content yet; tokens scheduled beyond the known ones count as far as they were sampled
-            computed = min(end, known + max(news - 1, 0))
-            found.append((row, known + news, computed))
-        if turn.due:
-            silent = [row for row in turn.due if table.silent[row] and row not in turn.rows]
-            found += [(row, table.known_of(row) + 1, table.after(row)) for row in silent]
-            found.sort()
-        return [row for row, _, _ in found], [known for _, known, _ in found], [computed for _, _, computed in found]
+        if counts and self._state.has_states:
+            for row, tokens, serial in zip(turn.rows, turn.tokens, turn.serials, strict=True):
+                if row in counts and table.serial[row] == serial:
+                    news = 1 if table.computed_of(row) + tokens >= table.known_of(row) else 0
+                    self._check_sampled(row, tokens, counts[row], news)
+        return table.reach(turn, counts)
 
     def _check_sampled(self, row: int, tokens: int, count: int, expected: int) -> None:
         """Refuse fewer tokens than expected where a state has taken in what was to be sampled."""
         name = self._state.names[row]
         ahead = self._progress.in_flight_of(row) > tokens
-        if self._state.has_states and ahead and count < expected and not self._state.requests[name].ending:
+        if ahead and count < expected and not self._state.requests[name].ending:
             raise MisuseError(
                 f"request {name}: a Mamba state cannot be taken back, and a plan that is out takes in the token that "
                 f"plan {next(iter(self._state.plans))} was to sample (it has sampled 1 at least; preempt the request first)"
@@ -529,7 +521,8 @@ class SchedulerSteps:
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
-        found, table = dict[int, tuple[list[int], list[bytes]]](), self._progress
+        table = self._progress
+        found: dict[int, tuple[list[int], list[bytes]]] = {}
         for name, serial, group, boundary in handed:
             tracked = self._state.requests.get(name)
             row = 0 if tracked is None else tracked.row

@@ -169,7 +169,9 @@ class StoreLine:
             own[0].extend(lives)
             own[1].extend(keys)
             own[2].extend(bytes((group,)) * len(lives))
-        all_lives, all_keys, groups, cuts = list[int](), list[bytes](), bytearray(), [0]
+        groups, cuts = bytearray(), [0]
+        all_lives: list[int] = []
+        all_keys: list[bytes] = []
         for lives, keys, own_groups in by_owner.values():
             all_lives += lives
             all_keys += keys
@@ -238,7 +240,7 @@ class StoreLine:
         is_current = self._blocks.is_current
         seen: set[tuple[int, bytes, int]] = set()
         for owner, line in list(self._line.items()):
-            kept = deque[Chunk]()
+            kept: deque[Chunk] = deque()
             for chunk in line:
                 last = chunk.lives[-1]
                 if is_current(last) and (chunk.group, chunk.key, last) not in seen:
@@ -375,7 +377,10 @@ class StoreLine:
             known = [None if chunk.tail else chunk.key for chunk in every]
             return JobColumns(owners, cuts, own, groups_of, chosen, known, [*cuts], chosen, groups_of, all_keys, sharers)
         cuts, slot_cuts = [0], [0]
-        lives, places, keys, names = list[int](), list[int](), list[bytes](), list[bytes | None]()
+        lives: list[int] = []
+        places: list[int] = []
+        keys: list[bytes] = []
+        names: list[bytes | None] = []
         groups, slot_groups = bytearray(), bytearray()
         given = iter(slots)
         for chunks in orders:

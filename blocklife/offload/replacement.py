@@ -164,12 +164,14 @@ class Arc:
         """Cases II to IV of the paper: names with a ghost go to T2 and adapt p, new ones go to T1."""
         once, again, once_ghosts, again_ghosts = self._once, self._again, self._once_ghosts, self._again_ghosts
         for slot, name in zip(slots, names, strict=True):
-            once.pop(slot, None)
-            again.pop(slot, None)
-            if name not in once_ghosts and name not in again_ghosts:
+            if slot in once:
+                del once[slot]
+            elif slot in again:
+                del again[slot]
+            ghosts = self._ghosts_of(name)
+            if ghosts is None:
                 once[slot] = name
                 continue
-            ghosts = once_ghosts if name in once_ghosts else again_ghosts
             self._target = self._adapted(self._target, ghosts, len(once_ghosts), len(again_ghosts))
             del ghosts[name]
             again[slot] = name

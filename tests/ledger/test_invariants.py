@@ -644,14 +644,20 @@ def test_i13_empty_slots_are_listed() -> None:
     breaks(ledger, "I13", "3 slots are counted empty, 2 are listed, 3 are")
 
 
-@pytest.mark.parametrize("column", ["ready", "held"])
-def test_i13_slots_that_can_be_evicted_are_counted(column: str) -> None:
-    """A tier would look for one that there is not, or not look for one that there is."""
+def test_i13_slots_are_counted_by_state() -> None:
+    """A tier would look for one that can be evicted where there is none, or not look where there is one."""
     ledger = busy()
-    slots = ledger._state.core.slots
-    setattr(slots, column, getattr(slots, column) + 1)
+    ledger._state.core.slots.in_state[SlotLife.table.index[Slot.READY]] += 1
 
-    breaks(ledger, "I13", "1 and 1 are")
+    breaks(ledger, "I13", "2 slots are counted READY, and 1 are")
+
+
+def test_i13_pinned_slots_are_counted() -> None:
+    """As above: what is pinned cannot be evicted."""
+    ledger = busy()
+    ledger._state.core.slots.held += 1
+
+    breaks(ledger, "I13", "2 READY slots are counted pinned, and 1 are")
 
 
 def test_i14_block_names_its_store() -> None:

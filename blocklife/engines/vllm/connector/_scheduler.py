@@ -313,7 +313,8 @@ class ConnectorScheduler:
 
         Returns them: their requests, groups and tokens.
         """
-        state, found = output.kv_connector_block_state, set[tuple[str, int, int]]()
+        state = output.kv_connector_block_state
+        found: set[tuple[str, int, int]] = set()
         if state is None:
             return found
         for request_id, states in state.boundary_state_offloads.items():
@@ -329,7 +330,8 @@ class ConnectorScheduler:
 
     def _hand_off(self, output: SchedulerOutput, reached: Collection[tuple[str, int, int]]) -> None:
         """The other states that vLLM keeps: at the end of a block, or inside one, where it has copied them to another block."""
-        decided, size, kept = self.decided, self.shape.geometry.block_tokens, set[int]()
+        decided, size = self.decided, self.shape.geometry.block_tokens
+        kept: set[int] = set()
         if (state := output.kv_connector_block_state) is not None:
             for request_id, states in state.boundary_state_offloads.items():
                 if (tracked := self._requests.get(request_id)) is not None and not tracked.is_wrong:
@@ -380,7 +382,7 @@ class ConnectorScheduler:
         num_coming = sum([each.tracked.request.request_id in scheduled for each in coming]) if coming else 0
         if self.offload.num_running + num_coming > len(scheduled):
             ids = {requests[request_id].name for request_id in scheduled}
-            found.update((name, 0) for name in self.offload.running() if name not in ids)
+            found.update(dict.fromkeys(self.decided.not_among(ids), 0))
         return found
 
     def _let_in(self, coming: Iterable[Admission], scheduled: Mapping[str, int]) -> bool:
