@@ -28,6 +28,7 @@ cdef class TokenProgress:
     cdef public long long making, planned, settled, due_for, silent_step, silent_before
     cdef public long long last_serial, cap_stored, cap_loaded
     cdef public bint prompt_only, slides, falls_silent
+    cdef public long long most_states
 
     cpdef long long computed_of(self, int row) noexcept
     cpdef long long known_of(self, int row) noexcept
@@ -94,6 +95,8 @@ cdef class TokenProgress:
         own=GroupTokens,
     )
     cpdef list lacking(self, rows)
+    @cython.locals(own=GroupTokens)
+    cpdef long long blocks_of(self, int group, long long start, long long stop) except -1
     @cython.locals(group=int, row=int, stop=cython.longlong, own=GroupTokens)
     cpdef extended(self, spans)
     @cython.locals(at=int, own=GroupTokens)

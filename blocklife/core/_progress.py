@@ -96,6 +96,8 @@ class TokenProgress:
         self.planned = self.settled = self.due_for = self.silent_step = self.silent_before = 0
         self.due: list[int] = []
         """Silent rows that may need attention in the turn whose clock is ``due_for``, ascending."""
+        self.most_states = 1
+        """How many states a request has at the end of its table, those of drafts included."""
         self.slides = any(each.behind < ENDLESS for each in groups)
         self.falls_silent = True
         """Whether requests may fall silent: not where nobody knows without asking how many tokens each has sampled."""
@@ -497,6 +499,14 @@ class TokenProgress:
                     else:
                         self.room_at[at] = start * tokens
         return found
+
+    def blocks_of(self, group: int, start: int, stop: int) -> int:
+        """How many blocks these new entries of a table get: states have one at the end, and those of drafts have."""
+        count = stop - start
+        own = self.groups[group]
+        if not own.fills and count > self.most_states:
+            return self.most_states
+        return count
 
     def extended(self, spans: Sequence[Span]) -> None:
         """Note that these entries were added."""

@@ -6,7 +6,7 @@ from blocklife.core._couplings cimport name_block, release_ids
 from blocklife.core._drafts cimport check_job, draft_job, make_jobs, tear_up_all
 from blocklife.core._moves cimport ask, note, write
 from blocklife.core._progress cimport TokenProgress
-from blocklife.core._verbs cimport check_seal, release_lives
+from blocklife.core._verbs cimport allocate, check_seal, release_lives
 from blocklife.core._verbs cimport place as place_all
 
 cdef int COPIED, FINAL, FINISHED, OPEN, READABLE, STORE, UNSEALED
@@ -24,6 +24,8 @@ cdef class StoreTurn:
 cpdef int home_of(Core core, TokenProgress progress, int row) except -1
 cpdef bint is_here(Core core, TokenProgress progress, int row) except -1
 cpdef int held_at(Core core, TokenProgress progress, int group, int row, long long start, long long stop) except -1
+@cython.locals(group=int, row=int, start=int, stop=int, count=int)
+cpdef int grow(Core core, TokenProgress progress, spans) except -1
 @cython.locals(row=int)
 cpdef int place(Core core, TokenProgress progress, rows, groups, taken, fresh) except -1
 cpdef int leave(Core core, TokenProgress progress, rows) except -1

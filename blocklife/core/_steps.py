@@ -18,7 +18,7 @@ from blocklife.core._moves import ask, note, write
 from blocklife.core._progress import Span, TokenProgress
 from blocklife.core._refused import KernelRefusal, Why
 from blocklife.core._tables import COPIED, FINAL, FINISHED, ID_MASK, OPEN, READABLE, STORE, UNSEALED
-from blocklife.core._verbs import check_seal, release_lives
+from blocklife.core._verbs import allocate, check_seal, release_lives
 from blocklife.core._verbs import place as place_all
 
 # --- where things are --------------------------------------------------------------------------------------------------
@@ -52,6 +52,23 @@ def held_at(core: Core, progress: TokenProgress, group: int, row: int, start: in
 def leave(core: Core, progress: TokenProgress, rows: Sequence[int]) -> int:
     """Release the blocks that have left the windows of these requests, as far as tokens are settled."""
     return leave_spans(core, progress, progress.leaving(rows))
+
+
+def grow(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
+    """Extend tables of requests by these entries, all or none; in a group of states, those before the last are null."""
+    homes: list[int] = []
+    counts: list[int] = []
+    groups: list[int] = []
+    skips: list[int] = []
+    for group, row, start, stop in spans:
+        count = progress.blocks_of(group, start, stop)
+        homes.append(home_of(core, progress, row))
+        groups.append(group)
+        counts.append(count)
+        skips.append(stop - start - count)
+    allocate(core, homes, counts, groups, skips)
+    progress.extended(spans)
+    return 0
 
 
 def place(

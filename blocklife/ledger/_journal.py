@@ -205,9 +205,9 @@ class Journal:
 
     def tell(self) -> None:
         """Call all hooks and watchers for everything that was noted, then deal with what they raised."""
-        self.stage = CallStage.TELLING
         untold, errors = self.untold, self.errors
         try:
+            self.stage = CallStage.TELLING  # here, so that an interrupt cannot leave it so
             while untold:
                 told = untold.popleft()
                 if isinstance(told, SlotChange):

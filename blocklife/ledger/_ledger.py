@@ -132,7 +132,7 @@ class Ledger(edge.NotCopied):
         self._core = data.core
         self._check = Checks(data)
         self._planning = Planning(data, self._check)
-        self._rows = RowVerbs(data)
+        self._rows = RowVerbs(data, self._check)
         self._journal: Journal = data.journal
         self._journal.recheck = self._check.judged
         self.calls = self._journal
@@ -735,29 +735,14 @@ class Ledger(edge.NotCopied):
         report must not hold up the new tenant); all other reports; seals; deadlines. Plans settle in order.
         """
         edge.moment(now, "now")
-        core = self._core
-        due = next(iter(core.waiting), None)  # plans are dispatched in order
-        if edge.whole(plan, "plan") != due:
-            known = "no plan is out" if due is None else f"plan {due} is next"
-            raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
-        begun = () if launched is _NOTHING else edge.launches(launched, "launched")
         final = [] if seals is _NOTHING else self._check.seals(edge.seals(seals, "seals"))
-        reports = () if completions is _NOTHING else edge.completions(completions, "completions")
-        numbers, workers, oks, missing = self._check.reports(reports)
-        plans.check_settle(core, plan, numbers, workers, final)
-        for record in begun:
-            self._launch(record, now)
-        plans.settle(core, plan, now, numbers, workers, oks, missing, final)
-
-    def _launch(self, record: Launched, now: float) -> None:
-        if record.job.incarnation == self.incarnation:
-            plans.launched(self._core, record.job.number, now)
+        self._rows.settle(edge.whole(plan, "plan"), now, launched, completions, final)
 
     @verb
     def launched(self, record: Launched, now: float) -> None:
         """A worker has launched its share of a job: the deadline starts. Late and unknown records change nothing."""
         edge.moment(now, "now")
-        self._launch(edge.launch(record, "record"), now)
+        self._rows.launch(edge.launch(record, "record"), now)
 
     @verb
     def complete(self, completion: Completion) -> None:

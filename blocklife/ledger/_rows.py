@@ -8,22 +8,31 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
+from blocklife.core import _plans as plans
 from blocklife.core import _steps as steps
+from blocklife.core import _verbs as verbs
 from blocklife.core._progress import Span, TokenProgress
 from blocklife.core._steps import StoreTurn
-from blocklife.errors import BlocklifeError
+from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.ledger import _edge as edge
+from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger._journal import verb
 from blocklife.ledger._state import LedgerData
+from blocklife.ledger.records import Completion, Launched
+
+SealedContent: TypeAlias = tuple[int, Sequence[int], Sequence[bytes]]
+"""Blocks of one group whose content is final: the group, their lives and keys."""
 
 
 class RowVerbs:
     """Changes that one ledger makes for its scheduler."""
 
-    def __init__(self, data: LedgerData) -> None:
-        self._core = data.core
+    def __init__(self, data: LedgerData, check: Checks) -> None:
+        self._core, self._check, self._incarnation = data.core, check, data.incarnation
         self._refusals = data.refusals
         self.calls = data.journal
 
@@ -45,6 +54,11 @@ class RowVerbs:
     def leave_spans(self, progress: TokenProgress, spans: Sequence[Span]) -> None:
         """Release these blocks, which have left the windows of their requests. Edges: as `Ledger.release`."""
         steps.leave_spans(self._core, progress, spans)
+
+    @verb
+    def grow(self, progress: TokenProgress, spans: Sequence[Span]) -> None:
+        """Extend tables by these entries (`_steps.grow`). Edges: as `Ledger.allocate`."""
+        steps.grow(self._core, progress, spans)
 
     @verb
     def place(
@@ -86,6 +100,38 @@ class RowVerbs:
                 if core.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT:
                     found.append((row, group, life, core.contents.key[core.blocks.key[life & ID_MASK]]))
         return found
+
+    @verb
+    def seal(self, seals: Sequence[SealedContent]) -> None:
+        """Seal blocks of requests, all or none. Edges: as `Ledger.seal`."""
+        verbs.seal(self._core, seals)
+
+    @verb
+    def settle(
+        self,
+        plan: int,
+        now: float,
+        launched: Iterable[Launched],
+        completions: Iterable[Completion],
+        seals: Sequence[SealedContent],
+    ) -> None:
+        """Apply what the workers reported after every worker has executed a plan (`Ledger.settle`)."""
+        core = self._core
+        due = next(iter(core.waiting), None)  # plans are dispatched in order
+        if plan != due:
+            known = "no plan is out" if due is None else f"plan {due} is next"
+            raise MisuseError(f"plan {plan}: it cannot settle now ({known})")
+        begun = edge.launches(launched, "launched")
+        numbers, workers, oks, missing = self._check.reports(edge.completions(completions, "completions"))
+        plans.check_settle(core, plan, numbers, workers, seals)
+        for record in begun:
+            self.launch(record, now)
+        plans.settle(core, plan, now, numbers, workers, oks, missing, seals)
+
+    def launch(self, record: Launched, now: float) -> None:
+        """A worker has launched its share of a job; that of another incarnation is none of ours."""
+        if record.job.incarnation == self._incarnation:
+            plans.launched(self._core, record.job.number, now)
 
     @verb
     def plan_turn(self, progress: TokenProgress, turn: StoreTurn, slots: Sequence[int], most: int) -> None:

@@ -577,7 +577,8 @@ class OffloadScheduler(edge.NotCopied):
             self._steps.ask_keys_of_ending(turn, reached)
             seals += self._steps.state_seals(handed, reached)
         # the reports come first: seals of a request whose load has failed are stale by then, and change nothing
-        self.ledger.settle(plan, now, launched=launched, completions=completions, seals=seals)
+        edge.moment(now, "now")
+        self._state.rows.settle(plan, now, launched, completions, seals)
         del self._state.plans[plan]
         if self._state.below is not None:
             self._state.below.settle()

@@ -184,7 +184,9 @@ def progress_of(size: int, geometry: Geometry, policies: Policies) -> TokenProgr
     ]
     caps = policies.max_store_tokens, policies.max_load_tokens
     stored, loaded = (ENDLESS if most is None else min(most, ENDLESS) for most in caps)
-    return TokenProgress(size, groups, stored, loaded, policies.prompt_only)
+    progress = TokenProgress(size, groups, stored, loaded, policies.prompt_only)
+    progress.most_states += policies.state_drafts
+    return progress
 
 
 def _tokens_behind(group: Group) -> int:

@@ -12,11 +12,9 @@ cdef class SchedulerSteps:
     cdef public StoreLine _stores
     cdef public list _keeps_one
     cdef bint _drafts
-    cdef Py_ssize_t _most_states
 
     cpdef leave_windows(self, rows)
     cpdef list make_room(self, rows, order)
-    cpdef allocate(self, list spans)
     cpdef plan_stores(self, rows, list spans)
     cpdef offer_filled(self, spans)
     cpdef list contents(self, list spans)

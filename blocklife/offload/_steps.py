@@ -19,10 +19,11 @@ from attrs import evolve
 from blocklife.core._progress import PlanTokens, Span
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Contract, Seal
+from blocklife.ledger import Contract
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._refusals import counted, some
+from blocklife.ledger._rows import SealedContent
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.views import block_of
 from blocklife.offload._groups import FullAttention, Mamba
@@ -57,7 +58,6 @@ class SchedulerSteps:
         self._stores = state.stores
         self._drafts = any(state.geometry.drafters)
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
-        self._most_states = 1 + state.policies.state_drafts
         self.planner: StorePlanner | None = None
 
     # --- letting in ---------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class SchedulerSteps:
             mamba = isinstance(self._geometry.groups[group], Mamba)
             begin = self.load_start(group, hit) - len(lives)
             # in a Mamba group only the state at the end has a block, and those of drafts have
-            skip = max(0, stop - self._most_states - (begin + len(lives))) if mamba else 0
+            skip = max(0, stop - self._progress.most_states - (begin + len(lives))) if mamba else 0
             count = max(0, stop - begin - len(lives) - skip)
             plans.append((group, begin, lives, skip, count))
             fresh += count
@@ -314,8 +314,8 @@ class SchedulerSteps:
         spans = self._progress.lacking(rows)
         if not spans:
             return []
-        if sum(map(self._blocks_of, spans)) <= self._ledger.blocks.free:
-            self.allocate(spans)
+        if self._blocks_of(spans) <= self._ledger.blocks.free:
+            self._rows.grow(self._progress, spans)
             return []
         by_row: dict[int, list[Span]] = {}
         for span in sorted(spans, key=_row_of):
@@ -324,26 +324,14 @@ class SchedulerSteps:
         queue = [*first, *[row for row in by_row if row not in first]]
         for at, row in enumerate(queue):
             # all groups or none: the place of a state depends on where the step ends, and the next one may end elsewhere
-            if not self._ledger.has_room(sum(map(self._blocks_of, by_row[row]))):
+            if not self._ledger.has_room(self._blocks_of(by_row[row])):
                 return queue[at:]
-            self.allocate(by_row[row])
+            self._rows.grow(self._progress, by_row[row])
         return []
 
-    def _blocks_of(self, span: Span) -> int:
-        """The number of blocks for some entries of a table: in a Mamba group only the last entry has one, and drafts have."""
-        group, _, start, stop = span
-        return min(self._most_states, stop - start) if self._keeps_one[group] else stop - start
-
-    def allocate(self, spans: Sequence[Span]) -> None:
-        """Extend tables by this many entries, of which the last are blocks."""
-        names, blocks = self._state.names, list(map(self._blocks_of, spans))
-        skips: Sequence[int] = ()
-        if self._state.has_states:
-            skips = [stop - start - count for (_, _, start, stop), count in zip(spans, blocks, strict=True)]
-        self._ledger.allocate_many(
-            [names[row] for _, row, _, _ in spans], blocks, [group for group, _, _, _ in spans], skips=skips
-        )
-        self._progress.extended(spans)
+    def _blocks_of(self, spans: Sequence[Span]) -> int:
+        """The number of blocks for some entries of tables."""
+        return sum([self._progress.blocks_of(group, start, stop) for group, _, start, stop in spans])
 
     # --- offering -----------------------------------------------------------------------------------------------------------
 
@@ -499,7 +487,7 @@ class SchedulerSteps:
                 f"plan {next(iter(self._state.plans))} was to sample (it has sampled 1 at least; preempt the request first)"
             )
 
-    def seals(self, spans: Sequence[Span]) -> list[Seal]:
+    def seals(self, spans: Sequence[Span]) -> list[SealedContent]:
         """The blocks that are full now, by group, with their keys."""
         found: dict[int, tuple[list[int], list[bytes]]] = {}
         for (group, _, _, _), held, names in self.contents(spans):
@@ -509,7 +497,7 @@ class SchedulerSteps:
             lives, keys = found.setdefault(group, ([], []))
             lives += held
             keys += names
-        return [Seal(group, lives, keys) for group, (lives, keys) in found.items() if lives]
+        return [(group, lives, keys) for group, (lives, keys) in found.items() if lives]
 
     def ask_keys_of_ending(self, turn: PlanTokens, reached: Mapping[int, int]) -> None:
         """`ask_end` for all requests that end with this plan; *reached*: how many tokens each has computed then."""
@@ -519,7 +507,7 @@ class SchedulerSteps:
             if tracked.row in reached and self._progress.in_flight[tracked.row] == tokens[tracked.row]:
                 self.ask_end(tracked, reached[tracked.row])
 
-    def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[Seal]:
+    def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[SealedContent]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
         table = self._progress
         found: dict[int, tuple[list[int], list[bytes]]] = {}
@@ -532,7 +520,7 @@ class SchedulerSteps:
             lives, keys = found.setdefault(group, ([], []))
             lives += self._ledger.requests.held(name, group, position, position + 1)
             keys += self.keys_of(tracked, group, position, position + 1)
-        return [Seal(group, lives, keys) for group, (lives, keys) in found.items()]
+        return [(group, lives, keys) for group, (lives, keys) in found.items()]
 
     def hear_of_loads(self) -> tuple[list[str], list[str]]:
         """Handle requests whose load is over: they run, or wait again. While no request leaves LOADING there is none."""
@@ -613,7 +601,7 @@ class SchedulerSteps:
             last = computed if how == "abort" else max(table.prompt[row], table.known_of(row) - 1)
             self.stop_drafting(row)
             if self._drafts and (spans := table.finishing([row], [computed])):
-                self._ledger.seal_many(self.seals(spans))
+                self._rows.seal(self.seals(spans))
                 table.sealed_up_to(spans)
             self.offer(name, tracked, min(computed, last))
             if self._geometry.tail_tokens is not None:
