@@ -1,4 +1,6 @@
 # Types of the step, where they are compiled.
+cimport cython
+
 from blocklife.core._columns cimport Blocks, Contents, Core, Requests, Slots, StepRing, TransferJobs
 from blocklife.core._couplings cimport (
     abandon,
@@ -22,6 +24,8 @@ cdef double NEVER
 cpdef list ripe_jobs(Core core)
 cpdef list dispatch(Core core, double now)
 cpdef list by_direction(Core core, rows)
+@cython.locals(total=int, row=int)
+cpdef list cuts_of(Core core, rows)
 cpdef int moved_by(Core core, rows, long long[::1] near, long long[::1] far, unsigned char[::1] groups) except -1
 cpdef int arm(Core core, int row, double now) except -1
 cpdef bint is_out(Core core, int row) except -1

@@ -112,6 +112,15 @@ def by_direction(core: Core, rows: Sequence[int]) -> list[list[int]]:
     return found
 
 
+def cuts_of(core: Core, rows: Sequence[int]) -> list[int]:
+    """Where the blocks of each of these jobs begin if they stand one behind the other, and how many they are together."""
+    found, total = [0], 0
+    for row in rows:
+        total += core.jobs.num_blocks[row]
+        found.append(total)
+    return found
+
+
 def moved_by(core: Core, rows: Sequence[int], near: Ints, far: Ints, groups: Bytes) -> int:
     """Fill in what jobs move, one after the other: blocks, host places and groups; as long as their blocks together."""
     jobs, end = core.jobs, 0

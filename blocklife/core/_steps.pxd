@@ -38,10 +38,10 @@ cpdef list promise(Core core, TokenProgress progress, spans, keys, StoreTurn tur
 @cython.locals(begin=int, at=int, life=cython.longlong, slot=int)
 cpdef list slots_behind(Core core, TokenProgress progress, int group, int row, int start, int stop, int size)
 cpdef bint is_stored(Core core, int content) except -1
-@cython.locals(group=int, row=int, start=int, stop=int, end=int)
-cpdef int offer_final(Core core, TokenProgress progress, spans, StoreTurn turn) except -1
-@cython.locals(life=cython.longlong, place=int, trait=int)
-cpdef int take_final(Core core, TokenProgress progress, int group, int row, int start, int stop, StoreTurn turn) except -1
+@cython.locals(group=int, row=int, start=int, end=int)
+cpdef int offer_final(Core core, TokenProgress progress, spans, keys, StoreTurn turn) except -1
+@cython.locals(life=cython.longlong, place=int, trait=int, content=int, count=int)
+cpdef int take_final(Core core, TokenProgress progress, int group, int row, int start, keys, StoreTurn turn) except -1
 @cython.locals(lives=list, rows=list, life=cython.longlong, place=int, row=int, content=int, kept=int)
 cpdef int leave_out(Core core, TokenProgress progress, StoreTurn turn) except -1
 @cython.locals(life=cython.longlong)

@@ -237,19 +237,27 @@ def is_stored(core: Core, content: int) -> bool:
     return slot >= 0 and core.rules.slot_trait[core.slots.state[slot]] & READABLE != 0
 
 
-def offer_final(core: Core, progress: TokenProgress, spans: Sequence[Span], turn: StoreTurn) -> int:
-    """Chunks of one block that requests have filled have their turn, each request's up to the first that is not final yet."""
-    for group, row, start, stop in spans:
-        end = take_final(core, progress, group, row, start, stop, turn)
+def offer_final(
+    core: Core, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]], turn: StoreTurn
+) -> int:
+    """Chunks of one block that requests have filled have their turn, each request's up to the first that is not final yet.
+
+    *keys* has those of each span, fewer if it has fewer tokens than it was to have. Refuses content under another key.
+    """
+    for each in range(len(spans)):
+        group, row, start, _ = spans[each]
+        end = take_final(core, progress, group, row, start, keys[each], turn)
         progress.offered_up_to([(group, row, start, end)])
     return 0
 
 
-def take_final(core: Core, progress: TokenProgress, group: int, row: int, start: int, stop: int, turn: StoreTurn) -> int:
-    """Collect blocks of a request to be stored, up to the first that is not final yet. Returns that one, or *stop*."""
-    blocks, traits = core.blocks, core.rules.block_trait
-    begin = held_at(core, progress, group, row, start, stop)
-    for at in range(stop - start):
+def take_final(
+    core: Core, progress: TokenProgress, group: int, row: int, start: int, keys: Sequence[bytes], turn: StoreTurn
+) -> int:
+    """Collect blocks of a request to be stored, up to the first that is not final yet. Returns that one, or the last's end."""
+    blocks, contents, traits, count = core.blocks, core.contents, core.rules.block_trait, len(keys)
+    begin = held_at(core, progress, group, row, start, start + count)
+    for at in range(count):
         life = core.requests.lives[begin + at]
         if not life:
             continue
@@ -257,14 +265,18 @@ def take_final(core: Core, progress: TokenProgress, group: int, row: int, start:
         trait = traits[blocks.state[place]] if blocks.is_current(life) else 0
         if trait & COPIED:
             turn.in_flight += 1
-        elif not trait & FINAL:
+            continue
+        if not trait & FINAL:
             return start + at
-        elif is_stored(core, blocks.key[place]):
+        content = blocks.key[place]
+        if contents.key[content] != keys[at]:
+            raise KernelRefusal(Why.OTHER_KEY, place, content, None, keys[at])
+        if is_stored(core, content):
             turn.stored += 1
         else:
             turn.lives[group].append(life)
             turn.rows[group].append(row)
-    return stop
+    return start + count
 
 
 def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -67,7 +67,7 @@ class Journal:
     """
 
     def __init__(self, core: Core, incarnation: int, words: Refusals, errors: HookErrors) -> None:
-        self._core, self._incarnation, self._words = core, incarnation, words
+        self.core, self._incarnation, self._words = core, incarnation, words
         self.hooks: Hooks[LedgerTransition] = Hooks(MACHINES, errors, self._listen)
         self.refusals: Listeners[Refusal] = Listeners()
         self.watchers: tuple[SlotWatcher, ...] = ()
@@ -87,11 +87,11 @@ class Journal:
     @property
     def plan(self) -> int:
         """The number of the latest plan."""
-        return self._core.plan
+        return self.core.plan
 
     def _listen(self) -> None:
         """The hooks have changed: note which rows they want to hear of."""
-        ring = self._core.journal
+        ring = self.core.journal
         ring.hears = self.hooks.active
         for what in range(len(ring.heard)):
             ring.heard[what] = 0
@@ -115,7 +115,7 @@ class Journal:
 
     def records(self) -> list[LedgerTransition]:
         """The latest steps, oldest first."""
-        ring = self._core.journal
+        ring = self.core.journal
         found: list[LedgerTransition] = []
         last = 0
         places: list[int] = []
@@ -139,7 +139,7 @@ class Journal:
         """The record for hooks, with data about its places from after the verb."""
         sequence, plan, code, places, rows, epochs, job, name = told
         machine, event = EVENTS[code]
-        groups, core = b"", self._core
+        groups, core = b"", self.core
         owners: dict[int, str] = {}
         if machine in ("block", "slot"):
             group = core.blocks.group if machine == "block" else core.slots.group
@@ -167,13 +167,18 @@ class Journal:
 
     def watch(self, watcher: SlotWatcher) -> None:
         """Tell *watcher* of slots whose content became readable, or is gone, after every call."""
-        self._core.watched = True
+        self.core.watched = True
         self.watchers = (*self.watchers, watcher)
 
     def listen(self, listener: ContentListener) -> None:
         """The same for code of this package: it is called after each verb, for all its slots, and only takes notes."""
-        self._core.watched = True
+        self.core.watched = True
         self.listeners = (*self.listeners, listener)
+
+    def begin(self) -> int:
+        """An outermost call is about to begin; returns the number of the latest step before it."""
+        self.calls += 1
+        return self.core.journal.steps
 
     def writes(self) -> None:
         """A call has asked all it needs, and changes something from here on."""
@@ -193,7 +198,7 @@ class Journal:
         stage, self._interrupted = self.stage, name
         self.stage = CallStage.CLOSED
         # an argument that raised while it was checked
-        unwritten = isinstance(problem, Exception) and self._core.journal.steps == begun
+        unwritten = isinstance(problem, Exception) and self.core.journal.steps == begun
         if unwritten or stage is _ASKING or isinstance(problem, BlocklifeError):
             self.request = ""
             self.stage = CallStage.IDLE
@@ -225,7 +230,7 @@ class Journal:
 
     def end_verb(self) -> None:
         """A verb has made its last write: what is told of its steps is known now, and may be another after the next verb."""
-        core = self._core
+        core = self.core
         if core.told:
             self.untold.extend(map(self._told, core.told))
             core.told.clear()
@@ -246,7 +251,7 @@ class Journal:
         machine, _, name = problem.thing.partition(" ")
         if machine not in MACHINES or problem.place is None:
             return
-        refusal = Refusal(self._core.plan, machine, problem.place, problem.event, problem.state)
+        refusal = Refusal(self.core.plan, machine, problem.place, problem.event, problem.state)
         if machine == "request":
             refusal = refusal._replace(name=name)
         for subscription in self.refusals:
@@ -286,38 +291,20 @@ def _outermost(
     @functools.wraps(method)
     def run(owner: JournaledT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
         journal = owner.calls
-        core = journal._core
-        if opens and journal.stage is _CLOSED:
-            core.told.clear()
-            core.changes.clear()
-            journal.untold.clear()
-            journal.stage = _IDLE
-        if journal.stage is not _IDLE:
-            if journal.stage is _TELLING or journal.stage is _CLOSED:
-                journal.refuse(name)
-            elif writes:
-                journal.stage = _WRITING
+        if is_within(journal, name, writes, opens):
             try:
                 found = method(owner, *args, **kwargs)
-                if core.judged:
-                    journal.recheck()
             except KernelRefusal as problem:
                 raise journal.worded(problem, name) from None
-            if core.told or core.changes:
-                journal.end_verb()
+            end(journal)
             return found
-        begun = core.journal.steps
-        journal.calls += 1
+        begun = journal.begin()
         try:
             try:
-                journal.stage = stage
-                if journal.hooks.active:
-                    request = args[0] if args else kwargs.get("request")
-                    journal.request = request if isinstance(request, str) else ""
+                enter(journal, stage, args, kwargs)
                 try:
                     found = method(owner, *args, **kwargs)
-                    if core.judged:
-                        journal.recheck()
+                    recheck(journal)
                 except KernelRefusal as problem:
                     raise journal.worded(problem, name) from None
                 journal.stage = _IDLE
@@ -330,13 +317,56 @@ def _outermost(
             if journal.errors.pending:
                 journal.errors.end()
             raise
-        if core.told or core.changes:
-            journal.end_verb()
-        journal.request = ""
-        if journal.untold:
-            journal.tell()
-        if journal.errors.pending:
-            journal.errors.end(f"{name} has done its work, and what it returned is lost with this error")
+        leave(journal, name)
         return found
 
     return run
+
+
+def is_within(journal: Journal, name: str, writes: bool, opens: bool) -> bool:
+    """Whether a call is made within another one. Refused while hooks are told, and after a call that was interrupted."""
+    if opens and journal.stage is _CLOSED:
+        journal.core.told.clear()
+        journal.core.changes.clear()
+        journal.untold.clear()
+        journal.stage = _IDLE
+    if journal.stage is _IDLE:
+        return False
+    if journal.stage is _TELLING or journal.stage is _CLOSED:
+        journal.refuse(name)
+    if writes:
+        journal.stage = _WRITING
+    return True
+
+
+def enter(journal: Journal, stage: CallStage, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    """The outermost call begins its work."""
+    journal.stage = stage
+    if journal.hooks.active:
+        request = args[0] if args else kwargs.get("request")
+        journal.request = request if isinstance(request, str) else ""
+
+
+def recheck(journal: Journal) -> None:
+    """Check the jobs that took a step with effects once more."""
+    if journal.core.judged:
+        journal.recheck()
+
+
+def end(journal: Journal) -> None:
+    """A call within another one has made its last write."""
+    if journal.core.judged:
+        journal.recheck()
+    if journal.core.told or journal.core.changes:
+        journal.end_verb()
+
+
+def leave(journal: Journal, name: str) -> None:
+    """The outermost call is over: tell what is to be told."""
+    if journal.core.told or journal.core.changes:
+        journal.end_verb()
+    journal.request = ""
+    if journal.untold:
+        journal.tell()
+    if journal.errors.pending:
+        journal.errors.end(f"{name} has done its work, and what it returned is lost with this error")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 
@@ -12,6 +11,8 @@ from blocklife.core._columns import zeros
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JobView
 from blocklife.ledger.records import Direction, Plan, TierTransfer, Transfer, Transfers
+
+_STORE, _LOAD = Direction.STORE, Direction.LOAD
 
 
 def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
@@ -24,8 +25,8 @@ def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
     stores, loads, demotes, promotes = plans.by_direction(core, rows)
     return Plan(
         core.plan,
-        transfers(data, Direction.LOAD, loads),
-        transfers(data, Direction.STORE, stores),
+        transfers(data, _LOAD, loads) if loads else (),
+        transfers(data, _STORE, stores) if stores else (),
         flushes,
         tuple([tier_transfer(data, data.job(row)) for row in promotes]),
         tuple([tier_transfer(data, data.job(row)) for row in demotes]),
@@ -33,14 +34,13 @@ def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
 
 
 def transfers(data: LedgerData, direction: Direction, rows: Sequence[int]) -> Sequence[Transfer]:
-    """The transfers of jobs of one direction: two arrays, in which each job has a part."""
-    if not rows:
-        return ()
+    """The transfers of jobs of one direction, at least one: two arrays, in which each job has a part."""
     jobs = data.core.jobs
-    cuts = [0, *accumulate([jobs.num_blocks[row] for row in rows])]
-    near, far, groups = zeros("q", cuts[-1]), zeros("q", cuts[-1]), bytearray(cuts[-1])
+    cuts = plans.cuts_of(data.core, rows)
+    total = cuts[len(rows)]
+    near, far, groups = zeros("q", total), zeros("q", total), bytearray(total)
     plans.moved_by(data.core, rows, near, far, groups)
-    source, target = (near, far) if direction is Direction.STORE else (far, near)
+    source, target = (near, far) if direction is _STORE else (far, near)
     return Transfers(
         data.incarnation, direction, [jobs.number[row] for row in rows], source, target, cuts, bytes(groups),
         data.core.num_groups,

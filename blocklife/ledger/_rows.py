@@ -83,9 +83,12 @@ class RowVerbs:
         """The slots with the content of chunks of a request (`_steps.slots_behind`)."""
         return steps.slots_behind(self._core, progress, group, row, start, stop, size)
 
-    def offer_final(self, progress: TokenProgress, spans: Sequence[Span], turn: StoreTurn) -> None:
-        """Chunks of one block that requests have filled have their turn; no place takes a step."""
-        steps.offer_final(self._core, progress, spans, turn)
+    @verb
+    def offer_final(
+        self, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]], turn: StoreTurn
+    ) -> None:
+        """Chunks of one block that requests have filled have their turn (`_steps.offer_final`); no place takes a step."""
+        steps.offer_final(self._core, progress, spans, keys, turn)
 
     def names_left(self, progress: TokenProgress, turn: StoreTurn) -> list[tuple[int, bytes]]:
         """Take out of a turn what need not, or cannot, be stored; returns group and key of each block that is left."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
+from blocklife.core._progress import Span
 from blocklife.core._steps import StoreTurn
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
@@ -292,7 +293,7 @@ class DecidedSteps:
                     going = min(table.first_needed(group, row), table.sealed[at])
                     start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
                     if self._direct and start < stop:
-                        self._rows.offer_final(table, [(group, row, start, stop)], self._turn)
+                        self._offer_final([(group, row, start, stop)])
         if self._stores.waiting or self._turn.size():
             self.plan_stores([])
 
@@ -412,10 +413,10 @@ class DecidedSteps:
         """
         counts, turn = self._stores.counts, self._turn
         refused, spans = counts["refused"], self._progress.filling(rows)
-        if self._direct and not self._state.lost:
-            self._rows.offer_final(self._progress, spans, turn)
-        else:
+        if not self._direct or self._state.lost:
             self._steps.offer_filled(spans)
+        elif spans:
+            self._offer_final(spans)
         if self._stores.is_busy:
             self._steps.plan_waiting()
         if turn.size() and (counts["refused"] > refused or not self._store(turn)):
@@ -427,6 +428,12 @@ class DecidedSteps:
         counts["already stored"] += turn.stored
         counts["in flight"] += turn.in_flight
         turn.stored = turn.in_flight = 0
+
+    def _offer_final(self, spans: list[Span]) -> None:
+        """These blocks have their turn, as far as they are final."""
+        names, requests = self._state.names, self._state.requests
+        keys = [requests[names[row]].keys(group, start, stop) for group, row, start, stop in spans]
+        self._rows.offer_final(self._progress, spans, keys, self._turn)
 
     def _store(self, turn: StoreTurn) -> bool:
         """Store what is not stored yet; False, with nothing changed, if there is no room for all of it."""

@@ -168,10 +168,10 @@ class Arc:
                 del once[slot]
             elif slot in again:
                 del again[slot]
-            ghosts = self._ghosts_of(name)
-            if ghosts is None:
+            if name not in once_ghosts and name not in again_ghosts:
                 once[slot] = name
                 continue
+            ghosts = once_ghosts if name in once_ghosts else again_ghosts
             self._target = self._adapted(self._target, ghosts, len(once_ghosts), len(again_ghosts))
             del ghosts[name]
             again[slot] = name

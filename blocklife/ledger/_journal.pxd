@@ -1,0 +1,21 @@
+# Types of the journal and of what surrounds each call, where they are compiled.
+from blocklife.core._columns cimport Core
+
+
+cdef class Journal:
+    cdef public Core core
+    cdef public object hooks, refusals, errors, stage, recheck, untold, _incarnation, _words
+    cdef public tuple watchers, listeners
+    cdef public str request, _interrupted
+    cdef public long long calls
+
+    cpdef long long begin(self) except -1
+    cpdef writes(self)
+    cpdef end_verb(self)
+
+
+cpdef bint is_within(Journal journal, str name, bint writes, bint opens) except -1
+cpdef enter(Journal journal, stage, tuple args, dict kwargs)
+cpdef recheck(Journal journal)
+cpdef end(Journal journal)
+cpdef leave(Journal journal, str name)
