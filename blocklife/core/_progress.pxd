@@ -116,6 +116,8 @@ cdef class TokenProgress:
         group=int, row=int, at=int, each=int, size=cython.longlong, start=cython.longlong, stop=cython.longlong, own=GroupTokens
     )
     cpdef list finishing(self, rows, computed)
+    @cython.locals(row=int)
+    cpdef list fills(self, rows)
     @cython.locals(group=int, row=int, stop=cython.longlong)
     cpdef sealed_up_to(self, spans)
     @cython.locals(at=int, own=GroupTokens)

@@ -583,6 +583,13 @@ class TokenProgress:
                         self.set_final_alarm(group, row)
         return found
 
+    def fills(self, rows: Sequence[int]) -> list[Span]:
+        """The blocks of these requests that are full and known after the step that is being made."""
+        filled: list[int] = []
+        for row in rows:
+            filled.append(self.filled_of(row))
+        return self.finishing(rows, filled)
+
     def sealed_up_to(self, spans: Sequence[Span]) -> None:
         """Note that these blocks are final."""
         for group, row, _, stop in spans:

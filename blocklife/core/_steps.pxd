@@ -13,6 +13,14 @@ cdef int COPIED, FINAL, FINISHED, OPEN, READABLE, STORE, UNSEALED
 cdef long long ID_MASK
 
 
+cdef class StepGrowth:
+    cdef public list rows, groups, taken, fresh
+
+    cpdef note(self, int row, int group, taken, fresh)
+    @cython.locals(group=int)
+    cpdef extend(self, TokenProgress progress, int row, tables)
+
+
 cdef class StoreTurn:
     cdef public int num_groups, stored, in_flight
     cdef public list lives, rows
@@ -27,7 +35,11 @@ cpdef int held_at(Core core, TokenProgress progress, int group, int row, long lo
 @cython.locals(group=int, row=int, start=int, stop=int, count=int)
 cpdef int grow(Core core, TokenProgress progress, spans) except -1
 @cython.locals(row=int)
-cpdef int place(Core core, TokenProgress progress, rows, groups, taken, fresh) except -1
+cpdef int place(Core core, TokenProgress progress, StepGrowth grown) except -1
+@cython.locals(
+    group=int, row=int, start=int, stop=int, last=int, begin=int, at=int, life=cython.longlong, lives=list, names=list
+)
+cpdef list seals_of(Core core, TokenProgress progress, spans, keys)
 cpdef int leave(Core core, TokenProgress progress, rows) except -1
 @cython.locals(group=int, row=int, start=int, stop=int, life=cython.longlong, place=int)
 cpdef int leave_spans(Core core, TokenProgress progress, spans) except -1

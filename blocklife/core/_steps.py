@@ -9,7 +9,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from blocklife.core._columns import Core
 from blocklife.core._couplings import name_block, release_ids
@@ -71,19 +71,61 @@ def grow(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
     return 0
 
 
-def place(
-    core: Core,
-    progress: TokenProgress,
-    rows: Sequence[int],
-    groups: Sequence[int],
-    taken: Sequence[Sequence[int]],
-    fresh: Sequence[Sequence[int]],
-) -> int:
-    """An allocator of the engine has extended tables of these requests (`_verbs.place`)."""
+class StepGrowth:
+    """What the allocator of an engine has appended to tables in a step: an entry for each table in each list.
+
+    ``taken`` are blocks of hits, which come first, ``fresh`` those that it has handed out; 0 leaves a position empty.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.groups: list[int] = []
+        self.taken: list[Sequence[int]] = []
+        self.fresh: list[Sequence[int]] = []
+
+    def note(self, row: int, group: int, taken: Sequence[int], fresh: Sequence[int]) -> None:
+        """One table more."""
+        self.rows.append(row)
+        self.groups.append(group)
+        self.taken.append(taken)
+        self.fresh.append(fresh)
+
+    def extend(self, progress: TokenProgress, row: int, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Fresh blocks behind some tables of a request, by group; progress counts on them from here on."""
+        for group, fresh in tables:
+            self.note(row, group, (), fresh)
+            progress.grown(group, row, len(fresh))
+
+
+def place(core: Core, progress: TokenProgress, grown: StepGrowth) -> int:
+    """An allocator of the engine has extended tables of requests (`_verbs.place`)."""
     homes: list[int] = []
-    for row in rows:
+    for row in grown.rows:
         homes.append(home_of(core, progress, row))
-    return place_all(core, homes, groups, taken, fresh)
+    return place_all(core, homes, grown.groups, grown.taken, grown.fresh)
+
+
+def seals_of(
+    core: Core, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]
+) -> list[tuple[int, list[int], list[bytes]]]:
+    """Group, lives and keys of the blocks of these spans, group by group; nulls are left out."""
+    found: list[tuple[int, list[int], list[bytes]]] = []
+    last = -1
+    lives: list[int] = []
+    names: list[bytes] = []
+    for each in range(len(spans)):
+        group, row, start, stop = spans[each]
+        if group != last:  # spans are ordered by group
+            last, lives, names = group, [], []
+            found.append((group, lives, names))
+        own = keys[each]
+        begin = held_at(core, progress, group, row, start, stop)
+        for at in range(stop - start):
+            life = core.requests.lives[begin + at]
+            if life:
+                lives.append(life)
+                names.append(own[at])
+    return found
 
 
 def leave_spans(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:

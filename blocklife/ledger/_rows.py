@@ -15,7 +15,7 @@ from blocklife.core import _plans as plans
 from blocklife.core import _steps as steps
 from blocklife.core import _verbs as verbs
 from blocklife.core._progress import Span, TokenProgress
-from blocklife.core._steps import StoreTurn
+from blocklife.core._steps import StepGrowth, StoreTurn
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._checks import Checks
@@ -61,16 +61,15 @@ class RowVerbs:
         steps.grow(self._core, progress, spans)
 
     @verb
-    def place(
-        self,
-        progress: TokenProgress,
-        rows: Sequence[int],
-        groups: Sequence[int],
-        taken: Sequence[Sequence[int]],
-        fresh: Sequence[Sequence[int]],
-    ) -> None:
+    def place(self, progress: TokenProgress, grown: StepGrowth) -> None:
         """The engine's allocator has extended tables: by hits, then by blocks that it has handed out. As `observe_tables`."""
-        steps.place(self._core, progress, rows, groups, taken, fresh)
+        steps.place(self._core, progress, grown)
+
+    def seals_of(
+        self, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]
+    ) -> list[tuple[int, list[int], list[bytes]]]:
+        """The blocks of requests that are full, with their keys, group by group (`_steps.seals_of`)."""
+        return steps.seals_of(self._core, progress, spans, keys)
 
     @verb
     def promise(

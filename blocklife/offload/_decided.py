@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from blocklife.core._progress import Span
-from blocklife.core._steps import StoreTurn
+from blocklife.core._steps import StepGrowth, StoreTurn
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Direction
@@ -46,25 +46,6 @@ _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "se
 """Block states in which content is being computed and can be sealed."""
 _WANTED = frozenset(row.source for row in JobLife.table.rows if row.event == "abandon" and isinstance(row.source, Job))
 """Job states in which the result of a submitted copy will count."""
-
-
-class _Growth:
-    """What the engine has appended to tables, and the ledger does not know yet: an entry for each table in each list."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.groups: list[int] = []
-        self.taken: list[Sequence[int]] = []
-        """Blocks of hits; `NULL` leaves a position empty."""
-        self.fresh: list[Sequence[int]] = []
-        """Blocks that the engine has handed out."""
-
-    def note(self, row: int, group: int, taken: Sequence[int], fresh: Sequence[int]) -> None:
-        """One table more."""
-        self.rows.append(row)
-        self.groups.append(group)
-        self.taken.append(taken)
-        self.fresh.append(fresh)
 
 
 class DecidedSteps:
@@ -90,7 +71,7 @@ class DecidedSteps:
         """Whether sealed content can be stored at once, without the queue."""
         self._max_direct = min(state.policies.max_job_blocks, len(state.ledger.slots))
         self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
-        self._grown = _Growth()
+        self._grown = StepGrowth()
         self._late: dict[int, tuple[int, int]] = {}
         """Requests, by row, whose latest plan could not seal everything it fills, each with its serial and that plan."""
         self._unwanted: set[int] = set()
@@ -208,10 +189,7 @@ class DecidedSteps:
 
     def extend(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
         """The engine has put fresh blocks, and nulls, behind some tables of a request. `settle_in` tells the ledger."""
-        row = self._state.requests[name].row
-        for group, blocks in tables:
-            self._grown.note(row, group, (), blocks)
-            self._progress.grown(group, row, len(blocks))
+        self._grown.extend(self._progress, self._state.requests[name].row, tables)
 
     @verb
     def move_on(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
@@ -245,8 +223,8 @@ class DecidedSteps:
         """Report to the ledger what the engine has appended to tables since the last call."""
         grown = self._grown
         if grown.rows:
-            self._grown = _Growth()
-            self._rows.place(self._progress, grown.rows, grown.groups, grown.taken, grown.fresh)
+            self._grown = StepGrowth()
+            self._rows.place(self._progress, grown)
 
     def promise(self) -> None:
         """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
@@ -254,7 +232,7 @@ class DecidedSteps:
         rows = table.looked_at()
         if self._state.waiting_loads and self._state.policies.load_within_tokens:
             rows = self._without_doubt(rows)
-        spans = table.finishing(rows, [table.filled_of(row) for row in rows])
+        spans = table.fills(rows)
         if not spans:
             return
         keys = [self._keys_of(*span) for span in spans]

@@ -489,15 +489,9 @@ class SchedulerSteps:
 
     def seals(self, spans: Sequence[Span]) -> list[SealedContent]:
         """The blocks that are full now, by group, with their keys."""
-        found: dict[int, tuple[list[int], list[bytes]]] = {}
-        for (group, _, _, _), held, names in self.contents(spans):
-            if NULL in held:
-                names = [key for key, life in zip(names, held, strict=False) if life != NULL]
-                held = [life for life in held if life != NULL]
-            lives, keys = found.setdefault(group, ([], []))
-            lives += held
-            keys += names
-        return [(group, lives, keys) for group, (lives, keys) in found.items() if lives]
+        names, requests = self._state.names, self._state.requests
+        keys = [self.keys_of(requests[names[row]], group, start, stop) for group, row, start, stop in spans]
+        return [each for each in self._rows.seals_of(self._progress, spans, keys) if each[1]]
 
     def ask_keys_of_ending(self, turn: PlanTokens, reached: Mapping[int, int]) -> None:
         """`ask_end` for all requests that end with this plan; *reached*: how many tokens each has computed then."""
