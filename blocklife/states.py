@@ -237,6 +237,9 @@ COPYING = states_with(Trait.COPYING, Block)
 LIFELESS = frozenset(Block) - states_with(Trait.ALIVE, Block)
 """States in which a block has no life. In every other state its current epoch names one."""
 
+BLANK, REVIVABLE = states_with(Trait.FREE, Block) & LIFELESS, states_with(Trait.FREE, Block) - LIFELESS
+"""States in which a block is free: with nothing in it, and with content that a hit revives."""
+
 STORE_READS, LOAD_WRITES = states_with(Trait.READ, Block), states_with(Trait.WRITTEN, Block)
 """States a block can be in while a submitted store reads it, and while a submitted load writes it."""
 
@@ -601,6 +604,34 @@ LENT = states_before(BlockLife.table.events["allocate"], Block) - states_with(Tr
 for _table in MACHINES.values():
     if {state for state in _table.states if Trait.OVER in NATURES[state].traits} != _table.finals:
         raise DefinitionError(f"{_table.name}: its final states must be those with the trait OVER")
+
+_NEVER_REFUSED: tuple[tuple[str, str, frozenset[enum.Enum], str], ...] = (
+    ("block", "allocate", states_with(Trait.FREE, Block), "FREE"),
+    ("block", "acquire", KEYED, "KEYED"),
+    ("block", "cancel", COPYING - STORE_READS, "COPYING and not READ"),
+    ("block", "release", states_with(Trait.HELD, Block) | (KEYED & COPYING), "HELD, or KEYED and COPYING"),
+    ("block", "land", STORE_READS | LOAD_WRITES, "READ or WRITTEN"),
+    ("slot", "reserve", states_with(Trait.FREE, Slot), "FREE"),
+    ("slot", "land", STORE_WRITES, "WRITTEN"),
+    ("slot", "unpin", LOAD_READS, "READ"),
+    ("job", "finish", OUT | TERMINAL, "OUT or OVER"),
+    ("job", "abandon", OUT_AND_WANTED, "OUT and WANTED"),
+    ("request", "preempt", ADMITTED, "ADMITTED"),
+)
+"""Events that are never refused in states with these traits; in all others they have no row, or only guarded ones."""
+
+
+def _check_natures() -> None:
+    """Refuse a trait that the rows do not bear out, and rows that ask for a trait: counts and lists follow from traits."""
+    for machine, event, states, traits in _NEVER_REFUSED:
+        always = {row.source for row in MACHINES[machine].events[event].rows if row.guard is None}
+        for state in sorted(always - states, key=str):
+            raise DefinitionError(f"{state}: {machine}.{event} is never refused there, so its traits have to be {traits}")
+        for state in sorted(states - always, key=str):
+            raise DefinitionError(f"{state}: its traits are {traits}, so {machine}.{event} needs a row there without a guard")
+
+
+_check_natures()
 
 # --- lives -------------------------------------------------------------------------------------------------------------
 

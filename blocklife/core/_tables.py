@@ -30,6 +30,7 @@ from blocklife.states import (
     MACHINES,
     OUT,
     OUT_AND_WANTED,
+    REVIVABLE,
     SLOTS_AT_REST,
     STORE_READS,
     TERMINAL,
@@ -219,11 +220,14 @@ def _traits(states: type[enum.Enum], *bits: tuple[int, frozenset[enum.Enum]]) ->
     return array("H", [sum(bit for bit, members in bits if state in members) for state in states])
 
 
+_READABLE = states_with(Trait.KEYED, Slot) & SLOTS_AT_REST
+
+
 def _meaning(table: Table, ends: Callable[..., bool], free: frozenset[enum.Enum]) -> bytearray:
     found = bytearray([0])
     for row in table.rows:
         was, becomes = row.source in free, row.target in free
-        readable, stays = row.source is Slot.READY, row.target is Slot.READY
+        readable, stays = row.source in _READABLE, row.target in _READABLE
         found.append(
             ENDS * ends(row)
             | ENTERS * (becomes and not was)
@@ -329,7 +333,7 @@ def _make() -> Rules:
         _meaning(BlockLife.table, ends_life, free_blocks),
     )
     rules.block_trait = _traits(
-        Block, (UNSEALED, COPYING - KEYED), (KEPT, free_blocks - LIFELESS), (LENT_FIRST, first), (LENT_LATER, LENT - first),
+        Block, (UNSEALED, COPYING - KEYED), (KEPT, REVIVABLE), (LENT_FIRST, first), (LENT_LATER, LENT - first),
         (DEAD_READ, LENT & LIFELESS), (FINAL, KEYED), (COPIED, COPYING),
         (OPEN, sealable - COPYING), (BEHIND, frozenset(landing) - sealable),
     )  # fmt: skip
@@ -337,7 +341,7 @@ def _make() -> Rules:
     rules.slot_meaning = _meaning(
         SlotLife.table, lambda row: row.source in keyed_slots and row.target not in keyed_slots, free_slots
     )
-    rules.slot_trait = _traits(Slot, (READABLE, keyed_slots & SLOTS_AT_REST))
+    rules.slot_trait = _traits(Slot, (READABLE, _READABLE))
     rules.job_target, rules.job_rows = bytearray(JobLife.table.targets), _rows_of(JobLife.table)
     rules.job_trait = _traits(
         Job, (PLANNED, frozenset({Job.PLANNED})), (AT_WORKERS, OUT), (WANTED, OUT_AND_WANTED), (OVER, TERMINAL),

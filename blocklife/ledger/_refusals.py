@@ -28,7 +28,7 @@ from blocklife.ledger._ids import EPOCH_SHIFT, NULL
 from blocklife.ledger.jobs import JobView
 from blocklife.ledger.records import Direction
 from blocklife.lifecycle import Guard
-from blocklife.states import COPYING, LIFELESS, MACHINES, OUT, TERMINAL, Block, Job, Request, Slot, Trait, states_with
+from blocklife.states import BLANK, COPYING, LIFELESS, MACHINES, OUT, TERMINAL, Block, Job, Request, Slot
 
 BLOCK_STATES, SLOT_STATES, REQUEST_STATES = (MACHINES[name].states for name in ("block", "slot", "request"))
 JOB_EVENTS, REQUEST_EVENTS = (tuple(MACHINES[name].events) for name in ("job", "request"))
@@ -200,7 +200,7 @@ _STANDS: Mapping[enum.Enum, str] = MappingProxyType(
 )
 """What is in the way in each state; used where no guard gives a better reason."""
 
-_GIVEN_UP = LIFELESS - states_with(Trait.FREE, Block)
+_GIVEN_UP = LIFELESS - BLANK
 """Block states: its life is over, and a copy may still touch it."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -28,7 +28,7 @@ from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import DIRECTIONS
 from blocklife.ledger.records import Direction
 from blocklife.ledger.views import free_order
-from blocklife.states import TERMINAL, Block, BlockLife, Job, JobLife, Slot, SlotLife
+from blocklife.states import BLANK, TERMINAL, BlockLife, Job, JobLife, Slot, SlotLife, Trait, states_with
 
 if TYPE_CHECKING:
     from blocklife.ledger._ledger import Ledger
@@ -250,7 +250,8 @@ def _new_epochs(core: Core, named: Iterable[int], new_blocks: Sequence[int]) -> 
     return epochs, lives
 
 
-_FREED, _EMPTY = BlockLife.table.index[Block.FREED], SlotLife.table.index[Slot.EMPTY]
+_BLANK = frozenset(BlockLife.table.index[each] for each in BLANK)
+_EMPTY = frozenset(SlotLife.table.index[each] for each in states_with(Trait.FREE, Slot))
 _READY = SlotLife.table.index[Slot.READY]
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
 _PLANNED, _QUARANTINED = JobLife.table.index[Job.PLANNED], JobLife.table.index[Job.QUARANTINED]
@@ -309,7 +310,7 @@ def _save_blocks(core: Core, names: Names, rows: Mapping[int, int]) -> SavedBloc
     states, groups = bytes(pick(state)), bytes(columns["group"])
     return SavedBlocks(
         states,
-        _blank(bytes(pick(groups)), states, _FREED) if any(groups) else groups,
+        _blank(bytes(pick(groups)), states, _BLANK) if any(groups) else groups,
         array("i", pick(names.epochs)).tobytes(),
         array("H", pick(columns["refs"])).tobytes(),
         bytes(pick(columns["pins"])),
@@ -338,9 +339,9 @@ def _save_slots(core: Core, names: Names) -> SavedSlots:
     )
 
 
-def _blank(groups: bytes, states: bytes, without: int) -> bytes:
-    """The groups, but for places in a state in which nobody can ask for it."""
-    return bytes([0 if state == without else group for state, group in zip(states, groups, strict=True)])
+def _blank(groups: bytes, states: bytes, without: Collection[int]) -> bytes:
+    """The groups, but for places in states in which nobody can ask for it."""
+    return bytes([0 if state in without else group for state, group in zip(states, groups, strict=True)])
 
 
 @lru_cache(_ORDERS)

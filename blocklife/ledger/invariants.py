@@ -208,6 +208,7 @@ _FENCED = _flags((Block.FLUSHED,))
 _TO_SUBMIT, _SUBMITTED = _flags(COPYING - STORE_READS), _flags(COPYING & STORE_READS)
 _FINAL, _DEAD, _SOURCES = _flags(KEYED), _flags(LIFELESS), _flags(COPYING)
 _FILLING = _flags(STORE_WRITES)
+_EMPTY = _flags(states_with(Trait.FREE, Slot))
 _FOUND = _flags(states_with(Trait.KEYED, Slot))
 _READ = _flags(LOAD_READS)
 _READABLE, _DYING = _flags((Slot.READY,)), _flags((Slot.STALE,))
@@ -215,7 +216,7 @@ _OVER = frozenset(_JOB[each] for each in TERMINAL)
 _UNWANTED = frozenset(_JOB[each] for each in GIVEN_UP)
 _LOST = frozenset(_JOB[each] for each in TERMINAL - {Job.DONE})
 _PLANNED, _QUARANTINED, _DONE = _JOB[Job.PLANNED], _JOB[Job.QUARANTINED], _JOB[Job.DONE]
-_WRITING, _READY, _EMPTY = _SLOT[Slot.WRITING], _SLOT[Slot.READY], _SLOT[Slot.EMPTY]
+_WRITING, _READY = _SLOT[Slot.WRITING], _SLOT[Slot.READY]
 _LATE = _SLOT[Slot.QUARANTINED]
 _FREED, _FLUSHED, _KEPT = _BLOCK[Block.FREED], _BLOCK[Block.FLUSHED], _BLOCK[Block.QUARANTINED]
 _LOADING = _REQUEST[Request.LOADING]
@@ -500,8 +501,8 @@ def places_are_conserved(look: Look, say: Say) -> None:
         if not _leads_back(lists.following, lists.before, lists.size if len(lists.following) > 1 else 0):
             say(f"the list of free {'blocks' if lists is core.blocks else 'slots'} does not lead back the same way")
     empty = sorted(listed(core.slots.following, core.slots.size, core.slots.size))
-    if core.slots.free != states.count(_EMPTY) or empty != [at for at, state in enumerate(states) if state == _EMPTY]:
-        say(f"{core.slots.free} slots are counted empty, {len(empty)} are listed, {states.count(_EMPTY)} are")
+    if core.slots.free != len(empty) or empty != _where(states, _EMPTY):
+        say(f"{core.slots.free} slots are counted empty, {len(empty)} are listed, {len(_where(states, _EMPTY))} are")
 
 
 def a_life_is_stored_once(look: Look, say: Say) -> None:

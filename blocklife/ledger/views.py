@@ -25,13 +25,28 @@ from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JOB_STATES, JobView
 from blocklife.ledger.records import Transfer
 from blocklife.lifecycle import Row, Table
-from blocklife.states import Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife, Trait, states_with
+from blocklife.states import (
+    BLANK,
+    LIFELESS,
+    Block,
+    BlockLife,
+    Job,
+    JobLife,
+    Request,
+    RequestLife,
+    Slot,
+    SlotLife,
+    Trait,
+    states_with,
+)
 
 _BLOCKS = tuple(each for each in BlockLife.table.states if isinstance(each, Block))
 _SLOTS = tuple(each for each in SlotLife.table.states if isinstance(each, Slot))
 _READY = SlotLife.table.index[Slot.READY]
 _REQUESTS = tuple(each for each in RequestLife.table.states if isinstance(each, Request))
 _FREE = states_with(Trait.FREE, Block)
+_FREEING = LIFELESS - BLANK - {Block.QUARANTINED}
+"""States in which a place waits for a copy, and is free then."""
 
 
 def _counts_of(table: Table, taken: Ints) -> Iterator[tuple[Row, int]]:
@@ -477,7 +492,7 @@ def statistics_of(data: LedgerData) -> Statistics:
     blocks[Block.FREED.name] -= 1  # the null block does not count
     copied = bytes(columns["state"]).translate(bytes([trait & COPIED != 0 for trait in traits]).ljust(256, b"\0"))
     read = [refs for refs in compress(columns["refs"], copied) if not refs]
-    soon = len(read) + blocks[Block.STALE.name]
+    soon = len(read) + sum(blocks[each.name] for each in _FREEING)
     slots = core.slots.columns["state"]
     return Statistics(
         blocks=blocks,

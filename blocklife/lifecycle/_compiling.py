@@ -87,7 +87,7 @@ def _check_shape(table: Table) -> None:
 
     reached = reach([table.initial], forward=True)
     if lost := [state.name for state in table.states if state not in reached]:
-        raise DefinitionError(f"{table.name}: no way leads from {table.initial.name} to {', '.join(lost)}")
+        raise DefinitionError(f"{table.name}: no way leads from {table.initial.name} to {', '.join(lost)} (write a row)")
     homes = table.finals or {table.initial}
     leading_home = reach(homes, forward=False)
     if traps := [state.name for state in table.states if state not in leading_home]:

@@ -42,7 +42,7 @@ from attrs import define, field, frozen
 from blocklife.lifecycle import Row
 from blocklife.recording._format import At, Head, Line, Refused, show_name
 from blocklife.recording._reading import Progress, Recording
-from blocklife.states import COUPLINGS, MACHINES, TERMINAL, Block, Job, Request, ends_life
+from blocklife.states import BLANK, COUPLINGS, MACHINES, TERMINAL, Block, Job, Request, Slot, Trait, ends_life, states_with
 
 PLANNING = {"plan_store": "store", "plan_load": "load"}
 """Steps that reserve a block for a job, with the kind of the job."""
@@ -52,6 +52,7 @@ LETS_GO = frozenset({"land", "cancel", "unpin"})
 """The steps with which a job unpins a place."""
 _GIVES_UP = frozenset({"preempt", "finish", "load_failed"})
 OVER = frozenset(state.name for state in TERMINAL)
+_BLANK, _EMPTY = (frozenset(each.name for each in states) for states in (BLANK, states_with(Trait.FREE, Slot)))
 _HAND_OUT = frozenset({("block", "allocate"), ("job", "cancel"), ("job", "flush"), ("block", "cancel"), ("slot", "cancel")})
 """The steps of one hand-out: the allocation, and then its effects on the jobs of the places."""
 _LIFE_ENDS, _FLUSHES, _GIVE_UP = "life-ends", "hand-out-flushes", "request-gives-up"
@@ -383,8 +384,8 @@ class Lives:
 
 
 _BOUNDS: Mapping[str, tuple[Callable[[StepKind], bool], Callable[[StepKind], bool]]] = {
-    "block": (lambda kind: kind.event == "allocate", lambda kind: kind.target == "FREED"),
-    "slot": (lambda kind: kind.source == "EMPTY", lambda kind: kind.target == "EMPTY"),
+    "block": (lambda kind: kind.event == "allocate", lambda kind: kind.target in _BLANK),
+    "slot": (lambda kind: kind.source in _EMPTY, lambda kind: kind.target in _EMPTY),
     "request": (lambda _: False, lambda kind: kind.target == "FINISHED"),
 }
 """Which steps begin a life, and which end one."""

@@ -20,7 +20,7 @@ from blocklife.ledger.records import JobId
 from blocklife.states import COPYING, KEYED, BlockLife
 from blocklife.watch._holders import Holders
 from blocklife.watch._host import CopyPiece, Filing, Host
-from blocklife.watch._lives import ALLOCATED, FREED
+from blocklife.watch._lives import ALLOCATED, BLANK_BLOCKS
 from blocklife.watch._story import BlockHistory
 from blocklife.watch._violations import WatchViolation
 
@@ -498,7 +498,7 @@ class FollowedJobs:
         """The pieces of a store that the ledger can follow."""
         good: list[CopyPiece] = []
         for piece in lawful:
-            if self._state[piece.block] == FREED:
+            if self._state[piece.block] in BLANK_BLOCKS:
                 self._holders.believe(piece.block, piece.group)
             if self._state[piece.block] in _STORABLE:
                 good.append(self._in_own_group(piece))

@@ -16,12 +16,13 @@ from attrs import define, field
 from blocklife.ledger import Ledger
 from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, LAST_EPOCH, NULL
 from blocklife.ledger.jobs import Allocated, Batch
-from blocklife.states import Block, BlockLife, Request
+from blocklife.states import BLANK, Block, BlockLife, Request
 
 SHORT, _IDLE = 256, 64
 """Idle ledger requests with tables up to this length are reused; at most this many are kept."""
 
 _CODE = BlockLife.table.index
+BLANK_BLOCKS = frozenset(_CODE[each] for each in BLANK)
 FREED, ALLOCATED = _CODE[Block.FREED], _CODE[Block.ALLOCATED]
 SEALED, CACHED = _CODE[Block.SEALED], _CODE[Block.CACHED]
 

@@ -38,7 +38,7 @@ from blocklife.watch._below import Below
 from blocklife.watch._holders import CONNECTOR, Holders
 from blocklife.watch._host import NUM_SPARE, Filing, Host
 from blocklife.watch._jobs import EngineCopy, FollowedJobs
-from blocklife.watch._lives import FREED, FollowedLives, LedgerLives, PlainLives
+from blocklife.watch._lives import BLANK_BLOCKS, FollowedLives, LedgerLives, PlainLives
 from blocklife.watch._story import BlockHistory
 from blocklife.watch._violations import WatchViolation
 
@@ -393,7 +393,7 @@ class Mirror:
             what = "although its content was never computed: the step that handed it out took it back"
         if what and name != CONNECTOR:
             self.story.violate(rule, f"block {block} is a hit of {name} {what}", block=block, request=name)
-        if self._state[block] == FREED:
+        if self._state[block] in BLANK_BLOCKS:
             holders.believe(block, group)
         return self._state[block] not in _OPEN and block not in holders.fresh and not own
 

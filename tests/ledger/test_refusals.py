@@ -423,7 +423,7 @@ def test_what_goes_well_asks_for_no_words(monkeypatch: pytest.MonkeyPatch) -> No
 
 _GROWN = (
     ('    QUARANTINED = "its life is over, but a copy past', '    LEASED = "held, and lent to an export"\n{}'),
-    ("        Block.QUARANTINED: Nature(", "        Block.LEASED: Nature(Tone.USE, Trait.ALIVE, Trait.HELD, Trait.KEYED),\n{}"),
+    ("        Block.QUARANTINED: Nature(", "        Block.LEASED: Nature(Tone.USE, Trait.ALIVE, Trait.HELD),\n{}"),
     ("    @edge(Block.ALLOCATED, to=Block.SEALED)\n", "    @edge(Block.SEALED, to=Block.LEASED)\n{lease}\n{}"),
     ("    @edge(Block.SEALED, to=Block.CACHED)\n", "{}    @edge(Block.LEASED, to=Block.CACHED)\n"),
 )

@@ -34,6 +34,7 @@ from blocklife.ledger.invariants import check
 from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler, Settled
 from blocklife.offload.records import Hit
 from blocklife.states import (
+    BLANK,
     MACHINES,
     SLOTS_AT_REST,
     TERMINAL,
@@ -392,7 +393,7 @@ class OurDriver(Driver):
         """Hand out blocks of the ledger's pool, or the first free ones of the engine's."""
         if self.ledger.own_pool:
             return _blocks(self.ledger.allocate(request, count, group).lives)
-        free = [each for each in range(1, len(self.ledger.blocks)) if self.ledger.blocks.at(each) is Block.FREED]
+        free = [each for each in range(1, len(self.ledger.blocks)) if self.ledger.blocks.at(each) in BLANK]
         return _blocks(self.ledger.observe_allocate(request, free[:count], group).lives)
 
     def acquire(self, request: str, contents: Sequence[str]) -> list[int]:

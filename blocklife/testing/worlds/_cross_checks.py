@@ -114,7 +114,8 @@ class CoreValue:
 
 
 _READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
-_EMPTY, _READY = MACHINES["slot"].index[Slot.EMPTY], MACHINES["slot"].index[Slot.READY]
+_EMPTY = frozenset(MACHINES["slot"].index[each] for each in states_with(Trait.FREE, Slot))
+_READY = MACHINES["slot"].index[Slot.READY]
 OVER, _SUBMITTED = (frozenset(MACHINES["job"].index[state] for state in states) for states in (TERMINAL, OUT))
 _BLOCKS, _SLOTS = (tuple(each.name for each in MACHINES[name].states) for name in ("block", "slot"))
 _TOUCHED = {
@@ -229,7 +230,7 @@ def _of_blocks(
 @lru_cache(_COLUMNS)
 def _of_slots(states: bytes, size: int) -> tuple[tuple[str, ...], frozenset[int]]:
     """The state name of each slot, and the host places whose content can still be read later."""
-    kept = [slot * size + part for slot, at in enumerate(states) if at != _EMPTY for part in range(size)]
+    kept = [slot * size + part for slot, at in enumerate(states) if at not in _EMPTY for part in range(size)]
     return tuple([_SLOTS[each] for each in states]), frozenset(kept)
 
 

@@ -45,7 +45,7 @@ from blocklife.ledger import (
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.ledger.jobs import Allocated, Planned
 from blocklife.offload import HostTier
-from blocklife.states import TERMINAL, Block, Job
+from blocklife.states import REVIVABLE, TERMINAL, Job
 
 MAX_STORES = 1 << 14
 """The most stores that are out at once; the rest of the ledger's jobs is for loads."""
@@ -371,7 +371,7 @@ class LinkedHost:
 
     def _forget(self, blocks: Sequence[int]) -> None:
         """SGLang does what it wants with these blocks: what the ledger knows of their content is over."""
-        self.ledger.observe_evict([block for block in blocks if self.ledger.blocks.at(block) is Block.CACHED])
+        self.ledger.observe_evict([block for block in blocks if self.ledger.blocks.at(block) in REVIVABLE])
 
     def _hear_end(self, transition: LedgerTransition) -> None:
         """A job is over."""
