@@ -125,7 +125,8 @@ def check_counts(text: str, counts: tuple[int, int]) -> None:
 
     assert described(found) == []
     assert found.verdict is Verdict.HOLDS
-    assert (found.states, len(world.abstractions)) == counts
+    seen = found.states, len(world.abstractions)
+    assert seen == counts, f"{text}: {seen} states and abstractions (write them into COUNTS if the rules have changed)"
 
 
 # --- states ------------------------------------------------------------------------------------------------------------
@@ -162,7 +163,10 @@ def test_ledger_worlds_take_every_row() -> None:
     explore(behind, Bounds(max_states=6_000), every=True, processes=1)
     add_coverage(taken, behind)
 
-    assert [str(MACHINES[machine].row(row)) for (machine, row), times in taken.items() if not times] == []
+    never = [f"{machine} {MACHINES[machine].row(row)}" for (machine, row), times in taken.items() if not times]
+    assert not never, (
+        f"no world takes {', '.join(never)} (write its verb into testing/worlds/_ledger_verbs.py, or delete the row)"
+    )
 
 
 def add_coverage(taken: dict[tuple[str, int], int], world: LedgerWorld) -> None:

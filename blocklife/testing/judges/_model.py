@@ -18,15 +18,29 @@ over a range, calls, locals that are assigned once; expressions with comparisons
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Self
 
 from attrs import field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Contract
+from blocklife.states import COUPLINGS, KEYED, MACHINES, Block, Slot, Trait, states_with
 
-VERBS = ("submit", "cancel", "abandon", "flush", "release", "drop", "evict", "pin", "quiesce", "expire", "reset")
+
+def _plain_verbs() -> Iterator[tuple[str, str]]:
+    caused = {effect for row in COUPLINGS for effect in row.effects}
+    for machine, states in (("block", states_with(Trait.HELD, Block) | KEYED), ("slot", states_with(Trait.KEYED, Slot))):
+        for event in MACHINES[machine].events.values():
+            if f"{machine}.{event.name}" not in caused and not any(row.target in states for row in event.rows):
+                yield event.name, machine
+
+
+PLAIN: Mapping[str, str] = MappingProxyType(dict(_plain_verbs()))
+"""Events of places, with their machine, that are a verb of the ledger by themselves: no coupling, and nobody gets the place."""
+
+VERBS = ("submit", "cancel", "abandon", "flush", "release", "drop", *PLAIN, "pin", "quiesce", "expire", "reset")
 """What an engine does only if a world enables it. It does everything else in every world."""
 
 # --- the size of a world -----------------------------------------------------------------------------------------------

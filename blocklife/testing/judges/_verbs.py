@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 
 from blocklife.states import MACHINES, Request
-from blocklife.testing.judges._model import ModelAction, ModelSettings, Variable
+from blocklife.testing.judges._model import PLAIN, ModelAction, ModelSettings, Variable
 
 # --- the effects of couplings ------------------------------------------------------------------------------------------
 
@@ -387,12 +387,6 @@ def do_drop(b):
     block_drop(b)
     {life_ends}
 
-def may_evict(s):
-    return can_slot_evict(s)
-
-def do_evict(s):
-    slot_evict(s)
-
 def may_pin(s):
     return counted[s] == 0 and can_slot_pin(s)
 
@@ -613,7 +607,20 @@ INVARIANTS = (
 )
 """Predicates that hold in every state, each with a description."""
 
-HANDWRITTEN = (_LIVES, _EFFECTS, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS)
+
+def _plain(name: str, machine: str) -> str:
+    """The action of one of the verbs that are an event and nothing else."""
+    place, life_ends = machine[0], "    {life_ends}\n" * (machine == "block")
+    return (
+        f"def may_{name}({place}):\n    return can_{machine}_{name}({place})\n\n"
+        f"def do_{name}({place}):\n    {machine}_{name}({place})\n{life_ends}"
+    )
+
+
+HANDWRITTEN = (
+    *(_LIVES, _EFFECTS, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS),
+    *(_plain(name, machine) for name, machine in PLAIN.items()),
+)
 """The whole text; the calls in it have no cycle."""
 
 _SIZES = {"r": "requests", "b": "blocks", "s": "slots", "j": "jobs", "w": "workers"}
@@ -642,7 +649,7 @@ ACTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("flush", "j", "flush", "The next plan will wait for a job."),
     ("release", "r", "release", "A request releases its block and goes on."),
     ("drop", "b", "drop", "The content of a block that nobody holds is forgotten."),
-    ("evict", "s", "evict", "The content of a slot is forgotten."),
+    *((name, machine[0], name, MACHINES[machine].events[name].doc) for name, machine in PLAIN.items()),
     ("pin", "s", "pin", "A lookup counts on a slot."),
     ("unpin", "s", "pin", "The lookup no longer counts on it."),
     ("launched", "j", "expire", "A worker reports the launch of a job: its deadline starts."),

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from attrs import frozen
 
-from blocklife.errors import MisuseError
+from blocklife.errors import DefinitionError, MisuseError
 from blocklife.ledger import (
     Batch,
     Completion,
@@ -37,7 +37,7 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import ADMISSIBLE, ADMITTED, MACHINES, TERMINAL, JobLife, Request, RequestLife, states_before
-from blocklife.testing.judges._model import ModelSettings
+from blocklife.testing.judges._model import PLAIN, ModelSettings
 from blocklife.testing.judges._rules import FAILED, LANDED, LOAD, NONE, STORE
 from blocklife.testing.worlds._device import CopyOrder, Orders
 
@@ -53,6 +53,13 @@ _HOLDER = "lookup"
 _REQUEST, _JOB = MACHINES["request"].index, MACHINES["job"].index
 _LOADS = states_before(RequestLife.table.events["loaded"], Request)
 _MAY_GROW = frozenset(_REQUEST[each] for each in ADMISSIBLE | ADMITTED - _LOADS)
+
+for _verb, _machine in PLAIN.items():
+    if not hasattr(Ledger, _verb):
+        raise DefinitionError(
+            f"{_machine}.{_verb}: nothing takes this event; write the verb Ledger.{_verb}(), which gets a list of {_machine}s, "
+            "or a row of COUPLINGS that has it as an effect"
+        )
 
 
 @frozen(kw_only=True)
@@ -218,9 +225,10 @@ class Verbs:
                     yield LedgerAction("flush", (job,))
         if "drop" in verbs:
             yield from (LedgerAction("drop", (block,)) for block in range(self.settings.blocks))
+        sizes = {"block": self.settings.blocks, "slot": self.settings.slots}
+        for verb in filter(verbs.__contains__, PLAIN):
+            yield from (LedgerAction(verb, (place,)) for place in range(sizes[PLAIN[verb]]))
         for slot in range(self.settings.slots):
-            if "evict" in verbs:
-                yield LedgerAction("evict", (slot,))
             if "pin" in verbs:
                 yield LedgerAction("unpin" if at.counted[slot] else "pin", (slot,))
         if "reset" in verbs:
@@ -254,8 +262,14 @@ class Verbs:
             case "demote":
                 slot, job = places
                 self._rename(job, NamedJob(ledger.plan_demotion([slot]).ids[0].number))
-            case "drop" | "evict" | "pin" | "unpin":
-                self._do_place(action.verb, places[0])
+            case "drop":
+                ledger.drop([ledger.life(places[0] + 1)])
+            case "pin":
+                ledger.pin(_HOLDER, places)
+            case "unpin":
+                ledger.unpin(_HOLDER, places)
+            case verb if verb in PLAIN:
+                getattr(ledger, verb)([places[0] + (PLAIN[verb] == "block")])
             case verb:
                 self._do_job(verb, places[0])
         self._note_ends()
@@ -291,17 +305,6 @@ class Verbs:
         else:
             found = ledger.plan_store(Batch([life]), [slot], [ledger.blocks.key(block + 1) or b""])
         self._rename(job, NamedJob(found.ids[0].number))
-
-    def _do_place(self, verb: str, place: int) -> None:
-        ledger = self.ledger
-        if verb == "drop":
-            ledger.drop([ledger.life(place + 1)])
-        elif verb == "evict":
-            ledger.evict([place])
-        elif verb == "pin":
-            ledger.pin(_HOLDER, [place])
-        else:
-            ledger.unpin(_HOLDER, [place])
 
     def _do_job(self, verb: str, job: int) -> None:
         ledger, name = self.ledger, self._id(job)
