@@ -59,30 +59,22 @@ _REPORT = Saying(WORKER, SCHEDULER, "last report on {job}", Way.ANSWERS)
 
 SAID: Mapping[str, tuple[Saying, ...]] = {
     # requests
-    "request.admit": (Saying(SCHEDULER, LEDGER, "admit {place}"),),
     "request.plan_load": (
         _PLANNED,
         Saying(LEDGER, REQUEST, "wait for {job}", Way.ANSWERS, after=True),
     ),
     "request.loaded, coupled": (Saying(LEDGER, REQUEST, "{job} is there", Way.ANSWERS, after=True),),
     "request.load_failed, coupled": (Saying(LEDGER, REQUEST, "the load is lost", Way.ANSWERS, after=True),),
-    "request.preempt": (Saying(SCHEDULER, LEDGER, "preempt {place}"),),
     "request.finish": (Saying(REQUEST, LEDGER, "finish {place}"),),
     # blocks
-    "block.allocate": (Saying(SCHEDULER, LEDGER, "allocate {place}"),),
     "block.acquire": (Saying(SCHEDULER, LEDGER, "acquire {place}, a hit"),),
-    "block.seal": (Saying(SCHEDULER, LEDGER, "seal {place}"),),
     "block.plan_store": (_PLANNED,),
     "block.plan_load": (_PLANNED,),
-    "block.release": (Saying(SCHEDULER, LEDGER, "release {place}"),),
-    "block.drop": (Saying(SCHEDULER, LEDGER, "drop {place}"),),
     # slots
     "slot.reserve": (_PLANNED,),
     "slot.pin": (Saying(SCHEDULER, LEDGER, "look up: pin {place}"),),
     "slot.pin, in the name of a job": (_PLANNED,),
     "slot.unpin": (Saying(SCHEDULER, LEDGER, "look up: unpin {place}"),),
-    "slot.evict": (Saying(SCHEDULER, LEDGER, "evict {place}"),),
-    "slot.drop": (Saying(SCHEDULER, LEDGER, "drop {place}"),),
     # jobs
     "job.submit": (Saying(SCHEDULER, LEDGER, "dispatch {job}"), _COPY),
     "job.flush": (Saying(SCHEDULER, LEDGER, "flush {job}"), _WAIT),
@@ -98,7 +90,15 @@ SAID: Mapping[str, tuple[Saying, ...]] = {
     "job.abandon": (Saying(SCHEDULER, LEDGER, "abandon {job}"),),
     "job.expire": (Saying(SCHEDULER, LEDGER, "tick: {job} is past its deadline"),),
 }
-"""The messages of each step. *coupled*: the step was caused by another machine; without such a row it has no message."""
+"""The messages of each step that is not simply asked of the ledger by its name (`_asked`).
+
+*Coupled*: the step was caused by another machine; without such a row it has no message.
+"""
+
+
+def _asked(event: str) -> tuple[Saying, ...]:
+    """The message of a step that the scheduler asks of the ledger by its name."""
+    return (Saying(SCHEDULER, LEDGER, f"{event} {{place}}"),)
 
 
 def said(step: RecordedStep) -> tuple[Saying, ...]:
@@ -112,7 +112,7 @@ def said(step: RecordedStep) -> tuple[Saying, ...]:
         key += ", more"
     elif key == "slot.pin" and step.job:
         key += ", in the name of a job"
-    return SAID.get(key, (Saying(SCHEDULER, LEDGER, f"{step.event} {{place}}"),))
+    return SAID.get(key, _asked(step.event))
 
 
 # --- folding -------------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ may still touch. Readers who do not see red, green or blue can still tell the st
 """
 
 if _bare := {state.name for state in NATURES} - STATE_COLOURS.keys():
-    raise DefinitionError(f"no colour is given to {', '.join(sorted(_bare))}")
+    raise DefinitionError(f"no colour is given to {', '.join(sorted(_bare))}; write a light and a dark one into STATE_COLOURS")
 
 
 def state_colours(name: str) -> tuple[str, str]:

@@ -355,16 +355,34 @@ EYES = {
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_colours_of_one_machine_stay_apart_for_every_eye(theme: int) -> None:
     """Two states of one machine differ for eyes that see all colours, and for those that miss one of the three."""
-    worst = min(
-        (float(np.linalg.norm(_seen(one, matrix) - _seen(other, matrix))), eye, pair)
-        for table in MACHINES.values()
-        for pair in itertools.combinations([state.name for state in table.states], 2)
-        for one, other in [[state_colours(name)[theme] for name in pair]]
-        for eye, matrix in EYES.items()
-    )
-    print("the two that are nearest:", worst)
+    for table in MACHINES.values():
+        colours = {state.name: state_colours(state.name)[theme] for state in table.states}
+        for pair in itertools.combinations(colours, 2):
+            if (apart := _apart(*(colours[name] for name in pair))) <= 7:
+                better = " or ".join(f"{_free_colour(colours, name)} for {name}" for name in pair)
+                pytest.fail(f"{' and '.join(pair)} look alike ({apart:.1f}): write {better} into STATE_COLOURS (_theme.py)")
 
-    assert worst[0] > 7, worst
+
+def _apart(one: str, other: str) -> float:
+    """How far apart two colours are for the eyes that tell them apart least."""
+    return min(float(np.linalg.norm(_seen(one, matrix) - _seen(other, matrix))) for matrix in EYES.values())
+
+
+def _free_colour(colours: dict[str, str], name: str) -> str:
+    """The colour nearest to that of a state which stands apart from those of all other states of the machine."""
+    others = [colour for state, colour in colours.items() if state != name]
+    tried = [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in itertools.product(range(0, 256, 17), repeat=3)]
+    tried.sort(key=lambda colour: float(np.linalg.norm(_seen(colour, EYES["all"]) - _seen(colours[name], EYES["all"]))))
+    return next((colour for colour in tried if min(_apart(colour, other) for other in others) > 8), "no colour")
+
+
+def test_colour_that_is_proposed_stands_apart() -> None:
+    """Who adds a state is told of one that will do."""
+    colours = {state.name: state_colours(state.name)[0] for state in MACHINES["block"].states} | {"NEW": "#e6ecf2"}
+    proposed = _free_colour(colours, "NEW")
+
+    assert _apart(colours["NEW"], colours["FREED"]) == 0
+    assert min(_apart(proposed, colour) for name, colour in colours.items() if name != "NEW") > 7
 
 
 def test_colours_are_there_for_every_state() -> None:
