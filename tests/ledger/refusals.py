@@ -1,4 +1,4 @@
-"""Every refusal of the four machines as a sentence: `refusals.txt`, written anew by `python -m tests.ledger.refusals`."""
+"""Every refusal of the four machines as a sentence: `refusals.txt`, written anew by `make spec`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).with_name("refusals.txt")
 
 HEAD = """\
 Every refusal of the four machines, one per line: first the ledger's sentences, which name the jobs and requests at the place,
-then those of the tables alone (a checked recording, a machine by itself). Written by `python -m tests.ledger.refusals`, and
+then those of the tables alone (a checked recording, a machine by itself). Written by `make spec`, and
 compared by tests/ledger/test_refusals.py. Read a line that has changed as a sentence before you commit it.
 """
 

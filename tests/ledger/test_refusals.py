@@ -1,7 +1,7 @@
 """What a refusal says: every one of them as a sentence, and those that an engine meets, as the real ledger says them.
 
 Goal: who is refused reads what is in the way, by name, and what to do. Method: `refusals.txt` holds every refusal of the four
-machines, and is compared; read a line that has changed before you write it anew (`python -m tests.ledger.refusals`).
+machines, and is compared; `make spec` writes it anew: read the lines that have changed before you commit them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ from tests.ledger import refusals as page
 
 def test_page_has_every_refusal_as_it_is_said() -> None:
     """A word that changes is seen here; the page is written anew with one command."""
-    assert page.PAGE.read_text(encoding="utf-8").splitlines() == list(page.lines())
+    told = page.PAGE.read_text(encoding="utf-8").splitlines()
+
+    assert told == list(page.lines()), f"{page.PAGE.name} is out of date: run `make spec`, and read the lines that change"
 
 
-def test_every_refusal_without_a_row_has_a_remedy_of_its_own() -> None:
-    """Not one falls back to the words of the table, and no sentence is left that nothing can say."""
+def test_words_of_refusals_are_whole() -> None:
+    """A state, or an event, has words for each of its refusals or for none, and no words are left that nothing can say.
+
+    Without words those of the table are said: the value of the state, and the rows that would help.
+    """
     without_row = {
         (f"{machine}.{event}", state)
         for machine, table in MACHINES.items()
@@ -43,8 +48,15 @@ def test_every_refusal_without_a_row_has_a_remedy_of_its_own() -> None:
         if not table.events[event].rows_of(state)
     }
 
-    assert {(event, state) for event, by_state in refusals._REMEDIES.items() for state in by_state} == without_row
-    assert set(refusals._STANDS) == {state for table in MACHINES.values() for state in table.states}
+    written = {(event, state) for event, by_state in refusals._REMEDIES.items() for state in by_state}
+    wanted = {(event, state) for event, state in without_row if event in refusals._REMEDIES and state in refusals._STANDS}
+    missing, dead = (
+        ", ".join(sorted(f"{event} while {state}" for event, state in each))
+        for each in (wanted - written, written - without_row)
+    )
+
+    assert not missing, f"blocklife/ledger/_refusals.py: no remedy for {missing} (write it in _REMEDIES)"
+    assert not dead, f"blocklife/ledger/_refusals.py: nothing is refused for {dead} (take it out of _REMEDIES)"
 
 
 def test_every_guard_that_can_refuse_says_what_is_in_the_way() -> None:

@@ -57,6 +57,16 @@ def test_contributing_says_for_each_step_what_fails() -> None:
     assert [row for row in rows if not row[3] and row[0] != "1"] == []
 
 
+def test_contributing_quotes_what_an_import_says() -> None:
+    """A sentence by which an import is said to fail is one of the package."""
+    package = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    cells = re.findall(r"the import: ([^|;]+)", PAGE)
+    quoted = [each for cell in cells for each in re.findall(r"`([^`]+)`", cell)]
+
+    assert len(quoted) > 4
+    assert [each for each in quoted if each not in package] == []
+
+
 def test_contributing_commands_are_make_targets() -> None:
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
     commands = set(re.findall(r"`make ([a-z-]+)", PAGE))

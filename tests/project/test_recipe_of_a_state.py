@@ -1,0 +1,167 @@
+"""The recipe *a state* of CONTRIBUTING, followed in a copy of the package: a block that is free and zeroed, SCRUBBED.
+
+Goal: the steps of the recipe are enough, and whoever forgets one of them is told so in one sentence. Method: the steps in code
+are replacements in a copy of the package; each case runs it in a process of its own, with all of them or without one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import blocklife
+
+PACKAGE = Path(blocklife.__file__).parent
+
+STEPS: dict[str, tuple[str, str, str]] = {
+    "member": (
+        "states.py",
+        '    CACHED = "content final, held by no request;',
+        '    SCRUBBED = "free, and every byte of it is zero"\n{}',
+    ),
+    "nature": ("states.py", "        Block.CACHED: Nature(", "        Block.SCRUBBED: Nature(Tone.REST, Trait.FREE),\n{}"),
+    "row to it": (
+        "states.py",
+        "\n\nclass SlotLife(",
+        """
+    @edge(Block.FREED, to=Block.SCRUBBED)
+    def scrub(self) -> None:
+        \"\"\"Fill a free place with zeros.\"\"\"
+{}""",
+    ),
+    "row from it": (
+        "states.py",
+        "    @edge(Block.FREED, Block.CACHED, to=Block.ALLOCATED)\n",
+        "    @edge(Block.SCRUBBED, to=Block.ALLOCATED)\n{}",
+    ),
+    "colour": ("drawing/_theme.py", '    "CACHED": (', '    "SCRUBBED": ("#bbddaa", "#3d4a20"),\n{}'),
+    "verb": (
+        "ledger/_ledger.py",
+        "    @verb\n    def hand_out_first(",
+        """\
+    @verb
+    def scrub(self, blocks: Sequence[int]) -> None:
+        count = verbs.choose_fresh(self._core, [edge.numbers(blocks, "blocks")])
+        move_blocks(self._core, BLOCK_RULES["scrub"].move(), count, 0)
+
+{}""",
+    ),
+    "imports of the verb": (
+        "ledger/_ledger.py",
+        "\n_NOTHING: tuple[()]",
+        "\nfrom blocklife.core._moves import move_blocks\nfrom blocklife.core._tables import BLOCK_RULES\n{}",
+    ),
+}
+"""Each step in code: the file, the text at which it is made, and what stands there then, with ``{}`` for that text."""
+
+
+def grown(folder: Path, left_out: str = "", instead: str = "{}") -> None:
+    """Copy the package, and follow the steps; of one that is left out there is only what stands there *instead*."""
+    shutil.copytree(PACKAGE, folder / "blocklife", ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.toml"))
+    for name, (file, place, after) in STEPS.items():
+        path = folder / "blocklife" / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(place) == 1, (name, place)
+        text = text.replace(place, (instead if name == left_out else after).format(place))
+        path.write_text(text, encoding="utf-8")
+
+
+def said(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """What a program answers that runs with the package in *folder*."""
+    known = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, env=known, capture_output=True, text=True, check=False)
+
+
+IMPORTS = "import blocklife.drawing._theme, blocklife.testing.worlds._ledger_world"
+
+
+@pytest.mark.parametrize(
+    ("step", "instead", "sentence"),
+    [
+        ("nature", "{}", "Block: no row for SCRUBBED; give each a tone and its traits"),
+        (
+            "nature",
+            "        Block.SCRUBBED: Nature(Tone.REST),\n{}",
+            "Block.SCRUBBED: block.allocate is never refused there, so its traits have to be FREE",
+        ),
+        ("row to it", "{}", "BlockLife: no way leads from FREED to SCRUBBED (write a row)"),
+        (
+            "row from it",
+            "{}",
+            "BlockLife: no way leads from SCRUBBED to the initial state FREED; declare final states if it may end",
+        ),
+        ("colour", "{}", "no colour is given to SCRUBBED; write a light and a dark one into STATE_COLOURS"),
+        (
+            "verb",
+            "{}",
+            "block.scrub: nothing takes this event; write the verb Ledger.scrub(), which gets a list of blocks, "
+            "or a row of COUPLINGS that has it as an effect",
+        ),
+    ],
+)
+def test_step_that_is_left_out_is_named_at_import(step: str, instead: str, sentence: str, tmp_path: Path) -> None:
+    """Nobody who forgets one searches for it: the last line says what is missing, and where it goes."""
+    grown(tmp_path, step, instead)
+    answer = said(tmp_path, IMPORTS)
+
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-1].partition(": ")[2] == sentence
+
+
+GROWN = """
+from blocklife.drawing._spec import drawings
+from blocklife.errors import RefusedError
+from blocklife.ledger import Ledger, Limits
+from blocklife.ledger._snapshot import canonical_names
+from blocklife.ledger.invariants import check
+from blocklife.states import Block, BlockLife
+from blocklife.testing.exploring._explore import Verdict, explore
+from blocklife.testing.judges._promela import promela
+from blocklife.testing.worlds._ledger_world import LedgerSettings, LedgerWorld
+
+# the free count, the free list, and what is handed out
+ledger = Ledger(Limits(num_blocks=4, num_slots=1))
+ledger.scrub([1, 2])
+assert (ledger.free, ledger.blocks.free, ledger.blocks.free_order()) == (3, 3, [1, 2, 3])
+assert ledger.blocks.count_busy() == 0 and ledger.has_room(3) and check(ledger) == []
+saved = ledger.snapshot(canonical_names(ledger))
+ledger.restore(saved)
+assert ledger.free == 3 and ledger.snapshot() == saved and ledger.statistics().blocks["SCRUBBED"] == 2
+try:
+    ledger.drop([ledger.life(1)])
+except RefusedError as refused:
+    print(refused)
+ledger.add_request("a")
+ledger.allocate("a", 3)
+assert ledger.free == 0 and check(ledger) == []
+try:
+    ledger.scrub([1])
+except RefusedError as refused:
+    print(refused)
+
+# the world of all orders, the model for SPIN, the drawing
+world = LedgerWorld(LedgerSettings.parse("verbs=scrub"))
+assert explore(world, processes=1).verdict is Verdict.HOLDS
+taken = world.coverage()["block"]
+assert all(taken[row.index] for row in BlockLife.table.rows if Block.SCRUBBED in (row.source, row.target))
+assert "BLOCK_SCRUBBED" in promela(LedgerSettings.parse("verbs=scrub"))
+assert all("SCRUBBED" in text for name, text in drawings().items() if name in ("block.svg", "life.svg"))
+"""
+
+
+def test_state_that_is_added_is_free_by_itself(tmp_path: Path) -> None:
+    """Count, list and hand-out follow from its trait; refusals, worlds, models and drawings from its rows."""
+    grown(tmp_path)
+    answer = said(tmp_path, GROWN)
+
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines() == [
+        "block 1: cannot DROP while SCRUBBED: free, and every byte of it is zero "
+        "(it is allowed while CACHED, PENDING_STORE or IN_FLIGHT)",
+        "block 1: cannot SCRUB while ALLOCATED: request a holds it, and its content is not final (first release)",
+    ]
