@@ -399,9 +399,9 @@ def test_natures_are_exactly_these(machine: type[enum.Enum]) -> None:
             "Block.FREED: block.allocate is never refused there, so its traits have to be FREE",
         ),
         (
-            "@edge(Block.FREED, Block.CACHED, to=Block.ALLOCATED)",
-            "@edge(Block.FREED, to=Block.ALLOCATED)",
-            "Block.CACHED: its traits are FREE, so block.allocate needs a row there without a guard",
+            "    @edge(Job.DONE, to=Job.DONE)\n",
+            "",
+            "Job.DONE: its traits are OUT or OVER, so job.finish needs a row there without a guard",
         ),
         (
             "Block.STALE: Nature(Tone.TROUBLE, Trait.READ, Trait.WRITTEN)",

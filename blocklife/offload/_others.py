@@ -24,7 +24,7 @@ from blocklife.ledger.records import Growth
 from blocklife.ledger.views import block_of
 from blocklife.offload._decided import DecidedSteps
 from blocklife.offload.records import Hit
-from blocklife.states import KEYED, Block
+from blocklife.states import BLANK, KEYED
 
 MAX_GUESTS = 256
 """Guests at once. Blocks of further requests are not held here: the engine holds them, and that is what counts."""
@@ -165,7 +165,7 @@ class OtherOwners:
             growth.note(
                 name,
                 group,
-                [block for block in there if state(block) is Block.FREED],
+                [block for block in there if state(block) in BLANK],
                 [block for block in there if state(block) in KEYED],
             )
         self._ledger.observe_tables(growth)

@@ -1,4 +1,4 @@
-"""The recipe *a state* of CONTRIBUTING, followed in a copy of the package: a block that is free and zeroed, SCRUBBED.
+"""The recipe *a state* of CONTRIBUTING, followed in a copy of the package: a block that is free and overwritten, WIPED.
 
 Goal: the steps of the recipe are enough, and whoever forgets one of them is told so in one sentence. Method: the steps in code
 are replacements in a copy of the package; each case runs it in a process of its own, with all of them or without one.
@@ -22,32 +22,32 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "member": (
         "states.py",
         '    CACHED = "content final, held by no request;',
-        '    SCRUBBED = "free, and every byte of it is zero"\n{}',
+        '    WIPED = "free, and overwritten with a pattern"\n{}',
     ),
-    "nature": ("states.py", "        Block.CACHED: Nature(", "        Block.SCRUBBED: Nature(Tone.REST, Trait.FREE),\n{}"),
+    "nature": ("states.py", "        Block.CACHED: Nature(", "        Block.WIPED: Nature(Tone.REST, Trait.FREE),\n{}"),
     "row to it": (
         "states.py",
         "\n\nclass SlotLife(",
         """
-    @edge(Block.FREED, to=Block.SCRUBBED)
-    def scrub(self) -> None:
-        \"\"\"Fill a free place with zeros.\"\"\"
+    @edge(Block.FREED, to=Block.WIPED)
+    def wipe(self) -> None:
+        \"\"\"Overwrite a free place.\"\"\"
 {}""",
     ),
     "row from it": (
         "states.py",
-        "    @edge(Block.FREED, Block.CACHED, to=Block.ALLOCATED)\n",
-        "    @edge(Block.SCRUBBED, to=Block.ALLOCATED)\n{}",
+        "    def allocate(self",
+        "    @edge(Block.WIPED, to=Block.ALLOCATED)\n{}",
     ),
-    "colour": ("drawing/_theme.py", '    "CACHED": (', '    "SCRUBBED": ("#bbddaa", "#3d4a20"),\n{}'),
+    "colour": ("drawing/_theme.py", '    "CACHED": (', '    "WIPED": ("#bbddaa", "#3d4a20"),\n{}'),
     "verb": (
         "ledger/_ledger.py",
         "    @verb\n    def hand_out_first(",
         """\
     @verb
-    def scrub(self, blocks: Sequence[int]) -> None:
+    def wipe(self, blocks: Sequence[int]) -> None:
         count = verbs.choose_fresh(self._core, [edge.numbers(blocks, "blocks")])
-        move_blocks(self._core, BLOCK_RULES["scrub"].move(), count, 0)
+        move_blocks(self._core, BLOCK_RULES["wipe"].move(), count, 0)
 
 {}""",
     ),
@@ -83,23 +83,23 @@ IMPORTS = "import blocklife.drawing._theme, blocklife.testing.worlds._ledger_wor
 @pytest.mark.parametrize(
     ("step", "instead", "sentence"),
     [
-        ("nature", "{}", "Block: no row for SCRUBBED; give each a tone and its traits"),
+        ("nature", "{}", "Block: no row for WIPED; give each a tone and its traits"),
         (
             "nature",
-            "        Block.SCRUBBED: Nature(Tone.REST),\n{}",
-            "Block.SCRUBBED: block.allocate is never refused there, so its traits have to be FREE",
+            "        Block.WIPED: Nature(Tone.REST),\n{}",
+            "Block.WIPED: block.allocate is never refused there, so its traits have to be FREE",
         ),
-        ("row to it", "{}", "BlockLife: no way leads from FREED to SCRUBBED (write a row)"),
+        ("row to it", "{}", "BlockLife: no way leads from FREED to WIPED (write a row)"),
         (
             "row from it",
             "{}",
-            "BlockLife: no way leads from SCRUBBED to the initial state FREED; declare final states if it may end",
+            "BlockLife: no way leads from WIPED to the initial state FREED; declare final states if it may end",
         ),
-        ("colour", "{}", "no colour is given to SCRUBBED; write a light and a dark one into STATE_COLOURS"),
+        ("colour", "{}", "no colour is given to WIPED; write a light and a dark one into STATE_COLOURS"),
         (
             "verb",
             "{}",
-            "block.scrub: nothing takes this event; write the verb Ledger.scrub(), which gets a list of blocks, "
+            "block.wipe: nothing takes this event; write the verb Ledger.wipe(), which gets a list of blocks, "
             "or a row of COUPLINGS that has it as an effect",
         ),
     ],
@@ -126,12 +126,12 @@ from blocklife.testing.worlds._ledger_world import LedgerSettings, LedgerWorld
 
 # the free count, the free list, and what is handed out
 ledger = Ledger(Limits(num_blocks=4, num_slots=1))
-ledger.scrub([1, 2])
+ledger.wipe([1, 2])
 assert (ledger.free, ledger.blocks.free, ledger.blocks.free_order()) == (3, 3, [1, 2, 3])
 assert ledger.blocks.count_busy() == 0 and ledger.has_room(3) and check(ledger) == []
 saved = ledger.snapshot(canonical_names(ledger))
 ledger.restore(saved)
-assert ledger.free == 3 and ledger.snapshot() == saved and ledger.statistics().blocks["SCRUBBED"] == 2
+assert ledger.free == 3 and ledger.snapshot() == saved and ledger.statistics().blocks["WIPED"] == 2
 try:
     ledger.drop([ledger.life(1)])
 except RefusedError as refused:
@@ -140,17 +140,17 @@ ledger.add_request("a")
 ledger.allocate("a", 3)
 assert ledger.free == 0 and check(ledger) == []
 try:
-    ledger.scrub([1])
+    ledger.wipe([1])
 except RefusedError as refused:
     print(refused)
 
 # the world of all orders, the model for SPIN, the drawing
-world = LedgerWorld(LedgerSettings.parse("verbs=scrub"))
+world = LedgerWorld(LedgerSettings.parse("verbs=wipe"))
 assert explore(world, processes=1).verdict is Verdict.HOLDS
 taken = world.coverage()["block"]
-assert all(taken[row.index] for row in BlockLife.table.rows if Block.SCRUBBED in (row.source, row.target))
-assert "BLOCK_SCRUBBED" in promela(LedgerSettings.parse("verbs=scrub"))
-assert all("SCRUBBED" in text for name, text in drawings().items() if name in ("block.svg", "life.svg"))
+assert all(taken[row.index] for row in BlockLife.table.rows if Block.WIPED in (row.source, row.target))
+assert "BLOCK_WIPED" in promela(LedgerSettings.parse("verbs=wipe"))
+assert all("WIPED" in text for name, text in drawings().items() if name in ("block.svg", "life.svg"))
 """
 
 
@@ -161,7 +161,7 @@ def test_state_that_is_added_is_free_by_itself(tmp_path: Path) -> None:
 
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines() == [
-        "block 1: cannot DROP while SCRUBBED: free, and every byte of it is zero "
+        "block 1: cannot DROP while WIPED: free, and overwritten with a pattern "
         "(it is allowed while CACHED, PENDING_STORE or IN_FLIGHT)",
-        "block 1: cannot SCRUB while ALLOCATED: request a holds it, and its content is not final (first release)",
+        "block 1: cannot WIPE while ALLOCATED: request a holds it, and its content is not final (first release)",
     ]
