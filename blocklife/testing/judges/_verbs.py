@@ -10,17 +10,47 @@ from __future__ import annotations
 
 import itertools
 
-from blocklife.states import MACHINES, Request
+from blocklife.states import (
+    ADMISSIBLE,
+    ADMITTED,
+    MACHINES,
+    OUT,
+    PINNED,
+    STORE_READS,
+    Block,
+    Request,
+    RequestLife,
+    StateT,
+    Trait,
+    states_before,
+    states_with,
+)
 from blocklife.testing.judges._model import PLAIN, ModelAction, ModelSettings, Variable
+
+# --- sets of states ----------------------------------------------------------------------------------------------------
+
+
+def _one_of(name: str, place: str, states: frozenset[StateT]) -> str:
+    """A predicate: the place is in one of these states."""
+    (machine,) = {type(each).__name__ for each in states}
+    tests = [f"{machine.lower()}[{place}] == {machine.upper()}_{each}" for each in sorted(each.name for each in states)]
+    return f"def {name}({place}):\n    return {' or '.join(tests)}"
+
+
+_SETS = "\n\n".join(
+    (
+        _one_of("submitted", "j", OUT),
+        _one_of("touched", "b", PINNED),
+        _one_of("given_up", "b", STORE_READS - states_with(Trait.HELD, Block)),
+        _one_of("grows", "r", ADMISSIBLE | ADMITTED - states_before(RequestLife.table.events["loaded"], Request)),
+    )
+)
 
 # --- the effects of couplings ------------------------------------------------------------------------------------------
 
 _LIVES = """
 def alive(j):
     return job[j] == JOB_PLANNED or submitted(j)
-
-def submitted(j):
-    return job[j] == JOB_IN_FLIGHT or job[j] == JOB_AWAITED or job[j] == JOB_UNWANTED or job[j] == JOB_QUARANTINED
 
 def on_device(j):
     return any(share[j * WORKERS + w] == HELD_BACK or share[j * WORKERS + w] == RUNS for w in range(WORKERS))
@@ -213,7 +243,7 @@ def reset_submitted():
 
 def reset_blocks():
     for b in range(BLOCKS):
-        if block[b] == BLOCK_CACHED or block[b] == BLOCK_IN_FLIGHT:
+        if can_block_drop(b):
             block_drop(b)
 
 def reset_slots():
@@ -235,10 +265,7 @@ def job_is_next(j):
     return job[j] == NONE and all(k >= j or job[k] != NONE for k in range(JOBS))
 
 def may_grow(r):
-    return (
-        table[r] == NONE and (request[r] == REQUEST_WAITING or request[r] == REQUEST_PREEMPTED
-        or request[r] == REQUEST_RUNNING)
-    )
+    return table[r] == NONE and grows(r)
 
 def may_add(r):
     return request[r] == REQUEST_FINISHED
@@ -304,7 +331,7 @@ def do_release(r):
 _JOBS = """
 def may_store(b, s, j):
     return (
-        job_is_next(j) and slot[s] == SLOT_EMPTY and block[b] != BLOCK_ALLOCATED and can_block_plan_store(b)
+        job_is_next(j) and can_slot_reserve(s) and block[b] != BLOCK_ALLOCATED and can_block_plan_store(b)
         and not stored(bkey[b])
     )
 
@@ -314,7 +341,7 @@ def do_store(b, s, j):
 
 def may_pledge(r, b, s, j):
     return (
-        job_is_next(j) and slot[s] == SLOT_EMPTY and table[r] == b + 1 and block[b] == BLOCK_ALLOCATED
+        job_is_next(j) and can_slot_reserve(s) and table[r] == b + 1 and block[b] == BLOCK_ALLOCATED
         and request[r] == REQUEST_RUNNING and not stored(letter(r))
     )
 
@@ -571,16 +598,11 @@ def slot_pins_match_readers():
     )
 
 def quiet_places_are_quiet():
-    return (
-        all(pins[b] == 0 or not (block[b] == BLOCK_FREED or block[b] == BLOCK_CACHED or block[b] == BLOCK_ALLOCATED
-        or block[b] == BLOCK_SEALED) for b in range(BLOCKS))
-    )
+    return all(pins[b] == 0 or touched(b) for b in range(BLOCKS))
 
 def overdue_is_quarantined():
     return (
-        all(refs[b] > 0 or not (block[b] == BLOCK_IN_FLIGHT or block[b] == BLOCK_STALE
-        or block[b] == BLOCK_QUARANTINED) or (block[b] == BLOCK_QUARANTINED) == (overdue[b] > 0)
-        for b in range(BLOCKS))
+        all(refs[b] > 0 or not given_up(b) or (block[b] == BLOCK_QUARANTINED) == (overdue[b] > 0) for b in range(BLOCKS))
     )
 
 def device_runs_what_is_out():
@@ -618,7 +640,7 @@ def _plain(name: str, machine: str) -> str:
 
 
 HANDWRITTEN = (
-    *(_LIVES, _EFFECTS, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS),
+    *(_SETS, _LIVES, _EFFECTS, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS),
     *(_plain(name, machine) for name, machine in PLAIN.items()),
 )
 """The whole text; the calls in it have no cycle."""
