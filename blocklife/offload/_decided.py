@@ -40,7 +40,7 @@ from blocklife.offload._groups import Mamba
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Mode, Settled
-from blocklife.states import ADMISSIBLE, COPYING, KEYED, Block, BlockLife, Job, JobLife
+from blocklife.states import ADMISSIBLE, BLANK, COPYING, KEYED, Block, BlockLife, Job, JobLife
 
 _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
 """Block states in which content is being computed and can be sealed."""
@@ -337,7 +337,7 @@ class DecidedSteps:
     def copied_to(self, blocks: Iterable[int]) -> None:
         """The step copies to these blocks first; those that no request holds were handed out, and are free again."""
         for block in blocks:
-            if not self._ledger.blocks.refs(block) and self._ledger.blocks.at(block) is not Block.FREED:
+            if not self._ledger.blocks.refs(block) and self._ledger.blocks.at(block) not in BLANK:
                 self._copied_to(block, 0, None)
 
     def _copied_to(self, block: int, group: int, key: bytes | None) -> int:
