@@ -446,6 +446,23 @@ def test_finish_reserves_what_is_left_before_the_blocks_go() -> None:
     assert rig.ledger.statistics().requests == 0
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_other_number_of_sampled_tokens_counts_after_many_steps_of_one(count: int) -> None:
+    """Who has run one token a step for long is not looked at in each, and must be where an engine tells of it."""
+    rig = Rig()
+    rig.add("a", letters(20), prompt=3)
+    rig.let_in("a")
+    rig.tick()
+    for _ in range(2):
+        rig.scheduler.grow()
+        rig.tick()
+    rig.scheduler.grow()
+    known = rig.scheduler.progress("a").known
+    rig.tick(sampled={"a": count})
+
+    assert rig.scheduler.progress("a").known == known + count
+
+
 def test_what_has_left_a_window_is_given_back_once() -> None:
     """However long the request runs on."""
     rig = Rig("swa:4:5", blocks=9)
