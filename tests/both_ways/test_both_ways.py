@@ -54,7 +54,8 @@ def test_both_ways_leave_the_same_trace(walk: str, seed: int) -> None:
 def test_the_core_that_is_tested_is_the_compiled_one() -> None:
     """Every module of the core is an extension, made of the very source beside it; no test ran the other by mistake."""
     core = built.examine()
-    files = [str(importlib.import_module(f"blocklife.{name}").__file__) for name in built.CORE]
+    own = [name for name in built.CORE if not name.startswith("engines.")]  # that of an engine runs where the engine is
+    files = [str(importlib.import_module(f"blocklife.{name}").__file__) for name in own]
 
     assert core.compiled == built.CORE
     assert core.stale == ()
@@ -237,7 +238,7 @@ def package(tmp_path: Path) -> Path:
     """A package with every module of the core, nothing in them."""
     for name in built.CORE:
         source = built.source_of(name, tmp_path)
-        source.parent.mkdir(exist_ok=True)
+        source.parent.mkdir(parents=True, exist_ok=True)
         source.write_text(f"# {name}\n", encoding="utf-8")
     return tmp_path
 
