@@ -15,6 +15,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.cli import main
+from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Transfers
 from blocklife.ledger.views import SlotsView
@@ -155,7 +156,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "drafts are not taken back": (
         "B01",
         lambda patch: without(
-            patch, SchedulerSteps, "advance", {"computed = min(end, known + max(news - 1, 0))": "computed = end"}
+            patch, TokenProgress, "reach", {"end if end < most else most": "end"}
         ),
         "I6",
     ),
@@ -198,7 +199,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "a state is not taken back": (
         "B22",
         lambda patch: without(
-            patch, SchedulerSteps, "advance", {"computed = min(end, known + max(news - 1, 0))": "computed = end"}
+            patch, TokenProgress, "reach", {"end if end < most else most": "end"}
         ),
         "I6",
     ),

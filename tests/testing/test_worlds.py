@@ -437,9 +437,12 @@ DRAFT_BUGS: Mapping[str, tuple[str, tuple[tuple[object, str, Mapping[str, str]],
     ),
     "a wrong draft counts as computed": (
         "I6",
-        ((SchedulerSteps, "advance", {"min(end, known + max(news - 1, 0))": "end"}),),
+        ((TokenProgress, "reach", {"end if end < most else most": "end"}),),
     ),
-    "drafts have one state": ("lawful", ((SchedulerSteps, "_blocks_of", {"min(self._most_states, stop - start)": "1"}),)),
+    "drafts have one state": (
+        "lawful",
+        ((TokenProgress, "blocks_of", {" and count > self.most_states": "", "return self.most_states": "return 1"}),),
+    ),
 }
 
 
