@@ -31,17 +31,13 @@ class Figure:
     peer: float | None = None
     target: str = ""
     """Where the bar is, in words; nobody is failed by it."""
-    rate: bool = False
-    """So much a second: more is better."""
     core: str = RUNNING
     """Which core ran."""
 
     @property
     def ratio(self) -> float | None:
-        """How many times the peer's cost ours is below, or its rate above; None without a peer."""
-        if self.peer is None or self.ours == 0 or self.peer == 0:
-            return None
-        return self.ours / self.peer if self.rate else self.peer / self.ours
+        """Ours as a share of the peer's, be it a cost or a rate; None without a peer."""
+        return self.ours / self.peer if self.peer else None
 
 
 @frozen(kw_only=True)

@@ -30,6 +30,7 @@ SUITES = (
     "replay",
     "growth",
     "below",
+    "before",
 )
 """Modules of this package that have a function ``measure``."""
 
@@ -100,7 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(chosen.suites) - set(SUITES):
         parser.error(f"no suite is called {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
 
-    found = measured(chosen.suites or SUITES, SMOKE if chosen.smoke else FULL)
+    try:
+        found = measured(chosen.suites or SUITES, SMOKE if chosen.smoke else FULL)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     if chosen.json:
         print(as_json(found))
     else:

@@ -1,4 +1,4 @@
-"""What a tier below costs: slots to and from files, beside plain files of the same sizes; and a step of the scheduler.
+"""What a tier below costs: slots to and from files, beside plain files of the same sizes.
 
 Bandwidth is in wall-clock time, since it waits for the system, in turns with a peer that does what cannot be left out: as many
 threads write the same bytes into as many new files of one folder, or read them into memory. No checksum, no header, no lock, no
@@ -6,9 +6,6 @@ bound, no rename there; each thread has its share of the slots from the start. E
 before the end: a file system may be slow to make files where others were removed just now. What has just been written is read
 from the page cache, which is a copy within memory, and once more from the disk. The processor's time, of all threads and with
 the system's, is what is left to compare where other work keeps the processors busy.
-
-A step is that of `tests.bench.offload`, in the processor's time of the scheduler's thread: without a tier below, with one for
-which there is nothing to do, and with one to which everything goes that is stored.
 """
 
 from __future__ import annotations
@@ -27,23 +24,15 @@ from pathlib import Path
 import numpy as np
 
 from blocklife.ledger import Direction, JobId, TierTransfer, Worker
-from blocklife.offload import BelowPolicies, Demote
-from blocklife.stores import FileStore, Identity, Presence, StoreCopier
-from blocklife.testing import MemoryStore
-from tests.bench import Figure, Scale, microseconds
-from tests.bench.offload import WINDOW, World
+from blocklife.stores import FileStore, StoreCopier
+from tests.bench import Figure, Scale
+from tests.bench.offload import identity_of
 
 THREADS = 2
 TOTAL = 64 << 20
 """Bytes of one turn."""
 SIZES = {"64 KiB": 64 << 10, "512 KiB": 512 << 10, "4 MiB": 4 << 20}
-SHARE = "at least 0.9 x"
-RUNNING_REQUESTS = 256
-
-
-def identity_of(slot_bytes: int) -> Identity:
-    """Content of one rank."""
-    return Identity(model="bench", dtype="uint8", groups="full:16", blocks_per_chunk=1, slot_bytes=slot_bytes, num_ranks=1)
+SHARE = "at least 0.9"
 
 
 class Files:
@@ -170,7 +159,6 @@ def _bandwidth(root: Path, scale: Scale) -> Iterator[Figure]:
                 peer_name=f"{peer} plain files",
                 peer=megabytes / statistics.median(seconds[peer + how]),
                 target=SHARE,
-                rate=True,
             )
             yield Figure(
                 name=f"{what}, processor",
@@ -181,29 +169,6 @@ def _bandwidth(root: Path, scale: Scale) -> Iterator[Figure]:
             )
 
 
-def steps(scale: Scale) -> Iterator[Figure]:
-    """Microseconds of a step, with a tier below and without."""
-    length, running = (2 * WINDOW, RUNNING_REQUESTS) if scale.full else (8, 4)
-    presences = [Presence(MemoryStore(), identity_of(64)) for _ in range(2)]
-    idle, busy = (
-        World(running, 0, length, below=presence, below_policies=BelowPolicies(demote=demote))
-        for presence, demote in zip(presences, (Demote.NEVER, Demote.EAGER), strict=True)
-    )
-    without = World(running, 0, length)
-    found = microseconds({"without": without.step, "idle": idle.step, "busy": busy.step}, length)
-    for presence in presences:
-        presence.close()
-    for name, what, target in (("idle", "nothing to do below", "within 5 %"), ("busy", "all that is stored is demoted", "")):
-        yield Figure(
-            name=f"a step, {running} running, {what}",
-            ours=found[name],
-            unit="us",
-            peer_name="the same without a tier below",
-            peer=found["without"],
-            target=target,
-        )
-
-
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
-    return [*bandwidth(scale), *steps(scale)]
+    return list(bandwidth(scale))

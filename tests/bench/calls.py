@@ -2,7 +2,7 @@
 
 Both are what a reader walks through who follows one verb, and most of what the verb costs on one life: so they are counted, and
 not timed. A comprehension counts as a call, as Python 3.11 makes one of it. The peer is the core as it was before: of single
-verbs before its first rebuild, of whole paths when they were first counted here.
+verbs before its first rebuild, of whole paths before the kernel.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ BEFORE = {
 }
 """Calls, and changes of file, of each verb before."""
 PATHS = {
-    "build_plan that plans a store": (99, 47),
-    "lookup with a host hit": (63, 41),
-    "admit with a load": (138, 78),
-    "build_plan that submits a load": (46, 19),
-    "settle with a load": (79, 48),
+    "build_plan that plans a store": (109, 57),
+    "lookup with a host hit": (74, 50),
+    "admit with a load": (150, 90),
+    "build_plan that submits a load": (49, 23),
+    "settle with a load": (85, 52),
 }
 """The same of what a request with a prompt of two blocks takes: the first computes and stores it, the second loads it."""
 _ROOM = str(Path(blocklife.__file__).parent)

@@ -19,7 +19,6 @@ from blocklife.testing.worlds._format import make_world
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, State, World, WorldSettings
 from tests.bench import Figure, Scale, nanoseconds
-from tests.bench.targets import EXPLORING
 
 LARGE = "wide-fence"
 """The pinned world that several processes explore."""
@@ -131,8 +130,6 @@ def measure(scale: Scale) -> list[Figure]:
             unit="states a second",
             peer_name="the search alone, steps from a dictionary",
             peer=states / nanoseconds(search, scale, 20 if scale.full else 1) * 1e9,
-            target=str(EXPLORING),
-            rate=True,
         ),
         Figure(
             name="exploring the README's world",
@@ -147,6 +144,5 @@ def measure(scale: Scale) -> list[Figure]:
             unit="states a second",
             peer_name="one process",
             peer=one,
-            rate=True,
         ),
     ]

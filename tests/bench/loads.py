@@ -14,6 +14,7 @@ from blocklife.offload import Geometry, HostTier, OffloadScheduler
 from blocklife.states import Block
 from tests.bench import Figure, Scale, microseconds
 from tests.bench.offload import BLOCK, WINDOW, Names
+from tests.bench.targets import LOAD
 
 
 class LoadingWorld:
@@ -95,6 +96,7 @@ def measure(scale: Scale) -> list[Figure]:
                 unit="us a request",
                 peer_name="plain lists and dicts, nothing checked",
                 peer=cost["plain"],
+                target=str(LOAD[blocks]),
             )
         )
     return figures

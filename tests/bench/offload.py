@@ -6,20 +6,29 @@ The figure covers all that an engine calls in a step (`grow`, `build_plan`, `set
 
 There are two peers, which end in the same tables: one looks at every request that runs, as one writes it first; the other only
 at those that cross a boundary, which is as little as there is to do. Ours and both of them take turns.
+
+The same step with a feature stands beside the step without: chunks of four blocks; a third group, of Mamba states, which the
+engine hands off where they are due; a tier below, for which there is nothing to do, or to which all goes that is stored.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import ExitStack, closing
 
 from blocklife.ledger import Checking, Completion, Ledger, Limits, Plan, Result, Worker
-from blocklife.offload import BelowIndex, BelowPolicies, Geometry, HostTier, OffloadScheduler
+from blocklife.offload import BelowIndex, BelowPolicies, Demote, Geometry, HostTier, OffloadScheduler
+from blocklife.stores import Identity, Presence
+from blocklife.testing import MemoryStore
 from tests.bench import Figure, Scale, microseconds
-from tests.bench.targets import STEP
+from tests.bench.targets import FEATURE, STEP
 
 BLOCK = 16
 WINDOW = 512
+CHUNK = 4
+STATE = CHUNK * BLOCK
+"""Tokens between two states of a Mamba group, and of a chunk."""
 PROMPT = 1_024
 LAG = 3
 
@@ -27,8 +36,10 @@ LAG = 3
 class Names:
     """The keys of one request."""
 
-    def __init__(self, number: int, count: int) -> None:
-        self._names = [[bytes((group,)) + (number << 20 | at).to_bytes(7, "little") for at in range(count)] for group in (0, 1)]
+    def __init__(self, number: int, count: int, groups: int = 2) -> None:
+        self._names = [
+            [bytes((group,)) + (number << 20 | at).to_bytes(7, "little") for at in range(count)] for group in range(groups)
+        ]
 
     def __call__(self, group: int, start: int, stop: int) -> list[bytes]:
         return self._names[group][start:stop]
@@ -47,42 +58,51 @@ class World:
         steps: int,
         *,
         blocks: int = 0,
+        spread: int = BLOCK,
+        chunk: int = 1,
+        states: bool = False,
         below: BelowIndex | None = None,
         below_policies: BelowPolicies | None = None,
     ) -> None:
-        each = (PROMPT + BLOCK + steps) // BLOCK + 2
+        each, groups = (PROMPT + spread + steps) // BLOCK + 2, 2 + states
         self.ledger = Ledger(
             Limits(
-                num_blocks=max(blocks, running * 2 * each + 64),
-                num_slots=2 * running * each,
+                num_blocks=max(blocks, running * groups * each + 64),
+                num_slots=groups * running * each,
                 max_jobs=max(64, running),
                 max_requests=running + idle + 1,
-                num_groups=2,
+                num_groups=groups,
             ),
             checking=Checking.OFF,
             deadline=1e6,
         )
-        geometry = Geometry.parse(f"full:{BLOCK},swa:{BLOCK}:{WINDOW}")
+        geometry = Geometry.parse(f"full:{BLOCK},swa:{BLOCK}:{WINDOW}" + f",mamba:{STATE}" * states, chunk)
         self.offload = OffloadScheduler(
             self.ledger, HostTier(self.ledger), geometry, below=below, below_policies=below_policies
         )
         self.now = 0.0
         self.out: deque[tuple[float, list[Completion]]] = deque()
+        self.due: list[list[tuple[str, int]]] = [[] for _ in range(STATE)]
+        """By the step, modulo a state, who has one then, and its tokens before the first step."""
         for number in range(running + idle):
             name = f"r{number}"
-            self.offload.add_request(name, Names(number, each), prompt_tokens=PROMPT)
+            self.offload.add_request(name, Names(number, each, groups), prompt_tokens=PROMPT)
             if number < running:
-                # staggered, so that each step has its share of boundaries
-                tokens = PROMPT + number % BLOCK
+                # staggered, so that each step has its share of boundaries, where these are *spread* tokens apart
+                tokens = PROMPT + number % spread
                 while (hit := self.offload.lookup(name, tokens)).deferred:  # a tier below is being asked
                     time.sleep(0.001)
                 self.offload.admit(name, hit, tokens)
+                if states:
+                    self.due[-tokens % STATE].append((name, tokens))
 
     def step(self, *, scheduled: bool = True) -> Plan:
         """One engine step without a device, in which all that run are scheduled, or nobody is."""
         self.now += 1
         if scheduled:
             self.offload.grow()
+            for name, tokens in self.due[int(self.now - 1) % STATE]:
+                self.offload.hand_off(name, 2, tokens + int(self.now) - 1)
         plan = self.offload.build_plan(self.now)
         jobs = [each.job for each in plan.stores] + [each.job for each in plan.demotes]
         self.out.append((self.now + LAG, [Completion(job, Worker(0), Result.OK) for job in jobs]))
@@ -202,16 +222,50 @@ EVERYBODY = "plain lists and dicts, nothing checked"
 CHANGED = "the same, looks only at what changes"
 
 
+def identity_of(slot_bytes: int) -> Identity:
+    """Content of one rank."""
+    return Identity(model="bench", dtype="uint8", groups="full:16", blocks_per_chunk=1, slot_bytes=slot_bytes, num_ranks=1)
+
+
+def featured(running: int, steps: int) -> list[Figure]:
+    """The step with each feature beside the one without."""
+    with ExitStack() as stack:
+
+        def below(demote: Demote) -> World:
+            presence = stack.enter_context(closing(Presence(MemoryStore(), identity_of(64))))
+            return World(running, 0, steps, spread=STATE, below=presence, below_policies=BelowPolicies(demote=demote))
+
+        worlds = {
+            "plain": World(running, 0, steps, spread=STATE),
+            f"chunks of {CHUNK}": World(running, 0, steps, spread=STATE, chunk=CHUNK),
+            f"a group of Mamba states, every {STATE} tokens": World(running, 0, steps, spread=STATE, states=True),
+            "nothing to do below": below(Demote.NEVER),
+            "all that is stored is demoted": below(Demote.EAGER),
+        }
+        cost = microseconds({name: world.step for name, world in worlds.items()}, steps)
+    plain = cost.pop("plain")
+    return [
+        Figure(
+            name=f"scheduler step, {running} running, {name}",
+            ours=each,
+            unit="us",
+            peer_name="ours, without",
+            peer=plain,
+            target=str(FEATURE),
+        )
+        for name, each in cost.items()
+    ]
+
+
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
-    figures = []
+    figures = featured(*((256, 192) if scale.full else (4, 8)))
     for running in (64, 256, 1_024, 4_096, 16_384) if scale.full else (4,):
         steps = 8 if not scale.full else 96 if running <= 1_024 else 48
         idle = () if running > 1_024 else (1_000, 10_000) if scale.full else (8,)
         worlds = {number: World(running, number, steps) for number in (0, *idle)}
         plain = {EVERYBODY: PlainTables(running, steps).step, CHANGED: PlainWheel(running, steps).step}
         cost = microseconds({**{str(number): world.step for number, world in worlds.items()}, **plain}, steps)
-        target = str(STEP[running]) if running in STEP else ""
         for peer in plain:
             figures.append(
                 Figure(
@@ -220,7 +274,7 @@ def measure(scale: Scale) -> list[Figure]:
                     unit="us",
                     peer_name=peer,
                     peer=cost[peer],
-                    target=target,
+                    target=str(STEP[running]) if peer == CHANGED and running in STEP else "",
                 )
             )
         for number in idle:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
 from blocklife.errors import MisuseError
-from tests.bench import RUNNING, SMOKE, TURN, Figure, microseconds
+from tests.bench import RUNNING, SMOKE, TURN, Figure, before, microseconds
 from tests.bench.__main__ import SUITES, main, measured, show
+from tests.bench.before import middle
 from tests.bench.gpu.__main__ import main as gpu_main
 from tests.bench.gpu.arena import FULL
 from tests.bench.gpu.records import COPIER, EACH, KIB, LIMIT, Beside, Case, Report, Timed, from_json, to_json
 from tests.bench.gpu.tables import markdown
-from tests.bench.offload import BLOCK, PROMPT, PlainTables, PlainWheel, World
-from tests.bench.targets import STEP
+from tests.bench.offload import BLOCK, CHUNK, PROMPT, STATE, PlainTables, PlainWheel, World
+from tests.bench.targets import STEP_BEFORE
 
 
 @pytest.mark.sampled(every=3)
@@ -37,10 +40,30 @@ def test_bench_suite_measures_something(suite: str) -> None:
 
 
 def test_bench_derives_the_ratio() -> None:
-    """A ratio says how many times less ours costs."""
-    assert Figure(name="a", ours=2.0, unit="ns", peer_name="b", peer=5.0).ratio == 2.5
+    """A ratio says how much ours is of the peer's, be it a cost or a rate."""
+    assert Figure(name="a", ours=2.0, unit="ns", peer_name="b", peer=5.0).ratio == 0.4
     assert Figure(name="a", ours=2.0, unit="ns").ratio is None
-    assert Figure(name="a", ours=2.0, unit="states a second", peer_name="b", peer=5.0, rate=True).ratio == 0.4
+
+
+def test_bench_tells_the_median_of_the_ratios() -> None:
+    """Beside an earlier commit: one round in which the machine was slow changes neither the ratio nor ours."""
+    ours, beside = middle([2.0, 40.0, 3.0], [4.0, 100.0, 5.0])
+
+    assert ours == 3.0
+    assert ours / beside == pytest.approx(0.5)
+
+
+def test_bench_without_the_earlier_commit_tells_ours_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where git has not got it, or where there is no git: no peer, and no bar without one."""
+    monkeypatch.setattr(before, "asked", lambda tree, words: {"64": 7.0})
+
+    assert before.copy_of("no-such-commit") is None
+    assert list(before.figures_of("steps", None, SMOKE)) == [Figure(name="scheduler step, 64 running", ours=7.0, unit="us")]
+
+    monkeypatch.setattr(before, "asked", lambda tree, words: {"64": 1.0 if tree == tmp_path else 2.0})
+    (figure,) = before.figures_of("steps", tmp_path, SMOKE)
+
+    assert (figure.ratio, figure.target) == (2.0, str(STEP_BEFORE[64]))
 
 
 @pytest.mark.slow
@@ -54,14 +77,14 @@ def test_bench_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert "transitions" in table
     for figure in found:
         assert figure["name"] in table
-        assert set(figure) == {"name", "ours", "unit", "peer", "peer_name", "target", "rate", "core", "ratio"}
+        assert set(figure) == {"name", "ours", "unit", "peer", "peer_name", "target", "core", "ratio"}
         assert figure["core"] == RUNNING
 
 
 def test_bench_shows_each_core_in_a_column_of_its_own() -> None:
     """One row for one thing, whichever cores did it, with the bars of both."""
     both = [
-        Figure(name="a step", ours=ours, unit="us", peer_name="plain", peer=50.0, target=str(STEP[64]), core=core)
+        Figure(name="a step", ours=ours, unit="us", peer_name="plain", peer=50.0, target=str(STEP_BEFORE[64]), core=core)
         for core, ours in (("interpreted", 100.0), ("compiled", 10.0))
     ]
     only = Figure(name="another", ours=7.0, unit="us", core="compiled")
@@ -70,7 +93,7 @@ def test_bench_shows_each_core_in_a_column_of_its_own() -> None:
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in told.getvalue().splitlines() if "│" in line]
 
     assert lines == [
-        ["a step", "100.00", "10.00", "50.00", "0.50 x", "5.00 x", "us", "plain", "at most 130 us; compiled: 25 us"],
+        ["a step", "100.00", "10.00", "50.00", "2.00 x", "0.20 x", "us", "plain", "at most 1.0; compiled: at most 0.11"],
         ["another", "", "7.00", "", "", "", "us", "", ""],
     ]
 
@@ -105,6 +128,17 @@ def test_bench_peers_do_the_same_work() -> None:
 
     assert whole == wheel
     assert len(changed.keys) == stored - running * 2 * PROMPT // BLOCK > 0
+
+
+@pytest.mark.parametrize(
+    ("feature", "chunks"), [({"chunk": CHUNK}, 2 * CHUNK), ({"states": True}, 2 * CHUNK + 1), ({}, 2 * CHUNK)]
+)
+def test_bench_of_a_feature_stores_what_its_groups_have(feature: Mapping[str, Any], chunks: int) -> None:
+    """In as many tokens as a state has: all blocks of two groups, whatever a chunk is, and the state of a third."""
+    world = World(3, 0, 3 * STATE, spread=STATE, **feature)
+    stored = [sum(len(each.source) for each in world.step().stores) for _ in range(3 * STATE)]
+
+    assert sum(stored[-STATE:]) == 3 * chunks
 
 
 def test_bench_refuses_an_unknown_suite(capsys: pytest.CaptureFixture[str]) -> None:

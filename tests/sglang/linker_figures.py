@@ -1,24 +1,19 @@
-"""``python -m tests.sglang.run --python 0.5.23 -m tests.sglang.linker_figures``: the linker's figures."""
+"""``python -m tests.sglang.run --python 0.5.23 -m tests.sglang.linker_figures``: what the linker saves."""
 
 from __future__ import annotations
 
 import logging
-import time
 from random import Random
 from typing import Any
 
 from attrs import evolve
 
-from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
-from blocklife.ledger import Completion, JobId, Launched, Result, Worker
 from tests.programs import importing, with_fixed_hashes
 from tests.sglang.worlds import WorldSpec
 
 with importing("tests.sglang.linker_figures", __name__):
     from tests.sglang.linked import LateLinker, linked
     from tests.sglang.rig import Rig
-
-RANK = Worker(0)
 
 
 class LruLinker(LateLinker):
@@ -59,7 +54,7 @@ def computed(spec: WorldSpec, seed: int) -> int:
     return total
 
 
-def hits() -> None:
+def main() -> None:
     """The table of tokens."""
     for pages in (24, 48, 96):
         row = []
@@ -70,67 +65,7 @@ def hits() -> None:
         print(f"{pages} pages: " + ", ".join(f"{count:,}" for count in row), flush=True)
 
 
-class Timed:
-    """A host whose copies land at once."""
-
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
-        self.host = LinkedHost(limits_for(2 * pages + 1, 65_536))
-
-    def land(self) -> list[JobId]:
-        """Carry out what is planned, and report it."""
-        plan = self.host.dispatch(0.0)
-        jobs = [] if plan is None else [each.job for each in (*plan.loads, *plan.stores)]
-        if plan is not None:
-            self.host.settle(plan, 0.0, [Launched(job, RANK) for job in jobs], [])
-            self.host.report([Completion(job, RANK, Result.OK) for job in jobs])
-        return jobs
-
-    def store(self, keys: list[bytes]) -> None:
-        """From the offer to the outcome."""
-        self.host.store(keys, range(1, self.pages + 1))
-        self.land()
-        self.host.acknowledge()
-
-    def lookup(self, keys: list[bytes]) -> None:
-        """One that finds all."""
-        self.host.lookup("a", keys)
-
-    def load(self, keys: list[bytes]) -> None:
-        """From the queue to the end."""
-        self.host.load("a", keys, range(self.pages + 1, 2 * self.pages + 1))
-        batch = self.host.start_loads()
-        self.land()
-        self.host.finish_loads(batch)
-
-    def step(self, keys: list[bytes]) -> None:
-        """With nothing to do."""
-        self.host.end_step()
-        self.land()
-        self.host.expire(0.0)
-        _ = self.host.num_acknowledged
-
-
-def costs() -> None:
-    """The table of times: the best of twelve, in microseconds."""
-    for pages in (16, 256, 2048):
-        timed, best = Timed(pages), dict[str, float]()
-        for turn in range(12):
-            keys = [b"%d/%d" % (turn, page) + b"x" * 50 for page in range(pages)]
-            for name, act in (
-                ("store", timed.store),
-                ("lookup", timed.lookup),
-                ("load", timed.load),
-                ("step", timed.step),
-            ):
-                began = time.perf_counter()
-                act(keys)
-                best[name] = min(time.perf_counter() - began, best.get(name, 1e9))
-        print(f"{pages} pages: " + ", ".join(f"{name} {seconds * 1e6:,.0f} us" for name, seconds in best.items()), flush=True)
-
-
 if __name__ == "__main__":
     with_fixed_hashes("tests.sglang.linker_figures")
     logging.disable(logging.CRITICAL)
-    costs()
-    hits()
+    main()

@@ -1,0 +1,188 @@
+"""``python -P tests/bench/probes.py PROBE [--smoke]``: what `tests.bench.before` measures here and in an earlier commit.
+
+Rules of this file:
+
+* It is run by its path, in the working tree or in the copy of a commit: what it imports is that tree's own.
+* So it names only what both have. What an engine calls may have changed between them; how it is called stands in each tree's
+  worlds, engines and examples.
+* A probe prints JSON: the figure of each thing it has measured, by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import blocklife
+from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
+from blocklife.engines.toy._replay import Replay, ReplayOptions
+from blocklife.engines.toy._workload import generate_workload
+from blocklife.ledger import Checking, Completion, Contract, JobId, Launched, Ledger, Limits, Result, Worker
+from blocklife.testing.worlds._format import make_world
+from tests.bench import microseconds
+from tests.bench.exploring import README, SMALL, rate
+from tests.bench.offload import World
+
+Figures = dict[str, float]
+
+RANK = Worker(0)
+EXAMPLE = "your_engine"
+ANSWER = 24
+"""Tokens that a request of the example samples."""
+
+
+def steps(full: bool) -> Figures:
+    """Microseconds of a step of the offload scheduler, by the number of running requests."""
+    count = 96 if full else 6
+    return {
+        str(running): microseconds({"step": World(running, 0, count).step}, count)["step"]
+        for running in ((64, 256, 1_024) if full else (4,))
+    }
+
+
+def exploring(full: bool) -> Figures:
+    """States a second of the README's world."""
+    return {"states": rate(make_world(README if full else SMALL, "bench"), 1)}
+
+
+def toy(full: bool) -> Figures:
+    """Microseconds that the toy engine, whose pool is the ledger's, spends on scheduling in a step."""
+    workload = generate_workload(requests=300 if full else 3, seed=0)
+    runs: dict[str, dict[str, Any]] = {
+        "one group": {"checking": Checking.OFF},
+        "hybrid": {"checking": Checking.OFF, "groups": "full:128,swa:128:1024,mamba:512", "gpu_blocks": 3072},
+    }
+    return {name: Replay(workload, ReplayOptions(**options)).run().scheduler_us_per_step for name, options in runs.items()}
+
+
+# --- an engine with a pool of its own ----------------------------------------------------------------------------------------
+
+
+class Own:
+    """The example's engine, with its watch or without: so many requests run, each ends after its answer, and others come.
+
+    A copy lands three steps after it was made. Every prompt begins anew, so that nothing is found in the host.
+    """
+
+    def __init__(self, running: int, *, watched: bool) -> None:
+        engine, watch = (importlib.import_module(name) for name in ("engine", "watch"))
+        blocks = 20 * running
+        self.engine: Any = engine.Engine(num_blocks=blocks - 1, num_slots=4 * blocks)
+        limits = Limits(num_blocks=blocks, num_slots=4 * blocks, max_jobs=4 * blocks, max_requests=2 * running)
+        ledger = Ledger(limits, contract=Contract.HOLD, own_pool=False, checking=Checking.OFF, deadline=1e6)
+        self.acts: Any = watch.Watch(self.engine, ledger) if watched else self.engine
+        self._out: deque[list[int]] = deque(maxlen=4)
+        self._watched, self._running, self._number, self._seen = watched, running, 0, 0
+
+    def step(self) -> None:
+        """One step, and what comes before it."""
+        self.acts.step()
+        if not self._watched:
+            self.engine.settle()
+        self._out.append(list(range(self._seen + 1, self.engine.made + 1)))
+        self._seen = self.engine.made
+        if len(self._out) == self._out.maxlen:
+            for number in self._out[0]:
+                self.acts.land(number)
+        over = [name for name, each in self.engine.requests.items() if each.computed >= 16 + ANSWER]
+        for name in over:
+            self.acts.finish(name)
+        while len(self.engine.requests) < self._running:
+            self._number += 1
+            self.engine.arrive(f"r{self._number}", f"{self._number:04d}" * 4)
+
+
+def own_pool(full: bool) -> Figures:
+    """Microseconds of a step of the example's engine, with its watch, and last alone."""
+    sys.path.insert(0, str(Path(blocklife.__file__).parents[1] / "examples" / EXAMPLE))
+    running, count = (64, 192) if full else (2, 6)
+    kinds = {"with its watch": Own(running, watched=True), "alone": Own(running, watched=False)}
+    return microseconds({name: each.step for name, each in kinds.items()}, count)
+
+
+# --- SGLang's linker ---------------------------------------------------------------------------------------------------------
+
+
+class Linked:
+    """The linker's host, whose copies land at once."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.host = LinkedHost(limits_for(2 * pages + 1, 65_536))
+
+    def land(self) -> None:
+        """Carry out what is planned, and report it."""
+        plan = self.host.dispatch(0.0)
+        if plan is not None:
+            jobs: Iterable[JobId] = [each.job for each in (*plan.loads, *plan.stores)]
+            self.host.settle(plan, 0.0, [Launched(job, RANK) for job in jobs], [])
+            self.host.report([Completion(job, RANK, Result.OK) for job in jobs])
+
+    def store(self, keys: list[bytes]) -> None:
+        """From the offer to the outcome."""
+        self.host.store(keys, range(1, self.pages + 1))
+        self.land()
+        self.host.acknowledge()
+
+    def lookup(self, keys: list[bytes]) -> None:
+        """One that finds all."""
+        self.host.lookup("a", keys)
+
+    def load(self, keys: list[bytes]) -> None:
+        """From the queue to the end."""
+        self.host.load("a", keys, range(self.pages + 1, 2 * self.pages + 1))
+        batch = self.host.start_loads()
+        self.land()
+        self.host.finish_loads(batch)
+
+    def step(self, keys: list[bytes]) -> None:
+        """With nothing to do."""
+        self.host.end_step()
+        self.land()
+        self.host.expire(0.0)
+        _ = self.host.num_acknowledged
+
+
+def linker(full: bool) -> Figures:
+    """Microseconds of what the linker does for some pages, the copies left out: the best of twelve."""
+    best: Figures = {}
+    for pages in (16, 256, 2_048) if full else (4,):
+        linked = Linked(pages)
+        for turn in range(12 if full else 1):
+            keys = [b"%d/%d" % (turn, page) + b"x" * 50 for page in range(pages)]
+            for what, act in (
+                ("a store", linked.store),
+                ("a lookup that finds all", linked.lookup),
+                ("a load", linked.load),
+                ("a step with nothing to do", linked.step),
+            ):
+                began = time.thread_time_ns()
+                act(keys)
+                took, name = (time.thread_time_ns() - began) / 1e3, f"{what}, {pages} pages"
+                best[name] = min(took, best.get(name, took))
+    return best
+
+
+PROBES: dict[str, Callable[[bool], Figures]] = {
+    "steps": steps,
+    "exploring": exploring,
+    "toy": toy,
+    "own_pool": own_pool,
+    "linker": linker,
+}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -P tests/bench/probes.py", description=__doc__)
+    parser.add_argument("probe", choices=PROBES)
+    parser.add_argument("--smoke", action="store_true", help="see that it runs, not what it costs")
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs this tells of it
+    print(json.dumps(PROBES[chosen.probe](not chosen.smoke)))
