@@ -115,7 +115,7 @@ source-mutants: $(VENV)/.dev  ## draw 300 small changes of the source, find the 
 	    --seed 1 --count 130 --page specs/source-mutants.md $(ARGS); \
 	else echo 'what of the connector needs vLLM is not judged: vLLM 0.33.0 is not here (make vllm)'; fi
 
-bench: $(VENV)/.dev  ## ratios against the peers, measured in one run
+bench: $(VENV)/.dev  ## ratios against the peers, and against the commit before the kernel, measured in one run
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 test-gpu: $(VENV)/.dev  ## what needs a CUDA device; says so where there is none
@@ -148,15 +148,20 @@ nightly-vllm: $(VENV)/.dev  ## the same in seven releases, the tables of seed bu
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.fuzz --runs 1000
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.watched long --log $(CURDIR)/.vllm/long.jsonl $(ARGS)
 
+# The watch here and in the commit before the kernel, in turns.
+BESIDE_BEFORE := --before --running 64 256 --samples 1 --modes count strict --rounds 3 --clock processor
+
 bench-vllm: override VLLM := 0.33.0
 bench-vllm: $(VENV)/.dev vllm  ## what our connector and the watch cost in a step of vLLM's scheduler, beside its own connector
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_connector $(ARGS)
 	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_watch $(ARGS)
+	@$(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.vllm.bench_watch $(BESIDE_BEFORE)
 
 bench-vllm-compiled: override VLLM := 0.33.0
-bench-vllm-compiled: $(VENV)/.dev vllm  ## the same of our connector with the core compiled as it is shipped
+bench-vllm-compiled: $(VENV)/.dev vllm  ## the same of our connector with the core compiled as it is shipped, and of the watch beside the commit before the kernel
 	@$(BIN)/python compile_core.py build/shipped --as shipped
 	@$(BIN)/python -m tests.vllm.run --python --copy build/shipped 0.33.0 -m tests.vllm.bench_connector $(ARGS)
+	@$(BIN)/python -m tests.vllm.run --python --copy build/shipped 0.33.0 -m tests.vllm.bench_watch $(BESIDE_BEFORE)
 
 sglang: $(BIN)/python  ## fetch SGLang's cache side for tests: 0.6 GB, once (SGLANG='0.5.23 0.5.14', say; SOURCES=CHECKOUT for its own tests)
 	@$(BIN)/python -m tests.sglang.fetch $(if $(SOURCES),--sources $(SOURCES)) $(SGLANG)

@@ -11,6 +11,9 @@ the scheduler, as the steps of the same round without a watch tell: ``schedule``
 What the garbage collector takes is told apart, for its pauses fall
 on whoever asks for memory next; each round has some steps without a watch, which tell what it takes then. As in vLLM's own
 engine, what was there before the first request is out of its sight.
+
+With ``--before`` each round is a process of its own, here and in a copy of an earlier commit, in turns: what is told is the
+share here, of the share there.
 """
 
 from __future__ import annotations
@@ -22,12 +25,15 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from attrs import asdict, frozen
 
-from tests.programs import importing, natural, positive
+from tests.bench import RUNNING
+from tests.bench.before import COMMIT, copy_of, in_turns, middle
+from tests.bench.targets import NO_MORE
+from tests.programs import importing, natural, positive, refused
 from tests.vllm.stopwatch import Stopwatch
 
 with importing("tests.vllm.bench_watch", __name__):
@@ -238,6 +244,38 @@ def markdown(costs: Sequence[Cost]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def beside(commit: str, chosen: argparse.Namespace) -> list[dict[str, object]]:
+    """What the watch is of the connector's own time, here and in an earlier commit: medians of rounds, and of their ratios."""
+    if (earlier := copy_of(commit)) is None:
+        refused("tests.vllm.bench_watch", f"nothing to compare with: there is no copy of {commit}")
+    words = ["-m", "tests.vllm.bench_watch", "--json", "--rounds", "1", *["--below"] * chosen.below, "--clock", chosen.clock]
+    for name in ("running", "samples", "modes"):
+        words += [f"--{name}", *map(str, getattr(chosen, name))]
+    for name in ("steps", "warm_up", "seed"):
+        words += [f"--{name.replace('_', '-')}", str(getattr(chosen, name))]
+    rounds = in_turns("the watch", words, earlier, chosen.rounds)
+    rows: list[dict[str, object]] = []
+    for at, row in enumerate(rounds[0][0]):
+        if row["sample"] != NONE:
+            share, before = middle([mine[at]["share"] for mine, _ in rounds], [other[at]["share"] for _, other in rounds])
+            told = {name: row[name] for name in ("release", "running", "mode", "sample")}
+            rows.append({**told, "core": RUNNING, "share": share, "before": before, "bar": str(NO_MORE)})
+    return rows
+
+
+def beside_markdown(rows: Sequence[Mapping[str, Any]], commit: str) -> str:
+    """A table."""
+    lines = [
+        f"| running | mode | one of | share | at {commit} | ratio | the bar |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for row in rows:
+        ratio = row["share"] / row["before"]
+        cells = [row["running"], row["mode"], row["sample"], f"{row['share']:.1%}", f"{row['before']:.1%}", f"{ratio:.2f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} | {row['bar']} |")
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench_watch", description=__doc__)
@@ -250,10 +288,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=natural, default=300)
     parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="that of a processor where the machine is busy")
+    parser.add_argument("--before", nargs="?", const=COMMIT, metavar="COMMIT", help=f"beside an earlier commit ({COMMIT})")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     costs: list[Cost] = []
     try:
+        if chosen.before:
+            found = beside(chosen.before, chosen)
+            print(json.dumps(found, indent=1) if chosen.json else beside_markdown(found, chosen.before), end="")
+            return 0
         for running in chosen.running:
             bench = Bench(running, chosen.seed, CLOCKS[chosen.clock], below=chosen.below)
             settings = [Watched(mode, sample) for mode in chosen.modes for sample in chosen.samples]

@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import vllm
 from attrs import evolve
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -130,6 +130,8 @@ class Engine:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         shape = shape_of(spec, folder)
         self.config = making.config_of(shape)
+        if spec.events:
+            self.config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         guesses = self.config.speculative_config
         self.kv_cache_config = making.cache_of(evolve(shape, guesses=guesses.num_speculative_tokens if guesses else 0))
         self.scheduler, hash_tokens = making.scheduler_of(self.config, self.kv_cache_config)

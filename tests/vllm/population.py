@@ -1,17 +1,23 @@
 """The traffic of the benches: as many running requests as asked for, under vLLM's real scheduler, with no model and no bytes.
 
 One full-attention group and one sliding window, a pool that is a little too small for all. Copies land a few steps after they
-were made, or at once when a step waits for them. Populations of one seed are made of the same requests.
+were made, or at once when a step waits for them. Populations of one seed are made of the same requests. Metrics are on in all
+of them. With a feature of ours there are chunks of several blocks, Mamba states in place of the window, or an empty store
+below, to which everything goes that is stored.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from attrs import evolve
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -40,7 +46,8 @@ HOOKS = (
     "get_kv_connector_stats",
 )
 """What vLLM's scheduler calls of a connector."""
-BLOCK, WINDOW, LAG = 16, 512, 3
+BLOCK, WINDOW, LAG, CHUNK = 16, 512, 3, 4
+Feature = Literal["chunks", "states", "below"]
 RANK = Worker(0)
 
 
@@ -126,6 +133,8 @@ class OurWorkers:
             done += [(job, self._out.pop(job)[1]) for job in plan.flushes if job in self._out]
             for transfer in plan.loads:
                 self._launch(transfer.job, step.loads.get(transfer.job, ""), launched)
+            for moved in (*plan.promotes, *plan.demotes):
+                self._out[moved.job] = (self._step + LAG, "")
         ready = [job for job, (due, _) in self._out.items() if due <= self._step]
         done += [(job, self._out.pop(job)[1]) for job in ready]
         report = WorkerReport(
@@ -163,20 +172,12 @@ class Population:
         *,
         block_tokens: int = BLOCK,
         below: bool = False,
+        events: bool = False,
+        feature: Feature | None = None,
     ) -> None:
         """*below*: the host is a quarter of that, with vLLM's file-system tier below it, which moves no bytes either."""
         self._clock = clock
-        blocks = int(running * ((1536 + 256) // block_tokens + WINDOW // block_tokens + 3) * 0.8) + 1
-        spec = WorldSpec(
-            (GroupSpec("full", block_tokens), GroupSpec("swa", block_tokens, WINDOW)),
-            blocks,
-            blocks if below else 4 * blocks,
-            max_num_seqs=running,
-            max_num_batched_tokens=max(8192, 2 * running),
-            connector=connector,
-            below=Lag() if below else None,
-        )
-        self.engine = Engine(spec)
+        self.engine = Engine(evolve(self._spec(connector, running, block_tokens, below, feature), events=events))
         self.scheduler = self.engine.scheduler
         self.workers = WORKERS[connector]()
         self.files: NoFiles | None = None
@@ -191,6 +192,28 @@ class Population:
         self._families = [[self._dice.randrange(5, 50_000) for _ in range(256)] for _ in range(8)]
         self._sent: list[list[int]] = []
         self._number = 0
+
+    def _spec(self, connector: Connector, running: int, block_tokens: int, below: bool, feature: Feature | None) -> WorldSpec:
+        states = feature == "states"
+        held = (1536 + 256) // block_tokens + (2 if states else WINDOW // block_tokens) + 3
+        blocks = int(running * held * 0.8) + 1
+        other = GroupSpec("mamba", block_tokens) if states else GroupSpec("swa", block_tokens, WINDOW)
+        spec = WorldSpec(
+            (GroupSpec("full", block_tokens), other),
+            blocks,
+            blocks if below else 4 * blocks,
+            max_num_seqs=running,
+            max_num_batched_tokens=max(8192, 2 * running),
+            connector=connector,
+            below=Lag() if below else None,
+        )
+        if feature == "chunks":
+            return evolve(spec, blocks_per_chunk=CHUNK)
+        if feature != "below":
+            return spec
+        folder = tempfile.mkdtemp(prefix="blocklife-bench-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return evolve(spec, extra_config={"below": f"fs:{folder}"})
 
     def step(self) -> int:
         """One step of the engine. Returns what the scheduler took of it, in nanoseconds."""

@@ -12,6 +12,10 @@ from tests.vllm import bench_connector, bench_watch, chat, drive, hits
 from tests.vllm.stopwatch import Stopwatch
 
 SMALL = ("--running", "2", "--steps", "5", "--warm-up", "5")
+BENCHES: list[tuple[Callable[[Sequence[str]], int], tuple[str, ...]]] = [
+    (bench_connector.main, (*SMALL, "--features", "2", "--passes", "2")),
+    (bench_watch.main, (*SMALL, "--rounds", "1", "--samples", "4")),
+]
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,7 @@ SMALL = ("--running", "2", "--steps", "5", "--warm-up", "5")
         (drive.main, ("--world", "full", "--seeds", "5-1"), "--seeds: '5-1' is an empty list of seeds"),
         (bench_connector.main, ("--running", "0"), "--running: '0' is not a positive whole number"),
         (bench_connector.main, ("--steps", "0"), "--steps: '0' is not a positive whole number"),
+        (bench_connector.main, ("--passes", "0"), "--passes: '0' is not a positive whole number"),
         (bench_connector.main, ("--warm-up", "-1"), "--warm-up: '-1' is not a whole number from 0 on"),
         (hits.main, ("--seeds", "0"), "--seeds: '0' is not a positive whole number"),
         (hits.main, ("--host-blocks", "0"), "--host-blocks: '0' is not a positive whole number"),
@@ -39,9 +44,7 @@ def test_what_makes_no_sense_is_refused(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("main", "words"), [(bench_connector.main, SMALL), (bench_watch.main, (*SMALL, "--rounds", "1", "--samples", "4"))]
-)
+@pytest.mark.parametrize(("main", "words"), BENCHES)
 def test_interrupt_while_the_collector_is_at_work_ends_a_bench(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -71,9 +74,7 @@ def test_interrupt_while_the_collector_is_at_work_ends_a_bench(
     assert (signal.getsignal(signal.SIGINT), gc.callbacks) == before
 
 
-@pytest.mark.parametrize(
-    ("main", "words"), [(bench_connector.main, SMALL), (bench_watch.main, (*SMALL, "--rounds", "1", "--samples", "4"))]
-)
+@pytest.mark.parametrize(("main", "words"), BENCHES)
 def test_bench_of_the_smallest_sizes_ends_with_a_table(
     capsys: pytest.CaptureFixture[str], main: Callable[[Sequence[str]], int], words: Sequence[str]
 ) -> None:

@@ -89,6 +89,8 @@ class WorldSpec:
     """The share of jobs of the file-system tier that fail: a store that is not written, a file that is cut or gone."""
     encoder_tokens: int = 0
     """Room for the outputs of an encoder, in tokens, and how many a step computes at most, as a model with images has them."""
+    events: bool = False
+    """Whether the engine sends KV cache events."""
     refusals: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """The share of stores that the host tier refuses, over and above those it has no room for."""
 
