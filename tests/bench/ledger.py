@@ -129,14 +129,24 @@ def store_and_evict(size: int) -> Callable[[int], None]:
     return loop
 
 
-def block_columns(count: int) -> object:
-    """Everything that a ledger keeps per block."""
-    return Ledger(Limits(num_blocks=count, num_slots=1, max_jobs=1, max_requests=1)).blocks
+def with_blocks(count: int) -> Ledger:
+    """A ledger with so many blocks, and as little else as there can be."""
+    return Ledger(Limits(num_blocks=count, num_slots=1, max_jobs=1, max_requests=1))
 
 
-def slot_columns(count: int) -> object:
-    """Everything that a ledger keeps per slot."""
-    return Ledger(Limits(num_blocks=2, num_slots=count, max_jobs=1, max_requests=1)).slots
+def with_slots(count: int) -> Ledger:
+    """The same of slots."""
+    return Ledger(Limits(num_blocks=2, num_slots=count, max_jobs=1, max_requests=1))
+
+
+MEMORY: dict[str, tuple[Callable[[int], object], str]] = {
+    "memory of one block": (lambda count: with_blocks(count)._state.core.blocks, str(BLOCK_BYTES)),
+    "memory of one slot": (lambda count: with_slots(count)._state.core.slots, str(SLOT_BYTES)),
+    "memory of one content": (lambda count: with_blocks(count)._state.core.contents, ""),
+    "all that a ledger has more for one block more": (with_blocks, ""),
+    "all that a ledger has more for one slot more": (with_slots, ""),
+}
+"""Whose memory is counted. A content is what a block or a slot may have; the journal has some room for each of them, too."""
 
 
 def measure(scale: Scale) -> list[Figure]:
@@ -186,15 +196,7 @@ def measure(scale: Scale) -> list[Figure]:
             )
         )
     by_hand = bytes_each(DictLedger, scale.models * 100)
-    for name, columns, bar in (("block", block_columns, BLOCK_BYTES), ("slot", slot_columns, SLOT_BYTES)):
-        figures.append(
-            Figure(
-                name=f"memory of one {name}",
-                ours=bytes_each(columns, scale.models * 100),
-                unit="bytes",
-                peer_name=unguarded,
-                peer=by_hand,
-                target=str(bar),
-            )
-        )
+    for name, (kept, bar) in MEMORY.items():
+        ours = bytes_each(kept, scale.models * 100)
+        figures.append(Figure(name=name, ours=ours, unit="bytes", peer_name=unguarded, peer=by_hand, target=bar))
     return figures
