@@ -35,8 +35,8 @@ Figures = dict[str, float]
 
 RANK = Worker(0)
 EXAMPLE = "your_engine"
-ANSWER = 24
-"""Tokens that a request of the example samples."""
+RUNNING, ANSWER, LIFE = 8, 12, 32
+"""Of the example's engine: requests, tokens that each samples, and steps before it begins again."""
 
 
 def steps(full: bool) -> Figures:
@@ -67,23 +67,35 @@ def toy(full: bool) -> Figures:
 
 
 class Own:
-    """The example's engine, with its watch or without: so many requests run, each ends after its answer, and others come.
+    """The example's engine, with its watch or without: some requests run, each ends after its answer, and others come.
 
-    A copy lands three steps after it was made. Every prompt begins anew, so that nothing is found in the host.
+    A copy lands three steps after it was made. Every prompt begins anew, so that nothing is found in the host. The engine walks
+    through all of its host to make room, and the watch is not told what is forgotten there: so it begins again with an empty
+    host after `LIFE` steps, before it is full.
     """
 
-    def __init__(self, running: int, *, watched: bool) -> None:
-        engine, watch = (importlib.import_module(name) for name in ("engine", "watch"))
-        blocks = 20 * running
-        self.engine: Any = engine.Engine(num_blocks=blocks - 1, num_slots=4 * blocks)
-        limits = Limits(num_blocks=blocks, num_slots=4 * blocks, max_jobs=4 * blocks, max_requests=2 * running)
+    def __init__(self, *, watched: bool) -> None:
+        self._engine, self._watch = (importlib.import_module(name) for name in ("engine", "watch"))
+        self._watched, self._number = watched, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        blocks = 64 * RUNNING
+        self.engine: Any = self._engine.Engine(num_blocks=blocks - 1, num_slots=blocks)
+        limits = Limits(num_blocks=blocks, num_slots=blocks, max_jobs=blocks, max_requests=2 * RUNNING)
         ledger = Ledger(limits, contract=Contract.HOLD, own_pool=False, checking=Checking.OFF, deadline=1e6)
-        self.acts: Any = watch.Watch(self.engine, ledger) if watched else self.engine
+        self.acts: Any = self._watch.Watch(self.engine, ledger) if self._watched else self.engine
         self._out: deque[list[int]] = deque(maxlen=4)
-        self._watched, self._running, self._number, self._seen = watched, running, 0, 0
+        self._left, self._seen = LIFE, 0
 
     def step(self) -> None:
         """One step, and what comes before it."""
+        if not self._left:
+            self._begin()
+        self._left -= 1
+        for _ in range(min(2, RUNNING - len(self.engine.requests))):
+            self._number += 1
+            self.engine.arrive(f"r{self._number}", f"{self._number:04d}" * 4)
         self.acts.step()
         if not self._watched:
             self.engine.settle()
@@ -92,20 +104,15 @@ class Own:
         if len(self._out) == self._out.maxlen:
             for number in self._out[0]:
                 self.acts.land(number)
-        over = [name for name, each in self.engine.requests.items() if each.computed >= 16 + ANSWER]
-        for name in over:
+        for name in [name for name, each in self.engine.requests.items() if each.computed >= 16 + ANSWER]:
             self.acts.finish(name)
-        while len(self.engine.requests) < self._running:
-            self._number += 1
-            self.engine.arrive(f"r{self._number}", f"{self._number:04d}" * 4)
 
 
 def own_pool(full: bool) -> Figures:
     """Microseconds of a step of the example's engine, with its watch, and last alone."""
     sys.path.insert(0, str(Path(blocklife.__file__).parents[1] / "examples" / EXAMPLE))
-    running, count = (64, 192) if full else (2, 6)
-    kinds = {"with its watch": Own(running, watched=True), "alone": Own(running, watched=False)}
-    return microseconds({name: each.step for name, each in kinds.items()}, count)
+    kinds = {"with its watch": Own(watched=True), "alone": Own(watched=False)}
+    return microseconds({name: each.step for name, each in kinds.items()}, 10 * LIFE if full else 6)
 
 
 # --- SGLang's linker ---------------------------------------------------------------------------------------------------------
