@@ -140,3 +140,36 @@ def test_blocks_that_the_engine_has_hit_and_the_ledger_does_not_know_are_counted
     assert before == 0
     assert pool.decided.holes == holes
     assert [block_of(life) for life in pool.ledger.table("b")][:holes] == [0] * holes
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [([99], "block 99: blocks are 1 to 8"), ([-1], "block -1: blocks are 1 to 8"), ([5, 5], "named twice in one call")],
+    ids=["none", "below zero", "twice"],
+)
+def test_blocks_that_an_engine_cannot_have_handed_out_are_refused(blocks: list[int], said: str) -> None:
+    """Before a table is written, that of another request in the same step, too."""
+    pool = Pool(FullAttention(2))
+    pool.add("a", (1, 2), 4)
+    pool.add("b", (3, 4), 4)
+    before = pool.ledger.snapshot()
+    pool.decided.extend("a", [(0, [6])])
+    pool.decided.extend("b", [(0, blocks)])
+    with pytest.raises(MisuseError, match=said):
+        pool.decided.settle_in()
+
+    assert pool.ledger.snapshot() == before
+
+
+def test_request_that_was_finished_beside_the_scheduler_is_named() -> None:
+    """The ledger has another request in its row by now, whose table is not written."""
+    pool = Pool(FullAttention(2))
+    pool.add("a", (1, 2), 4)
+    pool.ledger.finish("a")
+    pool.ledger.add_request("b")
+    before = pool.ledger.snapshot()
+    pool.decided.extend("a", [(0, [6])])
+    with pytest.raises(MisuseError, match="request a: it was finished beside the scheduler"):
+        pool.decided.settle_in()
+
+    assert pool.ledger.snapshot() == before
