@@ -22,7 +22,6 @@ from blocklife.core._tables import EMPTY, EPOCH_SHIFT, FINISHED, FREED, ID_MASK,
 
 Bytes: TypeAlias = bytearray
 Ints: TypeAlias = "array[int]"
-Floats: TypeAlias = "array[float]"
 
 
 Told: TypeAlias = tuple[int, int, int, list[int], list[int], list[int], int, str]
@@ -391,8 +390,9 @@ class Requests:
     ``place``, which is below that number: it is taken when the request comes, and the one that was given back first is next.
     Invariant: ``state`` is FINISHED exactly in rows that are no request; ``live`` counts the others. A row without a name is
     spare. ``named`` counts the known jobs that are for the name of the row, ``serving`` those of them that are not over;
-    ``load`` is the number of the load that the request waits for, 0 for none. ``came`` counts requests in the order in which
-    they came: whoever keeps a row with it can tell whether it still is the same request.
+    ``load`` is the number of the load that the request waits for, 0 for none. ``came`` has the number
+    of the request in a row. No number is given twice, so that who keeps a row with its number can tell whether another request
+    has the row by now.
     Invariant: the table of group *g* has ``length`` entries in ``lives`` from ``begin`` on, in the order of the prompt, all
     three at ``row * num_groups + g``; ``room`` is how long its span is, 0 for none. An entry is a life, which is counted once
     in `Blocks.refs` as long as it is current, or 0 for a position outside the window.

@@ -59,7 +59,7 @@ class Why(enum.IntEnum):
     GONE = 22
     """The request in row *place* of progress was ended, or has given its blocks back, beside its scheduler."""
     NO_BLOCK = 23
-    """There is no block *place* that could be in a table."""
+    """There is no block *other* that could be in a table."""
 
 
 class BrokenPair(enum.IntEnum):

@@ -26,6 +26,7 @@ cdef class StoreTurn:
     cdef public list lives, rows
 
     cpdef int size(self) except -1
+    cpdef list entries(self)
     cpdef clear(self)
 
 
@@ -40,7 +41,6 @@ cpdef int place(Core core, TokenProgress progress, StepGrowth grown) except -1
     group=int, row=int, start=int, stop=int, last=int, begin=int, at=int, life=cython.longlong, lives=list, names=list
 )
 cpdef list seals_of(Core core, TokenProgress progress, spans, keys)
-cpdef int leave(Core core, TokenProgress progress, rows) except -1
 @cython.locals(group=int, row=int, start=int, stop=int, life=cython.longlong, place=int)
 cpdef int leave_spans(Core core, TokenProgress progress, spans) except -1
 @cython.locals(

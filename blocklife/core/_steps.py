@@ -49,9 +49,39 @@ def held_at(core: Core, progress: TokenProgress, group: int, row: int, start: in
 # --- windows -----------------------------------------------------------------------------------------------------------
 
 
-def leave(core: Core, progress: TokenProgress, rows: Sequence[int]) -> int:
-    """Release the blocks that have left the windows of these requests, as far as tokens are settled."""
-    return leave_spans(core, progress, progress.leaving(rows))
+def leave_spans(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
+    """Release these blocks, which have left the windows of their requests."""
+    blocks, requests, total, count, twice = core.blocks, core.requests, 0, 0, False
+    if not spans:
+        return 0
+    for _, _, start, stop in spans:
+        total += stop - start
+    core.make_room(total)
+    mark = blocks.mark()
+    for group, row, start, stop in spans:
+        begin = held_at(core, progress, group, row, start, stop)
+        for at in range(begin, begin + stop - start):
+            life = requests.lives[at]
+            if life and blocks.is_current(life):
+                place = life & ID_MASK
+                if blocks.seen[place] == mark:
+                    twice = True
+                blocks.seen[place] = mark
+                core.ids[count] = place
+                count += 1
+    if twice:  # a block with several holders is let go by each
+        release_lives(core, [blocks.life(core.ids[at]) for at in range(count)])
+    else:
+        release_ids(core, count)
+    for group, row, start, stop in spans:
+        begin = held_at(core, progress, group, row, start, stop)
+        for at in range(begin, begin + stop - start):
+            requests.lives[at] = 0
+    progress.left(spans)
+    return 0
+
+
+# --- growth ------------------------------------------------------------------------------------------------------------
 
 
 def grow(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
@@ -105,89 +135,7 @@ def place(core: Core, progress: TokenProgress, grown: StepGrowth) -> int:
     return place_all(core, homes, grown.groups, grown.taken, grown.fresh)
 
 
-def seals_of(
-    core: Core, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]
-) -> list[tuple[int, list[int], list[bytes]]]:
-    """Group, lives and keys of the blocks of these spans, group by group; nulls are left out."""
-    found: list[tuple[int, list[int], list[bytes]]] = []
-    last = -1
-    lives: list[int] = []
-    names: list[bytes] = []
-    for each in range(len(spans)):
-        group, row, start, stop = spans[each]
-        if group != last:  # spans are ordered by group
-            last, lives, names = group, [], []
-            found.append((group, lives, names))
-        own = keys[each]
-        begin = held_at(core, progress, group, row, start, stop)
-        for at in range(stop - start):
-            life = core.requests.lives[begin + at]
-            if life:
-                lives.append(life)
-                names.append(own[at])
-    return found
-
-
-def leave_spans(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
-    """Release these blocks, which have left the windows of their requests."""
-    blocks, requests, total, count, twice = core.blocks, core.requests, 0, 0, False
-    if not spans:
-        return 0
-    for _, _, start, stop in spans:
-        total += stop - start
-    core.make_room(total)
-    mark = blocks.mark()
-    for group, row, start, stop in spans:
-        begin = held_at(core, progress, group, row, start, stop)
-        for at in range(begin, begin + stop - start):
-            life = requests.lives[at]
-            if life and blocks.is_current(life):
-                place = life & ID_MASK
-                if blocks.seen[place] == mark:
-                    twice = True
-                blocks.seen[place] = mark
-                core.ids[count] = place
-                count += 1
-    if twice:  # a block with several holders is let go by each
-        release_lives(core, [blocks.life(core.ids[at]) for at in range(count)])
-    else:
-        release_ids(core, count)
-    for group, row, start, stop in spans:
-        begin = held_at(core, progress, group, row, start, stop)
-        for at in range(begin, begin + stop - start):
-            requests.lives[at] = 0
-    progress.left(spans)
-    return 0
-
-
 # --- content that a step fills -----------------------------------------------------------------------------------------
-
-
-class StoreTurn:
-    """Final blocks whose turn to be stored has come, by group: their lives, and the rows of their requests.
-
-    Invariant: the lists of a group are as long as each other. ``stored`` and ``in_flight`` count what was left out since they
-    were last read: content that is stored already, and what cannot be a source because a copy reads it or its life is over.
-    """
-
-    def __init__(self, num_groups: int) -> None:
-        self.num_groups = num_groups
-        self.lives: list[list[int]] = [[] for _ in range(num_groups)]
-        self.rows: list[list[int]] = [[] for _ in range(num_groups)]
-        self.stored = self.in_flight = 0
-
-    def size(self) -> int:
-        """The number of blocks."""
-        total = 0
-        for own in self.lives:
-            total += len(own)
-        return total
-
-    def clear(self) -> None:
-        """All have had their turn."""
-        for group in range(self.num_groups):
-            self.lives[group].clear()
-            self.rows[group].clear()
 
 
 def promise(
@@ -249,6 +197,29 @@ def promise(
     return late
 
 
+def seals_of(
+    core: Core, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]
+) -> list[tuple[int, list[int], list[bytes]]]:
+    """Group, lives and keys of the blocks of these spans, group by group; nulls are left out."""
+    found: list[tuple[int, list[int], list[bytes]]] = []
+    last = -1
+    lives: list[int] = []
+    names: list[bytes] = []
+    for each in range(len(spans)):
+        group, row, start, stop = spans[each]
+        if group != last:  # spans are ordered by group
+            last, lives, names = group, [], []
+            found.append((group, lives, names))
+        own = keys[each]
+        begin = held_at(core, progress, group, row, start, stop)
+        for at in range(stop - start):
+            life = core.requests.lives[begin + at]
+            if life:
+                lives.append(life)
+                names.append(own[at])
+    return found
+
+
 # --- what is used ------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +242,41 @@ def slots_behind(core: Core, progress: TokenProgress, group: int, row: int, star
 
 
 # --- what is stored ----------------------------------------------------------------------------------------------------
+
+
+class StoreTurn:
+    """Final blocks whose turn to be stored has come, by group: their lives, and the rows of their requests.
+
+    Invariant: the lists of a group are as long as each other. ``stored`` and ``in_flight`` count what was left out since they
+    were last read: content that is stored already, and what cannot be a source because a copy reads it or its life is over.
+    """
+
+    def __init__(self, num_groups: int) -> None:
+        self.num_groups = num_groups
+        self.lives: list[list[int]] = [[] for _ in range(num_groups)]
+        self.rows: list[list[int]] = [[] for _ in range(num_groups)]
+        self.stored = self.in_flight = 0
+
+    def size(self) -> int:
+        """The number of blocks."""
+        total = 0
+        for own in self.lives:
+            total += len(own)
+        return total
+
+    def entries(self) -> list[tuple[int, int]]:
+        """The request, by its row, and the life of each block, group by group."""
+        found: list[tuple[int, int]] = []
+        for group in range(self.num_groups):
+            for at in range(len(self.lives[group])):
+                found.append((self.rows[group][at], self.lives[group][at]))
+        return found
+
+    def clear(self) -> None:
+        """All have had their turn."""
+        for group in range(self.num_groups):
+            self.lives[group].clear()
+            self.rows[group].clear()
 
 
 def is_stored(core: Core, content: int) -> bool:

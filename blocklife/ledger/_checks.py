@@ -172,7 +172,7 @@ class Checks:
     def reports(self, completions: Sequence[Completion]) -> tuple[list[int], list[int], list[bool], Sequence[tuple[int, ...]]]:
         """Reports as the kernel takes them: the numbers of jobs, workers, whether all went well, and what is missing if any is.
 
-        A job of another incarnation is none of ours: it has number 0 here.
+        The number of a job of another incarnation is replaced by 0, which no job has.
         """
         misses = False
         numbers: list[int] = []

@@ -355,8 +355,7 @@ def recheck(journal: Journal) -> None:
 
 def end(journal: Journal) -> None:
     """A call within another one has made its last write."""
-    if journal.core.judged:
-        journal.recheck()
+    recheck(journal)
     if journal.core.told or journal.core.changes:
         journal.end_verb()
 

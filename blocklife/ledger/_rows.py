@@ -19,7 +19,6 @@ from blocklife.core._steps import StepGrowth, StoreTurn
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._checks import Checks
-from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger._journal import verb
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.records import Completion, Launched
@@ -44,11 +43,6 @@ class RowVerbs:
     def name_gone(self, of_gone: Callable[[int], BlocklifeError]) -> None:
         """What to say of a request, by its row of progress, that was ended beside its scheduler."""
         self._refusals.of_gone = of_gone
-
-    @verb
-    def leave(self, progress: TokenProgress, rows: Sequence[int]) -> None:
-        """Release the blocks that have left the windows of requests. Edges: as `Ledger.release`."""
-        steps.leave(self._core, progress, rows)
 
     @verb
     def leave_spans(self, progress: TokenProgress, spans: Sequence[Span]) -> None:
@@ -93,16 +87,6 @@ class RowVerbs:
         """Take out of a turn what need not, or cannot, be stored; returns group and key of each block that is left."""
         return steps.names_of(self._core, turn) if steps.leave_out(self._core, progress, turn) else []
 
-    def contents(self, turn: StoreTurn) -> list[tuple[int, int, int, bytes]]:
-        """Row of the request, group, life and key of each block of a turn whose life is not over."""
-        core = self._core
-        found: list[tuple[int, int, int, bytes]] = []
-        for group, (lives, rows) in enumerate(zip(turn.lives, turn.rows, strict=True)):
-            for life, row in zip(lives, rows, strict=True):
-                if core.blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT:
-                    found.append((row, group, life, core.contents.key[core.blocks.key[life & ID_MASK]]))
-        return found
-
     @verb
     def seal(self, seals: Sequence[SealedContent]) -> None:
         """Seal blocks of requests, all or none. Edges: as `Ledger.seal`."""
@@ -131,7 +115,7 @@ class RowVerbs:
         plans.settle(core, plan, now, numbers, workers, oks, missing, seals)
 
     def launch(self, record: Launched, now: float) -> None:
-        """A worker has launched its share of a job; that of another incarnation is none of ours."""
+        """Note that a worker has launched its share of a job. A job of another incarnation is ignored."""
         if record.job.incarnation == self._incarnation:
             plans.launched(self._core, record.job.number, now)
 

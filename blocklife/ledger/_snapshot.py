@@ -340,7 +340,7 @@ def _save_slots(core: Core, names: Names) -> SavedSlots:
 
 
 def _blank(groups: bytes, states: bytes, without: Collection[int]) -> bytes:
-    """The groups, but for places in states in which nobody can ask for it."""
+    """The group of each place, and 0 for places whose state is among *without*, in which nobody can ask for their group."""
     return bytes([0 if state in without else group for state, group in zip(states, groups, strict=True)])
 
 

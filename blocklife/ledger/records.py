@@ -125,7 +125,8 @@ class Transfers(Sequence[Transfer]):
 
     def _all(self) -> tuple[Transfer, ...]:
         if not self._made:
-            made, source, target = list[Transfer](), *(np.frombuffer(each, np.int64) for each in (self._source, self._target))
+            source, target = np.frombuffer(self._source, np.int64), np.frombuffer(self._target, np.int64)
+            made: list[Transfer] = []
             for number, (start, stop) in zip(self._numbers, pairwise(self._cuts), strict=True):
                 job, here = JobId(self._incarnation, number), slice(start, stop)
                 sizes = tuple([self._groups.count(group, start, stop) for group in range(self._num_groups)])

@@ -8,7 +8,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import TypeAlias
 
@@ -262,10 +262,6 @@ class SlotsView:
     def any_ready(self, names: Iterable[tuple[int, bytes]]) -> bool:
         """Whether any of these contents, given by group and key, can be read now."""
         return any(self.find_ready(group, key) is not None for group, key in names)
-
-    def ready_among(self, group: int, keys: Set[bytes]) -> set[bytes]:
-        """The keys among these whose content can be read now."""
-        return {key for key in keys if self.find_ready(group, key) is not None}
 
     def named(self) -> Iterator[tuple[int, bytes, int]]:
         """All content with a key, READY or being written: group, key, slot."""

@@ -397,11 +397,11 @@ class DecidedSteps:
             self._offer_final(spans)
         if self._stores.is_busy:
             self._steps.plan_waiting()
-        if turn.size() and (counts["refused"] > refused or not self._store(turn)):
+        names = self._rows.names_left(self._progress, turn)
+        if names and (counts["refused"] > refused or not self._store(turn, names)):
             counts["refused"] += 1
-            names = self._state.names
-            found = self._rows.contents(turn)
-            self._stores.offer([Chunk(names[row], group, key, [life]) for row, group, life, key in found])
+            found, owners = zip(turn.entries(), names, strict=True), self._state.names
+            self._stores.offer([Chunk(owners[row], group, key, [life]) for (row, life), (group, key) in found])
         turn.clear()
         counts["already stored"] += turn.stored
         counts["in flight"] += turn.in_flight
@@ -413,10 +413,8 @@ class DecidedSteps:
         keys = [requests[names[row]].keys(group, start, stop) for group, row, start, stop in spans]
         self._rows.offer_final(self._progress, spans, keys, self._turn)
 
-    def _store(self, turn: StoreTurn) -> bool:
-        """Store what is not stored yet; False, with nothing changed, if there is no room for all of it."""
-        if not (names := self._rows.names_left(self._progress, turn)):
-            return True
+    def _store(self, turn: StoreTurn, names: Sequence[tuple[int, bytes]]) -> bool:
+        """Store the blocks of a turn under these names; False, with nothing changed, if there is no room for all of them."""
         if -(-len(names) // self._max_direct) > self._ledger.jobs.room or (slots := self._tier.reserve(names)) is None:
             return False
         self._rows.plan_turn(self._progress, turn, slots, self._max_direct)

@@ -306,8 +306,8 @@ class SchedulerSteps:
 
     def leave_windows(self, rows: list[int]) -> None:
         """Release blocks that no settled token needs any more; tokens in flight can still be taken back."""
-        if self._progress.slides:
-            self._rows.leave(self._progress, rows)
+        if spans := self._progress.leaving(rows):
+            self._rows.leave_spans(self._progress, spans)
 
     def make_room(self, rows: list[int], order: Sequence[int]) -> list[int]:
         """Allocate the missing blocks of these requests, at once or one after the other. Returns the rows without room."""

@@ -38,7 +38,7 @@ def _plain_verbs() -> Iterator[tuple[str, str]]:
 
 
 PLAIN: Mapping[str, str] = MappingProxyType(dict(_plain_verbs()))
-"""Events of places, with their machine, that are a verb of the ledger by themselves: no coupling, and nobody gets the place."""
+"""Events, with their machine, that the ledger has a verb for: no coupling causes them, and no request or job gets the place."""
 
 VERBS = ("submit", "cancel", "abandon", "flush", "release", "drop", *PLAIN, "pin", "quiesce", "expire", "reset")
 """What an engine does only if a world enables it. It does everything else in every world."""

@@ -37,7 +37,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from blocklife.core import _columns, _couplings, _moves, _plans, _verbs
-from blocklife.core import _steps as _step_of_many
+from blocklife.core import _steps as _core_steps
 from blocklife.core._progress import TokenProgress
 from blocklife.core._rules import PlaceMove
 from blocklife.core._tables import CAUSES, EFFECTS, MOST_EFFECTS, RULES, RULES_OF
@@ -279,7 +279,7 @@ def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
 
 _Owner: TypeAlias = "type | ModuleType"
 _KERNEL: tuple[_Owner, ...] = (
-    _moves, _couplings, _verbs, _plans, _step_of_many,
+    _moves, _couplings, _verbs, _plans, _core_steps,
     *(_columns.Core, _columns.Blocks, _columns.Slots, _columns.Contents, _columns.TransferJobs, _columns.Requests),
 )  # fmt: skip
 _OWNERS: tuple[_Owner, ...] = (
