@@ -39,6 +39,7 @@ CORE = (
     "ledger._rows",
     "ledger.jobs",
     "ledger.views",
+    "offload._asking",
     "offload._state",
     "offload._steps",
     "offload._decided",

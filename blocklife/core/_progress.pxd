@@ -105,8 +105,8 @@ cdef class TokenProgress:
         group=int, row=int, at=int, size=cython.longlong, start=cython.longlong, stop=cython.longlong, own=GroupTokens
     )
     cpdef list filling(self, rows)
-    @cython.locals(group=int, row=int, stop=cython.longlong)
-    cpdef offered_up_to(self, spans)
+    @cython.locals(group=int, row=int)
+    cpdef offered_up_to(self, spans, ends)
     cpdef offer_nothing(self, int row)
     cpdef close(self, int row)
     cpdef offer_from(self, int group, int row, long long chunk)

@@ -537,10 +537,11 @@ class TokenProgress:
                         self.set_fill_alarm(group, row)
         return found
 
-    def offered_up_to(self, spans: Sequence[Span]) -> None:
-        """Note that these chunks were offered."""
-        for group, row, _, stop in spans:
-            self.offered[group * self.size + row] = stop
+    def offered_up_to(self, spans: Sequence[Span], ends: Sequence[int]) -> None:
+        """Note that the chunks of each span before its end have had their turn."""
+        for each in range(len(spans)):
+            group, row, _, _ = spans[each]
+            self.offered[group * self.size + row] = ends[each]
             self.set_fill_alarm(group, row)
 
     def offer_nothing(self, row: int) -> None:

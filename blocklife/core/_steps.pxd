@@ -9,7 +9,7 @@ from blocklife.core._progress cimport TokenProgress
 from blocklife.core._verbs cimport allocate, check_seal, release_lives
 from blocklife.core._verbs cimport place as place_all
 
-cdef int COPIED, FINAL, FINISHED, OPEN, READABLE, STORE, UNSEALED
+cdef int COPIED, FINAL, FINISHED, OPEN, READABLE, SOURCE, STORE, UNSEALED
 cdef long long ID_MASK
 
 
@@ -23,13 +23,16 @@ cdef class StepGrowth:
 
 cdef class StoreTurn:
     cdef public int num_groups, stored, in_flight
-    cdef public list lives, rows
+    cdef public list lives, rows, contents, twins
 
+    cpdef add(self, int group, long long life, int row, int content)
     cpdef int size(self) except -1
     cpdef list entries(self)
-    cpdef clear(self)
+    @cython.locals(lives=list, rows=list, contents=list)
+    cpdef int keep(self, Core core, int group, int count) except -1
 
 
+cpdef int clear(Core core, StoreTurn turn) except -1
 cpdef int home_of(Core core, TokenProgress progress, int row) except -1
 cpdef bint is_here(Core core, TokenProgress progress, int row) except -1
 cpdef int held_at(Core core, TokenProgress progress, int group, int row, long long start, long long stop) except -1
@@ -50,16 +53,18 @@ cpdef list promise(Core core, TokenProgress progress, spans, keys, StoreTurn tur
 @cython.locals(begin=int, at=int, life=cython.longlong, slot=int)
 cpdef list slots_behind(Core core, TokenProgress progress, int group, int row, int start, int stop, int size)
 cpdef bint is_stored(Core core, int content) except -1
-@cython.locals(group=int, row=int, start=int, end=int)
-cpdef int offer_final(Core core, TokenProgress progress, spans, keys, StoreTurn turn) except -1
-@cython.locals(life=cython.longlong, place=int, trait=int, content=int, count=int)
-cpdef int take_final(Core core, TokenProgress progress, int group, int row, int start, keys, StoreTurn turn) except -1
-@cython.locals(lives=list, rows=list, life=cython.longlong, place=int, row=int, content=int, kept=int)
+@cython.locals(group=int, row=int, start=int, stored=int, in_flight=int, ready=int)
+cpdef int offer_spans(Core core, TokenProgress progress, spans, keys, StoreTurn turn, bint early) except -1
+@cython.locals(life=cython.longlong, place=int, content=int, count=int)
+cpdef int take_ready(
+    Core core, TokenProgress progress, int group, int row, int start, keys, StoreTurn turn, int ready
+) except -1
+@cython.locals(lives=list, rows=list, contents=list, life=cython.longlong, row=int, content=int, kept=int, unused=list)
 cpdef int leave_out(Core core, TokenProgress progress, StoreTurn turn) except -1
-@cython.locals(life=cython.longlong)
+@cython.locals(content=int)
 cpdef list names_of(Core core, StoreTurn turn)
 @cython.locals(
-    lives=list, rows=list, groups=list, start=int, stop=int, total=int, each=int, at=int, place=int, life=cython.longlong
+    lives=list, rows=list, groups=list, contents=list, start=int, stop=int, total=int, each=int, at=int, place=int, life=cython.longlong
 )
 cpdef list plan_turn(Core core, TokenProgress progress, StoreTurn turn, slots, int most)
 @cython.locals(found=list)

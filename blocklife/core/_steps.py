@@ -17,7 +17,7 @@ from blocklife.core._drafts import check_job, draft_job, make_jobs, tear_up_all
 from blocklife.core._moves import ask, note, write
 from blocklife.core._progress import Span, TokenProgress
 from blocklife.core._refused import KernelRefusal, Why
-from blocklife.core._tables import COPIED, FINAL, FINISHED, ID_MASK, OPEN, READABLE, STORE, UNSEALED
+from blocklife.core._tables import COPIED, FINAL, FINISHED, ID_MASK, OPEN, READABLE, SOURCE, STORE, UNSEALED
 from blocklife.core._verbs import allocate, check_seal, release_lives
 from blocklife.core._verbs import place as place_all
 
@@ -192,8 +192,7 @@ def promise(
             for inside in range(ends[each] - start):
                 life = requests.lives[at + inside]
                 if life:
-                    turn.lives[group].append(life)
-                    turn.rows[group].append(row)
+                    turn.add(group, life, row, blocks.key[life & ID_MASK])
     return late
 
 
@@ -245,17 +244,26 @@ def slots_behind(core: Core, progress: TokenProgress, group: int, row: int, star
 
 
 class StoreTurn:
-    """Final blocks whose turn to be stored has come, by group: their lives, and the rows of their requests.
+    """Blocks whose turn to be stored has come, by group: their lives, the rows of their requests, and their contents.
 
-    Invariant: the lists of a group are as long as each other. ``stored`` and ``in_flight`` count what was left out since they
-    were last read: content that is stored already, and what cannot be a source because a copy reads it or its life is over.
+    Invariant: the lists of a group are as long as each other. ``twins`` have the content of another block of the turn, and are
+    left out: group, row, life and content. ``stored`` and ``in_flight`` count what else was left out since they were last read:
+    content that is stored already, and what cannot be a source because a copy reads it or its life is over.
     """
 
     def __init__(self, num_groups: int) -> None:
         self.num_groups = num_groups
         self.lives: list[list[int]] = [[] for _ in range(num_groups)]
         self.rows: list[list[int]] = [[] for _ in range(num_groups)]
+        self.contents: list[list[int]] = [[] for _ in range(num_groups)]
+        self.twins: list[tuple[int, int, int, int]] = []
         self.stored = self.in_flight = 0
+
+    def add(self, group: int, life: int, row: int, content: int) -> None:
+        """One block more."""
+        self.lives[group].append(life)
+        self.rows[group].append(row)
+        self.contents[group].append(content)
 
     def size(self) -> int:
         """The number of blocks."""
@@ -272,11 +280,21 @@ class StoreTurn:
                 found.append((self.rows[group][at], self.lives[group][at]))
         return found
 
-    def clear(self) -> None:
-        """All have had their turn."""
-        for group in range(self.num_groups):
-            self.lives[group].clear()
-            self.rows[group].clear()
+    def keep(self, core: Core, group: int, count: int) -> int:
+        """Of a group, keep the first *count*. A content that nothing but the others names is forgotten."""
+        lives, rows, contents = self.lives[group], self.rows[group], self.contents[group]
+        for at in range(count, len(contents)):
+            core.contents.tidy(contents[at])
+        del lives[count:], rows[count:], contents[count:]
+        return 0
+
+
+def clear(core: Core, turn: StoreTurn) -> int:
+    """All have had their turn."""
+    for group in range(turn.num_groups):
+        turn.keep(core, group, 0)
+    turn.twins.clear()
+    return 0
 
 
 def is_stored(core: Core, content: int) -> bool:
@@ -285,24 +303,48 @@ def is_stored(core: Core, content: int) -> bool:
     return slot >= 0 and core.rules.slot_trait[core.slots.state[slot]] & READABLE != 0
 
 
-def offer_final(
-    core: Core, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]], turn: StoreTurn
+def offer_spans(
+    core: Core,
+    progress: TokenProgress,
+    spans: Sequence[Span],
+    keys: Sequence[Sequence[bytes]],
+    turn: StoreTurn,
+    early: bool,
 ) -> int:
-    """Chunks of one block that requests have filled have their turn, each request's up to the first that is not final yet.
+    """Chunks of one block that requests have filled have their turn, each request's up to the first that has to wait.
 
-    *keys* has those of each span, fewer if it has fewer tokens than it was to have. Refuses content under another key.
+    *keys* has those of each span, fewer if it has fewer tokens than it was to have. Content has to be final, or *early*: it
+    will be when the plan has run that stores it. Refuses content under another key.
     """
-    for each in range(len(spans)):
-        group, row, start, _ = spans[each]
-        end = take_final(core, progress, group, row, start, keys[each], turn)
-        progress.offered_up_to([(group, row, start, end)])
+    ends: list[int] = []
+    kept: list[int] = []
+    ready, stored, in_flight = SOURCE if early else FINAL, turn.stored, turn.in_flight
+    for group in range(turn.num_groups):
+        kept.append(len(turn.lives[group]))
+    try:
+        for each in range(len(spans)):
+            group, row, start, _ = spans[each]
+            ends.append(take_ready(core, progress, group, row, start, keys[each], turn, ready))
+    except BaseException:
+        turn.stored, turn.in_flight = stored, in_flight
+        for group in range(turn.num_groups):
+            turn.keep(core, group, kept[group])
+        raise
+    progress.offered_up_to(spans, ends)
     return 0
 
 
-def take_final(
-    core: Core, progress: TokenProgress, group: int, row: int, start: int, keys: Sequence[bytes], turn: StoreTurn
+def take_ready(
+    core: Core,
+    progress: TokenProgress,
+    group: int,
+    row: int,
+    start: int,
+    keys: Sequence[bytes],
+    turn: StoreTurn,
+    ready: int,
 ) -> int:
-    """Collect blocks of a request to be stored, up to the first that is not final yet. Returns that one, or the last's end."""
+    """Collect blocks of a request to be stored, up to the first that is not *ready*. Returns that one, or the last's end."""
     blocks, contents, traits, count = core.blocks, core.contents, core.rules.block_trait, len(keys)
     begin = held_at(core, progress, group, row, start, start + count)
     for at in range(count):
@@ -310,49 +352,52 @@ def take_final(
         if not life:
             continue
         place = life & ID_MASK
-        trait = traits[blocks.state[place]] if blocks.is_current(life) else 0
-        if trait & COPIED:
+        if not blocks.is_current(life) or traits[blocks.state[place]] & COPIED:
             turn.in_flight += 1
             continue
-        if not trait & FINAL:
+        if not traits[blocks.state[place]] & ready:
             return start + at
         content = blocks.key[place]
-        if contents.key[content] != keys[at]:
+        if not content:
+            content = contents.intern(group, keys[at])
+        elif contents.key[content] != keys[at]:
             raise KernelRefusal(Why.OTHER_KEY, place, content, None, keys[at])
         if is_stored(core, content):
             turn.stored += 1
         else:
-            turn.lives[group].append(life)
-            turn.rows[group].append(row)
+            turn.add(group, life, row, content)
     return start + count
 
 
 def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:
-    """Take out of a turn what is stored, being stored, over, or listed twice; returns how many blocks are left."""
-    blocks, contents, traits, total = core.blocks, core.contents, core.rules.block_trait, 0
-    mark = contents.mark()
+    """Take out of a turn what is stored, being stored or over, and twins; returns how many blocks are left."""
+    blocks, traits, total = core.blocks, core.rules.block_trait, 0
+    mark, seen = core.contents.mark(), core.contents.seen
+    unused: list[int] = []
     for group in range(turn.num_groups):
-        lives, rows, kept = turn.lives[group], turn.rows[group], 0
+        lives, rows, contents, kept = turn.lives[group], turn.rows[group], turn.contents[group], 0
         for at in range(len(lives)):
-            life, row = lives[at], rows[at]
-            place = life & ID_MASK
-            content = blocks.key[place]
-            if not blocks.is_current(life) or not content or not is_here(core, progress, row):
+            life, row, content = lives[at], rows[at], contents[at]
+            if not blocks.is_current(life) or not is_here(core, progress, row):
                 turn.in_flight += 1
-            elif contents.seen[content] == mark:
-                continue
+                unused.append(content)  # perhaps nothing else names it
             elif is_stored(core, content):
-                contents.seen[content] = mark
                 turn.stored += 1
-            elif traits[blocks.state[place]] & COPIED:
+            elif traits[blocks.state[life & ID_MASK]] & COPIED:
                 turn.in_flight += 1
+            elif seen[content] == mark:
+                turn.twins.append((group, row, life, content))
             else:
-                contents.seen[content] = mark
+                seen[content] = mark
                 lives[kept] = life
                 rows[kept] = row
+                contents[kept] = content
                 kept += 1
-        del lives[kept:], rows[kept:]
+        del lives[kept:], rows[kept:], contents[kept:]
         total += kept
+    for content in unused:
+        if seen[content] != mark:
+            core.contents.tidy(content)
     return total
 
 
@@ -360,8 +405,8 @@ def names_of(core: Core, turn: StoreTurn) -> list[tuple[int, bytes]]:
     """Group and key of the content of each block."""
     found: list[tuple[int, bytes]] = []
     for group in range(turn.num_groups):
-        for life in turn.lives[group]:
-            found.append((group, core.contents.key[core.blocks.key[life & ID_MASK]]))
+        for content in turn.contents[group]:
+            found.append((group, core.contents.key[content]))
     return found
 
 
@@ -373,9 +418,11 @@ def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Seque
     lives: list[int] = []
     groups: list[int] = []
     rows: list[int] = []
+    contents: list[int] = []
     for group in range(turn.num_groups):
         lives += turn.lives[group]
         rows += turn.rows[group]
+        contents += turn.contents[group]
         groups += [group] * len(turn.lives[group])
     jobs = core.jobs
     drafted: list[tuple[int, ...]] = []
@@ -394,7 +441,7 @@ def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Seque
                 jobs.epoch[at] = core.blocks.epoch[place]
                 jobs.slot[at] = slots[each]
                 jobs.group[at] = groups[each]
-                jobs.key[at] = core.blocks.key[place]
+                jobs.key[at] = contents[each]
             check_job(core)
             start = stop
     except BaseException:

@@ -32,6 +32,7 @@ from blocklife.states import (
     OUT_AND_WANTED,
     REVIVABLE,
     SLOTS_AT_REST,
+    STORABLE,
     STORE_READS,
     TERMINAL,
     Block,
@@ -72,7 +73,7 @@ ENDS, ENTERS, LEAVES, PUBLISHES, WITHDRAWS = 1, 2, 4, 8, 16
 REFS, PINS, WRITES, OVERDUE = 1, 2, 4, 8
 
 # Traits of block states.
-UNSEALED, KEPT, LENT_FIRST, LENT_LATER, DEAD_READ, FINAL, COPIED, OPEN, BEHIND = 1, 2, 4, 8, 16, 32, 64, 128, 256
+UNSEALED, KEPT, LENT_FIRST, LENT_LATER, DEAD_READ, FINAL, COPIED, OPEN, BEHIND, SOURCE = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512
 # Of slot states.
 READABLE = 1
 # Of job states.
@@ -335,7 +336,7 @@ def _make() -> Rules:
     rules.block_trait = _traits(
         Block, (UNSEALED, COPYING - KEYED), (KEPT, REVIVABLE), (LENT_FIRST, first), (LENT_LATER, LENT - first),
         (DEAD_READ, LENT & LIFELESS), (FINAL, KEYED), (COPIED, COPYING),
-        (OPEN, sealable - COPYING), (BEHIND, frozenset(landing) - sealable),
+        (OPEN, sealable - COPYING), (BEHIND, frozenset(landing) - sealable), (SOURCE, STORABLE),
     )  # fmt: skip
     rules.slot_target = bytearray(SlotLife.table.targets)
     rules.slot_meaning = _meaning(

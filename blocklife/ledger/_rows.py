@@ -77,15 +77,29 @@ class RowVerbs:
         return steps.slots_behind(self._core, progress, group, row, start, stop, size)
 
     @verb
-    def offer_final(
-        self, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]], turn: StoreTurn
+    def offer_spans(
+        self,
+        progress: TokenProgress,
+        spans: Sequence[Span],
+        keys: Sequence[Sequence[bytes]],
+        turn: StoreTurn,
+        *,
+        early: bool,
     ) -> None:
-        """Chunks of one block that requests have filled have their turn (`_steps.offer_final`); no place takes a step."""
-        steps.offer_final(self._core, progress, spans, keys, turn)
+        """Chunks of one block that requests have filled have their turn (`_steps.offer_spans`); no place takes a step."""
+        steps.offer_spans(self._core, progress, spans, keys, turn, early)
 
     def names_left(self, progress: TokenProgress, turn: StoreTurn) -> list[tuple[int, bytes]]:
         """Take out of a turn what need not, or cannot, be stored; returns group and key of each block that is left."""
         return steps.names_of(self._core, turn) if steps.leave_out(self._core, progress, turn) else []
+
+    def keys_of_twins(self, turn: StoreTurn) -> list[bytes]:
+        """The keys of what has the content of another block of a turn."""
+        return [self._core.contents.key[content] for _, _, _, content in turn.twins]
+
+    def end_turn(self, turn: StoreTurn) -> None:
+        """All of a turn is stored, or has to wait elsewhere."""
+        steps.clear(self._core, turn)
 
     @verb
     def seal(self, seals: Sequence[SealedContent]) -> None:
@@ -120,6 +134,10 @@ class RowVerbs:
             plans.launched(self._core, record.job.number, now)
 
     @verb
-    def plan_turn(self, progress: TokenProgress, turn: StoreTurn, slots: Sequence[int], most: int) -> None:
-        """Store a turn from which nothing is to be left out (`_steps.plan_turn`). Edges: as `Ledger.plan_stores`."""
-        steps.plan_turn(self._core, progress, turn, slots, most)
+    def plan_turn(self, progress: TokenProgress, turn: StoreTurn, slots: Sequence[int], most: int) -> list[int]:
+        """Store a turn from which nothing is to be left out (`_steps.plan_turn`). Edges: as `Ledger.plan_stores`.
+
+        Returns the numbers of the jobs.
+        """
+        number = self._core.jobs.number
+        return [number[row] for row in steps.plan_turn(self._core, progress, turn, slots, most)]

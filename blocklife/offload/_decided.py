@@ -26,8 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
-from blocklife.core._progress import Span
-from blocklife.core._steps import StepGrowth, StoreTurn
+from blocklife.core._steps import StepGrowth
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Direction
@@ -39,7 +38,7 @@ from blocklife.ledger.views import block_of
 from blocklife.offload._groups import Mamba
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._stores import Chunk
-from blocklife.offload.records import Hit, Mode, Settled
+from blocklife.offload.records import Hit, Settled
 from blocklife.states import ADMISSIBLE, BLANK, COPYING, KEYED, Block, BlockLife, Job, JobLife
 
 _OPEN = frozenset(row.source for row in BlockLife.table.rows if row.event == "seal" and isinstance(row.source, Block))
@@ -57,7 +56,8 @@ class DecidedSteps:
         self._state = state = scheduler._state
         self.calls = scheduler.calls
         self._steps = scheduler._steps
-        self._steps.planner = self
+        self._asking = self._steps.asking
+        self._asking.known_of = known_of
         self._ledger, self._tier, self._stores = state.ledger, state.tier, state.stores
         self._geometry = geometry = state.geometry
         self._progress = state.progress
@@ -65,11 +65,6 @@ class DecidedSteps:
         self._known_of = known_of
         self._one_a_step = one_a_step
         self._rows = state.rows
-        self._turn = StoreTurn(len(state.groups))
-        """Final content that is ready to be stored in this step."""
-        self._direct = geometry.blocks_per_chunk == 1 and state.policies.mode is Mode.EAGER
-        """Whether sealed content can be stored at once, without the queue."""
-        self._max_direct = min(state.policies.max_job_blocks, len(state.ledger.slots))
         self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
         self._grown = StepGrowth()
         self._late: dict[int, tuple[int, int]] = {}
@@ -235,19 +230,10 @@ class DecidedSteps:
         spans = table.fills(rows)
         if not spans:
             return
-        keys = [self._keys_of(*span) for span in spans]
-        turn = self._turn if self._direct and not self._state.lost else None
+        keys = [self._asking.ask_span(*span) for span in spans]
+        turn = self._steps.turn if self._steps.direct and not self._state.lost else None
         for row in self._rows.promise(table, spans, keys, turn):  # one of its blocks waits for an older copy in this plan
             self._store_late(row, self._ledger.plan_number + 1)
-
-    def _keys_of(self, group: int, row: int, start: int, stop: int) -> Sequence[bytes]:
-        """The keys of some blocks of a request; if there are fewer tokens than expected, its columns say so from here on."""
-        name = self._state.names[row]
-        found = self._state.requests[name].keys(group, start, stop)
-        if len(found) < stop - start:
-            self._progress.speak_up(row)
-            self._progress.known[row] = self._known_of(name)
-        return found
 
     def _without_doubt(self, rows: list[int]) -> list[int]:
         """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
@@ -270,10 +256,10 @@ class DecidedSteps:
                     at, storing = group * table.size + row, table.bound(row, table.end_of(row))
                     going = min(table.first_needed(group, row), table.sealed[at])
                     start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
-                    if self._direct and start < stop:
-                        self._offer_final([(group, row, start, stop)])
-        if self._stores.waiting or self._turn.size():
-            self.plan_stores([])
+                    if self._steps.direct and start < stop:
+                        self._steps.take_ready([(group, row, start, stop)], [self._asking.ask_span(group, row, start, stop)])
+        if self._stores.waiting or self._steps.turn.size():
+            self._steps.plan_stores([], [])
 
     def not_among(self, names: Set[str]) -> list[str]:
         """The running requests that are not among these."""
@@ -320,7 +306,7 @@ class DecidedSteps:
         tail is stored from there; those of the attention groups from the request's own blocks, when it ends.
         """
         tracked = self._state.requests.get(name)
-        key = None if tracked is None else self._steps.tail_key_of(tracked, group, end)
+        key = None if tracked is None else self._asking.tail_key_of(tracked, group, end)
         if tracked is not None and (key is None or end > self._progress.bound(tracked.row, end)):
             tracked, key = None, None
         held = [] if tracked is None else [each for each in self._ledger.requests.held(name, group) if block_of(each) == block]
@@ -383,44 +369,6 @@ class DecidedSteps:
     def is_late(self) -> bool:
         """Whether `catch_up` may have work."""
         return bool(self._late)
-
-    def plan_stores(self, rows: list[int]) -> None:
-        """As in the scheduler, but content that can be stored at once goes into few jobs, each shared by its requests.
-
-        It comes after content in the queue, and is queued if the host tier has no room.
-        """
-        counts, turn = self._stores.counts, self._turn
-        refused, spans = counts["refused"], self._progress.filling(rows)
-        if not self._direct or self._state.lost:
-            self._steps.offer_filled(spans)
-        elif spans:
-            self._offer_final(spans)
-        if self._stores.is_busy:
-            self._steps.plan_waiting()
-        names = self._rows.names_left(self._progress, turn)
-        if names and (counts["refused"] > refused or not self._store(turn, names)):
-            counts["refused"] += 1
-            found, owners = zip(turn.entries(), names, strict=True), self._state.names
-            self._stores.offer([Chunk(owners[row], group, key, [life]) for (row, life), (group, key) in found])
-        turn.clear()
-        counts["already stored"] += turn.stored
-        counts["in flight"] += turn.in_flight
-        turn.stored = turn.in_flight = 0
-
-    def _offer_final(self, spans: list[Span]) -> None:
-        """These blocks have their turn, as far as they are final."""
-        names, requests = self._state.names, self._state.requests
-        keys = [requests[names[row]].keys(group, start, stop) for group, row, start, stop in spans]
-        self._rows.offer_final(self._progress, spans, keys, self._turn)
-
-    def _store(self, turn: StoreTurn, names: Sequence[tuple[int, bytes]]) -> bool:
-        """Store the blocks of a turn under these names; False, with nothing changed, if there is no room for all of them."""
-        if -(-len(names) // self._max_direct) > self._ledger.jobs.room or (slots := self._tier.reserve(names)) is None:
-            return False
-        self._rows.plan_turn(self._progress, turn, slots, self._max_direct)
-        for slot in slots:
-            self._stores.suffix[slot] = 1
-        return True
 
     # --- a whole table ------------------------------------------------------------------------------------------------------
 

@@ -87,6 +87,7 @@ class OffloadScheduler(edge.NotCopied):
             check_index(below)
         self._state = state = SchedulerState(ledger, tier, geometry, policies, below, below_policies)
         self._steps = SchedulerSteps(state)
+        self._asking = self._steps.asking
         state.rows.name_gone(lambda row: self._steps.changed_beside(state.names[row]))
         self.calls = ledger.calls
         self._progress, self._search = state.progress, state.search
@@ -204,12 +205,12 @@ class OffloadScheduler(edge.NotCopied):
         if last is not None and last.deferred and tracked.asked == asked and self._steps.waits_on(tracked):
             tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
-        names = self._steps.ask_names(tracked, known_tokens)
+        names = self._asking.ask_names(tracked, known_tokens)
         search = partial(
             self._search.run, name, names, known_tokens, device_tokens, self._progress.making,
             host=not self._state.lost and tracked.failures < self.policies.max_load_failures,
             most=self._progress.most_loaded[tracked.row], pending=tracked.until != -inf,
-            tails=None if tracked.tails is None else partial(self._steps.tail_answer, tracked),
+            tails=None if tracked.tails is None else partial(self._asking.tail_answer, tracked),
         )  # fmt: skip
         hit = search(below=waits_below)
         self.calls.writes()
@@ -304,7 +305,7 @@ class OffloadScheduler(edge.NotCopied):
         if self._state.has_states and end > known + self.policies.state_drafts:
             self._steps.refuse_drafts(name, known, known + self.policies.state_drafts)
         if loads:
-            self._steps.ask_load(tracked, hit)
+            self._asking.ask_load(tracked, hit)
         self.calls.writes()
         try:
             if loads:  # before blocks are allocated: a block that is handed out loses its content
@@ -363,7 +364,7 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
         self._steps.check_held(name)
         if runs := self.ledger.request_state(name) is Request.RUNNING:
-            self._steps.ask_offer(name, tracked, self._progress.computed_of(tracked.row))
+            self._asking.ask_offer(name, tracked, self._progress.computed_of(tracked.row))
         self.calls.writes()
         if runs:
             self._steps.offer(name, tracked, self._progress.computed_of(tracked.row))
@@ -483,15 +484,15 @@ class OffloadScheduler(edge.NotCopied):
         rows = table.looked_at()
         doubtful = self._steps.in_doubt() if self._state.waiting_loads and self.policies.load_within_tokens else []
         final = [row for row in rows if row not in doubtful] if doubtful else rows
-        spans = table.filling(final) if self._steps.planner is None else []
-        self._steps.ask_filled(spans)
+        spans = table.filling(final)
+        keys = self._asking.ask_filled(spans)
         self.calls.writes()
         if self._state.preempted and (jobs := self.ledger.jobs_of(*self._state.preempted)).ids:
             self.ledger.flush(jobs, "preempted")
         self._state.preempted.clear()
         for name in list(self._state.states):
             self._steps.offer_states(name, self._state.requests[name].row)
-        self._steps.plan_stores(final, spans)
+        self._steps.plan_stores(spans, keys)
         if self._steps.is_last_step() and (jobs := self.ledger.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "last step")
         for name in list(self._state.pinned):
@@ -574,7 +575,7 @@ class OffloadScheduler(edge.NotCopied):
         seals = self._steps.seals(final) if final else []
         if self._state.ending or handed:
             reached = dict(zip(rows, computed, strict=True))
-            self._steps.ask_keys_of_ending(turn, reached)
+            self._asking.ask_keys_of_ending(turn, reached)
             seals += self._steps.state_seals(handed, reached)
         # the reports come first: seals of a request whose load has failed are stale by then, and change nothing
         edge.moment(now, "now")

@@ -157,7 +157,7 @@ def _remembered(core: SchedulerState) -> list[int]:
     for chunk in stores._candidates.values():
         lives += chunk.lives
     for number in stores._made:
-        for chunk in stores.made(number):
+        for chunk in stores._made[number]:
             lives += chunk.lives
     for exposed in stores._exposed.values():
         lives += exposed
@@ -275,7 +275,7 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
 
     line = tuple([(owner, places(own)) for owner, own in stores._line.items()]) if stores._line else ()
     made: list[tuple[int, tuple[int, ...]]] = []
-    planned = {number: stores.made(number) for number in stores._made if number in numbers}  # so that ids are not reused
+    planned = {number: own for number, own in stores._made.items() if number in numbers}  # so that ids are not reused
     for number, own in planned.items():
         made.append((numbers[number], places(own)))
     candidates: tuple[tuple[int, int], ...] = ()

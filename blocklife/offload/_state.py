@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TypeAlias
 
 from blocklife.core._columns import zeros
@@ -12,7 +12,6 @@ from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
-from blocklife.ledger._journal import Journal
 from blocklife.offload._below import BelowIndex, BelowPolicies, TierBelow
 from blocklife.offload._groups import Geometry, Group, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier
@@ -60,30 +59,6 @@ class Tracked:
         self.fetched: list[int] = []
 
 
-class Answers:
-    """What the key functions of requests have answered in the outermost call that is being made.
-
-    Invariant: ``keys`` and ``tails`` are empty where an earlier call has filled them (`present`).
-    """
-
-    __slots__ = ("_call", "_journal", "keys", "tails")
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal, self._call = journal, 0
-        self.keys: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
-        """By row and group: the first block, and the keys from there on."""
-        self.tails: dict[tuple[int, int, int], bytes | None] = {}
-        """By row, group and the token at which the tail ends."""
-
-    def present(self) -> Answers:
-        """The answers of this call."""
-        if self._call != self._journal.calls:
-            self._call = self._journal.calls
-            self.keys.clear()
-            self.tails.clear()
-        return self
-
-
 class SchedulerState(edge.NotCopied):
     """The state of a scheduler.
 
@@ -118,7 +93,6 @@ class SchedulerState(edge.NotCopied):
         self.attention = [group for group in self.groups if not isinstance(geometry.groups[group], Mamba)]
         self.has_states = len(self.attention) < len(self.groups)
         self.requests: dict[str, Tracked] = {}
-        self.answers = Answers(ledger.calls)
         self.names: dict[int, str] = {}
         self.added = zeros("q", ledger.limits.max_requests)
         self.num_added = 0

@@ -4,20 +4,18 @@ Rules of this file:
 
 * `_scheduler.py` and `_decided.py` have the calls of an engine and refuse a wrong order; the work is done here.
 * A change goes to the ledger first and is noted here afterwards, so that a refusal leaves both unchanged.
-* A call asks the engine's key functions for all that it needs (the functions that begin with ``ask_``) before it changes
-  anything: an error in them leaves everything as it was. What they have answered is kept until the next call begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import NoReturn, Protocol, TypeAlias
+from typing import NoReturn
 
 from attrs import evolve
 
 from blocklife.core._progress import PlanTokens, Span
-from blocklife.core._tables import ENDLESS
+from blocklife.core._steps import StoreTurn
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Contract
 from blocklife.ledger import _edge as edge
@@ -26,28 +24,18 @@ from blocklife.ledger._refusals import counted, some
 from blocklife.ledger._rows import SealedContent
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
 from blocklife.ledger.views import block_of
-from blocklife.offload._groups import FullAttention, Mamba
+from blocklife.offload._asking import Asking
+from blocklife.offload._groups import Mamba
 from blocklife.offload._state import SchedulerState, Tracked
-from blocklife.offload._stores import Chunk, Filled
-from blocklife.offload.records import Hit, LastStep
+from blocklife.offload._stores import Chunk
+from blocklife.offload.records import Hit, LastStep, Mode
 from blocklife.states import ADMISSIBLE, KEYED, Block, Request, Trait, states_with
 
-_BYTES = frozenset({bytes})
 _FREE = states_with(Trait.FREE, Block)
-
-Content: TypeAlias = tuple[Span, list[int], Sequence[bytes]]
-"""Neighbouring blocks of one request, their lives and their keys."""
-
-
-class StorePlanner(Protocol):
-    """A replacement for the choice of stores in a step, from the chunks that requests fill and those that wait."""
-
-    def plan_stores(self, rows: list[int]) -> None:
-        """Choose, and plan the stores."""
 
 
 class SchedulerSteps:
-    """The building blocks of one scheduler. With its own *planner*, an engine chooses itself what a step stores."""
+    """The building blocks of one scheduler."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -56,9 +44,14 @@ class SchedulerSteps:
         self._policies = state.policies
         self._progress = state.progress
         self._stores = state.stores
+        self.asking = Asking(state)
         self._drafts = any(state.geometry.drafters)
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
-        self.planner: StorePlanner | None = None
+        self.turn = StoreTurn(len(state.groups))
+        """What is ready to be stored in this step."""
+        self.direct = state.geometry.blocks_per_chunk == 1 and state.policies.mode is Mode.EAGER
+        """Whether what is ready can be stored at once, without the queue."""
+        self._most = min(state.policies.max_job_blocks, len(state.ledger.slots))
 
     # --- letting in ---------------------------------------------------------------------------------------------------------
 
@@ -71,7 +64,7 @@ class SchedulerSteps:
             stop = -(-end // self._geometry.block_tokens[group])
             lives = list(hit.lives[group])
             mamba = isinstance(self._geometry.groups[group], Mamba)
-            begin = self.load_start(group, hit) - len(lives)
+            begin = self.asking.load_start(group, hit) - len(lives)
             # in a Mamba group only the state at the end has a block, and those of drafts have
             skip = max(0, stop - self._progress.most_states - (begin + len(lives))) if mamba else 0
             count = max(0, stop - begin - len(lives) - skip)
@@ -136,10 +129,10 @@ class SchedulerSteps:
             slots = hit.slots[group]
             if not slots:
                 continue
-            start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
+            start, stop = self.asking.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
             chunk = start // size
-            names = list(self.keys_of(tracked, group, start, stop))
-            if tail := self._tail_of(tracked, group, hit):
+            names = list(self.asking.keys_of(tracked, group, start, stop))
+            if tail := self.asking.tail_of(tracked, group, hit):
                 stop += 1
                 names.append(tail)
             lives = self._ledger.requests.held(name, group, start, stop)
@@ -150,11 +143,6 @@ class SchedulerSteps:
         for transfer in transfers:
             self._state.host_hits[transfer.blocks.group] += len(transfer.blocks)
         self.expect(name, brought)
-
-    def _tail_of(self, tracked: Tracked, group: int, hit: Hit) -> bytes | None:
-        """The key of the tail that a hit ends with in one group; None if it ends with a block."""
-        ends_inside = hit.tokens % self._geometry.block_tokens[group]
-        return self.tail_key_of(tracked, group, hit.tokens) if ends_inside else None
 
     def expect(self, name: str, contents: Iterable[tuple[int, bytes]]) -> None:
         """Note that a load of a request brings these, so that no other request loads them."""
@@ -167,14 +155,9 @@ class SchedulerSteps:
         """The whole blocks that a load of this hit brings, by group and key; nobody else can hit its tail on the device."""
         for group in self._state.groups:
             if hit.slots[group]:
-                start, stop = self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
-                for key in self.keys_of(tracked, group, start, stop):
+                start, stop = self.asking.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
+                for key in self.asking.keys_of(tracked, group, start, stop):
                     yield group, key
-
-    def load_start(self, group: int, hit: Hit) -> int:
-        """The first block that a load of one group fills."""
-        first = self._geometry.needed(group, hit.compute_from).start
-        return max(first, hit.device_tokens // self._geometry.block_tokens[group])
 
     def enter(self, name: str, tracked: Tracked, hit: Hit, tokens: int) -> None:
         """Set up an admitted request; without *tokens* it does not run yet."""
@@ -335,46 +318,67 @@ class SchedulerSteps:
 
     # --- offering -----------------------------------------------------------------------------------------------------------
 
-    def plan_stores(self, rows: list[int], spans: list[Span]) -> None:
-        """Choose what is stored now, from the chunks that these requests fill, *spans*, and those that wait, and plan it."""
-        if self.planner is not None:
-            self.planner.plan_stores(rows)
-        elif self._state.lost or self._geometry.blocks_per_chunk > 1:
-            self.offer_filled(spans)
-            self.plan_waiting()
-        else:
-            self._stores.plan_filled(self.take_filled(spans))
+    def plan_stores(self, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]) -> None:
+        """Choose what is stored now, from the chunks that a step fills, *spans* with *keys*, and those that wait; plan it.
 
-    def plan_waiting(self) -> None:
-        """Plan the stores of the queued chunks."""
-        if not self._state.lost:
-            self._stores.plan()
+        Where nothing waits, chunks of one block that are ready are stored at once, in few jobs, each for all requests whose
+        blocks it moves. If the host tier has no room for all of them, they wait as well, in the order of their requests.
+        """
+        line, turn, lost = self._stores, self.turn, self._state.lost
+        line.take_back()
+        try:
+            if self.direct and not lost:
+                self.take_ready(spans, keys)
+            if self.asking.known_of is None or not self.direct:
+                self.offer_filled(spans)
+            names = self._rows.names_left(self._progress, turn) if turn.size() else []
+            if names and (line.waits or not self._store(names)):
+                line.offer(self._chunks(names))
+            if turn.twins:
+                line.offer(self._twins())
+        finally:
+            self._rows.end_turn(turn)
+        if line.is_busy and not lost:
+            line.plan()
+        line.counts["already stored"] += turn.stored
+        line.counts["in flight"] += turn.in_flight
+        turn.stored = turn.in_flight = 0
+
+    def take_ready(self, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]) -> None:
+        """Chunks of one block have their turn, as far as they are ready."""
+        if spans:
+            self._rows.offer_spans(self._progress, spans, keys, self.turn, early=self.asking.known_of is None)
+
+    def _store(self, names: Sequence[tuple[int, bytes]]) -> bool:
+        """Store what is ready under these names; False, with nothing changed, if there is no room for all of it."""
+        if -(-len(names) // self._most) > self._ledger.jobs.room or (slots := self._state.tier.reserve(names)) is None:
+            return False
+        numbers = self._rows.plan_turn(self._progress, self.turn, slots, self._most)
+        for slot in slots:
+            self._stores.suffix[slot] = 1
+        if self.asking.known_of is None:  # they are submitted when their content is final
+            chunks = self._chunks(names)
+            for at, number in enumerate(numbers):
+                self._stores.await_submit(number, chunks[at * self._most : (at + 1) * self._most])
+        return True
+
+    def _chunks(self, names: Sequence[tuple[int, bytes]]) -> list[Chunk]:
+        """What is ready as chunks with these names."""
+        owners, entries = self._state.names, self.turn.entries()
+        return [Chunk(owners[row], group, key, [life]) for (row, life), (group, key) in zip(entries, names, strict=True)]
+
+    def _twins(self) -> list[Chunk]:
+        """What is ready in other blocks with the same content: it would be missing if the store of the first failed."""
+        return [
+            Chunk(self._state.names[row], group, key, [life])
+            for (group, row, life, _), key in zip(self.turn.twins, self._rows.keys_of_twins(self.turn), strict=True)
+        ]
 
     def offer_filled(self, spans: Sequence[Span]) -> None:
-        """Offer the chunks that this step fills; only requests that cross a boundary are looked at."""
+        """Offer the chunks that this step fills and that have not had their turn; only who crosses a boundary is looked at."""
         for group, row, _, stop in spans:
-            self.offer_chunks(self._state.names[row], row, group, stop)
-
-    def take_filled(self, spans: list[Span]) -> list[Filled]:
-        """The same, if a chunk is one block; marks them as offered."""
-        if not spans:
-            return []
-        names = self._state.names
-        found = [(names[span[1]], span[0], lives, keys) for span, lives, keys in self.contents(spans)]
-        self._progress.offered_up_to(spans)
-        return found
-
-    def contents(self, spans: Sequence[Span]) -> list[Content]:
-        """The lives and the keys of some blocks of requests."""
-        found: list[Content] = []
-        names, tracked, held = self._state.names, self._state.requests, self._ledger.requests.held
-        for span in spans:
-            group, row, start, stop = span
-            name = names[row]
-            if name not in self._ledger.requests or len(lives := held(name, group, start, stop)) < stop - start:
-                raise self.changed_beside(name)
-            found.append((span, lives, self.keys_of(tracked[name], group, start, stop)))
-        return found
+            if self._progress.offered[group * self._progress.size + row] < stop:
+                self.offer_chunks(self._state.names[row], row, group, stop)
 
     def offer(self, name: str, tracked: Tracked, tokens: int) -> None:
         """Offer what a request leaves behind: the chunks of its first *tokens* that have not had their turn."""
@@ -395,13 +399,13 @@ class SchedulerSteps:
         start = self._progress.offered[group * self._progress.size + row]
         chunks: list[Chunk] = []
         if not self._state.lost:
-            keys = self.keys_of(self._state.requests[name], group, start * size, stop * size)
+            keys = self.asking.keys_of(self._state.requests[name], group, start * size, stop * size)
             for chunk in range(start, stop):
                 # a hit reads at least the end of a chunk
                 if table[(chunk + 1) * size - 1] != NULL:
                     lives = table[chunk * size : (chunk + 1) * size]
                     chunks.append(Chunk(name, group, keys[(chunk - start + 1) * size - 1], lives))
-        self._progress.offered_up_to([(group, row, start, stop)])
+        self._progress.offered_up_to([(group, row, start, stop)], [stop])
         self._stores.offer(chunks)
 
     def offer_tail(self, name: str, tracked: Tracked, tokens: int) -> None:
@@ -410,13 +414,13 @@ class SchedulerSteps:
         It ends where states were handed off or, without groups of states, at the last boundary within the first *tokens* that
         leaves room for the proof of a drafter. If the proof ends with the block, the block is stored as any that is full.
         """
-        end, size = self._tail_end(tracked, tokens), self._geometry.block_tokens[0]
+        end, size = self.asking.tail_end(tracked, tokens), self._geometry.block_tokens[0]
         if not end or self._state.lost:
             return
         for group in self._state.attention:
             if not (end + self._geometry.tail_proofs[group]) % size:
                 continue
-            key = self.tail_key_of(tracked, group, end)
+            key = self.asking.tail_key_of(tracked, group, end)
             (life,) = self._ledger.requests.held(name, group, end // size, end // size + 1)
             state = self._ledger.blocks.of(life) if life != NULL else None
             if key is None or state is None or (state is not Block.ALLOCATED and state not in KEYED):
@@ -424,15 +428,6 @@ class SchedulerSteps:
             if state is Block.ALLOCATED:
                 self._ledger.seal(Batch[Allocated]([life], group), [key])
             self._stores.offer([Chunk(name, group, key, [life], tail=True)])
-
-    def _tail_end(self, tracked: Tracked, tokens: int) -> int:
-        """Where the tail ends that a request of so many tokens leaves behind; 0 if it leaves none."""
-        unit = self._geometry.tail_tokens
-        if unit is None or tracked.tails is None:
-            return 0
-        bound = self._progress.bound(tracked.row, tokens) - max(self._geometry.tail_proofs)
-        end = tracked.tail if self._state.has_states else bound - bound % unit
-        return end if end <= bound and end % self._geometry.block_tokens[0] else 0
 
     def offer_states(self, name: str, row: int) -> None:
         """Offer the states of one request that were handed off, as far as their tokens are known; others wait."""
@@ -442,7 +437,7 @@ class SchedulerSteps:
                 later.append((group, boundary, life))  # planned ahead: its last token has not been sampled yet
             elif boundary <= self._progress.bound(row, boundary) and not self._state.lost:
                 position = boundary // self._geometry.block_tokens[group] - 1
-                (key,) = self.keys_of(self._state.requests[name], group, position, position + 1)
+                (key,) = self.asking.keys_of(self._state.requests[name], group, position, position + 1)
                 chunks.append(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
         del self._state.states[name]
         if later:
@@ -490,16 +485,8 @@ class SchedulerSteps:
     def seals(self, spans: Sequence[Span]) -> list[SealedContent]:
         """The blocks that are full now, by group, with their keys."""
         names, requests = self._state.names, self._state.requests
-        keys = [self.keys_of(requests[names[row]], group, start, stop) for group, row, start, stop in spans]
+        keys = [self.asking.keys_of(requests[names[row]], group, start, stop) for group, row, start, stop in spans]
         return [each for each in self._rows.seals_of(self._progress, spans, keys) if each[1]]
-
-    def ask_keys_of_ending(self, turn: PlanTokens, reached: Mapping[int, int]) -> None:
-        """`ask_end` for all requests that end with this plan; *reached*: how many tokens each has computed then."""
-        state, tokens = self._state, dict(zip(turn.rows, turn.tokens, strict=True))
-        for name in sorted(state.ending):
-            tracked = state.requests[name]
-            if tracked.row in reached and self._progress.in_flight[tracked.row] == tokens[tracked.row]:
-                self.ask_end(tracked, reached[tracked.row])
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[SealedContent]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
@@ -513,7 +500,7 @@ class SchedulerSteps:
             position = boundary // self._geometry.block_tokens[group] - 1
             lives, keys = found.setdefault(group, ([], []))
             lives += self._ledger.requests.held(name, group, position, position + 1)
-            keys += self.keys_of(tracked, group, position, position + 1)
+            keys += self.asking.keys_of(tracked, group, position, position + 1)
         return [(group, lives, keys) for group, (lives, keys) in found.items()]
 
     def hear_of_loads(self) -> tuple[list[str], list[str]]:
@@ -561,7 +548,7 @@ class SchedulerSteps:
         self.check_held(name)
         row, table = tracked.row, self._progress
         if not table.in_flight_of(row) and self._ledger.request_state(name) is Request.RUNNING:
-            self.ask_end(tracked, table.computed_of(row))
+            self.asking.ask_end(tracked, table.computed_of(row))
         self._ledger.calls.writes()
         if table.in_flight_of(row):
             tracked.ending = how
@@ -667,135 +654,26 @@ class SchedulerSteps:
             return False
         return len(state.ending) == len(state.requests) and bool(state.ending or state.outlived)
 
-    # --- asking -------------------------------------------------------------------------------------------------------------
-
-    def keys_of(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
-        """The keys of some blocks, from the engine's key function, unless it has answered in this call already."""
-        known = self._state.answers.present().keys.get((tracked.row, group))
-        if known is not None and known[0] <= start and stop - known[0] <= len(known[1]):
-            return known[1][start - known[0] : stop - known[0]]
-        keys = tracked.keys(group, start, stop)
-        if type(keys) is not list or not _BYTES.issuperset(map(type, keys)):
-            keys = edge.keys(keys, "keys")
-        if len(keys) < stop - start:
-            raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
-        return keys
-
-    def tail_key_of(self, tracked: Tracked, group: int, end: int) -> bytes | None:
-        """The key of a tail that ends at this token, from the engine's functions; None if there is none.
-
-        With layers of a drafter it is that of the prefix with its proof, which may be a whole number of blocks.
-        """
-        end += self._geometry.tail_proofs[group]
-        position, inside = divmod(end, self._geometry.block_tokens[group])
-        place, answers = (tracked.row, group, end), self._state.answers.present().tails
-        if not inside and place not in answers:
-            (answers[place],) = self.keys_of(tracked, group, position - 1, position)
-        return self.tail_answer(tracked, group, end)
-
-    def tail_answer(self, tracked: Tracked, group: int, end: int) -> bytes | None:
-        """What the engine's function for tails says of a token inside a block; it is asked once in a call."""
-        place, answers = (tracked.row, group, end), self._state.answers.present().tails
-        if place not in answers:
-            key = None if tracked.tails is None else tracked.tails(group, end)
-            if key is not None and type(key) is not bytes:
-                raise MisuseError(f"the key of the tail of group {group} at token {end} must be bytes or None, not {key!r}")
-            answers[place] = key
-        return answers[place]
-
-    def ask_keys(self, tracked: Tracked, group: int, start: int, stop: int) -> None:
-        """Ask for the keys of some blocks, and keep them for this call."""
-        if start < stop:
-            self._state.answers.present().keys[tracked.row, group] = start, self.keys_of(tracked, group, start, stop)
-
-    def ask_names(self, tracked: Tracked, known: int) -> list[Sequence[bytes]]:
-        """Ask for the keys of all blocks that a hit of a request with *known* tokens may have; fewer may be given."""
-        found = self._state.search.names(tracked.keys, known)
-        for group, keys in enumerate(found):
-            self._state.answers.present().keys[tracked.row, group] = 0, keys
-        return found
-
-    def ask_load(self, tracked: Tracked, hit: Hit) -> None:
-        """Ask for all keys of the load of a hit."""
-        for group, slots in enumerate(hit.slots):
-            if slots:
-                self.ask_keys(tracked, group, self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group])
-                self._tail_of(tracked, group, hit)
-
-    def ask_filled(self, spans: Iterable[Span]) -> None:
-        """Ask for all keys of the chunks that a step fills, and of the states that were handed off."""
-        state, size = self._state, self._geometry.blocks_per_chunk
-        if state.lost:
-            return
-        for group, row, start, stop in spans:
-            self.ask_keys(state.requests[state.names[row]], group, start * size, stop * size)
-        for name in state.states:
-            self._ask_states(state.requests[name], name, ENDLESS)
-
-    def ask_offer(self, name: str, tracked: Tracked, tokens: int) -> None:
-        """Ask for all keys of what a request leaves behind: chunks of its first *tokens*, and states within them."""
-        if self._state.lost:
-            return
-        bound, size = self._progress.bound(tracked.row, tokens), self._geometry.blocks_per_chunk
-        for group in self._state.attention:
-            stop = self._progress.full_units(group, tracked.row, bound, self._geometry.chunk_tokens[group])
-            self.ask_keys(tracked, group, self._progress.offered[group * self._progress.size + tracked.row] * size, stop * size)
-        self._ask_states(tracked, name, tokens)
-
-    def _ask_states(self, tracked: Tracked, name: str, tokens: int) -> None:
-        """The same of the states that were handed off within its first *tokens*."""
-        known = self._progress.bound(tracked.row, tokens)
-        found: dict[int, list[int]] = {}
-        for group, boundary, _ in self._state.states.get(name, ()):
-            if boundary <= known:
-                found.setdefault(group, []).append(boundary // self._geometry.block_tokens[group])
-        for group, ends in found.items():
-            self.ask_keys(tracked, group, min(ends) - 1, max(ends))
-
-    def ask_end(self, tracked: Tracked, computed: int) -> None:
-        """Ask for all keys of what a request leaves behind when it ends with so many *computed* tokens, and of what it used."""
-        table, row = self._progress, tracked.row
-        for group, size in enumerate(self._geometry.block_tokens):
-            if self._keeps_one[group]:
-                start = self._used(group, computed).start
-            else:
-                at = group * table.size + row
-                start = min(table.sealed[at], table.offered[at] * self._geometry.blocks_per_chunk)
-            for each, boundary, _ in self._state.states.get(self._state.names[row], ()):
-                if each == group and boundary <= computed:
-                    start = min(start, boundary // size - 1)
-            self.ask_keys(tracked, group, start, computed // size)
-            if end := self._tail_end(tracked, computed):
-                self.tail_key_of(tracked, group, end)
-
-    def _used(self, group: int, tokens: int) -> range:
-        """The blocks that a prefix of this length reads in whole chunks: all in full groups, the window in the others."""
-        size = self._geometry.blocks_per_chunk
-        stop = tokens // self._geometry.chunk_tokens[group]
-        full, window = isinstance(self._geometry.groups[group], FullAttention), self._geometry.window_chunks[group]
-        start = 0 if full or window is None else max(0, stop - window)
-        return range(start * size, stop * size)
-
     # --- helpers ------------------------------------------------------------------------------------------------------------
 
     def touch(self, tracked: Tracked, tokens: int) -> None:
         """Record a use of the content that a prefix of this length reads, by its keys."""
         slots: list[int] = []
         for group in self._state.groups:
-            slots += self._slots_named(tracked, group, self._used(group, tokens))
+            slots += self._slots_named(tracked, group, self.asking.used(group, tokens))
         if slots:
             self._state.tier.touch(slots)
 
     def _slots_named(self, tracked: Tracked, group: int, used: range) -> list[int]:
         size = self._geometry.blocks_per_chunk
-        keys = self.keys_of(tracked, group, used.start, used.stop)[size - 1 :: size] if used else ()
+        keys = self.asking.keys_of(tracked, group, used.start, used.stop)[size - 1 :: size] if used else ()
         return self._ledger.slots.found(group, reversed(keys))
 
     def touch_own(self, tracked: Tracked, tokens: int) -> None:
         """The same of a request that has it in its tables; states have left them."""
         slots: list[int] = []
         for group in self._state.groups:
-            used = self._used(group, tokens)
+            used = self.asking.used(group, tokens)
             if self._keeps_one[group]:
                 slots += self._slots_named(tracked, group, used)
             elif used:

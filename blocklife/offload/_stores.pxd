@@ -23,19 +23,14 @@ cdef class StoreLine:
     @cython.locals(chunk=Chunk)
     cpdef _enter(self, chunks)
     cpdef bint is_stored(self, Py_ssize_t group, bytes key)
-    cpdef plan_filled(self, list filled)
-    @cython.locals(
-        by_owner=dict, own=tuple, lives=list, all_lives=list, all_keys=list, groups=bytearray, cuts=list, group=Py_ssize_t,
-        slots=list, slot=Py_ssize_t, suffix=bytearray, count=Py_ssize_t,
-    )
-    cpdef bint _store_at_once(self, list filled)
     @cython.locals(orders=list, chunks=list, lives=set)
     cpdef plan(self, owners=*)
     @cython.locals(chosen=list, kept=list, names=set, chunk=Chunk)
     cpdef list _ripe(self, str owner, set lives)
+    cpdef list _together(self, list orders)
     cpdef _judge(self, Chunk chunk)
     @cython.locals(chunks=list)
-    cpdef bint _make(self, list orders)
-    cpdef _take_back(self)
+    cpdef bint _make(self, list jobs)
+    cpdef take_back(self)
     @cython.locals(chunk=Chunk, chunks=list, slot=Py_ssize_t, size=Py_ssize_t, suffix=bytearray)
     cpdef _columns(self, list orders, list slots)

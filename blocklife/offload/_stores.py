@@ -15,8 +15,7 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
-from typing import TypeAlias
+from itertools import accumulate
 
 from blocklife.ledger import Ledger
 from blocklife.ledger._ids import NULL
@@ -25,7 +24,7 @@ from blocklife.ledger.views import block_of
 from blocklife.offload._groups import Geometry
 from blocklife.offload._host import HostTier
 from blocklife.offload.records import Mode, Policies
-from blocklife.states import COPYING, KEYED, STORABLE, STORE_READS, Block, BlockLife, Job, Slot, Trait, states_with
+from blocklife.states import COPYING, KEYED, STORE_READS, Block, BlockLife, Job, Slot, Trait, states_with
 
 _INDEX = BlockLife.table.index
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
@@ -47,8 +46,6 @@ class Chunk:
         self.owner, self.group, self.key, self.lives, self.suffix, self.tail = owner, group, key, lives, suffix, tail
 
 
-Filled: TypeAlias = tuple[str, int, list[int], Sequence[bytes]]
-"""Neighbouring full blocks of a request: the request, their group, their lives and their keys."""
 _SPARE = 64
 """Chunks that may wait in excess of the device's capacity, so that a small device does not sweep all the time."""
 
@@ -92,9 +89,8 @@ class StoreLine:
         self._candidates: dict[int, Chunk] = {}
         self._exposed: dict[int, list[int]] = {}
         """Outstanding lazy stores, by job number, with their lives."""
-        self._made: dict[int, list[Chunk] | None] = {}
-        """Stores that were planned and, at the last check, not submitted, by job number, with their chunks; None if these can
-        be derived from the job."""
+        self._made: dict[int, list[Chunk]] = {}
+        """Stores that were planned and, at the last check, not submitted, by job number."""
         self._entered = 0
         """Chunks queued since the last sweep."""
         # For older chunks of several blocks it is unknown which blocks are present: they are not found.
@@ -108,9 +104,14 @@ class StoreLine:
         return sum(map(len, self._line.values()))
 
     @property
+    def waits(self) -> bool:
+        """Whether a chunk is queued."""
+        return bool(self._line)
+
+    @property
     def is_busy(self) -> bool:
         """Whether `plan` may have something to do."""
-        return self._lazy or bool(self._line or self._made)
+        return self._lazy or bool(self._line)
 
     def clear(self) -> None:
         """Empty the queue: the content is gone."""
@@ -147,78 +148,54 @@ class StoreLine:
         self.counts["already stored"] += 1
         return True
 
-    def plan_filled(self, filled: Sequence[Filled]) -> None:
-        """Plan the stores of what a step fills, in groups with one block per chunk, and of the queued chunks.
-
-        If the queue is empty and all of it can be stored now, it bypasses the queue.
-        """
-        if filled and (self._line or self._lazy or self._any_cancelled() or not self._store_at_once(filled)):
-            found: list[Chunk] = []
-            for owner, group, lives, keys in filled:
-                found += [Chunk(owner, group, key, [life]) for life, key in zip(lives, keys, strict=False) if life != NULL]
-            self.offer(found)
-        self.plan()
-
-    def _store_at_once(self, filled: Sequence[Filled]) -> bool:
-        """Plan one job per owner for all of it; False, with nothing changed, if something must wait or need not be stored."""
-        by_owner: dict[str, tuple[list[int], list[bytes], bytearray]] = {}
-        for owner, group, lives, keys in filled:
-            own = by_owner.get(owner)
-            if own is None:
-                own = by_owner[owner] = ([], [], bytearray())
-            own[0].extend(lives)
-            own[1].extend(keys)
-            own[2].extend(bytes((group,)) * len(lives))
-        groups, cuts = bytearray(), [0]
-        all_lives: list[int] = []
-        all_keys: list[bytes] = []
-        for lives, keys, own_groups in by_owner.values():
-            all_lives += lives
-            all_keys += keys
-            groups += own_groups
-            cuts.append(len(all_lives))
-            if cuts[-1] - cuts[-2] > self._max_chunks:
-                return False
-        names = list(zip(groups, all_keys, strict=False))
-        count = len(all_lives)
-        if len(names) != count or len(all_keys) != count or len(set(names)) != count or len(set(all_lives)) != count:
-            return False
-        if len(by_owner) > self._jobs.room or not all(self._blocks.among(all_lives, STORABLE)):
-            return False
-        if self._slots.any_ready(names) or (slots := self._tier.reserve(names)) is None:
-            return False
-        owners: list[str | None] = list(by_owner)
-        numbers = self._ledger.plan_columns(
-            JobColumns.of_blocks(owners, [()] * len(owners), cuts, all_lives, bytes(groups), slots, all_keys)
-        )
-        for slot in slots:
-            self.suffix[slot] = 1
-        for number in numbers:
-            self._made[number] = None
-        return True
-
     def plan(self, owners: Iterable[str] | None = None) -> None:
-        """Plan one job per owner, in the order of the queue, until one is refused; *owners* limits it to some of them."""
-        self._take_back()
+        """Plan what can be stored now, in few jobs, each for all requests whose blocks it moves; *owners*: only that of some.
+
+        If there is no room for all, one job for each owner is planned in the order of the queue, until one is refused.
+        """
+        self.take_back()
         if self._lazy:
             self._settle_exposed()
             if owners is None and self._ledger.own_pool:
                 self.collect(self._blocks.next_free(self._policies.lazy_blocks))
         orders: list[list[Chunk]] = []
         lives: set[int] = set()
-        room = self._jobs.room
-        waiting = islice(self._line, None if room else 1)  # where none can be made, one is refused for all
-        for owner in list(waiting) if owners is None else [each for each in owners if each in self._line]:
-            if len(orders) == room:  # later chunks are not even looked at
+        chosen, most = 0, self._jobs.room * self._max_chunks
+        for owner in list(self._line) if owners is None else [each for each in owners if each in self._line]:
+            if chosen >= most:  # later chunks are not even looked at
                 self.counts["refused"] += 1
                 break
             if chunks := self._ripe(owner, lives):
                 orders.append(chunks)
-        if orders and not self._make(orders):
+                chosen += len(chunks)
+        if orders and not self._make(self._together(orders)):
             self._make_one_by_one(orders)
         for chunks in orders:
             if not self._line[chunks[0].owner]:
                 del self._line[chunks[0].owner]
+
+    def _together(self, orders: Sequence[list[Chunk]]) -> list[list[Chunk]]:
+        """The chunks of several owners in few jobs, in order.
+
+        A job stores no content twice, and what is final does not wait for what is not: a job is submitted when all of it is.
+        """
+        jobs: list[list[Chunk]] = []
+        open_jobs: dict[bool, tuple[int, set[tuple[int, bytes]]]] = {}
+        for chunks in orders:
+            own, final = {(chunk.group, chunk.key) for chunk in chunks}, all(map(self._is_final, chunks))
+            at, names = open_jobs.get(final, (-1, own))
+            if at >= 0 and len(jobs[at]) + len(chunks) <= self._max_chunks and names.isdisjoint(own):
+                jobs[at] = jobs[at] + chunks
+                names |= own
+            else:
+                open_jobs[final] = len(jobs), own
+                jobs.append(chunks)
+        return jobs
+
+    def _is_final(self, chunk: Chunk) -> bool:
+        """Whether a chunk can be submitted at once."""
+        code_of = self._blocks.code_of
+        return all(life == NULL or code_of(life) in _FINAL for life in chunk.lives)
 
     def _make_one_by_one(self, orders: Sequence[list[Chunk]]) -> None:
         """The same one by one, as far as there is room; the others return to their place in the queue."""
@@ -320,50 +297,44 @@ class StoreLine:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
-    def _make(self, orders: Sequence[list[Chunk]]) -> bool:
-        """Reserve slots for these chunks and plan their stores, all or none; False if the tier refuses."""
+    def _make(self, jobs: Sequence[list[Chunk]]) -> bool:
+        """Reserve slots for these jobs and plan them, all or none; False without room for as many, or if the tier refuses."""
+        if len(jobs) > self._jobs.room:
+            return False
         # copies, because refused chunks go back in the order in which they were offered
-        ordered = [sorted(chunks, key=_group) for chunks in orders]
+        ordered = [sorted(chunks, key=_group) for chunks in jobs]
         slots = self._tier.reserve([(chunk.group, chunk.key) for chunks in ordered for chunk in chunks])
         if slots is None:
             return False
         numbers = self._ledger.plan_columns(self._columns(ordered, slots))
         for chunks, number in zip(ordered, numbers, strict=True):
-            self._made[number] = chunks
+            self.await_submit(number, chunks)
             if self._lazy:
                 self._exposed[number] = [life for chunk in chunks for life in chunk.lives if life != NULL]
         return True
 
-    def _take_back(self) -> None:
+    def await_submit(self, number: int, chunks: list[Chunk]) -> None:
+        """A store of these chunks was planned; should it be cancelled before it is submitted, they are queued."""
+        self._made[number] = chunks
+
+    def take_back(self) -> None:
         """A store was cancelled before it was submitted because it lost a block: its other blocks are queued again, first."""
         jobs = self._jobs
         for number in [each for each in self._made if not jobs.is_planned(each)]:
             if jobs.state(number) is Job.CANCELLED:
-                chunks = self.made(number)
-                self._line.setdefault(chunks[0].owner, deque()).extendleft(reversed(chunks))
+                for chunk in reversed(self._made[number]):
+                    self._line.setdefault(chunk.owner, deque()).appendleft(chunk)
             del self._made[number]
-
-    def _any_cancelled(self) -> bool:
-        """Whether `_take_back` has chunks to queue."""
-        state = self._jobs.state
-        return Job.CANCELLED in [state(number) for number in self._made]
-
-    def made(self, number: int) -> list[Chunk]:
-        """The chunks of a planned store; none if its job ended too long ago to be known."""
-        chunks = self._made[number]
-        if chunks is not None:
-            return chunks
-        job = self._jobs.get(number)
-        if job is None or job.owner is None:
-            return []
-        owner = job.owner
-        return [Chunk(owner, group, key, [life], 1) for group, key, life in zip(job.groups, job.keys, job.lives, strict=False)]
 
     def _columns(self, orders: Sequence[Sequence[Chunk]], slots: list[int]) -> JobColumns:
         """The jobs as columns; sizes count the blocks that are appended, without holes (vLLM's change 42945)."""
         size, suffix = self._size, self.suffix
-        owners: list[str | None] = [chunks[0].owner for chunks in orders]
-        sharers: list[tuple[str, ...]] = [()] * len(orders)
+        owners: list[str | None] = []
+        sharers: list[tuple[str, ...]] = []
+        for chunks in orders:
+            first, *others = dict.fromkeys([chunk.owner for chunk in chunks])
+            owners.append(first)
+            sharers.append(tuple(others))
         if size == 1:
             every = [chunk for chunks in orders for chunk in chunks]
             for chunk, slot in zip(every, slots, strict=True):

@@ -50,14 +50,15 @@ OTHER = range(100, 200)
 """Tokens that no other prompt has."""
 
 
-def storing(engine: Engine, *names: str, tokens: int = 9) -> list[JobId]:
-    """These requests run, each with a prompt of its own, and their stores are on the device; gives the jobs by request."""
+def storing(engine: Engine, *names: str, tokens: int = 9, first: int = 500) -> list[JobId]:
+    """These requests run, each with a prompt of its own, and their stores are on the device; gives the job of each."""
     for number, name in enumerate(names):
-        engine.add(name, range(100 * number + 500, 100 * number + 500 + tokens))
+        engine.add(name, range(100 * number + first, 100 * number + first + tokens))
     engine.step({}, admit=names)
     owners: dict[str | None, JobId] = {}
     for _ in range(4):
-        owners = {each.owner: job for job in engine.out() if (each := engine.ledger.jobs.get(job.number)) is not None}
+        rows = [(job, each) for job in engine.out() if (each := engine.ledger.jobs.get(job.number)) is not None]
+        owners = {name: job for job, each in rows for name in (each.owner, *each.sharers)}
         if owners.keys() >= set(names):
             break
         engine.step({})
@@ -111,7 +112,7 @@ def test_a01_block_is_not_handed_out_before_its_ack(contract: Contract, ahead: i
 def test_a02_preemption_flushes_exactly_its_jobs_before_the_block_is_written(contract: Contract, ahead: int) -> None:
     """Of two stores the plan waits for that of the preempted request, and who gets its block in this step writes after it."""
     engine = Engine(blocks=7, contract=contract, ahead=ahead)
-    mine, _ = storing(engine, "a", "b")
+    (mine,), _ = storing(engine, "a"), storing(engine, "b", first=600)
     engine.add("c", OTHER[:4])
     step = engine.step({}, preempt=["a"], admit=["c"])
 

@@ -1300,10 +1300,12 @@ def test_only_limits_of_tokens_may_be_none(name: str) -> None:
 ENDS = ("finish", "finish", "finish", "abort")
 
 
-def final_state(groups: str, chunk: int, seed: int, ahead: int) -> tuple[object, ...]:
+def final_state(groups: str, chunk: int, seed: int, ahead: int, *, direct: bool = True) -> tuple[object, ...]:
     """Requests come, are scheduled in pieces and end, with memory for everything; gives tokens and all content by name."""
     rnd = random.Random(f"{groups}/{chunk}/{seed}")
     rig = Rig(groups, chunk, blocks=400, slots=200, max_jobs=64, policies=Policies(plans_ahead=ahead))
+    if not direct:
+        rig.scheduler._steps.direct = False
     todo = []
     for number in range(6):
         shared = rnd.randrange(0, 20)
@@ -1357,6 +1359,17 @@ def test_synchronous_and_asynchronous_scheduling_end_in_the_same_state(groups: s
     synchronous, asynchronous = (final_state(groups, chunk, seed, ahead) for ahead in (0, 1))
 
     assert synchronous == asynchronous
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("groups", ["full:4", "swa:4:6", "full:4,swa:2:5", "full:4,local:4:8", "full:4+drafter"])
+def test_what_is_stored_at_once_is_what_the_queue_would_store(groups: str, ahead: int) -> None:
+    """Chunks that need not wait go past the queue: with memory for everything the host tier gets the same content."""
+    for seed in range(10):
+        print(f"seed {seed}")
+        at_once, queued = (final_state(groups, 1, seed, ahead, direct=direct) for direct in (True, False))
+
+        assert at_once == queued
 
 
 # --- an allocator of the engine's own ----------------------------------------------------------------------------------------

@@ -911,35 +911,6 @@ def test_walks_meet_everything_that_can_happen() -> None:
     assert [each for each in MUST_HAPPEN if not seen[each]] == []
 
 
-@pytest.mark.interpreted
-def test_stores_that_go_past_the_line_are_those_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing waits, what fills is stored at once: all that comes of it is as if it had stood in the line first."""
-    at_once, right = Counter[bool](), StoreLine._store_at_once
-
-    def store(line: StoreLine, filled: Sequence[Any]) -> bool:
-        found = right(line, filled)
-        at_once[found] += 1
-        return found
-
-    def walked(world: World, seed: int) -> tuple[object, ...]:
-        print(f"{world}, seed {seed}")
-        walker = Walker(world, seed).run()
-        saved = walker.scheduler.snapshot(walker.scheduler.canonical_names())
-        told = [
-            (each.sequence, each.plan, each.machine, each.event, each.steps(), list(each.job_of_each()))
-            for each in walker.ledger.journal
-        ]
-        return told, saved.ledger, saved.stores, saved.plans
-
-    for seed, world in enumerate([each for each in WORLDS if each.chunk == 1 and each.mode is Mode.EAGER][::2]):
-        monkeypatch.setattr(StoreLine, "_store_at_once", store)
-        past = walked(world, seed)
-        monkeypatch.setattr(StoreLine, "_store_at_once", lambda line, filled: False)
-
-        assert walked(world, seed) == past
-    assert min(at_once[True], at_once[False]) > 20
-
-
 # --- planted bugs -------------------------------------------------------------------------------------------------------
 
 
@@ -959,19 +930,18 @@ def plant_window_of_unsettled_tokens(patch: pytest.MonkeyPatch) -> None:
 
 def plant_store_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
     """Placeholders and drafts are stored as if they were known."""
-    right = SchedulerSteps.plan_stores
+    right = TokenProgress.filling
 
-    def wrong(core: SchedulerSteps, rows: list[int], spans: list[Span]) -> None:
-        known = core._progress.known
+    def wrong(table: TokenProgress, rows: list[int]) -> list[Span]:
         for row in rows:
-            known[row] += 8
+            table.known[row] += 8
         try:
-            right(core, rows, core._progress.filling(rows))
+            return right(table, rows)
         finally:
             for row in rows:
-                known[row] -= 8
+                table.known[row] -= 8
 
-    patch.setattr(SchedulerSteps, "plan_stores", wrong)
+    patch.setattr(TokenProgress, "filling", wrong)
 
 
 def plant_forgotten_epochs(patch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_what_is_final_early_has_had_its_turn_where_it_comes_next(
     """It is final up to where it could be sealed; its turn has come if nothing before it waits, and all of it may be stored."""
     table = table_of("full:4")
     table.most_stored[1], table.sealed[1] = most, span[2]
-    table.offered_up_to([(0, 1, 0, 2)])
+    table.offered_up_to([(0, 1, 0, 2)], [2])
 
     assert table.promised([span], [end], direct) == [in_turn]
     assert (table.sealed[1], table.final_at[1]) == (end, (end + 1) * 4)
@@ -216,7 +216,7 @@ def test_alarms_ring_whenever_there_is_something_to_do(groups: str, seed: int) -
         if rnd.random() < 0.8:  # else they are refused, and asked again
             table.left(found["leaving"])
             table.extended(found["lacking"])
-            table.offered_up_to(found["filling"])
+            table.offered_up_to(found["filling"], [stop for *_, stop in found["filling"]])
             table.sealed_up_to(found["finishing"])
         table.computed[1] += table.wanted[1]
 
@@ -228,7 +228,7 @@ def test_request_in_which_nothing_changes_is_not_looked_at() -> None:
     table.computed[1] = 9
     table.extended(table.lacking([1]))
     table.left(table.leaving([1]))
-    table.offered_up_to(table.filling([1]))
+    table.offered_up_to(filled := table.filling([1]), [stop for *_, stop in filled])
     table.sealed_up_to(table.finishing([1], [table.computed[1]]))
 
     assert alarms(table, 1) == [12, 13, 12, 12]
@@ -248,7 +248,7 @@ def test_cap_silences_the_alarm_of_what_may_not_be_stored() -> None:
     table.enter(1, 12)
     table.cap(1, 4, -1)
     table.computed[1] = 12
-    table.offered_up_to(table.filling([1]))
+    table.offered_up_to(filled := table.filling([1]), [stop for *_, stop in filled])
 
     assert (table.filling([1]), table.fill_at[1]) == ([], ENDLESS)
     table.cap(1, -1, -1)
@@ -307,7 +307,7 @@ class Twins:
 
         def build(table: TokenProgress) -> object:
             filling = table.filling(table.looked_at())
-            table.offered_up_to(filling)
+            table.offered_up_to(filling, [stop for *_, stop in filling])
             table.depart(())
             return filling
 

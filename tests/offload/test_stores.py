@@ -93,15 +93,35 @@ def test_what_the_requests_of_a_step_fill_makes_room_together() -> None:
     assert {key for _, key, _ in ledger.slots.named()} == {b"a", b"z"}
 
 
-def test_one_job_an_owner_in_the_order_of_their_oldest_chunk() -> None:
-    """Chunks of one owner go together and in order, although others came between."""
+def test_one_job_for_all_owners_in_the_order_of_their_oldest_chunk() -> None:
+    """Chunks of one owner go together and in order, although others came between; the job is for all of them."""
     ledger, line = line_of()
     first = offered(ledger, line, "b", "x")
     other = offered(ledger, line, "a", "y")
     second = offered(ledger, line, "b", "z")
 
-    assert sources(step(ledger, line)) == [first + second, other]
+    assert sources(step(ledger, line)) == [first + second + other]
     assert line.waiting == 0
+    (job,) = ledger.jobs.alive()
+    assert (job.owner, job.sharers) == ("b", ("a",))
+
+
+def test_owners_who_do_not_fit_into_one_job_get_more() -> None:
+    """What one owner stores in a step is in one job."""
+    ledger, line = line_of(policies=Policies(max_job_blocks=3), slots=8)
+    first = offered(ledger, line, "a", "v", "w")
+    second = offered(ledger, line, "b", "x", "y")
+    third = offered(ledger, line, "c", "z")
+
+    assert sources(step(ledger, line)) == [first, second + third]
+
+
+def test_content_that_two_owners_offer_is_in_two_jobs() -> None:
+    """A job stores no content twice, and the second block would be missing if the store of the first failed."""
+    ledger, line = line_of()
+    mine, others = offered(ledger, line, "a", "x"), offered(ledger, line, "b", "x", "y")
+
+    assert sources(step(ledger, line)) == [mine, others]
 
 
 def test_only_the_owners_asked_for_are_planned() -> None:
@@ -159,7 +179,7 @@ def test_who_has_nothing_in_the_line_comes_last_when_it_offers_again(gone: str) 
     if gone == "swept":
         assert line.waiting == 2
 
-    assert sources(step(ledger, line)) == [other, mine]
+    assert sources(step(ledger, line)) == [other + mine]
 
 
 # --- refusals ----------------------------------------------------------------------------------------------------------------
@@ -200,7 +220,7 @@ def test_one_owner_is_accepted_and_the_next_refused() -> None:
     assert line.counts["refused"] == 2
     ledger.complete(report(plans[0].stores[0].job))
 
-    assert sources(step(ledger, line)) == [second, third]
+    assert sources(step(ledger, line)) == [second + third]
 
 
 def test_what_is_accepted_in_part_leaves_the_line_as_a_whole() -> None:
@@ -665,4 +685,4 @@ def test_job_is_no_larger_than_what_is_left_of_the_tier() -> None:
     other = offered(ledger, line, "c", "y")
     found = [sources(step(ledger, line, land=True)) for _ in range(3)]
 
-    assert found == [[blocks[:2]], [blocks[2:], other], []]
+    assert found == [[blocks[:2]], [blocks[2:] + other], []]

@@ -89,7 +89,7 @@ def run_recorded(path: Path, *, contract: Contract, seed: int) -> Truth:
 @pytest.fixture(scope="module", params=list(Contract), ids=lambda each: each.name.lower())
 def truth(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Truth:
     contract: Contract = request.param
-    return run_recorded(tmp_path_factory.mktemp("lives") / "run.jsonl", contract=contract, seed=3)
+    return run_recorded(tmp_path_factory.mktemp("lives") / "run.jsonl", contract=contract, seed=1)
 
 
 @pytest.fixture(scope="module")

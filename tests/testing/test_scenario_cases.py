@@ -251,13 +251,14 @@ class BlockByBlock(OurDriver):
         found = super().step(compute=compute, let_in=let_in, preempt=preempt)
         orders = found.orders
         owners: dict[int, str] = {}
+        sharers: dict[int, tuple[str, ...]] = {}
         sizes: dict[int, tuple[int, ...]] = {}
 
         def split(order: CopyOrder) -> list[CopyOrder]:
             jobs = self.parts[order.job] = tuple(order.job * 100 + at for at in range(len(order.source)))
             groups = [group for group, count in enumerate(found.sizes[order.job]) for _ in range(count)]
             for job, group in zip(jobs, groups, strict=True):
-                owners[job] = found.owners[order.job]
+                owners[job], sharers[job] = found.owners[order.job], found.sharers[order.job]
                 sizes[job] = tuple(int(each == group) for each in range(len(found.sizes[order.job])))
             return [
                 CopyOrder(job, order.stores, (order.source[at],), (order.target[at],), sizes[job])
@@ -271,7 +272,7 @@ class BlockByBlock(OurDriver):
             stores=tuple(part for order in orders.stores for part in split(order)),
             doubts=tuple((self.parts[job][-1], part) for job, part in orders.doubts),
         )
-        return evolve(found, orders=told, owners=owners, sizes=sizes)
+        return evolve(found, orders=told, owners=owners, sharers=sharers, sizes=sizes)
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None

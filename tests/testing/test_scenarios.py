@@ -22,7 +22,6 @@ from blocklife.ledger.views import SlotsView
 from blocklife.offload import OffloadScheduler
 from blocklife.offload import _search as search
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload._stores import StoreLine
 from blocklife.testing.scenarios._cases import SHIPPED, run_files
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp
 from blocklife.testing.scenarios._our_driver import OurDriver
@@ -38,7 +37,7 @@ from blocklife.testing.scenarios._running import (
 from blocklife.testing.scenarios._telling import list_files
 from tests.engines import without
 from tests.offload.test_acceptance import CASES
-from tests.offload.test_seeds import BY_BLOCK_ID, plant_stale_sources
+from tests.offload.test_seeds import BY_BLOCK_ID, plant_no_look_at_copies, plant_stale_sources
 
 FOLDER = SHIPPED
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
@@ -100,15 +99,13 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "names by block id": ("S1", lambda patch: plant_stale_sources(patch, BY_BLOCK_ID), "one content, one key"),
     "no look at copies": (
         "S2",
-        lambda patch: without(
-            patch, StoreLine, "_judge", {"if at in _COPYING:": "if False:"}
-        ),
+        plant_no_look_at_copies,
         "cannot PLAN_STORE while IN_FLIGHT",
     ),
     "dedup by content": (
         "S2",
         lambda patch: without(patch, SlotsView, "any_ready", {"self.find_ready(": "self.find("}),
-        "state: expected block 1 of f to be IN_FLIGHT; it is SEALED",
+        "state: expected block 0 of f to be IN_FLIGHT; it is SEALED",
     ),
     "sizes of whole chunks": (
         "S3",

@@ -115,6 +115,8 @@ class EngineStep:
     """Blocks that were handed out since the step before, without prefix hits."""
     owners: Mapping[int, str] = field(factory=dict)
     """The request of each copy in the orders, by job, as `arrive` has named it; left out, or `""`, if the copy has none."""
+    sharers: Mapping[int, tuple[str, ...]] = field(factory=dict)
+    """Further requests whose blocks a copy moves, by job."""
     sizes: Mapping[int, tuple[int, ...]] = field(factory=dict)
     """How many blocks of each group a copy has, by job; of those left out, what their orders say."""
     hits: Mapping[str, LookedUp] = field(factory=dict)

@@ -229,6 +229,7 @@ class OurDriver(Driver):
             orders=found.orders,
             handed_out=found.handed_out,
             owners={job.number: job.owner or "" for job in jobs},
+            sharers={job.number: job.sharers for job in jobs},
             sizes={job.number: job.group_sizes for job in jobs},
             hits={name: _found(hit) for name, hit in found.hits.items()},
             no_room=(*found.short, *found.refused),

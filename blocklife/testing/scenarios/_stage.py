@@ -79,6 +79,7 @@ class SeenCopy:
 
     order: CopyOrder
     owner: str
+    sharers: tuple[str, ...]
     sizes: tuple[int, ...]
     plan: int
 
@@ -174,7 +175,7 @@ class Stage:
         """The copies of a request in one direction, each with its jobs."""
         found: dict[int, tuple[int, ...]] = {}
         for job, each in self.copies.items():
-            if each.owner == owner and each.order.stores is stores:
+            if owner in (each.owner, *each.sharers) and each.order.stores is stores:
                 found[each.plan] = (*found.get(each.plan, ()), job)
         return list(found.values())
 
@@ -350,7 +351,7 @@ class Stage:
         for told in (*found.ahead, orders):
             for order in (*told.loads, *told.stores):
                 owner, sizes = found.owners.get(order.job, ""), found.sizes.get(order.job, order.sizes)
-                self.copies[order.job] = SeenCopy(order, owner, sizes, orders.plan)
+                self.copies[order.job] = SeenCopy(order, owner, found.sharers.get(order.job, ()), sizes, orders.plan)
             what.stores += [order.job for order in told.stores]
             what.loads += [order.job for order in told.loads]
             what.flushes += told.flushes
@@ -380,7 +381,8 @@ class Stage:
             raise AnswerError(f"EngineStep.owners must map the job of each copy to its request, not {reprlib.repr(owners)}")
         planned = [order.job for each in told for order in (*each.loads, *each.stores)]
         known = [*self.requests, *self._prepared]
-        for job, owner in owners.items():
+        shared = [(job, sharer) for job, each in found.sharers.items() for sharer in each]
+        for job, owner in [*owners.items(), *shared]:
             if job not in planned:
                 there = f"the copies of this step are {_listed(planned)}" if planned else "this step has no copies"
                 raise AnswerError(

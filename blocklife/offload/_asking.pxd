@@ -1,0 +1,19 @@
+# Types of the questions of a scheduler, where they are compiled.
+cimport cython
+
+from blocklife.core._progress cimport TokenProgress
+from blocklife.offload._state cimport Tracked
+
+
+cdef class Asking:
+    cdef object _state, _geometry
+    cdef TokenProgress _progress
+    cdef list _keeps_one
+    cdef long long _call
+    cdef public dict keys_given, tails_given
+    cdef public object known_of
+
+    @cython.locals(keys=object, known=tuple)
+    cpdef keys_of(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    cpdef ask_keys(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    cpdef ask_span(self, Py_ssize_t group, Py_ssize_t row, Py_ssize_t start, Py_ssize_t stop)

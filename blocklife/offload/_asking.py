@@ -1,0 +1,200 @@
+"""What a call of the scheduler asks the engine's key functions.
+
+Rules of this file:
+
+* A call asks for all that it needs (the functions that begin with ``ask_``) before it changes anything: an error in a key
+  function leaves everything as it was. What was answered is kept until the next call begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from blocklife.core._progress import PlanTokens, Span
+from blocklife.core._tables import ENDLESS
+from blocklife.errors import MisuseError
+from blocklife.ledger import _edge as edge
+from blocklife.offload._groups import FullAttention, Mamba
+from blocklife.offload._state import SchedulerState, Tracked
+from blocklife.offload.records import Hit
+
+_BYTES = frozenset({bytes})
+
+
+class Asking:
+    """The questions of one scheduler.
+
+    Invariant: ``keys_given`` and ``tails_given`` are empty where an earlier call has filled them (`_present`).
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state, self._geometry, self._progress = state, state.geometry, state.progress
+        self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
+        self._call = 0
+        self.keys_given: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
+        """What was answered in the outermost call that is being made, by row and group: the first block, and the keys from
+        there on."""
+        self.tails_given: dict[tuple[int, int, int], bytes | None] = {}
+        """By row, group and the token at which the tail ends."""
+        self.known_of: Callable[[str], int] | None = None
+        """How many tokens a request has, where an engine decides first: a step may then lack keys, and content is stored only
+        when it is final. None where each call says what it needs."""
+
+    def _present(self) -> Asking:
+        """Forget what was answered in earlier calls."""
+        calls = self._state.ledger.calls.calls
+        if self._call != calls:
+            self._call = calls
+            self.keys_given.clear()
+            self.tails_given.clear()
+        return self
+
+    def keys_of(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
+        """The keys of some blocks, from the engine's key function, unless it has answered in this call already."""
+        known = self._present().keys_given.get((tracked.row, group))
+        if known is not None and known[0] <= start and stop - known[0] <= len(known[1]):
+            return known[1][start - known[0] : stop - known[0]]
+        keys = tracked.keys(group, start, stop)
+        if type(keys) is not list or not _BYTES.issuperset(map(type, keys)):
+            keys = edge.keys(keys, "keys")
+        if len(keys) < stop - start:
+            raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
+        return keys
+
+    def tail_key_of(self, tracked: Tracked, group: int, end: int) -> bytes | None:
+        """The key of a tail that ends at this token, from the engine's functions; None if there is none.
+
+        With layers of a drafter it is that of the prefix with its proof, which may be a whole number of blocks.
+        """
+        end += self._geometry.tail_proofs[group]
+        position, inside = divmod(end, self._geometry.block_tokens[group])
+        place, answers = (tracked.row, group, end), self._present().tails_given
+        if not inside and place not in answers:
+            (answers[place],) = self.keys_of(tracked, group, position - 1, position)
+        return self.tail_answer(tracked, group, end)
+
+    def tail_answer(self, tracked: Tracked, group: int, end: int) -> bytes | None:
+        """What the engine's function for tails says of a token inside a block; it is asked once in a call."""
+        place, answers = (tracked.row, group, end), self._present().tails_given
+        if place not in answers:
+            key = None if tracked.tails is None else tracked.tails(group, end)
+            if key is not None and type(key) is not bytes:
+                raise MisuseError(f"the key of the tail of group {group} at token {end} must be bytes or None, not {key!r}")
+            answers[place] = key
+        return answers[place]
+
+    def ask_keys(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
+        """Ask for the keys of some blocks, and keep them for this call."""
+        found: Sequence[bytes] = self.keys_of(tracked, group, start, stop) if start < stop else ()
+        if start < stop:
+            self._present().keys_given[tracked.row, group] = start, found
+        return found
+
+    def ask_names(self, tracked: Tracked, known: int) -> list[Sequence[bytes]]:
+        """Ask for the keys of all blocks that a hit of a request with *known* tokens may have; fewer may be given."""
+        found = self._state.search.names(tracked.keys, known)
+        for group, keys in enumerate(found):
+            self._present().keys_given[tracked.row, group] = 0, keys
+        return found
+
+    def ask_load(self, tracked: Tracked, hit: Hit) -> None:
+        """Ask for all keys of the load of a hit."""
+        for group, slots in enumerate(hit.slots):
+            if slots:
+                self.ask_keys(tracked, group, self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group])
+                self.tail_of(tracked, group, hit)
+
+    def ask_filled(self, spans: Sequence[Span]) -> list[Sequence[bytes]]:
+        """Ask for all keys of the chunks that a step fills, and of the states that were handed off; returns the former."""
+        state, size = self._state, self._geometry.blocks_per_chunk
+        if state.lost:
+            return []
+        found = [self.ask_span(group, row, start * size, stop * size) for group, row, start, stop in spans]
+        for name in state.states:
+            self._ask_states(state.requests[name], name, ENDLESS)
+        return found
+
+    def ask_span(self, group: int, row: int, start: int, stop: int) -> Sequence[bytes]:
+        """Ask for the keys of some blocks that a step fills, and keep them for this call.
+
+        Where an engine decides first, there may be fewer tokens than expected: then progress counts them from here on.
+        """
+        tracked = self._state.requests[self._state.names[row]]
+        if self.known_of is None:
+            return self.ask_keys(tracked, group, start, stop)
+        found = tracked.keys(group, start, stop)
+        if len(found) < stop - start:
+            self._progress.speak_up(row)
+            self._progress.known[row] = self.known_of(self._state.names[row])
+        return found
+
+    def ask_offer(self, name: str, tracked: Tracked, tokens: int) -> None:
+        """Ask for all keys of what a request leaves behind: chunks of its first *tokens*, and states within them."""
+        if self._state.lost:
+            return
+        bound, size = self._progress.bound(tracked.row, tokens), self._geometry.blocks_per_chunk
+        for group in self._state.attention:
+            stop = self._progress.full_units(group, tracked.row, bound, self._geometry.chunk_tokens[group])
+            self.ask_keys(tracked, group, self._progress.offered[group * self._progress.size + tracked.row] * size, stop * size)
+        self._ask_states(tracked, name, tokens)
+
+    def _ask_states(self, tracked: Tracked, name: str, tokens: int) -> None:
+        """The same of the states that were handed off within its first *tokens*."""
+        known = self._progress.bound(tracked.row, tokens)
+        found: dict[int, list[int]] = {}
+        for group, boundary, _ in self._state.states.get(name, ()):
+            if boundary <= known:
+                found.setdefault(group, []).append(boundary // self._geometry.block_tokens[group])
+        for group, ends in found.items():
+            self.ask_keys(tracked, group, min(ends) - 1, max(ends))
+
+    def ask_end(self, tracked: Tracked, computed: int) -> None:
+        """Ask for all keys of what a request leaves behind when it ends with so many *computed* tokens, and of what it used."""
+        table, row = self._progress, tracked.row
+        for group, size in enumerate(self._geometry.block_tokens):
+            if self._keeps_one[group]:
+                start = self.used(group, computed).start
+            else:
+                at = group * table.size + row
+                start = min(table.sealed[at], table.offered[at] * self._geometry.blocks_per_chunk)
+            for each, boundary, _ in self._state.states.get(self._state.names[row], ()):
+                if each == group and boundary <= computed:
+                    start = min(start, boundary // size - 1)
+            self.ask_keys(tracked, group, start, computed // size)
+            if end := self.tail_end(tracked, computed):
+                self.tail_key_of(tracked, group, end)
+
+    def used(self, group: int, tokens: int) -> range:
+        """The blocks that a prefix of this length reads in whole chunks: all in full groups, the window in the others."""
+        size = self._geometry.blocks_per_chunk
+        stop = tokens // self._geometry.chunk_tokens[group]
+        full, window = isinstance(self._geometry.groups[group], FullAttention), self._geometry.window_chunks[group]
+        start = 0 if full or window is None else max(0, stop - window)
+        return range(start * size, stop * size)
+
+    def tail_of(self, tracked: Tracked, group: int, hit: Hit) -> bytes | None:
+        """The key of the tail that a hit ends with in one group; None if it ends with a block."""
+        ends_inside = hit.tokens % self._geometry.block_tokens[group]
+        return self.tail_key_of(tracked, group, hit.tokens) if ends_inside else None
+
+    def tail_end(self, tracked: Tracked, tokens: int) -> int:
+        """Where the tail ends that a request of so many tokens leaves behind; 0 if it leaves none."""
+        unit = self._geometry.tail_tokens
+        if unit is None or tracked.tails is None:
+            return 0
+        bound = self._progress.bound(tracked.row, tokens) - max(self._geometry.tail_proofs)
+        end = tracked.tail if self._state.has_states else bound - bound % unit
+        return end if end <= bound and end % self._geometry.block_tokens[0] else 0
+
+    def load_start(self, group: int, hit: Hit) -> int:
+        """The first block that a load of one group fills."""
+        first = self._geometry.needed(group, hit.compute_from).start
+        return max(first, hit.device_tokens // self._geometry.block_tokens[group])
+
+    def ask_keys_of_ending(self, turn: PlanTokens, reached: Mapping[int, int]) -> None:
+        """`ask_end` for all requests that end with this plan; *reached*: how many tokens each has computed then."""
+        state, tokens = self._state, dict(zip(turn.rows, turn.tokens, strict=True))
+        for name in sorted(state.ending):
+            tracked = state.requests[name]
+            if tracked.row in reached and self._progress.in_flight[tracked.row] == tokens[tracked.row]:
+                self.ask_end(tracked, reached[tracked.row])
