@@ -322,7 +322,9 @@ class SchedulerSteps:
         """Choose what is stored now, from the chunks that a step fills, *spans* with *keys*, and those that wait; plan it.
 
         Where nothing waits, chunks of one block that are ready are stored at once, in few jobs, each for all requests whose
-        blocks it moves. If the host tier has no room for all of them, they wait as well, in the order of their requests.
+        blocks it moves. If the host tier has no room for all of them, they wait as well, in the order of their requests. Of
+        blocks with the same content one is stored, where an engine decides first; elsewhere the others are stored as well,
+        because the content would be missing if the store of the first failed.
         """
         line, turn, lost = self._stores, self.turn, self._state.lost
         line.take_back()
@@ -334,7 +336,7 @@ class SchedulerSteps:
             names = self._rows.names_left(self._progress, turn) if turn.size() else []
             if names and (line.waits or not self._store(names)):
                 line.offer(self._chunks(names))
-            if turn.twins:
+            if turn.twins and self.asking.known_of is None:
                 line.offer(self._twins())
         finally:
             self._rows.end_turn(turn)
@@ -368,7 +370,7 @@ class SchedulerSteps:
         return [Chunk(owners[row], group, key, [life]) for (row, life), (group, key) in zip(entries, names, strict=True)]
 
     def _twins(self) -> list[Chunk]:
-        """What is ready in other blocks with the same content: it would be missing if the store of the first failed."""
+        """What is ready in other blocks with the same content."""
         return [
             Chunk(self._state.names[row], group, key, [life])
             for (group, row, life, _), key in zip(self.turn.twins, self._rows.keys_of_twins(self.turn), strict=True)

@@ -21,6 +21,7 @@ from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Direction
 from blocklife.ledger.views import block_of
 from blocklife.offload import DecidedSteps
+from blocklife.offload._asking import Asking
 from blocklife.offload._lookup import Answer
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
@@ -490,7 +491,7 @@ def test_tail_of_a_drafter_without_its_proof_is_wrong(monkeypatch: pytest.Monkey
     """The control: stored and found under the name of its own end, it is read by a request that goes on differently."""
     with_guesses(monkeypatch, "eagle")
     monkeypatch.setattr(Search, "_tail_key", asked_without_proof)
-    monkeypatch.setattr(SchedulerSteps, "tail_key_of", key_without_proof)
+    monkeypatch.setattr(Asking, "tail_key_of", key_without_proof)
 
     with pytest.raises(AssertionError, match="reads wrong bytes"):
         differing(Scene(DRAFTED["shared"], world=ROOMY, drafts=True))
