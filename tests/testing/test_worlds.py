@@ -23,6 +23,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Contract, Ledger
 from blocklife.ledger.jobs import Allocated
 from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
+from blocklife.offload._asking import Asking
 from blocklife.offload._lookup import Answer, Unit, _Scan
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._search import Search
@@ -316,7 +317,7 @@ def test_part_that_is_cut_short_is_found(bug: str, monkeypatch: pytest.MonkeyPat
 # --- tails ------------------------------------------------------------------------------------------------------------------
 
 
-def whole_key(_self: SchedulerSteps, tracked: Tracked, group: int, end: int) -> bytes:
+def whole_key(_self: Asking, tracked: Tracked, group: int, end: int) -> bytes:
     """The key of the block in which a tail ends, as if it were full."""
     key: bytes = tracked.keys(group, end // 2, end // 2 + 1)[0]
     return key
@@ -336,7 +337,7 @@ def same_life(self: Ledger, request: str, position: int, group: int = 0) -> Batc
 search = Search.run
 TAIL_BUGS = {
     "no new life": (Ledger, "reopen", same_life, "lawful"),
-    "key of the whole block": (SchedulerSteps, "tail_key_of", whole_key, "I6"),
+    "key of the whole block": (Asking, "tail_key_of", whole_key, "I6"),
     "beyond its end": (Search, "run", one_too_far, "I6"),
 }
 LONGER = WorldSettings(engine=Settings(groups="full:2/1", num_slots=4), requests=("abc.d", "abcde.f"))
@@ -360,7 +361,7 @@ def looked_up_unproven(self: Search, names: Sequence[Sequence[bytes]], tails: Ta
     return key_at(self, names, tails, group, end - 1)
 
 
-def stored_unproven(self: SchedulerSteps, tracked: Tracked, group: int, end: int) -> bytes | None:
+def stored_unproven(self: Asking, tracked: Tracked, group: int, end: int) -> bytes | None:
     """The same where it is stored."""
     return key_of(self, tracked, group, end - 1)
 
@@ -375,13 +376,13 @@ def not_waited_for(self: Search, names: Sequence[Sequence[bytes]], position: int
     return self._tier.answer(0, names[0][position])
 
 
-key_at, key_of = Search._tail_key, SchedulerSteps.tail_key_of
+key_at, key_of = Search._tail_key, Asking.tail_key_of
 DRAFTER_BUGS: dict[str, tuple[str, list[tuple[object, str, object]], str]] = {
     "looked up without its proof": ("tails-drafter-next", [(Search, "_tail_key", looked_up_unproven)], "lawful"),
-    "stored under its own end": ("tails-drafter-fence", [(SchedulerSteps, "tail_key_of", stored_unproven)], "lawful"),
+    "stored under its own end": ("tails-drafter-fence", [(Asking, "tail_key_of", stored_unproven)], "lawful"),
     "no proof at all": (
         "tails-drafter-proof",
-        [(Search, "_tail_key", looked_up_unproven), (SchedulerSteps, "tail_key_of", stored_unproven)],
+        [(Search, "_tail_key", looked_up_unproven), (Asking, "tail_key_of", stored_unproven)],
         "I6",
     ),
     "block before it is gone": ("tails-drafter-hold", [(Search, "_bridge", not_asked_for)], "lawful"),
