@@ -171,10 +171,10 @@ class Rig:
 def scheduler_key(scheduler: OffloadScheduler) -> tuple[object, ...]:
     """All that decides what a scheduler does next, beside its ledger, as a value that can be compared."""
     state = scheduler._state
-    table = state.progress
+    table, stays = state.progress, state.stays
     columns = (table.running, table.prompt, table.placed, table.first, table.sealed, table.offered)
     requests = tuple(
-        (name, each.row, each.hit, each.failures, each.ending, each.until, scheduler.progress(name))
+        (name, each.row, each.hit, each.failures, stays.at(each.row), stays.waits.moment(each.row), scheduler.progress(name))
         for name, each in state.requests.items()
     )
     chunks = tuple(

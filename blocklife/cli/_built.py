@@ -41,6 +41,7 @@ CORE = (
     "ledger.views",
     "offload._asking",
     "offload._state",
+    "offload._stays",
     "offload._steps",
     "offload._decided",
     "offload._groups",

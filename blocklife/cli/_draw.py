@@ -22,6 +22,7 @@ from attrs import field, frozen
 from blocklife.cli._common import OK, WRONG, Parser, file, put_out, reading, refuse_overwriting, write_whole
 from blocklife.errors import MisuseError
 from blocklife.files import parse_json, read_text
+from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 
 if TYPE_CHECKING:
@@ -68,11 +69,16 @@ class Sheet:
 def add_options(parser: Parser) -> None:
     """Its options."""
     parser.describe(
-        "Draw lifecycles: block, slot, job, request, all of them, or one of your own as module:Class.",
+        "Draw lifecycles: block, slot, job, request, all these, lookup, patience, ending (the scheduler's), or module:Class.",
         _EXAMPLES,
     )
     add = parser.add_argument
-    add("machines", nargs="*", metavar="MACHINE", help="block, slot, job, request, all, or module:Class")
+    add(
+        "machines",
+        nargs="*",
+        metavar="MACHINE",
+        help="block, slot, job, request, all, lookup, patience, ending, module:Class",
+    )
     add("-o", "--output", type=file, default="-", metavar="FILE", help="output file (default - is standard output)")
     told = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in FORMATS)
     add("--format", metavar="NAME", help=f"{told}; default: by the extension of FILE, else {DEFAULT}")
@@ -353,7 +359,7 @@ def _side(name: str) -> Picture:
     from blocklife.cli._lifecycles import table_named
     from blocklife.drawing._picture import picture
 
-    if ":" not in name and name not in MACHINES and (os.path.isfile(name) or Path(name).suffix):
+    if not {":", name} & {*name, *MACHINES, *SCHEDULER_MACHINES} and (os.path.isfile(name) or Path(name).suffix):
         return _read_markup(Path(name))
     try:
         return picture(table_named(name), name if name in MACHINES else "")

@@ -16,9 +16,11 @@ from collections.abc import Iterable, Sequence
 
 from blocklife.errors import MisuseError
 from blocklife.lifecycle import Lifecycle, Table
+from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 
 ALL = "all"
+OURS = {**MACHINES, **SCHEDULER_MACHINES}
 
 
 def tables_named(names: Sequence[str]) -> dict[str, Table]:
@@ -33,11 +35,11 @@ def tables_named(names: Sequence[str]) -> dict[str, Table]:
 
 def table_named(name: str) -> Table:
     """One table. Raises `MisuseError` with what there is."""
-    if name in MACHINES:
-        return MACHINES[name]
+    if name in OURS:
+        return OURS[name]
     if ":" in name:
         return _imported(name)
-    raise MisuseError(f"no machine {name!r} ({suggestion(name, (*MACHINES, ALL))}, or write module:Class)")
+    raise MisuseError(f"no machine {name!r} ({suggestion(name, (*OURS, ALL))}, or write module:Class)")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -49,10 +51,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 def _short(key: str, table: Table, taken: Iterable[str]) -> str:
     """The name of a machine of the cache, or of a user's class where no other has it."""
-    for name, machine in MACHINES.items():
+    for name, machine in OURS.items():
         if machine is table:
             return name
-    return key if table.name in taken or table.name in MACHINES else table.name
+    return key if table.name in taken or table.name in OURS else table.name
 
 
 def _imported(name: str) -> Table:

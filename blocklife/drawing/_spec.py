@@ -30,6 +30,7 @@ from blocklife.drawing._tables import (
 )
 from blocklife.files import read_text
 from blocklife.lifecycle import Table
+from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import COUPLINGS, MACHINES, NATURES, Trait
 
 END = "<!-- end -->"
@@ -46,6 +47,8 @@ def _states(table: Table) -> str:
     def has(trait: Trait) -> Callable[[enum.Enum], str]:
         return lambda state: "yes" if trait in NATURES[state].traits else ""
 
+    if not NATURES.keys() & set(table.states):
+        return state_table(table, {})
     traits = [trait for trait in Trait if any(trait in NATURES[state].traits for state in table.states)]
     meanings = markdown(["trait", "means"], [[trait.name.lower(), trait.value] for trait in traits])
     return state_table(table, {trait.name.lower(): has(trait) for trait in traits}) + "\n" + meanings
@@ -67,7 +70,8 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 
 def generated() -> dict[str, str]:
     """Every generated part by its name, as it should be."""
-    parts = {f"{machine}.{part}": make(table) for machine, table in MACHINES.items() for part, make in _PARTS.items()}
+    tables = {**MACHINES, **SCHEDULER_MACHINES}
+    parts = {f"{machine}.{part}": make(table) for machine, table in tables.items() for part, make in _PARTS.items()}
     parts["couplings"] = coupling_table(COUPLINGS)
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
     return {name: f"\n{text}\n" for name, text in parts.items()}
@@ -75,8 +79,9 @@ def generated() -> dict[str, str]:
 
 @functools.cache
 def drawings() -> Mapping[str, str]:
-    """Every generated drawing, by file name: each machine with its couplings, and the block without any."""
+    """Every generated drawing, by file name: each machine, those of the ledger with their couplings, and the block without."""
     drawn = {f"{machine}.svg": svg([Panel(picture(table, machine, COUPLINGS))]) for machine, table in MACHINES.items()}
+    drawn |= {f"{machine}.svg": svg([Panel(picture(table, machine))]) for machine, table in SCHEDULER_MACHINES.items()}
     drawn["life.svg"] = svg([Panel(picture(MACHINES["block"], "block"))])
     return drawn
 

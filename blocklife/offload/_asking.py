@@ -194,7 +194,7 @@ class Asking:
     def ask_keys_of_ending(self, turn: PlanTokens, reached: Mapping[int, int]) -> None:
         """`ask_end` for all requests that end with this plan; *reached*: how many tokens each has computed then."""
         state, tokens = self._state, dict(zip(turn.rows, turn.tokens, strict=True))
-        for name in sorted(state.ending):
+        for name in sorted([state.names[row] for row in state.stays.ending]):
             tracked = state.requests[name]
             if tracked.row in reached and self._progress.in_flight[tracked.row] == tokens[tracked.row]:
                 self.ask_end(tracked, reached[tracked.row])

@@ -60,7 +60,7 @@ class DecidedSteps:
         self._asking.known_of = known_of
         self._ledger, self._tier, self._stores = state.ledger, state.tier, state.stores
         self._geometry = geometry = state.geometry
-        self._progress = state.progress
+        self._progress, self._stays = state.progress, state.stays
         self._progress.falls_silent = one_a_step
         self._known_of = known_of
         self._one_a_step = one_a_step
@@ -88,7 +88,7 @@ class DecidedSteps:
         names = [
             name
             for name, tracked in self._state.requests.items()
-            if name not in spared and not tracked.ending and self._ledger.request_state(name) in ADMISSIBLE
+            if name not in spared and not self._stays.is_ending(tracked.row) and self._ledger.request_state(name) in ADMISSIBLE
         ]
         for name in names:
             self.scheduler.abort(name)
@@ -126,6 +126,7 @@ class DecidedSteps:
         self._progress.known[tracked.row] = known_tokens
         tracked.hit = Hit(name, device_tokens, device_tokens, device_tokens, False, self._progress.making)
         tracked.asked = None
+        self._stays.looked_up(tracked.row, deferred=False)
         return tracked.hit
 
     @verb
@@ -139,17 +140,18 @@ class DecidedSteps:
         hit = tracked.hit
         if hit is None or hit.step != self._progress.making:
             raise MisuseError(f"request {name}: it was not looked up in this step (look it up, then put it off)")
-        if not self._steps.may_wait(tracked):
+        if not self._steps.may_wait(tracked.row):
             return False
         self._steps.unpin(name)
         self._state.within.pop(name, None)
         tracked.hit, tracked.asked = Hit(name, hit.tokens, hit.device_tokens, hit.device_tokens, True, hit.step), None
+        self._stays.looked_up(tracked.row, deferred=True)
         return True
 
     @verb
     def has_waited(self, name: str, since: float) -> None:
         """A request that was forgotten while it waited, and that was added again, has waited since then."""
-        self._steps.tracked(name).until = since + self.scheduler.policies.pending_wait
+        self._stays.waits.begin(self._steps.tracked(name).row, since + self.scheduler.policies.pending_wait)
 
     def is_current(self, hit: Hit) -> bool:
         """Whether `admit` takes this hit: it is of this step, and the last one of its request."""
@@ -165,7 +167,7 @@ class DecidedSteps:
         """
         if self._anew:
             self._offer_anew()
-        ending = [self._state.requests[name].row for name in self._state.ending]
+        ending = sorted(self._stays.ending)
         self._steps.leave_windows(sorted([*self._progress.spoken, *self._progress.due_now()]) + ending)
 
     @verb
@@ -353,11 +355,10 @@ class DecidedSteps:
         If a step samples at most one token, this is unknown only for requests that have ended.
         """
         sampled: dict[str, int] = {}
-        if plan in self._state.plans and (self._state.ending or not self._one_a_step):
+        if plan in self._state.plans and (self._stays.ending or not self._one_a_step):
             table, turn = self._progress, self._progress.turns[0]
-            ending = {self._state.requests[name].row for name in self._state.ending}
             for row, tokens, serial in zip(turn.rows, turn.tokens, turn.serials, strict=True):
-                if table.serial[row] != serial or (self._one_a_step and row not in ending):
+                if table.serial[row] != serial or (self._one_a_step and row not in self._stays.ending):
                     continue
                 known = table.known_of(row)
                 news = self._known_of(self._state.names[row]) - known
@@ -448,7 +449,7 @@ class DecidedSteps:
 
         Returns the requests that are over with it.
         """
-        ending = list(self._state.ending)
+        ending = [self._state.names[row] for row in sorted(self._stays.ending)]
         self._steps.forget(drain=False, host=False)
         return ending
 
@@ -466,8 +467,9 @@ class DecidedSteps:
         if below is not None:
             below.forget(space)
         self._stores.clear()
-        for name in self._state.ending:
-            self._progress.offer_nothing(self._state.requests[name].row)
+        for row in self._stays.ending:
+            name = self._state.names[row]
+            self._progress.offer_nothing(row)
             self._state.states.pop(name, None)
             self._state.requests[name].tail = 0
         self._unwanted = {job.number for job in self._ledger.jobs.alive() if job.direction is Direction.STORE}

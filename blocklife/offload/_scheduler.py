@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from math import inf
 
 from attrs import evolve
 
@@ -36,6 +35,7 @@ from blocklife.ledger._journal import anew, call, verb
 from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
+from blocklife.lifecycle import Row
 from blocklife.offload import _edge as ours
 from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics, check_index
 from blocklife.offload._groups import Geometry, Mamba
@@ -90,7 +90,7 @@ class OffloadScheduler(edge.NotCopied):
         self._asking = self._steps.asking
         state.rows.name_gone(lambda row: self._steps.changed_beside(state.names[row]))
         self.calls = ledger.calls
-        self._progress, self._search = state.progress, state.search
+        self._progress, self._search, self._stays = state.progress, state.search, state.stays
         self.ledger = state.ledger
         self.tier = state.tier
         self.geometry = state.geometry
@@ -116,6 +116,7 @@ class OffloadScheduler(edge.NotCopied):
             self.ledger.finish(name)
             raise self._steps.changed_beside(self._state.names[row])
         self._state.track(name, Tracked(row, keys, tails=tails))
+        self._stays.come(row)
         self._progress.enter(row, prompt_tokens)
 
     @verb
@@ -200,16 +201,17 @@ class OffloadScheduler(edge.NotCopied):
         self._steps.check_waiting(name, "LOOKUP")
         self._check_tokens(name, known_tokens, device_tokens)
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
-        last = tracked.hit
-        waits_below = self._steps.may_wait_below(tracked)
-        if last is not None and last.deferred and tracked.asked == asked and self._steps.waits_on(tracked):
+        row, last, waits = tracked.row, tracked.hit, self._stays.waits
+        waits_below = self._steps.may_wait_below(row)
+        deferred = last is not None and self._stays.is_deferred(row)
+        if last is not None and deferred and tracked.asked == asked and self._steps.waits_on(tracked):
             tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
         names = self._asking.ask_names(tracked, known_tokens)
         search = partial(
             self._search.run, name, names, known_tokens, device_tokens, self._progress.making,
             host=not self._state.lost and tracked.failures < self.policies.max_load_failures,
-            most=self._progress.most_loaded[tracked.row], pending=tracked.until != -inf,
+            most=self._progress.most_loaded[row], pending=not waits.is_spent(row),
             tails=None if tracked.tails is None else partial(self._asking.tail_answer, tracked),
         )  # fmt: skip
         hit = search(below=waits_below)
@@ -217,17 +219,18 @@ class OffloadScheduler(edge.NotCopied):
         if name in self._state.pinned:
             self._steps.unpin(name)
             self._state.within.pop(name, None)
-        self._progress.known[tracked.row] = known_tokens
+        self._progress.known[row] = known_tokens
         if not waits_below:
-            self._steps.give_up_below(tracked)
+            self._steps.give_up_below(row)
         elif self._search.on_below and not self._steps.fetch_below(tracked):
             hit = search()
         if waits_below and not self._search.on_below:
-            tracked.below_until = None  # whatever it waits for now is not the tier below
-        if last is not None and not last.deferred and tracked.until != -inf:
-            tracked.until = None  # that wait was over with an answer
-        if hit.deferred and not self._search.on_below and not self._steps.may_wait(tracked):
+            self._stays.waits_below.answered(row)  # whatever it waits for now is not the tier below
+        if self._stays.is_found(row):
+            waits.answered(row)
+        if hit.deferred and not self._search.on_below and not self._steps.may_wait(row):
             hit = search(pending=False)
+        self._stays.looked_up(row, deferred=hit.deferred)
         tracked.hit, tracked.awaits = hit, self._search.awaited
         tracked.asked = None if self._search.in_doubt or self._search.on_below else asked
         if hit.deferred:
@@ -341,7 +344,7 @@ class OffloadScheduler(edge.NotCopied):
             row = self._steps.tracked(name).row
             if not table.running[row]:
                 state, why = self.ledger.request_state(name), "it is not in the batch (admit it first)"
-                if self._state.requests[name].ending:
+                if self._stays.is_ending(row):
                     why = "it has ended, and is over when its plan has settled (leave it out)"
                 elif state is Request.LOADING:
                     why = "it waits for its load (grow it when the load has landed)"
@@ -360,7 +363,7 @@ class OffloadScheduler(edge.NotCopied):
         Its final content that is not stored yet keeps its place in the queue.
         """
         tracked = self._steps.tracked(name)
-        if tracked.ending:
+        if self._stays.is_ending(tracked.row):
             raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
         self._steps.check_held(name)
         if runs := self.ledger.request_state(name) is Request.RUNNING:
@@ -378,12 +381,12 @@ class OffloadScheduler(edge.NotCopied):
 
         If tokens of it are in a plan that has not settled, this is delayed until the plan settles (`Settled.ended`).
         """
-        self._steps.end(name, "finish")
+        self._steps.end(name, early=False)
 
     @call
     def abort(self, name: str) -> None:
         """End a request early, in any state; otherwise as `finish`."""
-        self._steps.end(name, "abort")
+        self._steps.end(name, early=True)
 
     @verb
     def hand_off(self, name: str, group: int, boundary: int) -> None:
@@ -573,7 +576,7 @@ class OffloadScheduler(edge.NotCopied):
         rows, known, computed = self._steps.advance(turn, sampled)
         final = table.finishing(rows, computed)
         seals = self._steps.seals(final) if final else []
-        if self._state.ending or handed:
+        if self._stays.ending or handed:
             reached = dict(zip(rows, computed, strict=True))
             self._asking.ask_keys_of_ending(turn, reached)
             seals += self._steps.state_seals(handed, reached)
@@ -593,7 +596,7 @@ class OffloadScheduler(edge.NotCopied):
             for row, tokens in zip(rows, before, strict=True):
                 if row in lost:
                     table.known[row] = tokens
-        if ended := self._steps.over() if self._state.ending else []:
+        if ended := self._steps.over() if self._stays.ending else []:
             self._steps.end_many(ended)
             loaded, failed = ([name for name in names if name not in ended] for names in (loaded, failed))
         if self._state.outlived:
@@ -726,6 +729,10 @@ class OffloadScheduler(edge.NotCopied):
     def statistics_below(self) -> BelowStatistics | None:
         """Counts of the tier below so far; None if there is none."""
         return None if self._state.below is None else self._state.below.statistics()
+
+    def row_counts(self) -> Mapping[str, Mapping[Row, int]]:
+        """How often each row of the scheduler's own lifecycles was taken (`scheduler_states.SCHEDULER_MACHINES`)."""
+        return self._stays.row_counts()
 
     def statistics(self) -> OffloadStatistics:
         """Counts so far."""

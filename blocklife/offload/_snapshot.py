@@ -25,6 +25,7 @@ from blocklife.offload._state import SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.offload.records import Hit, Keys, TailKeys
 from blocklife.offload.replacement import can_be_saved
+from blocklife.scheduler_states import Ending, Lookup
 
 
 class SavedTracked(NamedTuple):
@@ -35,7 +36,8 @@ class SavedTracked(NamedTuple):
     keys: Keys
     hit: Hit | None
     failures: int
-    ending: str
+    end: Ending
+    lookup: Lookup
     asked: tuple[int, int | None] | None
     scheduled: bool
     """Whether it is scheduled in the step being made."""
@@ -116,7 +118,6 @@ class SavedScheduler(NamedTuple):
     loading: tuple[tuple[int, bytes, str], ...]
     pinned: tuple[tuple[str, tuple[int, ...]], ...]
     preempted: tuple[str, ...]
-    ending: tuple[str, ...]
     ended: tuple[str, ...]
     lost: tuple[int, ...]
     asleep: bool
@@ -199,7 +200,6 @@ def take(core: SchedulerState, names: Names) -> SavedScheduler:
         tuple(sorted([(group, key, name) for (group, key), name in core.loading.items()])) if core.loading else (),
         tuple([(name, tuple([slots[slot] for slot in own])) for name, own in pinned.items()]) if pinned else (),
         tuple(core.preempted),
-        tuple(sorted(core.ending)) if core.ending else (),
         tuple(sorted(core.outlived)) if core.outlived else (),
         tuple(sorted(core.lost)) if core.lost else (),
         core.asleep,
@@ -242,9 +242,11 @@ def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ..
         known = asked[1:] if waits and asked is not None else None
         awaits = tracked.awaits if waits else None
         row, scheduled = tracked.row, is_scheduled(tracked.row)
-        tails = tracked.tails, tracked.tail
-        last = *tails, awaits
-        found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, tracked.ending, known, scheduled, *last))
+        end, lookup = core.stays.at(row)
+        if hit is None and lookup is not Lookup.LOADING:
+            lookup = Lookup.UNASKED
+        last = known, scheduled, tracked.tails, tracked.tail, awaits
+        found.append(SavedTracked(name, row, tracked.keys, hit, tracked.failures, end, lookup, *last))
     return tuple(found)
 
 
@@ -324,10 +326,11 @@ def _save_waits(core: SchedulerState, names: Names) -> SavedWaits | None:
     pending: list[tuple[str, float]] = []
     below: list[tuple[str, float]] = []
     for name, tracked in core.requests.items():
-        answered = tracked.hit is not None and not tracked.hit.deferred
-        if (until := tracked.until) is not None and until < inf and not (names.canonical and answered and until > -inf):
+        until = core.stays.waits.moment(tracked.row)
+        over = names.canonical and core.stays.is_found(tracked.row)
+        if until is not None and until < inf and (until == -inf or not over):
             pending.append((name, (max(until, core.now) if names.canonical and until > -inf else until) - names.now))
-        if (until := tracked.below_until) is not None:
+        if (until := core.stays.waits_below.moment(tracked.row)) is not None:
             over = names.canonical and until <= core.now
             below.append((name, -inf if over else until - names.now))
     if core.below is None and not pending:
@@ -344,7 +347,7 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     if not can_be_saved(policy):
         raise MisuseError(f"{policy!r}: a policy without `snapshot` and `restore` cannot be restored (give it both)")
     (
-        ledger, replacement, gone, requests, progress, plans, handed, states, waiting_loads, loading, pinned, preempted, ending,
+        ledger, replacement, gone, requests, progress, plans, handed, states, waiting_loads, loading, pinned, preempted,
         ended, lost, asleep, generation, line, below, waits,
     ) = saved  # fmt: skip
     if (core.below is None) is not (below is None):
@@ -372,7 +375,7 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     core.within.update([(name, hit.host_tokens) for name, hit in waiting_loads if _is_within(hit)])
     core.pinned = {name: list(slots) for name, slots in pinned} if pinned else {}
     core.preempted = dict.fromkeys(preempted)
-    core.ending, core.outlived, core.lost = set(ending), set(ended), set(lost)
+    core.outlived, core.lost = set(ended), set(lost)
     core.asleep, core.generation = asleep, generation
     _put_back_line(core.stores, line)
     if core.below is not None and below is not None:
@@ -381,9 +384,9 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     if waits is not None:
         core.now += waits.now
         for name, until in waits.pending:
-            core.requests[name].until = until + now
+            core.stays.waits.put_back(core.requests[name].row, until + now)
         for name, until in waits.below:
-            core.requests[name].below_until = until + now
+            core.stays.waits_below.put_back(core.requests[name].row, until + now)
 
 
 def _put_back_below(below: TierBelow, saved: SavedBelow) -> None:
@@ -416,9 +419,11 @@ def _put_back_requests(
         turns.append(PlanTokens(rows, tokens, [1] * len(rows), [], number))
     core.progress.restored(turns, [each.row for each in saved if each.scheduled])
     core.requests, core.names, core.loads_heard = {}, {}, -1
-    for name, row, keys, hit, failures, ending, asked, _, tails, tail, awaits in saved:
+    core.stays.clear()
+    for name, row, keys, hit, failures, end, lookup, asked, _, tails, tail, awaits in saved:
         known = None if asked is None else (core.ledger.jobs.verdicts, *asked)
-        core.track(name, Tracked(row, keys, hit, failures, ending, known, tails, tail, awaits))
+        core.track(name, Tracked(row, keys, hit, failures, known, tails, tail, awaits))
+        core.stays.put_back(row, end, lookup)
 
 
 def _handed(core: SchedulerState, handed: Collection[tuple[str, int, int]]) -> dict[tuple[str, int, int, int], None]:

@@ -3,7 +3,6 @@
 
 cdef class Tracked:
     cdef public Py_ssize_t row
-    cdef public object keys, hit, asked, awaits, until, below_until, tails
+    cdef public object keys, hit, asked, awaits, tails
     cdef public long long failures, tail
-    cdef public str ending
     cdef public list fetched

@@ -16,6 +16,7 @@ from blocklife.offload._below import BelowIndex, BelowPolicies, TierBelow
 from blocklife.offload._groups import Geometry, Group, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier
 from blocklife.offload._search import Search
+from blocklife.offload._stays import Stays
 from blocklife.offload._stores import StoreLine
 from blocklife.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKeys
 
@@ -26,18 +27,16 @@ HandedState: TypeAlias = tuple[str, int, int, int]
 class Tracked:
     """What the scheduler knows about one request besides its row in the columns.
 
-    ``hit`` is the latest lookup or, while the request loads, what it loads. ``failures`` counts its failed loads. ``ending`` is
-    `finish` or `abort` while its end waits for an outstanding plan. ``asked`` identifies its latest completed lookup: the
-    number of job verdicts and of abandoned loads at that time, known tokens, tokens on the device. ``awaits`` is content that
-    this lookup waits for and that the device lacked, if there is any. ``until`` is when it stops waiting for content on its
-    way, and ``below_until`` for the tier below; None while it does not wait, minus infinity when it has waited as long as it
-    may. ``fetched`` are the promotions that its lookups have planned.
+    ``hit`` is the answer of its latest lookup (`Stays.lookup`) or, while the request loads, what it loads. ``failures`` counts
+    its failed loads. ``asked`` identifies its latest completed lookup: the number of job verdicts and of abandoned loads then,
+    known tokens, tokens on the device. ``awaits`` is content that this lookup waits for and that the device lacked, if there is
+    any. ``fetched`` are the promotions that its lookups have planned.
     ``tail`` is the token inside a block at which its states were handed off, whose attention is stored when the request ends; 0
     for none.
     """
 
     __slots__ = (
-        "asked", "awaits", "below_until", "ending", "failures", "fetched", "hit", "keys", "row", "tail", "tails", "until",
+        "asked", "awaits", "failures", "fetched", "hit", "keys", "row", "tail", "tails",
     )  # fmt: skip
 
     def __init__(
@@ -46,16 +45,13 @@ class Tracked:
         keys: Keys,
         hit: Hit | None = None,
         failures: int = 0,
-        ending: str = "",
         asked: tuple[int, int, int | None] | None = None,
         tails: TailKeys | None = None,
         tail: int = 0,
         awaits: tuple[int, bytes] | None = None,
     ) -> None:
-        self.row, self.keys, self.hit, self.failures, self.ending, self.asked = row, keys, hit, failures, ending, asked
+        self.row, self.keys, self.hit, self.failures, self.asked = row, keys, hit, failures, asked
         self.tails, self.tail, self.awaits = tails, tail, awaits
-        self.until: float | None = None
-        self.below_until: float | None = None
         self.fetched: list[int] = []
 
 
@@ -96,6 +92,8 @@ class SchedulerState(edge.NotCopied):
         self.names: dict[int, str] = {}
         self.added = zeros("q", ledger.limits.max_requests)
         self.num_added = 0
+        self.stays = Stays(ledger.limits.max_requests)
+        """How the lookup, the waits and the end of each request stand."""
         self.progress = progress_of(ledger.limits.max_requests, geometry, policies)
         self.progress_bytes = tuple([memoryview(column).cast("B") for column in self.progress.columns])
         """The progress columns as bytes, for snapshots."""
@@ -119,8 +117,6 @@ class SchedulerState(edge.NotCopied):
         """How many tokens of `Policies.load_within_tokens` the lookups of this step have taken, by request."""
         self.pinned: dict[str, list[int]] = {}
         self.preempted: dict[str, None] = {}
-        self.ending: set[str] = set()
-        """Requests whose end waits for a plan."""
         self.outlived: set[str] = set()
         """Requests that have ended but still have jobs."""
         self.given_up = 0

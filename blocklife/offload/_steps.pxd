@@ -9,7 +9,7 @@ from blocklife.offload._stores cimport StoreLine
 
 
 cdef class SchedulerSteps:
-    cdef public object _state, _ledger, _rows, _geometry, _policies
+    cdef public object _state, _stays, _ledger, _rows, _geometry, _policies
     cdef public TokenProgress _progress
     cdef public StoreLine _stores
     cdef public list _keeps_one

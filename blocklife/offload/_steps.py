@@ -9,7 +9,6 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf
 from typing import NoReturn
 
 from attrs import evolve
@@ -42,7 +41,7 @@ class SchedulerSteps:
         self._ledger, self._rows = state.ledger, state.rows
         self._geometry = state.geometry
         self._policies = state.policies
-        self._progress = state.progress
+        self._progress, self._stays = state.progress, state.stays
         self._stores = state.stores
         self.asking = Asking(state)
         self._drafts = any(state.geometry.drafters)
@@ -171,7 +170,7 @@ class SchedulerSteps:
             offered, sealed = first // self._geometry.blocks_per_chunk, hit.tokens // self._geometry.block_tokens[group]
             table.begin(row, group, len(held), first, offered, sealed)
         table.step[row] = table.making
-        tracked.until = tracked.below_until = None
+        self._stays.admitted(row, loads=hit.tokens > hit.device_tokens)
         if hit.tokens > hit.device_tokens:
             self._state.waiting_loads[name] = hit
         else:
@@ -210,34 +209,28 @@ class SchedulerSteps:
 
     def waits_on(self, tracked: Tracked) -> bool:
         """Whether a deferred lookup need not be made again: what it waits for is not final on the device, and it may wait."""
-        return self._lasts(tracked.until) and (tracked.awaits is None or self._ledger.blocks.find(*tracked.awaits) is None)
+        lasts = self._stays.waits.lasts(tracked.row, self._state.now)
+        return lasts and (tracked.awaits is None or self._ledger.blocks.find(*tracked.awaits) is None)
 
-    def may_wait(self, tracked: Tracked) -> bool:
+    def may_wait(self, row: int) -> bool:
         """Whether a request may wait for content on its way, from its first deferred lookup on; if not, it never does again."""
-        if tracked.until is None:
-            tracked.until = self._state.now + self._policies.pending_wait
-        if self._lasts(tracked.until):
+        waits, now = self._stays.waits, self._state.now
+        waits.begin(row, now + self._policies.pending_wait)
+        if waits.lasts(row, now):
             return True
-        if tracked.until > -inf:
-            tracked.until = -inf
-            self._state.counts["overdue"] += 1
+        self._state.counts["overdue"] += waits.give_up(row)
         return False
-
-    def _lasts(self, until: float | None) -> bool:
-        """Whether a wait until then is not over; None: it has not begun."""
-        return until is None or self._state.now < until
 
     # --- the tier below ---------------------------------------------------------------------------------------------------
 
-    def may_wait_below(self, tracked: Tracked) -> bool:
+    def may_wait_below(self, row: int) -> bool:
         """Whether a lookup may count on the tier below: there is one, and the request has not waited too long."""
-        return self._state.below is not None and self._lasts(tracked.below_until)
+        return self._state.below is not None and self._stays.waits_below.lasts(row, self._state.now)
 
-    def give_up_below(self, tracked: Tracked) -> None:
+    def give_up_below(self, row: int) -> None:
         """A request has waited too long for the tier below: from now on it goes on without."""
         below = self._state.below
-        if below is not None and tracked.below_until is not None and tracked.below_until > -inf:
-            tracked.below_until = -inf
+        if below is not None and self._stays.waits_below.give_up(row):
             below.gave_up()
 
     def fetch_below(self, tracked: Tracked) -> bool:
@@ -245,12 +238,11 @@ class SchedulerSteps:
         below, state = self._state.below, self._state
         if below is None:
             return False
-        if tracked.below_until is None:
-            tracked.below_until = state.now + below.policies.max_wait
+        self._stays.waits_below.begin(tracked.row, state.now + below.policies.max_wait)
         search = state.search
         if below.promote(search.wanted, search.present, tracked.fetched, len(state.pinned)):
             return True
-        tracked.below_until = -inf
+        self._stays.waits_below.give_up(tracked.row)
         return False
 
     # --- growing ------------------------------------------------------------------------------------------------------------
@@ -478,7 +470,7 @@ class SchedulerSteps:
         """Refuse fewer tokens than expected where a state has taken in what was to be sampled."""
         name = self._state.names[row]
         ahead = self._progress.in_flight_of(row) > tokens
-        if ahead and count < expected and not self._state.requests[name].ending:
+        if ahead and count < expected and not self._stays.is_ending(row):
             raise MisuseError(
                 f"request {name}: a Mamba state cannot be taken back, and a plan that is out takes in the token that "
                 f"plan {next(iter(self._state.plans))} was to sample (it has sampled 1 at least; preempt the request first)"
@@ -519,6 +511,7 @@ class SchedulerSteps:
             tracked = self._state.requests[name]
             if state is Request.RUNNING:
                 self.end_load(name)
+                self._stays.landed(tracked.row)
                 if not hit.within:  # otherwise it runs since its admission
                     self._write_behind(name, hit)
                     table.run(tracked.row, hit.compute_from)
@@ -539,12 +532,11 @@ class SchedulerSteps:
     def over(self) -> list[str]:
         """Requests that only waited for their plans to settle, and whose plans have."""
         in_flight, state = self._progress.in_flight_of, self._state
-        rows = sorted([state.requests[name].row for name in state.ending])
-        return [state.names[row] for row in rows if not in_flight(row)]
+        return [state.names[row] for row in sorted(self._stays.ending) if not in_flight(row)]
 
     # --- ending -------------------------------------------------------------------------------------------------------------
 
-    def end(self, name: str, how: str) -> None:
+    def end(self, name: str, *, early: bool) -> None:
         """Queue the last stores and release everything; delayed while an outstanding plan still writes for the request."""
         tracked = self.tracked(name)
         self.check_held(name)
@@ -553,35 +545,35 @@ class SchedulerSteps:
             self.asking.ask_end(tracked, table.computed_of(row))
         self._ledger.calls.writes()
         if table.in_flight_of(row):
-            tracked.ending = how
-            self._state.ending.add(name)
+            self._stays.ended(row, early=early, computes=True)
             self.stop_drafting(row)
             table.wanted[row] = 0
             self.cut_states(name, table.begin_of(row))
             return
-        self.leave_behind(name, tracked, how)
+        self.leave_behind(name, tracked, early=early)
         self._ledger.finish(name)
-        self.leave(name, tracked)
+        self.leave(name, tracked, early=early)
 
     def end_many(self, names: Sequence[str]) -> None:
         """`end` for requests whose plans have settled. If the engine owns the pool, their blocks are released in one call."""
         if self._ledger.own_pool:
             for name in names:
-                self.end(name, self._state.requests[name].ending)
+                self.end(name, early=self._stays.is_aborted(self._state.requests[name].row))
             return
         for name in names:
             tracked = self._state.requests[name]
-            self.leave_behind(name, tracked, tracked.ending)
+            self.leave_behind(name, tracked, early=self._stays.is_aborted(tracked.row))
         self._ledger.finish_many(names)
         for name in names:
-            self.leave(name, self._state.requests[name])
+            tracked = self._state.requests[name]
+            self.leave(name, tracked, early=self._stays.is_aborted(tracked.row))
 
-    def leave_behind(self, name: str, tracked: Tracked, how: str) -> None:
+    def leave_behind(self, name: str, tracked: Tracked, *, early: bool) -> None:
         """Queue the last stores of a request without outstanding plans."""
         if self._ledger.request_state(name) is Request.RUNNING:
             row, table = tracked.row, self._progress
             computed = table.computed_of(row)
-            last = computed if how == "abort" else max(table.prompt[row], table.known_of(row) - 1)
+            last = computed if early else max(table.prompt[row], table.known_of(row) - 1)
             self.stop_drafting(row)
             if self._drafts and (spans := table.finishing([row], [computed])):
                 self._rows.seal(self.seals(spans))
@@ -599,12 +591,12 @@ class SchedulerSteps:
         if self._drafts:
             self._progress.look(row)
 
-    def leave(self, name: str, tracked: Tracked) -> None:
+    def leave(self, name: str, tracked: Tracked, *, early: bool) -> None:
         """Forget a request that has left the ledger."""
         self.drop(name, tracked)
+        self._stays.ended(tracked.row, early=early, computes=False)
         self._progress.leave(tracked.row)
         del self._state.requests[name], self._state.names[tracked.row]
-        self._state.ending.discard(name)
         self._state.preempted.pop(name, None)
         if self._ledger.jobs.serve(name):
             self._state.outlived.add(name)
@@ -616,6 +608,7 @@ class SchedulerSteps:
         self.end_load(name)
         self.unpin(name)
         self._state.states.pop(name, None)
+        self._stays.emptied(tracked.row)
         tracked.hit = None
         tracked.tail = 0
         self._progress.clear(tracked.row)
@@ -635,12 +628,12 @@ class SchedulerSteps:
         preempted = []
         for name, state in alive.items():
             tracked = self._state.requests[name]
-            ending, tracked.ending = tracked.ending, ""
+            ending = self._stays.is_ending(tracked.row)
             # a load that has failed but was not reported yet counts as well
             loads = name in self._state.waiting_loads
             self.drop(name, tracked)
             if ending:
-                self.end(name, ending)
+                self.end(name, early=self._stays.is_aborted(tracked.row))
             elif loads or state is Request.RUNNING:
                 preempted.append(name)
         return preempted
@@ -654,7 +647,8 @@ class SchedulerSteps:
         state = self._state
         if self._policies.last_step is not LastStep.FLUSH:
             return False
-        return len(state.ending) == len(state.requests) and bool(state.ending or state.outlived)
+        ending = self._stays.ending
+        return len(ending) == len(state.requests) and bool(ending or state.outlived)
 
     # --- helpers ------------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import pytest
 from blocklife.cli import _built as built
 from blocklife.cli import _exploring as exploring
 from blocklife.errors import MisuseError
+from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.mutants import _judging as judging
 from blocklife.testing.mutants._planting import all_mutants, planted
@@ -57,7 +58,7 @@ def test_check_says_what_holds(capsys: Capture) -> None:
 
     assert (status, err) == (0, "")
     assert "\x1b" not in out
-    rows = sum(len(table.rows) for table in MACHINES.values())
+    rows = sum(len(table.rows) for table in (*MACHINES.values(), *SCHEDULER_MACHINES.values()))
     for line in (
         "states  216",
         "edges   276",

@@ -20,10 +20,12 @@ from blocklife.cli import main
 from blocklife.cli._draw import FORMATS
 from blocklife.drawing import _spec as spec
 from blocklife.errors import to_install
+from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
+MACHINE_NAMES = ", ".join([*MACHINES, *SCHEDULER_MACHINES, "all"])
 COMMAND = [sys.executable, "-m", "blocklife", "draw"]
 
 Capture = pytest.CaptureFixture[str]
@@ -192,8 +194,11 @@ def test_draw_draws_lifecycles_of_one_name_apart(folder: Path, capsys: Capture) 
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("blok", "no machine 'blok' (did you mean block? there are block, slot, job, request, all, or write module:Class)"),
-        ("", "no machine '' (there are block, slot, job, request, all, or write module:Class)"),
+        (
+            "blok",
+            f"no machine 'blok' (did you mean block? there are {MACHINE_NAMES}, or write module:Class)",
+        ),
+        ("", f"no machine '' (there are {MACHINE_NAMES}, or write module:Class)"),
         ("doors:", "doors:: write module:Class"),
         (":DoorLife", ":DoorLife: write module:Class"),
         ("doors.py:DoorLife", "doors.py:DoorLife: a module, not a file (write doors:DoorLife)"),

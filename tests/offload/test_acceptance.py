@@ -744,7 +744,8 @@ def act(engine: Engine, chance: random.Random) -> list[str]:
 def finish_all(engine: Engine) -> None:
     """Everybody ends; what was lost is proven quiet; ticking comes to an end."""
     for name in list(engine.ledger.requests):
-        if not engine.scheduler._state.requests[name].ending:
+        state = engine.scheduler._state
+        if not state.stays.is_ending(state.requests[name].row):
             engine.abort(name)
     engine.step({})
     while engine.plans:

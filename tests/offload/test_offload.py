@@ -885,7 +885,7 @@ def test_scheduler_remembers_nobody_who_is_over() -> None:
     kept += (
         state.pinned,
         state.preempted,
-        state.ending,
+        state.stays.ending,
         state.outlived,
         state.handed,
     )  # type: ignore[assignment]

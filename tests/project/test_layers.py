@@ -24,6 +24,7 @@ TRUNK = (
     "hook_errors",
     "lifecycle",
     "states",
+    "scheduler_states",
     "core",
     "ledger",
     "files",
@@ -53,7 +54,7 @@ ONLY_IN = {
 }
 """Packages of others, and the only files that may name them."""
 
-PURE = ("errors", "lifecycle", "states", "core", "ledger", "offload")
+PURE = ("errors", "lifecycle", "states", "scheduler_states", "core", "ledger", "offload")
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "uuid", "threading", "multiprocessing", "concurrent", "asyncio", "queue"}
     | {"os", "io", "pathlib", "tempfile", "shutil", "socket", "subprocess", "signal", "logging"}

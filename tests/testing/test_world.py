@@ -18,6 +18,7 @@ from blocklife.ledger import Contract
 from blocklife.ledger.invariants import check
 from blocklife.offload import LastStep, Mode
 from blocklife.offload._snapshot import SavedScheduler
+from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Bounds, Broken, Kind, Verdict, explore
 from blocklife.testing.worlds import _cross_checks as cross_checks
@@ -215,7 +216,7 @@ def test_world_tells_which_rows_were_taken() -> None:
     rows = {str(row) for each in world.coverage().values() for row, times in each.items() if times}
 
     assert before == 0
-    assert set(world.coverage()) == set(MACHINES)
+    assert set(world.coverage()) == {*MACHINES, *SCHEDULER_MACHINES}
     assert "FREED --allocate--> ALLOCATED" in rows
     assert "LOADING --expire [is_own]--> QUARANTINED" not in rows
 

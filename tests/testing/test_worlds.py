@@ -30,6 +30,7 @@ from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import Hit, TailKeys
+from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
 from blocklife.testing.worlds._engine import FOREVER, NO_TIER, Engine, Settings
@@ -64,9 +65,20 @@ BY_THE_ENGINE_NEVER = frozenset(
         "block LOADING --expire--> LOADING",
         "block QUARANTINED --expire--> QUARANTINED",
         "block PENDING_STORE --drop [idle]--> FREED",
+        "lookup DEFERRED --defer--> DEFERRED",
+        "lookup FOUND --defer--> DEFERRED",
+        "lookup FOUND --find--> FOUND",
+        "lookup FOUND --forget--> UNASKED",
+        "ending STAYS --finish [computes]--> FINISHING",
+        "ending FINISHING --finish [computes]--> FINISHING",
+        "ending FINISHING --abort [computes]--> ABORTING",
+        "ending FINISHING --finish--> OVER",
+        "ending ABORTING --abort [computes]--> ABORTING",
+        "ending ABORTING --finish [computes]--> FINISHING",
     }
 )
-"""Rows that the scheduler never needs, and engines that call the ledger themselves do: `test_ledger_world.py` takes all."""
+"""Rows of blocks that the scheduler never needs, and engines that call the ledger themselves do (`test_ledger_world.py` takes
+all), and rows of lookups and ends that the engine of these worlds has no reason for (`test_stays.py` takes all)."""
 
 
 class Seen(NamedTuple):
@@ -139,8 +151,8 @@ def test_guesses_hold_behind_loads_within_a_step(groups: str, blocks: int) -> No
 
 
 def rows() -> set[str]:
-    """Every row of the four tables."""
-    return {f"{machine} {row}" for machine, table in MACHINES.items() for row in table.rows}
+    """Every row of the ledger's tables and the scheduler's."""
+    return {f"{machine} {row}" for machine, table in {**MACHINES, **SCHEDULER_MACHINES}.items() for row in table.rows}
 
 
 def test_worlds_together_take_every_row_that_a_scheduler_can() -> None:

@@ -53,6 +53,7 @@ from blocklife.offload._below import TierBelow
 from blocklife.offload._host import HostTier
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import SchedulerState
+from blocklife.offload._stays import Stays, Waits
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
 from blocklife.states import COUPLINGS, MACHINES, BlockLife, Coupling, JobLife
@@ -284,7 +285,7 @@ _KERNEL: tuple[_Owner, ...] = (
 )  # fmt: skip
 _OWNERS: tuple[_Owner, ...] = (
     *_KERNEL, Ledger, RowVerbs, Journal, Planning,
-    *(SchedulerSteps, OffloadScheduler, StoreLine, HostTier, TierBelow, TokenProgress),
+    *(SchedulerSteps, OffloadScheduler, StoreLine, HostTier, TierBelow, TokenProgress, Stays, Waits),
 )  # fmt: skip
 _ENDINGS = frozenset(
     {"finish", "preempt", "release", "release_many", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
@@ -308,6 +309,7 @@ _PARTS = frozenset(
         "_stores",
         "_progress",
         "_tier",
+        "_stays",
     }
 )
 """Attributes that refer to another part: they count as state, like the contents of the part."""
@@ -624,7 +626,7 @@ SEEDS: tuple[Seed, ...] = (
         "S5: the last step flushes only where no request is tracked",
         SchedulerSteps,
         "is_last_step",
-        {"and bool(state.ending or state.outlived)": "and not (state.ending or state.outlived)"},
+        {"and bool(ending or state.outlived)": "and not (ending or state.outlived)"},
     ),
 )
 """Five upstream fixes that the project started from, each taken back."""

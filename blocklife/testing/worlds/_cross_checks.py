@@ -21,6 +21,7 @@ from blocklife.ledger import Direction
 from blocklife.ledger.jobs import JobView
 from blocklife.offload import FullAttention, Geometry, LastStep
 from blocklife.offload._snapshot import SavedScheduler
+from blocklife.scheduler_states import Ending
 from blocklife.states import (
     ADMISSIBLE,
     GIVEN_UP,
@@ -162,7 +163,7 @@ def described(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         if job.state == _QUARANTINED:
             quarantined.append(job.number)
     states = {each.name: _REQUEST_STATES[each.state] for each in ledger.requests}
-    requests = tuple([(each.name, states[each.name]) for each in saved.requests if not each.ending])
+    requests = tuple([(each.name, states[each.name]) for each in saved.requests if each.end is Ending.STAYS])
     read = hosts(states)
     block_names, readable_blocks, kept_blocks = _of_blocks(blocks.state, blocks.key)
     slot_names, kept_places = _of_slots(slots.state, size)
@@ -486,7 +487,7 @@ def misdone(
 def unheeded(saved: SavedScheduler, verb: str, request: str, worker: int) -> tuple[str, str] | None:
     """A request of the call that had no effect, judged by the value after it."""
     out = {job.number: job.owner for job in saved.ledger.jobs if job.state in _SUBMITTED and job.direction.on_device}
-    if verb == "abort" and any(each.name == request and not each.ending for each in saved.requests):
+    if verb == "abort" and any(each.name == request and each.end is Ending.STAYS for each in saved.requests):
         return "I5", f"request {request} was aborted, but goes on"
     if verb == "preempt" and request in out.values() and request not in saved.preempted:
         return "I10", f"request {request} was preempted, but the next plan does not wait for its copies"

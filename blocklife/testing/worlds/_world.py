@@ -158,7 +158,7 @@ class World:
             settings = evolve(settings, engine=evolve(settings.engine, deadline=1.0))
         self.settings = settings
         self.engine = Engine(settings.engine)
-        self._rows = RowCounts(self.engine.ledger)
+        self._rows = RowCounts(self.engine.ledger, self.engine.scheduler)
         for script in settings.requests:
             self.engine.know(script.name, script.text, script.prompt)
         geometry = self.engine.geometry

@@ -1,0 +1,162 @@
+"""What the scheduler keeps of each request as lifecycles: the columns of `scheduler_states`, by row.
+
+Rules of this file:
+
+* A row is that of a request in the ledger, as everywhere in the scheduler. A row without a request is as at the beginning.
+* A question changes nothing; a verb takes a step of one lifecycle, or raises `RefusedError`: then the scheduler is wrong.
+"""
+
+from __future__ import annotations
+
+from array import array
+from math import inf
+
+from blocklife.lifecycle import Column, Event, Row
+from blocklife.scheduler_states import SCHEDULER_MACHINES, Ending, EndingLife, Lookup, LookupLife, Patience, PatienceLife
+
+_WAIT, _LOOKUP, _END = (SCHEDULER_MACHINES[name].index for name in ("patience", "lookup", "ending"))
+_RESTED, _WAITING, _SPENT = _WAIT[Patience.RESTED], _WAIT[Patience.WAITING], _WAIT[Patience.SPENT]
+_FOUND, _DEFERRED = _LOOKUP[Lookup.FOUND], _LOOKUP[Lookup.DEFERRED]
+_UNASKED, _ABORTING = _LOOKUP[Lookup.UNASKED], _END[Ending.ABORTING]
+_FINISH, _ABORT = EndingLife.table.events["finish"], EndingLife.table.events["abort"]
+
+
+class Waits:
+    """The waits of all requests for one thing.
+
+    ``until`` is the moment up to which a row that is WAITING waits; of other rows it says nothing.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.column, self.until = Column(PatienceLife.table, size), array("d", bytes(8 * size))
+        events = PatienceLife.table.events
+        self._wait, self._answer, self._give_up, self._renew = (
+            events["wait"], events["answer"], events["give_up"], events["renew"],
+        )  # fmt: skip
+
+    def lasts(self, row: int, now: float) -> bool:
+        """Whether a request may wait at this time: it has not begun to, or its moment has not come."""
+        state = self.column.state[row]
+        return state == _RESTED or (state == _WAITING and now < self.until[row])
+
+    def is_spent(self, row: int) -> bool:
+        """Whether a request does not wait for this any more."""
+        return self.column.state[row] == _SPENT
+
+    def begin(self, row: int, until: float) -> None:
+        """A request waits until this moment, unless it waits already or has given up."""
+        if self.column.state[row] == _RESTED:
+            self.column.fire(self._wait, [row])
+            self.until[row] = until
+
+    def answered(self, row: int) -> None:
+        """A request need not wait any more; its next wait begins anew. One that has given up has given up."""
+        if self.column.state[row] == _WAITING:
+            self.column.fire(self._answer, [row])
+
+    def give_up(self, row: int) -> bool:
+        """A request that waits goes on without; False if none waits there."""
+        if self.column.state[row] != _WAITING:
+            return False
+        self.column.fire(self._give_up, [row])
+        return True
+
+    def renew(self, row: int) -> None:
+        """A request was admitted, or another one begins."""
+        if self.column.state[row] != _RESTED:
+            self.column.fire(self._renew, [row])
+
+    def moment(self, row: int) -> float | None:
+        """Until when a request waits: None if it does not, minus infinity if it has given up."""
+        state = self.column.state[row]
+        return None if state == _RESTED else self.until[row] if state == _WAITING else -inf
+
+    def put_back(self, row: int, moment: float) -> None:
+        """A request waits as `moment` has said."""
+        self.column.state[row], self.until[row] = (_SPENT, 0.0) if moment == -inf else (_WAITING, moment)
+
+
+class Stays:
+    """The lookups, waits and ends of all requests.
+
+    Invariant: ``ending`` has the rows whose end is FINISHING or ABORTING.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.lookup, self.end = Column(LookupLife.table, size), Column(EndingLife.table, size)
+        self.waits, self.waits_below = Waits(size), Waits(size)
+        """For content on its way, and for the store below."""
+        self.ending: set[int] = set()
+
+    def come(self, row: int) -> None:
+        """A request begins."""
+        self.end.fire(EndingLife.table.events["come"], [row])
+        self.waits.renew(row)
+        self.waits_below.renew(row)
+
+    def looked_up(self, row: int, *, deferred: bool) -> None:
+        """A lookup of a request is answered, or deferred."""
+        self.lookup.fire(LookupLife.table.events["defer" if deferred else "find"], [row])
+
+    def admitted(self, row: int, *, loads: bool) -> None:
+        """A request is admitted with the answer of its lookup."""
+        self.lookup.fire(LookupLife.table.events["load" if loads else "run"], [row])
+        self.waits.renew(row)
+        self.waits_below.renew(row)
+
+    def landed(self, row: int) -> None:
+        """The load of a request is DONE."""
+        self.lookup.fire(LookupLife.table.events["land"], [row])
+
+    def emptied(self, row: int) -> None:
+        """A request holds nothing any more."""
+        if self.lookup.state[row] != _UNASKED:
+            self.lookup.fire(LookupLife.table.events["forget"], [row])
+
+    def is_found(self, row: int) -> bool:
+        """Whether its last lookup was answered, and not used since."""
+        return self.lookup.state[row] == _FOUND
+
+    def is_deferred(self, row: int) -> bool:
+        """Whether its last lookup was deferred."""
+        return self.lookup.state[row] == _DEFERRED
+
+    def is_ending(self, row: int) -> bool:
+        """Whether its end waits for a plan."""
+        return row in self.ending
+
+    def is_aborted(self, row: int) -> bool:
+        """Whether it was ended early, and its end waits for a plan."""
+        return self.end.state[row] == _ABORTING
+
+    def ended(self, row: int, *, early: bool, computes: bool) -> None:
+        """The end of a request is asked for; it waits while a plan that is out *computes* tokens of it."""
+        event: Event = _ABORT if early else _FINISH
+        self.end.fire(event, [row], int(computes))
+        if computes:
+            self.ending.add(row)
+        else:
+            self.ending.discard(row)
+
+    def put_back(self, row: int, end: Ending, lookup: Lookup) -> None:
+        """A request is as a snapshot has it; `clear` was called before."""
+        self.end.state[row], self.lookup.state[row] = _END[end], _LOOKUP[lookup]
+        if end not in (Ending.OVER, Ending.STAYS):
+            self.ending.add(row)
+
+    def clear(self) -> None:
+        """As at the beginning, without a request; counts of rows stay."""
+        for column in (self.lookup, self.end, self.waits.column, self.waits_below.column):
+            column.restore(bytes([column.table.index[column.table.initial]]) * len(column))
+        self.ending.clear()
+
+    def at(self, row: int) -> tuple[Ending, Lookup]:
+        """How a request ends, and what its last lookup came to."""
+        return Ending(self.end.at(row)), Lookup(self.lookup.at(row))
+
+    def row_counts(self) -> dict[str, dict[Row, int]]:
+        """How often each row of each lifecycle was taken."""
+        found = {"lookup": dict(self.lookup.row_counts()), "patience": dict(self.waits.column.row_counts())}
+        for row, times in self.waits_below.column.row_counts():
+            found["patience"][row] += times
+        return found | {"ending": dict(self.end.row_counts())}
