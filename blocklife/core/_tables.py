@@ -14,8 +14,6 @@ import itertools
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
-
 from blocklife.core._rules import PlaceMove, Rules
 from blocklife.errors import DefinitionError
 from blocklife.lifecycle import Event, Table
@@ -190,13 +188,18 @@ class Rule:
 
 
 def _facts_by_situation(event: Event) -> bytes:
-    """Evaluate the guards of *event* once for every situation."""
-    every = np.arange(1 << len(Situation))
-    bits = {bit.name.lower(): int(bit) for bit in Situation if bit.name}
-    payload = {name: (every & bits[name]) != 0 for name in event.parameters}
-    # below FENCE the bits stand for counts
-    facts = event.facts({name: on.view(np.uint8) if bits[name] < Situation.FENCE else on for name, on in payload.items()})
-    return np.broadcast_to(np.asarray(facts, dtype=np.uint8), every.shape).tobytes()
+    """Evaluate the guards of *event* once for every situation that differs in what they ask."""
+    asked = {bit.name.lower(): bit for bit in Situation if bit.name and bit.name.lower() in event.parameters}
+    mask, known, found = sum(asked.values()), dict[int, int](), bytearray()
+    for situation in range(1 << len(Situation)):
+        at = situation & mask
+        if at not in known:
+            # below FENCE the bits stand for counts
+            payload = {name: int(bool(at & bit)) if bit < Situation.FENCE else bool(at & bit) for name, bit in asked.items()}
+            holds = [each.test(**{name: payload[name] for name in each.parameters}) for each in event.guards]
+            known[at] = sum(bool(hold) << bit for bit, hold in enumerate(holds))
+        found.append(known[at])
+    return bytes(found)
 
 
 def _rules_of(machine: str) -> Mapping[str, Rule]:
