@@ -22,6 +22,7 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.errors import MisuseError
+from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import ActionT, Bounds, Exploration, Verdict, explore
 from blocklife.testing.mutants._planting import Mutant, planted, watched
@@ -30,6 +31,7 @@ from blocklife.testing.worlds._ledger_world import LedgerWorld
 from blocklife.testing.worlds._pinned import WORLDS
 from blocklife.testing.worlds._world import World, WorldSettings
 
+_TABLES = {**MACHINES, **SCHEDULER_MACHINES}
 SECONDS_MAX = 30.0
 """How long a call under a mutant may take before it counts as hung, in seconds of the processor."""
 GROWTH_MAX = 2
@@ -93,7 +95,7 @@ class Ran:
     def of(cls, seen: Exploration[ActionT], digest: int, coverage: Mapping[str, Mapping[int, int]]) -> Ran:
         """The result of an exploration; *coverage* counts rows by machine and number."""
         taken = frozenset(
-            f"{machine}: {MACHINES[machine].row(number)}"
+            f"{machine}: {_TABLES[machine].row(number)}"
             for machine, rows in coverage.items()
             for number, times in rows.items()
             if times
