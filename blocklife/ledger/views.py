@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from blocklife.core import _plans as plans
 from blocklife.core._columns import Core, Ints, listed
-from blocklife.core._tables import COPIED, FINAL, FINISHED, OVER, PLANNED, READABLE
+from blocklife.core._tables import COPIED, FINAL, FINISHED, OVER, READABLE
 from blocklife.errors import MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
@@ -389,8 +389,7 @@ class JobsView:
 
     def is_planned(self, number: int) -> bool:
         """Whether a job is planned and not submitted."""
-        row = self._core.jobs.by_number.get(number, 0)
-        return row != 0 and self._core.rules.job_trait[self._core.jobs.state[row]] & PLANNED != 0
+        return self._core.jobs.by_number.get(number, 0) in self._core.jobs.planned
 
     def serve(self, request: str) -> bool:
         """Whether a job that is not over is for this request."""

@@ -2,6 +2,7 @@
 cimport cython
 
 from blocklife.core._progress cimport TokenProgress
+from blocklife.ledger._journal cimport Journal
 from blocklife.offload._state cimport Tracked
 
 
@@ -12,8 +13,12 @@ cdef class Asking:
     cdef long long _call
     cdef public dict keys_given, tails_given
     cdef public object known_of
+    cdef Journal _journal
 
-    @cython.locals(keys=object, known=tuple)
+    cdef Asking _present(self)
+    @cython.locals(wrong=bint)
+    cpdef asked(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    @cython.locals(known=tuple)
     cpdef keys_of(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
     cpdef ask_keys(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
     cpdef ask_span(self, Py_ssize_t group, Py_ssize_t row, Py_ssize_t start, Py_ssize_t stop)

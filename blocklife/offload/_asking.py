@@ -18,8 +18,6 @@ from blocklife.offload._groups import FullAttention, Mamba
 from blocklife.offload._state import SchedulerState, Tracked
 from blocklife.offload.records import Hit
 
-_BYTES = frozenset({bytes})
-
 
 class Asking:
     """The questions of one scheduler.
@@ -30,7 +28,7 @@ class Asking:
     def __init__(self, state: SchedulerState) -> None:
         self._state, self._geometry, self._progress = state, state.geometry, state.progress
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
-        self._call = 0
+        self._journal, self._call = state.ledger.calls, 0
         self.keys_given: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
         """What was answered in the outermost call that is being made, by row and group: the first block, and the keys from
         there on."""
@@ -42,24 +40,31 @@ class Asking:
 
     def _present(self) -> Asking:
         """Forget what was answered in earlier calls."""
-        calls = self._state.ledger.calls.calls
-        if self._call != calls:
-            self._call = calls
+        if self._call != self._journal.calls:
+            self._call = self._journal.calls
             self.keys_given.clear()
             self.tails_given.clear()
         return self
+
+    def asked(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
+        """The keys of some blocks, from the engine's key function."""
+        keys = tracked.keys(group, start, stop)
+        wrong = type(keys) is not list
+        if not wrong:
+            for key in keys:
+                wrong = wrong or type(key) is not bytes
+        if wrong:
+            keys = edge.keys(keys, "keys")
+        if len(keys) < stop - start:
+            raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
+        return keys
 
     def keys_of(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
         """The keys of some blocks, from the engine's key function, unless it has answered in this call already."""
         known = self._present().keys_given.get((tracked.row, group))
         if known is not None and known[0] <= start and stop - known[0] <= len(known[1]):
             return known[1][start - known[0] : stop - known[0]]
-        keys = tracked.keys(group, start, stop)
-        if type(keys) is not list or not _BYTES.issuperset(map(type, keys)):
-            keys = edge.keys(keys, "keys")
-        if len(keys) < stop - start:
-            raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
-        return keys
+        return self.asked(tracked, group, start, stop)
 
     def tail_key_of(self, tracked: Tracked, group: int, end: int) -> bytes | None:
         """The key of a tail that ends at this token, from the engine's functions; None if there is none.

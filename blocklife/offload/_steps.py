@@ -334,9 +334,10 @@ class SchedulerSteps:
             self._rows.end_turn(turn)
         if line.is_busy and not lost:
             line.plan()
-        line.counts["already stored"] += turn.stored
-        line.counts["in flight"] += turn.in_flight
-        turn.stored = turn.in_flight = 0
+        if turn.stored or turn.in_flight:
+            line.counts["already stored"] += turn.stored
+            line.counts["in flight"] += turn.in_flight
+            turn.stored = turn.in_flight = 0
 
     def take_ready(self, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]) -> None:
         """Chunks of one block have their turn, as far as they are ready."""
