@@ -27,13 +27,16 @@ if TYPE_CHECKING:
         Completion,
         Contract,
         Direction,
+        GroupTransfer,
         JobId,
         Launched,
         Ledger,
         Limits,
+        Placement,
         Plan,
         Result,
         Seal,
+        Store,
         Transfer,
         Worker,
         block_of,
@@ -76,6 +79,7 @@ __all__ = [
     "DefinitionError",
     "Direction",
     "Geometry",
+    "GroupTransfer",
     "Hit",
     "HostTier",
     "InterruptedCallError",
@@ -92,6 +96,7 @@ __all__ = [
     "Mode",
     "OffloadScheduler",
     "Placed",
+    "Placement",
     "Plan",
     "Policies",
     "Pool",
@@ -102,6 +107,7 @@ __all__ = [
     "Settled",
     "Slot",
     "Step",
+    "Store",
     "Transfer",
     "Worker",
     "__version__",
@@ -122,8 +128,8 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
             "lifecycle": "Lifecycle Pool edge guard",
             "states": "Block Job Request Slot",
             "ledger": (
-                "Batch Checking Completion Contract Direction JobId Launched Ledger Limits Plan Result Seal Transfer "
-                "Worker block_of"
+                "Batch Checking Completion Contract Direction GroupTransfer JobId Launched Ledger Limits Placement Plan Result "
+                "Seal Store Transfer Worker block_of"
             ),
             "offload": "Geometry Hit HostTier LastStep Mode OffloadScheduler Placed Policies Settled Step",
         },

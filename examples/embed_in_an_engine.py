@@ -119,7 +119,7 @@ class Engine:
         for name, tokens in batch.items():
             word = self.requests[name].word
             for group in range(len(GEOMETRY.groups)):
-                table = [block_of(life) for life in self.ledger.table(name, group)]
+                table = [block_of(life) for life in self.ledger.requests.table(name, group)]
                 first = max(0, tokens.start - 1) if group == STATE else GEOMETRY.needed(group, tokens.start).start * BLOCK
                 for at in range(first, tokens.start):
                     self.wrong += int(self.device[table[at // BLOCK], at % BLOCK]) != word(group, at)
@@ -142,7 +142,9 @@ def main() -> None:
         engine.run()
     engine.executor.close()
     right = engine.checked > 1000 and not engine.wrong and not check(engine.ledger)
-    print(f"all right: {right}; {engine.ledger.free} of {NUM_BLOCKS - 1} blocks free, {engine.ledger.jobs.live} copies out")
+    print(
+        f"all right: {right}; {engine.ledger.blocks.free} of {NUM_BLOCKS - 1} blocks free, {engine.ledger.jobs.live} copies out"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 
 from blocklife import Completion, JobId, Ledger, Limits, Result, Worker
-from blocklife.ledger import LedgerTransition
+from blocklife.ledger import LedgerTransition, Store
 from blocklife.states import JobLife
 
 
@@ -35,7 +35,7 @@ def schedule(ledger: Ledger) -> None:
     ledger.add_request("a")
     for slot, result in enumerate((Result.OK, Result.FAILED)):
         key = bytes([slot])
-        (job,) = ledger.submit(ledger.plan_store(ledger.seal(ledger.allocate("a", 1), [key]), [slot], [key])).ids
+        (job,) = ledger.submit(ledger.plan_store(Store.of(ledger.seal(ledger.allocate("a", 1), [key]), [slot], [key]))).ids
         ledger.complete(Completion(job, Worker(0), result))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from blocklife import Ledger, Limits, Transfer, Worker
 from blocklife.copiers import CpuCopier, Executor
+from blocklife.ledger import Store
 from blocklife.lifecycle import Transition
 from blocklife.states import JobLife
 
@@ -69,7 +70,7 @@ def main() -> None:
     show_copies(executor, nvtx())
     ledger = Ledger(Limits(num_blocks=8, num_slots=4))
     ledger.add_request("a")
-    ledger.plan_store(ledger.seal(ledger.allocate("a", 1), [b"x"]), [0], [b"x"])
+    ledger.plan_store(Store.of(ledger.seal(ledger.allocate("a", 1), [b"x"]), [0], [b"x"]))
     for now in range(3):
         plan = ledger.dispatch(now)
         report = executor.execute(plan, lambda: None)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from blocklife import Completion, Direction, JobId, Ledger, Limits, Result, Transfer, Worker
 from blocklife.copiers import Executor
+from blocklife.ledger import Store
 from blocklife.lifecycle import Transition
 from blocklife.states import Job, JobLife
 
@@ -67,7 +68,7 @@ def main() -> None:
     ledger.add_request("a")
     held = ledger.allocate("a", 2)
     device[[1, 2], 0] = 1.0, 2.0  # the forward pass
-    ledger.plan_store(ledger.seal(held, [b"x", b"y"]), [0, 1], [b"x", b"y"])
+    ledger.plan_store(Store.of(ledger.seal(held, [b"x", b"y"]), [0, 1], [b"x", b"y"]))
 
     with ledger.on(JobLife, entered=Job.DONE) as done:
         for now in range(3):  # a store is launched one step after its plan, so that it never delays the forward pass

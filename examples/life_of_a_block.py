@@ -11,7 +11,7 @@ Prints::
 """
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Completion, Ledger, Limits, Result, Worker
+from blocklife.ledger import Completion, Ledger, Limits, Result, Store, Worker
 
 
 def main() -> None:
@@ -19,20 +19,20 @@ def main() -> None:
     ledger.add_request("first")
     block = ledger.allocate("first", 1)
     sealed = ledger.seal(block, [b"the quick"])
-    store = ledger.plan_store(sealed, slots=[0], keys=[b"the quick"])
+    store = ledger.plan_store(Store.of(sealed, slots=[0], keys=[b"the quick"]))
     plan = ledger.dispatch(now=1)
-    print("the store is in flight: block 1 is", ledger.blocks.at(1).name)
+    print("the store is in flight: block 1 is", ledger.blocks.state(1).name)
     ledger.settle(plan.number, now=1)
 
     ledger.finish("first")
-    print("its holder has gone: block 1 is", ledger.blocks.at(1).name)
+    print("its holder has gone: block 1 is", ledger.blocks.state(1).name)
     ledger.add_request("second")
     ledger.allocate("second", 1)
-    print("the next tenant waits: block 1 is", ledger.blocks.at(1).name)
+    print("the next tenant waits: block 1 is", ledger.blocks.state(1).name)
     plan = ledger.dispatch(now=2)  # plan.flushes names the store: the worker waits for it before anything writes
     ledger.settle(plan.number, now=2, completions=[Completion(store.ids[0], Worker(0), Result.OK)])
-    print("the wait is proven: block 1 is", ledger.blocks.at(1).name)
-    print("what was stored can be found: slot", ledger.find_slots([b"the quick"]))
+    print("the wait is proven: block 1 is", ledger.blocks.state(1).name)
+    print("what was stored can be found: slot", ledger.slots.prefix([b"the quick"]))
     try:
         ledger.acquire("second", sealed.lives)
     except MisuseError as problem:

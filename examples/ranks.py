@@ -174,7 +174,7 @@ def lead(station: Station, links: list[Link]) -> int:
         ranks.close()
     for rank in ranks.statistics():
         print(f"rank {rank.worker}: {engine.seen[rank.worker]} blocks verified, {rank.num_ok} shares of jobs moved")
-    print("jobs:", dict(engine.ledger.ended))
+    print("jobs:", dict(engine.ledger.counts.ended))
     print("every rank verified as much:", not ranks.lost and len(set(engine.seen.values())) == 1)
     print("corrupt blocks:", engine.counts.corrupt_blocks)
     print("leaked places:", leaked)

@@ -32,6 +32,7 @@ from blocklife.ledger import (
     Limits,
     Plan,
     Result,
+    Store,
     Transfer,
     Worker,
 )
@@ -160,7 +161,7 @@ class Engine:
 
     def blocks(self, name: str, group: int = 0) -> list[int]:
         """The blocks in a request's table; 0 where there is none."""
-        return [life & ID_MASK for life in self.ledger.table(name, group)]
+        return [life & ID_MASK for life in self.ledger.requests.table(name, group)]
 
     # --- the step -------------------------------------------------------------------------------------------------------
 
@@ -243,7 +244,7 @@ class Engine:
         for group, each in enumerate(self.geometry.groups):
             size = each.block_tokens
             for name, count in wants.items():
-                table, end = self.ledger.table(name, group), begin[name] + count
+                table, end = self.ledger.requests.table(name, group), begin[name] + count
                 first = (end - 1) // size if isinstance(each, Mamba) else begin[name] // size
                 for position in range(first, -(-end // size)) if count else ():
                     life = table[position]
@@ -308,7 +309,7 @@ class Engine:
         for _, key, place in self.ledger.blocks.named():
             self._read(f"block {place}", self.device.blocks[place], key)
         for group, key, slot in self.ledger.slots.named():
-            if self.ledger.slots.at(slot) is Slot.READY and not key.startswith(b"alien"):
+            if self.ledger.slots.state(slot) is Slot.READY and not key.startswith(b"alien"):
                 self._read_slot(slot, key, self.geometry.block_tokens[group])
 
     def _read_slot(self, slot: int, key: bytes, block_tokens: int) -> None:
@@ -324,11 +325,11 @@ class Engine:
 
     def block_state(self, block: int) -> str:
         """What the ledger says of a block."""
-        return self.ledger.blocks.at(block).name
+        return self.ledger.blocks.state(block).name
 
     def slot_state(self, place: int) -> str:
         """What the ledger says of the slot that a host place is in."""
-        return self.ledger.slots.at(place // self.geometry.blocks_per_chunk).name
+        return self.ledger.slots.state(place // self.geometry.blocks_per_chunk).name
 
     # --- scenes ---------------------------------------------------------------------------------------------------------
 
@@ -343,7 +344,7 @@ class Engine:
             assert found is not None
             (slot,) = found
             source = ledger.seal(ledger.allocate("alien", 1), [key])
-            (job,) = ledger.plan_store(source, [slot], [key], places=[slot * self.geometry.blocks_per_chunk]).ids
+            (job,) = ledger.plan_store(Store.of(source, [slot], [key], places=[slot * self.geometry.blocks_per_chunk])).ids
             plan = ledger.dispatch(0.0)
             ledger.settle(plan.number, 0.0, completions=[Completion(job, Worker(each), Result.OK) for each in self._workers])
             ledger.release("alien", [number])
@@ -400,15 +401,15 @@ class Engine:
     def left_behind(self) -> list[str]:
         """Whatever is not as it was at the start, content apart."""
         ledger = self.ledger
-        found = [f"block {each} {ledger.blocks.at(each).name}" for each in range(1, len(ledger.blocks))
-                 if ledger.blocks.at(each) not in states_with(Trait.FREE, Block)]  # fmt: skip
-        found += [f"slot {each} {ledger.slots.at(each).name}" for each in range(len(ledger.slots))
-                  if ledger.slots.at(each) not in SLOTS_AT_REST or ledger.slots.pins(each)]  # fmt: skip
-        return [*found, *ledger.requests, *map(str, self.out()), *ledger.holders]
+        found = [f"block {each} {ledger.blocks.state(each).name}" for each in range(1, len(ledger.blocks))
+                 if ledger.blocks.state(each) not in states_with(Trait.FREE, Block)]  # fmt: skip
+        found += [f"slot {each} {ledger.slots.state(each).name}" for each in range(len(ledger.slots))
+                  if ledger.slots.state(each) not in SLOTS_AT_REST or ledger.slots.pins(each)]  # fmt: skip
+        return [*found, *ledger.requests, *map(str, self.out()), *ledger.slots.holders]
 
     def state(self, name: str) -> Request:
         """The state of a request that is not over."""
-        return self.ledger.request_state(name)
+        return self.ledger.requests.state(name)
 
     def has(self, name: str, group: int, positions: Iterable[int]) -> set[int]:
         """Which of these blocks of a request's prefix can be read in the host tier, where a chunk is one block."""

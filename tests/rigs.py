@@ -151,12 +151,12 @@ class Rig:
     def forget_device(self) -> None:
         """Others have used the whole device since."""
         self.scheduler.ledger.add_request("flood")
-        self.ledger.allocate("flood", self.ledger.free)
+        self.ledger.allocate("flood", self.ledger.blocks.free)
         self.ledger.finish("flood")
 
     def blocks(self, name: str, group: int = 0) -> list[int]:
         """The blocks that a request holds in one group; 0 is the null block."""
-        return [life & ID_MASK for life in self.ledger.table(name, group)]
+        return [life & ID_MASK for life in self.ledger.requests.table(name, group)]
 
     def stored(self, group: int = 0) -> list[str]:
         """The texts that the host tier can read, in any order."""

@@ -26,8 +26,10 @@ from blocklife.ledger import (
     Ledger,
     LedgerTransition,
     Limits,
+    Placement,
     Plan,
     Result,
+    Store,
     Transfer,
     Worker,
 )
@@ -93,8 +95,8 @@ def held(ledger: Ledger, request: str, count: int = 1) -> Batch[Allocated]:
     """Blocks that *request* holds with open content, from whoever hands out blocks here."""
     if ledger.own_pool:
         return ledger.allocate(request, count)
-    free = [place for place in range(1, len(ledger.blocks)) if ledger.blocks.at(place) is Block.FREED]
-    return ledger.observe_allocate(request, free[:count])
+    free = [place for place in range(1, len(ledger.blocks)) if ledger.blocks.state(place) is Block.FREED]
+    return ledger.observe_place(request, [Placement(allocated=free[:count])])[0]
 
 
 def sealed(ledger: Ledger, request: str, names: Sequence[bytes]) -> Batch[Sealed]:
@@ -104,7 +106,7 @@ def sealed(ledger: Ledger, request: str, names: Sequence[bytes]) -> Batch[Sealed
 
 def store(ledger: Ledger, source: Batch[Sealed], names: Sequence[bytes], slot: int = 0, owner: str = "a") -> Jobs[Planned]:
     """Plan a store of *source* into the slots from *slot* on."""
-    return ledger.plan_store(source, list(range(slot, slot + len(names))), names, owner=owner)
+    return ledger.plan_store(Store.of(source, list(range(slot, slot + len(names))), names, owner=owner))
 
 
 def report(job: JobId, result: Result = Result.OK, worker: int = 0) -> Completion:
@@ -126,14 +128,14 @@ def ready(ledger: Ledger, name: str = "k", slot: int = 0, request: str = "a") ->
     _, job = in_flight(ledger, request, name, slot)
     for worker in range(ledger.limits.num_workers):
         ledger.complete(report(job, worker=worker))
-    ledger.release(request, [len(ledger.table(request)) - 1])
+    ledger.release(request, [len(ledger.requests.table(request)) - 1])
 
 
 def behind_fence(ledger: Ledger) -> tuple[Batch[Allocated], JobId]:
     """In a world of one block: request *b* waits and holds it behind a wait for a store; slot 0 has content *k* to load."""
     ready(ledger, "k", 0)
     _, job = in_flight(ledger, "a", "old", 1)
-    ledger.release("a", [len(ledger.table("a")) - 1])
+    ledger.release("a", [len(ledger.requests.table("a")) - 1])
     ledger.add_request("b")
     return ledger.allocate("b", 1), job
 
@@ -171,7 +173,7 @@ def world_key(ledger: Ledger) -> tuple[object, ...]:
     views = (ledger.blocks, ledger.slots, ledger.jobs, ledger.requests)
     taken = tuple(tuple(count for _, count in view.row_counts()) for view in views)
     last = ledger.journal[-1].sequence if ledger.journal else 0
-    return ledger.snapshot(), taken, dict(ledger.tally), len(ledger.journal), last
+    return ledger.snapshot(), taken, dict(ledger.counts.tally), len(ledger.journal), last
 
 
 @contextmanager
@@ -340,11 +342,11 @@ class Claims:
 
     def block_state(self, block: int) -> str:
         """The state of a block, by name."""
-        return self.ledger.blocks.at(block).name
+        return self.ledger.blocks.state(block).name
 
     def slot_state(self, slot: int) -> str:
         """The state of a slot, by name."""
-        return self.ledger.slots.at(slot).name
+        return self.ledger.slots.state(slot).name
 
 
 STORE_READS, LOAD_WRITES = ({each.name for each in blocks_touched(stores=stores)} for stores in (True, False))

@@ -176,8 +176,8 @@ def try_core() -> None:
 
     ledger = Ledger(Limits(num_blocks=3, num_slots=1))
     ledger.add_request("a")
-    if len(ledger.allocate("a", 2)) != 2 or ledger.free != 0:
-        raise ValueError(f"two of two blocks were allocated, and {ledger.free} are free")
+    if len(ledger.allocate("a", 2)) != 2 or ledger.blocks.free != 0:
+        raise ValueError(f"two of two blocks were allocated, and {ledger.blocks.free} are free")
     try:
         ledger.allocate("a", 1)
     except CapacityError:

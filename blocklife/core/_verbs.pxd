@@ -37,7 +37,6 @@ cpdef int acquire(Core core, int row, lives, int group) except -1
 cpdef int release(Core core, int row, int group, positions) except -1
 @cython.locals(life=cython.longlong)
 cpdef int release_lives(Core core, lives) except -1
-cpdef int release_many(Core core, rows, groups, positions) except -1
 cpdef long long reopen(Core core, int row, int group, int position, int place) except -1
 @cython.locals(block=cython.longlong)
 cpdef int place(Core core, rows, groups, taken, fresh) except -1

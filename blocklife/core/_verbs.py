@@ -357,29 +357,6 @@ def release_lives(core: Core, lives: Sequence[int]) -> int:
     return 0
 
 
-def release_many(core: Core, rows: Sequence[int], groups: Sequence[int], positions: Sequence[Sequence[int]]) -> int:
-    """`release` for several tables, all or none."""
-    requests = core.requests
-    lives: list[int] = []
-    for each in range(len(rows)):
-        table = rows[each] * core.num_groups + groups[each]
-        begin, length, chosen = requests.begin[table], requests.length[table], positions[each]
-        if len(chosen) > 1 and len(set(chosen)) != len(chosen):
-            raise KernelRefusal(Why.NO_POSITION, rows[each], groups[each])
-        for at in chosen:
-            if at < 0 or at >= length:
-                raise KernelRefusal(Why.NO_POSITION, rows[each], groups[each])
-            life = requests.lives[begin + at]
-            if life and core.blocks.is_current(life):
-                lives.append(life)
-    release_lives(core, lives)
-    for each in range(len(rows)):
-        begin = requests.begin[rows[each] * core.num_groups + groups[each]]
-        for at in positions[each]:
-            requests.lives[begin + at] = 0
-    return 0
-
-
 def reopen(core: Core, row: int, group: int, position: int, place: int) -> int:
     """The request writes on its final block: that life is over, and another one begins in the same block; returns it."""
     release(core, row, group, [position])

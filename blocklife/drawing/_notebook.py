@@ -147,9 +147,9 @@ def _nothing(_thing: object) -> None:
 def _ledger(ledger: Ledger) -> str:
     """Places by state with bars, jobs in flight, requests, and errors so far."""
     counts = ledger.statistics()
-    jobs = Counter(state.name for job in ledger.jobs.alive() if (state := ledger.jobs.state(job.number)) is not None)
-    requests = Counter(ledger.request_state(name).name for name in ledger.requests)
-    title = f"Ledger, plan {ledger.plan_number}, {ledger.contract.name.lower()}"
+    jobs = Counter(job.state.name for job in ledger.jobs.alive())
+    requests = Counter(ledger.requests.state(name).name for name in ledger.requests)
+    title = f"Ledger, plan {ledger.plans.number}, {ledger.contract.name.lower()}"
     health = {
         "violations": counts.violations,
         "blocks in quarantine": counts.quarantined,

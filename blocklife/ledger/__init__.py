@@ -3,7 +3,7 @@
 from blocklife.ledger._ledger import Ledger
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics
 from blocklife.ledger._snapshot import Snapshot
-from blocklife.ledger.jobs import Batch, Jobs
+from blocklife.ledger.jobs import Batch, GroupTransfer, Jobs, Store
 from blocklife.ledger.records import (
     Completion,
     Direction,
@@ -11,6 +11,7 @@ from blocklife.ledger.records import (
     Launched,
     LedgerMove,
     LedgerTransition,
+    Placement,
     Plan,
     Refusal,
     Result,
@@ -27,6 +28,7 @@ __all__ = [
     "Completion",
     "Contract",
     "Direction",
+    "GroupTransfer",
     "JobId",
     "Jobs",
     "Launched",
@@ -34,12 +36,14 @@ __all__ = [
     "LedgerMove",
     "LedgerTransition",
     "Limits",
+    "Placement",
     "Plan",
     "Refusal",
     "Result",
     "Seal",
     "Snapshot",
     "Statistics",
+    "Store",
     "TierTransfer",
     "Transfer",
     "Worker",

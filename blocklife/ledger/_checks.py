@@ -71,12 +71,6 @@ class Checks:
             self.group(group)
         return found
 
-    def rows(self, requests: Sequence[str], groups: int | Sequence[int]) -> tuple[list[int], list[int]]:
-        """The row and the group of each of several requests; a single group applies to all."""
-        names = edge.texts(requests, "requests")
-        own = self.groups(groups, len(names))
-        return [self.request(name) for name in names], own
-
     def slots(self, slots: Sequence[int]) -> None:
         """Slots exist, and none is named twice."""
         for slot in slots:
@@ -155,7 +149,7 @@ class Checks:
     def pool(self, own: bool) -> None:
         """Whether the ledger owns the pool (*own*)."""
         if own is not self._data.own_pool:
-            verb, other = ("allocate", "observe_allocate") if own else ("observe_*", "allocate")
+            verb, other = ("allocate", "observe_place") if own else ("observe_*", "allocate")
             raise MisuseError(f"{verb}: this ledger's blocks are handed out through {other} (own_pool={self._data.own_pool})")
 
     def blocks(self, blocks: Sequence[int], name: str = "blocks") -> list[int]:

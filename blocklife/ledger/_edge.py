@@ -24,7 +24,7 @@ import numpy as np
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import Ids, Lives
 from blocklife.ledger.jobs import Batch, GroupTransfer, JobColumns, Jobs, Store
-from blocklife.ledger.records import Completion, Growth, JobId, Launched, Placement, Result, Seal
+from blocklife.ledger.records import Completion, JobId, Launched, Placement, Result, Seal
 from blocklife.states import Block
 
 T = TypeVar("T")
@@ -177,12 +177,6 @@ def counts(values: object, name: str) -> list[int]:
     return [whole(each, name, _MANY) for each in found]
 
 
-def spans(values: object, name: str) -> list[Sequence[int]]:
-    """Positions in each of several tables; a range is one already."""
-    found = several(values, name, "sequences of positions")
-    return [each if type(each) is range else counts(each, name) for each in found]
-
-
 def keys(values: object, name: str) -> Sequence[bytes]:
     """Keys of content: bytes only, so that look-ups and sorting work."""
     if (type(values) is list or type(values) is tuple) and _BYTES.issuperset(map(type, values)):
@@ -297,23 +291,6 @@ def placements(values: object, name: str) -> list[Placement]:
     return found
 
 
-def growth(value: object, name: str) -> Growth:
-    """What an allocator has appended to many tables; each list has one entry per table."""
-    found = member(value, Growth, name)
-    for part, kind in ((found.names, ".names"), (found.groups, ".groups"), (found.taken, ".taken"), (found.fresh, ".fresh")):
-        if type(part) is not list or len(part) != len(found.names):
-            refuse(name + kind, "a list with an entry for each table", part)
-    if not _STR.issuperset(map(type, found.names)):
-        texts(found.names, name + ".names")
-    if not _INT.issuperset(map(type, found.groups)):
-        counts(found.groups, name + ".groups")
-    for kind, part in ((".taken", found.taken), (".fresh", found.fresh)):
-        for own in part:
-            if type(own) is not list:  # the content of the lists is checked with the blocks of all tables
-                counts(own, name + kind)
-    return found
-
-
 def transfers(values: Sequence[GroupTransfer[BlockT]], name: str) -> list[GroupTransfer[BlockT]]:
     """What a job moves, group by group."""
     found: list[GroupTransfer[BlockT]] = members(values, GroupTransfer, name)
@@ -323,7 +300,8 @@ def transfers(values: Sequence[GroupTransfer[BlockT]], name: str) -> list[GroupT
         _part(each.blocks.group, name, ".blocks.group")
         _ids(each.blocks.lives, name, ".blocks.lives")
         _ids(each.slots, name, ".slots")
-        _keys(each.keys, name, ".keys")
+        if each.keys != ():
+            _keys(each.keys, name, ".keys")
         if each.places is not None:
             _ids(each.places, name, ".places")
             _check_near(each.places, f"{name}.places")

@@ -101,7 +101,7 @@ class Journal:
                 ring.heard[code << 8 | row.index] = flags[row.index] if flags else 0
 
     def history(self, machine: str, place: int) -> list[str]:
-        """`Ledger.history`; `MisuseError` if no machine has this name."""
+        """`JournalView.history`; `MisuseError` if no machine has this name."""
         if machine not in MACHINES:
             raise MisuseError(f"machine {machine!r}: it is not known (known are {', '.join(MACHINES)})")
         table = MACHINES[machine]
@@ -259,10 +259,10 @@ class Journal:
 
 
 class Journaled(Protocol):
-    """An object with calls that change a ledger; ``calls`` is that of the ledger."""
+    """An object with calls that change a ledger; ``_calls`` is that of the ledger."""
 
     @property
-    def calls(self) -> Journal: ...
+    def _calls(self) -> Journal: ...
 
 
 JournaledT = TypeVar("JournaledT", bound=Journaled)
@@ -290,7 +290,7 @@ def _outermost(
 
     @functools.wraps(method)
     def run(owner: JournaledT, /, *args: P.args, **kwargs: P.kwargs) -> ReturnT:
-        journal = owner.calls
+        journal = owner._calls
         if is_within(journal, name, writes, opens):
             try:
                 found = method(owner, *args, **kwargs)

@@ -18,7 +18,9 @@ what they report. The couplings between the machines are rows of `states.COUPLIN
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import evolve
 
 from blocklife.core import _couplings as couplings
 from blocklife.core import _plans as plans
@@ -38,7 +40,6 @@ from blocklife.core._tables import (
     PROMOTE,
     R_ADMIT,
     R_PREEMPT,
-    STORE,
 )
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.hook_errors import HookErrors, OnError
@@ -58,19 +59,16 @@ from blocklife.ledger.jobs import (
     Batch,
     GroupTransfer,
     InFlight,
-    JobColumns,
     Jobs,
     Out,
     Planned,
     Sealed,
-    Storable,
     Store,
     Submitted,
     Unwanted,
 )
 from blocklife.ledger.records import (
     Completion,
-    Growth,
     JobId,
     Launched,
     LedgerTransition,
@@ -80,7 +78,16 @@ from blocklife.ledger.records import (
     Seal,
     Worker,
 )
-from blocklife.ledger.views import BlocksView, JobsView, RequestsView, SlotsView, prefix_of, statistics_of
+from blocklife.ledger.views import (
+    BlocksView,
+    CountsView,
+    JobsView,
+    JournalView,
+    PlansView,
+    RequestsView,
+    SlotsView,
+    statistics_of,
+)
 from blocklife.lifecycle import Subscription, What, painted
 from blocklife.states import Block, Job, Request, Slot
 
@@ -93,10 +100,10 @@ class Ledger(edge.NotCopied):
 
     ``incarnation`` is part of every job's identity; use a new one for each start of the scheduler process. ``deadline`` is how
     long a job may run after its first worker reported the launch, or after a plan waits for it, in the engine's unit of time.
-    ``own_pool`` says who hands out blocks: the ledger (`allocate`), or the engine's own allocator (`observe_allocate`). If such
+    ``own_pool`` says who hands out blocks: the ledger (`allocate`), or the engine's own allocator (`observe_place`). If such
     an engine also does its own prefix look-up, pass ``indexed=False``: the ledger then keeps no index of the device's content.
 
-    `blocks`, `slots`, `jobs` and `requests` are read-only views; only verbs change anything.
+    `blocks`, `slots`, `jobs`, `requests`, `plans`, `counts` and `journal` are read-only views; only verbs change anything.
 
     Verbs raise `MisuseError` (nothing has changed), `CapacityError` (the same, try again later), `LateError` (the same, the job
     is no longer known) or `InvariantError` (a bug). `hook_errors` keeps what hooks raise; ``errors="raise"`` raises it.
@@ -132,45 +139,23 @@ class Ledger(edge.NotCopied):
         self._core = data.core
         self._check = Checks(data)
         self._planning = Planning(data, self._check)
-        self._rows = RowVerbs(data, self._check)
-        self._journal: Journal = data.journal
-        self._journal.recheck = self._check.judged
-        self.calls = self._journal
+        self._rows = RowVerbs(data, self._check, self._planning)
+        self._calls: Journal = data.journal
         """The outermost call that is being made; for `verb` and `call`."""
+        self._calls.recheck = self._check.judged
         self.limits = limits
         self.contract = contract
-        self.checking = checking
         self.incarnation = incarnation
-        self.deadline = deadline
         self.own_pool = own_pool
-        self.holders: Mapping[str, Mapping[int, int]] = data.holders
-        """Pins on slots besides those of jobs, by holder."""
         self.hook_errors: HookErrors = data.journal.errors
         """What hooks, watchers of slots and other code of the user have raised."""
-        self.blocks = BlocksView(data)
-        self.slots = SlotsView(data)
-        self.jobs = JobsView(data)
-        self.requests = RequestsView(data)
-
-    @property
-    def tally(self) -> Mapping[str, int]:
-        """Counts of late, duplicate and unknown reports, stale references, and violations."""
-        return self._state.tally
-
-    @property
-    def flushes(self) -> Mapping[str, int]:
-        """Number of flushes (waits for a copy), by cause."""
-        return Counter(self._core.flushes)
-
-    @property
-    def ended(self) -> Mapping[str, int]:
-        """Number of jobs, by terminal state."""
-        return self._state.ended
-
-    @property
-    def moved(self) -> Mapping[str, int]:
-        """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
-        return self._state.moved
+        self.blocks = BlocksView(data, self._check)
+        self.slots = SlotsView(data, self._check)
+        self.jobs = JobsView(data, self._check)
+        self.requests = RequestsView(data, self._check)
+        self.plans = PlansView(data)
+        self.counts = CountsView(data)
+        self.journal = JournalView(data.journal)
 
     # --- hooks and reading --------------------------------------------------------------------------------------------------
 
@@ -182,72 +167,15 @@ class Ledger(edge.NotCopied):
         hook: Callable[[LedgerTransition], object] | None = None,
     ) -> Subscription[LedgerTransition]:
         """Register a hook for committed steps, ``ledger.on(entered=Block.STALE, hook=print)``; see `Hooks.on`."""
-        return self._journal.hooks.on(*what, entered=entered, left=left, hook=hook)
+        return self._calls.hooks.on(*what, entered=entered, left=left, hook=hook)
 
     def on_refusal(self, hook: Callable[[Refusal], object] | None = None) -> Subscription[Refusal]:
         """Register a hook for events that a table refuses (not for lack of room, unknown names or lives that are over)."""
-        return Subscription(self._journal.refusals, hook=hook)
-
-    def life(self, block: int) -> int:
-        """The current life of a block."""
-        self._check.blocks([edge.whole(block, "block")])
-        return self.blocks.life(block)
-
-    def table(self, request: str, group: int = 0) -> list[int]:
-        """The lives that a request holds in one group."""
-        self._check.group(group)
-        return self._check.held(self._check.request(request), group)
-
-    def request_state(self, request: str) -> Request:
-        """The state of a request that is not over."""
-        self._check.request(request)
-        return self.requests.at(request)
-
-    def job_state(self, job: JobId) -> Job:
-        """The state of a job; `LateError` if it ended too long ago to be known, `MisuseError` if it never existed."""
-        return self._state.job(self._check.job(edge.job_id(job, "job"))).state
-
-    def find_blocks(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
-        """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""
-        self._check.group(group)
-        return prefix_of(self.blocks.find, edge.keys(keys, "keys"), group)
-
-    def find_slots(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
-        """The READY slots that hold the longest prefix of *keys*."""
-        self._check.group(group)
-        return prefix_of(self.slots.find_ready, edge.keys(keys, "keys"), group)
-
-    @property
-    def free(self) -> int:
-        """How many blocks `allocate` can hand out without a wait."""
-        return self._core.blocks.free
-
-    def has_room(self, count: int) -> bool:
-        """Whether `allocate` would find that many blocks now; under fence, blocks that a copy still reads count."""
-        return verbs.has_room(self._core, edge.whole(count, "count"))
+        return Subscription(self._calls.refusals, hook=hook)
 
     def statistics(self) -> Statistics:
         """Count everything now."""
         return statistics_of(self._state)
-
-    def history(self, machine: str, place: int) -> list[str]:
-        """The latest steps of one place that are still in the journal, oldest first, for error messages and reports."""
-        return self._journal.history(edge.text(machine, "machine"), edge.whole(place, "place"))
-
-    @property
-    def plan_number(self) -> int:
-        """The number of the latest plan; 0 before the first."""
-        return self._core.plan
-
-    @property
-    def journal(self) -> list[LedgerTransition]:
-        """The latest steps, oldest first, up to ``max_journal`` steps of places."""
-        return self._journal.records()
-
-    @property
-    def plans_out(self) -> tuple[int, ...]:
-        """The plans that have not settled, oldest first."""
-        return tuple(self._core.waiting)
 
     def has_pending_work(self) -> bool:
         """Whether steps are still needed: a job is outstanding, or a wait is not yet in a plan or not yet proven."""
@@ -279,14 +207,6 @@ class Ledger(edge.NotCopied):
         """Give all blocks back for good, in any state; the name is free again. Edges: request → FINISHED."""
         verbs.finish(self._core, self._check.request(request))
 
-    @verb
-    def finish_many(self, requests: Sequence[str]) -> None:
-        """`finish` several requests at once; a block that several of them hold is released by each. Edges: as `finish`."""
-        rows = [self._check.request(request) for request in edge.texts(requests, "requests")]
-        if len(set(requests)) != len(rows):
-            raise MisuseError(f"{len(rows)} requests cannot be finished at once, for one of them is named twice")
-        verbs.finish_many(self._core, rows)
-
     # --- blocks -------------------------------------------------------------------------------------------------------------
 
     @verb
@@ -303,7 +223,7 @@ class Ledger(edge.NotCopied):
         if edge.whole(count, "count") < 1:
             raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
         self._hand_out([row], [count], [group], (), f"request {request}")
-        return Batch(self.requests.held(request, group, -count), group)
+        return Batch(self.requests.table(request, group, -count), group)
 
     def _hand_out(
         self, rows: Sequence[int], counts: Sequence[int], groups: Sequence[int], skips: Sequence[int], who: str
@@ -314,35 +234,6 @@ class Ledger(edge.NotCopied):
             if problem.why is Why.NO_ROOM:
                 raise self._state.refusals.of_room(problem.place, problem.other, who) from None
             raise
-
-    @verb
-    def allocate_many(
-        self, requests: Sequence[str], counts: Sequence[int], groups: int | Sequence[int] = 0, *, skips: Sequence[int] = ()
-    ) -> list[list[int]]:
-        """`allocate` for several requests at once, all or none; returns the lives that each of them got.
-
-        *groups* is one group, or one for each entry; a request may appear once for each of its groups.
-        *skips* says how many null blocks to append before the blocks of each request, as `skip` does.
-        """
-        rows, own_groups = self._check.rows(requests, groups)
-        self._check.pool(own=True)
-        counts = edge.counts(counts, "counts")
-        skips = edge.counts(skips, "skips")
-        if len(counts) != len(rows) or min(counts, default=1) < 1:
-            raise MisuseError(f"{len(rows)} requests cannot allocate {list(counts)[:8]} blocks (ask for at least 1 each)")
-        if skips and (len(skips) != len(rows) or min(skips) < 0):
-            raise MisuseError(f"{len(rows)} requests cannot skip {list(skips)[:8]} blocks")
-        if not rows:
-            return []
-        who = f"request {requests[0]}" if len(rows) == 1 else f"{len(rows)} requests"
-        self._hand_out(rows, counts, own_groups, skips, who)
-        # those of a request that comes twice are not all at the end of its table
-        lives, start = [self.blocks.life(self._core.ids[at]) for at in range(sum(counts))], 0
-        found: list[list[int]] = []
-        for count in counts:
-            found.append(lives[start : start + count])
-            start += count
-        return found
 
     @verb
     def skip(self, request: str, count: int, group: int = 0) -> None:
@@ -377,29 +268,6 @@ class Ledger(edge.NotCopied):
         verbs.release(self._core, row, group, edge.numbers(positions, "positions"))
 
     @verb
-    def reopen(self, request: str, position: int, group: int = 0) -> Batch[Allocated]:
-        """The request writes on its final block: that life is over, and another one begins in the same block.
-
-        Edges: `release`, then `allocate`; under fence the next plan waits for a store that reads it. Refuses: no final content;
-        content that others hold, too, or, under hold, that a store reads (copy it: nobody may write on that).
-        """
-        row = self._check.request(request)
-        self._check.group(group)
-        place = self._check.reopened(row, edge.whole(position, "position"), group)
-        return Batch([verbs.reopen(self._core, row, group, position, place)], group)
-
-    @verb
-    def release_many(
-        self, requests: Sequence[str], positions: Sequence[Sequence[int]], groups: int | Sequence[int] = 0
-    ) -> None:
-        """`release` for several requests at once, all or none; *groups* as in `allocate_many`."""
-        rows, own_groups = self._check.rows(requests, groups)
-        chosen = edge.spans(positions, "positions")
-        if len(chosen) != len(rows) or len(set(zip(rows, own_groups, strict=True))) != len(rows):
-            raise MisuseError(f"{len(rows)} requests and {len(chosen)} lists of positions do not agree, or one comes twice")
-        verbs.release_many(self._core, rows, own_groups, chosen)
-
-    @verb
     def seal(self, held: Batch[Allocated], keys: Sequence[bytes]) -> Batch[Sealed]:
         """Declare content final and give it its key.
 
@@ -417,24 +285,13 @@ class Ledger(edge.NotCopied):
         return Batch(given, held.group)
 
     @verb
-    def seal_many(self, seals: Iterable[Seal]) -> None:
-        """`seal` in several groups at once, all or none. Edges and refusals: as `seal`."""
-        verbs.seal(self._core, self._check.seals(edge.seals(seals, "seals")))
-
-    @verb
     def drop(self, lives: Lives) -> None:
-        """Forget content that no request holds.
+        """Forget content that no request holds, or note that the engine has; `BlocksView.life` is the life of a block.
 
         Edges: block CACHED → FREED, PENDING_STORE → FREED (its store is cancelled), IN_FLIGHT → STALE.
         Refuses: a life that is over, or held.
         """
         verbs.drop(self._core, edge.numbers(lives, "lives"))
-
-    @verb
-    def hand_out_first(self, lives: Lives) -> None:
-        """Hand out these blocks, if CACHED, before others: their content also exists elsewhere."""
-        self._check.pool(own=True)
-        verbs.hand_out_first(self._core, edge.numbers(lives, "lives"))
 
     @verb
     def roll_back(self, request: str) -> None:
@@ -446,37 +303,19 @@ class Ledger(edge.NotCopied):
         state = self._core.requests.state[row]
         if not self._core.rules.request_trait[state] & ADMISSIBLE_:
             raise MisuseError(
-                f"request {request}: cannot ROLL_BACK while {self.requests.at(request).name} (preempt or finish it)"
+                f"request {request}: cannot ROLL_BACK while {self.requests.state(request).name} (preempt or finish it)"
             )
         couplings.release_all(self._core, row)
 
     # --- blocks of an allocator that the engine owns ------------------------------------------------------------------------
 
     @verb
-    def observe_allocate(self, request: str, blocks: Sequence[int], group: int = 0) -> Batch[Allocated]:
-        """The engine's allocator has handed these blocks to a request. Edges and couplings: as `allocate`.
+    def observe_place(self, request: str, placements: Sequence[Placement]) -> list[Batch[Allocated]]:
+        """The engine's allocator has extended tables of one request, all or none; returns what was handed out, one by one.
 
-        Refuses: a block that the contract does not allow to be handed out, named with its state.
-        """
-        self._check.pool(own=False)
-        row = self._check.request(request)
-        self._check.group(group)
-        chosen = self._check.blocks(blocks)
-        verbs.place(self._core, [row], [group], [()], [chosen])
-        return Batch(self.requests.held(request, group, -len(chosen)) if chosen else [], group)
-
-    @verb
-    def observe_take(self, request: str, blocks: Sequence[int], group: int = 0) -> Batch[Sealed]:
-        """A prefix hit of the engine: one more request holds the current lives of these blocks. They are not handed out."""
-        self._check.pool(own=False)
-        chosen = self._check.blocks(blocks)
-        return self.acquire(request, [self.blocks.life(block) for block in chosen], group)
-
-    @verb
-    def observe_place(self, request: str, placements: Sequence[Placement]) -> None:
-        """The engine's allocator has extended tables of one request: `skip`, `observe_take`, `observe_allocate`; all or none.
-
-        Refuses: as those do, and a block that is named twice.
+        Edges and couplings: of hits as `acquire`, which hand nothing out, and of other blocks as `allocate`.
+        Refuses: as those do, with the state of a block that the contract does not allow to be handed out; a block that is
+        named twice.
         """
         self._check.pool(own=False)
         row = self._check.request(request)
@@ -493,21 +332,8 @@ class Ledger(edge.NotCopied):
             [[*[NULL] * each.skipped, *map(int, each.taken)] for each in placed],
             [[*map(int, each.allocated)] for each in placed],
         )
-
-    @verb
-    def observe_tables(self, growth: Growth) -> None:
-        """The engine's allocator has extended many tables: `skip`, `observe_take`, `observe_allocate`; all or none.
-
-        Edges, couplings, refusals: as those; also refuses a block that is both a hit and handed out in the same call.
-        """
-        self._check.pool(own=False)
-        edge.growth(growth, "growth")
-        rows, groups = self._check.rows(growth.names, growth.groups)
-        self._check.blocks([block for own in growth.fresh for block in own if block != NULL], "growth.fresh")
-        for own in growth.taken:
-            if own:
-                self._check.blocks([block for block in own if block != NULL], "growth.taken")
-        verbs.place(self._core, rows, groups, growth.taken, growth.fresh)
+        life = self.blocks.life
+        return [Batch([life(int(block)) for block in each.allocated], each.group) for each in placed]
 
     @verb
     def observe_free(self, request: str, blocks: Sequence[int], group: int = 0) -> None:
@@ -517,33 +343,10 @@ class Ledger(edge.NotCopied):
         self._check.group(group)
         verbs.release(self._core, row, group, self._check.positions(row, blocks, group))
 
-    @verb
-    def observe_evict(self, blocks: Sequence[int]) -> None:
-        """The engine has forgotten the content of these cached blocks."""
-        self._check.pool(own=False)
-        verbs.drop(self._core, [self.blocks.life(block) for block in self._check.blocks(blocks)])
-
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
     @verb
-    def plan_store(
-        self,
-        source: Batch[Storable],
-        slots: Sequence[int],
-        keys: Sequence[bytes],
-        *,
-        owner: str | None = None,
-        places: Sequence[int] | None = None,
-    ) -> Jobs[Planned]:
-        """`plan_stores` for one store with one transfer."""
-        where = None if places is None else edge.places(places, "places")
-        lives, chosen = edge.numbers(edge.held(source, "source"), "source"), edge.numbers(slots, "slots")
-        named, who = edge.keys(keys, "keys"), None if owner is None else edge.text(owner, "owner")
-        transfer = GroupTransfer(Batch[Storable](lives, source.group), chosen, named, where)
-        return self._planning.stores([Store(who, [transfer])])
-
-    @verb
-    def plan_stores(self, stores: Sequence[Store]) -> Jobs[Planned]:
+    def plan_store(self, *stores: Store) -> Jobs[Planned]:
         """Reserve slots for the content of blocks and pin both: one job for each store, all or none.
 
         Edges: job (new) → PLANNED; block ALLOCATED → PLEDGED, SEALED, CACHED → PENDING_STORE; slot EMPTY → WRITING.
@@ -554,60 +357,42 @@ class Ledger(edge.NotCopied):
         (I15); `CapacityError` if there are ``max_jobs`` jobs already.
         Next: `dispatch`, or `cancel`.
         """
-        planned = edge.stores(stores, "stores")
-        return self._planning.stores(planned)
+        return self._planning.stores(edge.stores(stores, "stores"))
 
     @verb
-    def plan_columns(self, stores: JobColumns) -> list[int]:
-        """`plan_stores` for stores given as columns, which the ledger keeps; returns the numbers of the jobs."""
-        rows = self._planning.columns(STORE, edge.columns(stores, "stores", self.limits.num_groups))
-        return [self._core.jobs.number[row] for row in rows]
-
-    @verb
-    def plan_load(
-        self,
-        request: str,
-        target: Batch[Allocated],
-        slots: Sequence[int],
-        *,
-        keys: Sequence[bytes] | None = None,
-        places: Sequence[int] | None = None,
-    ) -> Jobs[Planned]:
-        """`plan_group_load` with one transfer; *keys* are those of the blocks, if a slot holds several."""
-        blocks: Batch[Allocated] = Batch(edge.numbers(edge.held(target, "target"), "target"), target.group)
-        chosen, where = edge.numbers(slots, "slots"), None if places is None else edge.places(places, "places")
-        names = None if keys is None else edge.keys(keys, "keys")
-        self._check.group(target.group)
-        self._check.slots(chosen)
-        named = [self.slots.key(slot) for slot in chosen]
-        if None in named:  # an empty slot is refused with a better message than a missing key would give
-            verbs.ask_chosen_slots(self._core, self._core.rules.pin, chosen)
-        known = [key for key in named if key is not None]
-        return self._planning.load(self._check.request(request), [GroupTransfer(blocks, chosen, known, where, names)], False)
-
-    @verb
-    def plan_group_load(
-        self, request: str, transfers: Sequence[GroupTransfer[Allocated]], *, within: bool = False
-    ) -> Jobs[Planned]:
+    def plan_load(self, request: str, *transfers: GroupTransfer[Allocated], within: bool = False) -> Jobs[Planned]:
         """Fill blocks that *request* holds from READY slots, in one job for all groups; the request waits.
 
         *within*: so does the plan that submits the load, before its forward pass; `dispatch` leaves the job AWAITED.
         Edges: job (new) → PLANNED; block ALLOCATED, FLUSHED → LOADING; slot READY, pinned; request → LOADING.
         Holds: one pin on each block and slot until the job is terminal; the blocks are never handed out before that.
-        Needs: the key of each block, if a slot holds several; otherwise the key of each slot is that of its block.
+        Needs: the key of each block, if a slot holds several; otherwise the key of each slot is that of its block. Without the
+        keys of the slots, whatever they hold is loaded.
         Refuses: a life that is over or that the request does not hold; a slot whose content has another key; a second live
-        load; `CapacityError` as `plan_stores`.
+        load; `CapacityError` as `plan_store`.
         Next: `dispatch`; the request takes ``loaded`` or ``load_failed`` in `settle`.
         """
-        parts = edge.transfers(transfers, "transfers")
+        parts = [self._keyed(each) for each in edge.transfers(transfers, "transfers")]
         return self._planning.load(self._check.request(request), parts, edge.flag(within, "within"))
+
+    def _keyed(self, transfer: GroupTransfer[Allocated]) -> GroupTransfer[Allocated]:
+        """A part of a load with the keys of its slots."""
+        if transfer.keys or not len(transfer.slots):
+            return transfer
+        chosen = edge.numbers(transfer.slots, "transfers.slots")
+        self._check.group(transfer.blocks.group)
+        self._check.slots(chosen)
+        keys = [self.slots.key(slot) for slot in chosen]
+        if None in keys:  # an empty slot is refused with a better message than a missing key would give
+            verbs.ask_chosen_slots(self._core, self._core.rules.pin, chosen)
+        return evolve(transfer, keys=[key for key in keys if key is not None])
 
     @verb
     def plan_demotion(self, slots: Sequence[int], *, space: bytes = b"") -> Jobs[Planned]:
         """Copy the content of READY slots to the store below, in one job; the slots keep it.
 
         Edges: job (new) → PLANNED; slot READY, with one pin of the job until it is terminal. Refuses: a slot without final
-        content; `CapacityError` as `plan_stores`. Next: `dispatch`, or `cancel`. *space*: see `TierTransfer`.
+        content; `CapacityError` as `plan_store`. Next: `dispatch`, or `cancel`. *space*: see `TierTransfer`.
         """
         chosen = edge.numbers(slots, "slots")
         self._check.slots(chosen)
@@ -621,7 +406,7 @@ class Ledger(edge.NotCopied):
 
         Edges: job (new) → PLANNED; slot EMPTY → WRITING. When the job is DONE, slots whose content came whole on every worker
         are READY, and the others EMPTY. Refuses: a slot that is not EMPTY; content that is stored or on its way already (I14);
-        `CapacityError` as `plan_stores`. Next: `dispatch`, or `cancel`. *space*: see `TierTransfer`.
+        `CapacityError` as `plan_store`. Next: `dispatch`, or `cancel`. *space*: see `TierTransfer`.
         """
         chosen, named = edge.numbers(slots, "slots"), edge.keys(keys, "keys")
         self._check.slots(chosen)
@@ -690,20 +475,8 @@ class Ledger(edge.NotCopied):
             couplings.flush(self._core, row, cause)
         return Jobs(jobs.ids)
 
-    def jobs_of(self, *requests: str) -> Jobs[Out]:
-        """The submitted jobs made for any of these requests, which a preemption flushes, the oldest first."""
-        known = self._core.requests.by_name
-        rows = {known[name] for name in edge.texts(requests, "requests") if name in known}
-        return Jobs(tuple([self._state.id_of(job) for job in plans.serving(self._core, rows) if not self._is_planned(job)]))
-
     def _is_planned(self, row: int) -> bool:
         return bool(self._core.rules.job_trait[self._core.jobs.state[row]] & PLANNED)
-
-    def submitted(self, *, on_device: bool = False) -> Jobs[Out]:
-        """All jobs that the workers have: submitted and not over. With *on_device* those that touch blocks of the device."""
-        edge.flag(on_device, "on_device")
-        out = [job for job in self._state.alive() if not self._is_planned(job.row)]
-        return Jobs(tuple(self._state.id_of(job.row) for job in out if job.direction.on_device or not on_device))
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -823,28 +596,24 @@ class Ledger(edge.NotCopied):
         plans.lose(self._core, gone)
 
     @verb
-    def reset(self, *, drain: bool = False, host: bool = True) -> None:
-        """Forget all content, including the lower tier unless *host* is False.
+    def reset(self, *, drain: bool = False, device: bool = True, host: bool = True) -> None:
+        """Forget all content: of the device, and of the lower tier, unless *device* or *host* is False.
 
         Requests are preempted, planned jobs cancelled, submitted ones abandoned (without *host*, stores go on until they land);
-        places that a copy touches stay reserved until it lands. A request that stands for another owner, who still reads its
-        blocks, is preempted like all others: wait until it has finished. With ``drain``: refuses with `CapacityError`, which
-        says how many, while jobs are outstanding.
+        places that a copy touches stay reserved until it lands. Without *device*, requests and loads go on. A request that
+        stands for another owner, who still reads its blocks, is preempted like all others: wait until it has finished. With
+        ``drain``: refuses with `CapacityError`, which says how many, while jobs are outstanding.
         """
         edge.flag(drain, "drain")
         edge.flag(host, "host")
+        if not edge.flag(device, "device") and not host:
+            raise MisuseError("reset: there is nothing to forget (device=False, or host=False, not both)")
         if drain and self._core.jobs.live:
             raise CapacityError(f"{some(self._core.jobs.live, 'job')} still out (wait until all have landed, then reset again)")
-        plans.reset(self._core, host)
-
-    @verb
-    def forget_host(self) -> None:
-        """Forget the content of the lower tier only.
-
-        Planned stores, promotions and demotions are cancelled, submitted ones abandoned; loads go on, and their slots stay
-        reserved until they land. Edges: slot READY → EMPTY, or STALE if a copy reads it.
-        """
-        plans.forget_host(self._core)
+        if device:
+            plans.reset(self._core, host)
+        else:
+            plans.forget_host(self._core)
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> Snapshot:
         """The complete state of the ledger as a value, with *names* replaced if given.
@@ -863,13 +632,9 @@ class Ledger(edge.NotCopied):
         edge.moment(now, "now")
         put_back(self._state, edge.member(saved, Snapshot, "saved"), now)
 
-    def violate(self, problem: str) -> None:
-        """Handle a broken rule according to the level of checking: raise `InvariantError`, or count it and go on."""
-        self._check.violate(problem)
-
     def __repr__(self) -> str:
         jobs, requests = self._core.jobs.live, len(self.requests)
-        return f"<Ledger plan {self.plan_number}: {self.free} free, {jobs} jobs out, {requests} requests>"
+        return f"<Ledger plan {self.plans.number}: {self.blocks.free} free, {jobs} jobs out, {requests} requests>"
 
     def _repr_html_(self) -> str | None:
         return painted("_repr_html_", self)

@@ -461,7 +461,7 @@ class Refusals:
         names = core.requests.names
         match problem.why:
             case Why.NO_LIFE if NULL < other < core.blocks.size:
-                hint = f"use what allocate returned, or ledger.life({other})"
+                hint = f"use what allocate returned, or ledger.blocks.life({other})"
                 return f"{verb}: {other} is the number of a block, not a life ({hint})"
             case Why.NO_LIFE:
                 return f"{verb}: {other} is no life of a block; blocks are 1 to {core.blocks.size - 1}"

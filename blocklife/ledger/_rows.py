@@ -16,11 +16,14 @@ from blocklife.core import _steps as steps
 from blocklife.core import _verbs as verbs
 from blocklife.core._progress import Span, TokenProgress
 from blocklife.core._steps import StepGrowth, StoreTurn
+from blocklife.core._tables import STORE
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._checks import Checks
 from blocklife.ledger._journal import verb
+from blocklife.ledger._planning import Planning
 from blocklife.ledger._state import LedgerData
+from blocklife.ledger.jobs import JobColumns
 from blocklife.ledger.records import Completion, Launched
 
 SealedContent: TypeAlias = tuple[int, Sequence[int], Sequence[bytes]]
@@ -30,10 +33,10 @@ SealedContent: TypeAlias = tuple[int, Sequence[int], Sequence[bytes]]
 class RowVerbs:
     """Changes that one ledger makes for its scheduler."""
 
-    def __init__(self, data: LedgerData, check: Checks) -> None:
+    def __init__(self, data: LedgerData, check: Checks, planning: Planning) -> None:
         self._core, self._check, self._incarnation = data.core, check, data.incarnation
-        self._refusals = data.refusals
-        self.calls = data.journal
+        self._refusals, self._planning = data.refusals, planning
+        self._calls = data.journal
 
     def home(self, name: str) -> tuple[int, int]:
         """The row of a request in the ledger, and which of those that had it it is (`Requests.came`)."""
@@ -56,7 +59,7 @@ class RowVerbs:
 
     @verb
     def place(self, progress: TokenProgress, grown: StepGrowth) -> None:
-        """The engine's allocator has extended tables: by hits, then by blocks that it has handed out. As `observe_tables`."""
+        """The engine's allocator has extended tables: by hits, then by blocks that it has handed out (`observe_place`)."""
         steps.place(self._core, progress, grown)
 
     def seals_of(
@@ -135,9 +138,46 @@ class RowVerbs:
 
     @verb
     def plan_turn(self, progress: TokenProgress, turn: StoreTurn, slots: Sequence[int], most: int) -> list[int]:
-        """Store a turn from which nothing is to be left out (`_steps.plan_turn`). Edges: as `Ledger.plan_stores`.
+        """Store a turn from which nothing is to be left out (`_steps.plan_turn`). Edges: as `Ledger.plan_store`.
 
         Returns the numbers of the jobs.
         """
         number = self._core.jobs.number
         return [number[row] for row in steps.plan_turn(self._core, progress, turn, slots, most)]
+
+    @verb
+    def plan_columns(self, stores: JobColumns) -> list[int]:
+        """`Ledger.plan_store` for stores given as columns, which the ledger keeps; returns the numbers of the jobs."""
+        rows = self._planning.columns(STORE, edge.columns(stores, "stores", self._core.num_groups))
+        return [self._core.jobs.number[row] for row in rows]
+
+    # --- requests and blocks by name ----------------------------------------------------------------------------------------
+
+    @verb
+    def finish_many(self, requests: Sequence[str]) -> None:
+        """Finish several requests at once; a block that several of them hold is released by each. Edges: as `Ledger.finish`."""
+        rows = [self._check.request(request) for request in requests]
+        if len(set(requests)) != len(rows):
+            raise MisuseError(f"{len(rows)} requests cannot be finished at once, for one of them is named twice")
+        verbs.finish_many(self._core, rows)
+
+    @verb
+    def reopen(self, request: str, position: int, group: int) -> int:
+        """The request writes on its final block: that life is over, and another one begins in the same block; returns it.
+
+        Edges: `Ledger.release`, then `Ledger.allocate`; under fence the next plan waits for a store that reads it. Refuses: no
+        final content; content that others hold, too, or, under hold, that a store reads (copy it: nobody may write on that).
+        """
+        row = self._check.request(request)
+        self._check.group(group)
+        return verbs.reopen(self._core, row, group, position, self._check.reopened(row, position, group))
+
+    @verb
+    def hand_out_first(self, lives: Sequence[int]) -> None:
+        """Hand out these blocks, if CACHED, before others: their content also exists elsewhere."""
+        self._check.pool(own=True)
+        verbs.hand_out_first(self._core, lives)
+
+    def violate(self, problem: str) -> None:
+        """Handle a broken rule according to the level of checking: raise `InvariantError`, or count it and go on."""
+        self._check.violate(problem)

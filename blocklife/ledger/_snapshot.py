@@ -200,7 +200,7 @@ def canonical_names(
     numbers: dict[int, int] = {}
     for name in ledger.requests:
         for group in range(core.num_groups):
-            named += ledger.requests.held(name, group)
+            named += ledger.requests.table(name, group)
     for job in known:
         if job.state not in TERMINAL or job.number >= oldest:
             numbers[job.number] = len(numbers) + 1

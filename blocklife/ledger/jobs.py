@@ -67,8 +67,8 @@ class GroupTransfer(Generic[BlockT_co]):
 
     blocks: Batch[BlockT_co]
     slots: Ids
-    keys: Sequence[bytes]
-    """The key of each slot."""
+    keys: Sequence[bytes] = ()
+    """The key of each slot. A load needs none: it brings what the slots hold."""
     places: Ids | None = None
     """The host place of each block, in the order of the blocks; None if these are the slots themselves."""
     names: Sequence[bytes] | None = None
@@ -84,6 +84,19 @@ class Store:
     transfers: Sequence[GroupTransfer[Storable]]
     sharers: tuple[str, ...] = ()
     """Further requests that it is for, if one store serves several."""
+
+    @classmethod
+    def of(
+        cls,
+        source: Batch[Storable],
+        slots: Ids,
+        keys: Sequence[bytes],
+        *,
+        owner: str | None = None,
+        places: Ids | None = None,
+    ) -> Store:
+        """A store of blocks of one group."""
+        return cls(owner, [GroupTransfer(source, slots, keys, places)])
 
 
 @define(eq=False)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple, NewType, Self, overload
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from blocklife.core._columns import Ints
@@ -253,33 +253,13 @@ class Seal:
 class Placement:
     """What an engine's own allocator has appended to one table of a request, in this order."""
 
-    group: int
-    skipped: int
+    group: int = 0
+    skipped: int = 0
     """Number of null blocks."""
-    taken: Sequence[int]
+    taken: Sequence[int] = ()
     """Ids of blocks of a prefix hit, whose content the request now holds."""
-    allocated: Sequence[int]
+    allocated: Sequence[int] = ()
     """Ids of newly allocated blocks."""
-
-
-@define(eq=False)
-class Growth:
-    """What an engine's own allocator has appended to many tables: one entry per table in each list."""
-
-    names: list[str] = field(factory=list)
-    """The request that owns the table."""
-    groups: list[int] = field(factory=list)
-    taken: list[Sequence[int]] = field(factory=list)
-    """Blocks of a prefix hit, which the request now holds; they come first. `NULL`, here and below, leaves a position empty."""
-    fresh: list[Sequence[int]] = field(factory=list)
-    """Newly allocated blocks."""
-
-    def note(self, name: str, group: int, fresh: Sequence[int], taken: Sequence[int] = ()) -> None:
-        """Add an entry for one table."""
-        self.names.append(name)
-        self.groups.append(group)
-        self.taken.append(taken)
-        self.fresh.append(fresh)
 
 
 @frozen

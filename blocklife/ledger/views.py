@@ -1,4 +1,4 @@
-"""Read-only views of a ledger: its blocks, slots, jobs and requests.
+"""Read-only views of a ledger: its blocks, slots, jobs and requests, its plans, counts and journal.
 
 Rules of this file:
 
@@ -8,22 +8,25 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 from blocklife.core import _plans as plans
+from blocklife.core import _verbs as verbs
 from blocklife.core._columns import Core, Ints, listed
 from blocklife.core._tables import COPIED, FINAL, FINISHED, OVER, READABLE
 from blocklife.errors import MisuseError
 from blocklife.ledger import _edge as edge
+from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
-from blocklife.ledger._journal import ContentListener, SlotWatcher
+from blocklife.ledger._journal import ContentListener, Journal, SlotWatcher
 from blocklife.ledger._limits import Statistics
 from blocklife.ledger._plan import transfers
 from blocklife.ledger._state import LedgerData
-from blocklife.ledger.jobs import JOB_STATES, JobView
-from blocklife.ledger.records import Transfer
+from blocklife.ledger.jobs import JOB_STATES, Jobs, JobView, Out
+from blocklife.ledger.records import JobId, LedgerTransition, Transfer
 from blocklife.lifecycle import Row, Table
 from blocklife.states import (
     BLANK,
@@ -70,7 +73,8 @@ def free_order(core: Core) -> list[int]:
 class BlocksView:
     """The blocks of the device; block 0 is the null block, which no request ever holds."""
 
-    def __init__(self, data: LedgerData) -> None:
+    def __init__(self, data: LedgerData, check: Checks) -> None:
+        self._check = check
         self._core = data.core
         columns = data.core.blocks.columns
         self._state, self._epoch, self._group = columns["state"], columns["epoch"], columns["group"]
@@ -92,12 +96,18 @@ class BlocksView:
         """The number of blocks that can be handed out without a wait."""
         return self._core.blocks.free
 
-    def at(self, block: int) -> Block:
+    def has_room(self, count: int) -> bool:
+        """Whether `allocate` would find that many blocks now; under fence, blocks that a copy still reads count."""
+        return verbs.has_room(self._core, edge.whole(count, "count"))
+
+    def state(self, block: int) -> Block:
         """The state of a block."""
         return _BLOCKS[self._state[block]]
 
     def life(self, block: int) -> int:
         """The current life of a block."""
+        if type(block) is not int or not 0 <= block < len(self._epoch):
+            self._check.blocks([edge.whole(block, "block")])
         return self._epoch[block] << EPOCH_SHIFT | block
 
     def is_current(self, life: int) -> bool:
@@ -113,12 +123,6 @@ class BlocksView:
         """`of`, as the index of the state in the machine; faster for many single queries."""
         block = life & ID_MASK
         return self._state[block] if self._epoch[block] == life >> EPOCH_SHIFT else None
-
-    def among(self, lives: Iterable[int], states: frozenset[Block]) -> list[bool]:
-        """For each life, whether it is current and its block is in one of these states."""
-        state, epoch = self._state, self._epoch
-        wanted = {BlockLife.table.index[each] for each in states}
-        return [epoch[life & ID_MASK] == life >> EPOCH_SHIFT and state[life & ID_MASK] in wanted for life in lives]
 
     def holds(self, block: int, group: int, key: bytes) -> bool:
         """Whether a block has final content of this group and key."""
@@ -162,6 +166,11 @@ class BlocksView:
         block = contents.block[content] if content else -1
         return None if block < 0 else self._epoch[block] << EPOCH_SHIFT | block
 
+    def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
+        """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""
+        self._check.group(group)
+        return _prefix_of(self.find, edge.keys(keys, "keys"), group)
+
     def named(self) -> Iterator[tuple[int, bytes, int]]:
         """All content that can be hit: group, key, block."""
         contents = self._core.contents
@@ -201,9 +210,10 @@ class BlocksView:
 class SlotsView:
     """The slots of the lower tier."""
 
-    def __init__(self, data: LedgerData) -> None:
+    def __init__(self, data: LedgerData, check: Checks) -> None:
+        self._check = check
         self._core = data.core
-        self._journal = data.journal
+        self._journal, self._holders = data.journal, data.holders
         columns = data.core.slots.columns
         self._state, self._pins, self._group, self._key = (columns[name] for name in ("state", "pins", "group", "key"))
         self._readable = bytes(trait & READABLE != 0 for trait in data.core.rules.slot_trait)
@@ -218,7 +228,12 @@ class SlotsView:
         """The number of EMPTY slots."""
         return self._core.slots.free
 
-    def at(self, slot: int) -> Slot:
+    @property
+    def holders(self) -> Mapping[str, Mapping[int, int]]:
+        """Pins besides those of jobs, by holder, and how often it pins each slot."""
+        return self._holders
+
+    def state(self, slot: int) -> Slot:
         """The state of a slot."""
         return _SLOTS[self._state[slot]]
 
@@ -258,6 +273,11 @@ class SlotsView:
         """The READY slot with the content of a key; None if there is none."""
         slot = self.find(group, key)
         return slot if slot is not None and self.is_ready(slot) else None
+
+    def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
+        """The READY slots that hold the longest prefix of *keys*."""
+        self._check.group(group)
+        return _prefix_of(self.find_ready, edge.keys(keys, "keys"), group)
 
     def any_ready(self, names: Iterable[tuple[int, bytes]]) -> bool:
         """Whether any of these contents, given by group and key, can be read now."""
@@ -318,7 +338,8 @@ class SlotsView:
 class JobsView:
     """The jobs that are not over, and the latest that are, by number."""
 
-    def __init__(self, data: LedgerData) -> None:
+    def __init__(self, data: LedgerData, check: Checks) -> None:
+        self._check = check
         self._core = data.core
         self._data = data
 
@@ -377,10 +398,22 @@ class JobsView:
             raise MisuseError(f"job {number}: a {job.direction.name} touches no block (Plan.promotes and Plan.demotes have it)")
         return transfers(self._data, job.direction, [job.row])[0]
 
-    def state(self, number: int) -> Job | None:
-        """The state of a job; None if it is not known."""
-        row = self._core.jobs.by_number.get(number, 0)
-        return JOB_STATES[self._core.jobs.state[row]] if row else None
+    def state(self, job: JobId) -> Job:
+        """The state of a job; `LateError` if it ended too long ago to be known, `MisuseError` if it never existed."""
+        return JOB_STATES[self._core.jobs.state[self._check.job(edge.job_id(job, "job"))]]
+
+    def of(self, *requests: str) -> Jobs[Out]:
+        """The submitted jobs made for any of these requests, which a preemption flushes, the oldest first."""
+        known = self._core.requests.by_name
+        rows = {known[name] for name in edge.texts(requests, "requests") if name in known}
+        numbers, id_of = self._core.jobs.number, self._data.id_of
+        return Jobs(tuple([id_of(row) for row in plans.serving(self._core, rows) if not self.is_planned(numbers[row])]))
+
+    def submitted(self, *, on_device: bool = False) -> Jobs[Out]:
+        """All jobs that the workers have: submitted and not over. With *on_device* those that touch blocks of the device."""
+        edge.flag(on_device, "on_device")
+        out = [job for job in self._data.alive() if not self.is_planned(job.number)]
+        return Jobs(tuple([self._data.id_of(job.row) for job in out if job.direction.on_device or not on_device]))
 
     def is_out(self, number: int) -> bool:
         """Whether a job is not over."""
@@ -409,8 +442,8 @@ class JobsView:
 class RequestsView:
     """The requests that are not over, by name. Raises `MisuseError` for others."""
 
-    def __init__(self, data: LedgerData) -> None:
-        self._core = data.core
+    def __init__(self, data: LedgerData, check: Checks) -> None:
+        self._core, self._check = data.core, check
 
     def __len__(self) -> int:
         return self._core.requests.live
@@ -423,20 +456,13 @@ class RequestsView:
         state = self._core.requests.state
         return iter([name for name, row in self._core.requests.by_name.items() if state[row] != FINISHED])
 
-    def row(self, name: str) -> int:
+    def row(self, request: str) -> int:
         """The row of a request, which is the place in its transitions; it is reused once the request is over."""
-        return self._core.requests.place[self._row(name)]
+        return self._core.requests.place[self._check.request(request)]
 
-    def _row(self, name: str) -> int:
-        """The row that the kernel has for it."""
-        row = self._core.requests.by_name.get(name, -1)
-        if row < 0 or self._core.requests.state[row] == FINISHED:
-            raise edge.unknown(name)
-        return row
-
-    def at(self, name: str) -> Request:
+    def state(self, request: str) -> Request:
         """The state of a request."""
-        return _REQUESTS[self._core.requests.state[self._row(name)]]
+        return _REQUESTS[self._core.requests.state[self._check.request(request)]]
 
     def times_left(self, state: Request) -> int:
         """How often a request has left this state, since the ledger was made."""
@@ -444,19 +470,20 @@ class RequestsView:
 
     def rows(self) -> dict[int, str]:
         """The request in each row."""
-        return {self.row(name): name for name in self}
+        return {self.row(request): request for request in self}
 
-    def load(self, name: str) -> int:
+    def load(self, request: str) -> int:
         """The number of the load that a request waits for; 0 for none."""
-        return self._core.requests.load[self._row(name)]
+        return self._core.requests.load[self._check.request(request)]
 
-    def size(self, name: str, group: int) -> int:
+    def size(self, request: str, group: int) -> int:
         """The length of the block table of one group, nulls included."""
-        return self._core.requests.length[self._row(name) * self._core.num_groups + group]
+        return self._core.requests.length[self._check.request(request) * self._core.num_groups + group]
 
-    def held(self, name: str, group: int, start: int = 0, stop: int | None = None) -> list[int]:
-        """Some lives of the block table of one group; `NULL` for positions outside the window."""
-        requests, table = self._core.requests, self._row(name) * self._core.num_groups + group
+    def table(self, request: str, group: int = 0, start: int = 0, stop: int | None = None) -> list[int]:
+        """The lives that a request holds in one group, or some of them; `NULL` for positions outside the window."""
+        self._check.group(group)
+        requests, table = self._core.requests, self._check.request(request) * self._core.num_groups + group
         begin, length = requests.begin[table], requests.length[table]
         return [requests.lives[begin + at] for at in range(length)[start:stop]]
 
@@ -465,11 +492,79 @@ class RequestsView:
         return _counts_of(RequestLife.table, self._core.requests.taken)
 
 
+class PlansView:
+    """The plans of a ledger, by number."""
+
+    def __init__(self, data: LedgerData) -> None:
+        self._core = data.core
+
+    @property
+    def number(self) -> int:
+        """The number of the latest plan; 0 before the first."""
+        return self._core.plan
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """The plans that have not settled, oldest first."""
+        return tuple(self._core.waiting)
+
+
+class CountsView:
+    """What a ledger has counted since it was made; entries that are 0 are left out."""
+
+    def __init__(self, data: LedgerData) -> None:
+        self._data = data
+
+    @property
+    def tally(self) -> Mapping[str, int]:
+        """Number of late, duplicate and unknown reports, stale references, and violations."""
+        return self._data.tally
+
+    @property
+    def flushes(self) -> Mapping[str, int]:
+        """Number of flushes (waits for a copy), by cause."""
+        return Counter(self._data.core.flushes)
+
+    @property
+    def ended(self) -> Mapping[str, int]:
+        """Number of jobs, by terminal state."""
+        return self._data.ended
+
+    @property
+    def moved(self) -> Mapping[str, int]:
+        """Number of blocks moved by jobs that are DONE, by direction; of slots, for demotions and promotions."""
+        return self._data.moved
+
+
+class JournalView(Sequence[LedgerTransition]):
+    """The latest steps, oldest first, up to ``max_journal`` steps of places."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __len__(self) -> int:
+        return len(self._journal.records())
+
+    @overload
+    def __getitem__(self, at: int, /) -> LedgerTransition: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> list[LedgerTransition]: ...
+    def __getitem__(self, at: int | slice, /) -> LedgerTransition | list[LedgerTransition]:
+        return self._journal.records()[at]
+
+    def __iter__(self) -> Iterator[LedgerTransition]:
+        return iter(self._journal.records())
+
+    def history(self, machine: str, place: int) -> list[str]:
+        """The latest steps of one place, oldest first, for error messages and reports."""
+        return self._journal.history(edge.text(machine, "machine"), edge.whole(place, "place"))
+
+
 View: TypeAlias = BlocksView | SlotsView | JobsView | RequestsView
 """The view of one machine."""
 
 
-def prefix_of(find: Callable[[int, bytes], int | None], keys: Iterable[bytes], group: int) -> list[int]:
+def _prefix_of(find: Callable[[int, bytes], int | None], keys: Iterable[bytes], group: int) -> list[int]:
     """Where the longest prefix of *keys* is, each found by group and key."""
     found: list[int] = []
     for key in keys:

@@ -28,7 +28,7 @@ class Asking:
     def __init__(self, state: SchedulerState) -> None:
         self._state, self._geometry, self._progress = state, state.geometry, state.progress
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
-        self._journal, self._call = state.ledger.calls, 0
+        self._journal, self._call = state.ledger._calls, 0
         self.keys_given: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
         """What was answered in the outermost call that is being made, by row and group: the first block, and the keys from
         there on."""

@@ -223,7 +223,8 @@ class TierBelow:
     def _will_bring(self, content: Content) -> bool:
         """Whether content is on its way: the index does not say so if another slot with it was evicted meanwhile."""
         number = self._coming.get((self.space, *content))
-        return number is not None and self._ledger.jobs.state(number) in _WANTED
+        job = None if number is None else self._ledger.jobs.get(number)
+        return job is not None and job.state in _WANTED
 
     def filled_by(self, promotions: Sequence[int], slots: Iterable[int]) -> set[int]:
         """Those of *slots* whose content one of these promotions has brought."""
@@ -287,7 +288,7 @@ class TierBelow:
             direction, space, slots, contents = self._jobs.pop(number)
             self._out[direction] -= len(slots)
             job = jobs.get(number)
-            done = jobs.state(number) is Job.DONE
+            done = job is not None and job.state is Job.DONE
             missing = job.missing if job is not None and done else frozenset(slots)
             for slot, content in zip(slots, contents, strict=True):
                 if direction is Direction.DEMOTE:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from blocklife.core._steps import StepGrowth
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
-from blocklife.ledger import Batch, Direction
+from blocklife.ledger import Batch, Direction, Placement
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._journal import call, verb
 from blocklife.ledger.jobs import Allocated, Jobs
@@ -54,7 +54,7 @@ class DecidedSteps:
         """*known_of* returns the number of tokens that a request has now; with *one_a_step* it is called only if needed."""
         self.scheduler = scheduler
         self._state = state = scheduler._state
-        self.calls = scheduler.calls
+        self._calls = scheduler._calls
         self._steps = scheduler._steps
         self._asking = self._steps.asking
         self._asking.known_of = known_of
@@ -88,7 +88,7 @@ class DecidedSteps:
         names = [
             name
             for name, tracked in self._state.requests.items()
-            if name not in spared and not self._stays.is_ending(tracked.row) and self._ledger.request_state(name) in ADMISSIBLE
+            if name not in spared and not self._stays.is_ending(tracked.row) and self._ledger.requests.state(name) in ADMISSIBLE
         ]
         for name in names:
             self.scheduler.abort(name)
@@ -205,7 +205,7 @@ class DecidedSteps:
     def _move_on(self, name: str, group: int, blocks: set[int], most: int) -> None:
         stop = self._ledger.requests.size(name, group)
         start = max(0, stop - most)
-        held = self._ledger.requests.held(name, group, start, stop)
+        held = self._ledger.requests.table(name, group, start, stop)
         moved = [at for at, life in enumerate(held, start) if life != NULL and block_of(life) in blocks]
         if moved:
             self._ledger.release(name, moved, group)
@@ -235,14 +235,14 @@ class DecidedSteps:
         keys = [self._asking.ask_span(*span) for span in spans]
         turn = self._steps.turn if self._steps.direct and not self._state.lost else None
         for row in self._rows.promise(table, spans, keys, turn):  # one of its blocks waits for an older copy in this plan
-            self._store_late(row, self._ledger.plan_number + 1)
+            self._store_late(row, self._ledger.plans.number + 1)
 
     def _without_doubt(self, rows: list[int]) -> list[int]:
         """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
         doubted = self._steps.in_doubt()
         if self._windows:
             for row in doubted:
-                self._late[row] = self._progress.serial[row], self._ledger.plan_number + 1
+                self._late[row] = self._progress.serial[row], self._ledger.plans.number + 1
         return [row for row in rows if row not in doubted]
 
     @verb
@@ -289,10 +289,10 @@ class DecidedSteps:
         """The block of a Mamba group before token *boundary* holds the state there, by the end of this step or already."""
         tracked = self._state.requests.get(name)
         position = boundary // self._geometry.block_tokens[group] - 1
-        held = self._ledger.requests.held(name, group, position, position + 1) if tracked is not None else []
+        held = self._ledger.requests.table(name, group, position, position + 1) if tracked is not None else []
         if tracked is None or not held or block_of(held[0]) != block:
             return  # the request has ended or was preempted since
-        life, state = held[0], self._ledger.blocks.at(block)
+        life, state = held[0], self._ledger.blocks.state(block)
         if state in _OPEN:
             self._ledger.seal(Batch[Allocated]([life], group), tracked.keys(group, position, position + 1))
         elif state not in KEYED:
@@ -311,7 +311,7 @@ class DecidedSteps:
         key = None if tracked is None else self._asking.tail_key_of(tracked, group, end)
         if tracked is not None and (key is None or end > self._progress.bound(tracked.row, end)):
             tracked, key = None, None
-        held = [] if tracked is None else [each for each in self._ledger.requests.held(name, group) if block_of(each) == block]
+        held = [] if tracked is None else [each for each in self._ledger.requests.table(name, group) if block_of(each) == block]
         life = held[0] if held else self._copied_to(block, group, key)
         if tracked is None or key is None or not life:
             return
@@ -325,7 +325,7 @@ class DecidedSteps:
     def copied_to(self, blocks: Iterable[int]) -> None:
         """The step copies to these blocks first; those that no request holds were handed out, and are free again."""
         for block in blocks:
-            if not self._ledger.blocks.refs(block) and self._ledger.blocks.at(block) not in BLANK:
+            if not self._ledger.blocks.refs(block) and self._ledger.blocks.state(block) not in BLANK:
                 self._copied_to(block, 0, None)
 
     def _copied_to(self, block: int, group: int, key: bytes | None) -> int:
@@ -338,7 +338,7 @@ class DecidedSteps:
         while holder in ledger.requests:
             holder += "'"
         ledger.add_request(holder)
-        lives = ledger.observe_allocate(holder, [block], group)
+        lives = ledger.observe_place(holder, [Placement(group, allocated=[block])])[0]
         (life,) = lives.lives
         kept = key is not None and ledger.blocks.of(life) is Block.ALLOCATED
         if key is not None and kept:
@@ -375,7 +375,7 @@ class DecidedSteps:
 
     def is_new(self, blocks: Iterable[int]) -> bool:
         """Whether some of these blocks are not known to be final, but may be once this step has been reported to the ledger."""
-        state = self._ledger.blocks.at
+        state = self._ledger.blocks.state
         return any(block != NULL and state(block) not in KEYED for block in blocks) or not {
             block for own in self._grown.fresh for block in own
         }.isdisjoint(block for block in blocks if block != NULL)
@@ -400,17 +400,17 @@ class DecidedSteps:
     def _is_known(self, group: int, block: int, key: bytes) -> bool:
         """Whether a block that the engine has hit has final content of this key in the ledger, too."""
         blocks = self._ledger.blocks
-        if blocks.at(block) not in KEYED:
+        if blocks.state(block) not in KEYED:
             self.holes += 1
             return False
         if blocks.holds(block, group, key):
             return True
-        self._ledger.violate(
+        self._rows.violate(
             f"block {block}: the engine hits it as {key.hex()} of group {group}, and the ledger knows something else there "
             "(it was handed out unsaid, as to a request that is preempted in the step in which it is scheduled)"
         )
         if not blocks.refs(block):
-            self._ledger.observe_evict([block])
+            self._ledger.drop([self._ledger.blocks.life(block)])
         self.holes += 1
         return False
 
@@ -418,14 +418,14 @@ class DecidedSteps:
     def overwrite(self, blocks: Iterable[int]) -> None:
         """The step overwrites these blocks first; those that no request holds were handed out and freed without a report."""
         known = self._ledger.blocks
-        lost = [block for block in blocks if not known.refs(block) and known.at(block) in KEYED]
+        lost = [block for block in blocks if not known.refs(block) and known.state(block) in KEYED]
         if lost:
-            numbers = {known.job(block) for block in lost if known.at(block) in COPYING}
+            numbers = {known.job(block) for block in lost if known.state(block) in COPYING}
             jobs = [JobId(self._ledger.incarnation, number) for number in numbers]
-            out = [job for job in jobs if self._ledger.job_state(job) is not Job.PLANNED]
+            out = [job for job in jobs if self._ledger.jobs.state(job) is not Job.PLANNED]
             if out:
                 self._ledger.flush(Jobs(tuple(out)), "handed out")
-            self._ledger.observe_evict(lost)
+            self._ledger.drop([self._ledger.blocks.life(block) for block in lost])
 
     @verb
     def give_up_stores(self, blocks: Iterable[int]) -> None:
@@ -434,9 +434,9 @@ class DecidedSteps:
         What else these stores hold is offered again for running requests, once they are over.
         """
         known, ledger = self._ledger.blocks, self._ledger
-        numbers = dict.fromkeys([known.job(block) for block in blocks if known.at(block) in COPYING])
+        numbers = dict.fromkeys([known.job(block) for block in blocks if known.state(block) in COPYING])
         jobs = [JobId(ledger.incarnation, number) for number in numbers]
-        if out := [job for job in jobs if ledger.job_state(job) in _WANTED]:
+        if out := [job for job in jobs if ledger.jobs.state(job) in _WANTED]:
             ledger.abandon(Jobs(tuple(out)))
             self._unwanted.update([job.number for job in out])
             self._anew = True
@@ -463,7 +463,7 @@ class DecidedSteps:
         """
         below = self._state.below
         space = b"" if below is None else below.new_space()
-        self._ledger.forget_host()
+        self._ledger.reset(device=False)
         if below is not None:
             below.forget(space)
         self._stores.clear()

@@ -86,7 +86,7 @@ class HostTier(edge.NotCopied):
         if type(max_events) is not int or max_events < 0:
             raise MisuseError(f"max_events must be a whole number of at least 0, not {max_events!r}")
         self.ledger = ledger
-        self.calls = ledger.calls
+        self._calls = ledger._calls
         self._slots = slots = ledger.slots
         self._replacement = policy_of(replacement, len(slots))
         self._gone: dict[int, None] = {}
@@ -130,7 +130,7 @@ class HostTier(edge.NotCopied):
         try:
             found = self._checked(peek(count))
         except BaseException as problem:
-            self.calls.errors.keep(self._replacement, problem)
+            self._calls.errors.keep(self._replacement, problem)
             return []
         return [slot for slot in found if self._slots.is_ready(slot)]
 
@@ -159,7 +159,7 @@ class HostTier(edge.NotCopied):
             try:  # after a search in vain, the policy would look at every slot once more to find none
                 victims = self._victims(missing, names) if not self._in_vain or self._slots.any_evictable() else []
             except BaseException as problem:
-                self.calls.errors.keep(self._replacement, problem)
+                self._calls.errors.keep(self._replacement, problem)
                 return None
             self._in_vain = len(victims) < missing
             if self._in_vain:
@@ -235,7 +235,7 @@ class HostTier(edge.NotCopied):
         try:
             method(*args, **kwargs)
         except BaseException as problem:
-            self.calls.errors.keep(self._replacement, problem)
+            self._calls.errors.keep(self._replacement, problem)
 
     def _hear(self, changes: Sequence[Change]) -> None:
         """Called after a verb of the ledger; the policy is told when it is asked the next time."""

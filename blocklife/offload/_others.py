@@ -20,7 +20,7 @@ from attrs import evolve, frozen
 
 from blocklife.errors import CapacityError
 from blocklife.ledger._ids import NULL
-from blocklife.ledger.records import Growth
+from blocklife.ledger.records import Placement
 from blocklife.ledger.views import block_of
 from blocklife.offload._decided import DecidedSteps
 from blocklife.offload.records import Hit
@@ -92,7 +92,7 @@ class OtherOwners:
             if not found.isdisjoint(doubt.blocks):
                 return True
             if self._holds(name, doubt.serial) and any(
-                not found.isdisjoint([block_of(life) for life in self._ledger.requests.held(name, group) if life != NULL])
+                not found.isdisjoint([block_of(life) for life in self._ledger.requests.table(name, group) if life != NULL])
                 for group in self._state.groups
             ):
                 return True
@@ -106,7 +106,7 @@ class OtherOwners:
             [table.sealed[group * table.size + row] for group in self._state.groups],
             [table.offered[group * table.size + row] for group in self._state.groups],
             frozenset(blocks),
-            self._ledger.plan_number + 1,
+            self._ledger.plans.number + 1,
         )
         self._decided.keep_unnamed(name)
 
@@ -158,17 +158,13 @@ class OtherOwners:
             self._ledger.add_request(name)
         except CapacityError:
             return False
-        growth = Growth()
-        state = self._ledger.blocks.at
+        state = self._ledger.blocks.state
+        placed: list[Placement] = []
         for group, table in enumerate(tables):
             there = [block for block in table if block != NULL]
-            growth.note(
-                name,
-                group,
-                [block for block in there if state(block) in BLANK],
-                [block for block in there if state(block) in KEYED],
-            )
-        self._ledger.observe_tables(growth)
+            known, blank = ([block for block in there if state(block) in kind] for kind in (KEYED, BLANK))
+            placed.append(Placement(group, taken=known, allocated=blank))
+        self._ledger.observe_place(name, placed)
         self._ledger.admit(name)
         self.guests[who] = name
         return True

@@ -89,7 +89,7 @@ class OffloadScheduler(edge.NotCopied):
         self._steps = SchedulerSteps(state)
         self._asking = self._steps.asking
         state.rows.name_gone(lambda row: self._steps.changed_beside(state.names[row]))
-        self.calls = ledger.calls
+        self._calls = ledger._calls
         self._progress, self._search, self._stays = state.progress, state.search, state.stays
         self.ledger = state.ledger
         self.tier = state.tier
@@ -215,7 +215,7 @@ class OffloadScheduler(edge.NotCopied):
             tails=None if tracked.tails is None else partial(self._asking.tail_answer, tracked),
         )  # fmt: skip
         hit = search(below=waits_below)
-        self.calls.writes()
+        self._calls.writes()
         if name in self._state.pinned:
             self._steps.unpin(name)
             self._state.within.pop(name, None)
@@ -309,7 +309,7 @@ class OffloadScheduler(edge.NotCopied):
             self._steps.refuse_drafts(name, known, known + self.policies.state_drafts)
         if loads:
             self._asking.ask_load(tracked, hit)
-        self.calls.writes()
+        self._calls.writes()
         try:
             if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
@@ -343,7 +343,7 @@ class OffloadScheduler(edge.NotCopied):
         for name, count in tokens.items():
             row = self._steps.tracked(name).row
             if not table.running[row]:
-                state, why = self.ledger.request_state(name), "it is not in the batch (admit it first)"
+                state, why = self.ledger.requests.state(name), "it is not in the batch (admit it first)"
                 if self._stays.is_ending(row):
                     why = "it has ended, and is over when its plan has settled (leave it out)"
                 elif state is Request.LOADING:
@@ -366,9 +366,9 @@ class OffloadScheduler(edge.NotCopied):
         if self._stays.is_ending(tracked.row):
             raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
         self._steps.check_held(name)
-        if runs := self.ledger.request_state(name) is Request.RUNNING:
+        if runs := self.ledger.requests.state(name) is Request.RUNNING:
             self._asking.ask_offer(name, tracked, self._progress.computed_of(tracked.row))
-        self.calls.writes()
+        self._calls.writes()
         if runs:
             self._steps.offer(name, tracked, self._progress.computed_of(tracked.row))
         self.ledger.preempt(name)
@@ -415,7 +415,7 @@ class OffloadScheduler(edge.NotCopied):
                 f"request {name}: cannot hand off the state at token {boundary}: {known} tokens are known, and the others are "
                 "drafts, which may be wrong (hand it off when its tokens are known)"
             )
-        table = self.ledger.requests.held(name, group)
+        table = self.ledger.requests.table(name, group)
         position = boundary // block_tokens - 1
         if position >= len(table) or table[position] == NULL:
             raise MisuseError(f"request {name}: no block of group {group} was placed for the state at token {boundary}")
@@ -489,14 +489,14 @@ class OffloadScheduler(edge.NotCopied):
         final = [row for row in rows if row not in doubtful] if doubtful else rows
         spans = table.filling(final)
         keys = self._asking.ask_filled(spans)
-        self.calls.writes()
-        if self._state.preempted and (jobs := self.ledger.jobs_of(*self._state.preempted)).ids:
+        self._calls.writes()
+        if self._state.preempted and (jobs := self.ledger.jobs.of(*self._state.preempted)).ids:
             self.ledger.flush(jobs, "preempted")
         self._state.preempted.clear()
         for name in list(self._state.states):
             self._steps.offer_states(name, self._state.requests[name].row)
         self._steps.plan_stores(spans, keys)
-        if self._steps.is_last_step() and (jobs := self.ledger.submitted(on_device=True)).ids:
+        if self._steps.is_last_step() and (jobs := self.ledger.jobs.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "last step")
         for name in list(self._state.pinned):
             self._steps.unpin(name)
@@ -650,7 +650,7 @@ class OffloadScheduler(edge.NotCopied):
         """
         if self._state.asleep:
             raise MisuseError("the scheduler sleeps already (wake it first)")
-        if (jobs := self.ledger.submitted(on_device=True)).ids:
+        if (jobs := self.ledger.jobs.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "sleep")
         names = self._steps.forget(drain=False, host=False)
         self._state.asleep = True

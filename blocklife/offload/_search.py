@@ -146,8 +146,7 @@ class Search:
 
     def _is_in_doubt(self, name: str) -> bool:
         """Whether a copy of the request is in quarantine: the request may not load, and waiting for the copy may never end."""
-        jobs = self._ledger.jobs
-        return any(jobs.state(job.number) is Job.QUARANTINED for job in jobs.serving(name))
+        return any(job.state is Job.QUARANTINED for job in self._ledger.jobs.serving(name))
 
     def _on_device(self, names: Sequence[Sequence[bytes]], limit: int, loading: Mapping[tuple[int, bytes], str]) -> Found:
         find = self._ledger.blocks.find

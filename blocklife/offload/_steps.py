@@ -134,11 +134,11 @@ class SchedulerSteps:
             if tail := self.asking.tail_of(tracked, group, hit):
                 stop += 1
                 names.append(tail)
-            lives = self._ledger.requests.held(name, group, start, stop)
+            lives = self._ledger.requests.table(name, group, start, stop)
             keys = names[(chunk + 1) * size - 1 - start :: size]
             places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
             transfers.append(GroupTransfer(Batch(lives, group), list(slots), keys, places, names))
-        self._ledger.plan_group_load(name, transfers, within=hit.within)
+        self._ledger.plan_load(name, *transfers, within=hit.within)
         for transfer in transfers:
             self._state.host_hits[transfer.blocks.group] += len(transfer.blocks)
         self.expect(name, brought)
@@ -165,7 +165,7 @@ class SchedulerSteps:
             self.unpin(name)
         for group in self._state.groups:
             self._state.device_hits[group] += len(hit.lives[group]) if hit.lives else 0
-            held = self._ledger.requests.held(name, group)
+            held = self._ledger.requests.table(name, group)
             first = next((position for position, life in enumerate(held) if life != NULL), len(held))
             offered, sealed = first // self._geometry.blocks_per_chunk, hit.tokens // self._geometry.block_tokens[group]
             table.begin(row, group, len(held), first, offered, sealed)
@@ -299,7 +299,7 @@ class SchedulerSteps:
         queue = [*first, *[row for row in by_row if row not in first]]
         for at, row in enumerate(queue):
             # all groups or none: the place of a state depends on where the step ends, and the next one may end elsewhere
-            if not self._ledger.has_room(self._blocks_of(by_row[row])):
+            if not self._ledger.blocks.has_room(self._blocks_of(by_row[row])):
                 return queue[at:]
             self._rows.grow(self._progress, by_row[row])
         return []
@@ -388,7 +388,7 @@ class SchedulerSteps:
 
     def offer_chunks(self, name: str, row: int, group: int, stop: int) -> None:
         self.check_held(name)
-        size, table = self._geometry.blocks_per_chunk, self._ledger.requests.held(name, group)
+        size, table = self._geometry.blocks_per_chunk, self._ledger.requests.table(name, group)
         if len(table) < stop * size:
             raise self.changed_beside(name)
         start = self._progress.offered[group * self._progress.size + row]
@@ -416,7 +416,7 @@ class SchedulerSteps:
             if not (end + self._geometry.tail_proofs[group]) % size:
                 continue
             key = self.asking.tail_key_of(tracked, group, end)
-            (life,) = self._ledger.requests.held(name, group, end // size, end // size + 1)
+            (life,) = self._ledger.requests.table(name, group, end // size, end // size + 1)
             state = self._ledger.blocks.of(life) if life != NULL else None
             if key is None or state is None or (state is not Block.ALLOCATED and state not in KEYED):
                 continue  # a block behind a wait has no final content
@@ -494,7 +494,7 @@ class SchedulerSteps:
                 continue
             position = boundary // self._geometry.block_tokens[group] - 1
             lives, keys = found.setdefault(group, ([], []))
-            lives += self._ledger.requests.held(name, group, position, position + 1)
+            lives += self._ledger.requests.table(name, group, position, position + 1)
             keys += self.asking.keys_of(tracked, group, position, position + 1)
         return [(group, lives, keys) for group, (lives, keys) in found.items()]
 
@@ -506,7 +506,7 @@ class SchedulerSteps:
             return loaded, failed
         table = self._progress
         for name, hit in list(self._state.waiting_loads.items()):
-            state = self._ledger.request_state(name)
+            state = self._ledger.requests.state(name)
             if state is Request.LOADING:
                 continue
             tracked = self._state.requests[name]
@@ -528,7 +528,7 @@ class SchedulerSteps:
         """A request computes on behind a tail, in the same blocks: the content that was final there is none any more."""
         for group, tokens in enumerate(self._geometry.block_tokens):
             if hit.tokens % tokens:
-                self._ledger.reopen(name, hit.tokens // tokens, group)
+                self._rows.reopen(name, hit.tokens // tokens, group)
 
     def over(self) -> list[str]:
         """Requests that only waited for their plans to settle, and whose plans have."""
@@ -542,9 +542,9 @@ class SchedulerSteps:
         tracked = self.tracked(name)
         self.check_held(name)
         row, table = tracked.row, self._progress
-        if not table.in_flight_of(row) and self._ledger.request_state(name) is Request.RUNNING:
+        if not table.in_flight_of(row) and self._ledger.requests.state(name) is Request.RUNNING:
             self.asking.ask_end(tracked, table.computed_of(row))
-        self._ledger.calls.writes()
+        self._ledger._calls.writes()
         if table.in_flight_of(row):
             self._stays.ended(row, early=early, computes=True)
             self.stop_drafting(row)
@@ -564,14 +564,14 @@ class SchedulerSteps:
         for name in names:
             tracked = self._state.requests[name]
             self.leave_behind(name, tracked, early=self._stays.is_aborted(tracked.row))
-        self._ledger.finish_many(names)
+        self._rows.finish_many(names)
         for name in names:
             tracked = self._state.requests[name]
             self.leave(name, tracked, early=self._stays.is_aborted(tracked.row))
 
     def leave_behind(self, name: str, tracked: Tracked, *, early: bool) -> None:
         """Queue the last stores of a request without outstanding plans."""
-        if self._ledger.request_state(name) is Request.RUNNING:
+        if self._ledger.requests.state(name) is Request.RUNNING:
             row, table = tracked.row, self._progress
             computed = table.computed_of(row)
             last = computed if early else max(table.prompt[row], table.known_of(row) - 1)
@@ -623,7 +623,7 @@ class SchedulerSteps:
 
     def forget(self, *, drain: bool, host: bool) -> list[str]:
         """All content is gone, that of the host tier only with *host*; requests wait, and pending ends are completed."""
-        alive = {name: self._ledger.request_state(name) for name in self._state.requests}
+        alive = {name: self._ledger.requests.state(name) for name in self._state.requests}
         self._ledger.reset(drain=drain, host=host)
         self._stores.clear()
         preempted = []
@@ -703,7 +703,7 @@ class SchedulerSteps:
         requests = self._ledger.requests
         what, whom = "it was finished", "it"
         if name in requests:
-            what, whom = "its blocks were given back", f"them; it is {requests.at(name).name}"
+            what, whom = "its blocks were given back", f"them; it is {requests.state(name).name}"
         return MisuseError(
             f"request {name}: {what} beside the scheduler, which still counts on {whom} (call finish, abort, preempt and reset "
             "of the scheduler, not of its ledger)"
@@ -741,7 +741,7 @@ class SchedulerSteps:
         if self._state.asleep or len(self._state.plans) > self._policies.plans_ahead:
             self.check_open()
         self.check_held(name)
-        state = self._ledger.requests.at(name)
+        state = self._ledger.requests.state(name)
         if state not in ADMISSIBLE:
             loads = state is Request.LOADING
             why = (

@@ -306,7 +306,7 @@ class StoreLine:
         slots = self._tier.reserve([(chunk.group, chunk.key) for chunks in ordered for chunk in chunks])
         if slots is None:
             return False
-        numbers = self._ledger.plan_columns(self._columns(ordered, slots))
+        numbers = self._ledger._rows.plan_columns(self._columns(ordered, slots))
         for chunks, number in zip(ordered, numbers, strict=True):
             self.await_submit(number, chunks)
             if self._lazy:
@@ -321,7 +321,7 @@ class StoreLine:
         """A store was cancelled before it was submitted because it lost a block: its other blocks are queued again, first."""
         jobs = self._jobs
         for number in [each for each in self._made if not jobs.is_planned(each)]:
-            if jobs.state(number) is Job.CANCELLED:
+            if (job := jobs.get(number)) is not None and job.state is Job.CANCELLED:
                 for chunk in reversed(self._made[number]):
                     self._line.setdefault(chunk.owner, deque()).appendleft(chunk)
             del self._made[number]
@@ -405,8 +405,8 @@ class StoreLine:
         jobs = self._jobs
         for number in [each for each in self._exposed if not jobs.is_out(each)]:
             lives = self._exposed.pop(number)
-            if self._ledger.own_pool and jobs.state(number) is Job.DONE:
-                self._ledger.hand_out_first(lives)
+            if self._ledger.own_pool and (job := jobs.get(number)) is not None and job.state is Job.DONE:
+                self._ledger._rows.hand_out_first(lives)
 
 
 def _suffix(lives: Sequence[int]) -> int:

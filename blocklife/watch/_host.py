@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from blocklife.errors import CapacityError
-from blocklife.ledger import Completion, Ledger, Result, Worker
+from blocklife.ledger import Completion, Ledger, Placement, Result, Worker
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer, Jobs, Planned, Storable, Store
 from blocklife.ledger.records import JobId
 from blocklife.states import Slot, SlotLife
@@ -189,12 +189,12 @@ class Filing:
                 lives = [blocks.life(piece.block) for piece, _ in own]
                 if len(order) == len(own):  # the ledger takes the slot's key as that of its only block
                     keys = [blocks.key(piece.block) or b"" for piece, _ in own]
-                    self._evict([slot for key in keys for slot in self._ledger.find_slots([key], group)])  # older ones
+                    self._evict([slot for key in keys for slot in self._ledger.slots.prefix([key], group)])  # older ones
                 else:
                     keys = [self._name() for _ in order]
                 transfers.append(GroupTransfer[Storable](Batch(lives, group), order, keys, places))
             stores.append(Store(owner, transfers))
-        return self._submitted(self._ledger.plan_stores(stores))
+        return self._submitted(self._ledger.plan_store(*stores))
 
     def load(self, request: str, pieces: Sequence[CopyPiece], slots: Sequence[int]) -> tuple[JobId, ...]:
         """Plan and submit a load into allocated blocks. A slot is READY, or EMPTY: then its content is taken as given."""
@@ -211,7 +211,7 @@ class Filing:
             names = [named[slot] if self._size == 1 else named[slot] + b".%d" % piece.offset for piece, slot in own]
             lives = [blocks.life(piece.block) for piece, _ in own]
             transfers.append(GroupTransfer[Allocated](Batch(lives, group), order, keys, places, names))
-        return self._submitted(self._ledger.plan_group_load(request, transfers))
+        return self._submitted(self._ledger.plan_load(request, *transfers))
 
     def _submitted(self, jobs: Jobs[Planned]) -> tuple[JobId, ...]:
         self._ledger.submit(jobs)
@@ -236,8 +236,10 @@ class Filing:
             ledger.finish(name)
         ledger.add_request(name)
         key = self._name()
-        source: Batch[Storable] = ledger.seal(ledger.observe_allocate(name, [self._anchors[group]], group), [key])
-        jobs = ledger.plan_stores([Store(None, [GroupTransfer(source, [slot], [key], [slot * self._size])])])
+        source: Batch[Storable] = ledger.seal(
+            ledger.observe_place(name, [Placement(group, allocated=[self._anchors[group]])])[0], [key]
+        )
+        jobs = ledger.plan_store(Store(None, [GroupTransfer(source, [slot], [key], [slot * self._size])]))
         ledger.submit(jobs)
         for worker in range(self._num_workers):
             self.complete(jobs.ids[0], worker)

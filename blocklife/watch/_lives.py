@@ -13,7 +13,7 @@ from typing import Protocol
 
 from attrs import define, field
 
-from blocklife.ledger import Ledger
+from blocklife.ledger import Ledger, Placement
 from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, LAST_EPOCH, NULL
 from blocklife.ledger.jobs import Allocated, Batch
 from blocklife.states import BLANK, Block, BlockLife, Request
@@ -148,14 +148,14 @@ class LedgerLives:
     def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
         """As `FollowedLives` says."""
         self._lend_row(holder)
-        self._ledger.observe_allocate(holder.row, blocks, group)
+        self._ledger.observe_place(holder.row, [Placement(group, allocated=blocks)])
         self._place(holder, blocks, group)
 
     def take(self, holder: Holder, blocks: Sequence[int]) -> None:
         """As `FollowedLives` says."""
         self._lend_row(holder)
         for group, own in self._by_group(blocks).items():
-            self._ledger.observe_take(holder.row, own, group)
+            self._ledger.observe_place(holder.row, [Placement(group, taken=own)])
             self._place(holder, own, group)
 
     def release(self, holder: Holder, blocks: Sequence[int]) -> None:
@@ -195,7 +195,7 @@ class LedgerLives:
 
     def _leave_row(self, holder: Holder) -> None:
         """Finish the ledger's request, or keep it for the next holder if it can be reused."""
-        as_new = max(holder.lengths) <= SHORT and self._ledger.request_state(holder.row) is Request.WAITING
+        as_new = max(holder.lengths) <= SHORT and self._ledger.requests.state(holder.row) is Request.WAITING
         if as_new and len(self._idle) < _IDLE:
             self._idle.append((holder.row, holder.lengths))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, field
 from engine import BLOCK, Copy, Engine
 
-from blocklife.ledger import Batch, Completion, JobId, Ledger, Result, Worker
+from blocklife.ledger import Batch, Completion, JobId, Ledger, Placement, Result, Store, Worker
 from blocklife.ledger.jobs import Sealed
 
 
@@ -31,19 +31,21 @@ class Watch:
                 self.ledger.add_request(name)
                 self.ledger.admit(name)
                 self.sealed[name] = 0
-            self.ledger.observe_allocate(name, blocks)
+            self.ledger.observe_place(name, [Placement(allocated=blocks)])
         self.engine.settle()
         for name, start in self.sealed.items():
             request = self.engine.requests[name]
             self.sealed[name] = full = request.computed // BLOCK
-            lives = [self.ledger.life(block) for block in request.blocks[start:full]]
+            lives = [self.ledger.blocks.life(block) for block in request.blocks[start:full]]
             self.ledger.seal(Batch(lives), [request.text(at).encode() for at in range(start, full)])
         plan = self.ledger.dispatch(self.now)
         self.ledger.settle(plan.number, self.now)
 
     def _store(self, copy: Copy) -> None:
-        source: Batch[Sealed] = Batch([self.ledger.life(copy.block)])
-        [self.jobs[copy.number]] = self.ledger.plan_store(source, [copy.slot], [copy.text.encode()], owner=copy.owner).ids
+        source: Batch[Sealed] = Batch([self.ledger.blocks.life(copy.block)])
+        [self.jobs[copy.number]] = self.ledger.plan_store(
+            Store.of(source, [copy.slot], [copy.text.encode()], owner=copy.owner)
+        ).ids
 
     def land(self, number: int) -> None:
         self.engine.land(number)

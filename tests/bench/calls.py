@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 from attrs import define
 
 import blocklife
-from blocklife.ledger import Completion, Ledger, Limits, Result, Worker
+from blocklife.ledger import Completion, Ledger, Limits, Result, Store, Worker
 from blocklife.offload import Geometry, HostTier, OffloadScheduler
 from tests.bench import Figure, Scale
 
@@ -80,7 +80,7 @@ def walks() -> dict[str, Walk]:
     ledger.admit("a")
     opened = walked(found["allocate"], ledger.allocate, "a", 1)
     final = walked(found["seal"], ledger.seal, opened, [b"k"])
-    walked(found["plan_store"], ledger.plan_store, final, [0], [b"k"], owner="a")
+    walked(found["plan_store"], ledger.plan_store, Store.of(final, [0], [b"k"], owner="a"))
     plan = walked(found["dispatch"], ledger.dispatch, 0.0)
     landed = [Completion(each.job, Worker(0), Result.OK) for each in plan.stores]
     walked(found["settle"], ledger.settle, plan.number, 0.0, completions=landed)

@@ -80,7 +80,7 @@ class World:
         for slot in slots:
             self.offload.stores.suffix[slot] = 1
         final = self.sealed(keys)
-        self.ledger.plan_store(final, slots, keys)
+        self.ledger.plan_store(Store.of(final, slots, keys))
         self.step(lands=True)
         self.ledger.finish("filler")
         self.ledger.drop(final.lives)
@@ -90,7 +90,7 @@ class World:
         keys = _keys("filler", 0, count)
         final = self.sealed(keys)
         for at, key in enumerate(keys):
-            self.ledger.plan_store(Batch(final.lives[at : at + 1]), [at], [key], owner="filler")
+            self.ledger.plan_store(Store.of(Batch(final.lives[at : at + 1]), [at], [key], owner="filler"))
         self.ledger.settle(self.ledger.dispatch(0.0).number, 0.0)
 
 
@@ -138,7 +138,7 @@ def _behind_fence(size: int) -> Act:
 def _submitted(size: int) -> Act:
     made = World(blocks=size, slots=size, jobs=size)
     made.copying(size)
-    return made.ledger.submitted
+    return made.ledger.jobs.submitted
 
 
 def _running(size: int) -> Act:
@@ -183,7 +183,7 @@ def _round_trip(size: int) -> Act:
         transfers = [
             GroupTransfer(Batch[Sealed]([life]), [slot], [key]) for life, slot, key in zip(lives, slots, names, strict=True)
         ]
-        ledger.plan_stores([Store("a", [each]) for each in transfers])
+        ledger.plan_store(*[Store("a", [each]) for each in transfers])
         first = ledger.dispatch(0.0)
         jobs = [each.job for each in first.stores]
         ledger.flush(Jobs(tuple(jobs)), "all of them")

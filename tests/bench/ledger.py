@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from blocklife.ledger import Batch, Completion, Contract, Ledger, Limits, Result, Worker
+from blocklife.ledger import Batch, Completion, Contract, Ledger, Limits, Result, Store, Worker
 from blocklife.ledger.jobs import Allocated
 from tests.bench import Figure, Scale, nanoseconds
 from tests.bench.lifecycle import bytes_each
@@ -75,7 +75,7 @@ def cached_ledger(num_blocks: int) -> tuple[Ledger, list[int]]:
     ledger.add_request("maker")
     made = ledger.allocate("maker", num_blocks)
     ledger.seal(made, [number.to_bytes(8, "little") for number in range(num_blocks)])
-    lives = ledger.table("maker")
+    lives = ledger.requests.table("maker")
     ledger.finish("maker")
     ledger.add_request("reader")
     return ledger, lives
@@ -121,7 +121,7 @@ def store_and_evict(size: int) -> Callable[[int], None]:
 
     def loop(number: int) -> None:
         for _ in range(number):
-            job = ledger.plan_store(chosen, slots, keys).ids[0]
+            job = ledger.plan_store(Store.of(chosen, slots, keys)).ids[0]
             plan = ledger.dispatch(0)
             ledger.settle(plan.number, 0, completions=[Completion(job, Worker(0), Result.OK)])
             ledger.evict(slots)

@@ -42,7 +42,7 @@ class LoadingWorld:
 
     def leave(self, name: str) -> None:
         """A request ends, and what it leaves on the device is forgotten."""
-        lives = [life for group in (0, 1) for life in self.ledger.table(name, group) if life]
+        lives = [life for group in (0, 1) for life in self.ledger.requests.table(name, group) if life]
         self.offload.finish(name)
         self.ledger.drop([life for life in lives if self.ledger.blocks.of(life) is Block.CACHED])
 

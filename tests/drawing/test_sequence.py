@@ -36,6 +36,7 @@ from blocklife.drawing._text_width import prose_width
 from blocklife.drawing._theme import Theme
 from blocklife.engines.toy._replay import Replay, ReplayOptions
 from blocklife.engines.toy._workload import generate_workload
+from blocklife.ledger import GroupTransfer, Store
 from blocklife.recording import Recorder
 from blocklife.recording._lives import Lives, RecordedStep
 from blocklife.recording._reading import open_recording
@@ -169,7 +170,7 @@ def test_diagram_of_a_job_tells_what_others_did_to_its_places(tmp_path: Path) ->
         ledger.add_request("a")
         ledger.admit("a")
         blocks = ledger.allocate("a", 2)
-        (job,) = ledger.plan_store(blocks, [0, 1], keys("x", "y")).ids
+        (job,) = ledger.plan_store(Store.of(blocks, [0, 1], keys("x", "y"))).ids
         ledger.seal(blocks, keys("x", "y"))
         ledger.dispatch(0.0)
         ledger.finish("a")
@@ -226,7 +227,7 @@ def test_diagram_tells_what_happened_elsewhere_where_that_is_the_cause(tmp_path:
         ledger.drop(source.lives)
         ready(ledger)
         ledger.add_request("b")
-        (job,) = ledger.plan_load("b", ledger.allocate("b", 1), [0]).ids
+        (job,) = ledger.plan_load("b", GroupTransfer(ledger.allocate("b", 1), [0])).ids
         ledger.dispatch(0.0)
         ledger.finish("b")
     with open_recording(str(path)) as recording:

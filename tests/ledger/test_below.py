@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Completion, Direction, JobId, Jobs, Result, TierTransfer, Worker
+from blocklife.ledger import Completion, Direction, GroupTransfer, JobId, Jobs, Result, TierTransfer, Worker
 from blocklife.ledger.invariants import check
 from blocklife.states import Job, Slot
 from tests.worlds import in_flight, keys, make_ledger, ready, refuses, report
@@ -38,7 +38,7 @@ def test_slot_read_by_several_copies_is_free_after_the_last() -> None:
     ledger = make_ledger()
     ready(ledger)
     ledger.add_request("w")
-    load = ledger.plan_load("w", ledger.allocate("w", 1), [0]).ids[0]
+    load = ledger.plan_load("w", GroupTransfer(ledger.allocate("w", 1), [0])).ids[0]
     down = ledger.plan_demotion([0]).ids[0]
     ledger.pin("me", [0])
     plan = ledger.dispatch(0.0)
@@ -46,9 +46,9 @@ def test_slot_read_by_several_copies_is_free_after_the_last() -> None:
     ledger.unpin("me", [0])
     ledger.settle(plan.number, 0.0, completions=[report(load)])
 
-    assert ledger.slots.at(0) is Slot.STALE
+    assert ledger.slots.state(0) is Slot.STALE
     ledger.complete(report(down))
-    assert (ledger.slots.at(0), ledger.job_state(down)) == (Slot.EMPTY, Job.CANCELLED)
+    assert (ledger.slots.state(0), ledger.jobs.state(down)) == (Slot.EMPTY, Job.CANCELLED)
     assert check(ledger) == []
 
 
@@ -60,9 +60,9 @@ def test_store_that_lands_first_wins_over_a_promotion() -> None:
     ledger.complete(report(stored))
     ledger.complete(report(up))
 
-    assert (ledger.slots.at(0), ledger.slots.at(1)) == (Slot.READY, Slot.EMPTY)
-    assert ledger.find_slots(keys("k")) == [0]
-    assert ledger.job_state(up) is Job.DONE
+    assert (ledger.slots.state(0), ledger.slots.state(1)) == (Slot.READY, Slot.EMPTY)
+    assert ledger.slots.prefix(keys("k")) == [0]
+    assert ledger.jobs.state(up) is Job.DONE
     assert check(ledger) == []
 
 
@@ -73,8 +73,8 @@ def test_promotion_that_brings_nothing_is_done() -> None:
     ledger.dispatch(0.0)
     ledger.complete(Completion(job, Worker(0), Result.OK, (1, 0)))
 
-    assert (ledger.job_state(job), ledger.slots.at(0), ledger.slots.at(1)) == (Job.DONE, Slot.EMPTY, Slot.EMPTY)
-    assert ledger.moved["PROMOTE"] == 0
+    assert (ledger.jobs.state(job), ledger.slots.state(0), ledger.slots.state(1)) == (Job.DONE, Slot.EMPTY, Slot.EMPTY)
+    assert ledger.counts.moved["PROMOTE"] == 0
 
 
 def test_lost_worker_fails_what_it_had() -> None:
@@ -85,7 +85,7 @@ def test_lost_worker_fails_what_it_had() -> None:
     ledger.complete(report(job))
     ledger.lose(Worker(1))
 
-    assert (ledger.job_state(job), ledger.slots.at(0)) == (Job.FAILED, Slot.EMPTY)
+    assert (ledger.jobs.state(job), ledger.slots.state(0)) == (Job.FAILED, Slot.EMPTY)
 
 
 @pytest.mark.parametrize("direction", ["plan_demotion", "plan_promotion"])
@@ -151,8 +151,8 @@ def test_device_copies_alone_are_waited_for_on_request() -> None:
     down = ledger.plan_demotion([0]).ids[0]
     ledger.dispatch(0.0)
 
-    assert ledger.submitted().ids == (stored, down)
-    assert ledger.submitted(on_device=True).ids == (stored,)
+    assert ledger.jobs.submitted().ids == (stored, down)
+    assert ledger.jobs.submitted(on_device=True).ids == (stored,)
 
 
 def test_transfer_of_a_job_below_has_no_blocks() -> None:
@@ -173,10 +173,10 @@ def test_forgetting_the_host_gives_up_both_directions() -> None:
     ready(ledger)
     down, up = ledger.plan_demotion([0]).ids[0], ledger.plan_promotion([1], keys("p")).ids[0]
     ledger.dispatch(0.0)
-    ledger.forget_host()
+    ledger.reset(device=False)
 
-    assert [ledger.job_state(job) for job in (down, up)] == [Job.UNWANTED] * 2
-    assert [ledger.slots.at(slot) for slot in (0, 1)] == [Slot.STALE, Slot.WRITING]
+    assert [ledger.jobs.state(job) for job in (down, up)] == [Job.UNWANTED] * 2
+    assert [ledger.slots.state(slot) for slot in (0, 1)] == [Slot.STALE, Slot.WRITING]
 
 
 def test_job_whose_row_is_used_again_leaves_no_space_behind() -> None:
@@ -198,5 +198,5 @@ def test_reset_of_the_device_leaves_them_alone() -> None:
     down, up = ledger.plan_demotion([0]).ids[0], ledger.plan_promotion([1], keys("p")).ids[0]
     ledger.reset(host=False)
 
-    assert [ledger.job_state(job) for job in (down, up)] == [Job.PLANNED] * 2
-    assert ledger.find_slots(keys("k")) == [0]
+    assert [ledger.jobs.state(job) for job in (down, up)] == [Job.PLANNED] * 2
+    assert ledger.slots.prefix(keys("k")) == [0]

@@ -17,7 +17,7 @@ from attrs import evolve
 from blocklife.core import _tables as tables
 from blocklife.core._tables import EFFECTS, MOST_EFFECTS, RULES
 from blocklife.errors import DefinitionError
-from blocklife.ledger import Completion, Jobs, Ledger, Result
+from blocklife.ledger import Completion, GroupTransfer, Jobs, Ledger, Result, Store
 from blocklife.ledger.jobs import Planned
 from blocklife.states import COUPLINGS, Coupling, Job
 from blocklife.testing.mutants._planting import effect_mutants, places_of, planted
@@ -54,7 +54,7 @@ def _stored(ledger: Ledger) -> Jobs[Planned]:
 def _loads(ledger: Ledger, *, submit: bool = True) -> Jobs[Planned]:
     ready(ledger)
     ledger.add_request("w")
-    jobs = ledger.plan_load("w", ledger.allocate("w", 1), [0])
+    jobs = ledger.plan_load("w", GroupTransfer(ledger.allocate("w", 1), [0]))
     if submit:
         _step(ledger)
     return jobs
@@ -64,7 +64,7 @@ def _loads_behind_a_fence(ledger: Ledger) -> Jobs[Planned]:
     """Of four blocks one is left: the load fills one that a store still reads, of which no report comes."""
     ledger.allocate("a", 4)
     target, _ = behind_fence(ledger)
-    return ledger.plan_load("b", target, [0])
+    return ledger.plan_load("b", GroupTransfer(target, [0]))
 
 
 def _demotes(ledger: Ledger) -> Jobs[Planned]:
@@ -121,7 +121,7 @@ def _ends_unwanted(plan: Callable[[Ledger], Jobs[Planned]]) -> Story:
 
 
 def _ends_a_life(ledger: Ledger) -> None:
-    ledger.plan_store(ledger.allocate("a", 1), [0], keys("k"))
+    ledger.plan_store(Store.of(ledger.allocate("a", 1), [0], keys("k")))
     ledger.finish("a")
 
 

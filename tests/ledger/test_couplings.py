@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Batch, Completion, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Result, Worker
+from blocklife.ledger import (
+    Batch,
+    Completion,
+    Contract,
+    GroupTransfer,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    LedgerTransition,
+    Result,
+    Store,
+    Worker,
+)
 from blocklife.ledger.invariants import check
 from blocklife.states import COUPLINGS, MACHINES, Block, Job, Request, Slot
 from tests.worlds import BOTH, behind_fence, block_of, in_flight, keys, make_ledger, ready, refuses, report, sealed, store
@@ -44,7 +57,7 @@ def loading(ledger: Ledger, submit: bool = True) -> tuple[int, JobId]:
     ready(ledger)
     ledger.add_request("w")
     target = ledger.allocate("w", 1)
-    job = ledger.plan_load("w", target, [0]).ids[0]
+    job = ledger.plan_load("w", GroupTransfer(target, [0])).ids[0]
     if submit:
         ledger.settle(ledger.dispatch(0.0).number, 0.0, launched=[Launched(job, Worker(0))])
     return block_of(target), job
@@ -75,8 +88,8 @@ def test_life_ends_takes_the_planned_store_along(way: str) -> None:
     """Open content that is given up ends its life: the store that was planned for it is cancelled, its slot is empty."""
     ledger = make_ledger()
     batch = ledger.allocate("a", 1)
-    job = ledger.plan_store(batch, [0], keys("k")).ids[0]
-    life = ledger.life(1)
+    job = ledger.plan_store(Store.of(batch, [0], keys("k"))).ids[0]
+    life = ledger.blocks.life(1)
     ways: dict[str, Callable[[], object]] = {
         "finish": lambda: ledger.finish("a"),
         "preempt": lambda: ledger.preempt("a"),
@@ -85,10 +98,10 @@ def test_life_ends_takes_the_planned_store_along(way: str) -> None:
     }
     ways[way]()
 
-    assert ledger.job_state(job) is Job.CANCELLED
-    assert ledger.slots.at(0) is Slot.EMPTY
-    assert (ledger.blocks.at(1), ledger.blocks.pins(1)) == (Block.FREED, 0)
-    assert ledger.life(1) != life
+    assert ledger.jobs.state(job) is Job.CANCELLED
+    assert ledger.slots.state(0) is Slot.EMPTY
+    assert (ledger.blocks.state(1), ledger.blocks.pins(1)) == (Block.FREED, 0)
+    assert ledger.blocks.life(1) != life
 
 
 def test_life_ends_by_a_hand_out_cancels_the_store_of_both_blocks() -> None:
@@ -100,23 +113,23 @@ def test_life_ends_by_a_hand_out_cancels_the_store_of_both_blocks() -> None:
     ledger.add_request("b")
     ledger.allocate("b", 1)
 
-    assert ledger.job_state(job) is Job.CANCELLED
-    assert [ledger.blocks.at(place) for place in (1, 2)] == [Block.ALLOCATED, Block.CACHED]
+    assert ledger.jobs.state(job) is Job.CANCELLED
+    assert [ledger.blocks.state(place) for place in (1, 2)] == [Block.ALLOCATED, Block.CACHED]
     assert [ledger.blocks.pins(place) for place in range(3)] == [0, 0, 0]
-    assert ledger.find_blocks(keys("k0")) == []
-    assert ledger.find_blocks(keys("k1")) == [ledger.life(2)]
+    assert ledger.blocks.prefix(keys("k0")) == []
+    assert ledger.blocks.prefix(keys("k1")) == [ledger.blocks.life(2)]
 
 
 def test_life_ends_not_when_the_last_holder_of_final_content_lets_go() -> None:
     """A released block that nobody else got keeps its life, and its planned store."""
     ledger = make_ledger()
     block, job = planned(ledger)
-    life = ledger.life(block)
+    life = ledger.blocks.life(block)
     ledger.finish("a")
 
-    assert ledger.job_state(job) is Job.PLANNED
-    assert ledger.life(block) == life
-    assert ledger.find_blocks(keys("k")) == [life]
+    assert ledger.jobs.state(job) is Job.PLANNED
+    assert ledger.blocks.life(block) == life
+    assert ledger.blocks.prefix(keys("k")) == [life]
 
 
 # --- hand-out-flushes ---------------------------------------------------------------------------------------------------
@@ -134,8 +147,8 @@ def test_hand_out_flushes_the_copy_in_the_same_plan(again: bool) -> None:
         target = ledger.allocate("c", 1)
         assert plan.flushes == (job,)
 
-    assert ledger.blocks.at(block_of(target)) is Block.FLUSHED
-    assert ledger.job_state(job) is Job.AWAITED
+    assert ledger.blocks.state(block_of(target)) is Block.FLUSHED
+    assert ledger.jobs.state(job) is Job.AWAITED
     assert ledger.dispatch(0.0).flushes == (job,)
 
 
@@ -146,7 +159,7 @@ def test_hand_out_flushes_not_what_nobody_handed_out() -> None:
     ledger.acquire("b", source.lives)
     ledger.allocate("b", 1)
 
-    assert ledger.job_state(job) is Job.IN_FLIGHT
+    assert ledger.jobs.state(job) is Job.IN_FLIGHT
     assert ledger.dispatch(0.0).flushes == ()
 
 
@@ -161,8 +174,8 @@ def test_store_planned_moves_block_and_slot() -> None:
 
     assert story == ["block.plan_store", "slot.reserve"]
     assert ledger.blocks.pins(1) == 1
-    assert ledger.slots.at(0) is Slot.WRITING
-    assert ledger.find_slots(keys("k")) == []
+    assert ledger.slots.state(0) is Slot.WRITING
+    assert ledger.slots.prefix(keys("k")) == []
 
 
 def test_store_planned_not_if_one_side_refuses() -> None:
@@ -183,12 +196,12 @@ def test_load_planned_moves_block_slot_and_request() -> None:
     ready(ledger)
     ledger.add_request("w")
     target = ledger.allocate("w", 1)
-    story = Story(ledger)(lambda: ledger.plan_load("w", target, [0]))
+    story = Story(ledger)(lambda: ledger.plan_load("w", GroupTransfer(target, [0])))
     block = block_of(target)
 
     assert story == ["block.plan_load", "slot.pin", "request.plan_load"]
     assert (ledger.blocks.pins(block), ledger.blocks.writes(block), ledger.slots.pins(0)) == (1, 1, 1)
-    assert ledger.request_state("w") is Request.LOADING
+    assert ledger.requests.state("w") is Request.LOADING
 
 
 def test_load_planned_not_if_one_side_refuses() -> None:
@@ -198,10 +211,10 @@ def test_load_planned_not_if_one_side_refuses() -> None:
     ledger.add_request("w")
     target = ledger.allocate("w", 1)
     with pytest.raises(Exception, match="slot 0: cannot PIN while WRITING"):
-        ledger.plan_load("w", target, [0])
+        ledger.plan_load("w", GroupTransfer(target, [0]))
 
-    assert ledger.blocks.at(block_of(target)) is Block.ALLOCATED
-    assert ledger.request_state("w") is Request.WAITING
+    assert ledger.blocks.state(block_of(target)) is Block.ALLOCATED
+    assert ledger.requests.state("w") is Request.WAITING
 
 
 def test_submitted_moves_the_living_sources() -> None:
@@ -211,19 +224,19 @@ def test_submitted_moves_the_living_sources() -> None:
     story = Story(ledger)(lambda: ledger.dispatch(0.0))
 
     assert story == ["job.submit", "block.submit"]
-    assert ledger.blocks.at(block) is Block.IN_FLIGHT
+    assert ledger.blocks.state(block) is Block.IN_FLIGHT
 
 
 def test_submitted_not_while_the_content_is_open() -> None:
     """A pledged block holds its whole job back."""
     ledger = make_ledger()
     batch = ledger.allocate("a", 2)
-    job = ledger.plan_store(batch, [0, 1], keys("k0", "k1")).ids[0]
+    job = ledger.plan_store(Store.of(batch, [0, 1], keys("k0", "k1"))).ids[0]
     ledger.seal(Batch(batch.lives[:1]), keys("k0"))
     story = Story(ledger)(lambda: ledger.dispatch(0.0))
 
     assert story == []
-    assert ledger.job_state(job) is Job.PLANNED
+    assert ledger.jobs.state(job) is Job.PLANNED
 
 
 # --- ends of stores -----------------------------------------------------------------------------------------------------
@@ -239,9 +252,9 @@ def test_store_cancelled_leaves_no_trace(holder: bool) -> None:
     story = Story(ledger)(lambda: ledger.cancel(anyhow(job)))
 
     assert story == ["job.cancel", "block.cancel", "slot.cancel"]
-    assert ledger.blocks.at(block) is (Block.SEALED if holder else Block.CACHED)
-    assert (ledger.slots.at(0), ledger.blocks.pins(block)) == (Slot.EMPTY, 0)
-    ledger.plan_store(Batch([ledger.life(block)]), [0], keys("k"))
+    assert ledger.blocks.state(block) is (Block.SEALED if holder else Block.CACHED)
+    assert (ledger.slots.state(0), ledger.blocks.pins(block)) == (Slot.EMPTY, 0)
+    ledger.plan_store(Store.of(Batch([ledger.blocks.life(block)]), [0], keys("k")))
 
 
 def test_store_cancelled_not_once_submitted() -> None:
@@ -254,7 +267,7 @@ def test_store_cancelled_not_once_submitted() -> None:
 
     assert story == ["job.abandon"]
     assert ledger.blocks.pins(block_of(source)) == 1
-    assert ledger.slots.at(0) is Slot.WRITING
+    assert ledger.slots.state(0) is Slot.WRITING
 
 
 ENDS: dict[str, tuple[Callable[[Ledger, JobId], object], Job]] = {
@@ -274,9 +287,9 @@ def test_store_ended_unpins_and_publishes_only_what_is_done(end: str) -> None:
     story = Story(ledger)(lambda: act(ledger, job))
 
     assert story[-3:] == [story[-3], "block.land", "slot.land"]
-    assert ledger.job_state(job) is verdict
-    assert ledger.blocks.at(block_of(source)) is Block.SEALED
-    assert ledger.slots.at(0) is (Slot.READY if verdict is Job.DONE else Slot.EMPTY)
+    assert ledger.jobs.state(job) is verdict
+    assert ledger.blocks.state(block_of(source)) is Block.SEALED
+    assert ledger.slots.state(0) is (Slot.READY if verdict is Job.DONE else Slot.EMPTY)
 
 
 def test_store_ended_not_before_the_last_worker() -> None:
@@ -286,8 +299,8 @@ def test_store_ended_not_before_the_last_worker() -> None:
     story = Story(ledger)(lambda: ledger.complete(report(job)))
 
     assert story == ["job.finish"]
-    assert ledger.blocks.at(block_of(source)) is Block.IN_FLIGHT
-    assert ledger.slots.at(0) is Slot.WRITING
+    assert ledger.blocks.state(block_of(source)) is Block.IN_FLIGHT
+    assert ledger.slots.state(0) is Slot.WRITING
 
 
 @pytest.mark.parametrize("holder", [True, False], ids=["held", "let go"])
@@ -302,8 +315,8 @@ def test_store_expired_leaves_both_ends_overdue(holder: bool) -> None:
     block = block_of(source)
 
     assert story == ["job.expire", "block.expire", "slot.expire"]
-    assert ledger.blocks.at(block) is (Block.IN_FLIGHT if holder else Block.QUARANTINED)
-    assert (ledger.blocks.overdue(block), ledger.slots.at(0)) == (1, Slot.QUARANTINED)
+    assert ledger.blocks.state(block) is (Block.IN_FLIGHT if holder else Block.QUARANTINED)
+    assert (ledger.blocks.overdue(block), ledger.slots.state(0)) == (1, Slot.QUARANTINED)
 
 
 def test_store_expired_not_without_a_deadline() -> None:
@@ -313,7 +326,7 @@ def test_store_expired_not_without_a_deadline() -> None:
     story = Story(ledger)(lambda: ledger.expire(1e9))
 
     assert story == []
-    assert ledger.job_state(job) is Job.IN_FLIGHT
+    assert ledger.jobs.state(job) is Job.IN_FLIGHT
 
 
 # --- ends of loads ------------------------------------------------------------------------------------------------------
@@ -333,8 +346,8 @@ def test_load_cancelled_frees_its_target_at_once(way: str) -> None:
 
     start = story.index("job.cancel")
     assert story[start : start + 3] == ["job.cancel", "block.land", "slot.unpin"]
-    assert ledger.job_state(job) is Job.CANCELLED
-    assert ledger.blocks.at(block) is Block.FREED
+    assert ledger.jobs.state(job) is Job.CANCELLED
+    assert ledger.blocks.state(block) is Block.FREED
     assert ledger.slots.pins(0) == 0
 
 
@@ -346,7 +359,7 @@ def test_load_cancelled_not_while_its_request_wants_it() -> None:
         with pytest.raises(Exception, match="a load is given up with its request"):
             verb(anyhow(job))
 
-    assert ledger.request_state("w") is Request.LOADING
+    assert ledger.requests.state("w") is Request.LOADING
 
 
 def test_load_done_seals_unpins_and_wakes() -> None:
@@ -356,8 +369,8 @@ def test_load_done_seals_unpins_and_wakes() -> None:
     story = Story(ledger)(lambda: ledger.complete(report(job)))
 
     assert story == ["job.finish", "block.land", "slot.unpin", "request.loaded"]
-    assert ledger.blocks.at(block) is Block.SEALED
-    assert ledger.request_state("w") is Request.RUNNING
+    assert ledger.blocks.state(block) is Block.SEALED
+    assert ledger.requests.state("w") is Request.RUNNING
 
 
 def test_load_done_not_while_a_worker_is_missing() -> None:
@@ -367,8 +380,8 @@ def test_load_done_not_while_a_worker_is_missing() -> None:
     story = Story(ledger)(lambda: ledger.complete(report(job)))
 
     assert story == ["job.finish"]
-    assert ledger.blocks.at(block) is Block.LOADING
-    assert ledger.request_state("w") is Request.LOADING
+    assert ledger.blocks.state(block) is Block.LOADING
+    assert ledger.requests.state("w") is Request.LOADING
 
 
 def test_load_failed_drops_its_key_and_gives_everything_up() -> None:
@@ -379,10 +392,10 @@ def test_load_failed_drops_its_key_and_gives_everything_up() -> None:
     story = Story(ledger)(lambda: ledger.complete(report(job, Result.FAILED)))
 
     assert story == ["job.finish", "block.land", "slot.drop", "slot.unpin", "block.release", "request.load_failed"]
-    assert ledger.blocks.at(block) is Block.FREED
-    assert ledger.slots.at(0) is Slot.EMPTY
-    assert ledger.request_state("w") is Request.WAITING
-    assert ledger.table("w") == []
+    assert ledger.blocks.state(block) is Block.FREED
+    assert ledger.slots.state(0) is Slot.EMPTY
+    assert ledger.requests.state("w") is Request.WAITING
+    assert ledger.requests.table("w") == []
 
 
 def test_load_failed_not_for_a_request_that_has_another_load() -> None:
@@ -391,13 +404,13 @@ def test_load_failed_not_for_a_request_that_has_another_load() -> None:
     _, old = loading(ledger)
     ledger.preempt("w")
     target = ledger.allocate("w", 1)
-    new = ledger.plan_load("w", target, [0]).ids[0]
+    new = ledger.plan_load("w", GroupTransfer(target, [0])).ids[0]
     ledger.complete(report(old, Result.FAILED))
 
-    assert ledger.job_state(old) is Job.CANCELLED
-    assert ledger.job_state(new) is Job.PLANNED
-    assert ledger.request_state("w") is Request.LOADING
-    assert ledger.slots.at(0) is Slot.READY
+    assert ledger.jobs.state(old) is Job.CANCELLED
+    assert ledger.jobs.state(new) is Job.PLANNED
+    assert ledger.requests.state("w") is Request.LOADING
+    assert ledger.slots.state(0) is Slot.READY
 
 
 def test_load_abandoned_only_lets_go_of_places() -> None:
@@ -406,13 +419,13 @@ def test_load_abandoned_only_lets_go_of_places() -> None:
         ledger = make_ledger()
         block, job = loading(ledger)
         ledger.preempt("w")
-        between = ledger.blocks.at(block)
+        between = ledger.blocks.state(block)
         story = Story(ledger)(lambda ledger=ledger, job=job, result=result: ledger.complete(report(job, result)))  # type: ignore[misc]
 
         assert between is Block.STALE
         assert story == ["job.finish", "block.land", "slot.unpin"]
-        assert ledger.blocks.at(block) is Block.FREED
-        assert ledger.find_slots(keys("k")) == [0]
+        assert ledger.blocks.state(block) is Block.FREED
+        assert ledger.slots.prefix(keys("k")) == [0]
 
 
 def test_load_abandoned_not_before_it_lands() -> None:
@@ -424,7 +437,7 @@ def test_load_abandoned_not_before_it_lands() -> None:
         with pytest.raises(Exception, match="2 blocks wanted, 1 is free"):
             ledger.allocate("a", 2)
 
-        assert ledger.blocks.at(block) is Block.STALE
+        assert ledger.blocks.state(block) is Block.STALE
 
 
 def test_load_expired_wakes_its_request_and_keeps_its_places() -> None:
@@ -432,12 +445,12 @@ def test_load_expired_wakes_its_request_and_keeps_its_places() -> None:
     ledger = make_ledger(deadline=8.0)
     block, job = loading(ledger)
     story = Story(ledger)(lambda: ledger.expire(8.0))
-    between = ledger.blocks.at(block), ledger.slots.at(0), ledger.request_state("w"), ledger.find_slots(keys("k"))
+    between = ledger.blocks.state(block), ledger.slots.state(0), ledger.requests.state("w"), ledger.slots.prefix(keys("k"))
     ledger.quiesce(anyhow(job))
 
     assert story == ["job.expire", "block.expire", "slot.drop", "request.load_failed"]
     assert between == (Block.QUARANTINED, Slot.STALE, Request.WAITING, [])
-    assert (ledger.blocks.at(block), ledger.slots.at(0)) == (Block.FREED, Slot.EMPTY)
+    assert (ledger.blocks.state(block), ledger.slots.state(0)) == (Block.FREED, Slot.EMPTY)
 
 
 def test_load_expired_not_heard_by_a_request_that_gave_it_up() -> None:
@@ -448,8 +461,8 @@ def test_load_expired_not_heard_by_a_request_that_gave_it_up() -> None:
     ledger.admit("w")
     ledger.expire(8.0)
 
-    assert ledger.request_state("w") is Request.RUNNING
-    assert ledger.blocks.at(block) is Block.QUARANTINED
+    assert ledger.requests.state("w") is Request.RUNNING
+    assert ledger.blocks.state(block) is Block.QUARANTINED
 
 
 # --- giving up ----------------------------------------------------------------------------------------------------------
@@ -463,8 +476,8 @@ def test_request_gives_up_its_load_before_its_blocks(way: str) -> None:
     story = Story(ledger)(lambda: getattr(ledger, way)("w"))
 
     assert story == ["job.abandon", "block.release", f"request.{way}"]
-    assert ledger.job_state(job) is Job.UNWANTED
-    assert ledger.blocks.at(block) is Block.STALE
+    assert ledger.jobs.state(job) is Job.UNWANTED
+    assert ledger.blocks.state(block) is Block.STALE
 
 
 def test_request_gives_up_not_its_stores() -> None:
@@ -472,11 +485,11 @@ def test_request_gives_up_not_its_stores() -> None:
     ledger = make_ledger()
     _, job = in_flight(ledger)
     ledger.finish("a")
-    between = ledger.job_state(job)
+    between = ledger.jobs.state(job)
     ledger.complete(report(job))
 
     assert between is Job.IN_FLIGHT
-    assert ledger.find_slots(keys("k")) == [0]
+    assert ledger.slots.prefix(keys("k")) == [0]
 
 
 # --- reset --------------------------------------------------------------------------------------------------------------
@@ -555,7 +568,7 @@ def test_demotion_planned_pins_its_slot() -> None:
     story = Story(ledger)(lambda: ledger.plan_demotion([0]))
 
     assert story == ["slot.pin"]
-    assert ledger.find_slots(keys("k")) == [0]
+    assert ledger.slots.prefix(keys("k")) == [0]
     with pytest.raises(MisuseError, match=r"job 1\.2"):
         ledger.evict([0])
 
@@ -576,9 +589,9 @@ def test_promotion_planned_reserves_its_slots() -> None:
     story = Story(ledger)(lambda: ledger.plan_promotion([1, 2], keys("p", "q")))
 
     assert story == ["slot.reserve"]
-    assert [ledger.slots.at(slot) for slot in (1, 2)] == [Slot.WRITING] * 2
+    assert [ledger.slots.state(slot) for slot in (1, 2)] == [Slot.WRITING] * 2
     assert ledger.slots.find(0, b"p") == 1
-    assert ledger.find_slots(keys("p")) == []
+    assert ledger.slots.prefix(keys("p")) == []
 
 
 @pytest.mark.parametrize("where", ["in use", "stored", "on its way"])
@@ -615,8 +628,8 @@ def test_demotion_cancelled_not_once_submitted() -> None:
         ledger.cancel(anyhow(job))
     ledger.reset()
 
-    assert ledger.job_state(job) is Job.UNWANTED
-    assert ledger.slots.at(0) is Slot.STALE
+    assert ledger.jobs.state(job) is Job.UNWANTED
+    assert ledger.slots.state(0) is Slot.STALE
 
 
 def test_promotion_cancelled_leaves_no_trace() -> None:
@@ -637,8 +650,8 @@ def test_promotion_cancelled_not_once_submitted() -> None:
         ledger.cancel(anyhow(job))
     ledger.reset()
 
-    assert ledger.job_state(job) is Job.UNWANTED
-    assert ledger.slots.at(1) is Slot.WRITING
+    assert ledger.jobs.state(job) is Job.UNWANTED
+    assert ledger.slots.state(1) is Slot.WRITING
     assert ledger.slots.find(0, b"p") is None
 
 
@@ -651,8 +664,8 @@ def test_demotion_ended_lets_go_and_keeps_the_content(end: str) -> None:
     story = Story(ledger)(lambda: act(ledger, job))
 
     assert story[-1] == "slot.unpin"
-    assert ledger.job_state(job) is verdict
-    assert ledger.find_slots(keys("k")) == [0]
+    assert ledger.jobs.state(job) is verdict
+    assert ledger.slots.prefix(keys("k")) == [0]
     ledger.evict([0])
 
 
@@ -664,7 +677,7 @@ def test_demotion_ended_not_before_the_last_worker(direction: str) -> None:
     story = Story(ledger)(lambda: ledger.complete(report(job)))
 
     assert story == ["job.finish"]
-    assert ledger.job_state(job) is Job.IN_FLIGHT
+    assert ledger.jobs.state(job) is Job.IN_FLIGHT
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -676,9 +689,9 @@ def test_promotion_ended_publishes_only_what_is_done(end: str) -> None:
     story = Story(ledger)(lambda: act(ledger, job))
 
     assert story[-1] == "slot.land"
-    assert ledger.job_state(job) is verdict
-    assert ledger.find_slots(keys("p", "q")) == ([1, 2] if verdict is Job.DONE else [])
-    assert ledger.slots.at(1) is (Slot.READY if verdict is Job.DONE else Slot.EMPTY)
+    assert ledger.jobs.state(job) is verdict
+    assert ledger.slots.prefix(keys("p", "q")) == ([1, 2] if verdict is Job.DONE else [])
+    assert ledger.slots.state(1) is (Slot.READY if verdict is Job.DONE else Slot.EMPTY)
 
 
 def test_promotion_ended_not_with_what_any_worker_misses() -> None:
@@ -689,10 +702,10 @@ def test_promotion_ended_not_with_what_any_worker_misses() -> None:
     ledger.restore(ledger.snapshot())
     ledger.complete(Completion(job, Worker(1), Result.OK))
 
-    assert ledger.job_state(job) is Job.DONE
-    assert [ledger.slots.at(slot) for slot in (1, 2)] == [Slot.EMPTY, Slot.READY]
-    assert (ledger.find_slots(keys("q")), ledger.slots.find(0, b"p")) == ([2], None)
-    assert ledger.moved["PROMOTE"] == 1
+    assert ledger.jobs.state(job) is Job.DONE
+    assert [ledger.slots.state(slot) for slot in (1, 2)] == [Slot.EMPTY, Slot.READY]
+    assert (ledger.slots.prefix(keys("q")), ledger.slots.find(0, b"p")) == ([2], None)
+    assert ledger.counts.moved["PROMOTE"] == 1
     assert check(ledger) == []
 
 
@@ -703,9 +716,9 @@ def test_promotion_expired_keeps_its_slots_out_of_reach() -> None:
     story = Story(ledger)(lambda: ledger.expire(8.0))
 
     assert story == ["job.expire", "slot.expire"]
-    assert ledger.slots.at(1) is Slot.QUARANTINED
+    assert ledger.slots.state(1) is Slot.QUARANTINED
     ledger.complete(report(job))
-    assert (ledger.job_state(job), ledger.slots.at(1)) == (Job.FAILED, Slot.EMPTY)
+    assert (ledger.jobs.state(job), ledger.slots.state(1)) == (Job.FAILED, Slot.EMPTY)
 
 
 def test_promotion_expired_not_for_a_demotion() -> None:
@@ -715,6 +728,6 @@ def test_promotion_expired_not_for_a_demotion() -> None:
     story = Story(ledger)(lambda: ledger.expire(8.0))
 
     assert story == ["job.expire"]
-    assert (ledger.job_state(job), ledger.find_slots(keys("k"))) == (Job.QUARANTINED, [0])
+    assert (ledger.jobs.state(job), ledger.slots.prefix(keys("k"))) == (Job.QUARANTINED, [0])
     ledger.complete(report(job))
     ledger.evict([0])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from blocklife.errors import MisuseError, RefusedError
-from blocklife.ledger import Contract, Direction, Ledger, LedgerMove, LedgerTransition, Refusal, block_of
+from blocklife.ledger import Contract, Direction, Ledger, LedgerMove, LedgerTransition, Refusal, Store, block_of
 from blocklife.ledger._journal import call
 from blocklife.lifecycle import Transition
 from blocklife.states import Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife
@@ -54,7 +54,7 @@ def test_record_of_jobs_names_who_they_are_made_for() -> None:
     plan = ledger.dispatch(0.0)
     with ledger.on(JobLife.finish) as heard:
         ledger.settle(plan.number, 0.0, completions=[report(each.ids[0]) for each in jobs])
-        orphan = ledger.submit(ledger.plan_store(sealed(ledger, "a", keys("z")), [3], keys("z"))).ids[0]
+        orphan = ledger.submit(ledger.plan_store(Store.of(sealed(ledger, "a", keys("z")), [3], keys("z")))).ids[0]
         ledger.complete(report(orphan))
 
     assert [(move.job, move.request, move.guard) for move in moves(heard.heard)] == [
@@ -68,14 +68,14 @@ class TwoVerbs:
     """A call made of several verbs, as those of a scheduler are."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger, self.calls = ledger, ledger.calls
+        self.ledger, self._calls = ledger, ledger._calls
 
     @call
     def hand_out_twice(self) -> None:
         """The same block for one group and, after its release, for another."""
         for group in (1, 0):
             self.ledger.allocate("a", 1, group)
-            self.ledger.release("a", [len(self.ledger.table("a", group)) - 1], group)
+            self.ledger.release("a", [len(self.ledger.requests.table("a", group)) - 1], group)
 
 
 def test_record_tells_what_was_so_when_its_verb_was_over() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from blocklife.core._couplings import name_block
-from blocklife.ledger import Batch, Contract, Launched, Ledger, Worker
+from blocklife.ledger import Batch, Contract, GroupTransfer, Launched, Ledger, Store, Worker
 from blocklife.ledger._ids import EPOCH_SHIFT, NULL
 from blocklife.ledger.invariants import INVARIANTS, Look, check
 from blocklife.states import Block, BlockLife, Job, JobLife, Request, RequestLife, Slot, SlotLife
@@ -30,10 +30,10 @@ def busy(contract: Contract = Contract.FENCE) -> Ledger:
     ledger.expire(100.0)
     held(ledger, "a")  # block 4 ALLOCATED
     store(ledger, sealed(ledger, "a", keys("pending")), keys("pending"), 2)  # block 5 PENDING_STORE
-    ledger.plan_store(held(ledger, "a"), [3], keys("pledged"))  # block 6 PLEDGED
+    ledger.plan_store(Store.of(held(ledger, "a"), [3], keys("pledged")))  # block 6 PLEDGED
     sealed(ledger, "a", keys("sealed"))  # block 7 SEALED
     ledger.add_request("w")
-    ledger.plan_load("w", ledger.allocate("w", 1), [0])  # block 8 LOADING
+    ledger.plan_load("w", GroupTransfer(ledger.allocate("w", 1), [0]))  # block 8 LOADING
     ledger.pin("somebody", [0])
     return ledger
 
@@ -102,7 +102,7 @@ def test_busy_ledger_breaks_nothing(contract: Contract) -> None:
     """Almost every state at once, and no rule is broken, one by one or all together."""
     ledger = busy(contract)
 
-    assert len({ledger.blocks.at(place) for place in range(1, 10)}) == 9
+    assert len({ledger.blocks.state(place) for place in range(1, 10)}) == 9
     assert check(ledger) == []
     assert [check(ledger, rule) for rule in INVARIANTS] == [[]] * len(INVARIANTS)
 
@@ -611,7 +611,7 @@ def test_i13_block_without_a_life_is_held_by_nobody() -> None:
 def test_i13_owned_block_has_an_owner() -> None:
     """The table of its holder was emptied with the count."""
     ledger = busy()
-    requests, position = ledger._state.core.requests, ledger.table("a").index(ledger.life(SEALED))
+    requests, position = ledger._state.core.requests, ledger.requests.table("a").index(ledger.blocks.life(SEALED))
     requests.lives[requests.begin[requests.by_name["a"]] + position] = NULL
     ledger._state.core.blocks.refs[SEALED] = 0
 
@@ -711,4 +711,4 @@ def test_i15_job_has_something_to_copy() -> None:
     ledger._state.core.jobs.num_blocks[row_of(ledger, job.number)] = 0
 
     assert [each.rule for each in check(ledger, "I15")] == ["I15"]
-    assert block_of(Batch([ledger.life(1)])) == 1
+    assert block_of(Batch([ledger.blocks.life(1)])) == 1

@@ -12,7 +12,21 @@ import numpy as np
 import pytest
 
 from blocklife.errors import CapacityError, MisuseError, RefusedError
-from blocklife.ledger import Batch, Completion, Contract, JobId, Jobs, Launched, Ledger, Result, Seal, Transfer, Worker
+from blocklife.ledger import (
+    Batch,
+    Completion,
+    Contract,
+    GroupTransfer,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    Result,
+    Seal,
+    Store,
+    Transfer,
+    Worker,
+)
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import Allocated
@@ -42,12 +56,12 @@ def anyhow(*jobs: JobId) -> Jobs[Any]:
 
 def loading(ledger: Ledger, request: str = "w") -> tuple[int, JobId]:
     """*request* loads content *k* from slot 0 into a block of its own, on every worker."""
-    if not ledger.find_slots(keys("k")):
+    if not ledger.slots.prefix(keys("k")):
         ready(ledger)
     if request not in ledger.requests:
         ledger.add_request(request)
     target = ledger.allocate(request, 1)
-    job = ledger.plan_load(request, target, [0]).ids[0]
+    job = ledger.plan_load(request, GroupTransfer(target, [0])).ids[0]
     plan = ledger.dispatch(0.0)
     launched = [Launched(job, Worker(worker)) for worker in range(ledger.limits.num_workers)]
     ledger.settle(plan.number, 0.0, launched=launched)
@@ -69,7 +83,7 @@ def test_block_lives_happily(contract: Contract) -> None:
     seen = []
 
     def look() -> None:
-        seen.append((ledger.blocks.at(1).name, ledger.slots.at(0).name))
+        seen.append((ledger.blocks.state(1).name, ledger.slots.state(0).name))
 
     batch = ledger.allocate("a", 1)
     look()
@@ -84,12 +98,12 @@ def test_block_lives_happily(contract: Contract) -> None:
     look()
     ledger.add_request("b")
     target = ledger.allocate("b", 1)
-    load = ledger.plan_load("b", target, ledger.find_slots(keys("k"))).ids[0]
+    load = ledger.plan_load("b", GroupTransfer(target, ledger.slots.prefix(keys("k")))).ids[0]
     look()
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=[report(load)])
     ledger.add_request("c")
-    ledger.acquire("c", ledger.find_blocks(keys("k")))
+    ledger.acquire("c", ledger.blocks.prefix(keys("k")))
     ledger.finish("b")
     look()
     ledger.finish("c")
@@ -117,7 +131,7 @@ def test_preemption_in_the_middle_of_a_copy_under_hold() -> None:
         ledger.allocate("a", 1)
     ledger.complete(report(job))
 
-    assert ledger.blocks.at(1) is Block.CACHED
+    assert ledger.blocks.state(1) is Block.CACHED
     assert len(ledger.allocate("a", 1)) == 1
 
 
@@ -131,9 +145,9 @@ def test_preemption_in_the_middle_of_a_copy_under_fence() -> None:
     ledger.settle(plan.number, 0.0, completions=[report(job)], seals=[Seal(0, batch.lives, keys("new"))])
 
     assert plan.flushes == (job,)
-    assert ledger.find_slots(keys("k")) == [0]
-    assert ledger.find_blocks(keys("new")) == list(batch.lives)
-    assert ledger.find_blocks(keys("k")) == []
+    assert ledger.slots.prefix(keys("k")) == [0]
+    assert ledger.blocks.prefix(keys("new")) == list(batch.lives)
+    assert ledger.blocks.prefix(keys("k")) == []
 
 
 @BOTH
@@ -141,15 +155,15 @@ def test_hit_while_a_store_is_running(contract: Contract) -> None:
     """The content is final: a second request shares it, nothing is stored twice, and the end of the store disturbs nobody."""
     ledger = make_ledger(contract=contract, requests=("a", "b"))
     source, job = in_flight(ledger)
-    shared = ledger.acquire("b", ledger.find_blocks(keys("k")))
+    shared = ledger.acquire("b", ledger.blocks.prefix(keys("k")))
     for names in (keys("k"), keys("other")):
         with refuses(ledger, RefusedError, "cannot PLAN_STORE while IN_FLIGHT"):
             store(ledger, shared, names, 1)
     ledger.finish("a")
     ledger.complete(report(job))
 
-    assert ledger.blocks.at(block_of(source)) is Block.SEALED
-    assert ledger.slots.at(1) is Slot.EMPTY
+    assert ledger.blocks.state(block_of(source)) is Block.SEALED
+    assert ledger.slots.state(1) is Slot.EMPTY
 
 
 def test_lost_report_never_exempts_the_next_life() -> None:
@@ -158,10 +172,10 @@ def test_lost_report_never_exempts_the_next_life() -> None:
     target, old = behind_fence(ledger)
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, seals=[Seal(0, target.lives, keys("next"))])
-    job = ledger.plan_store(Batch(target.lives), [2], keys("next")).ids[0]
+    job = ledger.plan_store(Store.of(Batch(target.lives), [2], keys("next"))).ids[0]
     plan = ledger.dispatch(0.0)
 
-    assert ledger.job_state(old) is Job.FAILED
+    assert ledger.jobs.state(old) is Job.FAILED
     assert [transfer.job for transfer in plan.stores] == [job]
 
 
@@ -172,7 +186,7 @@ def abandoned_behind_fence() -> tuple[Ledger, int, JobId, JobId]:
     """A block with an old store that was not proven quiet and an abandoned load; both are with the workers."""
     ledger = make_ledger(num_blocks=2, deadline=8.0)
     target, old = behind_fence(ledger)
-    load = ledger.plan_load("b", target, [0]).ids[0]
+    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
     ledger.dispatch(0.0)
     ledger.preempt("b")
     return ledger, block_of(target), old, load
@@ -186,32 +200,32 @@ def test_load_that_is_given_up_behind_an_overdue_copy_leaves_its_target_in_quara
     ledger = make_ledger(num_blocks=2, deadline=8.0)
     target, old = behind_fence(ledger)
     ledger.dispatch(0.0)  # waits for the old copy, and arms its deadline
-    ledger.plan_load("b", target, [0])
+    ledger.plan_load("b", GroupTransfer(target, [0]))
     ledger.expire(8.0)
     ledger.finish("b")
 
-    assert ledger.job_state(old) is Job.QUARANTINED
-    assert ledger.blocks.at(1) is Block.QUARANTINED
+    assert ledger.jobs.state(old) is Job.QUARANTINED
+    assert ledger.blocks.state(1) is Block.QUARANTINED
     assert check(ledger) == []
     ledger.add_request("c")
     with pytest.raises(CapacityError, match="1 is quarantined"):
         ledger.allocate("c", 1)
     ledger.complete(report(old))
-    assert ledger.blocks.at(1) is Block.FREED
+    assert ledger.blocks.state(1) is Block.FREED
 
 
 def test_load_behind_a_fence_that_is_given_up_before_it_was_submitted() -> None:
     """Nobody has written the place, but the old copy still reads it."""
     ledger = make_ledger(num_blocks=2)
     target, old = behind_fence(ledger)
-    load = ledger.plan_load("b", target, [0]).ids[0]
+    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
     ledger.preempt("b")
 
-    assert ledger.job_state(load) is Job.CANCELLED
-    assert ledger.blocks.at(1) is Block.STALE
+    assert ledger.jobs.state(load) is Job.CANCELLED
+    assert ledger.blocks.state(1) is Block.STALE
     assert "LOADING --land [own_pinned]--> STALE" in taken(ledger)
     ledger.complete(report(old))
-    assert ledger.blocks.at(1) is Block.FREED
+    assert ledger.blocks.state(1) is Block.FREED
 
 
 @pytest.mark.parametrize("first", ["store", "load"])
@@ -220,12 +234,12 @@ def test_place_with_two_copies_waits_for_both(first: str) -> None:
     ledger, block, old, load = abandoned_behind_fence()
     one, other = (old, load) if first == "store" else (load, old)
     ledger.complete(report(one))
-    between = ledger.blocks.at(block), check(ledger)
+    between = ledger.blocks.state(block), check(ledger)
     ledger.complete(report(other))
 
     assert between == (Block.STALE, [])
     assert "STALE --land [pinned]--> STALE" in taken(ledger)
-    assert ledger.blocks.at(block) is Block.FREED
+    assert ledger.blocks.state(block) is Block.FREED
 
 
 def test_place_with_two_copies_is_not_handed_out_while_one_of_them_writes() -> None:
@@ -236,7 +250,7 @@ def test_place_with_two_copies_is_not_handed_out_while_one_of_them_writes() -> N
     ledger.complete(report(load))
     ledger.allocate("b", 1)
 
-    assert ledger.blocks.at(1) is Block.FLUSHED
+    assert ledger.blocks.state(1) is Block.FLUSHED
     assert ledger.dispatch(0.0).flushes == (old,)
 
 
@@ -244,19 +258,19 @@ def test_old_copy_expires_behind_a_load() -> None:
     """The load goes on, and its pin is overdue when its request lets go."""
     ledger = make_ledger(num_blocks=2, deadline=8.0)
     target, old = behind_fence(ledger)
-    load = ledger.plan_load("b", target, [0]).ids[0]
+    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
     plan = ledger.dispatch(0.0)
     expired = ledger.expire(8.0)
-    between = ledger.blocks.at(1), ledger.request_state("b")
+    between = ledger.blocks.state(1), ledger.requests.state("b")
     ledger.preempt("b")
-    after = ledger.blocks.at(1)
+    after = ledger.blocks.state(1)
     ledger.settle(plan.number, 8.0)
-    later = ledger.blocks.at(1)
+    later = ledger.blocks.state(1)
     ledger.complete(report(load))
 
     assert expired.ids == (old,)
     assert (between, after, later) == ((Block.LOADING, Request.LOADING), Block.QUARANTINED, Block.STALE)
-    assert ledger.blocks.at(1) is Block.FREED
+    assert ledger.blocks.state(1) is Block.FREED
     assert {
         "LOADING --expire--> LOADING",
         "LOADING --release [is_overdue]--> QUARANTINED",
@@ -270,7 +284,7 @@ def test_old_copy_expires_behind_a_new_tenant() -> None:
     behind_fence(ledger)
     plan = ledger.dispatch(0.0)
     ledger.expire(8.0)
-    between = ledger.blocks.at(1)
+    between = ledger.blocks.state(1)
     ledger.release("b", [0])
     with refuses(ledger, CapacityError, "0 are freeing soon, 1 is quarantined"):
         ledger.allocate("b", 1)
@@ -278,7 +292,7 @@ def test_old_copy_expires_behind_a_new_tenant() -> None:
 
     assert between is Block.FLUSHED
     assert "FLUSHED --release [is_overdue]--> QUARANTINED" in taken(ledger)
-    assert ledger.blocks.at(1) is Block.FREED
+    assert ledger.blocks.state(1) is Block.FREED
 
 
 def test_place_with_two_expired_copies_needs_both_proofs() -> None:
@@ -288,12 +302,12 @@ def test_place_with_two_expired_copies_needs_both_proofs() -> None:
     first = ledger.expire(8.0)
     second = ledger.expire(9.0)
     ledger.complete(report(load))
-    between = ledger.blocks.at(block)
+    between = ledger.blocks.state(block)
     ledger.quiesce(anyhow(old))
 
     assert (first.ids, second.ids) == ((old,), (load,))
     assert between is Block.QUARANTINED
-    assert ledger.blocks.at(block) is Block.FREED
+    assert ledger.blocks.state(block) is Block.FREED
     assert {"QUARANTINED --expire--> QUARANTINED", "QUARANTINED --land [is_overdue]--> QUARANTINED"} <= taken(ledger)
 
 
@@ -325,7 +339,7 @@ def test_a02_preempted_block_is_writable_only_after_exactly_its_flush() -> None:
     with refuses(ledger, RefusedError, "cannot SEAL while FLUSHED"):
         ledger.seal(batch, keys("new"))
     with refuses(ledger, RefusedError, "cannot PLAN_STORE while FLUSHED"):
-        ledger.plan_store(batch, [2], keys("new"))
+        ledger.plan_store(Store.of(batch, [2], keys("new")))
 
     assert ledger.dispatch(0.0).flushes == (job,)
 
@@ -342,13 +356,13 @@ def test_a03_target_of_a_load_is_free_only_after_the_ack(contract: Contract) -> 
     ledger.complete(report(job))
 
     assert not known
-    assert ledger.blocks.at(block) is Block.FREED
+    assert ledger.blocks.state(block) is Block.FREED
 
 
 def loading_alone(ledger: Ledger) -> tuple[int, JobId]:
     """`loading` in a world of one block: the content is in the slot only."""
     ready(ledger)
-    ledger.drop(ledger.find_blocks(keys("k")))
+    ledger.drop(ledger.blocks.prefix(keys("k")))
     return loading(ledger)
 
 
@@ -361,11 +375,11 @@ def test_a04_ack_never_comes_and_only_a_proof_frees_the_target(contract: Contrac
     ledger.expire(8.0)
     with refuses(ledger, CapacityError, "0 are freeing soon.*, 1 is quarantined"):
         ledger.allocate("a", 1)
-    between = ledger.job_state(job), ledger.blocks.at(block)
+    between = ledger.jobs.state(job), ledger.blocks.state(block)
     ledger.quiesce(anyhow(job))
 
     assert between == (Job.QUARANTINED, Block.QUARANTINED)
-    assert ledger.blocks.at(block) is Block.FREED
+    assert ledger.blocks.state(block) is Block.FREED
 
 
 @BOTH
@@ -378,11 +392,11 @@ def test_a05_block_of_the_next_step_is_held_until_that_step_settles(contract: Co
     second = ledger.dispatch(0.0)
     ledger.settle(first.number, 0.0)
     ledger.finish("a")
-    between = ledger.free
+    between = ledger.blocks.free
     ledger.settle(second.number, 0.0, completions=[report(job)])
 
     assert between == 0
-    assert ledger.free == 1
+    assert ledger.blocks.free == 1
 
 
 @BOTH
@@ -392,14 +406,14 @@ def test_a13_reset_leaves_requests_schedulable_and_memory_held(contract: Contrac
     ready(ledger)
     block, load = loading(ledger)
     ledger.reset()
-    between = ledger.blocks.at(block), ledger.request_state("w"), ledger.job_state(load)
+    between = ledger.blocks.state(block), ledger.requests.state("w"), ledger.jobs.state(load)
     ledger.admit("w")
     ledger.complete(report(load))
 
     assert between == (Block.STALE, Request.PREEMPTED, Job.UNWANTED)
-    assert ledger.request_state("w") is Request.RUNNING
-    assert ledger.job_state(load) is Job.CANCELLED
-    assert ledger.blocks.at(block) is Block.FREED
+    assert ledger.requests.state("w") is Request.RUNNING
+    assert ledger.jobs.state(load) is Job.CANCELLED
+    assert ledger.blocks.state(block) is Block.FREED
 
 
 def test_a14_completion_for_a_freed_owner_is_no_accident() -> None:
@@ -411,7 +425,7 @@ def test_a14_completion_for_a_freed_owner_is_no_accident() -> None:
     ledger.complete(report(job))
     ledger.complete(report(job))
 
-    assert ledger.job_state(job) is Job.DONE
+    assert ledger.jobs.state(job) is Job.DONE
     assert (ledger.statistics().unknown, ledger.statistics().duplicate) == (1, 1)
 
 
@@ -422,8 +436,8 @@ def test_a16_second_ack_of_a_worker_is_ignored() -> None:
     ledger.complete(report(job, worker=0))
     ledger.complete(report(job, worker=0))
 
-    assert ledger.job_state(job) is Job.IN_FLIGHT
-    assert ledger.slots.at(0) is Slot.WRITING
+    assert ledger.jobs.state(job) is Job.IN_FLIGHT
+    assert ledger.slots.state(0) is Slot.WRITING
 
 
 @pytest.mark.parametrize("result", list(Result))
@@ -437,13 +451,13 @@ def test_a17_late_end_of_the_first_put_leaves_the_second_alone(result: Result) -
     second = store(ledger, source, keys("k"), 1).ids[0]
     ledger.dispatch(8.0)
     ledger.complete(report(first, result))
-    between = ledger.job_state(second), ledger.slots.at(1), ledger.find_slots(keys("k"))
+    between = ledger.jobs.state(second), ledger.slots.state(1), ledger.slots.prefix(keys("k"))
     ledger.complete(report(second))
 
     assert between == (Job.IN_FLIGHT, Slot.WRITING, [])
-    assert ledger.job_state(first) is Job.FAILED
-    assert ledger.slots.at(0) is Slot.EMPTY
-    assert ledger.find_slots(keys("k")) == [1]
+    assert ledger.jobs.state(first) is Job.FAILED
+    assert ledger.slots.state(0) is Slot.EMPTY
+    assert ledger.slots.prefix(keys("k")) == [1]
 
 
 def test_a18_block_freed_twice_in_one_list_is_named_and_nothing_freed() -> None:
@@ -481,7 +495,7 @@ def test_a21_chunk_with_readers_is_not_evictable_until_the_last_lets_go() -> Non
         ledger.unpin(reader, [0])
     ledger.evict([0])
 
-    assert ledger.find_slots(keys("k")) == []
+    assert ledger.slots.prefix(keys("k")) == []
 
 
 def test_a23_plan_cancelled_before_launch_leaves_everything_as_before() -> None:
@@ -497,7 +511,7 @@ def test_a23_plan_cancelled_before_launch_leaves_everything_as_before() -> None:
     assert during != before
     changed = {name for name, old, new in zip(before._fields, before, after, strict=True) if old != new}
     assert changed == {"jobs", "last_number", "spare_jobs"}
-    assert ledger.job_state(jobs.ids[0]) is Job.CANCELLED
+    assert ledger.jobs.state(jobs.ids[0]) is Job.CANCELLED
 
 
 def test_a25_owner_removed_while_the_worker_has_queued_ops() -> None:
@@ -506,13 +520,13 @@ def test_a25_owner_removed_while_the_worker_has_queued_ops() -> None:
     ready(ledger)
     _, submitted = loading(ledger, "w")
     ledger.add_request("v")
-    queued = ledger.plan_load("v", ledger.allocate("v", 1), [0]).ids[0]
+    queued = ledger.plan_load("v", GroupTransfer(ledger.allocate("v", 1), [0])).ids[0]
     ledger.finish("v")
     ledger.finish("w")
     ledger.quiesce(anyhow(submitted))
 
-    assert [ledger.job_state(job) for job in (queued, submitted)] == [Job.CANCELLED, Job.CANCELLED]
-    assert ledger.free == 5
+    assert [ledger.jobs.state(job) for job in (queued, submitted)] == [Job.CANCELLED, Job.CANCELLED]
+    assert ledger.blocks.free == 5
 
 
 def test_a27_key_of_a_dead_writer_is_writable_after_the_deadline() -> None:
@@ -527,7 +541,7 @@ def test_a27_key_of_a_dead_writer_is_writable_after_the_deadline() -> None:
     store(ledger, source, keys("k"), 1)
     assert list(ledger.slots.named()) == [(0, b"k", 1)]
 
-    assert ledger.slots.at(0) is Slot.QUARANTINED
+    assert ledger.slots.state(0) is Slot.QUARANTINED
     with refuses(ledger, RefusedError, "slot 0: cannot EVICT while QUARANTINED"):
         ledger.evict([0])
 
@@ -539,13 +553,13 @@ def test_a28_second_ack_after_the_deadline_changes_no_verdict() -> None:
     ledger.launched(Launched(job, Worker(0)), 0.0)
     ledger.complete(report(job, worker=0))
     ledger.expire(8.0)
-    between = ledger.job_state(job), ledger.blocks.pins(block_of(source))
+    between = ledger.jobs.state(job), ledger.blocks.pins(block_of(source))
     ledger.complete(report(job, worker=1))
 
     assert between == (Job.QUARANTINED, 1)
-    assert ledger.job_state(job) is Job.FAILED
-    assert ledger.find_slots(keys("k")) == []
-    assert (ledger.blocks.at(block_of(source)), ledger.slots.at(0)) == (Block.SEALED, Slot.EMPTY)
+    assert ledger.jobs.state(job) is Job.FAILED
+    assert ledger.slots.prefix(keys("k")) == []
+    assert (ledger.blocks.state(block_of(source)), ledger.slots.state(0)) == (Block.SEALED, Slot.EMPTY)
 
 
 def test_a30_failed_copy_is_never_readable() -> None:
@@ -556,9 +570,9 @@ def test_a30_failed_copy_is_never_readable() -> None:
     block, load = loading(ledger)
     ledger.complete(report(load, Result.FAILED))
 
-    assert ledger.find_slots(keys("other")) == []
-    assert ledger.request_state("w") is Request.WAITING
-    assert ledger.blocks.at(block) is Block.FREED
+    assert ledger.slots.prefix(keys("other")) == []
+    assert ledger.requests.state("w") is Request.WAITING
+    assert ledger.blocks.state(block) is Block.FREED
 
 
 def test_a32_failed_load_is_remembered() -> None:
@@ -567,8 +581,8 @@ def test_a32_failed_load_is_remembered() -> None:
     _, job = loading(ledger)
     ledger.complete(report(job, Result.FAILED))
 
-    assert ledger.find_slots(keys("k")) == []
-    assert ledger.slots.at(0) is Slot.EMPTY
+    assert ledger.slots.prefix(keys("k")) == []
+    assert ledger.slots.state(0) is Slot.EMPTY
 
 
 @BOTH
@@ -582,7 +596,7 @@ def test_a36_abort_of_a_request_that_never_ran(contract: Contract) -> None:
     ledger.finish("y")
 
     assert ledger.jobs.last_number == 0
-    assert ledger.free == 5
+    assert ledger.blocks.free == 5
 
 
 @BOTH
@@ -591,15 +605,15 @@ def test_a39_readmission_with_a_hit_while_the_old_store_runs(contract: Contract)
     ledger = make_ledger(contract=contract)
     source, job = in_flight(ledger)
     ledger.preempt("a")
-    hit = ledger.find_blocks(keys("k"))
+    hit = ledger.blocks.prefix(keys("k"))
     ledger.acquire("a", hit)
     ledger.admit("a")
-    not_yet = ledger.find_slots(keys("k"))
+    not_yet = ledger.slots.prefix(keys("k"))
     ledger.complete(report(job))
 
     assert hit == list(source.lives)
     assert not_yet == []
-    assert ledger.blocks.at(block_of(source)) is Block.SEALED
+    assert ledger.blocks.state(block_of(source)) is Block.SEALED
 
 
 def test_a40_reset_says_not_yet_and_succeeds_after_the_drain() -> None:
@@ -614,7 +628,7 @@ def test_a40_reset_says_not_yet_and_succeeds_after_the_drain() -> None:
         ledger.complete(report(left))
     ledger.reset(drain=True)
 
-    assert ledger.free == 5
+    assert ledger.blocks.free == 5
     assert not ledger.has_pending_work()
 
 
@@ -623,11 +637,11 @@ def test_a45_many_who_want_one_chunk_in_flight_share_one_copy() -> None:
     ledger = make_ledger(requests=("a", "b", "c"))
     _, job = in_flight(ledger)
     for waiter in ("b", "c"):
-        ledger.acquire(waiter, ledger.find_blocks(keys("k")))
+        ledger.acquire(waiter, ledger.blocks.prefix(keys("k")))
     jobs = ledger.jobs.live
     ledger.complete(report(job))
     for waiter in ("b", "c"):
-        ledger.pin(waiter, ledger.find_slots(keys("k")))
+        ledger.pin(waiter, ledger.slots.prefix(keys("k")))
 
     assert jobs == 1
     assert (ledger.blocks.refs(1), ledger.slots.pins(0)) == (3, 2)
@@ -638,9 +652,9 @@ def test_a52_job_with_nothing_to_copy_cannot_be_made() -> None:
     ledger = make_ledger()
     ledger.add_request("w")
     with refuses(ledger, MisuseError, "nothing to copy"):
-        ledger.plan_store(Batch[Allocated]([]), [], [])
+        ledger.plan_store(Store.of(Batch[Allocated]([]), [], []))
     with refuses(ledger, MisuseError, "nothing to copy"):
-        ledger.plan_load("w", Batch([]), [])
+        ledger.plan_load("w", GroupTransfer(Batch([]), []))
     with pytest.raises(MisuseError, match="nothing to copy"):
         Transfer(JobId(1, 1), Direction.STORE, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), (0,))
 
@@ -649,12 +663,12 @@ def test_a55_counted_hit_survives_until_it_is_used_or_let_go() -> None:
     """A lookup pins what it counted; eviction passes it by; the load takes over, and the pin may go."""
     ledger = make_ledger()
     ready(ledger)
-    hit = ledger.find_slots(keys("k"))
+    hit = ledger.slots.prefix(keys("k"))
     ledger.pin("lookup of w", hit)
     with refuses(ledger, RefusedError, "cannot EVICT"):
         ledger.evict(hit)
     ledger.add_request("w")
-    load = ledger.plan_load("w", ledger.allocate("w", 1), hit).ids[0]
+    load = ledger.plan_load("w", GroupTransfer(ledger.allocate("w", 1), hit)).ids[0]
     ledger.unpin("lookup of w", hit)
     with refuses(ledger, RefusedError, "cannot EVICT"):
         ledger.evict(hit)
@@ -662,4 +676,4 @@ def test_a55_counted_hit_survives_until_it_is_used_or_let_go() -> None:
     ledger.settle(plan.number, 0.0, completions=[Completion(load, Worker(0), Result.OK)])
     ledger.evict(hit)
 
-    assert ledger.request_state("w") is Request.RUNNING
+    assert ledger.requests.state("w") is Request.RUNNING

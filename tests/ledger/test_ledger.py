@@ -26,6 +26,7 @@ from blocklife.ledger import (
     Ledger,
     LedgerTransition,
     Limits,
+    Placement,
     Refusal,
     Result,
     Seal,
@@ -58,7 +59,7 @@ POOLS = pytest.mark.parametrize("own_pool", [True, False], ids=["own", "foreign"
 
 def states(ledger: Ledger) -> list[str]:
     """The state of every block but the null block."""
-    return [ledger.blocks.at(place).name for place in range(1, len(ledger.blocks))]
+    return [ledger.blocks.state(place).name for place in range(1, len(ledger.blocks))]
 
 
 def anything(value: object) -> Any:
@@ -132,10 +133,10 @@ def test_request_goes_through_its_life() -> None:
     """Added, admitted, preempted, admitted again, finished; then its name is free."""
     ledger = make_ledger(requests=())
     ledger.add_request("a")
-    seen = [ledger.request_state("a")]
+    seen = [ledger.requests.state("a")]
     for verb in (ledger.admit, ledger.preempt, ledger.admit):
         verb("a")
-        seen.append(ledger.request_state("a"))
+        seen.append(ledger.requests.state("a"))
     ledger.finish("a")
 
     assert seen == [Request.WAITING, Request.RUNNING, Request.PREEMPTED, Request.RUNNING]
@@ -161,7 +162,7 @@ def test_request_that_lets_go_gives_every_block_back() -> None:
     ledger.preempt("a")
 
     assert states(ledger) == ["CACHED", "FREED", "FREED", "FREED", "FREED"]
-    assert ledger.table("a") == []
+    assert ledger.requests.table("a") == []
     assert ledger.blocks.free_order() == [3, 2, 4, 5, 1]
 
 
@@ -175,20 +176,20 @@ def test_block_goes_through_its_life_without_copies(own_pool: bool) -> None:
     first = held(ledger, "a")
     final = ledger.seal(first, keys("k"))
     if own_pool:
-        ledger.acquire("b", ledger.find_blocks(keys("k")))
+        ledger.acquire("b", ledger.blocks.prefix(keys("k")))
     else:
-        ledger.observe_take("b", [1])
+        ledger.observe_place("b", [Placement(taken=[1])])
     both = ledger.blocks.refs(1)
     ledger.finish("a")
     ledger.finish("b")
-    cached = ledger.blocks.at(1)
+    cached = ledger.blocks.state(1)
     ledger.add_request("c")
-    again = ledger.allocate("c", 1) if own_pool else ledger.observe_allocate("c", [1])
+    again = ledger.allocate("c", 1) if own_pool else ledger.observe_place("c", [Placement(allocated=[1])])[0]
 
     assert (both, cached) == (2, Block.CACHED)
     assert list(final.lives) == list(first.lives) == [FIRST_EPOCH << EPOCH_SHIFT | 1]
     assert list(again.lives) == [FIRST_EPOCH + 1 << EPOCH_SHIFT | 1]
-    assert ledger.find_blocks(keys("k")) == []
+    assert ledger.blocks.prefix(keys("k")) == []
 
 
 def test_allocate_refuses_more_than_there_is_and_says_how_much_that_is() -> None:
@@ -200,18 +201,18 @@ def test_allocate_refuses_more_than_there_is_and_says_how_much_that_is() -> None
     with refuses(ledger, CapacityError, rf"{counts} \(preempt a request, or wait for job 1\.1 to land\)"):
         ledger.allocate("a", 3)
 
-    assert ledger.free == 2
+    assert ledger.blocks.free == 2
 
 
-def test_find_blocks_stops_at_the_first_gap() -> None:
+def test_prefix_stops_at_the_first_gap() -> None:
     """A hit is a prefix."""
     ledger = make_ledger()
     batch = sealed(ledger, "a", keys("k0", "k1", "k2"))
     ledger.finish("a")
     ledger.drop([batch.lives[1]])
 
-    assert ledger.find_blocks(keys("k0", "k1", "k2")) == [batch.lives[0]]
-    assert ledger.find_blocks(keys("k1")) == []
+    assert ledger.blocks.prefix(keys("k0", "k1", "k2")) == [batch.lives[0]]
+    assert ledger.blocks.prefix(keys("k1")) == []
 
 
 def test_release_leaves_a_hole_in_the_table() -> None:
@@ -221,7 +222,7 @@ def test_release_leaves_a_hole_in_the_table() -> None:
     ledger.release("a", [0, 1])
     ledger.release("a", [1, 2])
 
-    assert ledger.table("a") == [NULL, NULL, NULL]
+    assert ledger.requests.table("a") == [NULL, NULL, NULL]
     assert [ledger.blocks.of(int(life)) for life in batch.lives] == [Block.CACHED] * 3
 
 
@@ -235,8 +236,8 @@ def test_seal_passes_over_a_life_that_is_over() -> None:
     final = ledger.seal(both, keys("lost", "kept"))
 
     assert list(final.lives) == list(kept.lives)
-    assert ledger.find_blocks(keys("kept")) == list(kept.lives)
-    assert ledger.find_blocks(keys("lost")) == []
+    assert ledger.blocks.prefix(keys("kept")) == list(kept.lives)
+    assert ledger.blocks.prefix(keys("lost")) == []
     assert ledger.statistics().stale == 1
 
 
@@ -244,13 +245,13 @@ def test_twin_is_content_without_a_name() -> None:
     """Two lives with one key are both kept; the first is found, and with it the name goes."""
     ledger = make_ledger()
     first, twin = sealed(ledger, "a", keys("k")), sealed(ledger, "a", keys("k"))
-    found = ledger.find_blocks(keys("k"))
+    found = ledger.blocks.prefix(keys("k"))
     ledger.finish("a")
     ledger.drop(first.lives)
 
     assert found == list(first.lives)
-    assert ledger.blocks.at(block_of(twin)) is Block.CACHED
-    assert ledger.find_blocks(keys("k")) == []
+    assert ledger.blocks.state(block_of(twin)) is Block.CACHED
+    assert ledger.blocks.prefix(keys("k")) == []
     assert check(ledger) == []
 
 
@@ -267,7 +268,7 @@ def busy_ledger(own_pool: bool = True) -> Ledger:
     in_flight(ledger, "a", "busy", 2)
     sealed(ledger, "a", keys("final"))
     pledged = held(ledger, "a")
-    ledger.plan_store(anything(pledged), [3], keys("pledged"))
+    ledger.plan_store(Store.of(anything(pledged), [3], keys("pledged")))
     held(ledger, "a")
     return ledger
 
@@ -277,7 +278,7 @@ READY_SLOT, PINNED_SLOT, WRITING_SLOT, PLEDGED_SLOT = range(4)
 
 def in_state(ledger: Ledger, state: Block) -> list[int]:
     """The lives of the blocks in one state, the null block apart."""
-    return [ledger.life(place) for place in range(1, len(ledger.blocks)) if ledger.blocks.at(place) is state]
+    return [ledger.blocks.life(place) for place in range(1, len(ledger.blocks)) if ledger.blocks.state(place) is state]
 
 
 REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
@@ -287,16 +288,14 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "preempt unknown": (lambda x: x.preempt("z"), MisuseError, "request z: it is not known"),
     "preempt waiting": (lambda x: x.preempt("w"), RefusedError, "request w: cannot PREEMPT while WAITING"),
     "finish unknown": (lambda x: x.finish("z"), MisuseError, "request z"),
-    "table unknown": (lambda x: x.table("z"), MisuseError, "request z"),
+    "table unknown": (lambda x: x.requests.table("z"), MisuseError, "request z"),
     "allocate unknown": (lambda x: x.allocate("z", 1), MisuseError, "request z"),
     "allocate none": (lambda x: x.allocate("a", 0), MisuseError, "cannot allocate 0 blocks"),
     "allocate group": (lambda x: x.allocate("a", 1, 1), MisuseError, "group 1: groups are 0 to 0"),
     "allocate group below": (lambda x: x.allocate("a", 1, -1), MisuseError, "group -1"),
     "allocate too many": (lambda x: x.allocate("a", 99), CapacityError, "99 blocks wanted"),
-    "observe in own pool": (lambda x: x.observe_allocate("a", [1]), MisuseError, r"own_pool=True"),
-    "observe_take in own pool": (lambda x: x.observe_take("a", [1]), MisuseError, r"own_pool=True"),
+    "observe in own pool": (lambda x: x.observe_place("a", [Placement(allocated=[1])]), MisuseError, r"own_pool=True"),
     "observe_free in own pool": (lambda x: x.observe_free("a", [1]), MisuseError, r"own_pool=True"),
-    "observe_evict in own pool": (lambda x: x.observe_evict([1]), MisuseError, r"own_pool=True"),
     "acquire open": (lambda x: x.acquire("b", in_state(x, Block.ALLOCATED)), RefusedError, "cannot ACQUIRE while ALLOCATED"),
     "acquire null": (lambda x: x.acquire("b", [NULL]), MisuseError, r"acquire: 0 is no life of a block; blocks are 1 to \d+"),
     "acquire twice in one": (lambda x: x.acquire("b", in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
@@ -325,77 +324,81 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "drop held": (lambda x: x.drop(in_state(x, Block.SEALED)), RefusedError, "cannot DROP while SEALED"),
     "drop free": (lambda x: x.drop(in_state(x, Block.FREED)[:1]), RefusedError, "cannot DROP while FREED"),
     "plan_store taken slot": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [READY_SLOT], keys("q")),
+        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [READY_SLOT], keys("q"))),
         RefusedError,
         "slot 0: cannot RESERVE while READY",
     ),
     "plan_store no slot": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [6], keys("q")),
+        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [6], keys("q"))),
         MisuseError,
         "slot 6: slots are 0 to 5",
     ),
     "plan_store negative slot": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [-1], keys("q")),
+        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [-1], keys("q"))),
         MisuseError,
         "slot -1",
     ),
     "plan_store known key": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("ready")),
+        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [4], keys("ready"))),
         MisuseError,
         "it is stored already",
     ),
     "plan_store busy": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.IN_FLIGHT)), [4], keys("q")),
+        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.IN_FLIGHT)), [4], keys("q"))),
         RefusedError,
         "cannot PLAN_STORE while IN_FLIGHT",
     ),
-    "plan_store nothing": (lambda x: x.plan_store(Batch([]), [], []), MisuseError, "nothing to copy cannot be built"),
+    "plan_store nothing": (lambda x: x.plan_store(Store.of(Batch([]), [], [])), MisuseError, "nothing to copy cannot be built"),
     "plan_store keys": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("p", "q")),
+        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [4], keys("p", "q"))),
         MisuseError,
         "1 slots and 2 keys do not agree",
     ),
     "plan_store places": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED)), [4], keys("q"), places=[1, 2]),
+        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [4], keys("q"), places=[1, 2])),
         MisuseError,
         "1 blocks and 2 host places",
     ),
     "plan_store slot twice": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED) + in_state(x, Block.ALLOCATED)), [4, 4], keys("p", "q")),
+        lambda x: x.plan_store(
+            Store.of(Batch(in_state(x, Block.SEALED) + in_state(x, Block.ALLOCATED)), [4, 4], keys("p", "q"))
+        ),
         MisuseError,
         "slot 4: it is named twice",
     ),
     "plan_store block twice": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED) * 2), [4, 5], keys("p", "q")),
+        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED) * 2), [4, 5], keys("p", "q"))),
         MisuseError,
         "named twice",
     ),
     "plan_store key twice": (
-        lambda x: x.plan_store(Batch(in_state(x, Block.SEALED) + in_state(x, Block.ALLOCATED)), [4, 5], keys("q", "q")),
+        lambda x: x.plan_store(
+            Store.of(Batch(in_state(x, Block.SEALED) + in_state(x, Block.ALLOCATED)), [4, 5], keys("q", "q"))
+        ),
         MisuseError,
         "key 71: it is named twice in one job",
     ),
     "plan_load not its own": (
-        lambda x: x.plan_load("w", Batch(in_state(x, Block.ALLOCATED)), [READY_SLOT]),
+        lambda x: x.plan_load("w", GroupTransfer(Batch(in_state(x, Block.ALLOCATED)), [READY_SLOT])),
         MisuseError,
         "request w does not hold it",
     ),
     "plan_load running": (
-        lambda x: x.plan_load("a", x_allocate(x, "a"), [READY_SLOT]),
+        lambda x: x.plan_load("a", GroupTransfer(x_allocate(x, "a"), [READY_SLOT])),
         RefusedError,
         "request a: cannot PLAN_LOAD while RUNNING",
     ),
     "plan_load empty slot": (
-        lambda x: x.plan_load("w", x_allocate(x, "w"), [5]),
+        lambda x: x.plan_load("w", GroupTransfer(x_allocate(x, "w"), [5])),
         RefusedError,
         "slot 5: cannot PIN while EMPTY",
     ),
     "plan_load writing slot": (
-        lambda x: x.plan_load("w", x_allocate(x, "w"), [WRITING_SLOT]),
+        lambda x: x.plan_load("w", GroupTransfer(x_allocate(x, "w"), [WRITING_SLOT])),
         RefusedError,
         "slot 2: cannot PIN while WRITING",
     ),
-    "plan_load no slot": (lambda x: x.plan_load("w", x_allocate(x, "w"), [99]), MisuseError, "slot 99"),
+    "plan_load no slot": (lambda x: x.plan_load("w", GroupTransfer(x_allocate(x, "w"), [99])), MisuseError, "slot 99"),
     "evict pinned": (
         lambda x: x.evict([PINNED_SLOT]),
         RefusedError,
@@ -409,8 +412,8 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "pin twice in one": (lambda x: x.pin("me", [READY_SLOT] * 2), MisuseError, "named twice"),
     "unpin another's": (lambda x: x.unpin("me", [PINNED_SLOT]), MisuseError, "slot 1: me does not hold it"),
     "unpin too often": (lambda x: x.unpin("somebody", [READY_SLOT]), MisuseError, "slot 0: somebody does not hold it"),
-    "job_state unknown": (lambda x: x.job_state(JobId(1, 99)), MisuseError, "job 1.99: it was never made here"),
-    "job_state incarnation": (lambda x: x.job_state(JobId(2, 1)), MisuseError, "job 2.1: it was never made here"),
+    "jobs.state unknown": (lambda x: x.jobs.state(JobId(1, 99)), MisuseError, "job 1.99: it was never made here"),
+    "jobs.state incarnation": (lambda x: x.jobs.state(JobId(2, 1)), MisuseError, "job 2.1: it was never made here"),
     "submit pledged": (lambda x: x.submit(Jobs((pledged_job(x),))), RefusedError, "cannot SUBMIT while PLEDGED"),
     "submit twice in one": (lambda x: x.submit(Jobs((pledged_job(x),) * 2)), MisuseError, "named twice"),
     "submit submitted": (lambda x: x.submit(Jobs((busy_job(x),))), RefusedError, "cannot SUBMIT while IN_FLIGHT"),
@@ -426,7 +429,11 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "complete planned": (lambda x: x.complete(report(pledged_job(x))), RefusedError, "cannot FINISH while PLANNED"),
     "complete forged": (lambda x: x.complete(report(busy_job(x), worker=1)), MisuseError, "worker 1: there are 1"),
     "complete below": (lambda x: x.complete(report(busy_job(x), worker=-1)), MisuseError, "worker -1"),
-    "hand_out_first twice in one": (lambda x: x.hand_out_first(in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
+    "hand_out_first twice in one": (
+        lambda x: x._rows.hand_out_first(in_state(x, Block.SEALED) * 2),
+        MisuseError,
+        "named twice",
+    ),
     "dispatch at no time": (lambda x: x.dispatch(float("nan")), MisuseError, "now must be a finite number, not nan"),
     "dispatch at a word": (lambda x: x.dispatch(anything("x")), MisuseError, "now must be a finite number, not 'x'"),
     "expire at no time": (lambda x: x.expire(float("inf")), MisuseError, "now must be a finite number, not inf"),
@@ -436,7 +443,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
         "now must be a finite number",
     ),
     "settle at no time": (lambda x: x.settle(3, float("nan")), MisuseError, "now must be a finite number"),
-    "history unknown": (lambda x: x.history("nope", 1), MisuseError, "machine 'nope': it is not known"),
+    "history unknown": (lambda x: x.journal.history("nope", 1), MisuseError, "machine 'nope': it is not known"),
     "settle none": (lambda x: x.settle(3, 0.0), MisuseError, r"plan 3: it cannot settle now \(no plan is out\)"),
     "reset drain": (lambda x: x.reset(drain=True), CapacityError, "2 jobs are still out"),
 }
@@ -444,7 +451,7 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
 
 def x_allocate(ledger: Ledger, request: str) -> Batch[Allocated]:
     """The open block that *request* got when the scene was set."""
-    return Batch([life for life in ledger.table(request) if ledger.blocks.at(life & ID_MASK) is Block.ALLOCATED])
+    return Batch([life for life in ledger.requests.table(request) if ledger.blocks.state(life & ID_MASK) is Block.ALLOCATED])
 
 
 def pledged_job(ledger: Ledger) -> JobId:
@@ -454,7 +461,7 @@ def pledged_job(ledger: Ledger) -> JobId:
 
 def busy_job(ledger: Ledger) -> JobId:
     """The submitted store of the scene."""
-    return ledger.submitted().ids[0]
+    return ledger.jobs.submitted().ids[0]
 
 
 @pytest.mark.parametrize("case", REFUSALS)
@@ -474,15 +481,23 @@ def test_refused_verb_changes_nothing(case: str) -> None:
 
 FOREIGN_REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "allocate": (lambda x: x.allocate("a", 1), MisuseError, r"own_pool=False"),
-    "null": (lambda x: x.observe_allocate("a", [0]), MisuseError, "block 0: blocks are 1 to 11"),
-    "beyond": (lambda x: x.observe_allocate("a", [12]), MisuseError, "block 12"),
-    "twice": (lambda x: x.observe_allocate("a", [11, 11]), MisuseError, "block 11: it is named twice"),
-    "held": (lambda x: x.observe_allocate("b", [11, 4]), RefusedError, "block 4: cannot ALLOCATE while SEALED"),
-    "group": (lambda x: x.observe_allocate("b", [11], 1), MisuseError, "group 1"),
-    "take open": (lambda x: x.observe_take("b", [6]), RefusedError, "block 6: cannot ACQUIRE while ALLOCATED"),
+    "null": (lambda x: x.observe_place("a", [Placement(allocated=[0])]), MisuseError, "block 0: blocks are 1 to 11"),
+    "beyond": (lambda x: x.observe_place("a", [Placement(allocated=[12])]), MisuseError, "block 12"),
+    "twice": (lambda x: x.observe_place("a", [Placement(allocated=[11, 11])]), MisuseError, "block 11: it is named twice"),
+    "held": (
+        lambda x: x.observe_place("b", [Placement(allocated=[11, 4])]),
+        RefusedError,
+        "block 4: cannot ALLOCATE while SEALED",
+    ),
+    "group": (lambda x: x.observe_place("b", [Placement(1, allocated=[11])]), MisuseError, "group 1"),
+    "take open": (
+        lambda x: x.observe_place("b", [Placement(taken=[6])]),
+        RefusedError,
+        "block 6: cannot ACQUIRE while ALLOCATED",
+    ),
     "free another's": (lambda x: x.observe_free("b", [4]), MisuseError, "block 4: request b does not hold it"),
     "free twice": (lambda x: x.observe_free("a", [4, 4]), MisuseError, "block 4: it is named twice"),
-    "evict held": (lambda x: x.observe_evict([4]), RefusedError, "block 4: cannot DROP while SEALED"),
+    "evict held": (lambda x: x.drop([x.blocks.life(4)]), RefusedError, "block 4: cannot DROP while SEALED"),
 }
 
 
@@ -499,14 +514,14 @@ def test_foreign_pool_refuses_what_its_allocator_may_not_do(case: str) -> None:
 def test_foreign_pool_frees_and_evicts() -> None:
     """What the engine's allocator does is mirrored: free, take again, evict."""
     ledger = make_ledger(own_pool=False, requests=("a", "b"))
-    ledger.seal(ledger.observe_allocate("a", [3, 5]), keys("k0", "k1"))
+    ledger.seal(ledger.observe_place("a", [Placement(allocated=[3, 5])])[0], keys("k0", "k1"))
     ledger.observe_free("a", [5, 3])
-    ledger.observe_take("b", [3])
-    ledger.observe_evict([5])
+    ledger.observe_place("b", [Placement(taken=[3])])
+    ledger.drop([ledger.blocks.life(5)])
 
-    assert ledger.table("a") == [NULL, NULL]
+    assert ledger.requests.table("a") == [NULL, NULL]
     assert states(ledger) == ["FREED", "FREED", "SEALED", "FREED", "FREED"]
-    assert ledger.life(5) == FIRST_EPOCH + 1 << EPOCH_SHIFT | 5
+    assert ledger.blocks.life(5) == FIRST_EPOCH + 1 << EPOCH_SHIFT | 5
 
 
 # --- writing on ---------------------------------------------------------------------------------------------------------
@@ -516,18 +531,18 @@ def test_foreign_pool_frees_and_evicts() -> None:
 def test_reopened_block_begins_another_life(own_pool: bool) -> None:
     """The content that was final is none any more, and nobody finds it; the block stays, and can be sealed again."""
     ledger = make_ledger(own_pool=own_pool)
-    first = ledger.allocate("a", 1) if own_pool else ledger.observe_allocate("a", [3])
+    first = ledger.allocate("a", 1) if own_pool else ledger.observe_place("a", [Placement(allocated=[3])])[0]
     old = ledger.seal(first, keys("tail"))
-    new = ledger.reopen("a", 0)
+    new = Batch[Allocated]([ledger._rows.reopen("a", 0, 0)])
 
     assert [life & ID_MASK for life in new.lives] == [life & ID_MASK for life in old.lives]
     assert list(new.lives) != list(old.lives)
-    assert ledger.table("a") == list(new.lives)
+    assert ledger.requests.table("a") == list(new.lives)
     assert ledger.blocks.of(new.lives[0]) is Block.ALLOCATED
     assert ledger.blocks.refs(int(new.lives[0]) & ID_MASK) == 1
-    assert ledger.find_blocks(keys("tail")) == []
+    assert ledger.blocks.prefix(keys("tail")) == []
     ledger.seal(new, keys("whole"))
-    assert ledger.find_blocks(keys("whole")) == list(new.lives)
+    assert ledger.blocks.prefix(keys("whole")) == list(new.lives)
     assert check(ledger) == []
 
 
@@ -535,7 +550,7 @@ def test_nobody_writes_on_before_the_store_that_reads_there_has_landed() -> None
     """Under fence the next plan waits for it, and nothing is sealed before; a store that is only planned is cancelled."""
     ledger = make_ledger()
     _, flying = in_flight(ledger, "a", "k", 0)
-    new = ledger.reopen("a", 0)
+    new = Batch[Allocated]([ledger._rows.reopen("a", 0, 0)])
 
     assert ledger.blocks.of(new.lives[0]) is Block.FLUSHED
     with refuses(ledger, RefusedError, "cannot SEAL while FLUSHED"):
@@ -546,20 +561,20 @@ def test_nobody_writes_on_before_the_store_that_reads_there_has_landed() -> None
     assert ledger.blocks.of(new.lives[0]) is Block.ALLOCATED
     final = ledger.seal(new, keys("whole"))
     planned = store(ledger, final, keys("whole"), 1)
-    ledger.reopen("a", 0)
-    assert ledger.job_state(planned.ids[0]) is Job.CANCELLED
+    ledger._rows.reopen("a", 0, 0)
+    assert ledger.jobs.state(planned.ids[0]) is Job.CANCELLED
     assert check(ledger) == []
 
 
 REOPEN_REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
-    "shared": (lambda x: x.reopen("a", 0), MisuseError, "2 requests hold its content"),
-    "open": (lambda x: x.reopen("a", 1), MisuseError, "it is ALLOCATED, and has no final content"),
-    "beyond": (lambda x: x.reopen("a", 9), MisuseError, "no block at position 9"),
-    "before": (lambda x: x.reopen("a", -1), MisuseError, "no block at position -1"),
-    "null": (lambda x: x.reopen("a", 2), MisuseError, "no block at position 2"),
-    "group": (lambda x: x.reopen("a", 0, 7), MisuseError, "group 7"),
-    "nobody": (lambda x: x.reopen("c", 0), MisuseError, "request c"),
-    "read under hold": (lambda x: x.reopen("a", 3), MisuseError, "a store reads it, and the contract is hold"),
+    "shared": (lambda x: x._rows.reopen("a", 0, 0), MisuseError, "2 requests hold its content"),
+    "open": (lambda x: x._rows.reopen("a", 1, 0), MisuseError, "it is ALLOCATED, and has no final content"),
+    "beyond": (lambda x: x._rows.reopen("a", 9, 0), MisuseError, "no block at position 9"),
+    "before": (lambda x: x._rows.reopen("a", -1, 0), MisuseError, "no block at position -1"),
+    "null": (lambda x: x._rows.reopen("a", 2, 0), MisuseError, "no block at position 2"),
+    "group": (lambda x: x._rows.reopen("a", 0, 7), MisuseError, "group 7"),
+    "nobody": (lambda x: x._rows.reopen("c", 0, 0), MisuseError, "request c"),
+    "read under hold": (lambda x: x._rows.reopen("a", 3, 0), MisuseError, "a store reads it, and the contract is hold"),
 }
 
 
@@ -604,8 +619,8 @@ def test_handle_used_twice_is_refused() -> None:
     [
         lambda ledger, life: ledger.acquire("b", [life]),
         lambda ledger, life: ledger.drop([life]),
-        lambda ledger, life: ledger.plan_store(Batch([life]), [0], keys("q")),
-        lambda ledger, life: ledger.plan_load("b", Batch([life]), [1]),
+        lambda ledger, life: ledger.plan_store(Store.of(Batch([life]), [0], keys("q"))),
+        lambda ledger, life: ledger.plan_load("b", GroupTransfer(Batch([life]), [1])),
     ],
     ids=["acquire", "drop", "plan_store", "plan_load"],
 )
@@ -613,7 +628,7 @@ def test_stale_life_is_refused(use: Callable[[Ledger, int], object]) -> None:
     """A reference to the old tenant is never taken for one to the new, whatever state the place is in."""
     ledger = make_ledger(num_blocks=2)
     ready(ledger, "ready", 1)
-    (old,) = ledger.find_blocks(keys("ready"))
+    (old,) = ledger.blocks.prefix(keys("ready"))
     ledger.add_request("b")
     with refuses(ledger, CapacityError, "2 blocks wanted"):
         ledger.allocate("a", 2)
@@ -632,16 +647,16 @@ def test_job_limit_is_kept_and_late_reports_are_known_for_as_long_as_possible() 
     """With all jobs out one more is refused; rows are reused in the order in which their jobs ended."""
     ledger = make_ledger(max_jobs=2)
     batch = sealed(ledger, "a", keys("k0", "k1", "k2"))
-    jobs = [ledger.plan_store(Batch([life]), [slot], keys(f"k{slot}")) for slot, life in enumerate(batch.lives[:2])]
+    jobs = [ledger.plan_store(Store.of(Batch([life]), [slot], keys(f"k{slot}"))) for slot, life in enumerate(batch.lives[:2])]
     with refuses(ledger, CapacityError, r"all 2 jobs are out.*max_jobs"):
-        ledger.plan_store(Batch([batch.lives[2]]), [2], keys("k2"))
+        ledger.plan_store(Store.of(Batch([batch.lives[2]]), [2], keys("k2")))
     ledger.cancel(jobs[1])
     ledger.cancel(jobs[0])
-    ledger.plan_store(Batch([batch.lives[2]]), [2], keys("k2"))
+    ledger.plan_store(Store.of(Batch([batch.lives[2]]), [2], keys("k2")))
 
-    assert ledger.job_state(jobs[0].ids[0]) is Job.CANCELLED
+    assert ledger.jobs.state(jobs[0].ids[0]) is Job.CANCELLED
     with pytest.raises(LateError, match=r"job 1.2: it ended so long ago"):
-        ledger.job_state(jobs[1].ids[0])
+        ledger.jobs.state(jobs[1].ids[0])
 
 
 def test_slots_and_blocks_are_limited() -> None:
@@ -649,7 +664,7 @@ def test_slots_and_blocks_are_limited() -> None:
     ledger = make_ledger(num_blocks=3, num_slots=1, contract=Contract.HOLD)
     hand_out_all(ledger, "a")
 
-    assert len(ledger.table("a")) == 2
+    assert len(ledger.requests.table("a")) == 2
     assert ledger.slots.next_empty(5) == [0]
     assert len(ledger.blocks) == 3
 
@@ -659,7 +674,7 @@ def test_journal_is_bounded() -> None:
     ledger = make_ledger(max_journal=4)
     for _ in range(9):
         ledger.allocate("a", 1)
-        ledger.release("a", [len(ledger.table("a")) - 1])
+        ledger.release("a", [len(ledger.requests.table("a")) - 1])
 
     assert len(ledger.journal) == 4
     assert [each.event for each in ledger.journal] == ["allocate", "release"] * 2
@@ -670,7 +685,7 @@ def test_job_does_not_share_lists_with_its_caller() -> None:
     ledger = make_ledger()
     lives = list(sealed(ledger, "a", keys("k0", "k1")).lives)
     slots, names, places = [0, 1], keys("k0", "k1"), [8, 9]
-    job = ledger.plan_store(Batch(lives), slots, names, places=places).ids[0]
+    job = ledger.plan_store(Store.of(Batch(lives), slots, names, places=places)).ids[0]
     before = ledger.snapshot()
     for each in (lives, slots, places):
         each.clear()
@@ -681,9 +696,9 @@ def test_job_does_not_share_lists_with_its_caller() -> None:
     assert same
     assert plan.stores[0].source.tolist() == [1, 2]
     assert plan.stores[0].target.tolist() == [8, 9]
-    assert ledger.job_state(job) is Job.IN_FLIGHT
+    assert ledger.jobs.state(job) is Job.IN_FLIGHT
     ledger.settle(plan.number, 0.0, completions=[report(job)])
-    assert ledger.find_slots(keys("k0", "k1")) == [0, 1]
+    assert ledger.slots.prefix(keys("k0", "k1")) == [0, 1]
     assert check(ledger) == []
 
 
@@ -694,7 +709,7 @@ def test_job_does_not_share_arrays_with_its_caller() -> None:
     slots, places = np.arange(MANY), np.arange(MANY) + 100
     names = keys(*range(MANY))
     transfer = GroupTransfer(Batch[Storable](lives), slots, names, places)
-    (job,) = ledger.plan_stores([Store("a", [transfer])]).ids
+    (job,) = ledger.plan_store(Store("a", [transfer])).ids
     before = ledger.snapshot()
     for each in (lives, slots, places):
         each[:] = 0
@@ -704,7 +719,7 @@ def test_job_does_not_share_arrays_with_its_caller() -> None:
     plan = ledger.dispatch(0.0)
     assert plan.stores[0].target.tolist() == [place + 100 for place in range(MANY)]
     ledger.settle(plan.number, 0.0, completions=[report(job)])
-    assert ledger.find_slots(keys(*range(MANY))) == list(range(MANY))
+    assert ledger.slots.prefix(keys(*range(MANY))) == list(range(MANY))
     assert check(ledger) == []
 
 
@@ -714,7 +729,7 @@ def test_plan_carries_what_was_planned() -> None:
     ready(ledger, "k", 2)
     ledger.add_request("w")
     target = ledger.allocate("w", 1)
-    load = ledger.plan_load("w", target, [2], places=[7])
+    load = ledger.plan_load("w", GroupTransfer(target, [2], places=[7]))
     plan = ledger.dispatch(0.0)
     (transfer,) = plan.loads
     ledger.settle(plan.number, 0.0)
@@ -731,7 +746,7 @@ def test_dispatch_leaves_what_is_not_sealed() -> None:
     """A store may be planned before its content exists; it goes with the plan after the seal."""
     ledger = make_ledger()
     batch = ledger.allocate("a", 1)
-    job = ledger.plan_store(anything(batch), [0], keys("k")).ids[0]
+    job = ledger.plan_store(Store.of(anything(batch), [0], keys("k"))).ids[0]
     first = ledger.dispatch(0.0)
     ledger.settle(first.number, 0.0, seals=[Seal(0, batch.lives, keys("k"))])
     second = ledger.dispatch(0.0)
@@ -744,17 +759,17 @@ def test_load_seals_and_names_what_it_brought() -> None:
     """The loaded block can be found under the key of its slot, and the request runs."""
     ledger = make_ledger(num_blocks=3)
     ready(ledger)
-    ledger.drop(ledger.find_blocks(keys("k")))
+    ledger.drop(ledger.blocks.prefix(keys("k")))
     ledger.add_request("w")
     target = ledger.allocate("w", 1)
-    job = ledger.plan_load("w", target, [0]).ids[0]
-    during = ledger.request_state("w"), ledger.blocks.at(block_of(target)), ledger.slots.pins(0)
+    job = ledger.plan_load("w", GroupTransfer(target, [0])).ids[0]
+    during = ledger.requests.state("w"), ledger.blocks.state(block_of(target)), ledger.slots.pins(0)
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=[report(job)])
 
     assert during == (Request.LOADING, Block.LOADING, 1)
-    assert ledger.request_state("w") is Request.RUNNING
-    assert ledger.find_blocks(keys("k")) == list(target.lives)
+    assert ledger.requests.state("w") is Request.RUNNING
+    assert ledger.blocks.prefix(keys("k")) == list(target.lives)
     assert ledger.slots.pins(0) == 0
 
 
@@ -766,8 +781,8 @@ def test_jobs_of_a_request_are_those_it_owns_and_the_workers_have() -> None:
     sealed_again = sealed(ledger, "a", keys("k2"))
     store(ledger, sealed_again, keys("k2"), 2)
 
-    assert ledger.jobs_of("a").ids == (mine,)
-    assert ledger.submitted().ids == (mine, other)
+    assert ledger.jobs.of("a").ids == (mine,)
+    assert ledger.jobs.submitted().ids == (mine, other)
 
 
 # --- reports ------------------------------------------------------------------------------------------------------------
@@ -782,7 +797,7 @@ def test_report_that_is_late_is_counted_and_changes_no_verdict() -> None:
     before = ledger.snapshot()
     ledger.complete(report(job))
 
-    assert ledger.job_state(job) is Job.CANCELLED
+    assert ledger.jobs.state(job) is Job.CANCELLED
     assert ledger.statistics().late == 1
     assert [a == b for a, b in zip(before, ledger.snapshot(), strict=True)].count(False) == 1
 
@@ -807,11 +822,11 @@ def test_report_that_comes_twice_counts_once() -> None:
     _, job = in_flight(ledger)
     for _ in range(3):
         ledger.complete(report(job, worker=1))
-    between = ledger.job_state(job)
+    between = ledger.jobs.state(job)
     ledger.complete(report(job, worker=0))
 
     assert between is Job.IN_FLIGHT
-    assert ledger.job_state(job) is Job.DONE
+    assert ledger.jobs.state(job) is Job.DONE
     assert ledger.statistics().duplicate == 2
 
 
@@ -834,12 +849,12 @@ def test_report_for_a_job_whose_row_is_another_s_is_late() -> None:
     """It was made here and is long over."""
     ledger = make_ledger(max_jobs=1)
     batch = sealed(ledger, "a", keys("k0", "k1"))
-    first = ledger.plan_store(Batch(batch.lives[:1]), [0], keys("k0"))
+    first = ledger.plan_store(Store.of(Batch(batch.lives[:1]), [0], keys("k0")))
     ledger.cancel(first)
-    second = ledger.plan_store(Batch(batch.lives[1:]), [0], keys("k1"))
+    second = ledger.plan_store(Store.of(Batch(batch.lives[1:]), [0], keys("k1")))
     ledger.complete(report(first.ids[0]))
 
-    assert ledger.job_state(second.ids[0]) is Job.PLANNED
+    assert ledger.jobs.state(second.ids[0]) is Job.PLANNED
     assert ledger.statistics().late == 1
 
 
@@ -851,9 +866,9 @@ def test_one_failed_worker_fails_the_job() -> None:
         for worker, result in enumerate(order):
             ledger.complete(report(job, result, worker))
 
-        assert ledger.job_state(job) is Job.FAILED
-        assert ledger.find_slots(keys("k")) == []
-        assert ledger.slots.at(0) is Slot.EMPTY
+        assert ledger.jobs.state(job) is Job.FAILED
+        assert ledger.slots.prefix(keys("k")) == []
+        assert ledger.slots.state(0) is Slot.EMPTY
 
 
 # --- deadlines ----------------------------------------------------------------------------------------------------------
@@ -870,7 +885,7 @@ def test_deadline_starts_with_the_first_launch() -> None:
 
     assert never.ids == early.ids == ()
     assert due.ids == (job,)
-    assert ledger.job_state(job) is Job.QUARANTINED
+    assert ledger.jobs.state(job) is Job.QUARANTINED
 
 
 def test_deadline_starts_when_a_plan_waits() -> None:
@@ -909,21 +924,21 @@ def test_settle_takes_the_report_of_a_waited_job_before_its_proof() -> None:
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=[report(job)])
 
-    assert ledger.job_state(job) is Job.DONE
-    assert ledger.slots.at(0) is Slot.READY
+    assert ledger.jobs.state(job) is Job.DONE
+    assert ledger.slots.state(0) is Slot.READY
 
 
 def test_settle_proves_waited_jobs_quiet_before_other_reports() -> None:
     """Order 2 before 3: the load behind a fence lands on a block that the old copy has left, lost report or not."""
     ledger = make_ledger(num_blocks=2)
     target, old = behind_fence(ledger)
-    load = ledger.plan_load("b", target, [0]).ids[0]
+    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=[report(load)])
 
     assert plan.flushes == (old,)
-    assert ledger.job_state(old) is Job.FAILED
-    assert ledger.blocks.at(block_of(target)) is Block.SEALED
+    assert ledger.jobs.state(old) is Job.FAILED
+    assert ledger.blocks.state(block_of(target)) is Block.SEALED
 
 
 def test_settle_applies_reports_before_seals() -> None:
@@ -932,13 +947,13 @@ def test_settle_applies_reports_before_seals() -> None:
     ready(ledger)
     ledger.add_request("w")
     both = ledger.allocate("w", 2)
-    load = ledger.plan_load("w", Batch(both.lives[:1]), [0]).ids[0]
+    load = ledger.plan_load("w", GroupTransfer(Batch(both.lives[:1]), [0])).ids[0]
     plan = ledger.dispatch(0.0)
     seal = Seal(0, list(both.lives[1:]), keys("q"))
     ledger.settle(plan.number, 0.0, completions=[report(load, Result.FAILED)], seals=[seal])
 
-    assert ledger.request_state("w") is Request.WAITING
-    assert ledger.find_blocks(keys("q")) == []
+    assert ledger.requests.state("w") is Request.WAITING
+    assert ledger.blocks.prefix(keys("q")) == []
     assert ledger.statistics().stale == 1
 
 
@@ -951,7 +966,7 @@ def test_settle_seals_behind_a_wait_that_it_has_just_proven() -> None:
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, seals=[Seal(0, target.lives, keys("q"))])
 
-    assert ledger.find_blocks(keys("q")) == list(target.lives)
+    assert ledger.blocks.prefix(keys("q")) == list(target.lives)
 
 
 @pytest.mark.parametrize("waited", [False, True], ids=["in flight", "waited for"])
@@ -964,7 +979,7 @@ def test_deadline_that_passes_is_told_as_a_step_from_the_state_of_the_job(waited
         ledger.flush(Jobs((job,)))
     ledger.expire(99.0)
 
-    assert ledger.history("job", job.number)[-1].startswith(
+    assert ledger.journal.history("job", job.number)[-1].startswith(
         f"plan 1: {'AWAITED' if waited else 'IN_FLIGHT'} --expire--> QUARANTINED"
     )
 
@@ -977,7 +992,7 @@ def test_settle_expires_last() -> None:
     ledger.launched(Launched(job, Worker(0)), 0.0)
     ledger.settle(plan.number, 8.0, completions=[report(job)])
 
-    assert ledger.job_state(job) is Job.DONE
+    assert ledger.jobs.state(job) is Job.DONE
 
 
 def test_settle_starts_deadlines_with_its_own_time() -> None:
@@ -1011,14 +1026,14 @@ def test_wait_is_a_proof_even_if_a_later_plan_waits_again() -> None:
     """A job that two plans wait for is quiet with the first; the load behind that wait lands on a block of its own."""
     ledger = make_ledger(num_blocks=2)
     target, old = behind_fence(ledger)
-    load = ledger.plan_load("b", target, [0]).ids[0]
+    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
     first = ledger.dispatch(0.0)
     ledger.flush(Jobs((old,)))
     second = ledger.dispatch(0.0)
     ledger.settle(first.number, 0.0, completions=[report(load)])
 
     assert second.flushes == (old,)
-    assert ledger.job_state(old) is Job.FAILED
+    assert ledger.jobs.state(old) is Job.FAILED
     assert check(ledger) == []
 
 
@@ -1026,14 +1041,14 @@ def test_load_that_lands_early_proves_the_older_copy_quiet() -> None:
     """Its report can overtake the settling of its plan: every worker waited for the old copy before it launched the load."""
     ledger = make_ledger(num_blocks=2)
     target, old = behind_fence(ledger)
-    load = ledger.plan_load("b", target, [0]).ids[0]
+    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
     plan = ledger.dispatch(0.0)
     ledger.complete(report(load))
-    between = check(ledger), ledger.job_state(old)
+    between = check(ledger), ledger.jobs.state(old)
     ledger.settle(plan.number, 0.0, completions=[report(old)])
 
     assert between == ([], Job.FAILED)
-    assert ledger.request_state("b") is Request.RUNNING
+    assert ledger.requests.state("b") is Request.RUNNING
     assert ledger.statistics().late == 1
 
 
@@ -1074,7 +1089,7 @@ def test_settle_refuses_all_or_nothing(case: str) -> None:
     ledger = make_ledger()
     _, busy = in_flight(ledger)
     pledged = ledger.allocate("a", 1)
-    planned = ledger.plan_store(anything(pledged), [1], keys("p")).ids[0]
+    planned = ledger.plan_store(Store.of(anything(pledged), [1], keys("p"))).ids[0]
     batch = ledger.allocate("a", 1)
     plan = ledger.dispatch(0.0)
     with refuses(ledger, error, match):
@@ -1141,7 +1156,7 @@ def test_listener_hears_after_the_last_write() -> None:
     _, job = in_flight(ledger)
     plan = ledger.dispatch(0.0)
     seen = []
-    ledger.on(hook=lambda record: seen.append((record.machine, ledger.job_state(job), ledger.slots.at(0), check(ledger))))
+    ledger.on(hook=lambda record: seen.append((record.machine, ledger.jobs.state(job), ledger.slots.state(0), check(ledger))))
     ledger.settle(plan.number, 0.0, completions=[report(job)])
 
     assert seen == [(machine, Job.DONE, Slot.READY, []) for machine in ("job", "block", "slot")]
@@ -1174,15 +1189,15 @@ def test_history_tells_the_story_of_one_place() -> None:
     _, job = in_flight(ledger)
     ledger.complete(report(job))
 
-    assert ledger.history("block", 1) == [
+    assert ledger.journal.history("block", 1) == [
         "plan 0: FREED --allocate--> ALLOCATED",
         "plan 0: ALLOCATED --seal--> SEALED",
         "plan 0: SEALED --plan_store--> PENDING_STORE (job 1)",
         "plan 1: PENDING_STORE --submit--> IN_FLIGHT (job 1)",
         "plan 1: IN_FLIGHT --land [held]--> SEALED (job 1)",
     ]
-    assert ledger.history("slot", 0)[-1] == "plan 1: WRITING --land [published]--> READY (job 1)"
-    assert ledger.history("block", 2) == []
+    assert ledger.journal.history("slot", 0)[-1] == "plan 1: WRITING --land [published]--> READY (job 1)"
+    assert ledger.journal.history("block", 2) == []
 
 
 @BOTH
@@ -1209,14 +1224,14 @@ def test_reset_now_forgets_all_content_and_keeps_busy_places(contract: Contract)
     ready(ledger, "ready", 1)
     _, job = in_flight(ledger)
     ledger.reset()
-    between = states(ledger)[:2], ledger.slots.at(0), ledger.slots.at(1)
+    between = states(ledger)[:2], ledger.slots.state(0), ledger.slots.state(1)
     ledger.complete(report(job))
 
     assert between == (["FREED", "STALE"], Slot.WRITING, Slot.EMPTY)
-    assert ledger.job_state(job) is Job.CANCELLED
-    assert ledger.request_state("a") is Request.PREEMPTED
-    assert ledger.find_slots(keys("k")) == ledger.find_slots(keys("ready")) == []
-    assert ledger.find_blocks(keys("k")) == []
+    assert ledger.jobs.state(job) is Job.CANCELLED
+    assert ledger.requests.state("a") is Request.PREEMPTED
+    assert ledger.slots.prefix(keys("k")) == ledger.slots.prefix(keys("ready")) == []
+    assert ledger.blocks.prefix(keys("k")) == []
     assert set(states(ledger)) == {"FREED"}
 
 
@@ -1230,7 +1245,7 @@ def test_reset_with_drain_waits_for_the_last_job() -> None:
     ledger.reset(drain=True)
 
     assert states(ledger) == ["FREED"] * 5
-    assert ledger.slots.at(0) is Slot.EMPTY
+    assert ledger.slots.state(0) is Slot.EMPTY
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------------------
@@ -1239,16 +1254,16 @@ def test_reset_with_drain_waits_for_the_last_job() -> None:
 def go_on(ledger: Ledger) -> list[object]:
     """The same calls on any copy of `behind_fence`, and what they gave."""
     seen: list[object] = []
-    load = ledger.plan_load("b", Batch(ledger.table("b")), [0])
+    load = ledger.plan_load("b", GroupTransfer(Batch(ledger.requests.table("b")), [0]))
     plan = ledger.dispatch(1.0)
     seen += [load.ids, plan.number, plan.flushes, [each.job for each in plan.loads]]
     ledger.pin("me", [0])
     ledger.settle(plan.number, 9.0, launched=[Launched(load.ids[0], Worker(0))])
-    seen += [ledger.expire(17.0).ids, ledger.request_state("b"), ledger.snapshot()]
+    seen += [ledger.expire(17.0).ids, ledger.requests.state("b"), ledger.snapshot()]
     ledger.unpin("me", [0])
     ledger.complete(report(load.ids[0]))
     ledger.add_request("c")
-    seen += [list(ledger.allocate("c", 1).lives), ledger.blocks.free_order(), ledger.history("block", 1)[-1]]
+    seen += [list(ledger.allocate("c", 1).lives), ledger.blocks.free_order(), ledger.journal.history("block", 1)[-1]]
     return [*seen, ledger.snapshot()]
 
 
@@ -1281,7 +1296,7 @@ def test_jobs_are_counted_on_behind_a_snapshot() -> None:
         ledger.complete(report(JobId(1, number), Result.FAILED))
 
     assert job.number == 6
-    assert ledger.job_state(job) is Job.IN_FLIGHT
+    assert ledger.jobs.state(job) is Job.IN_FLIGHT
     assert check(ledger) == []
 
 
@@ -1313,7 +1328,7 @@ def test_a_listener_cannot_put_a_ledger_back() -> None:
     ledger.allocate("a", 1)
 
     assert refused == ["restore: a hook cannot call the ledger (note it, and call after the verb)"]
-    assert ledger.table("a") == [ledger.life(1)]
+    assert ledger.requests.table("a") == [ledger.blocks.life(1)]
 
 
 @pytest.mark.parametrize(
@@ -1347,8 +1362,8 @@ def test_pin_holds_a_slot_until_its_holder_lets_go() -> None:
     ledger.unpin("p", [0])
     ledger.evict([0])
 
-    assert ledger.slots.at(0) is Slot.EMPTY
-    assert ledger.holders == {}
+    assert ledger.slots.state(0) is Slot.EMPTY
+    assert ledger.slots.holders == {}
 
 
 def test_pin_outlives_the_content() -> None:
@@ -1357,11 +1372,11 @@ def test_pin_outlives_the_content() -> None:
     ready(ledger)
     ledger.pin("p", [0])
     ledger.reset()
-    between = ledger.slots.at(0)
+    between = ledger.slots.state(0)
     ledger.unpin("p", [0])
 
     assert between is Slot.STALE
-    assert ledger.slots.at(0) is Slot.EMPTY
+    assert ledger.slots.state(0) is Slot.EMPTY
 
 
 def test_pin_of_nothing_changes_nothing() -> None:
@@ -1407,7 +1422,10 @@ def tour(ledger: Ledger, at_once: bool) -> Ledger:
     final = [ledger.seal(batch, names[part]) for batch, part in zip(batches, each, strict=True)]
     for batch in final:
         ledger.acquire("b", batch.lives)
-    jobs = [ledger.plan_store(batch, list(range(MANY))[part], names[part]) for batch, part in zip(final, each, strict=True)]
+    jobs = [
+        ledger.plan_store(Store.of(batch, list(range(MANY))[part], names[part]))
+        for batch, part in zip(final, each, strict=True)
+    ]
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, launched=[Launched(job.ids[0], Worker(0)) for job in jobs])
     for part in each:
@@ -1421,7 +1439,7 @@ def tour(ledger: Ledger, at_once: bool) -> Ledger:
     ledger.add_request("c")
     for part in each:
         ledger.allocate("c", len(names[part]))
-    ledger.drop(ledger.find_blocks(names[: MANY // 2]))
+    ledger.drop(ledger.blocks.prefix(names[: MANY // 2]))
     ledger.reset()
     for part in each:
         ledger.unpin("p", list(range(MANY))[part])
@@ -1482,10 +1500,10 @@ def test_places_of_a_job_of_many_move_as_those_of_a_job_of_few(contract: Contrac
         if not held_on:
             ledger.finish("a")
         end_store(ledger, jobs.ids[0], end, lend=not held_on and contract is Contract.FENCE)
-        places = {(state, ledger.slots.at(0).name) for state in states(ledger)}
+        places = {(state, ledger.slots.state(0).name) for state in states(ledger)}
         blocks = ledger.blocks
         counts = {(blocks.refs(place), blocks.pins(place), blocks.overdue(place)) for place in range(1, count + 1)}
-        seen.append((places, counts, set(blocks.epochs[1:]), ledger.free // count))
+        seen.append((places, counts, set(blocks.epochs[1:]), ledger.blocks.free // count))
 
         assert check(ledger) == []
         assert len(places) == len(counts) == 1
@@ -1502,7 +1520,7 @@ def test_many_places_are_refused_like_few() -> None:
     with refuses(ledger, MisuseError, "which is over"):
         ledger.acquire("b", [*lives[:-1], lives[-1] + (1 << EPOCH_SHIFT)])
     with refuses(ledger, RefusedError, f"block {MANY + 1}: cannot ACQUIRE while FREED"):
-        ledger.acquire("b", [*lives, ledger.life(MANY + 1)])
+        ledger.acquire("b", [*lives, ledger.blocks.life(MANY + 1)])
     with refuses(ledger, MisuseError, f"slot {MANY}"):
         ledger.evict(range(1, MANY + 1))
     with refuses(ledger, MisuseError, "slot 9: it is named twice"):
@@ -1516,7 +1534,7 @@ def test_arrays_are_taken_like_lists() -> None:
         names = keys(*range(count))
         lives = sealed(ledger, "a", names).lives
         ledger.acquire("b", np.array(lives, dtype=np.int64))
-        jobs = ledger.plan_store(Batch(np.array(lives)), anything(np.arange(count, dtype=np.int32)), names)
+        jobs = ledger.plan_store(Store.of(Batch(np.array(lives)), anything(np.arange(count, dtype=np.int32)), names))
         ledger.cancel(jobs)
         ledger.finish("a")
 
@@ -1540,7 +1558,7 @@ def test_broken_coupling_is_raised_counted_or_passed_over(level: Checking) -> No
     else:
         ledger.expire(99.0)
 
-    assert ledger.job_state(job) is Job.QUARANTINED
+    assert ledger.jobs.state(job) is Job.QUARANTINED
     assert ledger.statistics().violations == (0 if level is Checking.OFF else 1)
 
 
@@ -1548,7 +1566,7 @@ def quarantined_load(ledger: Ledger) -> JobId:
     """A load of block 1 or 2 that is past its deadline."""
     ready(ledger)
     ledger.add_request("b")
-    (job,) = ledger.plan_load("b", ledger.allocate("b", 1), [0]).ids
+    (job,) = ledger.plan_load("b", GroupTransfer(ledger.allocate("b", 1), [0])).ids
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, launched=[Launched(job, Worker(0))])
     ledger.expire(99.0)
@@ -1592,7 +1610,7 @@ def test_seal_refuses_another_key_than_its_planned_store_will_publish() -> None:
     """One content has one key: the slot of a planned store and the block that it copies agree."""
     ledger = make_ledger()
     source = ledger.allocate("a", 2)
-    ledger.plan_store(source, [0, 1], keys("k0", "k1"))
+    ledger.plan_store(Store.of(source, [0, 1], keys("k0", "k1")))
     with refuses(ledger, MisuseError, r"cannot SEAL it as .*, its store 1\.1 will publish"):
         ledger.seal(source, keys("k0", "k2"))
     ledger.seal(source, keys("k0", "k1"))
@@ -1604,7 +1622,7 @@ def test_submit_refuses_a_load_before_the_wait_for_its_target_is_in_a_plan() -> 
     """Behind a fence a load may go to the workers only with, or after, the plan that waits for the older copy."""
     ledger = make_ledger(num_blocks=2, contract=Contract.FENCE)
     target, older = behind_fence(ledger)
-    load = ledger.plan_load("b", target, [0])
+    load = ledger.plan_load("b", GroupTransfer(target, [0]))
     with refuses(ledger, MisuseError, rf"no plan waits yet for job {older}, which still touches its target"):
         ledger.submit(load)
 
@@ -1616,7 +1634,7 @@ def test_store_refuses_another_key_than_its_block_has() -> None:
     ledger = make_ledger()
     source = sealed(ledger, "a", keys("alpha"))
     with refuses(ledger, MisuseError, r"block \d: it holds 616c706861, which cannot be stored as 62657461"):
-        ledger.plan_store(source, [0], keys("beta"))
+        ledger.plan_store(Store.of(source, [0], keys("beta")))
 
 
 def test_refused_bulk_release_leaves_the_table_able_to_grow() -> None:
@@ -1628,7 +1646,7 @@ def test_refused_bulk_release_leaves_the_table_able_to_grow() -> None:
     ledger.allocate("a", 1)
 
     assert kept.value is not None
-    assert len(ledger.table("a")) == 61
+    assert len(ledger.requests.table("a")) == 61
     assert check(ledger) == []
 
 
@@ -1659,16 +1677,15 @@ def test_number_of_a_block_is_not_one_of_its_lives(epochs: int, many: bool) -> N
     named = keys(*blocks)
     held = ledger.allocate("a", len(blocks))
     bare = Batch[Any](blocks)
-    match = r"^\w+: 1 is the number of a block, not a life \(use what allocate returned, or ledger\.life\(1\)\)$"
+    match = r"^\w+: 1 is the number of a block, not a life \(use what allocate returned, or ledger\.blocks\.life\(1\)\)$"
 
     acts: list[Callable[[], object]] = [
         lambda: ledger.seal(bare, named),
-        lambda: ledger.seal_many([Seal(0, blocks, named)]),
         lambda: ledger.acquire("b", blocks),
         lambda: ledger.drop(blocks),
-        lambda: ledger.hand_out_first(blocks),
-        lambda: ledger.plan_store(bare, range(len(blocks)), named),
-        lambda: ledger.plan_group_load("b", [GroupTransfer(bare, list(range(len(blocks))), named)]),
+        lambda: ledger._rows.hand_out_first(blocks),
+        lambda: ledger.plan_store(Store.of(bare, list(range(len(blocks))), named)),
+        lambda: ledger.plan_load("b", GroupTransfer(bare, list(range(len(blocks))), named)),
     ]
     plan = ledger.dispatch(0.0).number
     acts.append(lambda: ledger.settle(plan, 0.0, seals=[Seal(0, blocks, named)]))
@@ -1679,7 +1696,7 @@ def test_number_of_a_block_is_not_one_of_its_lives(epochs: int, many: bool) -> N
     assert ledger.blocks.of(1) is None
     assert not ledger.blocks.is_current(1)
     final = ledger.seal(held, named)
-    assert sorted(final.lives) == sorted(held.lives) == [ledger.life(block) for block in blocks]
+    assert sorted(final.lives) == sorted(held.lives) == [ledger.blocks.life(block) for block in blocks]
 
 
 @pytest.mark.parametrize("life", [999, 1 << 20, -5], ids=["unknown", "far", "negative"])
@@ -1689,7 +1706,7 @@ def test_life_of_no_block_is_refused(life: int) -> None:
     for act in (
         lambda: ledger.seal(Batch([life]), keys("k")),
         lambda: ledger.acquire("a", [life]),
-        lambda: ledger.plan_store(Batch([life]), [0], keys("k")),
+        lambda: ledger.plan_store(Store.of(Batch([life]), [0], keys("k"))),
     ):
         with refuses(ledger, MisuseError, f"{life} is no life of a block; blocks are 1 to 5"):
             act()
@@ -1712,10 +1729,10 @@ def test_evicted_content_takes_its_planned_store_with_it() -> None:
     job = store(ledger, source, keys("k")).ids[0]
     block = block_of(source)
     ledger.observe_free("a", [block])
-    ledger.observe_evict([block])
+    ledger.drop([ledger.blocks.life(block)])
 
-    assert ledger.job_state(job) is Job.CANCELLED
-    assert ledger.blocks.at(block) is Block.FREED
+    assert ledger.jobs.state(job) is Job.CANCELLED
+    assert ledger.blocks.state(block) is Block.FREED
     assert check(ledger) == []
 
 
@@ -1730,7 +1747,7 @@ def test_listener_cannot_call_the_ledger() -> None:
     with pytest.raises(MisuseError, match="a hook cannot call the ledger"):
         ledger.allocate("a", 1)
 
-    assert len(ledger.table("a")) == 1
+    assert len(ledger.requests.table("a")) == 1
 
 
 def test_plans_out_are_limited() -> None:
@@ -1750,7 +1767,7 @@ def test_deadlines_of_jobs_that_ended_are_forgotten() -> None:
         ledger.launched(Launched(job, Worker(0)), 0.0)
         ledger.complete(report(job))
         ledger.evict([0])
-        ledger.release("a", [len(ledger.table("a")) - 1])
+        ledger.release("a", [len(ledger.requests.table("a")) - 1])
 
     assert len(ledger._state.core.deadlines) <= 2 * ledger.limits.max_jobs
 
@@ -1779,7 +1796,7 @@ def test_listener_that_is_interrupted_leaves_the_ledger_usable() -> None:
         ledger.allocate("a", 1)
     ledger.allocate("a", 1)
 
-    assert len(ledger.table("a")) == 2
+    assert len(ledger.requests.table("a")) == 2
 
 
 def interrupting(error: type[BaseException]) -> Callable[[object], None]:
@@ -1859,7 +1876,7 @@ def test_deadlines_keep_their_order_when_those_of_ended_jobs_are_forgotten() -> 
         if land:
             ledger.complete(report(job))
             ledger.evict([slot])
-            ledger.release("a", [len(ledger.table("a")) - 1])
+            ledger.release("a", [len(ledger.requests.table("a")) - 1])
         return job
 
     launch(1.0, land=True)
@@ -1877,18 +1894,6 @@ def test_deadlines_keep_their_order_when_those_of_ended_jobs_are_forgotten() -> 
     assert (first.ids, second.ids) == ((earlier,), (later,))
 
 
-def test_release_of_a_shared_life_in_one_call_lets_go_of_it_for_each() -> None:
-    """Two requests leave one block behind together: nobody holds it any more, and it can be found."""
-    ledger = make_ledger(requests=("a", "b"))
-    source = sealed(ledger, "a", keys("k"))
-    ledger.acquire("b", source.lives)
-    ledger.release_many(["a", "b"], [[0], [0]])
-
-    assert ledger.blocks.at(block_of(source)) is Block.CACHED
-    assert [ledger.table(name) for name in "ab"] == [[NULL], [NULL]]
-    assert check(ledger) == []
-
-
 def test_request_that_never_fits_is_told_so() -> None:
     """More blocks than the device has: no preemption and no copy that lands will make room."""
     ledger = make_ledger(num_blocks=6)
@@ -1904,12 +1909,12 @@ def test_request_that_never_fits_is_told_so() -> None:
     "ask",
     [
         lambda view: view.row("z"),
-        lambda view: view.at("z"),
+        lambda view: view.state("z"),
         lambda view: view.load("z"),
         lambda view: view.size("z", 0),
-        lambda view: view.held("z", 0),
+        lambda view: view.table("z", 0),
     ],
-    ids=["row", "at", "load", "size", "held"],
+    ids=["row", "state", "load", "size", "table"],
 )
 def test_view_of_requests_names_the_one_that_is_unknown(ask: Callable[[Any], object]) -> None:
     """As the verbs do."""

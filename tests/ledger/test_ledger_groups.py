@@ -88,7 +88,7 @@ def filed_slots(ledger: Ledger, group: int) -> dict[bytes, int]:
 
 def slot_states(ledger: Ledger, count: int = 3) -> list[str]:
     """The states of the first slots."""
-    return [ledger.slots.at(place).name for place in range(count)]
+    return [ledger.slots.state(place).name for place in range(count)]
 
 
 # --- stores and loads of several groups ---------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def open_transfers(ledger: Ledger) -> list[GroupTransfer[Any]]:
 
 def stored(ledger: Ledger) -> Plan:
     """The store of `open_transfers`, submitted and landed; the request has let go of everything."""
-    jobs = ledger.plan_stores([Store("a", open_transfers(ledger))])
+    jobs = ledger.plan_store(Store("a", open_transfers(ledger)))
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=map(report, jobs.ids))
     ledger.preempt("a")
@@ -139,7 +139,7 @@ def test_store_counts_exactly_what_was_put_into_it() -> None:
     assert transfer.target.tolist() == [0, 1, 3, 4, 5]
     assert [filed_slots(ledger, group) for group in range(3)] == [{b"f1": 0, b"f3": 1}, {}, {b"t1": 2}]
     assert [ledger.slots.group(slot) for slot in range(3)] == [0, 0, 2]
-    assert ledger.moved == {"STORE": 5}
+    assert ledger.counts.moved == {"STORE": 5}
     sound(ledger)
 
 
@@ -150,25 +150,25 @@ def test_load_gives_every_block_of_every_group_its_key() -> None:
     ledger.reset(host=False)
     ledger.add_request("w")
     transfers = load_transfers(ledger, "w")
-    jobs = ledger.plan_group_load("w", transfers)
-    waiting = ledger.request_state("w")
+    jobs = ledger.plan_load("w", *transfers)
+    waiting = ledger.requests.state("w")
     plan = ledger.dispatch(0.0)
     (transfer,) = plan.loads
-    before = [ledger.find_blocks(keys("f0"), 0), ledger.find_blocks(keys("t1"), 2)]
+    before = [ledger.blocks.prefix(keys("f0"), 0), ledger.blocks.prefix(keys("t1"), 2)]
     sound(ledger)
     ledger.settle(plan.number, 0.0, completions=map(report, jobs.ids))
     first, third = ([int(life) for life in transfer.blocks.lives] for transfer in transfers)
 
-    assert (waiting, ledger.request_state("w")) == (Request.LOADING, Request.RUNNING)
+    assert (waiting, ledger.requests.state("w")) == (Request.LOADING, Request.RUNNING)
     assert transfer.group_sizes == (3, 0, 1)
     assert transfer.source.tolist() == [0, 1, 3, 5]
     assert transfer.target.tolist() == [life & ID_MASK for life in (*first, *third)]
     assert before == [[], []]
-    assert ledger.find_blocks(keys("f0", "f1", "f3"), 0) == first
-    assert ledger.find_blocks(keys("t1"), 2) == third
-    assert ledger.find_blocks(keys("t1"), 0) == []
+    assert ledger.blocks.prefix(keys("f0", "f1", "f3"), 0) == first
+    assert ledger.blocks.prefix(keys("t1"), 2) == third
+    assert ledger.blocks.prefix(keys("t1"), 0) == []
     assert [ledger.slots.pins(slot) for slot in range(4)] == [0, 0, 0, 0]
-    assert ledger.moved["LOAD"] == 4
+    assert ledger.counts.moved["LOAD"] == 4
     sound(ledger)
 
 
@@ -178,14 +178,14 @@ def test_failed_load_drops_its_keys_in_every_group() -> None:
     stored(ledger)
     ready(ledger, "other", 3)
     ledger.add_request("w")
-    jobs = ledger.plan_group_load("w", load_transfers(ledger, "w"))
+    jobs = ledger.plan_load("w", *load_transfers(ledger, "w"))
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=[report(jobs.ids[0], Result.FAILED)])
 
-    assert ledger.request_state("w") is Request.WAITING
+    assert ledger.requests.state("w") is Request.WAITING
     assert [filed_slots(ledger, group) for group in range(3)] == [{b"other": 3}, {}, {}]
     assert slot_states(ledger) == ["EMPTY"] * 3
-    assert [ledger.table("w", group) for group in range(3)] == [[], [], []]
+    assert [ledger.requests.table("w", group) for group in range(3)] == [[], [], []]
     sound(ledger)
 
 
@@ -195,16 +195,16 @@ def test_load_that_is_given_up_keeps_its_keys() -> None:
     stored(ledger)
     ledger.add_request("w")
     transfers = load_transfers(ledger, "w")
-    jobs = ledger.plan_group_load("w", transfers)
+    jobs = ledger.plan_load("w", *transfers)
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.finish("w")
     places = [int(life) & ID_MASK for transfer in transfers for life in transfer.blocks.lives]
-    busy = [ledger.blocks.at(place) for place in places]
+    busy = [ledger.blocks.state(place) for place in places]
     sound(ledger)
     ledger.complete(report(jobs.ids[0]))
 
     assert busy == [Block.STALE] * 4
-    assert [ledger.blocks.at(place) for place in places] == [Block.FREED] * 4
+    assert [ledger.blocks.state(place) for place in places] == [Block.FREED] * 4
     assert slot_states(ledger) == ["READY"] * 3
     sound(ledger)
 
@@ -212,13 +212,13 @@ def test_load_that_is_given_up_keeps_its_keys() -> None:
 def test_store_lands_in_every_group_or_in_none() -> None:
     """One worker failed: no slot of any group can be read."""
     ledger = group_ledger(workers=2)
-    jobs = ledger.plan_stores([Store("a", open_transfers(ledger))])
+    jobs = ledger.plan_store(Store("a", open_transfers(ledger)))
     plan = ledger.dispatch(0.0)
     reports = [report(jobs.ids[0]), report(jobs.ids[0], Result.FAILED, worker=1)]
     ledger.settle(plan.number, 0.0, completions=reports)
 
     assert slot_states(ledger) == ["EMPTY"] * 3
-    assert [ledger.find_slots([key], group) for group, key in ((0, b"f1"), (2, b"t1"))] == [[], []]
+    assert [ledger.slots.prefix([key], group) for group, key in ((0, b"f1"), (2, b"t1"))] == [[], []]
     sound(ledger)
 
 
@@ -228,10 +228,10 @@ def test_same_key_names_other_content_in_another_group() -> None:
     transfers = [
         GroupTransfer[Any](ledger.seal(ledger.allocate("a", 1, group), keys("k")), [group], keys("k")) for group in range(3)
     ]
-    jobs = ledger.plan_stores([Store("a", transfers)])
+    jobs = ledger.plan_store(Store("a", transfers))
     ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, jobs.ids))
 
-    assert [ledger.find_slots(keys("k"), group) for group in range(3)] == [[0], [1], [2]]
+    assert [ledger.slots.prefix(keys("k"), group) for group in range(3)] == [[0], [1], [2]]
     sound(ledger)
 
 
@@ -239,7 +239,7 @@ def test_pledge_of_one_group_holds_the_whole_job_back() -> None:
     """A job goes out when the content of all its groups is final."""
     ledger = group_ledger()
     done, late = ledger.seal(ledger.allocate("a", 1, 0), keys("d")), ledger.allocate("a", 1, 1)
-    ledger.plan_stores([Store("a", [GroupTransfer(done, [0], keys("d")), GroupTransfer(late, [1], keys("l"))])])
+    ledger.plan_store(Store("a", [GroupTransfer(done, [0], keys("d")), GroupTransfer(late, [1], keys("l"))]))
     first = ledger.dispatch(0.0)
     with refuses(ledger, MisuseError, r"block 2: cannot SEAL it as 78, its store 1.1 will publish 6c"):
         ledger.seal(Batch(late.lives, 1), keys("x"))
@@ -258,20 +258,20 @@ def test_group_job_of_many_is_one_of_few(count: int) -> None:
     names = [keys(*(f"{group}.{number}" for number in range(count))) for group in range(2)]
     sources = [ledger.seal(ledger.allocate("a", count, group), names[group]) for group in range(2)]
     slots = [list(range(group * count, (group + 1) * count)) for group in range(2)]
-    jobs = ledger.plan_stores([Store("a", [GroupTransfer(sources[group], slots[group], names[group]) for group in range(2)])])
+    jobs = ledger.plan_store(Store("a", [GroupTransfer(sources[group], slots[group], names[group]) for group in range(2)]))
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=map(report, jobs.ids))
     ledger.add_request("w")
     targets = [ledger.allocate("w", count, group) for group in range(2)]
     ledger.finish("a")
-    ledger.drop([life for group in range(2) for life in ledger.find_blocks(names[group], group)])
-    load = ledger.plan_group_load("w", [GroupTransfer(targets[group], slots[group], names[group]) for group in range(2)])
+    ledger.drop([life for group in range(2) for life in ledger.blocks.prefix(names[group], group)])
+    load = ledger.plan_load("w", *[GroupTransfer(targets[group], slots[group], names[group]) for group in range(2)])
     ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, load.ids))
 
     assert plan.stores[0].group_sizes == (count, count)
     for group in range(2):
-        assert ledger.find_slots(names[group], group) == slots[group]
-        assert ledger.find_blocks(names[group], group) == [int(life) for life in targets[group].lives]
+        assert ledger.slots.prefix(names[group], group) == slots[group]
+        assert ledger.blocks.prefix(names[group], group) == [int(life) for life in targets[group].lives]
     sound(ledger)
 
 
@@ -315,7 +315,7 @@ def bad_transfers(ledger: Ledger) -> dict[str, tuple[list[GroupTransfer[Any]], s
         "slot beyond": ([good, GroupTransfer(one, [2, 4], keys("x", "y"))], "slot 4: slots are 0 to 3"),
         "block twice": (
             [good, GroupTransfer(Batch(zero.lives, 1), [2, 3], keys("x", "y"))],
-            "plan_stores: a block is named twice in one call",
+            "plan_store: a block is named twice in one call",
         ),
         "key twice": ([GroupTransfer(zero, [0, 1], keys("x", "x"))], "key 78: it is named twice in one job"),
         "other group": (
@@ -331,7 +331,7 @@ def test_store_that_cannot_be_is_refused(case: str) -> None:
     ledger = group_ledger()
     transfers, match = bad_transfers(ledger)[case]
     with refuses(ledger, MisuseError, match):
-        ledger.plan_stores([Store("a", transfers)])
+        ledger.plan_store(Store("a", transfers))
 
 
 def test_transfer_of_other_sizes_cannot_be_built() -> None:
@@ -364,12 +364,12 @@ def test_load_that_cannot_be_is_refused() -> None:
     ]
     for transfers, error, match in cases:
         with refuses(ledger, error, match):
-            ledger.plan_group_load("w", transfers)
+            ledger.plan_load("w", *transfers)
     with refuses(ledger, MisuseError, "request z: it is not known"):
-        ledger.plan_group_load("z", [first])
+        ledger.plan_load("z", first)
     ledger.admit("w")
     with refuses(ledger, RefusedError, "request w: cannot PLAN_LOAD while RUNNING"):
-        ledger.plan_group_load("w", [first, third])
+        ledger.plan_load("w", first, third)
 
 
 @pytest.mark.parametrize("count", [1, MANY], ids=["few", "many"])
@@ -381,7 +381,7 @@ def test_hit_of_one_group_is_none_of_another(count: int) -> None:
         ledger.acquire("b", mine.lives, 0)
     ledger.acquire("b", mine.lives, 1)
 
-    assert ledger.table("b", 1) == [int(life) for life in mine.lives]
+    assert ledger.requests.table("b", 1) == [int(life) for life in mine.lives]
     sound(ledger)
 
 
@@ -393,7 +393,7 @@ def test_rule_of_sizes_is_counted_for_every_group() -> None:
         (2, 2, 0, "job 1 has 0 blocks, 0 places, sizes (0, 0, 0)"),
     ):
         ledger = group_ledger()
-        ledger.plan_stores([Store("a", open_transfers(ledger))])
+        ledger.plan_store(Store("a", open_transfers(ledger)))
         jobs, row = ledger._state.core.jobs, ledger._state.core.jobs.by_number[1]
         jobs.group[jobs.begin[row] + 4], jobs.group[jobs.slot_begin[row] + 2] = blocks, slots
         jobs.num_blocks[row] = count
@@ -406,7 +406,7 @@ def test_columns_stay_their_caller_s() -> None:
     ledger = make_ledger()
     lives, slots, names = list(sealed(ledger, "a", keys("0", "1")).lives), [0, 1], keys("0", "1")
     given = list(lives)
-    (number,) = ledger.plan_columns(JobColumns.of_blocks(["a"], [()], [0, 2], lives, bytes(2), slots, names))
+    (number,) = ledger._rows.plan_columns(JobColumns.of_blocks(["a"], [()], [0, 2], lives, bytes(2), slots, names))
     lives[0], slots[0], names[0] = lives[1], slots[1], b"other"
     job = ledger.jobs.get(number)
 
@@ -422,9 +422,9 @@ def twins(ledger: Ledger, *, late: bool = False) -> list[JobId]:
     """Two submitted stores of key *k*: blocks 1 and 2, slots 0 and 1. With *late*, the second is planned in a later call."""
     transfers = [GroupTransfer[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(2)]
     if late:
-        ids = [job for transfer in transfers for job in ledger.plan_stores([Store("a", [transfer])]).ids]
+        ids = [job for transfer in transfers for job in ledger.plan_store(Store("a", [transfer])).ids]
     else:
-        ids = list(ledger.plan_stores([Store("a", [transfer]) for transfer in transfers]).ids)
+        ids = list(ledger.plan_store(*[Store("a", [transfer]) for transfer in transfers]).ids)
     assert slot_states(ledger) == ["WRITING", "WRITING", "EMPTY"]
     sound(ledger)
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
@@ -443,14 +443,14 @@ def test_twin_that_lands_second_is_dropped(first: int, late: bool) -> None:
     ledger = make_ledger()
     ids = twins(ledger, late=late)
     ledger.complete(report(ids[first]))
-    readable = ledger.find_slots(keys("k"))
+    readable = ledger.slots.prefix(keys("k"))
     sound(ledger)
     ledger.complete(report(ids[1 - first]))
 
-    assert readable == ledger.find_slots(keys("k")) == [first]
-    assert ledger.slots.at(1 - first) is Slot.EMPTY
+    assert readable == ledger.slots.prefix(keys("k")) == [first]
+    assert ledger.slots.state(1 - first) is Slot.EMPTY
     assert ledger.slots.key(1 - first) is None
-    assert [ledger.job_state(job) for job in ids] == [Job.DONE, Job.DONE]
+    assert [ledger.jobs.state(job) for job in ids] == [Job.DONE, Job.DONE]
     assert ledger.slots.free == 3
     sound(ledger)
 
@@ -461,13 +461,13 @@ def test_twin_of_a_store_that_failed_is_published(first: int) -> None:
     ledger = make_ledger()
     ids = twins(ledger)
     ledger.complete(report(ids[first], Result.FAILED))
-    between = ledger.find_slots(keys("k"))
+    between = ledger.slots.prefix(keys("k"))
     sound(ledger)
     ledger.complete(report(ids[1 - first]))
 
     assert between == []
-    assert ledger.find_slots(keys("k")) == [1 - first]
-    assert ledger.slots.at(first) is Slot.EMPTY
+    assert ledger.slots.prefix(keys("k")) == [1 - first]
+    assert ledger.slots.state(first) is Slot.EMPTY
     sound(ledger)
 
 
@@ -483,14 +483,14 @@ def test_twins_that_land_in_one_settle_publish_the_first_report(first: int, coun
         GroupTransfer[Any](Batch([life]), [slot], [key])
         for slot, (life, key) in enumerate(zip(source.lives if source else [], others, strict=True), 2)
     ]
-    more = list(ledger.plan_stores([Store(None, [transfer]) for transfer in transfers]).ids)
+    more = list(ledger.plan_store(*[Store(None, [transfer]) for transfer in transfers]).ids)
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0, completions=map(report, [ids[first], *more, ids[1 - first]]))
 
-    assert ledger.find_slots(keys("k")) == [first]
-    assert ledger.slots.at(1 - first) is Slot.EMPTY
-    assert ledger.find_slots(others) == list(range(2, count))
-    assert ledger.ended == {"DONE": count}
+    assert ledger.slots.prefix(keys("k")) == [first]
+    assert ledger.slots.state(1 - first) is Slot.EMPTY
+    assert ledger.slots.prefix(others) == list(range(2, count))
+    assert ledger.counts.ended == {"DONE": count}
     sound(ledger)
 
 
@@ -501,12 +501,12 @@ def test_twin_is_published_when_the_readable_one_was_evicted(first: int) -> None
     ids = twins(ledger)
     ledger.complete(report(ids[first]))
     ledger.evict([first])
-    gone = ledger.find_slots(keys("k"))
+    gone = ledger.slots.prefix(keys("k"))
     sound(ledger)
     ledger.complete(report(ids[1 - first]))
 
     assert gone == []
-    assert ledger.find_slots(keys("k")) == [1 - first]
+    assert ledger.slots.prefix(keys("k")) == [1 - first]
     sound(ledger)
 
 
@@ -516,16 +516,16 @@ def test_twin_is_published_while_loads_still_read_the_dead_one() -> None:
     ids = twins(ledger)
     ledger.complete(report(ids[0]))
     ledger.add_request("w")
-    load = ledger.plan_load("w", ledger.allocate("w", 1), [0])
+    load = ledger.plan_load("w", GroupTransfer(ledger.allocate("w", 1), [0]))
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.pin("p", [0])
     ledger.complete(report(load.ids[0], Result.FAILED))
-    dead = ledger.slots.at(0)
+    dead = ledger.slots.state(0)
     sound(ledger)
     ledger.complete(report(ids[1]))
 
     assert dead is Slot.STALE
-    assert ledger.find_slots(keys("k")) == [1]
+    assert ledger.slots.prefix(keys("k")) == [1]
     sound(ledger)
     ledger.unpin("p", [0])
     assert slot_states(ledger) == ["EMPTY", "READY", "EMPTY"]
@@ -539,16 +539,16 @@ def test_twin_of_a_store_in_quarantine_is_published(first: int) -> None:
     ids = twins(ledger)
     ledger.launched(Launched(ids[first], Worker(0)), 0.0)
     ledger.expire(8.0)
-    hung = ledger.slots.at(first)
+    hung = ledger.slots.state(first)
     sound(ledger)
     ledger.complete(report(ids[1 - first]))
     sound(ledger)
     ledger.complete(report(ids[first]))
 
     assert hung is Slot.QUARANTINED
-    assert ledger.find_slots(keys("k")) == [1 - first]
-    assert ledger.slots.at(first) is Slot.EMPTY
-    assert ledger.job_state(ids[first]) is Job.FAILED
+    assert ledger.slots.prefix(keys("k")) == [1 - first]
+    assert ledger.slots.state(first) is Slot.EMPTY
+    assert ledger.jobs.state(ids[first]) is Job.FAILED
     sound(ledger)
 
 
@@ -559,7 +559,7 @@ def test_twin_does_not_care_how_the_other_ends(first: int, end: str) -> None:
     ledger = make_ledger(workers=2)
     if end == "cancelled":
         transfers = [GroupTransfer[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(2)]
-        ids = list(ledger.plan_stores([Store("a", [transfer]) for transfer in transfers]).ids)
+        ids = list(ledger.plan_store(*[Store("a", [transfer]) for transfer in transfers]).ids)
         ledger.cancel(Jobs((ids[first],)))
         ledger.settle(ledger.dispatch(0.0).number, 0.0)
     else:
@@ -581,7 +581,7 @@ def test_twin_does_not_care_how_the_other_ends(first: int, end: str) -> None:
     ledger.complete(report(other, worker=1))
     sound(ledger)
 
-    assert ledger.find_slots(keys("k")) == ([] if end == "reset" else [1 - first])
+    assert ledger.slots.prefix(keys("k")) == ([] if end == "reset" else [1 - first])
 
 
 def test_content_that_is_stored_has_no_twin() -> None:
@@ -606,7 +606,7 @@ def test_twins_survive_a_snapshot() -> None:
     ledger.complete(report(ids[0]))
 
     assert same
-    assert ledger.find_slots(keys("k")) == [1]
+    assert ledger.slots.prefix(keys("k")) == [1]
     sound(ledger)
 
 
@@ -615,7 +615,7 @@ def test_twins_that_lost_the_name_land_together(loser: str) -> None:
     """Of three the one that the index named is gone; the two that land in one settle have no name yet, and get one slot."""
     ledger = make_ledger(num_blocks=8)
     transfers = [GroupTransfer[Any](sealed(ledger, "a", keys("k")), [slot], keys("k")) for slot in range(3)]
-    ids = ledger.plan_stores([Store("a", [transfer]) for transfer in transfers]).ids
+    ids = ledger.plan_store(*[Store("a", [transfer]) for transfer in transfers]).ids
     if loser == "cancelled":
         ledger.cancel(Jobs(ids[:1]))
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
@@ -629,7 +629,7 @@ def test_twins_that_lost_the_name_land_together(loser: str) -> None:
 
     assert nameless == {}
     assert slot_states(ledger) == ["EMPTY", "EMPTY", "READY"]
-    assert ledger.find_slots(keys("k")) == [2]
+    assert ledger.slots.prefix(keys("k")) == [2]
     sound(ledger)
 
 
@@ -654,13 +654,13 @@ def test_skip_puts_nulls_where_nothing_is_kept() -> None:
     ledger.skip("a", 2, 1)
     (first,) = ledger.allocate("a", 1, 1).lives
     ledger.skip("a", 1, 1)
-    table = ledger.table("a", 1)
+    table = ledger.requests.table("a", 1)
     ledger.release("a", [0, 2], 1)
 
     assert table == [NULL, NULL, first, NULL]
-    assert ledger.table("a", 0) == []
-    assert ledger.table("a", 1) == [NULL] * 4
-    assert ledger.free == 5
+    assert ledger.requests.table("a", 0) == []
+    assert ledger.requests.table("a", 1) == [NULL] * 4
+    assert ledger.blocks.free == 5
     sound(ledger)
 
 
@@ -673,8 +673,8 @@ def test_skipped_places_are_given_back_as_nothing() -> None:
     ledger.preempt("a")
     ledger.finish("b")
 
-    assert ledger.table("a") == []
-    assert ledger.free == 5
+    assert ledger.requests.table("a") == []
+    assert ledger.blocks.free == 5
     sound(ledger)
 
 
@@ -703,15 +703,15 @@ def test_lost_worker_fails_what_it_owed() -> None:
     planned = store(ledger, sealed(ledger, "a", keys("s")), keys("s"), 3).ids[0]
     jobs = (reported, awaited, missing, planned)
     ledger.lose(Worker(1))
-    after = [ledger.job_state(job) for job in jobs]
+    after = [ledger.jobs.state(job) for job in jobs]
     sound(ledger)
     ledger.complete(report(reported))
     ledger.complete(report(awaited))
 
     assert after == [Job.IN_FLIGHT, Job.IN_FLIGHT, Job.FAILED, Job.PLANNED]
-    assert [ledger.job_state(job) for job in jobs] == [Job.DONE, Job.FAILED, Job.FAILED, Job.PLANNED]
+    assert [ledger.jobs.state(job) for job in jobs] == [Job.DONE, Job.FAILED, Job.FAILED, Job.PLANNED]
     assert slot_states(ledger, 4) == ["READY", "EMPTY", "EMPTY", "WRITING"]
-    assert not any(ledger.tally.values())
+    assert not any(ledger.counts.tally.values())
     sound(ledger)
 
 
@@ -721,12 +721,12 @@ def test_report_of_a_lost_worker_changes_nothing() -> None:
     _, job = in_flight(ledger)
     ledger.lose(Worker(1))
     ledger.complete(report(job, worker=1))
-    open_still = ledger.job_state(job)
+    open_still = ledger.jobs.state(job)
     ledger.complete(report(job))
 
     assert open_still is Job.IN_FLIGHT
-    assert ledger.job_state(job) is Job.FAILED
-    assert ledger.tally["duplicate"] == 1
+    assert ledger.jobs.state(job) is Job.FAILED
+    assert ledger.counts.tally["duplicate"] == 1
     sound(ledger)
 
 
@@ -739,11 +739,11 @@ def test_lost_worker_frees_the_place_of_a_hung_copy() -> None:
     ledger.abandon(Jobs((unwanted,)))
     ledger.finish("a")
     ledger.expire(8.0)
-    before = [ledger.job_state(job) for job in (hung, unwanted)]
+    before = [ledger.jobs.state(job) for job in (hung, unwanted)]
     ledger.lose(Worker(0))
 
     assert before == [Job.QUARANTINED, Job.UNWANTED]
-    assert [ledger.job_state(job) for job in (hung, unwanted)] == [Job.FAILED, Job.CANCELLED]
+    assert [ledger.jobs.state(job) for job in (hung, unwanted)] == [Job.FAILED, Job.CANCELLED]
     assert not ledger.has_pending_work()
     assert slot_states(ledger, 2) == ["EMPTY", "EMPTY"]
     sound(ledger)
@@ -754,11 +754,11 @@ def test_lost_worker_fails_a_load_of_every_group() -> None:
     ledger = group_ledger()
     stored(ledger)
     ledger.add_request("w")
-    ledger.plan_group_load("w", load_transfers(ledger, "w"))
+    ledger.plan_load("w", *load_transfers(ledger, "w"))
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.lose(Worker(0))
 
-    assert ledger.request_state("w") is Request.WAITING
+    assert ledger.requests.state("w") is Request.WAITING
     assert slot_states(ledger) == ["EMPTY"] * 3
     assert ledger.jobs.live == 0
     sound(ledger)
@@ -771,14 +771,14 @@ def test_lost_worker_reports_no_store_that_nobody_submitted() -> None:
     ledger.add_request("w")
     target = ledger.allocate("w", 1)
     pledged = ledger.allocate("w", 1)
-    ledger.plan_load("w", target, [0])
+    ledger.plan_load("w", GroupTransfer(target, [0]))
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
-    planned = ledger.plan_store(pledged, [1], keys("p"), owner="w").ids[0]
+    planned = ledger.plan_store(Store.of(pledged, [1], keys("p"), owner="w")).ids[0]
     ledger.lose(Worker(0))
 
-    assert ledger.job_state(planned) is Job.CANCELLED
+    assert ledger.jobs.state(planned) is Job.CANCELLED
     assert getattr(ledger.jobs.get(planned.number), "reported", None) == 0
-    assert not any(ledger.tally.values())
+    assert not any(ledger.counts.tally.values())
     sound(ledger)
 
 
@@ -811,15 +811,15 @@ def test_reset_without_the_host_keeps_what_is_below(contract: Contract) -> None:
     planned = store(ledger, sealed(ledger, "a", keys("p")), keys("p"), 2).ids[0]
     ledger.reset(host=False)
     sound(ledger)
-    found = [ledger.find_blocks([key]) for key in keys("r", "w", "p")]
-    running = [ledger.job_state(each) for each in (job, planned)]
+    found = [ledger.blocks.prefix([key]) for key in keys("r", "w", "p")]
+    running = [ledger.jobs.state(each) for each in (job, planned)]
     ledger.complete(report(job))
 
     assert found == [[], [], []]
     assert running == [Job.IN_FLIGHT, Job.CANCELLED]
-    assert ledger.request_state("a") is Request.PREEMPTED
-    assert [ledger.find_slots([key]) for key in keys("r", "w", "p")] == [[0], [1], []]
-    assert ledger.free == 7
+    assert ledger.requests.state("a") is Request.PREEMPTED
+    assert [ledger.slots.prefix([key]) for key in keys("r", "w", "p")] == [[0], [1], []]
+    assert ledger.blocks.free == 7
     sound(ledger)
 
 
@@ -829,18 +829,18 @@ def test_reset_without_the_host_gives_loads_up(submitted: bool) -> None:
     ledger = group_ledger()
     stored(ledger)
     ledger.add_request("w")
-    jobs = ledger.plan_group_load("w", load_transfers(ledger, "w"))
+    jobs = ledger.plan_load("w", *load_transfers(ledger, "w"))
     if submitted:
         ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.reset(host=False)
     sound(ledger)
-    state, stale = ledger.job_state(jobs.ids[0]), ledger.statistics().blocks["STALE"]
+    state, stale = ledger.jobs.state(jobs.ids[0]), ledger.statistics().blocks["STALE"]
     ledger.complete(report(jobs.ids[0])) if submitted else None
 
     assert (state, stale) == ((Job.UNWANTED, 4) if submitted else (Job.CANCELLED, 0))
-    assert ledger.request_state("w") is Request.PREEMPTED
+    assert ledger.requests.state("w") is Request.PREEMPTED
     assert slot_states(ledger) == ["READY"] * 3
-    assert ledger.free == 11
+    assert ledger.blocks.free == 11
     sound(ledger)
 
 
@@ -853,7 +853,7 @@ def test_reset_without_the_host_drains_like_any() -> None:
     ledger.complete(report(job))
     ledger.reset(drain=True, host=False)
 
-    assert ledger.find_slots(keys("k")) == [0]
+    assert ledger.slots.prefix(keys("k")) == [0]
     sound(ledger)
 
 
@@ -865,8 +865,8 @@ def test_reset_behind_a_wait_leaves_the_store_to_land() -> None:
     sound(ledger)
     ledger.complete(report(job))
 
-    assert ledger.find_slots(keys("old")) == [1]
-    assert ledger.free == 1
+    assert ledger.slots.prefix(keys("old")) == [1]
+    assert ledger.blocks.free == 1
     sound(ledger)
 
 
@@ -888,7 +888,7 @@ def test_watcher_hears_what_can_be_read_and_what_no_longer() -> None:
     stored(ledger)
     published = list(heard)
     ledger.add_request("w")
-    jobs = ledger.plan_group_load("w", load_transfers(ledger, "w"))
+    jobs = ledger.plan_load("w", *load_transfers(ledger, "w"))
     ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, jobs.ids))
     ledger.pin("p", [0])
     ledger.unpin("p", [0])
@@ -905,11 +905,11 @@ def test_watcher_hears_once_of_content_that_dies_under_its_readers() -> None:
     ledger.pin("p", [0])
     heard = watched(ledger)
     ledger.reset()
-    dead = ledger.slots.at(0)
+    dead = ledger.slots.state(0)
     ledger.unpin("p", [0])
 
     assert dead is Slot.STALE
-    assert ledger.slots.at(0) is Slot.EMPTY
+    assert ledger.slots.state(0) is Slot.EMPTY
     assert heard == [(False, 0, 0, b"k")]
 
 
@@ -932,7 +932,7 @@ def test_watcher_hears_nothing_of_a_store_that_brings_nothing(end: str) -> None:
         if end != "quiet":
             ledger.complete(report(job, Result.FAILED if end == "failed" else Result.OK))
 
-    assert ledger.slots.at(0) is Slot.EMPTY
+    assert ledger.slots.state(0) is Slot.EMPTY
     assert heard == []
 
 
@@ -957,7 +957,7 @@ def test_watcher_hears_of_a_failed_load_in_every_group() -> None:
     stored(ledger)
     heard = watched(ledger)
     ledger.add_request("w")
-    jobs = ledger.plan_group_load("w", load_transfers(ledger, "w"))
+    jobs = ledger.plan_load("w", *load_transfers(ledger, "w"))
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
     ledger.complete(report(jobs.ids[0], Result.FAILED))
 
@@ -971,7 +971,7 @@ def test_watcher_may_read_what_it_hears_of() -> None:
 
     def hear(changes: Sequence[Change]) -> None:
         for stored, slot, group, key in changes:
-            seen.append((stored, ledger.slots.at(slot).name, ledger.find_slots([key], group)))
+            seen.append((stored, ledger.slots.state(slot).name, ledger.slots.prefix([key], group)))
 
     ledger.slots.note(hear)
     ready(ledger)

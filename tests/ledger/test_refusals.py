@@ -19,7 +19,20 @@ import pytest
 from blocklife.core._refused import KernelRefusal, Why
 from blocklife.core._tables import J_CANCEL, R_ADMIT
 from blocklife.errors import MisuseError, RefusedError
-from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, Limits, Result, Worker
+from blocklife.ledger import (
+    Completion,
+    Contract,
+    GroupTransfer,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    Limits,
+    Placement,
+    Result,
+    Store,
+    Worker,
+)
 from blocklife.ledger import _refusals as refusals
 from blocklife.ledger._refusals import Bystanders, Toucher
 from blocklife.ledger.jobs import Planned
@@ -155,12 +168,12 @@ class Scene:
         for name in ("a", "b"):
             ledger.add_request(name)
         ledger.admit("a")
-        self.sealed = ledger.seal(ledger.observe_allocate("a", [1]), [b"one"])
-        self.open = ledger.observe_allocate("a", [2])
+        self.sealed = ledger.seal(ledger.observe_place("a", [Placement(allocated=[1])])[0], [b"one"])
+        self.open = ledger.observe_place("a", [Placement(allocated=[2])])[0]
 
     def store(self, slot: int = 8, key: bytes = b"one") -> Jobs[Planned]:
         """Plan a store of block 1."""
-        return self.ledger.plan_store(self.sealed, [slot], [key])
+        return self.ledger.plan_store(Store.of(self.sealed, [slot], [key]))
 
     def submitted_store(self, now: float = 0.0) -> JobId:
         """The same, and the workers have it."""
@@ -178,7 +191,9 @@ class Scene:
 
     def load(self) -> JobId:
         """The workers load slot 8 into block 5, which request b holds."""
-        (job,) = self.ledger.plan_load("b", self.ledger.observe_allocate("b", [5]), [8]).ids
+        (job,) = self.ledger.plan_load(
+            "b", GroupTransfer(self.ledger.observe_place("b", [Placement(allocated=[5])])[0], [8])
+        ).ids
         self.ledger.dispatch(1.0)
         return job
 
@@ -186,26 +201,26 @@ class Scene:
 def allocate_while_read(scene: Scene) -> None:
     scene.submitted_store()
     scene.ledger.observe_free("a", [1])
-    scene.ledger.observe_allocate("b", [1])
+    scene.ledger.observe_place("b", [Placement(allocated=[1])])
 
 
 def allocate_while_held_and_read(scene: Scene) -> None:
     scene.submitted_store()
-    scene.ledger.observe_take("b", [1])
-    scene.ledger.observe_allocate("b", [3, 1])
+    scene.ledger.observe_place("b", [Placement(taken=[1])])
+    scene.ledger.observe_place("b", [Placement(allocated=[3, 1])])
 
 
 def allocate_before_the_store_is_submitted(scene: Scene) -> None:
     scene.store()
     scene.ledger.observe_free("a", [1])
-    scene.ledger.observe_allocate("b", [1])
+    scene.ledger.observe_place("b", [Placement(allocated=[1])])
 
 
 def allocate_what_a_load_still_writes(scene: Scene) -> None:
     scene.stored()
     scene.load()
     scene.ledger.preempt("b")
-    scene.ledger.observe_allocate("a", [5])
+    scene.ledger.observe_place("a", [Placement(allocated=[5])])
 
 
 def allocate_what_an_overdue_load_may_write(scene: Scene) -> None:
@@ -213,13 +228,13 @@ def allocate_what_an_overdue_load_may_write(scene: Scene) -> None:
     job = scene.load()
     scene.ledger.launched(Launched(job, Worker(0)), 2.0)
     scene.ledger.expire(13.0)
-    scene.ledger.observe_allocate("a", [5])
+    scene.ledger.observe_place("a", [Placement(allocated=[5])])
 
 
 def seal_behind_a_fence(scene: Scene) -> None:
     scene.submitted_store()
     scene.ledger.observe_free("a", [1])
-    scene.ledger.seal(scene.ledger.observe_allocate("b", [1]), [b"two"])
+    scene.ledger.seal(scene.ledger.observe_place("b", [Placement(allocated=[1])])[0], [b"two"])
 
 
 def evict_what_a_load_reads(scene: Scene) -> None:
@@ -248,12 +263,12 @@ def evict_while_a_store_fills_it(scene: Scene) -> None:
 
 
 def submit_before_seal(scene: Scene) -> None:
-    scene.ledger.submit(scene.ledger.plan_store(scene.open, [8], [b"two"]))
+    scene.ledger.submit(scene.ledger.plan_store(Store.of(scene.open, [8], [b"two"])))
 
 
 def drop_what_is_held(scene: Scene) -> None:
     scene.submitted_store()
-    scene.ledger.observe_take("b", [1])
+    scene.ledger.observe_place("b", [Placement(taken=[1])])
     scene.ledger.drop(scene.sealed.lives)
 
 
@@ -263,17 +278,17 @@ def store_twice(scene: Scene) -> None:
 
 
 def take_what_is_not_sealed(scene: Scene) -> None:
-    scene.ledger.observe_take("b", [2])
+    scene.ledger.observe_place("b", [Placement(taken=[2])])
 
 
 def load_twice(scene: Scene) -> None:
     scene.stored()
     scene.load()
-    scene.ledger.plan_load("b", scene.ledger.observe_allocate("b", [6]), [8])
+    scene.ledger.plan_load("b", GroupTransfer(scene.ledger.observe_place("b", [Placement(allocated=[6])])[0], [8]))
 
 
 def allocate_many_of_which_one_is_held(scene: Scene) -> None:
-    scene.ledger.observe_allocate("b", [*range(70, 9, -1), 2])
+    scene.ledger.observe_place("b", [Placement(allocated=[*range(70, 9, -1), 2])])
 
 
 def evict_many_of_which_one_is_read(scene: Scene) -> None:

@@ -30,14 +30,17 @@ from blocklife.ledger import (
     Batch,
     Completion,
     Contract,
+    GroupTransfer,
     JobId,
     Jobs,
     Launched,
     Ledger,
     Limits,
+    Placement,
     Plan,
     Result,
     Seal,
+    Store,
     Worker,
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
@@ -183,11 +186,11 @@ class Walker:
             self.on_device(lambda: compare(self.device, Claims(self.ledger)))
             for life, (content, _) in self.tenants.items():
                 place = life & ID_MASK
-                readable = self.ledger.life(place) == life and self.ledger.blocks.at(place) in KEYED
+                readable = self.ledger.blocks.life(place) == life and self.ledger.blocks.state(place) in KEYED
                 if readable and self.device.blocks[place] != content:
                     self.found(f"block {place} promises {content} and holds {self.device.blocks[place]}")
             for slot, content in self.promised.items():
-                if self.ledger.slots.at(slot) is Slot.READY and self.device.slots[slot] != content:
+                if self.ledger.slots.state(slot) is Slot.READY and self.device.slots[slot] != content:
                     self.found(f"slot {slot} promises {content} and holds {self.device.slots[slot]}")
 
     def on_device(self, act: Callable[[], object]) -> None:
@@ -225,7 +228,7 @@ class Walker:
     def lives(self, *states: Block) -> list[int]:
         """The current lives of the blocks in these states."""
         blocks = self.ledger.blocks
-        return [self.ledger.life(place) for place in range(1, len(blocks)) if blocks.at(place) in states]
+        return [self.ledger.blocks.life(place) for place in range(1, len(blocks)) if blocks.state(place) in states]
 
     def some(self, values: list[int], most: int = 2) -> list[int]:
         """A few of them, in any order."""
@@ -250,15 +253,15 @@ class Walker:
             batch = self.call("allocate", request, count, group)
         else:  # the engine's allocator hands out whatever it likes; what the contract forbids is refused
             chosen = self.rnd.sample(range(1, self.sizes["num_blocks"]), min(count, self.sizes["num_blocks"] - 1))
-            batch = self.call("observe_allocate", request, chosen, group)
+            batch = self.call("observe_place", request, [Placement(group, allocated=chosen)])
         if batch is None:
             return
-        self._welcome(batch)
+        self._welcome(batch if self.own else batch[0])
 
     def squeeze(self) -> None:
         """A request that waits takes every block there is and one that is still busy, and loads into that one."""
         waiting = (Request.WAITING, Request.PREEMPTED)
-        names = [name for name in self.ledger.requests if self.ledger.request_state(name) in waiting]
+        names = [name for name in self.ledger.requests if self.ledger.requests.state(name) in waiting]
         blocks = self.ledger.blocks
         lendable = [life & ID_MASK for life in self.lives(*LENT)]
         lendable = [block for block in lendable if not blocks.refs(block) and not blocks.writes(block)]
@@ -266,10 +269,11 @@ class Walker:
             return
         name = self.rnd.choice(names)
         if not self.own:
-            batch = self.call("observe_allocate", name, lendable[:1])
+            batch = self.call("observe_place", name, [Placement(allocated=lendable[:1])])
         else:
-            batch = self.call("allocate", name, self.ledger.free + 1)
+            batch = self.call("allocate", name, self.ledger.blocks.free + 1)
         if batch:
+            batch = batch if self.own else batch[0]
             self._welcome(batch)
             self.plan_load(name, life=int(batch.lives[-1]))
 
@@ -291,11 +295,11 @@ class Walker:
     def bring_in(self) -> None:
         """A request that waits gets blocks, and content for them if there is any: mostly it loads."""
         waiting = (Request.WAITING, Request.PREEMPTED)
-        names = [name for name in self.ledger.requests if self.ledger.request_state(name) in waiting]
+        names = [name for name in self.ledger.requests if self.ledger.requests.state(name) in waiting]
         if not names or not self.own:
             return
         name, group = self.rnd.choice(names), self.rnd.randrange(self.sizes["num_groups"])
-        has_room = any(life in self.open for life in self.ledger.table(name, group))
+        has_room = any(life in self.open for life in self.ledger.requests.table(name, group))
         if not has_room and (batch := self.call("allocate", name, 1, group)):
             self._welcome(batch)
         self.plan_load(name, group)
@@ -304,8 +308,8 @@ class Walker:
         if not (request := self.request()):
             return
         group = self.rnd.randrange(self.sizes["num_groups"])
-        mine = [life for life in self.ledger.table(request, group) if life in self.open]
-        flushed = [life for life in mine if self.ledger.blocks.at(life & ID_MASK) is Block.FLUSHED]
+        mine = [life for life in self.ledger.requests.table(request, group) if life in self.open]
+        flushed = [life for life in mine if self.ledger.blocks.state(life & ID_MASK) is Block.FLUSHED]
         lives = self.some([life for life in mine if self.open[life] and life not in flushed] or flushed)
         if lives:
             names = [self.tenants[life][0][0] for life in lives]
@@ -315,12 +319,12 @@ class Walker:
 
     def hit(self) -> None:
         group = self.rnd.randrange(self.sizes["num_groups"])
-        lives = self.ledger.find_blocks([self.rnd.choice(KEYS)], group)
+        lives = self.ledger.blocks.prefix([self.rnd.choice(KEYS)], group)
         if lives and (request := self.request()):
             if self.own or self.rnd.random() < 0.5:
                 self.call("acquire", request, lives, group)
             else:
-                self.call("observe_take", request, [life & ID_MASK for life in lives], group)
+                self.call("observe_place", request, [Placement(group, taken=[life & ID_MASK for life in lives])])
 
     def plan_store(self) -> None:
         group = self.rnd.randrange(self.sizes["num_groups"])
@@ -332,7 +336,7 @@ class Walker:
             self.evict()
         if lives and len(slots) == len(lives) and len(set(names)) == len(names):
             owner = self.request() or ""
-            if self.call("plan_store", Batch(lives, group), slots, names, owner=owner):
+            if self.call("plan_store", Store(owner, [GroupTransfer(Batch(lives, group), slots, names)])):
                 for life, slot in zip(lives, slots, strict=True):
                     self.promised[slot] = self.tenants[life][0]
 
@@ -342,13 +346,13 @@ class Walker:
         ready = [
             slot
             for slot in range(self.sizes["num_slots"])
-            if self.ledger.slots.at(slot) is Slot.READY and self.ledger.slots.group(slot) == group
+            if self.ledger.slots.state(slot) is Slot.READY and self.ledger.slots.group(slot) == group
         ]
-        wanted = [life for life in self.ledger.table(request, group) if life in self.open]
+        wanted = [life for life in self.ledger.requests.table(request, group) if life in self.open]
         lives = [life] if life else self.some(wanted)
         slots = self.rnd.sample(ready, min(len(ready), len(lives)))
         lives = lives[: len(slots)]
-        if lives and self.call("plan_load", request, Batch(lives, group), slots):
+        if lives and self.call("plan_load", request, GroupTransfer(Batch(lives, group), slots)):
             for life, slot in zip(lives, slots, strict=True):
                 self.tenants[life] = self.promised[slot], group
                 del self.open[life]
@@ -356,7 +360,7 @@ class Walker:
     def release(self) -> None:
         if request := self.request():
             group = self.rnd.randrange(self.sizes["num_groups"])
-            table = self.ledger.table(request, group)
+            table = self.ledger.requests.table(request, group)
             positions = self.some(list(range(len(table))), 3)
             if not positions:
                 return
@@ -391,7 +395,7 @@ class Walker:
             if self.own:
                 self.call("drop", lives)
             else:
-                self.call("observe_evict", [life & ID_MASK for life in lives])
+                self.call("drop", [self.ledger.blocks.life(life & ID_MASK) for life in lives])
 
     def evict(self) -> None:
         self.call("evict", self.some(list(range(self.sizes["num_slots"]))))
@@ -435,14 +439,14 @@ class Walker:
         if act == 0:
             self.call("acquire", request, [life], group)
         elif act == 1 and (slots := self.ledger.slots.next_empty(1)):
-            if self.call("plan_store", Batch([life], group), slots, [name]):
+            if self.call("plan_store", Store(None, [GroupTransfer(Batch([life], group), slots, [name])])):
                 self.promised[slots[0]] = self.tenants[life][0]
         elif act == 2:
             self.call("drop", [life])
         elif act == 3:
             self.call("seal", Batch([life], group), [name])
         elif act == 4:
-            self.call("plan_load", request, Batch([life], group), [0])
+            self.call("plan_load", request, GroupTransfer(Batch([life], group), [0]))
 
     def report(self) -> None:
         """Apply one report at once, out of any plan; or one that cannot be right."""
@@ -476,8 +480,10 @@ class Walker:
         self.plans.append(plan)
         writes: dict[int, Content] = {}
         for request in self.ledger.requests:
-            if self.ledger.request_state(request) is not Request.LOADING:
-                for life in itertools.chain(*(self.ledger.table(request, each) for each in range(self.sizes["num_groups"]))):
+            if self.ledger.requests.state(request) is not Request.LOADING:
+                for life in itertools.chain(
+                    *(self.ledger.requests.table(request, each) for each in range(self.sizes["num_groups"]))
+                ):
                     if life in self.open:
                         writes[life & ID_MASK] = self.tenants[life][0]
                         self.open[life] = True
@@ -529,9 +535,9 @@ class Walker:
             ready = [life for life, written in self.open.items() if written and self.tenants[life][1] == 0]
             if lives := self.some(ready, 3) if ready else []:
                 seals.append(Seal(0, lives, [self.tenants[life][0][0] for life in lives]))
-        before = self.ledger.jobs.last_number, len(self.ledger.plans_out)
+        before = self.ledger.jobs.last_number, len(self.ledger.plans.out)
         self.call("settle", plan.number, self.now, launched=self.started, completions=came, seals=seals)
-        if len(self.ledger.plans_out) == before[1]:  # the seals came too early; without them it goes
+        if len(self.ledger.plans.out) == before[1]:  # the seals came too early; without them it goes
             seals = []
             self.call("settle", plan.number, self.now, launched=self.started, completions=came)
         self.started = []
@@ -545,14 +551,14 @@ class Walker:
         ledger = self.ledger
         for request in list(ledger.requests):
             self.call("finish", request)
-        while ledger.holders:
-            holder, held = next(iter(ledger.holders.items()))
+        while ledger.slots.holders:
+            holder, held = next(iter(ledger.slots.holders.items()))
             self.call("unpin", holder, list(held))
         while self.plans:
             self.settle()
         self.dispatch()
         if self.rnd.random() < 0.5:
-            self.call("flush", ledger.submitted())
+            self.call("flush", ledger.jobs.submitted())
             self.dispatch()
             while self.plans:
                 self.settle()
@@ -561,10 +567,10 @@ class Walker:
                 "settle",
                 self.plans.pop().number,
                 self.now,
-                launched=[Launched(job, Worker(0)) for job in ledger.submitted().ids],
+                launched=[Launched(job, Worker(0)) for job in ledger.jobs.submitted().ids],
             )
             self.call("expire", EVENTUALLY)
-            jobs = ledger.submitted()
+            jobs = ledger.jobs.submitted()
             for job in jobs.ids:
                 self.on_device(functools.partial(self.device.quiet, job))
             self.call("quiesce", jobs)

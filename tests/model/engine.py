@@ -281,17 +281,17 @@ class Engine:
             return
         side = self.side
         chunk = side.config.blocks_per_chunk
-        self.seen.loaded = side.ledger.moved[Direction.LOAD.name]
-        self.seen.stored = side.ledger.moved[Direction.STORE.name]
+        self.seen.loaded = side.ledger.counts.moved[Direction.LOAD.name]
+        self.seen.stored = side.ledger.counts.moved[Direction.STORE.name]
         # a slot is written again only when what it had was displaced
         self.seen.evicted = max(0, self.seen.stored // chunk - side.shape.num_slots)
-        self.seen.lost_loads = sum(job for state, job in side.ledger.ended.items() if state == "FAILED")
+        self.seen.lost_loads = sum(job for state, job in side.ledger.counts.ended.items() if state == "FAILED")
 
     def check(self) -> None:
         """Raise AssertionError if a rule of the ledger is broken."""
         found = check(self.side.ledger)
         assert not found, found
-        assert self.side.ledger.tally["violations"] == 0
+        assert self.side.ledger.counts.tally["violations"] == 0
 
 
 @contextlib.contextmanager

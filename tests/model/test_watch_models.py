@@ -56,7 +56,7 @@ def strictly_watched(running: Engine) -> Iterator[None]:
         yield
         running.come_to_rest()
         assert (scheduler.violations, worker.violations, scheduler.lost) == ([], [], None)
-        assert dict(scheduler.mirror.ledger.moved) == {"LOAD": running.seen.loaded, "STORE": running.seen.stored}
+        assert dict(scheduler.mirror.ledger.counts.moved) == {"LOAD": running.seen.loaded, "STORE": running.seen.stored}
         assert scheduler.steps == worker.steps > len(running.said)
     finally:
         watch.detach(running.scheduler)

@@ -99,7 +99,7 @@ def test_a01_block_is_not_handed_out_before_its_ack(contract: Contract, ahead: i
     else:
         assert step.refused == ("b",)
         assert step.plan.flushes == ()
-        assert engine.ledger.free == 0
+        assert engine.ledger.blocks.free == 0
         engine.abort("c")
         engine.land()
         engine.step({})
@@ -131,7 +131,7 @@ def test_a03_abort_of_a_loading_request_keeps_its_targets(contract: Contract, ah
     engine.abort("w")
     known = "w" in engine.ledger.requests
     step = engine.step({}, admit=["b"])
-    between = {engine.ledger.blocks.at(block) for block in targets}
+    between = {engine.ledger.blocks.state(block) for block in targets}
     engine.land()
     engine.step({})
     engine.step({}, admit=["b"])
@@ -149,7 +149,7 @@ def test_a04_lost_load_stays_in_quarantine_until_a_proof(contract: Contract, ahe
     engine = Engine(blocks=4, contract=contract, ahead=ahead, deadline=3.0)
     job = loading(engine)
     failed = [name for _ in range(5) for settled in engine.step({}).settled for name in settled.failed]
-    targets = {engine.ledger.blocks.at(block) for block in engine.transfers[job].target.tolist()}
+    targets = {engine.ledger.blocks.state(block) for block in engine.transfers[job].target.tolist()}
     refused = engine.step({}, admit=["w"]).refused
     engine.prove(job)
     engine.step({}, admit=["w"])
@@ -168,10 +168,10 @@ def test_a05_block_of_the_next_step_is_not_free_before_it_settles(contract: Cont
     engine.step(admit=["a"])
     engine.step({"a": 1})
     engine.finish("a")
-    held = engine.ledger.free
+    held = engine.ledger.blocks.free
     engine.add("b", OTHER[:5])
     during = engine.step({}, admit=["b"])
-    after = engine.ledger.free + engine.ledger.statistics().freeing_soon
+    after = engine.ledger.blocks.free + engine.ledger.statistics().freeing_soon
 
     assert held == 0
     assert during.refused == ("b",)
@@ -188,7 +188,7 @@ def test_a13_reset_leaves_requests_schedulable_and_memory_held(contract: Contrac
     (store,) = storing(engine, "a")
     preempted = engine.scheduler.reset()
     engine.running.clear()
-    held = {engine.ledger.blocks.at(each) for job in (load, store) for each in engine.device.copies[job].blocks}
+    held = {engine.ledger.blocks.state(each) for job in (load, store) for each in engine.device.copies[job].blocks}
     step = engine.step({}, admit=["a", "w"])
     engine.land()
     engine.step({})
@@ -198,7 +198,7 @@ def test_a13_reset_leaves_requests_schedulable_and_memory_held(contract: Contrac
     assert held == {Block.STALE}
     assert [step.hits[name].tokens for name in ("a", "w")] == [0, 0]
     assert [engine.state(name) for name in ("a", "w")] == [Request.RUNNING] * 2
-    assert [engine.ledger.job_state(job) for job in (load, store)] == [Job.CANCELLED] * 2
+    assert [engine.ledger.jobs.state(job) for job in (load, store)] == [Job.CANCELLED] * 2
 
 
 @BOTH
@@ -216,7 +216,7 @@ def test_a14_completion_for_whom_nobody_knows_is_counted(contract: Contract, ahe
     engine.step({})
     engine.step({})
 
-    assert engine.ledger.job_state(job) is Job.DONE
+    assert engine.ledger.jobs.state(job) is Job.DONE
     assert (engine.ledger.statistics().unknown, engine.ledger.statistics().duplicate) == (1, 1)
 
 
@@ -255,13 +255,13 @@ def test_a23_load_given_up_before_launch_leaves_everything_as_before(contract: C
     engine = Engine(contract=contract, ahead=ahead)
     engine.prepare("source", 9)
     engine.add("w", 9)
-    before = engine.ledger.free, engine.ledger.statistics().slots
+    before = engine.ledger.blocks.free, engine.ledger.statistics().slots
     hit = engine.scheduler.lookup("w", 9)
     assert engine.scheduler.admit("w", hit, 0) is False
     engine.scheduler.preempt("w")
     step = engine.step({})
 
-    assert (engine.ledger.free, engine.ledger.statistics().slots) == before
+    assert (engine.ledger.blocks.free, engine.ledger.statistics().slots) == before
     assert step.plan.empty
     assert not any(engine.ledger.slots.pins(each) for each in range(len(engine.ledger.slots)))
     assert engine.scheduler.lookup("w", 9).tokens == 8
@@ -279,9 +279,9 @@ def test_a25_owner_is_removed_while_the_worker_has_its_ops(contract: Contract, a
         engine.abort(name)
     engine.drain()
 
-    assert [engine.ledger.job_state(job) for job in (load, store)] == [Job.CANCELLED, Job.DONE]
+    assert [engine.ledger.jobs.state(job) for job in (load, store)] == [Job.CANCELLED, Job.DONE]
     assert engine.left_behind() == []
-    assert engine.ledger.free == 15
+    assert engine.ledger.blocks.free == 15
 
 
 @BOTH
@@ -293,15 +293,15 @@ def test_a28_second_ack_after_the_deadline_changes_no_verdict(contract: Contract
     engine.land(job, worker=0)
     for _ in range(6):
         engine.step({})
-    between = engine.ledger.job_state(job), engine.ledger.slots.at(int(engine.transfers[job].target[0]))
+    between = engine.ledger.jobs.state(job), engine.ledger.slots.state(int(engine.transfers[job].target[0]))
     engine.land(job, worker=1)
     engine.step({})
     engine.step({})
 
     assert between == (Job.QUARANTINED, Slot.QUARANTINED)
-    assert engine.ledger.job_state(job) is Job.FAILED
+    assert engine.ledger.jobs.state(job) is Job.FAILED
     assert engine.host_keys() == set()
-    assert {engine.ledger.slots.at(int(slot)) for slot in engine.transfers[job].target} == {Slot.EMPTY}
+    assert {engine.ledger.slots.state(int(slot)) for slot in engine.transfers[job].target} == {Slot.EMPTY}
     assert engine.ledger.statistics().late == 1
 
 
@@ -321,7 +321,7 @@ def test_a30_failed_copy_is_never_readable(contract: Contract, ahead: int) -> No
     assert [name for each in settled for name in each.failed] == ["w"]
     assert engine.state("w") is Request.WAITING
     assert engine.has("a", 0, range(2)) == set()
-    assert engine.ledger.find_blocks(engine.keys_of("w")(0, 0, 2)) == []
+    assert engine.ledger.blocks.prefix(engine.keys_of("w")(0, 0, 2)) == []
     assert engine.blocks("w") == []
 
 
@@ -374,7 +374,7 @@ def test_a33_device_copy_goes_first_only_after_its_backup_has_arrived(contract: 
 
     assert engine.has("a", 0, range(2)) == ({0, 1} if ok else set())
     assert (set(order[:2]) == set(mine)) is ok
-    assert engine.ledger.find_blocks(engine.keys_of("a")(0, 0, 2)) != []
+    assert engine.ledger.blocks.prefix(engine.keys_of("a")(0, 0, 2)) != []
 
 
 # --- what may be stored -----------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def test_a36_abort_of_a_request_that_never_ran(contract: Contract, ahead: int, w
     engine.step({})
 
     assert engine.ledger.jobs.last_number == jobs
-    assert not engine.ledger.holders
+    assert not engine.ledger.slots.holders
     assert "w" not in engine.ledger.requests
 
 
@@ -537,7 +537,7 @@ def test_a39_readmission_waits_while_the_old_store_is_out(contract: Contract, ah
     engine.silent.add(job)
     engine.scheduler.preempt("a")
     engine.running.clear()
-    engine.ledger.drop(engine.ledger.find_blocks(engine.keys_of("a")(0, 0, 2)))
+    engine.ledger.drop(engine.ledger.blocks.prefix(engine.keys_of("a")(0, 0, 2)))
     engine.forget("source", 0, [1])  # so that what the old store brings is no part of the hit
     early = engine.scheduler.lookup("a", engine.scheduler.progress("a").known)
     engine.step({})
@@ -571,7 +571,7 @@ def test_a40_reset_says_not_yet_and_succeeds_after_the_drain(contract: Contract,
 
     assert sorted(engine.scheduler.reset(drain=True)) == ["a", "w"]
     assert engine.host_keys() == set()
-    assert engine.ledger.free == 15
+    assert engine.ledger.blocks.free == 15
 
 
 @BOTH
@@ -629,16 +629,16 @@ def test_a54_wait_that_a_worker_has_not_confirmed_releases_nothing(ahead: int) -
     hit = engine.scheduler.lookup("b", 12)
     engine.scheduler.admit("b", hit, 12)
     plan = engine.scheduler.build_plan(engine.now)
-    between = {engine.ledger.blocks.at(block) for block in engine.transfers[job].source.tolist()}
+    between = {engine.ledger.blocks.state(block) for block in engine.transfers[job].source.tolist()}
     for older in [number for number in engine.scheduler._state.plans if number < plan.number]:
         engine.scheduler.settle(older, engine.now)
-    unsettled = {engine.ledger.blocks.at(block) for block in engine.transfers[job].source.tolist()}
+    unsettled = {engine.ledger.blocks.state(block) for block in engine.transfers[job].source.tolist()}
     engine.scheduler.settle(plan.number, engine.now)
 
     assert plan.flushes == (job,)
     assert between == unsettled == {Block.FLUSHED}
-    assert engine.ledger.job_state(job) is Job.FAILED
-    assert {engine.ledger.blocks.at(block) for block in engine.transfers[job].source.tolist()} <= {
+    assert engine.ledger.jobs.state(job) is Job.FAILED
+    assert {engine.ledger.blocks.state(block) for block in engine.transfers[job].source.tolist()} <= {
         Block.SEALED,
         Block.PENDING_STORE,
     }
@@ -776,4 +776,4 @@ def test_launch_records_name_every_worker() -> None:
     for _ in range(3):
         engine.step({})
 
-    assert engine.ledger.job_state(job) is Job.QUARANTINED
+    assert engine.ledger.jobs.state(job) is Job.QUARANTINED

@@ -466,7 +466,7 @@ def test_content_on_its_way_is_not_fetched_once_more_when_another_copy_of_it_was
     first, second = rig.out
     for name in "ab":
         rig.scheduler.abort(name)
-    rig.ledger.drop([rig.ledger.life(place) for place in (1, 2)])
+    rig.ledger.drop([rig.ledger.blocks.life(place) for place in (1, 2)])
     rig.shelf.fill(letters(4))
     rig.add("c", letters(5))
     fetched: list[TierTransfer] = []
@@ -667,7 +667,7 @@ def test_last_step_does_not_wait_for_the_store() -> None:
     rig.scheduler.finish("x")
     plan = rig.plan()
 
-    assert rig.ledger.submitted().ids
+    assert rig.ledger.jobs.submitted().ids
     assert plan.flushes == ()
 
 

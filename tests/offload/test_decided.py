@@ -56,7 +56,7 @@ class Engine(Pool):
 
     def held(self) -> list[int]:
         """The blocks that the ledger says *a* holds, 0 for none."""
-        return [block_of(life) for life in self.ledger.table("a")]
+        return [block_of(life) for life in self.ledger.requests.table("a")]
 
 
 def test_window_of_an_ended_request_leaves_as_far_as_the_engine_says() -> None:
@@ -69,7 +69,7 @@ def test_window_of_an_ended_request_leaves_as_far_as_the_engine_says() -> None:
 
     assert before == [0, 0, 3, 4, 5]
     assert after == [0, 0, 0, 4, 5]
-    assert block_of(engine.ledger.table("b")[0]) == 3
+    assert block_of(engine.ledger.requests.table("b")[0]) == 3
 
 
 def test_window_of_an_ended_request_that_is_short_for_the_engine_stays() -> None:
@@ -81,7 +81,7 @@ def test_window_of_an_ended_request_that_is_short_for_the_engine_stays() -> None
 
     assert before == [0, 0, 3, 4, 5]
     assert engine.held() == [0] * 5
-    assert engine.ledger.blocks.at(5) is not Block.ALLOCATED
+    assert engine.ledger.blocks.state(5) is not Block.ALLOCATED
 
 
 def test_block_that_the_engine_frees_early_cannot_be_handed_out_before_it_has_left() -> None:
@@ -139,7 +139,7 @@ def test_blocks_that_the_engine_has_hit_and_the_ledger_does_not_know_are_counted
 
     assert before == 0
     assert pool.decided.holes == holes
-    assert [block_of(life) for life in pool.ledger.table("b")][:holes] == [0] * holes
+    assert [block_of(life) for life in pool.ledger.requests.table("b")][:holes] == [0] * holes
 
 
 @pytest.mark.parametrize(

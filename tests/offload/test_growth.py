@@ -91,8 +91,8 @@ def test_blocks_are_lent_in_the_order_of_all_jobs(seed: int) -> None:
     assert len(everything) == 200
     for most in (0, 1, 60, 150, 199, 200, 300):
         assert lent(ledger, most) == everything[:most]
-    assert ledger.has_room(ledger.free + 200)
-    assert not ledger.has_room(ledger.free + 201)
+    assert ledger.blocks.has_room(ledger.blocks.free + 200)
+    assert not ledger.blocks.has_room(ledger.blocks.free + 201)
 
 
 def test_block_without_a_life_waits_for_the_job_that_touches_it() -> None:

@@ -19,7 +19,7 @@ from attrs import define, field
 
 from blocklife.errors import MisuseError
 from blocklife.hook_errors import OnError
-from blocklife.ledger import JobId, Launched, Ledger, Result, Worker
+from blocklife.ledger import GroupTransfer, JobId, Launched, Ledger, Result, Worker
 from blocklife.offload import Geometry, OffloadScheduler
 from blocklife.offload import replacement as replacement_module
 from blocklife.offload._host import EventKind, HostTier, TierStatistics
@@ -62,7 +62,7 @@ def writing(ledger: Ledger, tier: HostTier, key: str) -> JobId:
 def loading(ledger: Ledger, request: str, slot: int) -> JobId:
     """A submitted load that reads *slot*, for a new request."""
     ledger.add_request(request)
-    (job,) = ledger.plan_load(request, ledger.allocate(request, 1), [slot]).ids
+    (job,) = ledger.plan_load(request, GroupTransfer(ledger.allocate(request, 1), [slot])).ids
     ledger.settle(ledger.dispatch(0.0).number, 0.0)
     return job
 
@@ -95,7 +95,7 @@ def test_tier_gives_empty_slots_first(policy: str) -> None:
     taken = reserved(tier, "x", "y")
 
     assert sorted([*taken, 0]) == [0, 1, 2]
-    assert ledger.slots.at(0) is Slot.READY
+    assert ledger.slots.state(0) is Slot.READY
 
 
 def test_tier_forgets_the_least_recently_used_first() -> None:
@@ -106,8 +106,8 @@ def test_tier_forgets_the_least_recently_used_first() -> None:
     second = reserved(tier, "newer")
 
     assert (first, second) == (1, [2])
-    assert ledger.find_slots(keys("k0")) == [0]
-    assert ledger.find_slots(keys("k1")) == []
+    assert ledger.slots.prefix(keys("k0")) == [0]
+    assert ledger.slots.prefix(keys("k1")) == []
 
 
 @BOTH
@@ -126,7 +126,7 @@ def test_tier_takes_empty_and_old_slots_together(policy: str) -> None:
     ledger.evict([1])
 
     assert reserved(tier, "x", "y") == [1, 0]
-    assert ledger.slots.at(2) is Slot.READY
+    assert ledger.slots.state(2) is Slot.READY
 
 
 @BOTH
@@ -171,7 +171,7 @@ def test_tier_never_evicts_what_is_coming(policy: str) -> None:
 
     assert refused is None
     assert second == [2, 1]
-    assert ledger.find_slots(keys("k0")) == [0]
+    assert ledger.slots.prefix(keys("k0")) == [0]
     assert elsewhere.reserve(names("k")) is None
     assert elsewhere.reserve([(1, b"k")]) == [0]
 

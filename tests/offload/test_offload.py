@@ -45,7 +45,7 @@ def test_content_is_stored_as_it_fills_and_loaded_when_the_device_has_forgotten_
     assert not runs
     assert targets(load) == [rig.blocks("b")]
     assert rig.settled.loaded == ("b",)
-    assert rig.ledger.request_state("b") is Request.RUNNING
+    assert rig.ledger.requests.state("b") is Request.RUNNING
     assert rig.scheduler.progress("b").computed == 8
 
 
@@ -145,7 +145,7 @@ def test_lookup_pins_what_it_counted_until_its_step_ends(end: str) -> None:
     rig.add("b", letters(13))
     hit = rig.hit("b")
     during = pinned(rig)
-    held = dict(rig.ledger.holders)
+    held = dict(rig.ledger.slots.holders)
     if end == "plan":
         rig.plan()
     elif end == "again":
@@ -161,7 +161,7 @@ def test_lookup_pins_what_it_counted_until_its_step_ends(end: str) -> None:
     assert during == 3
     assert list(held) == ["lookup b"]
     assert after == {"again": 1, "load": 3}.get(end, 0)
-    assert rig.ledger.holders == ({"lookup b": {hit.slots[0][0]: 1}} if end == "again" else {})
+    assert rig.ledger.slots.holders == ({"lookup b": {hit.slots[0][0]: 1}} if end == "again" else {})
     if end == "load":
         rig.tick()
         assert pinned(rig) == 0
@@ -175,7 +175,7 @@ def test_deferred_lookup_is_answered_from_memory_until_a_job_has_ended() -> None
     rig.tick(land=False)
     rig.tick(land=False)
     rig.scheduler.preempt("a")
-    rig.ledger.drop([rig.ledger.life(place) for place in (1, 2)])
+    rig.ledger.drop([rig.ledger.blocks.life(place) for place in (1, 2)])
     asked: list[int] = []
     keys = rig.scheduler._state.requests["a"].keys
 
@@ -207,7 +207,7 @@ def test_deferred_lookup_is_answered_anew_when_stores_have_landed_together() -> 
     rig.tick(land=False)
     for name in "ab":
         rig.scheduler.abort(name)
-    rig.ledger.drop([rig.ledger.life(place) for place in (1, 2)])
+    rig.ledger.drop([rig.ledger.blocks.life(place) for place in (1, 2)])
     rig.add("c", letters(5))
     before = rig.hit("c")
     rig.tick()
@@ -298,8 +298,8 @@ def test_max_load_failures_ends_the_looking(failures: int) -> None:
         assert not rig.let_in("b")
         rig.tick(ok=False)
         assert rig.settled.failed == ("b",)
-        assert rig.ledger.request_state("b") is Request.WAITING
-        assert rig.ledger.table("b") == []
+        assert rig.ledger.requests.state("b") is Request.WAITING
+        assert rig.ledger.requests.table("b") == []
     rig.fill("again", letters(8))
     rig.forget_device()
     rig.add("c", letters(9))
@@ -342,7 +342,7 @@ def test_many_that_want_what_is_being_stored_wait_for_one_store(count: int, cont
     rig.tick(land=False)
     rig.scheduler.finish("a")
     for place in (1, 2):
-        rig.ledger.drop([rig.ledger.life(place)])
+        rig.ledger.drop([rig.ledger.blocks.life(place)])
     for number in range(count):
         rig.add(f"b{number}", letters(9))
     waits = [rig.hit(f"b{number}").deferred for number in range(count)]
@@ -351,7 +351,7 @@ def test_many_that_want_what_is_being_stored_wait_for_one_store(count: int, cont
 
     assert all(waits)
     assert [(hit.host_tokens, hit.deferred) for hit in hits] == [(8, False)] * count
-    assert rig.ledger.moved["STORE"] == 2
+    assert rig.ledger.counts.moved["STORE"] == 2
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -377,7 +377,7 @@ def test_many_that_want_one_content_load_it_once(count: int) -> None:
     assert steps == 2
     assert rig.scheduler.statistics().host_hits == (2,)
     assert len({tuple(rig.blocks(name)[:2]) for name in names}) == 1
-    assert all(rig.ledger.request_state(name) is Request.RUNNING for name in names)
+    assert all(rig.ledger.requests.state(name) is Request.RUNNING for name in names)
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -653,12 +653,12 @@ def test_keys_that_fail_an_admission_cost_nothing(problem: str) -> None:
     hit = rig.scheduler.lookup("b", 9)
     assert hit.host_tokens
     gone.append(True)
-    free = rig.ledger.free
+    free = rig.ledger.blocks.free
     with pytest.raises((MisuseError, OSError)):
         rig.scheduler.admit("b", hit, 1)
 
-    assert (rig.ledger.free, rig.ledger.table("b")) == (free, [])
-    assert rig.ledger.request_state("b") is Request.WAITING
+    assert (rig.ledger.blocks.free, rig.ledger.requests.table("b")) == (free, [])
+    assert rig.ledger.requests.state("b") is Request.WAITING
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -794,7 +794,7 @@ def test_upheavals_name_everybody_they_preempt(what: str, workers: int) -> None:
         "lose": lambda: rig.scheduler.lose_worker(0),
     }
     names = act[what]()
-    states = {name: rig.ledger.request_state(name) for name in "bc"}
+    states = {name: rig.ledger.requests.state(name) for name in "bc"}
 
     assert sorted(names) == ["b", "c"]
     assert set(states.values()) <= {Request.WAITING, Request.PREEMPTED}
@@ -1050,7 +1050,7 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
     ),
     "free in the ledger's pool": (MisuseError, "observe_", lambda rig: rig.scheduler.free("r", 0, [1])),
     "settle nothing": (MisuseError, "no plan is out", lambda rig: rig.scheduler.settle(1, 1.0)),
-    "settle again": (MisuseError, "no plan is out", lambda rig: rig.scheduler.settle(rig.ledger.plan_number, 1.0)),
+    "settle again": (MisuseError, "no plan is out", lambda rig: rig.scheduler.settle(rig.ledger.plans.number, 1.0)),
     "renew what is": (MisuseError, "it is the present one", lambda rig: rig.scheduler.renew("")),
     "wake who is awake": (MisuseError, "does not sleep", lambda rig: rig.scheduler.wake()),
     "lose nobody": (MisuseError, "worker 7: there are 1", lambda rig: rig.scheduler.lose_worker(7)),
@@ -1753,7 +1753,7 @@ def test_quarantined_load_is_heard_of_at_once_and_waits_for_nobody() -> None:
     rig.ledger.quiesce(Jobs((job,)))
 
     assert failed == [(), ("b",)]
-    assert rig.ledger.request_state("b") is Request.WAITING
+    assert rig.ledger.requests.state("b") is Request.WAITING
     assert (before.quarantined, before.free, pending) == (2, 14, True)
     assert rig.ledger.statistics().free == 16
     assert not rig.scheduler.has_pending_work()
@@ -1809,7 +1809,7 @@ def test_admission_without_a_free_job_gives_back_what_was_placed_for_it() -> Non
 
     assert hit.host_tokens == 8
     assert rig.blocks("b") == []
-    assert rig.ledger.request_state("b") is Request.WAITING
+    assert rig.ledger.requests.state("b") is Request.WAITING
 
 
 @pytest.mark.parametrize("groups", ["mamba:4,full:4", "mamba:4,mamba:4,full:4"])
@@ -1821,7 +1821,7 @@ def test_request_without_room_in_one_group_takes_nothing_in_the_others(groups: s
     rig.tick()
     tables = [rig.blocks("a", group) for group in range(len(rig.geometry.groups))]
     rig.ledger.add_request("x")
-    rig.ledger.allocate("x", rig.ledger.free - 2, len(tables) - 1)
+    rig.ledger.allocate("x", rig.ledger.blocks.free - 2, len(tables) - 1)
     short = rig.scheduler.grow({"a": 12})
     after = [rig.blocks("a", group) for group in range(len(tables))]
     rig.tick()
@@ -1911,7 +1911,7 @@ def test_hit_that_a_copy_still_reads_takes_no_free_block() -> None:
     rig.add("b", letters(9))
     hit = rig.hit("b")
 
-    assert (hit.device_tokens, rig.ledger.free) == (8, 1)
+    assert (hit.device_tokens, rig.ledger.blocks.free) == (8, 1)
     assert rig.scheduler.admit("b", hit, 1)
 
 

@@ -390,8 +390,8 @@ class Walker:
         columns = (blocks.pins, blocks.refs, blocks.writes, blocks.overdue, blocks.job)
         held = any(count(block) for count in columns for block in range(len(blocks)))
         held |= any(map(slots.pins, range(len(slots))))
-        if held or now.jobs_alive or now.requests or ledger.holders or self.scheduler.has_pending_work():
-            raise Finding(f"something is still held: {now}, holders {dict(ledger.holders)}")
+        if held or now.jobs_alive or now.requests or ledger.slots.holders or self.scheduler.has_pending_work():
+            raise Finding(f"something is still held: {now}, holders {dict(ledger.slots.holders)}")
         if now.blocks["FREED"] + now.blocks["CACHED"] != self.num_blocks - 1 or now.free != self.num_blocks - 1:
             raise Finding(f"blocks have not come home: {now.blocks}")
         if now.slots["EMPTY"] + now.slots["READY"] != self.num_slots:
@@ -523,7 +523,7 @@ class Walker:
                 runs = self.call(self.scheduler.admit, sequence.name, hit, self.some(sequence.known - hit.compute_from))
             except CapacityError:
                 self.seen["no room"] += 1
-                if any(self.ledger.table(sequence.name, group) for group in self.groups):
+                if any(self.ledger.requests.table(sequence.name, group) for group in self.groups):
                     raise Finding(f"request {sequence.name}: refused, and it holds blocks") from None
                 if self.rnd.random() < 0.8:
                     break
@@ -558,11 +558,13 @@ class Walker:
         shares = []
         for sequence, count in scheduled:
             assert sequence.tenure is not None
-            tables = tuple(tuple(life & ID_MASK for life in self.ledger.table(sequence.name, group)) for group in self.groups)
+            tables = tuple(
+                tuple(life & ID_MASK for life in self.ledger.requests.table(sequence.name, group)) for group in self.groups
+            )
             shares.append(Share(sequence, sequence.tenure, count, tables, frozenset(handed.get(sequence.name, ()))))
         plan = self.call(scheduler.build_plan, self.now)
-        if self.ledger.holders:
-            raise Finding(f"pins outlive their step: {dict(self.ledger.holders)}")
+        if self.ledger.slots.holders:
+            raise Finding(f"pins outlive their step: {dict(self.ledger.slots.holders)}")
         ranks = {station.rank for station in self.stations} - self.lost
         self.out.append(Sent(plan, shares, self.epoch, ranks))
         self.seen["stores"] += len(plan.stores)
@@ -784,11 +786,11 @@ class Walker:
                 self.forgotten(self.call(scheduler.sleep))
                 self.asleep = True
         elif what == "drain":
-            before = len(self.ledger.requests), self.ledger.free
+            before = len(self.ledger.requests), self.ledger.blocks.free
             try:
                 self.forgotten(self.call(partial(scheduler.reset, drain=True)))
             except CapacityError:
-                if not self.ledger.jobs.live or (len(self.ledger.requests), self.ledger.free) != before:
+                if not self.ledger.jobs.live or (len(self.ledger.requests), self.ledger.blocks.free) != before:
                     raise Finding("a reset that must wait has changed something, or has nothing to wait for") from None
                 return
             self.epoch += 1
@@ -836,8 +838,8 @@ class Walker:
         """Now and then the device is synchronised with copies past their deadline."""
         if not self.faults or int(self.now) % 9:
             return
-        jobs = self.ledger.submitted()
-        quarantined = [job for job in jobs.ids if self.ledger.job_state(job) is Job.QUARANTINED]
+        jobs = self.ledger.jobs.submitted()
+        quarantined = [job for job in jobs.ids if self.ledger.jobs.state(job) is Job.QUARANTINED]
         if quarantined:
             self.seen["proofs"] += 1
             for station, job in product(self.stations, quarantined):
@@ -854,20 +856,20 @@ class Walker:
         for station in self.stations:
             for job, copy in station.copies.items():
                 for block in copy.blocks:
-                    if (claim := blocks.at(block).name) not in (STORE_READS if copy.stores else LOAD_WRITES):
+                    if (claim := blocks.state(block).name) not in (STORE_READS if copy.stores else LOAD_WRITES):
                         raise Finding(f"copy {job} touches block {block}, which is {claim} in the ledger")
                 for place in copy.places:
-                    if (claim := slots.at(place // size).name) not in (STORE_WRITES if copy.stores else LOAD_READS):
+                    if (claim := slots.state(place // size).name) not in (STORE_WRITES if copy.stores else LOAD_READS):
                         raise Finding(f"copy {job} touches slot {place // size}, which is {claim} in the ledger")
             if station.rank in self.lost:
                 continue
             for block in range(1, self.num_blocks):
                 key = blocks.key(block)
-                if key is not None and blocks.at(block) in KEYED:
+                if key is not None and blocks.state(block) in KEYED:
                     self.compare(f"block {block}", station.blocks.get(block), blocks.group(block), key)
             for slot in range(self.num_slots):
                 key = slots.key(slot)
-                if key is not None and slots.at(slot) is Slot.READY:
+                if key is not None and slots.state(slot) is Slot.READY:
                     self.compare(f"slot {slot}", station.host.get((slot + 1) * size - 1), slots.group(slot), key)
         self.reads_of_hits()
 
@@ -879,10 +881,10 @@ class Walker:
     def reads_of_hits(self) -> None:
         """Who is known to the engine is known to the ledger, and in that state."""
         for sequence in self.running:
-            if self.ledger.request_state(sequence.name) is not Request.RUNNING:
+            if self.ledger.requests.state(sequence.name) is not Request.RUNNING:
                 raise Finding(f"request {sequence.name} does not run")
         for name in self.loading:
-            if self.ledger.request_state(name) is not Request.LOADING:
+            if self.ledger.requests.state(name) is not Request.LOADING:
                 raise Finding(f"request {name} does not load")
 
 
@@ -969,15 +971,15 @@ def plant_parts_taken_for_wholes(patch: pytest.MonkeyPatch) -> None:
 
 def plant_loads_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
     """The blocks of a chunk come back in the wrong order."""
-    right = Ledger.plan_group_load
+    right = Ledger.plan_load
 
-    def wrong(ledger: Ledger, request: str, transfers: Sequence[Any], *, within: bool) -> Any:
+    def wrong(ledger: Ledger, request: str, *transfers: Any, within: bool) -> Any:
         for transfer in transfers:
             if transfer.places is not None:
                 transfer.places = list(reversed(transfer.places))
-        return right(ledger, request, transfers, within=within)
+        return right(ledger, request, *transfers, within=within)
 
-    patch.setattr(Ledger, "plan_group_load", wrong)
+    patch.setattr(Ledger, "plan_load", wrong)
 
 
 def plant_holes_closed_up(patch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ class Engine:
         for name in list(self.texts):
             if not scheduler.knows(name) or name in self.over or scheduler.is_running(name):
                 continue
-            if self.ledger.request_state(name).name not in ("WAITING", "PREEMPTED"):
+            if self.ledger.requests.state(name).name not in ("WAITING", "PREEMPTED"):
                 continue
             known = scheduler.progress(name).known
             try:

@@ -36,7 +36,7 @@ class Engine:
 
     def states(self, *blocks: int) -> list[Block]:
         """The states of blocks."""
-        return [self.ledger.blocks.at(block) for block in blocks]
+        return [self.ledger.blocks.state(block) for block in blocks]
 
     def step(self) -> int:
         """The running requests compute one token each. Returns the number of the plan."""

@@ -46,7 +46,7 @@ class Shelf:
         """Final content of one block that nobody holds; gives its life."""
         batch = self.ledger.allocate("w", 1, group)
         self.ledger.seal(batch, self.keys(group, block, block + 1))
-        self.ledger.release("w", [len(self.ledger.table("w", group)) - 1], group)
+        self.ledger.release("w", [len(self.ledger.requests.table("w", group)) - 1], group)
         return int(batch.lives[0])
 
     def in_host(self, group: int, chunk: int, *, suffix: int | None = None, landed: bool = True) -> int:
@@ -58,12 +58,12 @@ class Shelf:
         # of a chunk with one block the key is the block's own
         self.ledger.seal(batch, names[-1:] if suffix == 1 else [b"copy of %d " % self.slot + name for name in names[-suffix:]])
         places = [self.slot * self.size + at for at in range(self.size - suffix, self.size)]
-        (job,) = self.ledger.plan_stores(
-            [Store("w", [GroupTransfer(Batch(batch.lives, group), [self.slot], names[-1:], places)])]
+        (job,) = self.ledger.plan_store(
+            Store("w", [GroupTransfer(Batch(batch.lives, group), [self.slot], names[-1:], places)])
         ).ids
         plan = self.ledger.dispatch(0.0)
         self.ledger.settle(plan.number, 0.0, completions=[report(job)] if landed else [])
-        table = self.ledger.table("w", group)
+        table = self.ledger.requests.table("w", group)
         self.ledger.release("w", range(len(table) - suffix, len(table)), group)
         self.ledger.drop(batch.lives)
         self.suffix[self.slot] = suffix
@@ -223,7 +223,7 @@ def test_a_load_of_who_has_a_store_out_is_deferred() -> None:
     shelf.in_host(0, 0)
     batch = shelf.ledger.allocate("w", 1)
     shelf.ledger.seal(batch, [b"own"])
-    shelf.ledger.plan_store(Batch(batch.lives), [30], [b"own"], owner="r")
+    shelf.ledger.plan_store(Store.of(Batch(batch.lives), [30], [b"own"], owner="r"))
     hit = shelf.run(24)
 
     assert (hit.tokens, hit.device_tokens, hit.deferred) == (4, 0, True)

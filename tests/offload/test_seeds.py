@@ -218,7 +218,7 @@ def test_s2_in_flight_is_stored_once(contract: Contract, ahead: int) -> None:
         engine.add(name, 9)
         step = engine.step({}, admit=[name])
         assert engine.blocks(name)[:2] == engine.blocks("a")[:2] == job.source.tolist()
-        marked.append({engine.ledger.blocks.at(block) in COPYING for block in job.source.tolist()})
+        marked.append({engine.ledger.blocks.state(block) in COPYING for block in job.source.tolist()})
         engine.step({})
         return step.stored
 
@@ -775,7 +775,7 @@ def everything_out(contract: Contract, ahead: int, policy: LastStep, others: Seq
 
 def last_steps(engine: Engine) -> int:
     """How many jobs were waited for because it was the last step; what the scene needed is not counted."""
-    return engine.ledger.flushes["last step"] - 2
+    return engine.ledger.counts.flushes["last step"] - 2
 
 
 @BOTH
@@ -863,7 +863,7 @@ def test_s5_nobody_tracked_and_nothing_out_is_no_last_step(contract: Contract, a
     steps = [engine.step({}) for _ in range(3)]
 
     assert all(step.plan.empty for step in steps)
-    assert engine.ledger.flushes["last step"] == 0
+    assert engine.ledger.counts.flushes["last step"] == 0
 
 
 def test_s5_many_requests_that_end_in_one_step() -> None:
@@ -904,7 +904,7 @@ def test_s5_planted_flush_without_loads(contract: Contract, ahead: int, monkeypa
         monkeypatch,
         OffloadScheduler,
         "build_plan",
-        {"(jobs := self.ledger.submitted(on_device=True)).ids": '(jobs := self.ledger.jobs_of("a")).ids'},
+        {"(jobs := self.ledger.jobs.submitted(on_device=True)).ids": '(jobs := self.ledger.jobs.of("a")).ids'},
     )
 
     with pytest.raises(AssertionError):

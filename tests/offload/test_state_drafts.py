@@ -28,7 +28,7 @@ def drafting(groups: str = "full:1,mamba:1", ahead: int = 0) -> Rig:
 
 def blocks(rig: Rig, group: int = 1) -> list[int]:
     """The blocks of request a in the group of states."""
-    return [block_of(life) for life in rig.ledger.table("a", group)]
+    return [block_of(life) for life in rig.ledger.requests.table("a", group)]
 
 
 def test_draft_has_a_state_of_its_own() -> None:
@@ -58,7 +58,7 @@ def test_state_of_a_draft_is_neither_sealed_nor_stored() -> None:
     rig = drafting("mamba:1")
     rig.scheduler.hand_off("a", 0, 4)
     rig.tick(sampled={"a": 3})
-    states = [rig.ledger.blocks.at(block) for block in blocks(rig, 0)[3:]]
+    states = [rig.ledger.blocks.state(block) for block in blocks(rig, 0)[3:]]
     rig.drain()
 
     assert states[0] is not Block.ALLOCATED
@@ -135,28 +135,28 @@ class Engine:
         self.decided.schedule({"a": 3})
         self.decided.settle_in()
         self.decided.promise()
-        return [block_of(life) for life in self.ledger.table("a", 1)]
+        return [block_of(life) for life in self.ledger.requests.table("a", 1)]
 
 
 def test_blocks_of_drafts_move_to_the_end_of_the_table() -> None:
     """The running state has passed both: they leave nulls, and begin other lives; a fresh block comes behind them."""
     engine = Engine()
-    old = list(engine.ledger.table("a", 1))
+    old = list(engine.ledger.requests.table("a", 1))
     table = engine.grow((0, 0, 4, 5, 6))
-    new = engine.ledger.table("a", 1)
+    new = engine.ledger.requests.table("a", 1)
 
     assert table == [3, 0, 0, 0, 0, 4, 5, 6]
     assert {old[1], old[2]}.isdisjoint(new)
-    assert [engine.ledger.blocks.at(block) for block in (4, 5, 6)] == [Block.ALLOCATED] * 3
+    assert [engine.ledger.blocks.state(block) for block in (4, 5, 6)] == [Block.ALLOCATED] * 3
 
 
 def test_blocks_of_drafts_that_stay_keep_their_lives() -> None:
     """The running state is now where the first draft's was."""
     engine = Engine()
-    old = list(engine.ledger.table("a", 1))
+    old = list(engine.ledger.requests.table("a", 1))
 
     assert engine.grow((6,)) == [3, 4, 5, 6]
-    assert list(engine.ledger.table("a", 1))[:3] == old
+    assert list(engine.ledger.requests.table("a", 1))[:3] == old
 
 
 def test_block_that_stays_where_it_was_cannot_come_twice() -> None:

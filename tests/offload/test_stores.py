@@ -171,7 +171,7 @@ def test_who_has_nothing_in_the_line_comes_last_when_it_offers_again(gone: str) 
         for number in range(len(ledger.blocks) + 64 if gone == "swept" else 1):
             offered(ledger, line, "a", f"k{number}")
             ledger.preempt("a")
-            ledger.drop(ledger.find_blocks(keys(f"k{number}")))
+            ledger.drop(ledger.blocks.prefix(keys(f"k{number}")))
             ledger.admit("a")
         if gone == "stale":
             assert step(ledger, line).empty
@@ -232,7 +232,7 @@ def test_what_is_accepted_in_part_leaves_the_line_as_a_whole() -> None:
     lives = lives_of(ledger, "a", keys("new", "there", "gone"))
     for life, name in zip(lives, keys("new", "there", "gone"), strict=True):
         line.offer([Chunk("a", 0, name, [life])])
-    line.offer([Chunk("a", 0, b"way", [ledger.life(way[0])])])
+    line.offer([Chunk("a", 0, b"way", [ledger.blocks.life(way[0])])])
     ledger.release("a", [2])
     ledger.drop(lives[2:])
     plan = step(ledger, line)
@@ -338,7 +338,7 @@ def test_behind_a_fence_a_chunk_waits_for_the_proof() -> None:
     lives = [int(life) for life in held(ledger, "b", 2).lives]
     for life, name in zip(lives, keys("x", "y"), strict=True):
         line.offer([Chunk("b", 0, name, [life])])
-    states = [ledger.blocks.at(life & ID_MASK) for life in lives]
+    states = [ledger.blocks.state(life & ID_MASK) for life in lives]
     waits = step(ledger, line)
     line.plan()
     planned = [job.owner for job in ledger.jobs.alive()]
@@ -346,7 +346,7 @@ def test_behind_a_fence_a_chunk_waits_for_the_proof() -> None:
     assert states == [Block.FLUSHED] * 2
     assert not waits.stores
     assert planned == ["b"]
-    assert [ledger.blocks.at(life & ID_MASK) for life in lives] == [Block.PLEDGED] * 2
+    assert [ledger.blocks.state(life & ID_MASK) for life in lives] == [Block.PLEDGED] * 2
 
 
 def test_clear_forgets_every_wish() -> None:
@@ -588,7 +588,7 @@ def test_lazy_content_that_was_used_again_is_no_longer_the_first_to_go() -> None
     """It was put first when its store had landed, once: who has held it since gives it back behind all others."""
     ledger, line = line_of(blocks=4, policies=Policies(mode=Mode.LAZY, lazy_blocks=3))
     (place,) = offered(ledger, line, "a", "x")
-    life = ledger.life(place)
+    life = ledger.blocks.life(place)
     ledger.release("a", [0])
     step(ledger, line, land=True)
     line.plan()
@@ -635,7 +635,7 @@ def test_no_more_waits_than_the_device_holds() -> None:
 
     assert line.waiting <= 2 * len(ledger.blocks) + 64
     assert line.counts["refused"] == 200
-    assert ledger.blocks.at(busy) is not Block.FREED
+    assert ledger.blocks.state(busy) is not Block.FREED
 
 
 def test_what_waits_twice_waits_once_and_is_counted_as_it_goes() -> None:

@@ -57,7 +57,7 @@ def test_hit_ends_inside_a_block_and_the_request_writes_on(groups: str, contract
     hit = rig.hit("b")
     runs = rig.scheduler.admit("b", hit, 4)
     rig.tick()
-    last = rig.ledger.table("b")[-1]
+    last = rig.ledger.requests.table("b")[-1]
 
     assert (hit.tokens, hit.device_tokens, hit.compute_from) == (10, 0, 10)
     assert [len(own) for own in hit.slots] == [3] * len(rig.geometry.groups)
@@ -125,7 +125,9 @@ def test_tail_on_its_way_is_waited_for_if_nothing_else_is_there() -> None:
         rig.scheduler.finish("a")
         rig.plan()
         rig.settle(land=False)
-        rig.ledger.drop([rig.ledger.life(block) for block in range(1, 5) if rig.ledger.blocks.at(block) is Block.CACHED])
+        rig.ledger.drop(
+            [rig.ledger.blocks.life(block) for block in range(1, 5) if rig.ledger.blocks.state(block) is Block.CACHED]
+        )
         rig.add("b", letters(count))
         hit = rig.hit("b")
         found.append((hit.deferred, hit.tokens))
@@ -190,7 +192,7 @@ def test_load_of_a_tail_that_fails_leaves_nothing(ok: bool) -> None:
 
     assert (settled.loaded, settled.failed) == ((("b",), ()) if ok else ((), ("b",)))
     assert (letters(10) in rig.stored()) is ok
-    assert bool(rig.ledger.table("b")) is ok
+    assert bool(rig.ledger.requests.table("b")) is ok
 
 
 def test_scheduler_with_tails_can_be_saved() -> None:
@@ -310,7 +312,7 @@ def test_block_before_the_tail_of_a_drafter_is_loaded_with_it() -> None:
 
     assert [rig.ledger.slots.key(int(slot)) for slot in load.source] == [key(0, letters(6)), key(0, letters(10))]
     assert rig.scheduler.progress("b").computed == 8
-    assert rig.ledger.blocks.of(rig.ledger.table("b")[-1]) is Block.ALLOCATED
+    assert rig.ledger.blocks.of(rig.ledger.requests.table("b")[-1]) is Block.ALLOCATED
     assert rig.cached() == [letters(6)]
 
 

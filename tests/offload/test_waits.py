@@ -70,7 +70,7 @@ def stored_only(rig: Rig, text: str) -> None:
     for _ in range(2):
         grow(rig, {"c": 0} if rig.scheduler.knows("c") else {})
     rig.scheduler.abort("gone")
-    rig.ledger.drop([rig.ledger.life(place) for place in blocks])
+    rig.ledger.drop([rig.ledger.blocks.life(place) for place in blocks])
 
 
 def test_asking_again_costs_nothing_while_others_fill_blocks() -> None:
@@ -123,7 +123,11 @@ def forget(rig: Rig) -> None:
     """The device loses everything that nobody holds. Copies go on."""
     blocks = rig.ledger.blocks
     rig.ledger.drop(
-        [rig.ledger.life(each) for each in range(1, len(blocks)) if not blocks.refs(each) and blocks.at(each) in KEYED]
+        [
+            rig.ledger.blocks.life(each)
+            for each in range(1, len(blocks))
+            if not blocks.refs(each) and blocks.state(each) in KEYED
+        ]
     )
 
 

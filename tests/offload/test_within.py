@@ -26,7 +26,7 @@ def forgotten(tokens: int = 8, *, groups: str = "full:4", ahead: int = 0, **give
 
 
 def states(rig: Rig, name: str) -> list[Block]:
-    return [rig.ledger.blocks.at(block) for block in rig.blocks(name)]
+    return [rig.ledger.blocks.state(block) for block in rig.blocks(name)]
 
 
 def within(plan: Plan) -> list[JobId]:
@@ -46,17 +46,17 @@ def test_small_hit_runs_in_the_step_that_finds_it(contract: Contract) -> None:
 
     assert (hit.within, hit.host_tokens, runs) == (True, 8, True)
     assert within(plan) == [plan.loads[0].job] == list(plan.within)
-    assert rig.ledger.job_state(plan.loads[0].job) is Job.AWAITED
-    assert rig.ledger.request_state("a") is Request.LOADING
+    assert rig.ledger.jobs.state(plan.loads[0].job) is Job.AWAITED
+    assert rig.ledger.requests.state("a") is Request.LOADING
     assert states(rig, "a") == [Block.LOADING, Block.LOADING, Block.ALLOCATED, Block.ALLOCATED]
     assert rig.scheduler.running() == ["a"]
 
     rig.settle()
     assert rig.settled.loaded == ("a",)
-    assert rig.ledger.request_state("a") is Request.RUNNING
+    assert rig.ledger.requests.state("a") is Request.RUNNING
     assert states(rig, "a") == [Block.SEALED, Block.SEALED, Block.SEALED, Block.ALLOCATED]
     assert rig.scheduler.progress("a").computed == 13
-    assert rig.ledger.flushes["within the step"] == 1
+    assert rig.ledger.counts.flushes["within the step"] == 1
     rig.scheduler.grow()
     assert sources(rig.tick()) == [[rig.blocks("a")[2]]]
 
@@ -143,7 +143,7 @@ def test_states_are_never_loaded_within_a_step() -> None:
 def test_what_is_computed_behind_a_failed_load_is_void(ahead: int) -> None:
     """Nothing of it is sealed or stored, in the next plan neither, and the sampled tokens do not count."""
     rig = forgotten(ahead=ahead)
-    stored = rig.ledger.moved["STORE"]
+    stored = rig.ledger.counts.moved["STORE"]
     rig.add("a", letters(8) + "x" * 12, prompt=13)
     assert rig.let_in("a")
     rig.plan()
@@ -153,13 +153,13 @@ def test_what_is_computed_behind_a_failed_load_is_void(ahead: int) -> None:
     rig.settle(ok=False)
 
     assert rig.settled.failed == ("a",)
-    assert rig.ledger.request_state("a") is Request.WAITING
+    assert rig.ledger.requests.state("a") is Request.WAITING
     assert rig.scheduler.progress("a").known == 13
     assert rig.blocks("a") == []
     if ahead:
         rig.settle()
     rig.drain()
-    assert rig.ledger.moved["STORE"] == stored
+    assert rig.ledger.counts.moved["STORE"] == stored
 
 
 def test_nothing_behind_a_load_is_stored_before_its_plan_has_settled() -> None:
@@ -196,7 +196,7 @@ def test_request_goes_before_its_plan_is_made_or_has_settled(how: str) -> None:
     rig.let_in("a")
     (load,) = rig.plan().loads
     _leave(rig, how)
-    assert rig.ledger.job_state(load.job) is (Job.AWAITED if how in ("abort", "finish") else Job.UNWANTED)
+    assert rig.ledger.jobs.state(load.job) is (Job.AWAITED if how in ("abort", "finish") else Job.UNWANTED)
     rig.settle()
     rig.drain()
     assert rig.ledger.statistics().jobs_alive == 0

@@ -43,6 +43,7 @@ class Side:
 
     def __init__(self, ledger: Any, jobs: Any, records: Any, package: Any, error: type[Exception]) -> None:
         self.ledger, self.jobs, self.records, self.package, self.error = ledger, jobs, records, package, error
+        self.is_new = package is new
 
     def job(self, number: int) -> Any:
         return self.records.JobId(1, number)
@@ -52,6 +53,33 @@ class Side:
 
     def batch(self, lives: list[int], group: int) -> Any:
         return self.jobs.Batch(list(lives), group)
+
+    # What one of them has under another name, or in another form.
+
+    def place(self, name: str, group: int, skipped: int, taken: list[int], fresh: list[int]) -> None:
+        self.ledger.observe_place(name, [self.records.Placement(group, skipped, taken, fresh)])
+
+    def store(self, stores: list[Any]) -> None:
+        self.ledger.plan_store(*stores) if self.is_new else self.ledger.plan_stores(stores)
+
+    def load(self, name: str, transfers: list[Any], within: bool) -> None:
+        if self.is_new:
+            self.ledger.plan_load(name, *transfers, within=within)
+        else:
+            self.ledger.plan_group_load(name, transfers, within=within)
+
+    def seal(self, group: int, lives: list[int], keys: list[bytes]) -> None:
+        if self.is_new:
+            self.ledger._rows.seal([(group, lives, keys)])
+        else:
+            self.ledger.seal_many([self.records.Seal(group, lives, keys)])
+
+    @property
+    def rows(self) -> Any:
+        return self.ledger._rows if self.is_new else self.ledger
+
+    def forget_host(self) -> None:
+        self.ledger.reset(device=False) if self.is_new else self.ledger.forget_host()
 
     def report(self, number: int, worker: int, ok: bool, missing: tuple[int, ...] = ()) -> Any:
         result = self.records.Result.OK if ok else self.records.Result.FAILED
@@ -154,34 +182,20 @@ class Pair:
     def hand_out(self, name: str, group: int) -> None:
         count = self.dice.randint(1, 4)
         if self.own:
-            if self.dice.random() < 0.3:
-                names = self.some(list(self.ledger.requests), 3)
-                counts, skips = [self.dice.randint(1, 3) for _ in names], [self.dice.randint(0, 1) for _ in names]
-                self.both("allocate_many", lambda side: side.ledger.allocate_many(names, counts, group, skips=skips))
-                return
             self.both("allocate", lambda side: side.ledger.allocate(name, count, group))
             return
         lendable = (Block.PENDING_STORE, Block.IN_FLIGHT, Block.STALE)
         blocks = [
             each for each in range(1, len(self.ledger.blocks))
-            if self.ledger.blocks.at(each) in (Block.FREED, Block.CACHED, *(lendable if self.dice.random() < 0.4 else ()))
+            if self.ledger.blocks.state(each) in (Block.FREED, Block.CACHED, *(lendable if self.dice.random() < 0.4 else ()))
         ]  # fmt: skip
         if self.dice.random() < 0.05:
             blocks = list(range(1, len(self.ledger.blocks)))
         chosen = self.some(blocks, 4) if blocks else []
-        if self.dice.random() < 0.5:
-            self.both("observe_allocate", lambda side: side.ledger.observe_allocate(name, chosen, group))
-            return
         taken = [block for _, _, block in self.ledger.blocks.named() if self.ledger.blocks.group(block) == group]
         hits = self.some(taken, 2) if taken and self.dice.random() < 0.5 else []
-        fresh = [0, *chosen] if self.dice.random() < 0.3 else chosen
-
-        def grow(side: Side) -> None:
-            growth = side.records.Growth()
-            growth.note(name, group, fresh, [0, *hits] if hits else ())
-            side.ledger.observe_tables(growth)
-
-        self.both("observe_tables", grow)
+        skipped = int(self.dice.random() < 0.3)
+        self.both("observe_place", lambda side: side.place(name, group, skipped, hits, chosen))
 
     def admit(self, name: str, group: int) -> None:
         if self.dice.random() < 0.1:
@@ -195,24 +209,18 @@ class Pair:
 
     def finish_many(self, name: str, group: int) -> None:
         names = self.some(list(self.ledger.requests), 2)
-        self.both("finish_many", lambda side: side.ledger.finish_many(names))
+        self.both("finish_many", lambda side: side.rows.finish_many(names))
 
     def release(self, name: str, group: int) -> None:
-        table = self.ledger.table(name, group)
+        table = self.ledger.requests.table(name, group)
         if table:
             positions = self.some(list(range(len(table))), 4) if self.dice.random() < 0.95 else [len(table)]
-            if self.dice.random() < 0.3:
-                other = self.dice.choice(list(self.ledger.requests))
-                names = list(dict.fromkeys((name, other)))
-                spans = [positions, list(range(len(self.ledger.table(other, group))))[:2]][: len(names)]
-                self.both("release_many", lambda side: side.ledger.release_many(names, spans, group))
-            else:
-                self.both("release", lambda side: side.ledger.release(name, positions, group))
+            self.both("release", lambda side: side.ledger.release(name, positions, group))
 
     def seal(self, name: str, group: int) -> None:
         wanted = (Block.ALLOCATED, Block.PLEDGED)
         lives = [
-            life for life in self.ledger.table(name, group)
+            life for life in self.ledger.requests.table(name, group)
             if life and (self.dice.random() < 0.1 or self.ledger.blocks.of(life) in wanted)
         ][: self.dice.randint(1, 4)]  # fmt: skip
         if lives:
@@ -220,7 +228,7 @@ class Pair:
             if self.dice.random() < 0.5:
                 self.both("seal", lambda side: side.ledger.seal(side.batch(lives, group), keys))
             else:
-                self.both("seal_many", lambda side: side.ledger.seal_many([side.records.Seal(group, lives, keys)]))
+                self.both("seal of several", lambda side: side.seal(group, lives, keys))
 
     def keys_of(self, lives: list[int]) -> list[bytes]:
         """Keys that planned stores have promised, or new ones."""
@@ -234,30 +242,30 @@ class Pair:
 
     def hit(self, name: str, group: int) -> None:
         named = [block for of, _, block in self.ledger.blocks.named() if of == group]
-        lives = [self.ledger.life(block) for block in self.some(named, 3)] if named else []
+        lives = [self.ledger.blocks.life(block) for block in self.some(named, 3)] if named else []
         if lives and self.dice.random() < 0.1:
             lives[0] -= 1 << 32
         if lives:
             self.both("acquire", lambda side: side.ledger.acquire(name, lives, group))
 
     def drop(self, name: str, group: int) -> None:
-        lives = [self.ledger.life(self.dice.randrange(1, len(self.ledger.blocks)))]
+        lives = [self.ledger.blocks.life(self.dice.randrange(1, len(self.ledger.blocks)))]
         self.both("drop", lambda side: side.ledger.drop(lives))
 
     def first(self, name: str, group: int) -> None:
         if self.own:
-            lives = [self.ledger.life(block) for block in self.some(list(range(1, len(self.ledger.blocks))), 3)]
-            self.both("hand_out_first", lambda side: side.ledger.hand_out_first(lives))
+            lives = [self.ledger.blocks.life(block) for block in self.some(list(range(1, len(self.ledger.blocks))), 3)]
+            self.both("hand_out_first", lambda side: side.rows.hand_out_first(lives))
 
     def reopen(self, name: str, group: int) -> None:
-        if self.own and (table := self.ledger.table(name, group)):
+        if self.own and (table := self.ledger.requests.table(name, group)):
             position = self.dice.randrange(len(table))
-            self.both("reopen", lambda side: side.ledger.reopen(name, position, group))
+            self.both("reopen", lambda side: side.rows.reopen(name, position, group))
 
     def store(self, name: str, group: int) -> None:
         blocks = [
             block for block in range(1, len(self.ledger.blocks))
-            if self.ledger.blocks.at(block) in (Block.ALLOCATED, Block.SEALED, Block.CACHED)
+            if self.ledger.blocks.state(block) in (Block.ALLOCATED, Block.SEALED, Block.CACHED)
             and self.ledger.blocks.group(block) == group
         ]  # fmt: skip
         slots = self.ledger.slots.next_empty(8)
@@ -267,7 +275,7 @@ class Pair:
         parts: list[tuple[str | None, tuple[str, ...], list[int], list[int], list[bytes], list[int] | None]] = []
         for _ in range(self.dice.choice((1, 1, 1, 2))):
             count, chunk = self.dice.randint(1, 3), self.dice.choice((1, 1, 1, 2))
-            own = [self.ledger.life(blocks.pop()) for _ in range(min(len(blocks), count * chunk))]
+            own = [self.ledger.blocks.life(blocks.pop()) for _ in range(min(len(blocks), count * chunk))]
             places, slots = slots[: -(-len(own) // chunk)], slots[-(-len(own) // chunk) :]
             if not own or len(places) * chunk < len(own):
                 break
@@ -285,24 +293,24 @@ class Pair:
             return
 
         def plan(side: Side) -> None:
-            side.ledger.plan_stores([
+            side.store([
                 side.jobs.Store(
                     owner, [side.jobs.GroupTransfer(side.batch(own, group), places, keys, where)], sharers if owner else ()
                 )
                 for owner, sharers, own, places, keys, where in parts
             ])  # fmt: skip
 
-        self.both("plan_stores", plan)
+        self.both("plan_store", plan)
 
     def load(self, name: str, group: int) -> None:
         parts = []
         for each in sorted(self.dice.sample(range(self.groups), self.dice.randint(1, self.groups))):
             ready = [
                 slot for slot in range(len(self.ledger.slots))
-                if self.ledger.slots.at(slot) is Slot.READY and self.ledger.slots.group(slot) == each
+                if self.ledger.slots.state(slot) is Slot.READY and self.ledger.slots.group(slot) == each
             ]  # fmt: skip
             mine = [
-                life for life in self.ledger.table(name, each)
+                life for life in self.ledger.requests.table(name, each)
                 if life and self.ledger.blocks.of(life) in (Block.ALLOCATED, Block.FLUSHED)
             ]  # fmt: skip
             count = min(len(ready), len(mine), self.dice.randint(1, 3))
@@ -314,11 +322,11 @@ class Pair:
             parts[0][2][0] = self.dice.randrange(len(self.ledger.slots))
         if parts:
             self.both(
-                "plan_group_load",
-                lambda side: side.ledger.plan_group_load(
+                "plan_load",
+                lambda side: side.load(
                     name,
                     [side.jobs.GroupTransfer(side.batch(lives, each), slots, keys) for each, lives, slots, keys in parts],
-                    within=within,
+                    within,
                 ),
             )
 
@@ -355,10 +363,10 @@ class Pair:
         return [job for job in self.ledger.jobs.alive() if job.state is not Job.PLANNED]
 
     def settle(self, name: str, group: int) -> None:
-        if not self.ledger.plans_out:
+        if not self.ledger.plans.out:
             return
         self.now += 1
-        plan = self.ledger.plans_out[0]
+        plan = self.ledger.plans.out[0]
         reports: list[tuple[int, int, bool, tuple[int, ...]]] = []
         for job in self.out():
             for worker in range(self.workers):
@@ -376,7 +384,9 @@ class Pair:
         seals = []
         for each in range(self.groups if self.dice.random() < 0.5 else 0):
             wanted = (Block.ALLOCATED, Block.PLEDGED, Block.FLUSHED)
-            lives = [life for life in self.ledger.table(name, each) if life and self.ledger.blocks.of(life) in wanted][:2]
+            lives = [life for life in self.ledger.requests.table(name, each) if life and self.ledger.blocks.of(life) in wanted][
+                :2
+            ]
             seals.append((each, lives, self.keys_of(lives)))
         begun = [(job.number, self.dice.randrange(self.workers)) for job in self.out() if self.dice.random() < 0.2]
         self.both(
@@ -412,7 +422,7 @@ class Pair:
             slots = self.some(ready, 2) if ready else slots
             self.both("pin", lambda side: side.ledger.pin("h", slots))
         else:
-            held = list(self.ledger.holders.get("h", {})) or slots
+            held = list(self.ledger.slots.holders.get("h", {})) or slots
             self.both("unpin", lambda side: side.ledger.unpin("h", held[:1]))
 
     def evict(self, name: str, group: int) -> None:
@@ -426,7 +436,7 @@ class Pair:
     def reset(self, name: str, group: int) -> None:
         kind = self.dice.random()
         if kind < 0.3:
-            self.both("forget_host", lambda side: side.ledger.forget_host())
+            self.both("forget_host", lambda side: side.forget_host())
         else:
             drain, host = kind < 0.5, kind < 0.8
             self.both("reset", lambda side: side.ledger.reset(drain=drain, host=host))
@@ -437,7 +447,7 @@ class Pair:
 
 def seen(ledger: Any) -> dict[str, object]:
     """Everything that can be compared; rows of jobs and requests are names without a meaning."""
-    saved = ledger.snapshot()
+    saved, counted = ledger.snapshot(), getattr(ledger, "counts", ledger)
     over = ("DONE", "FAILED", "CANCELLED")
     jobs = [
         (job.number, job.state, job.direction.name, job.owner, job.reported, job.failed, job.deadline, job.sharers, job.missing)
@@ -461,8 +471,8 @@ def seen(ledger: Any) -> dict[str, object]:
         "jobs": jobs, "last_number": saved.last_number, "room": ledger.jobs.room,
         "requests": sorted((each.name, each.state, each.tables, each.load) for each in saved.requests),
         "holders": saved.holders, "plan": saved.plan_number, "to_flush": saved.to_flush, "waiting": saved.waiting,
-        "counts": counts, "tally": +Counter(ledger.tally), "ended": +Counter(ledger.ended), "moved": +Counter(ledger.moved),
-        "flushes": dict(ledger.flushes), "verdicts": ledger.jobs.verdicts, "free": ledger.free,
+        "counts": counts, "tally": +Counter(counted.tally), "ended": +Counter(counted.ended), "moved": +Counter(counted.moved),
+        "flushes": dict(counted.flushes), "verdicts": ledger.jobs.verdicts, "free": ledger.blocks.free,
         "serving": [ledger.jobs.serve(name) for name in ("gone", *sorted(ledger.requests))],
     }  # fmt: skip
 

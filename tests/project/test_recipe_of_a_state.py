@@ -42,7 +42,7 @@ STEPS: dict[str, tuple[str, str, str]] = {
     "colour": ("drawing/_theme.py", '    "CACHED": (', '    "WIPED": ("#bbddaa", "#3d4a20"),\n{}'),
     "verb": (
         "ledger/_ledger.py",
-        "    @verb\n    def hand_out_first(",
+        "    @verb\n    def roll_back(",
         """\
     @verb
     def wipe(self, blocks: Sequence[int]) -> None:
@@ -127,18 +127,18 @@ from blocklife.testing.worlds._ledger_world import LedgerSettings, LedgerWorld
 # the free count, the free list, and what is handed out
 ledger = Ledger(Limits(num_blocks=4, num_slots=1))
 ledger.wipe([1, 2])
-assert (ledger.free, ledger.blocks.free, ledger.blocks.free_order()) == (3, 3, [1, 2, 3])
-assert ledger.blocks.count_busy() == 0 and ledger.has_room(3) and check(ledger) == []
+assert (ledger.blocks.free, ledger.blocks.free_order()) == (3, [1, 2, 3])
+assert ledger.blocks.count_busy() == 0 and ledger.blocks.has_room(3) and check(ledger) == []
 saved = ledger.snapshot(canonical_names(ledger))
 ledger.restore(saved)
-assert ledger.free == 3 and ledger.snapshot() == saved and ledger.statistics().blocks["WIPED"] == 2
+assert ledger.blocks.free == 3 and ledger.snapshot() == saved and ledger.statistics().blocks["WIPED"] == 2
 try:
-    ledger.drop([ledger.life(1)])
+    ledger.drop([ledger.blocks.life(1)])
 except RefusedError as refused:
     print(refused)
 ledger.add_request("a")
 ledger.allocate("a", 3)
-assert ledger.free == 0 and check(ledger) == []
+assert ledger.blocks.free == 0 and check(ledger) == []
 try:
     ledger.wipe([1])
 except RefusedError as refused:

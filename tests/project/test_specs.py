@@ -303,7 +303,7 @@ def deferred_hit() -> None:
     """Only a store that is out brings the content of *b*."""
     scheduler = tick(let_in(make()), 2)
     scheduler.finish("a")
-    scheduler.ledger.drop(scheduler.ledger.find_blocks([b"0"]))
+    scheduler.ledger.drop(scheduler.ledger.blocks.prefix([b"0"]))
     add(scheduler, "b", 5)
     let_in(scheduler, "b")
 

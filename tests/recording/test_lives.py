@@ -21,7 +21,7 @@ from blocklife.core._columns import Core
 from blocklife.engines.toy._replay import Replay, ReplayOptions
 from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import MisuseError, RefusedError
-from blocklife.ledger import Contract, Direction, Launched, Ledger, LedgerTransition, Result, Worker
+from blocklife.ledger import Contract, Direction, GroupTransfer, Launched, Ledger, LedgerTransition, Result, Worker
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.recording import Recorder
 from blocklife.recording._lives import Life, Lives, RecordedStep
@@ -109,7 +109,7 @@ def places(lives: Lives) -> list[tuple[str, int]]:
 def test_lives_end_where_the_ledger_stands(truth: Truth, lives: Lives) -> None:
     """Last states and epochs are those of the ledger's columns, and no line is missing."""
     ledger = truth.ledger
-    states = {"block": ledger.blocks.at, "slot": ledger.slots.at}
+    states = {"block": ledger.blocks.state, "slot": ledger.slots.state}
     requests = ledger.requests.rows()
     lines = truth.path.read_text().splitlines()
 
@@ -118,7 +118,7 @@ def test_lives_end_where_the_ledger_stands(truth: Truth, lives: Lives) -> None:
     for machine, place in places(lives):
         last = lives.step(lives.steps_of(machine, place)[-1])
         if machine == "request":
-            assert last.target == (ledger.requests.at(requests[place]).name if place in requests else "FINISHED")
+            assert last.target == (ledger.requests.state(requests[place]).name if place in requests else "FINISHED")
         else:
             assert last.target == states[machine](place).name
         if machine == "block":
@@ -375,7 +375,7 @@ def test_request_that_gives_up_explains_its_load_and_its_blocks(tmp_path: Path, 
     ready(ledger)
     ledger.add_request("b")
     target = ledger.allocate("b", 1)
-    (job,) = ledger.plan_load("b", target, [0]).ids
+    (job,) = ledger.plan_load("b", GroupTransfer(target, [0])).ids
     if submitted:
         ledger.dispatch(0.0)
     ledger.finish("b")
@@ -403,7 +403,7 @@ def test_failed_load_says_so_to_its_request(tmp_path: Path) -> None:
     ledger.admit("a")
     ready(ledger)
     ledger.add_request("b")
-    (job,) = ledger.plan_load("b", ledger.allocate("b", 1), [0]).ids
+    (job,) = ledger.plan_load("b", GroupTransfer(ledger.allocate("b", 1), [0])).ids
     ledger.dispatch(0.0)
     ledger.complete(report(job, Result.FAILED))
     lives = lives_of(stream, tmp_path)
@@ -423,7 +423,7 @@ def test_request_that_has_given_up_its_load_is_not_blamed_for_it_later(tmp_path:
     ledger.admit("a")
     ready(ledger)
     ledger.add_request("b")
-    (job,) = ledger.plan_load("b", ledger.allocate("b", 1), [0]).ids
+    (job,) = ledger.plan_load("b", GroupTransfer(ledger.allocate("b", 1), [0])).ids
     plan = ledger.dispatch(0.0)
     ledger.settle(plan.number, 0.0)
     ledger.launched(Launched(job, Worker(0)), 0.0)

@@ -27,7 +27,7 @@ from blocklife.copiers._faults import FaultRates
 from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import CapacityError, MisuseError, RefusedError
-from blocklife.ledger import Contract, JobId, Jobs, Ledger, LedgerTransition, Refusal
+from blocklife.ledger import Contract, JobId, Jobs, Ledger, LedgerTransition, Refusal, Store
 from blocklife.recording import VERSION, BusyError, Recorder, open_file
 from blocklife.recording._checking import check_file, check_recording
 from blocklife.recording._format import NAME_SHOWN, Line, Refused, show_name
@@ -190,7 +190,7 @@ def test_recording_to_a_full_disk_ends_and_nothing_else(caplog: pytest.LogCaptur
     ledger.allocate("a", 2)
     ledger.allocate("a", 1)
 
-    assert len(ledger.table("a")) == 3
+    assert len(ledger.requests.table("a")) == 3
     assert ledger.hook_errors.count == 0
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "the recording has ended before the run: [Errno 28] No space left on device" in caplog.text
@@ -356,7 +356,7 @@ def test_file_system_without_locks_takes_a_recording(tmp_path: Path, monkeypatch
 Refuse = Callable[[Ledger], object]
 
 REFUSALS: dict[str, tuple[Refuse, Refusal]] = {
-    "block": (lambda x: x.drop([x.table("a")[0]]), Refusal(1, "block", 1, "drop", "IN_FLIGHT")),
+    "block": (lambda x: x.drop([x.requests.table("a")[0]]), Refusal(1, "block", 1, "drop", "IN_FLIGHT")),
     "slot": (lambda x: x.evict([0]), Refusal(1, "slot", 0, "evict", "WRITING")),
     "slot, of a batch the first": (lambda x: x.pin("me", [3, 1]), Refusal(1, "slot", 3, "pin", "EMPTY")),
     "job": (lambda x: x.cancel(Jobs((JobId(1, 1),))), Refusal(1, "job", 1, "cancel", "IN_FLIGHT")),
@@ -407,7 +407,7 @@ def test_refusal_for_other_reasons_is_not_told() -> None:
     with pytest.raises(MisuseError):
         ledger.admit("nobody")
     with pytest.raises(MisuseError):
-        ledger.plan_store(over, [0], keys("k"))
+        ledger.plan_store(Store.of(over, [0], keys("k")))
 
     assert heard == []
 
@@ -419,7 +419,7 @@ def test_refusal_inside_another_verb_is_told_once() -> None:
     heard: list[Refusal] = []
     ledger.on_refusal(heard.append)
     with refuses(ledger, RefusedError, "block 1: cannot DROP while ALLOCATED"):
-        ledger.observe_evict([1])
+        ledger.drop([ledger.blocks.life(1)])
 
     assert heard == [Refusal(0, "block", 1, "drop", "ALLOCATED")]
 
@@ -450,7 +450,7 @@ def test_refusal_cannot_be_answered_by_a_verb() -> None:
         ledger.admit("a")
 
     assert "a hook cannot call the ledger" in str(ledger.hook_errors.failed[0].first)
-    assert ledger.request_state("a") is Request.RUNNING
+    assert ledger.requests.state("a") is Request.RUNNING
     ledger.preempt("a")
 
 

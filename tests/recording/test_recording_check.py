@@ -23,7 +23,7 @@ from blocklife.copiers._faults import FaultRates
 from blocklife.engines.toy._replay import Replay, ReplayOptions
 from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import MisuseError
-from blocklife.ledger import Completion, Contract, Ledger, Result, Worker
+from blocklife.ledger import Completion, Contract, GroupTransfer, Ledger, Result, Store, Worker
 from blocklife.offload import Mode
 from blocklife.recording import Recorder
 from blocklife.recording import _format as recording_format
@@ -203,7 +203,7 @@ def small(contract: Contract = Contract.FENCE) -> tuple[Ledger, io.StringIO]:
 def test_check_follows_a_life_that_ends_into_its_planned_store() -> None:
     """*life-ends*: the store is cancelled at once; without that step, the next one is illegal."""
     ledger, stream = small()
-    ledger.plan_store(held(ledger, "a", 1), [0], keys("k"))
+    ledger.plan_store(Store.of(held(ledger, "a", 1), [0], keys("k")))
     ledger.finish("a")
     lines = parse(stream.getvalue().encode())
 
@@ -221,7 +221,7 @@ def test_check_wants_older_copies_quiet_before_a_load_is_done() -> None:
     ledger.add_request("a")
     ledger.admit("a")
     target, _ = behind_fence(ledger)
-    load = ledger.plan_load("b", target, [0]).ids[0]
+    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
     ledger.dispatch(1.0)
     ledger.complete(report(load))
     lines = parse(stream.getvalue().encode())
@@ -437,7 +437,7 @@ def test_check_refuses_a_job_number_that_was_passed_over() -> None:
     """I3: numbers only grow, also where a lower one was never used."""
     ledger, stream = small()
     for name in ("k", "l"):
-        ledger.plan_store(held(ledger, "a", 1), [int(name == "l")], keys(name))
+        ledger.plan_store(Store.of(held(ledger, "a", 1), [int(name == "l")], keys(name)))
     lines = parse(stream.getvalue().encode())
     renamed = [{**line, "job": {1: 5, 2: 3}[line["job"]]} if "job" in line else line for line in lines]
     grown = [{**line, "job": {1: 3, 2: 5}[line["job"]]} if "job" in line else line for line in lines]

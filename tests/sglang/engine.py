@@ -556,7 +556,7 @@ def forget_linked(linker: Any) -> str:
     if busy := slots.count_busy():
         return f"{busy} pages of host memory are in use, and nothing runs"
     ledger.evict([slot for slot in range(len(slots)) if slots.key(slot) is not None])
-    held = [block for block in range(1, len(ledger.blocks)) if ledger.blocks.at(block).name != "FREED"]
+    held = [block for block in range(1, len(ledger.blocks)) if ledger.blocks.state(block).name != "FREED"]
     left = {"blocks": len(held), "requests": len(ledger.requests), "jobs": ledger.jobs.live}
     if any(left.values()):
         return f"the ledger still has {left}, and nothing runs"

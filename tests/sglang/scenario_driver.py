@@ -604,7 +604,7 @@ class SglangDriver(driver.Driver):
 
     def block_state(self, block: int) -> str:
         """The state in the watch's mirror."""
-        return str(self.ranks[0].watch.mirror.ledger.blocks.at(block).name)
+        return str(self.ranks[0].watch.mirror.ledger.blocks.state(block).name)
 
     def slot_state(self, slot: int) -> str:
         """Whether SGLang takes a place of its host to hold content, or has launched a store to it."""

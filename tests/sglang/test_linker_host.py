@@ -53,7 +53,7 @@ class Link:
 
     def states(self, *blocks: int) -> list[Block]:
         """The states of blocks."""
-        return [self.host.ledger.blocks.at(block) for block in blocks]
+        return [self.host.ledger.blocks.state(block) for block in blocks]
 
 
 def test_stores_are_acknowledged_in_their_order() -> None:
@@ -220,7 +220,7 @@ def test_late_copy_has_failed_only_when_it_is_quiet() -> None:
 
     assert link.host.num_acknowledged == 1
     assert link.host.acknowledge() is False
-    assert link.host.ledger.tally["late"] == 1
+    assert link.host.ledger.counts.tally["late"] == 1
     assert link.host.lookup("a", keys_of(1)) == 0
 
 

@@ -20,9 +20,8 @@ import pytest
 from attrs import frozen
 
 from blocklife.errors import InvariantError, MisuseError
-from blocklife.ledger import Ledger, Limits
+from blocklife.ledger import Ledger, Limits, Placement
 from blocklife.ledger._state import LedgerData
-from blocklife.ledger.records import Growth
 from blocklife.states import MACHINES
 from blocklife.testing import Driver, Outcome, run_files
 from blocklife.testing.plugin._coverage import Coverage
@@ -159,17 +158,17 @@ def test_refusal_of_a_ledger_comes_with_the_history_of_the_place(tmp_path: Path)
         test_a="""
 import pytest
 from blocklife.errors import MisuseError
-from blocklife.ledger import Batch
+from blocklife.ledger import Placement
 
 def test_a(blocklife_ledger):
     ledger = blocklife_ledger(num_blocks=4, own_pool=False)
     ledger.add_request("a")
-    held = ledger.observe_allocate("a", [1])
+    ledger.observe_place("a", [Placement(allocated=[1])])
     with pytest.raises(MisuseError) as refusal:
-        ledger.observe_allocate("a", [1])
+        ledger.observe_place("a", [Placement(allocated=[1])])
     assert "block 1: cannot ALLOCATE while ALLOCATED" in str(refusal.value)
     assert refusal.value.__notes__[0] == "what lately happened to block 1:"
-    assert ledger.blocks.at(1).name == "ALLOCATED"
+    assert ledger.blocks.state(1).name == "ALLOCATED"
 """,
     )
 
@@ -231,17 +230,15 @@ def test_fixture_that_is_called_wrongly_says_what_it_takes(call: Callable[[], ob
 
 
 def test_ledger_of_an_engine_with_its_own_index_is_watched_too() -> None:
-    """All modes of a ledger are open to a test: here one that is told of many tables at once, and a count that went wrong."""
+    """All modes of a ledger are open to a test: here one of a foreign pool, and a count that went wrong."""
     ledger = make_watched(raise_violation)(own_pool=False, indexed=False)
     ledger.add_request("a")
     ledger.admit("a")
-    growth = Growth()
-    growth.note("a", 0, [1, 2], [])
-    ledger.observe_tables(growth)
+    ledger.observe_place("a", [Placement(allocated=[1, 2])])
 
     ledger._state.core.blocks.refs[1] += 1
-    with pytest.raises(InvariantError, match="I4 does not hold after observe_tables: refs of place 1 say 2, counted 1"):
-        ledger.observe_tables(Growth())
+    with pytest.raises(InvariantError, match="I4 does not hold after observe_place: refs of place 1 say 2, counted 1"):
+        ledger.observe_place("a", [])
 
 
 # --- the report -------------------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "flush without loads": (
         "S5",
         lambda patch: without(
-            patch, OffloadScheduler, "build_plan", {"self.ledger.submitted(on_device=True)": 'self.ledger.jobs_of("a")'}
+            patch, OffloadScheduler, "build_plan", {"self.ledger.jobs.submitted(on_device=True)": 'self.ledger.jobs.of("a")'}
         ),
         "flushes: expected the store of a, the load of b; found the store of a",
     ),
@@ -182,7 +182,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "a tail stays final": (
         "B20",
         lambda patch: without(
-            patch, SchedulerSteps, "_write_behind", {"self._ledger.reopen(name, hit.tokens // tokens, group)": "pass"}
+            patch, SchedulerSteps, "_write_behind", {"self._rows.reopen(name, hit.tokens // tokens, group)": "pass"}
         ),
         "cannot be stored as",
     ),

@@ -68,7 +68,7 @@ def test_nothing_is_forgotten_while_a_second_owner_reads() -> None:
 def _unheld(ledger: Ledger, name: str, groups: object) -> None:
     """The second owner reads, and holds nothing."""
     guest = second.guest_of(name)
-    lives = list(ledger.requests.held(name, 0))[:1]
+    lives = list(ledger.requests.table(name, 0))[:1]
     if lives and ledger.blocks.of(lives[0]) in KEYED:
         ledger.add_request(guest)
         ledger.acquire(guest, lives, 0)
@@ -113,7 +113,7 @@ def test_blocks_that_are_given_back_twice_are_found(name: str, monkeypatch: pyte
     """A second owner that does not know what it has given back."""
 
     def twice(self: Engine, host: str) -> None:
-        lives = list(self.ledger.requests.held(second.guest_of(host), 0))
+        lives = list(self.ledger.requests.table(second.guest_of(host), 0))
         second.give_back(self.ledger, host)
         verbs.release_lives(self.ledger._state.core, lives)
 

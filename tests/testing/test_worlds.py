@@ -20,8 +20,8 @@ import pytest
 
 from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
-from blocklife.ledger import Batch, Contract, Ledger
-from blocklife.ledger.jobs import Allocated
+from blocklife.ledger import Contract
+from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
 from blocklife.offload._asking import Asking
 from blocklife.offload._lookup import Answer, Unit, _Scan
@@ -341,14 +341,14 @@ def one_too_far(self: Search, *args: Any, **named: Any) -> Hit:
     return attrs.evolve(hit, compute_from=hit.compute_from + 1) if hit.tokens % 2 else hit
 
 
-def same_life(self: Ledger, request: str, position: int, group: int = 0) -> Batch[Allocated]:
+def same_life(self: RowVerbs, request: str, position: int, group: int) -> int:
     """The block as it is: what was final there can still be found."""
-    return Batch(self.requests.held(request, group, position, position + 1), group)
+    return self._check.held(self._check.request(request), group)[position]
 
 
 search = Search.run
 TAIL_BUGS = {
-    "no new life": (Ledger, "reopen", same_life, "lawful"),
+    "no new life": (RowVerbs, "reopen", same_life, "lawful"),
     "key of the whole block": (Asking, "tail_key_of", whole_key, "I6"),
     "beyond its end": (Search, "run", one_too_far, "I6"),
 }

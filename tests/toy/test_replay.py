@@ -686,7 +686,7 @@ def wishes_follow_the_block(patch: Patch) -> None:
     real = StoreLine._judge
 
     def judge(line: StoreLine, chunk: Chunk) -> Any:
-        chunk.lives = [line._ledger.life(life & ID_MASK) for life in chunk.lives]
+        chunk.lives = [line._ledger.blocks.life(life & ID_MASK) for life in chunk.lives]
         return real(line, chunk)
 
     patch.setattr(StoreLine, "_judge", judge)

@@ -117,7 +117,7 @@ def found_in(replay: Replay) -> tuple[list[set[bytes]], list[set[bytes]]]:
     return (
         [{key for own, key, _ in ledger.blocks.named() if own == group} for group in groups],
         [
-            {key for own, key, slot in ledger.slots.named() if own == group and ledger.slots.at(slot) is Slot.READY}
+            {key for own, key, slot in ledger.slots.named() if own == group and ledger.slots.state(slot) is Slot.READY}
             for group in groups
         ],
     )
@@ -300,7 +300,7 @@ def test_replay_lets_others_pass_a_deferred_lookup(waiting: int, monkeypatch: Pa
 
     def lookup(offload: OffloadScheduler, name: str, known_tokens: int, device_tokens: int | None = None) -> Hit:
         hit = real(offload, name, known_tokens, device_tokens)
-        late = int(name[1:]) < waiting and offload.ledger.plan_number < 50
+        late = int(name[1:]) < waiting and offload.ledger.plans.number < 50
         return attrs.evolve(hit, deferred=True) if late else hit
 
     def watch(replay: Replay) -> None:
@@ -469,23 +469,23 @@ def lookup_ignores_the_window(patch: Patch) -> None:
 
 def load_skips_a_group(patch: Patch) -> None:
     """(h) The load of a hybrid hit brings all groups but the last."""
-    real = Ledger.plan_group_load
+    real = Ledger.plan_load
 
-    def plan(ledger: Ledger, request: str, transfers: Sequence[Any], *, within: bool) -> Any:
-        return real(ledger, request, transfers[:-1] or transfers, within=within)
+    def plan(ledger: Ledger, request: str, *transfers: Any, within: bool) -> Any:
+        return real(ledger, request, *(transfers[:-1] or transfers), within=within)
 
-    patch.setattr(Ledger, "plan_group_load", plan)
+    patch.setattr(Ledger, "plan_load", plan)
 
 
 def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
     """(h) The blocks of a chunk come back in another order."""
-    real = Ledger.plan_group_load
+    real = Ledger.plan_load
 
-    def plan(ledger: Ledger, request: str, transfers: Sequence[Any], *, within: bool) -> Any:
+    def plan(ledger: Ledger, request: str, *transfers: Any, within: bool) -> Any:
         turned = [attrs.evolve(each, places=None if each.places is None else list(each.places)[::-1]) for each in transfers]
-        return real(ledger, request, turned, within=within)
+        return real(ledger, request, *turned, within=within)
 
-    patch.setattr(Ledger, "plan_group_load", plan)
+    patch.setattr(Ledger, "plan_load", plan)
 
 
 def window_leaves_too_early(patch: Patch) -> None:

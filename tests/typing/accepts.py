@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, assert_type
 
 import numpy as np
 
-from blocklife.ledger import Batch, Jobs, Ledger, Limits
+from blocklife.ledger import Batch, Jobs, Ledger, Limits, Store
 from blocklife.ledger.jobs import Allocated, InFlight, Planned, Sealed, Unwanted
 from blocklife.lifecycle import Column, Edge, Guard, Handle, Lifecycle, Pool, Subscription, Transition, edge, guard
 
@@ -165,11 +165,11 @@ def ledger_verbs_hand_on_what_they_left() -> None:
     ledger.add_request("r")
     held = assert_type(ledger.allocate("r", 1), Batch[Allocated])
     sealed = assert_type(ledger.seal(held, [b"k"]), Batch[Sealed])
-    planned = assert_type(ledger.plan_store(sealed, [0], [b"k"]), Jobs[Planned])
+    planned = assert_type(ledger.plan_store(Store.of(sealed, [0], [b"k"])), Jobs[Planned])
     flying = assert_type(ledger.submit(planned), Jobs[InFlight])
     ledger.flush(ledger.flush(flying))
     assert_type(ledger.abandon(flying), Jobs[Unwanted])
-    ledger.quiesce(ledger.submitted())
+    ledger.quiesce(ledger.jobs.submitted())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from blocklife.ledger import Batch, Jobs, Ledger
+from blocklife.ledger import Batch, GroupTransfer, Jobs, Ledger, Store
 from blocklife.ledger.jobs import Allocated, InFlight, Loading, Planned, Sealed
 from blocklife.lifecycle import Column, Edge, Handle, Lifecycle, Pool, edge, guard
 from blocklife.states import Block, BlockLife
@@ -167,14 +167,14 @@ def ledger_verbs(
 ) -> None:
     ledger.submit(flying)  # E: arg-type
     ledger.submit(held)  # E: arg-type
-    ledger.submit(ledger.jobs_of("r"))  # E: arg-type
+    ledger.submit(ledger.jobs.of("r"))  # E: arg-type
     ledger.cancel(ledger.submit(planned))  # E: arg-type
     ledger.abandon(planned)  # E: arg-type
-    ledger.abandon(ledger.submitted())  # E: arg-type
+    ledger.abandon(ledger.jobs.submitted())  # E: arg-type
     ledger.flush(planned)  # E: arg-type
     ledger.seal(sealed, [b"k"])  # E: arg-type
     ledger.seal(held, b"k")  # E: arg-type
     ledger.seal(held)  # E: call-arg
-    ledger.plan_store(loading, [0], [b"k"])  # E: arg-type
-    ledger.plan_load("r", sealed, [0])  # E: arg-type
+    ledger.plan_store(Store.of(loading, [0], [b"k"]))  # E: arg-type
+    ledger.plan_load("r", GroupTransfer(sealed, [0]))  # E: arg-type
     ledger.alocate("r", 1)  # E: attr-defined

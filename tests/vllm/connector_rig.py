@@ -104,12 +104,12 @@ class ConnectorRig(Rig):
     @property
     def loaded(self) -> int:
         """Blocks that loads brought to the device."""
-        return self.side.ledger.moved[Direction.LOAD.name]
+        return self.side.ledger.counts.moved[Direction.LOAD.name]
 
     @property
     def stored(self) -> int:
         """Blocks that stores brought to the host."""
-        return self.side.ledger.moved[Direction.STORE.name]
+        return self.side.ledger.counts.moved[Direction.STORE.name]
 
     @property
     def moved(self) -> tuple[int, int]:

@@ -161,7 +161,7 @@ def test_connector_survives_preemption(model: str) -> None:
         steps += 1
 
     assert steps < 2000
-    assert rig.side.ledger.flushes["preempted"] or rig.loaded or model == "window"
+    assert rig.side.ledger.counts.flushes["preempted"] or rig.loaded or model == "window"
     rig.check_empty()
 
 
@@ -174,7 +174,7 @@ def test_connector_waits_for_a_copy_that_reads_what_is_handed_out() -> None:
     rig.add(prompt(36, start=5000), 1)
     rig.drain()
 
-    assert rig.side.ledger.flushes["handed out"] > 0
+    assert rig.side.ledger.counts.flushes["handed out"] > 0
     rig.check_empty()
     rig.reset_prefix_cache()
     ask(rig, prompt(32), answer=1)
@@ -220,7 +220,7 @@ def test_connector_gives_an_aborted_load_up(late: bool) -> None:
     rig.drain()
 
     assert loading == 1
-    assert rig.side.ledger.ended["CANCELLED"] == 1
+    assert rig.side.ledger.counts.ended["CANCELLED"] == 1
     rig.check_empty()
 
 
@@ -402,7 +402,7 @@ def test_connector_can_flush_the_last_copies_instead() -> None:
     steps = rig.drain()
 
     assert steps < 20
-    assert rig.side.ledger.flushes["last step"] > 0
+    assert rig.side.ledger.counts.flushes["last step"] > 0
     assert rig.side.ledger.slots.count()[Slot.READY] == 4
 
 
@@ -416,7 +416,7 @@ def test_connector_reports_failed_loads_so_that_vllm_computes_again(groups: tupl
     rig.reset_prefix_cache()
     ask(rig, prompt(40))
 
-    assert rig.side.ledger.ended["FAILED"] > 0
+    assert rig.side.ledger.counts.ended["FAILED"] > 0
     assert len(rig.finished) == 2
 
 
@@ -470,7 +470,7 @@ def test_connector_shares_what_a_step_fills_in_blocks_that_were_there_before() -
         rig.step()
     other = rig.add([rig.texts[first].token(position) for position in range(20)] + [5000], 2)
     rig.step()
-    shared = rig.side.ledger.table(other)[:5] == rig.side.ledger.table(first)[:5]
+    shared = rig.side.ledger.requests.table(other)[:5] == rig.side.ledger.requests.table(first)[:5]
     rig.drain()
     rig.check_empty()
 
@@ -505,7 +505,7 @@ def test_hit_that_is_something_else_to_the_ledger_is_left_out_of_a_table() -> No
     keys = [ledger.blocks.key(block) or b"" for block in blocks]
     rig.add(prompt(6), 9)
     rig.step()
-    table = ledger.table(next(iter(ledger.requests)))
+    table = ledger.requests.table(next(iter(ledger.requests)))
     held, open_ = (life & ID_MASK for life in table)
     free = next(block for block in blocks if block != held)
     found = [
@@ -767,7 +767,7 @@ def test_a_request_whose_load_has_failed_is_computed_however_little_room_there_i
     rig.reset_prefix_cache()
     ask(rig, tokens, 1)
 
-    assert rig.side.ledger.ended["FAILED"] == 1
+    assert rig.side.ledger.counts.ended["FAILED"] == 1
     rig.check_empty()
 
 
@@ -800,7 +800,7 @@ def test_nobody_waits_for_ever_behind_a_lost_load(blocks: int, monkeypatch: pyte
         rig.add(text, 1)
     rig.drain(100)
 
-    assert rig.side.ledger.ended["FAILED"] == 1
+    assert rig.side.ledger.counts.ended["FAILED"] == 1
     assert len(rig.finished) == 4
     rig.check_empty()
 
@@ -815,7 +815,7 @@ def test_others_load_while_who_has_lost_a_load_waits_and_when_it_is_gone(leaves:
     rig.reset_prefix_cache()
     lose_first_load(monkeypatch)
     name = rig.add(prompt(41), 1)
-    while not rig.side.ledger.ended["FAILED"]:
+    while not rig.side.ledger.counts.ended["FAILED"]:
         rig.step()
     if leaves:
         rig.abort(name)
@@ -823,7 +823,7 @@ def test_others_load_while_who_has_lost_a_load_waits_and_when_it_is_gone(leaves:
     rig.drain()
     rig.check_empty()
 
-    assert rig.side.ledger.ended["FAILED"] == 1
+    assert rig.side.ledger.counts.ended["FAILED"] == 1
     assert rig.loaded > 0
 
 
@@ -837,7 +837,7 @@ def test_others_load_however_long_who_has_lost_a_load_must_wait(monkeypatch: pyt
     lose_first_load(monkeypatch)
     rig.add(texts[0], 1, priority=9)
     rig.add(prompt(5, start=9000), 9)
-    while not rig.side.ledger.ended["FAILED"]:
+    while not rig.side.ledger.counts.ended["FAILED"]:
         rig.step()
     for number in range(5):
         rig.add([*texts[1], number], 3)
@@ -860,7 +860,7 @@ def test_nobody_waits_for_ever_for_room_that_is_kept_for_a_lost_load(monkeypatch
     for _ in range(3):
         rig.step()
     rig.add(long, 1, priority=5)
-    while not rig.side.ledger.ended["FAILED"]:
+    while not rig.side.ledger.counts.ended["FAILED"]:
         rig.step()
     rig.step()
     rig.step()
@@ -890,7 +890,7 @@ def test_who_has_lost_a_load_is_computed_before_a_pause_is_over(model: str, monk
         rig.scheduler.set_pause_state(PauseState.UNPAUSED)
         rig.drain(100)
 
-    assert rig.side.ledger.ended["FAILED"] == 1
+    assert rig.side.ledger.counts.ended["FAILED"] == 1
     assert name in rig.finished
 
 
@@ -910,7 +910,7 @@ def test_who_has_lost_a_load_may_load_again_when_it_was_preempted(most: int, mon
     rig.drain()
     rig.check_empty()
 
-    assert (rig.side.ledger.ended["FAILED"], before) == (1, 0)
+    assert (rig.side.ledger.counts.ended["FAILED"], before) == (1, 0)
     assert (rig.loaded > 0) == (most > 1)
 
 
@@ -1127,7 +1127,7 @@ def test_connector_walks_with_failing_copies(model: str, recompute: bool) -> Non
     rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], world_size=2), 4, fails=fails, recompute=recompute)
     walk(rig, 4)
 
-    assert rig.side.ledger.ended["FAILED"] > 0
+    assert rig.side.ledger.counts.ended["FAILED"] > 0
 
 
 @pytest.mark.parametrize("model", ["full", "full and window"])

@@ -159,7 +159,7 @@ def test_blocks_are_handed_to_another_behind_a_wait_for_our_store() -> None:
     rig.add(prompt(36, start=5000), 1)
     rig.drain()
     rig.check_empty()
-    waits = rig.side.ledger.flushes["handed out"]
+    waits = rig.side.ledger.counts.flushes["handed out"]
     rig.second.habits = evolve(rig.second.habits, brings=0)
     rig.reset_prefix_cache()
     rig.add(prompt(32), 1)
@@ -254,7 +254,7 @@ def test_blocks_are_held_while_another_fills_them_for_nobody(late: bool) -> None
     rig.step()
     held = sorted(rig.side.beside.others.guests)
     (guest,) = [each for each in rig.side.ledger.requests if each.startswith(f"{name}+")]
-    blocks = len(rig.side.ledger.requests.held(guest, 0))
+    blocks = len(rig.side.ledger.requests.table(guest, 0))
     rig.drain()
     rig.check_empty()
 
@@ -281,7 +281,7 @@ def test_blocks_are_held_while_another_sends_them(model: str, ahead: bool) -> No
     held = sorted(rig.side.beside.others.guests)
     ledger = rig.side.ledger
     (guest, *_) = [each for each in ledger.requests if each.startswith(f"{name}+")]
-    lives = [life for group in range(len(spec.groups)) for life in ledger.requests.held(guest, group) if life]
+    lives = [life for group in range(len(spec.groups)) for life in ledger.requests.table(guest, group) if life]
     refs = [ledger.blocks.refs(life & 0xFFFFFFFF) for life in lives]
     rig.drain()
     rig.check_empty()

@@ -96,7 +96,7 @@ def watch_hand_offs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def counted(self: DecidedSteps, name: str, group: int, boundary: int, block: int) -> None:
         position = boundary // self._geometry.block_tokens[group] - 1
-        held = self._ledger.requests.held(name, group, position, position + 1)
+        held = self._ledger.requests.table(name, group, position, position + 1)
         found["kept" if held and block_of(held[0]) == block else "lost"] += 1
         hand_off(self, name, group, boundary, block)
 
@@ -123,7 +123,7 @@ def test_state_that_guesses_have_passed_is_stored(ahead: bool, planted: bool, mo
 def next_state(self: DecidedSteps, name: str, group: int, boundary: int, block: int) -> None:
     """Take the state of the first guess for that of the known tokens before it."""
     position = boundary // self._geometry.block_tokens[group] - 1
-    held = self._ledger.requests.held(name, group, position, position + 2)
+    held = self._ledger.requests.table(name, group, position, position + 2)
     if len(held) < 2 or held[1] == NULL or self._ledger.blocks.of(held[1]) is not Block.ALLOCATED:
         return hand_off_state(self, name, group, boundary, block)
     tracked = self._state.requests[name]

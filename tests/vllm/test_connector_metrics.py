@@ -80,7 +80,7 @@ def test_metrics_add_up_to_what_happened(rig: ConnectorRig) -> None:
 
     assert found["vllm:kv_offload_store_bytes"][""] == 2 * page * rig.stored
     assert found["vllm:kv_offload_load_bytes"][""] == 2 * page * rig.loaded
-    assert found["vllm:kv_offload_jobs"]["done"] == ledger.ended["DONE"]
+    assert found["vllm:kv_offload_jobs"]["done"] == ledger.counts.ended["DONE"]
     assert found["vllm:kv_offload_lookups"][""] >= 4
     assert sum(found["vllm:kv_offload_hit_blocks"].values()) == rig.loaded
     assert sum(found["vllm:kv_offload_host_slots"].values()) == 64
@@ -209,7 +209,7 @@ def test_metrics_are_told_before_the_engine_has_nothing_to_do(rig: ConnectorRig,
         said = rig.scheduler.connector.get_kv_connector_stats()
         found.aggregate(BlocklifeConnector.build_kv_connector_stats(said.data if said else {}))
 
-    assert found.data["vllm:kv_offload_jobs"] == {"done": rig.side.ledger.ended["DONE"]}
+    assert found.data["vllm:kv_offload_jobs"] == {"done": rig.side.ledger.counts.ended["DONE"]}
     assert found.data["vllm:kv_offload_jobs_out"] == {"": 0}
     assert found.data["vllm:kv_offload_host_slots"]["empty"] == 64 - rig.stored < 64
     assert rig.scheduler.connector.get_kv_connector_stats() is None

@@ -300,7 +300,7 @@ def test_connector_walks_with_tails_whose_copies_fail(recompute: bool) -> None:
     rig = ConnectorRig(evolve(CROWDED, world_size=2), 4, fails=fails, recompute=recompute)
     walk(rig, 4, 60)
 
-    assert rig.side.ledger.ended["FAILED"] > 0
+    assert rig.side.ledger.counts.ended["FAILED"] > 0
 
 
 # --- beside others ----------------------------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def test_connector_walks_with_tails_of_a_drafter_whose_copies_fail(recompute: bo
     rig = ConnectorRig(evolve(GUESSED, world_size=2), 4, fails=fails, recompute=recompute, drafts=True)
     walk(rig, 4, 60)
 
-    assert rig.side.ledger.ended["FAILED"] > 0
+    assert rig.side.ledger.counts.ended["FAILED"] > 0
 
 
 @AHEAD
@@ -533,7 +533,7 @@ def test_walk_finds_a_state_that_is_stored_where_its_request_writes_on(monkeypat
     hand_off = DecidedSteps.hand_off_tail
 
     def from_its_own(self: DecidedSteps, name: str, group: int, end: int, block: int) -> None:
-        hand_off(self, name, group, end, block_of(self._ledger.requests.held(name, group)[end // 8]))
+        hand_off(self, name, group, end, block_of(self._ledger.requests.table(name, group)[end // 8]))
 
     monkeypatch.setattr(DecidedSteps, "hand_off_tail", from_its_own)
 

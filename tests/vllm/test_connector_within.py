@@ -108,7 +108,7 @@ def test_requests_of_a_step_share_the_budget() -> None:
     rig.drain()
     rig.check_empty()
     assert rig.loaded == 6 + 9
-    assert rig.side.ledger.flushes["within the step"] == 1
+    assert rig.side.ledger.counts.flushes["within the step"] == 1
 
 
 def forgotten(ahead: bool, tokens: int = 40, ranks: int = 1, model: str = "full") -> FailingRig:
@@ -189,7 +189,7 @@ def test_connector_walks_with_loads_within_steps(model: str, ahead: bool, seed: 
     rig = ConnectorRig(world, seed)
     walk(rig, seed)
 
-    assert (rig.side.ledger.flushes["within the step"] > 0) is (model in STATELESS)
+    assert (rig.side.ledger.counts.flushes["within the step"] > 0) is (model in STATELESS)
 
 
 @pytest.mark.sampled
@@ -203,7 +203,7 @@ def test_connector_walks_beside_another_with_loads_within_steps(model: str, ahea
     walk(rig, 3, 60)
 
     assert rig.second.told.chosen
-    assert rig.side.ledger.flushes["within the step"] > 0
+    assert rig.side.ledger.counts.flushes["within the step"] > 0
 
 
 @pytest.mark.sampled
@@ -219,7 +219,7 @@ def test_connector_walks_with_a_drafter_and_loads_within_steps(
     rig = ConnectorRig(spec, seed, drafts=True)
     walk(rig, seed, 60)
 
-    assert rig.side.ledger.flushes["within the step"] > 0
+    assert rig.side.ledger.counts.flushes["within the step"] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -244,7 +244,7 @@ def test_connector_walks_with_a_small_budget(extra: Mapping[str, object], tokens
     rig = ConnectorRig(evolve(world, extra_config={"sync_load_budget_bytes": tokens * a_token, **extra}), 7)
     walk(rig, 7)
 
-    within = rig.side.ledger.flushes["within the step"]
+    within = rig.side.ledger.counts.flushes["within the step"]
     assert rig.side.shape.load_within_tokens == tokens
     assert within > 0 or tokens == 4 or "max_jobs" in extra
 

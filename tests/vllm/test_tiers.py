@@ -111,8 +111,8 @@ def test_ledger_pins_what_a_tier_reads_and_holds_nothing_at_rest() -> None:
     rig.drain()
     watch.mirror.catch_up()
 
-    assert watch.mirror.ledger.moved["PROMOTE"] >= 5
-    assert watch.mirror.ledger.moved["DEMOTE"] >= 30
+    assert watch.mirror.ledger.counts.moved["PROMOTE"] >= 5
+    assert watch.mirror.ledger.counts.moved["DEMOTE"] >= 30
     assert most >= 4
     assert all(watch.mirror.ledger.slots.pins(slot) == 0 for slot in range(16))
     watch.close()

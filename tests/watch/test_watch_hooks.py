@@ -245,12 +245,12 @@ def test_a_store_and_a_load_are_heard_with_slots_and_keys() -> None:
     inner.file(1, b"k0")
     manager.allocate_slots(B, [3])
     inner.build_connector_meta(FakeMeta(load_jobs={1: load("b", [3], [7])}))
-    state = watch.mirror.ledger.blocks.at(3)
+    state = watch.mirror.ledger.blocks.state(3)
     inner.update_connector_output(reported(j1=1))
     inner.build_connector_meta(FakeMeta())
 
     assert watch.counts == {}
-    assert watch.mirror.ledger.moved == {"STORE": 2, "LOAD": 1}
+    assert watch.mirror.ledger.counts.moved == {"STORE": 2, "LOAD": 1}
     assert state is Block.LOADING
 
 
@@ -281,7 +281,7 @@ def test_older_releases_say_the_same_in_another_way() -> None:
     inner.update_connector_output(reported(j0=1))
     inner.build_connector_meta(FakeMeta())
 
-    assert watch.mirror.ledger.moved == {"STORE": 1}
+    assert watch.mirror.ledger.counts.moved == {"STORE": 1}
 
 
 @pytest.mark.parametrize(("flush", "fell"), [({0}, []), (set(), ["I1"])])
@@ -489,7 +489,7 @@ def test_the_simple_connector_is_followed_both_ways() -> None:
 
     assert watch.counts == {}
     assert watch.mirror.counts["not followed"] == 0
-    assert watch.mirror.ledger.moved == {"STORE": 1, "LOAD": 1}
+    assert watch.mirror.ledger.counts.moved == {"STORE": 1, "LOAD": 1}
 
 
 def test_a_block_that_the_simple_connector_stores_twice_at_once_is_heard() -> None:
@@ -550,7 +550,7 @@ def test_each_of_several_connectors_has_a_mirror_of_its_own() -> None:
         each.build_connector_meta(FakeMeta())
 
     assert watch.counts == {}
-    assert [mirror.ledger.moved for mirror in watch.mirrors] == [{"STORE": 1}, {"STORE": 1}]
+    assert [mirror.ledger.counts.moved for mirror in watch.mirrors] == [{"STORE": 1}, {"STORE": 1}]
 
 
 def test_detaching_leaves_no_trace() -> None:

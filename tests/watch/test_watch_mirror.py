@@ -91,7 +91,7 @@ class Told:
 
     def moved(self, blocks: dict[str, int]) -> bool:
         """Whether so many blocks were moved each way, as far as the ledger was told."""
-        return not IS_TOLD[0] or self.mirror.ledger.moved == blocks
+        return not IS_TOLD[0] or self.mirror.ledger.counts.moved == blocks
 
     def _sampled(self, copy: EngineCopy) -> EngineCopy:
         """What the hooks tell of a copy: the pieces that are followed."""
@@ -618,7 +618,7 @@ def test_a_load_that_ends_before_the_step_computes_may_be_hit_in_it() -> None:
     told.step()
 
     assert told.found == []
-    assert not IS_TOLD[0] or told.mirror.ledger.moved["LOAD"] == 2
+    assert not IS_TOLD[0] or told.mirror.ledger.counts.moved["LOAD"] == 2
 
 
 def test_i6_falls_where_content_is_hit_that_was_never_computed() -> None:

@@ -63,6 +63,8 @@ class EngineOptions:
     seed: int
     plans_ahead: int = 0
     """Plans that are outstanding while the next one is made: 0 is synchronous scheduling, 1 asynchronous."""
+    checking: Checking = Checking.STRICT
+    """What becomes of a violation that the engine finds, as in its ledger."""
 
 
 @define
@@ -388,7 +390,7 @@ class ToyEngine:
             return False
         refs = self.ledger.blocks.refs
         shared = sum(1 for lives in hit.lives for life in lives if refs(block_of(life)))
-        return self.most_blocks(sequence.known) - shared > self.ledger.free
+        return self.most_blocks(sequence.known) - shared > self.ledger.blocks.free
 
     def _plan(self, batch: list[RequestSequence]) -> Plan:
         """Hand off the states that this step leaves at a boundary, then let the offload scheduler plan."""
@@ -495,7 +497,7 @@ class ToyEngine:
                 self._note(clash)
 
     def _note(self, violation: str) -> None:
-        if self.ledger.checking is Checking.STRICT:
+        if self.options.checking is Checking.STRICT:
             raise InvariantError(violation)
         self.counts.violations.append(violation)
 
@@ -505,8 +507,8 @@ class ToyEngine:
         Copies between slots and the tier below only with *below*: such a proof may wait for a store, and a step must not. Their
         copier gives up what takes too long, and reports it; so they end by themselves.
         """
-        jobs = self.ledger.submitted(on_device=not below)
-        quarantined = [job for job in jobs.ids if self.ledger.job_state(job) is Job.QUARANTINED]
+        jobs = self.ledger.jobs.submitted(on_device=not below)
+        quarantined = [job for job in jobs.ids if self.ledger.jobs.state(job) is Job.QUARANTINED]
         if quarantined:
             for station in self.stations:
                 station.executor.wait(quarantined)
@@ -515,7 +517,7 @@ class ToyEngine:
 
     def check(self) -> None:
         """Check every invariant of the ledger, unless its checking is OFF. Each violation is noted once; STRICT raises it."""
-        if self.ledger.checking is Checking.OFF:
+        if self.options.checking is Checking.OFF:
             return
         for message in map(str, check(self.ledger)):
             if message not in self._broken:

@@ -60,7 +60,7 @@ class ForwardPass:
         for group in sorted(range(len(geometry.groups)), key=lambda each: isinstance(geometry.groups[each], Mamba)):
             gather = self._step_state if isinstance(geometry.groups[group], Mamba) else self._attend
             for sequence in batch:
-                gather(sequence, ledger.requests.held(sequence.name, group), group)
+                gather(sequence, ledger.requests.table(sequence.name, group), group)
         self.read, self.read_prints = self._read.joined()
         self.tail, self.tail_prints = self._tail.joined()
         self.tail_words = np.array(self._tail_words, dtype=np.int64)

@@ -317,6 +317,7 @@ class Replay:
                 abort=options.abort if options.abort is not None else ABORT_WITH_FAULTS * options.has_faults,
                 seed=options.seed,
                 plans_ahead=plans_ahead,
+                checking=options.checking,
             ),
         )
         self._workload = workload
@@ -521,10 +522,10 @@ class Replay:
         counted = dict(zip(("block", "slot", "job", "request"), machines, strict=True))
         taken = {name: {str(row): count for row, count in each.row_counts()} for name, each in counted.items()}
         offload, statistics = self.offload.statistics(), ledger.statistics()
-        moved = ledger.moved
+        moved = ledger.counts.moved
         block_bytes = self.options.block_bytes * self.options.workers
         # a violation that the ledger finds ends a strict run, and its message is already among the others
-        only_counted = 0 if ledger.checking is Checking.STRICT else statistics.violations
+        only_counted = 0 if self.options.checking is Checking.STRICT else statistics.violations
         return ReplayReport(
             copier="cpu" if self._device is None else self._device.name,
             groups=str(self.options.geometry),
@@ -542,10 +543,10 @@ class Replay:
             blocks_loaded=moved["LOAD"],
             bytes_stored=moved["STORE"] * block_bytes,
             bytes_loaded=moved["LOAD"] * block_bytes,
-            jobs={state.name: ledger.ended[state.name] for state in Job if state in TERMINAL},
+            jobs={state.name: ledger.counts.ended[state.name] for state in Job if state in TERMINAL},
             preemptions=counts.preemptions,
-            flushes=sum(ledger.flushes.values()),
-            flushes_by_cause=dict(sorted(ledger.flushes.items())),
+            flushes=sum(ledger.counts.flushes.values()),
+            flushes_by_cause=dict(sorted(ledger.counts.flushes.items())),
             stale_detected=statistics.stale + offload.stale,
             late_completions=statistics.late,
             duplicate_completions=statistics.duplicate,

@@ -332,20 +332,20 @@ def _said_by(engine: Engine) -> _Said:
     holders: dict[int, list[str]] = {}
     for name in ledger.requests:
         for group in range(ledger.limits.num_groups):
-            for life in ledger.requests.held(name, group):
+            for life in ledger.requests.table(name, group):
                 if life & ID_MASK and name not in holders.setdefault(life & ID_MASK, []):
                     holders[life & ID_MASK].append(name)
 
     def block(place: int) -> str:
         key = ledger.blocks.key(place)
-        parts = [ledger.blocks.at(place).name]
+        parts = [ledger.blocks.state(place).name]
         parts += [f"held by {', '.join(holders[place])}"] if place in holders else []
         parts += [f"found as {key.decode()}"] if key is not None else []
         return ", ".join(parts)
 
     def slot(place: int) -> str:
         key = ledger.slots.key(place)
-        parts = [ledger.slots.at(place).name]
+        parts = [ledger.slots.state(place).name]
         parts += [f"{ledger.slots.pins(place)} pins"] if ledger.slots.pins(place) else []
         parts += [f"found as {key.decode()}"] if key is not None else []
         return ", ".join(parts)

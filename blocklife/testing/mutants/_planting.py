@@ -288,7 +288,7 @@ _OWNERS: tuple[_Owner, ...] = (
     *(SchedulerSteps, OffloadScheduler, StoreLine, HostTier, TierBelow, TokenProgress, Stays, Waits),
 )  # fmt: skip
 _ENDINGS = frozenset(
-    {"finish", "preempt", "release", "release_many", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
+    {"finish", "preempt", "release", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
     | {"evict", "unpin", "lose", "reset", "settle"}
     | {"abort", "renew", "sleep", "wake", "lose_worker", "regain_worker"}
 )
@@ -302,6 +302,7 @@ _PARTS = frozenset(
         "_journal",
         "_core",
         "_steps",
+        "_rows",
         "_blocks",
         "_slots",
         "_jobs",

@@ -80,7 +80,7 @@ def _told(ledger: Ledger, verb: str, rule: str, message: str) -> Iterator[str]:
 
 def _history(ledger: Ledger, message: str) -> Iterator[str]:
     for machine, place in _places(ledger, message):
-        steps = ledger.history(machine, place)[-LATELY:]
+        steps = ledger.journal.history(machine, place)[-LATELY:]
         yield f"what lately happened to {machine} {place}:"
         yield from (f"  {step}" for step in steps or ["nothing that the journal still holds"])
 

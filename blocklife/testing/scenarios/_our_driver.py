@@ -20,12 +20,15 @@ from blocklife.ledger import (
     Completion,
     Contract,
     Direction,
+    GroupTransfer,
     JobId,
     Jobs,
     Ledger,
     LedgerTransition,
     Limits,
+    Placement,
     Result,
+    Store,
     Transfer,
 )
 from blocklife.ledger import Worker as Rank
@@ -250,7 +253,7 @@ class OurDriver(Driver):
         """The blocks of a request; none if it is unknown."""
         if request not in self.ledger.requests:
             return []
-        return [life & ID_MASK for life in self.ledger.table(request, group)]
+        return [life & ID_MASK for life in self.ledger.requests.table(request, group)]
 
     def finish(self, request: str) -> None:
         """Finish a request of the scheduler, or one that only the ledger knows."""
@@ -349,13 +352,13 @@ class OurDriver(Driver):
         ledger.add_request(_ALIEN)
         ledger.admit(_ALIEN)
         for slot in range(len(ledger.slots)):
-            if ledger.slots.at(slot) is not Slot.EMPTY:
-                raise MisuseError(f"slot {slot}: it is {ledger.slots.at(slot).name} (fill the host while it is empty)")
+            if ledger.slots.state(slot) is not Slot.EMPTY:
+                raise MisuseError(f"slot {slot}: it is {ledger.slots.state(slot).name} (fill the host while it is empty)")
             name = f"0:{_ALIEN}{slot}"
             (own,) = self.engine.tier.reserve([(0, _key(name))]) or [slot]
             source = ledger.seal(ledger.allocate(_ALIEN, 1), [_key(name)])
             place = own * self.world.blocks_per_chunk
-            jobs = ledger.plan_store(source, [own], [_key(name)], places=[place])
+            jobs = ledger.plan_store(Store.of(source, [own], [_key(name)], places=[place]))
             ledger.submit(jobs)
             for rank in range(self.world.workers):
                 ledger.complete(Completion(jobs.ids[0], Rank(rank), Result.OK))
@@ -394,8 +397,8 @@ class OurDriver(Driver):
         """Hand out blocks of the ledger's pool, or the first free ones of the engine's."""
         if self.ledger.own_pool:
             return _blocks(self.ledger.allocate(request, count, group).lives)
-        free = [each for each in range(1, len(self.ledger.blocks)) if self.ledger.blocks.at(each) in BLANK]
-        return _blocks(self.ledger.observe_allocate(request, free[:count], group).lives)
+        free = [each for each in range(1, len(self.ledger.blocks)) if self.ledger.blocks.state(each) in BLANK]
+        return _blocks(self.ledger.observe_place(request, [Placement(group, allocated=free[:count])])[0].lives)
 
     def acquire(self, request: str, contents: Sequence[str]) -> list[int]:
         """A prefix hit."""
@@ -420,11 +423,11 @@ class OurDriver(Driver):
         if len(slots) < len(contents):
             raise CapacityError(f"{len(contents)} slots wanted, {len(slots)} are empty (evict some)")
         keys = [_key(each) for each in contents]
-        return self.ledger.plan_store(self._batch(blocks, contents), slots, keys, owner=request).ids[0].number
+        return self.ledger.plan_store(Store.of(self._batch(blocks, contents), slots, keys, owner=request)).ids[0].number
 
     def plan_load(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
         """Plan a load from the slots with this content."""
-        return self.ledger.plan_load(request, self._batch(blocks, contents), self._slots(contents)).ids[0].number
+        return self.ledger.plan_load(request, GroupTransfer(self._batch(blocks, contents), self._slots(contents))).ids[0].number
 
     def cancel(self, job: int) -> None:
         """Cancel a planned store."""
@@ -505,19 +508,19 @@ class OurDriver(Driver):
 
     def block_state(self, block: int) -> str:
         """The state in the ledger."""
-        return self.ledger.blocks.at(block).name
+        return self.ledger.blocks.state(block).name
 
     def slot_state(self, slot: int) -> str:
         """The state in the ledger."""
-        return self.ledger.slots.at(slot).name
+        return self.ledger.slots.state(slot).name
 
     def job_state(self, job: int) -> str:
         """The state in the ledger."""
-        return self.ledger.job_state(self._id(job)).name
+        return self.ledger.jobs.state(self._id(job)).name
 
     def request_state(self, request: str) -> str:
         """The state in the ledger."""
-        return self.ledger.request_state(request).name if request in self.ledger.requests else "FINISHED"
+        return self.ledger.requests.state(request).name if request in self.ledger.requests else "FINISHED"
 
     def slot_of(self, content: str) -> int | None:
         """The slot of this content, readable or still being written."""
@@ -584,16 +587,16 @@ class OurDriver(Driver):
         """Places that are not at rest, requests, and holders of pins."""
         ledger = self.ledger
         found = [
-            f"block {each} {ledger.blocks.at(each).name}"
+            f"block {each} {ledger.blocks.state(each).name}"
             for each in range(1, len(ledger.blocks))
-            if ledger.blocks.at(each) not in _FREE
+            if ledger.blocks.state(each) not in _FREE
         ]
         found += [
-            f"slot {each} {ledger.slots.at(each).name}"
+            f"slot {each} {ledger.slots.state(each).name}"
             for each in range(len(ledger.slots))
-            if ledger.slots.at(each) not in SLOTS_AT_REST or ledger.slots.pins(each)
+            if ledger.slots.state(each) not in SLOTS_AT_REST or ledger.slots.pins(each)
         ]
-        return [*found, *(f"request {name}" for name in ledger.requests), *(f"pins of {name}" for name in ledger.holders)]
+        return [*found, *(f"request {name}" for name in ledger.requests), *(f"pins of {name}" for name in ledger.slots.holders)]
 
     def picture(self) -> Hashable:
         """The snapshot without mere counters, and without jobs that are over."""
@@ -609,11 +612,11 @@ class OurDriver(Driver):
         size = self.world.blocks_per_chunk
         for _, order in device.copies():
             for block in order.blocks:
-                state = self.ledger.blocks.at(block)
+                state = self.ledger.blocks.state(block)
                 if state not in blocks_touched(stores=order.stores):
                     yield Problem("I1", f"copy {order.job} touches block {block}, which is {state.name} in the ledger")
             for slot in {place // size for place in order.places}:
-                now = self.ledger.slots.at(slot)
+                now = self.ledger.slots.state(slot)
                 if now not in slots_touched(stores=order.stores):
                     yield Problem("I1", f"copy {order.job} touches slot {slot}, which is {now.name} in the ledger")
 
@@ -632,10 +635,10 @@ class OurDriver(Driver):
 
     def _batch(self, blocks: Sequence[int], contents: Sequence[str]) -> Batch[Any]:
         """A handle on the current lives of these blocks."""
-        return Batch([self.ledger.life(block) for block in blocks], _group(contents[0]) if contents else 0)
+        return Batch([self.ledger.blocks.life(block) for block in blocks], _group(contents[0]) if contents else 0)
 
     def _life_of(self, content: str) -> int:
-        found = self.ledger.find_blocks([_key(content)], _group(content))
+        found = self.ledger.blocks.prefix([_key(content)], _group(content))
         if not found:
             raise MisuseError(f"{content}: it is not on the device")
         return found[0]

@@ -463,7 +463,7 @@ class VllmDriver(driver.Driver):
 
     def block_state(self, block: int) -> str:
         """The state in the watch's mirror."""
-        return str(self._watch.mirror.ledger.blocks.at(block).name)
+        return str(self._watch.mirror.ledger.blocks.state(block).name)
 
     def slot_state(self, slot: int) -> str:
         """The state in the host tier."""

@@ -304,7 +304,7 @@ def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tup
             for group, key in zip(job.slot_groups, job.keys, strict=True):
                 slots = ledger.slots
                 where = [at for at in range(len(slots)) if slots.key(at) == key and slots.group(at) == group]
-                if any(before.slots[at] == ledger.slots.at(at).name == Slot.READY.name for at in where):
+                if any(before.slots[at] == ledger.slots.state(at).name == Slot.READY.name for at in where):
                     return "I14", f"job {number} stores {key.decode()} of group {group}, which is stored already"
     for order in (*orders.loads, *orders.stores) if orders is not None else ():
         found = [0] * len(order.sizes)
@@ -322,7 +322,7 @@ def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
         return None  # nothing was planned
     if len(engine.geometry.groups) > 1:
         return None  # groups have to agree: content loaded for one request may be of no use to another
-    loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and jobs.state(job.number) not in GIVEN_UP]
+    loads = [job for job in jobs.alive() if job.direction is Direction.LOAD and job.state not in GIVEN_UP]
     for load in loads:
         for job in loads if load.number > last else ():
             if job is not load and not _shared_keys(engine, load).isdisjoint(_shared_keys(engine, job)):
@@ -355,9 +355,9 @@ def _offered_again(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
         job = ledger.jobs.get(saved.number)
         if saved.direction is not Direction.LOAD or saved.state in _LOST or job is None:
             continue
-        if ledger.jobs.state(saved.number) in LOST_LOADS:
+        if job.state in LOST_LOADS:
             for slot, key in zip(job.slots, job.keys, strict=True):
-                if ledger.slots.at(slot) is Slot.READY and ledger.slots.key(slot) == key:
+                if ledger.slots.state(slot) is Slot.READY and ledger.slots.key(slot) == key:
                     return "I7", f"load {job.number} is lost, but slot {slot} can still be found as {key.decode()}"
     return None
 
@@ -367,7 +367,7 @@ def _copied_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     jobs, last = engine.ledger.jobs, before.saved.ledger.last_number
     if engine.index is None or jobs.last_number == last:
         return None
-    live = [job for job in jobs.alive() if not job.direction.on_device and jobs.state(job.number) not in GIVEN_UP]
+    live = [job for job in jobs.alive() if not job.direction.on_device and job.state not in GIVEN_UP]
     for job in live:
         named = {*zip(job.slot_groups, job.keys, strict=True)}
         for other in live if job.number > last else ():
@@ -429,14 +429,14 @@ def _mistold(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
     if ledger.slots.states != slots:
         return _differing("slot", ledger.slots.states, dict(enumerate(slots)))
     if requests:
-        now = {row: _REQUEST_STATES.index(ledger.requests.at(name)) for row, name in ledger.requests.rows().items()}
+        now = {row: _REQUEST_STATES.index(ledger.requests.state(name)) for row, name in ledger.requests.rows().items()}
         for row, stands in requests.items():
             if now.get(row, stands) != stands:
                 return _differing("request", now, {row: stands})
     for number, stands in jobs.items():
-        state = ledger.jobs.state(number)
-        if state is not None and _JOB_STATES[stands] is not state:
-            return TOLD, f"job {number} is {state.name}, but hooks heard that it is {_JOB_STATES[stands].name}"
+        job = ledger.jobs.get(number)
+        if job is not None and _JOB_STATES[stands] is not job.state:
+            return TOLD, f"job {number} is {job.state.name}, but hooks heard that it is {_JOB_STATES[stands].name}"
     return None
 
 
@@ -459,7 +459,8 @@ def _overdue(engine: Engine, before: CoreValue, verb: str, worker: int) -> tuple
         return None
     ledger = engine.ledger
     for saved in before.saved.ledger.jobs:
-        job, state = ledger.jobs.get(saved.number), ledger.jobs.state(saved.number)
+        job = ledger.jobs.get(saved.number)
+        state = None if job is None else job.state
         if job is None or state is None or state in TERMINAL or saved.number not in before.live:
             continue
         if verb == "settle_late" and saved.deadline is not None and state is not Job.QUARANTINED:
@@ -506,7 +507,7 @@ def loads(engine: Engine, before: CoreValue) -> tuple[tuple[str, ...], tuple[str
         job = jobs.get(saved.number)
         if saved.direction is not Direction.LOAD or saved.state in _UNWANTED or job is None or job.owner is None:
             continue
-        if jobs.state(saved.number) in LOST_LOADS:
+        if job.state in LOST_LOADS:
             failed.append(job.owner)
     for job in jobs.known():
         if job.number > last and job.direction is Direction.LOAD and job.owner is not None:

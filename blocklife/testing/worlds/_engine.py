@@ -305,7 +305,7 @@ class Engine:
         return self.scheduler.running()
 
     def _state(self, name: str) -> Request:
-        return self.ledger.request_state(name)
+        return self.ledger.requests.state(name)
 
     def finish(self, name: str) -> None:
         """End a request normally."""
@@ -449,9 +449,7 @@ class Engine:
             return {}
         jobs = self.ledger.jobs
         live = {
-            job.owner: job.number
-            for job in jobs.alive()
-            if job.direction is Direction.LOAD and jobs.state(job.number) is JobState.AWAITED
+            job.owner: job.number for job in jobs.alive() if job.direction is Direction.LOAD and job.state is JobState.AWAITED
         }
         return {name: live[name] for name in wants if self._state(name) is Request.LOADING}
 
@@ -477,7 +475,7 @@ class Engine:
         self, name: str, group: int, begin: int, end: int, reads: list[tuple[int, Content]], writes: list[tuple[int, Content]]
     ) -> None:
         size, text = self.geometry.block_tokens[group], self.texts[name]
-        table = self.ledger.table(name, group)
+        table = self.ledger.requests.table(name, group)
         final = self.scheduler.sealed_blocks(name, group)
         if isinstance(self.geometry.groups[group], Mamba):
             reads += [(table[position] & ID_MASK, self.content(group, text[:begin])) for position in self._needed(group, begin)]

@@ -23,14 +23,17 @@ from blocklife.ledger import (
     Completion,
     Contract,
     Direction,
+    GroupTransfer,
     JobId,
     Jobs,
     Launched,
     Ledger,
     Limits,
+    Placement,
     Plan,
     Result,
     Snapshot,
+    Store,
     TierTransfer,
     Transfer,
     Worker,
@@ -243,7 +246,7 @@ class Verbs:
             case "dispatch":
                 return self._orders(ledger.dispatch(0.0))
             case "settle":
-                ledger.settle(ledger.plans_out[0], 0.0, completions=[self._completion(each) for each in reports])
+                ledger.settle(ledger.plans.out[0], 0.0, completions=[self._completion(each) for each in reports])
             case "report":
                 for each in reports:
                     ledger.complete(self._completion(each))
@@ -263,7 +266,7 @@ class Verbs:
                 slot, job = places
                 self._rename(job, NamedJob(ledger.plan_demotion([slot]).ids[0].number))
             case "drop":
-                ledger.drop([ledger.life(places[0] + 1)])
+                ledger.drop([ledger.blocks.life(places[0] + 1)])
             case "pin":
                 ledger.pin(_HOLDER, places)
             case "unpin":
@@ -287,23 +290,23 @@ class Verbs:
             case "finish":
                 ledger.finish(name)
             case "allocate":
-                ledger.observe_allocate(name, [block + 1])
+                ledger.observe_place(name, [Placement(allocated=[block + 1])])
             case "acquire":
-                ledger.acquire(name, [ledger.life(block + 1)])
+                ledger.acquire(name, [ledger.blocks.life(block + 1)])
             case "seal":
-                ledger.seal(Batch([ledger.life(block + 1)]), [self._keys[self.letter(request) - 1]])
+                ledger.seal(Batch([ledger.blocks.life(block + 1)]), [self._keys[self.letter(request) - 1]])
             case _:
                 ledger.release(name, [0])
 
     def _do_plan(self, verb: str, places: tuple[int, ...]) -> None:
         ledger, block, slot, job = self.ledger, *places[-3:]
-        life = ledger.life(block + 1)
+        life = ledger.blocks.life(block + 1)
         if verb == "load":
-            found = ledger.plan_load(self._requests[places[0]], Batch([life]), [slot])
+            found = ledger.plan_load(self._requests[places[0]], GroupTransfer(Batch([life]), [slot]))
         elif verb == "pledge":
-            found = ledger.plan_store(Batch([life]), [slot], [self._keys[self.letter(places[0]) - 1]])
+            found = ledger.plan_store(Store.of(Batch([life]), [slot], [self._keys[self.letter(places[0]) - 1]]))
         else:
-            found = ledger.plan_store(Batch([life]), [slot], [ledger.blocks.key(block + 1) or b""])
+            found = ledger.plan_store(Store.of(Batch([life]), [slot], [ledger.blocks.key(block + 1) or b""]))
         self._rename(job, NamedJob(found.ids[0].number))
 
     def _do_job(self, verb: str, job: int) -> None:
@@ -337,9 +340,9 @@ class Verbs:
 
     def _note_ends(self) -> None:
         for job, named in enumerate(self.names):
-            state = self.ledger.jobs.state(named.number) if named.number and not named.over else None
-            if state is not None:
-                at = 1 + _JOB[state]
+            view = self.ledger.jobs.get(named.number) if named.number and not named.over else None
+            if view is not None:
+                at = 1 + _JOB[view.state]
                 if at in OVER:
                     self._rename(job, named._replace(over=at))
 
@@ -385,7 +388,7 @@ class Verbs:
         own = {named.number: job for job, named in enumerate(self.names) if named.number}
         rows = {0: 0} | {each.row: own[each.number] + 1 for each in saved.jobs if each.number in out}
         waits = [numbers for _, numbers in saved.waiting]
-        counted: Mapping[int, int] = ledger.holders.get(_HOLDER, {})
+        counted: Mapping[int, int] = ledger.slots.holders.get(_HOLDER, {})
         known = {each.name: each for each in saved.requests}
         requests = [known.get(name) for name in self._requests]
         return LedgerValue(

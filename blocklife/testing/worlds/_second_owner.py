@@ -35,7 +35,7 @@ def lend(ledger: Ledger, name: str, groups: Iterable[int]) -> None:
     """The second owner begins to read the final blocks at the start of a request's tables. Nothing, if there are none."""
     found = []
     for group in groups:
-        held = ledger.requests.held(name, group)
+        held = ledger.requests.table(name, group)
         final = next((at for at, life in enumerate(held) if ledger.blocks.of(life) not in KEYED), len(held))
         found.append(held[:final])
     if not any(found):
@@ -57,5 +57,5 @@ def read(ledger: Ledger, geometry: Geometry) -> Iterator[tuple[str, int, int, in
     """What second owners read: the request that it belongs to, the group, the last token of the block, and the block."""
     for host in hosts(ledger.requests):
         for group, size in enumerate(geometry.block_tokens):
-            for position, life in enumerate(ledger.table(guest_of(host), group)):
+            for position, life in enumerate(ledger.requests.table(guest_of(host), group)):
                 yield host, group, (position + 1) * size, block_of(life)

@@ -720,11 +720,11 @@ class World:
         engine, before = self.engine, self._cores[number]
         engine.thaw(before.saved)
         engine.weights = before.weights
-        violations = engine.ledger.tally["violations"]
+        violations = engine.ledger.counts.tally["violations"]
         try:
             orders, handed_out = self._act(engine, action, before, inbox, launched)
             problem = misdone(engine, before, orders, handed_out, action.verb, action.worker)
-            if problem is None and engine.ledger.tally["violations"] > violations:
+            if problem is None and engine.ledger.counts.tally["violations"] > violations:
                 problem = LAWFUL, "the ledger counted a violation"
             failed, loading = loads(engine, before)
             saved, names = engine.freeze(kept)

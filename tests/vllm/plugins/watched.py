@@ -38,7 +38,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     counts, moved = Counter[str](), Counter[str]()
     for mirror in mirrors:
         counts.update(mirror.counts)
-        moved.update(mirror.ledger.moved)
+        moved.update(mirror.ledger.counts.moved)
     terminalreporter.write_line(
         f"watched: {len(watches)} schedulers, {sum(each.steps for each in watches)} steps, blocks moved {dict(moved)}, "
         f"counted {dict(counts)}; {len(workers)} workers, {sum(each.steps for each in workers)} steps"

@@ -34,13 +34,16 @@ from blocklife.ledger import (
     Checking,
     Completion,
     Contract,
+    GroupTransfer,
     JobId,
     Jobs,
     Launched,
     Ledger,
     LedgerTransition,
     Limits,
+    Placement,
     Plan,
+    Store,
 )
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.ledger.jobs import Allocated, Planned
@@ -148,7 +151,7 @@ class LinkedHost:
     def lookup(self, rid: str, keys: Sequence[bytes]) -> int:
         """How many of these pages, from the first on, can be loaded. They stay until the step ends."""
         self._unpin(rid)
-        slots = self.ledger.find_slots(keys)
+        slots = self.ledger.slots.prefix(keys)
         if slots:
             self.ledger.pin(f"lookup {rid}", slots)
             self._pinned[rid] = slots
@@ -191,14 +194,14 @@ class LinkedHost:
             return
         ledger.add_request(store.name)
         try:
-            held = ledger.observe_allocate(store.name, store.blocks)
+            held = ledger.observe_place(store.name, [Placement(allocated=store.blocks)])[0]
             # Of a prefix the end is of no use without the beginning: the policy sees the beginning as used last.
             slots = self._reserve(store.name, keys, there)
             if slots is None:
                 ledger.finish(store.name)
                 self._decline(store)
                 return
-            jobs = ledger.plan_store(ledger.seal(held, keys), slots[::-1], keys, owner=store.name)
+            jobs = ledger.plan_store(Store.of(ledger.seal(held, keys), slots[::-1], keys, owner=store.name))
         except Exception:
             ledger.finish(store.name)
             self._forget(store.blocks)
@@ -248,13 +251,13 @@ class LinkedHost:
         if rid in self._queued:
             raise MisuseError(f"linker: a load of request {rid} is queued already (cancel_queued_load first)")
         ledger = self.ledger
-        slots = ledger.find_slots(keys)
+        slots = ledger.slots.prefix(keys)
         if len(slots) < len(keys):
             return False
         name = self._name("load", rid)
         ledger.add_request(name)
         try:
-            held = ledger.observe_allocate(name, blocks)
+            held = ledger.observe_place(name, [Placement(allocated=blocks)])[0]
         except MisuseError:
             ledger.finish(name)
             raise
@@ -281,7 +284,7 @@ class LinkedHost:
         loads = [*self._queued.values()]
         self._queued.clear()
         for load in loads:
-            load.job = self.ledger.plan_load(load.name, load.held, load.slots).ids[0]
+            load.job = self.ledger.plan_load(load.name, GroupTransfer(load.held, list(load.slots))).ids[0]
             self.ledger.unpin(load.name, load.slots)
         self._started[self._batch] = loads
         return self._batch
@@ -336,7 +339,7 @@ class LinkedHost:
 
     def out(self) -> list[JobId]:
         """The copies that have begun and are not over."""
-        return [*self.ledger.submitted().ids]
+        return [*self.ledger.jobs.submitted().ids]
 
     def reset(self) -> None:
         """Forget everything. Refuses while a copy is out: its memory is not free yet."""
@@ -371,7 +374,7 @@ class LinkedHost:
 
     def _forget(self, blocks: Sequence[int]) -> None:
         """SGLang does what it wants with these blocks: what the ledger knows of their content is over."""
-        self.ledger.observe_evict([block for block in blocks if self.ledger.blocks.at(block) in REVIVABLE])
+        self.ledger.drop([self.ledger.blocks.life(block) for block in blocks if self.ledger.blocks.state(block) in REVIVABLE])
 
     def _hear_end(self, transition: LedgerTransition) -> None:
         """A job is over."""

@@ -303,13 +303,13 @@ class Meter:
         found = [
             ("allocation_failure", "", counts.get("refused", 0)),
             ("stale_blocks", "", counts.get("stale", 0)),
-            ("violations", "", ledger.tally.get("violations", 0)),
+            ("violations", "", ledger.counts.tally.get("violations", 0)),
             ("hook_errors", "", ledger.hook_errors.count),
             ("overdue_requests", "", self.scheduler.offload.statistics().overdue_requests),
         ]
-        for cause, total in ledger.flushes.items():
+        for cause, total in ledger.counts.flushes.items():
             found.append(("flushes", cause, total))
-        for state, total in ledger.ended.items():
+        for state, total in ledger.counts.ended.items():
             found.append(("jobs", state.lower(), total))
         for group, total in enumerate(self.scheduler.offload.host_hits):
             found.append(("hit_blocks", str(group), total))

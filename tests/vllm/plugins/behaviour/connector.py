@@ -196,7 +196,7 @@ class AdaptedConnector(BlocklifeConnector):
             self._out.setdefault(job.number, (job.direction is Direction.STORE, job.owner or ""))
         for number in [each for each in self._out if not jobs.is_out(each)]:
             is_store, owner = self._out.pop(number)
-            if number in self._jobs and jobs.state(number) is JobState.DONE:
+            if number in self._jobs and (over := jobs.get(number)) is not None and over.state is JobState.DONE:
                 complete = manager.complete_store if is_store else manager.complete_load
                 complete(list(self._jobs[number].keys), self.oracle.contexts[owner.partition("#")[0]])
         for name in [each for each in self._over if each not in self.scheduler.ledger.requests]:

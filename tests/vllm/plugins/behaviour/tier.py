@@ -173,4 +173,4 @@ class MockedTier(HostTier):
             core.contents.uses[content] += 1
             core.slots.key[slot], core.slots.group[slot], core.contents.slot[content] = content, group, slot
         move_chosen_slots(core, core.rules.filled[1], slots)
-        ledger.calls.end_verb()
+        ledger._calls.end_verb()

@@ -126,7 +126,7 @@ class RequestView:
                 [life & ID_MASK if life != NULL else 0 for life in table],
             )
             for group in range(self.ledger.limits.num_groups)
-            for table in (self.ledger.table(self.name, group),)
+            for table in (self.ledger.requests.table(self.name, group),)
         ]
 
     @property
