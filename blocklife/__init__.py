@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         Placed,
         Policies,
         Settled,
-        Step,
     )
     from blocklife.states import (
         Block,
@@ -106,7 +105,6 @@ __all__ = [
     "Seal",
     "Settled",
     "Slot",
-    "Step",
     "Store",
     "Transfer",
     "Worker",
@@ -131,7 +129,7 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
                 "Batch Checking Completion Contract Direction GroupTransfer JobId Launched Ledger Limits Placement Plan Result "
                 "Seal Store Transfer Worker block_of"
             ),
-            "offload": "Geometry Hit HostTier LastStep Mode OffloadScheduler Placed Policies Settled Step",
+            "offload": "Geometry Hit HostTier LastStep Mode OffloadScheduler Placed Policies Settled",
         },
     )
 

@@ -68,7 +68,7 @@ class Engine:
     def step(self) -> None:
         self.now += 1
         # 1. Running requests first. Who finds no room is not scheduled: somebody gives way, and only those are asked again.
-        batch = {name: self.requests[name].span(self.offload.progress(name).computed) for name in self.running}
+        batch = {name: self.requests[name].span(self.offload.requests.progress(name).computed) for name in self.running}
         short = self.offload.grow({name: len(tokens) for name, tokens in batch.items()})
         crowded = bool(short)
         while short:

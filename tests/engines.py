@@ -206,11 +206,11 @@ class Engine:
                 seen[:] = [new or old for new, old in zip_longest(now, seen, fillvalue=0)]
 
     def _end(self, name: str) -> int:
-        found = self.scheduler.progress(name)
+        found = self.scheduler.requests.progress(name)
         return found.computed + found.in_flight
 
     def _want(self, name: str) -> int:
-        left = self.scheduler.progress(name).known - self._end(name)
+        left = self.scheduler.requests.progress(name).known - self._end(name)
         return max(left, 1 if self.ahead else 0)
 
     def _let_in(
@@ -219,7 +219,7 @@ class Engine:
         hits: dict[str, Hit] = {}
         refused = []
         for name in admit:
-            known = self.scheduler.progress(name).known
+            known = self.scheduler.requests.progress(name).known
             hits[name] = hit = self.scheduler.lookup(name, known)
             if hit.deferred:
                 continue
@@ -314,7 +314,7 @@ class Engine:
 
     def _read_slot(self, slot: int, key: bytes, block_tokens: int) -> None:
         size = self.geometry.blocks_per_chunk
-        for back in range(self.scheduler.stores.suffix[slot]):
+        for back in range(self.scheduler._stores.suffix[slot]):
             content = self.device.slots[slot * size + size - 1 - back]
             self._read(f"slot {slot}", content, shorter(key, back * block_tokens))
 
@@ -366,7 +366,7 @@ class Engine:
         *stride*: tokens computed in a step, so that states are handed off at each multiple of it.
         """
         self.add(name, prompt)
-        known = self.scheduler.progress(name).known
+        known = self.scheduler.requests.progress(name).known
         self.step(admit={name: min(stride or known, known)})
         while (left := known - self._end(name)) > 0:
             self.land()
@@ -438,12 +438,12 @@ def stored_until(engine: Engine, limit: int = 3) -> Step:
 def computed(engine: Engine, name: str, tokens: int) -> None:
     """Step, this request alone, until so many of its tokens are settled and none is in flight."""
     for _ in range(64):
-        found = engine.scheduler.progress(name)
+        found = engine.scheduler.requests.progress(name)
         if found.computed == tokens and not found.in_flight:
             return
         end = found.computed + found.in_flight
         engine.step({name: min(tokens - end, max(1, found.known - end))} if end < tokens else {})
-    raise AssertionError(f"{name} stands at {engine.scheduler.progress(name)}")
+    raise AssertionError(f"{name} stands at {engine.scheduler.requests.progress(name)}")
 
 
 def without(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, lines: Mapping[str, str]) -> None:

@@ -90,12 +90,12 @@ class Rig:
 
     def hit(self, name: str) -> Hit:
         """Look a request up."""
-        return self.scheduler.lookup(name, self.scheduler.progress(name).known)
+        return self.scheduler.lookup(name, self.scheduler.requests.progress(name).known)
 
     def let_in(self, name: str, tokens: int | None = None) -> bool:
         """Look a request up and admit it, with all of its known tokens unless told."""
         hit = self.hit(name)
-        known = self.scheduler.progress(name).known
+        known = self.scheduler.requests.progress(name).known
         return self.scheduler.admit(name, hit, known - hit.compute_from if tokens is None else tokens)
 
     def plan(self) -> Plan:
@@ -174,11 +174,19 @@ def scheduler_key(scheduler: OffloadScheduler) -> tuple[object, ...]:
     table, stays = state.progress, state.stays
     columns = (table.running, table.prompt, table.placed, table.first, table.sealed, table.offered)
     requests = tuple(
-        (name, each.row, each.hit, each.failures, stays.at(each.row), stays.waits.moment(each.row), scheduler.progress(name))
+        (
+            name,
+            each.row,
+            each.hit,
+            each.failures,
+            stays.at(each.row),
+            stays.waits.moment(each.row),
+            scheduler.requests.progress(name),
+        )
         for name, each in state.requests.items()
     )
     chunks = tuple(
-        (owner, [(chunk.key, list(chunk.lives)) for chunk in line]) for owner, line in scheduler.stores._line.items()
+        (owner, [(chunk.key, list(chunk.lives)) for chunk in line]) for owner, line in scheduler._stores._line.items()
     )
     rows = [scheduler.ledger.requests.row(name) for name in state.requests]
     return (

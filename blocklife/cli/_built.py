@@ -43,7 +43,7 @@ CORE = (
     "offload._state",
     "offload._stays",
     "offload._steps",
-    "offload._decided",
+    "offload._engine_pool",
     "offload._groups",
     "offload._host",
     "offload._lookup",

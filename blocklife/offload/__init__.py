@@ -1,14 +1,14 @@
 """Policy: which content is looked up, loaded and stored, once per engine step, on top of the ledger."""
 
-from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics, Demote
-from blocklife.offload._decided import DecidedSteps
+from blocklife.offload._below import BelowIndex, BelowPolicies, Demote
+from blocklife.offload._engine_pool import EnginePool
 from blocklife.offload._groups import FullAttention, Geometry, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import EventKind, HostEvent, HostTier, TierStatistics
+from blocklife.offload._requests import OffloadRequests
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload.records import (
-    Freed,
+    BelowStatistics,
     FullHit,
-    HandedOff,
     Hit,
     LastStep,
     Mode,
@@ -17,7 +17,6 @@ from blocklife.offload.records import (
     Policies,
     Progress,
     Settled,
-    Step,
 )
 from blocklife.offload.replacement import Replacement, register
 
@@ -25,14 +24,12 @@ __all__ = [
     "BelowIndex",
     "BelowPolicies",
     "BelowStatistics",
-    "DecidedSteps",
     "Demote",
+    "EnginePool",
     "EventKind",
-    "Freed",
     "FullAttention",
     "FullHit",
     "Geometry",
-    "HandedOff",
     "Hit",
     "HostEvent",
     "HostTier",
@@ -40,6 +37,7 @@ __all__ = [
     "LocalAttention",
     "Mamba",
     "Mode",
+    "OffloadRequests",
     "OffloadScheduler",
     "OffloadStatistics",
     "Placed",
@@ -48,7 +46,6 @@ __all__ = [
     "Replacement",
     "Settled",
     "SlidingWindow",
-    "Step",
     "TierStatistics",
     "register",
 ]

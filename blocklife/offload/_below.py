@@ -29,6 +29,7 @@ from blocklife.ledger import _edge as edge
 from blocklife.offload._fields import above_zero, at_least, member
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer
+from blocklife.offload.records import BelowStatistics
 from blocklife.states import Job, Trait, states_with
 
 Content: TypeAlias = tuple[int, bytes]
@@ -117,29 +118,6 @@ class BelowPolicies:
     def max_jobs(self) -> int:
         """Maximum number of jobs in each direction: the ledger needs room for these besides those of its device."""
         return -(-self.max_slots // self.job_slots)
-
-
-@frozen(kw_only=True)
-class BelowStatistics:
-    """Counts since the start, in slots."""
-
-    promoted: int
-    """Brought into the host tier."""
-    missing: int
-    """Wanted from below, and not there whole when they were fetched."""
-    failed_promotions: int
-    demoted: int
-    refused: int
-    """Not taken by the store below, for lack of room, say."""
-    failed_demotions: int
-    already_below: int
-    """Not demoted because the store had them."""
-    lost: int
-    """Evicted from the host tier, or forgotten, before their turn to be demoted came."""
-    overdue_requests: int
-    """Requests that went on after waiting for `BelowPolicies.max_wait`."""
-    no_room: int
-    """Wanted from below, but the host tier had no slot to bring them to."""
 
 
 class TierBelow:

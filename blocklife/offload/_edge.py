@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blocklife.ledger import _edge as edge
-from blocklife.offload.records import Freed, HandedOff, Placed, Step
+from blocklife.offload.records import Placed
 
 
 def tokens(values: object, name: str) -> Mapping[str, int]:
@@ -27,29 +27,4 @@ def placed(values: object, name: str) -> list[Placed]:
         edge.whole(each.skipped, f"{name}.skipped")
         for kind in ("shared", "external", "fresh"):
             edge.counts(getattr(each, kind), f"{name}.{kind}")
-    return found
-
-
-def step(value: object, name: str) -> Step:
-    """Check all parts of a step."""
-    found = edge.member(value, Step, name)
-    edge.moment(found.now, f"{name}.now")
-    for kind in ("finished", "aborted", "preempted"):
-        edge.texts(getattr(found, kind), f"{name}.{kind}")
-    for freed in edge.members(found.freed, Freed, f"{name}.freed"):
-        edge.text(freed.request, f"{name}.freed.request")
-        edge.whole(freed.group, f"{name}.freed.group")
-        edge.counts(freed.blocks, f"{name}.freed.blocks")
-    behind: object = found.placed
-    if not isinstance(behind, Mapping):
-        edge.refuse(f"{name}.placed", "a mapping of requests to what was placed for them", behind)
-    for own in behind.values():
-        placed(own, f"{name}.placed")
-    tokens(found.admitted, f"{name}.admitted")
-    tokens(found.tokens, f"{name}.tokens")
-    for handed in edge.members(found.handed_off, HandedOff, f"{name}.handed_off"):
-        edge.text(handed.request, f"{name}.handed_off.request")
-        edge.whole(handed.group, f"{name}.handed_off.group")
-        edge.whole(handed.boundary, f"{name}.handed_off.boundary")
-    edge.counts(found.going, f"{name}.going")
     return found

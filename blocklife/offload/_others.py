@@ -22,7 +22,7 @@ from blocklife.errors import CapacityError
 from blocklife.ledger._ids import NULL
 from blocklife.ledger.records import Placement
 from blocklife.ledger.views import block_of
-from blocklife.offload._decided import DecidedSteps
+from blocklife.offload._engine_pool import EnginePool
 from blocklife.offload.records import Hit
 from blocklife.states import BLANK, KEYED
 
@@ -46,13 +46,13 @@ class _Doubt:
 class OtherOwners:
     """What the scheduler is told of other owners, for an engine that owns the pool."""
 
-    def __init__(self, decided: DecidedSteps) -> None:
-        self._decided = decided
-        self._scheduler = decided.scheduler
-        self._state = decided.scheduler._state
-        self._steps = decided.scheduler._steps
-        self._ledger = decided.scheduler.ledger
-        self._progress = decided.scheduler._state.progress
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+        self._scheduler = pool.scheduler
+        self._state = pool.scheduler._state
+        self._steps = pool.scheduler._steps
+        self._ledger = pool.scheduler.ledger
+        self._progress = pool.scheduler._state.progress
         self.doubts: dict[str, _Doubt] = {}
         """Running requests whose content waits for a report."""
         self.wrong: dict[str, int] = {}
@@ -108,7 +108,7 @@ class OtherOwners:
             frozenset(blocks),
             self._ledger.plans.number + 1,
         )
-        self._decided.keep_unnamed(name)
+        self._pool.keep_unnamed(name)
 
     def hear(self, plan: int, wrong: Collection[int]) -> None:
         """All steps up to this plan have run, and other owners failed to fill the blocks *wrong* in the last of them.
@@ -129,14 +129,16 @@ class OtherOwners:
                 at = group * table.size + row
                 table.sealed[at], table.offered[at] = doubt.sealed[group], doubt.offered[group]
             table.look(row)
-            self._decided.store_late(row, plan)
+            self._pool.store_late(row, plan)
 
     def take_wrong(self) -> list[str]:
         """Running requests that the engine computes again from an earlier token, each once. Nothing of them is named."""
         if not self.wrong:
             return []
         found, self.wrong = self.wrong, {}
-        return [name for name, serial in found.items() if self._holds(name, serial) and self._scheduler.is_running(name)]
+        return [
+            name for name, serial in found.items() if self._holds(name, serial) and self._scheduler.requests.is_running(name)
+        ]
 
     def _holds(self, name: str, serial: int) -> bool:
         """Whether the request still is what it was when it was admitted: neither over nor preempted since."""

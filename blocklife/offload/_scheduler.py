@@ -35,11 +35,11 @@ from blocklife.ledger._journal import anew, call, verb
 from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
-from blocklife.lifecycle import Row
 from blocklife.offload import _edge as ours
-from blocklife.offload._below import BelowIndex, BelowPolicies, BelowStatistics, check_index
+from blocklife.offload._below import BelowIndex, BelowPolicies, check_index
 from blocklife.offload._groups import Geometry, Mamba
 from blocklife.offload._host import HostTier
+from blocklife.offload._requests import OffloadRequests
 from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
 from blocklife.offload._state import SchedulerState, Tracked
 from blocklife.offload._steps import SchedulerSteps
@@ -50,9 +50,7 @@ from blocklife.offload.records import (
     OffloadStatistics,
     Placed,
     Policies,
-    Progress,
     Settled,
-    Step,
     TailKeys,
 )
 from blocklife.states import Request
@@ -95,7 +93,8 @@ class OffloadScheduler(edge.NotCopied):
         self.tier = state.tier
         self.geometry = state.geometry
         self.policies = state.policies
-        self.stores = state.stores
+        self.requests = OffloadRequests(state, self._steps)
+        self._stores = state.stores
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
@@ -127,46 +126,6 @@ class OffloadScheduler(edge.NotCopied):
             if tokens is not None and edge.whole(tokens, what) < 0:
                 raise MisuseError(f"request {name}: {what} must be at least 0, not {tokens}")
         self._progress.cap(row, -1 if stored is None else stored, -1 if loaded is None else loaded)
-
-    def progress(self, name: str) -> Progress:
-        """The progress of a request, in tokens."""
-        row, table = self._steps.tracked(name).row, self._progress
-        return Progress(table.known_of(row), table.computed_of(row), table.in_flight_of(row))
-
-    def running(self) -> list[str]:
-        """The requests that can be grown, in the order in which they were added."""
-        return [self._state.names[row] for row in sorted(self._progress.active, key=self._state.added.__getitem__)]
-
-    def knows(self, name: str) -> bool:
-        """Whether a request was added and has not ended."""
-        return edge.text(name, "name") in self._state.requests
-
-    def is_running(self, name: str) -> bool:
-        """Whether a request is or could be in the batch: it holds its blocks, and none of them is loading."""
-        tracked = self._state.requests.get(edge.text(name, "name"))
-        return tracked is not None and bool(self._progress.running[tracked.row])
-
-    @property
-    def num_running(self) -> int:
-        """The number of requests that are or could be in the batch."""
-        return len(self._progress.active)
-
-    @property
-    def host_hits(self) -> Sequence[int]:
-        """Blocks that loads were planned for, by group, since the start."""
-        return self._state.host_hits
-
-    @property
-    def num_known(self) -> int:
-        """How many requests were added and have not ended."""
-        return len(self._state.requests)
-
-    def sealed_blocks(self, name: str, group: int) -> int:
-        """The number of leading blocks of a request's table that are final in one group, null blocks included."""
-        tracked = self._steps.tracked(name)
-        if not 0 <= edge.whole(group, "group") < len(self.geometry.groups):
-            raise MisuseError(f"group {group}: groups are 0 to {len(self.geometry.groups) - 1}")
-        return self._progress.sealed[group * self._progress.size + tracked.row]
 
     @property
     def generation(self) -> str:
@@ -460,7 +419,7 @@ class OffloadScheduler(edge.NotCopied):
         found, size = edge.counts(blocks, "blocks"), len(self.ledger.blocks)
         if found and not 0 <= min(found) <= max(found) < size:
             raise MisuseError(f"blocks {[each for each in found if not 0 <= each < size][:4]}: blocks are 1 to {size - 1}")
-        self.stores.collect(found)
+        self._stores.collect(found)
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -508,46 +467,6 @@ class OffloadScheduler(edge.NotCopied):
         self._state.plans[plan.number], self._state.handed = self._state.handed, {}
         self._state.within.clear()
         return plan
-
-    @call
-    def plan_step(self, step: Step) -> Plan:
-        """A whole step in one call, for an engine that has decided everything: the calls of a step in order, then the plan.
-
-        Order: ends, preemptions, blocks that left the windows, placements, growth, admissions, hand-offs. An unknown name, or a
-        ledger that owns the pool (where lack of room shows only on the way), is refused before anything is done. A refusal by
-        one of those calls comes after the earlier ones have taken effect.
-        """
-        ours.step(step, "step")
-        if self.ledger.own_pool:
-            raise MisuseError(
-                "plan_step: with own_pool=True a step may run out of room half way (use grow and admit, which say for whom)"
-            )
-        self._steps.check_open()
-        named = [*step.finished, *step.aborted, *step.preempted, *step.placed, *step.admitted, *step.tokens]
-        named += [freed.request for freed in step.freed] + [handed.request for handed in step.handed_off]
-        for name in named:
-            self._steps.tracked(name)
-        for name in step.finished:
-            self.finish(name)
-        for name in step.aborted:
-            self.abort(name)
-        for name in step.preempted:
-            self.preempt(name)
-        for freed in step.freed:
-            self.free(freed.request, freed.group, freed.blocks)
-        for name, placed in step.placed.items():
-            self.place(name, placed)
-        self.grow(step.tokens)
-        for name, tokens in step.admitted.items():
-            hit = self._steps.tracked(name).hit
-            if hit is None:
-                raise MisuseError(f"request {name}: it was not looked up (look it up in the step in which it is let in)")
-            self.admit(name, hit, tokens)
-        for handed in step.handed_off:
-            self.hand_off(handed.request, handed.group, handed.boundary)
-        if step.going:
-            self.about_to_go(step.going)
-        return self.build_plan(step.now)
 
     @call
     def settle(
@@ -610,35 +529,29 @@ class OffloadScheduler(edge.NotCopied):
     # --- the world changes --------------------------------------------------------------------------------------------------
 
     @call
-    def reset(self, *, drain: bool = False) -> list[str]:
+    def reset(self, *, drain: bool = False, generation: str | None = None) -> list[str]:
         """Forget all content. Returns the requests that this preempted; they can be looked up at once.
 
-        What is in the store below is not found by this scheduler any more; `renew` can name a generation to share.
+        With *generation*, what is computed from now on is of another one (other weights, layout or tenant), and content of
+        others is never hit again. What is in the store below is not found by this scheduler any more; but processes with a
+        generation of the same name share content there.
 
         Results of outstanding copies are discarded; their places stay reserved until they land. With *drain*: raises
         `CapacityError`, with nothing changed, while a copy is outstanding.
         """
         below = self._state.below
+        if generation is not None and edge.text(generation, "generation") == self._state.generation:
+            raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
         if edge.flag(drain, "drain") and self.ledger.jobs.live:
             self.ledger.reset(drain=True)  # refuses, before the index has named a space that nobody will use
-        space = b"" if below is None else below.new_space()
+        space = b"" if generation is None else generation.encode()
+        if generation is None and below is not None:
+            space = below.new_space()
         preempted = self._steps.forget(drain=drain, host=True)
+        if generation is not None:
+            self._state.generation = generation
         if below is not None:
             below.forget(space)
-        return preempted
-
-    @verb
-    def renew(self, generation: str) -> list[str]:
-        """Start a new generation (other weights, layout or tenant): content of other ones is never hit again. As `reset`.
-
-        In the store below, processes with a generation of the same name share content.
-        """
-        if edge.text(generation, "generation") == self._state.generation:
-            raise MisuseError(f"generation {generation!r}: it is the present one (name another)")
-        preempted = self._steps.forget(drain=False, host=True)
-        self._state.generation = generation
-        if self._state.below is not None:
-            self._state.below.forget(generation.encode())
         return preempted
 
     @verb
@@ -726,26 +639,19 @@ class OffloadScheduler(edge.NotCopied):
         """Whether content waits to be demoted, which further steps would do even without requests."""
         return self._state.below is not None and self._state.below.has_work
 
-    def statistics_below(self) -> BelowStatistics | None:
-        """Counts of the tier below so far; None if there is none."""
-        return None if self._state.below is None else self._state.below.statistics()
-
-    def row_counts(self) -> Mapping[str, Mapping[Row, int]]:
-        """How often each row of the scheduler's own lifecycles was taken (`scheduler_states.SCHEDULER_MACHINES`)."""
-        return self._stays.row_counts()
-
     def statistics(self) -> OffloadStatistics:
         """Counts so far."""
-        counts = self.stores.counts
+        counts, below = self._stores.counts, self._state.below
         return OffloadStatistics(
             refused_stores=counts["refused"],
             already_stored=counts["already stored"],
             in_flight=counts["in flight"],
             stale=counts["stale"],
             partial=counts["partial"],
-            waiting=self.stores.waiting,
+            waiting=self._stores.waiting,
             deferred=self._state.counts["deferred"],
             overdue_requests=self._state.counts["overdue"],
             device_hits=tuple(self._state.device_hits),
             host_hits=tuple(self._state.host_hits),
+            below=None if below is None else below.statistics(),
         )

@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* `_scheduler.py` and `_decided.py` have the calls of an engine and refuse a wrong order; the work is done here.
+* `_scheduler.py` and `_engine_pool.py` have the calls of an engine and refuse a wrong order; the work is done here.
 * A change goes to the ledger first and is noted here afterwards, so that a refusal leaves both unchanged.
 """
 

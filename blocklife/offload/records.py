@@ -9,7 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from attrs import field, frozen
@@ -141,47 +141,6 @@ class Placed:
 
 
 @frozen
-class Freed:
-    """Blocks of one request and group that the engine's own allocator has freed, because they left the window."""
-
-    request: str
-    group: int
-    blocks: tuple[int, ...] = field(converter=_ids)
-
-
-@frozen
-class HandedOff:
-    """A state that a step leaves in the block before token ``boundary``."""
-
-    request: str
-    group: int
-    boundary: int
-
-
-@frozen(kw_only=True)
-class Step:
-    """Everything that an engine with its own allocator has decided in one step; what is not listed has not changed.
-
-    A running request that is not listed is scheduled for one token. This is the common case and costs nothing.
-    """
-
-    now: float
-    finished: tuple[str, ...] = ()
-    aborted: tuple[str, ...] = ()
-    preempted: tuple[str, ...] = ()
-    freed: tuple[Freed, ...] = ()
-    placed: Mapping[str, Sequence[Placed]] = field(factory=dict)
-    """Blocks appended to tables, by request: shared, external and fresh ones are listed separately."""
-    admitted: Mapping[str, int] = field(factory=dict)
-    """Requests looked up and admitted in this step, with their scheduled tokens; any number for one that loads."""
-    tokens: Mapping[str, int] = field(factory=dict)
-    """Running requests that are scheduled for more or fewer tokens than one; 0 for one that pauses."""
-    handed_off: tuple[HandedOff, ...] = ()
-    going: tuple[int, ...] = ()
-    """Blocks that the allocator will hand out next; used by lazy stores."""
-
-
-@frozen
 class Settled:
     """The requests whose state changed when a plan settled, each named once: one that has ended neither loaded nor failed."""
 
@@ -203,6 +162,29 @@ class Progress:
     """Tokens whose content is final, in plans that have settled."""
     in_flight: int
     """Tokens of plans that have not settled."""
+
+
+@frozen(kw_only=True)
+class BelowStatistics:
+    """Counts since the start, in slots."""
+
+    promoted: int
+    """Brought into the host tier."""
+    missing: int
+    """Wanted from below, and not there whole when they were fetched."""
+    failed_promotions: int
+    demoted: int
+    refused: int
+    """Not taken by the store below, for lack of room, say."""
+    failed_demotions: int
+    already_below: int
+    """Not demoted because the store had them."""
+    lost: int
+    """Evicted from the host tier, or forgotten, before their turn to be demoted came."""
+    overdue_requests: int
+    """Requests that went on after waiting for `BelowPolicies.max_wait`."""
+    no_room: int
+    """Wanted from below, but the host tier had no slot to bring them to."""
 
 
 @frozen
@@ -229,3 +211,5 @@ class OffloadStatistics:
     """Blocks found on the device, by group."""
     host_hits: tuple[int, ...]
     """Blocks loaded from the host tier, by group; those of loads that failed too."""
+    below: BelowStatistics | None = None
+    """Counts of the tier below; None if there is none."""

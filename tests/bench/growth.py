@@ -78,7 +78,7 @@ class World:
         """Bring content to the host tier; the device forgets it."""
         slots = self.tier.reserve([(0, key) for key in keys]) or []
         for slot in slots:
-            self.offload.stores.suffix[slot] = 1
+            self.offload._stores.suffix[slot] = 1
         final = self.sealed(keys)
         self.ledger.plan_store(Store.of(final, slots, keys))
         self.step(lands=True)
@@ -148,7 +148,7 @@ def _running(size: int) -> Act:
     for at in range(0, size, size // _RUNNING):
         made.offload.admit(f"r{at}", made.offload.lookup(f"r{at}", _BLOCK + 1), _BLOCK + 1)
     made.step()
-    return made.offload.running
+    return made.offload.requests.running
 
 
 def _loading(size: int) -> Act:
@@ -166,7 +166,9 @@ def _in_line(size: int) -> Act:
     keys = _keys("filler", 0, size)
     final = made.sealed(keys)
     lives = [int(life) for life in final.lives]
-    made.offload.stores.offer([Chunk(f"r{at}", 0, key, [life]) for at, (key, life) in enumerate(zip(keys, lives, strict=True))])
+    made.offload._stores.offer(
+        [Chunk(f"r{at}", 0, key, [life]) for at, (key, life) in enumerate(zip(keys, lives, strict=True))]
+    )
     made.step()
     return made.step
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import define, evolve, frozen
+from attrs import define, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch, Completion, JobId, Jobs, Launched, Ledger, Limits, Result, Seal, Worker
@@ -24,7 +24,7 @@ from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger._snapshot import own_names
 from blocklife.ledger.jobs import Allocated, GroupTransfer, JobColumns, Planned, Sealed, Store
 from blocklife.ledger.records import Placement, Plan
-from blocklife.offload import Freed, Geometry, HandedOff, Hit, HostTier, OffloadScheduler, Placed, Policies, Step
+from blocklife.offload import Geometry, Hit, HostTier, OffloadScheduler, Placed, Policies
 from blocklife.states import Block
 from tests.rigs import Rig, letters, scheduler_refuses
 from tests.worlds import block_of, held, in_flight, keys, make_ledger, ready, refuses, report, sealed, store
@@ -61,8 +61,6 @@ PUT: Any = Placement
 GROUP: Any = GroupTransfer
 STORE: Any = Store
 PLACED: Any = Placed
-FREED: Any = Freed
-HANDED: Any = HandedOff
 
 NO_NUMBER = [0.0, 1.5, "1", b"1", True, [1], np.float64(1), np.True_, HUGE]
 NO_TEXT = [1, 0.5, True, b"a", ["a"], {"a"}]
@@ -156,19 +154,6 @@ NO_PLACED = [
     *(PLACED(0, 0, (), (), each) for each in ([0.5], "1", [True], [None], [HUGE])),
     *(Far(each) for each in (PLACED(-1), PLACED(2), PLACED(0, -1), PLACED(0, fresh=[-1]), PLACED(0, shared=[0]))),
 ]
-STEP: Any = Step(now=1.0)
-NO_STEP = [
-    *(5, "a", {}),
-    *(evolve(STEP, now=each) for each in (None, *NO_TIME)),
-    *(evolve(STEP, **{kind: each}) for kind in ("finished", "aborted", "preempted") for each in (None, *NO_TEXTS)),
-    *(evolve(STEP, freed=each) for each in (None, 5, [5], ["a"])),
-    *(evolve(STEP, freed=[FREED(*each)]) for each in ((1, 0, ()), ("a", 0.0, ()), ("a", 0, [0.5]))),
-    *(evolve(STEP, placed=each) for each in (None, 5, ["a"], {"a": 5}, *({"a": [each]} for each in near(NO_PLACED)))),
-    *(evolve(STEP, **{kind: each}) for kind in ("admitted", "tokens") for each in near(NO_TOKENS)),
-    *(evolve(STEP, handed_off=each) for each in (None, 5, [5])),
-    *(evolve(STEP, handed_off=[HANDED(*each)]) for each in ((1, 0, 4), ("a", 0.0, 4), ("a", 0, "4"))),
-    *(evolve(STEP, going=each) for each in (None, *NO_NUMBERS)),
-]
 
 WRONG: Mapping[str, Sequence[object]] = {
     "int": [*NO_NUMBER[:-1], Far(HUGE), Far(-1)],
@@ -209,7 +194,6 @@ WRONG: Mapping[str, Sequence[object]] = {
     "Mapping[str, int]": NO_TOKENS,
     "Hit": [5, "a", (), Far(Hit("w", 0, 0, 0, False, 1))],
     "Sequence[Placed]": [*NO_LIST, *in_lists(NO_PLACED)],
-    "Step": NO_STEP,
     "Limits": [5, "a", {}],
     "Contract": ["FENCE", 1, True],
     "Checking": ["OFF", 1, True],
@@ -493,11 +477,7 @@ OWN_SCHEDULER: Mapping[str, Callable[[Rig], Call]] = {
         "prompt_tokens": 4,
         "tails": lambda group, end: None,
     },
-    "progress": lambda at: {"name": "a"},
-    "sealed_blocks": lambda at: {"name": "a", "group": 0},
     "cap": lambda at: {"name": "a", "stored": 8, "loaded": 8},
-    "knows": lambda at: {"name": "a"},
-    "is_running": lambda at: {"name": "a"},
     "fetched": lambda at: {"name": "a", "slots": [0]},
     "lookup": lambda at: {"name": "w", "known_tokens": 7, "device_tokens": None},
     "admit": lambda at: {"name": "w", "hit": hit_of(at), "tokens": 7},
@@ -515,8 +495,7 @@ OWN_SCHEDULER: Mapping[str, Callable[[Rig], Call]] = {
         "launched": [Launched(MINE, ME)],
         "completions": [Completion(JobId(7, 1), ME, OK)],
     },
-    "reset": lambda at: {"drain": False},
-    "renew": lambda at: {"generation": "new"},
+    "reset": lambda at: {"drain": False, "generation": "new"},
     "lose_worker": lambda at: {"rank": 1},
     "regain_worker": lambda at: {"rank": without_worker(at)},
     "canonical_names": lambda at: {"jobs": [], "now": 0.0},
@@ -527,10 +506,9 @@ FOREIGN_SCHEDULER: Mapping[str, Callable[[Rig], Call]] = {
     "place": lambda at: {"name": "a", "placed": [Placed(0, fresh=(4,))]},
     "free": lambda at: {"name": "a", "group": 0, "blocks": [1]},
     "about_to_go": lambda at: {"blocks": [9]},
-    "plan_step": lambda at: {"step": Step(now=1.0, tokens={"a": 1})},
 }
 SCHEDULER = {**OWN_SCHEDULER, **FOREIGN_SCHEDULER}
-NO_ARGUMENTS_THERE = {"running", "statistics", "statistics_below", "has_pending_work", "sleep", "wake"}
+NO_ARGUMENTS_THERE = {"statistics", "has_pending_work", "sleep", "wake"}
 
 
 def test_every_verb_of_the_scheduler_is_here() -> None:
@@ -561,6 +539,23 @@ def test_scheduler_refuses_what_an_argument_cannot_be(verb: str, argument: inspe
     at = rig(verb in OWN_SCHEDULER)
     call, arguments = getattr(at.scheduler, verb), SCHEDULER[verb](at)
     refused(call, arguments, argument, lambda match: scheduler_refuses(at, MisuseError, match))
+
+
+OF_REQUESTS: Mapping[str, Call] = {
+    "progress": {"name": "a"},
+    "is_running": {"name": "a"},
+    "sealed_blocks": {"name": "a", "group": 0},
+}
+
+
+@pytest.mark.parametrize(("question", "argument"), [(name, each) for name, given in OF_REQUESTS.items() for each in given])
+def test_requests_of_a_scheduler_refuse_what_an_argument_cannot_be(question: str, argument: str) -> None:
+    """As its verbs do."""
+    at, given = rig(True), OF_REQUESTS[question]
+    call = getattr(at.scheduler.requests, question)
+    call(**given)
+    (parameter,) = [each for each in parameters(call) if each.name == argument]
+    refused(call, given, parameter, lambda match: scheduler_refuses(at, MisuseError, match))
 
 
 # --- how they are made --------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_another_engine_hits_what_the_first_one_has_computed(model: str, chunk: 
             running.check()
             assert set(answers) == set(right)
             assert differing(answers, right) == []
-            found.append((running.side.offload.statistics_below(), running.seen.stored))
+            found.append((running.side.offload.statistics().below, running.seen.stored))
     (first, stored), (second, stored_again) = found
 
     assert first is not None

@@ -387,7 +387,7 @@ def test_a35_last_sampled_token_is_not_storable(contract: Contract, ahead: int) 
     engine = Engine(contract=contract, ahead=ahead)
     engine.add("a", 7)
     engine.step(admit=["a"])
-    while engine.scheduler.progress("a").known < 8:
+    while engine.scheduler.requests.progress("a").known < 8:
         engine.step({})
     engine.finish("a")
     engine.drain()
@@ -404,7 +404,7 @@ def test_a35_placeholder_tokens_are_not_storable(contract: Contract) -> None:
     keys, asked = tracked.keys, []
 
     def spy(group: int, start: int, stop: int) -> Sequence[bytes]:
-        asked.append((4 * stop, engine.scheduler.progress("a").known))
+        asked.append((4 * stop, engine.scheduler.requests.progress("a").known))
         return keys(group, start, stop)
 
     tracked.keys = spy
@@ -422,13 +422,13 @@ def test_a35_speculative_tokens_are_not_storable(contract: Contract, ahead: int)
     engine = Engine(contract=contract, ahead=ahead)
     engine.add("a", 3)
     engine.step(admit=["a"])
-    while engine.scheduler.progress("a").computed < 3:
+    while engine.scheduler.requests.progress("a").computed < 3:
         engine.step({})
     steps = [engine.step({"a": 6}, sampled={"a": 1} if not ahead else None)]
     if ahead:
         steps.append(engine.step({}, sampled={"a": 1}))
     steps += [engine.step({}) for _ in range(2)]
-    after = engine.scheduler.progress("a")
+    after = engine.scheduler.requests.progress("a")
     stored = [block for step in steps for blocks in step.stored for block in blocks]
 
     assert (after.known, after.computed) == (5, 4)
@@ -532,14 +532,14 @@ def test_a39_readmission_waits_while_the_old_store_is_out(contract: Contract, ah
             break
         engine.step()
     (job,) = engine.out()
-    while engine.plans and engine.scheduler.progress("a").in_flight:
+    while engine.plans and engine.scheduler.requests.progress("a").in_flight:
         engine.step({})
     engine.silent.add(job)
     engine.scheduler.preempt("a")
     engine.running.clear()
     engine.ledger.drop(engine.ledger.blocks.prefix(engine.keys_of("a")(0, 0, 2)))
     engine.forget("source", 0, [1])  # so that what the old store brings is no part of the hit
-    early = engine.scheduler.lookup("a", engine.scheduler.progress("a").known)
+    early = engine.scheduler.lookup("a", engine.scheduler.requests.progress("a").known)
     engine.step({})
     engine.step({})
     late = engine.step({}, admit=["a"])
@@ -603,7 +603,7 @@ def test_a48_another_generation_never_hits_old_content(contract: Contract, ahead
     engine = Engine(contract=contract, ahead=ahead)
     engine.prepare("source", 9)
     (job,) = storing(engine, "a")
-    engine.scheduler.renew("other weights")
+    engine.scheduler.reset(generation="other weights")
     engine.running.clear()
     engine.land(job)
     engine.step({})
@@ -614,7 +614,7 @@ def test_a48_another_generation_never_hits_old_content(contract: Contract, ahead
     assert [step.hits[name].tokens for name in ("a", "x")] == [0, 0]
     assert engine.host_keys() == set()
     with pytest.raises(MisuseError, match="it is the present one"):
-        engine.scheduler.renew("other weights")
+        engine.scheduler.reset(generation="other weights")
 
 
 @AHEAD

@@ -122,7 +122,7 @@ class BelowRig(Rig):
     @property
     def counts(self) -> dict[str, int]:
         """The statistics that are not zero."""
-        found = self.scheduler.statistics_below()
+        found = self.scheduler.statistics().below
         assert found is not None
         return {name: count for name, count in attrs.asdict(found).items() if count}
 
@@ -571,7 +571,7 @@ def test_content_wanted_again_after_a_reset_is_on_its_way_until_it_comes() -> No
     rig.add("a", TEXT)
     rig.hit("a")
     rig.plan()
-    rig.scheduler.renew("second")
+    rig.scheduler.reset(generation="second")
     rig.shelf.fill(TEXT, space=b"second")
     given_up = list(rig.moving)
     rig.moving.clear()
@@ -631,7 +631,7 @@ def test_reset_finds_nothing_below_any_more() -> None:
 def test_generation_of_one_name_is_shared() -> None:
     """`renew` names the content's generation, so that another process of that generation finds it."""
     rig = BelowRig()
-    rig.scheduler.renew("second")
+    rig.scheduler.reset(generation="second")
     rig.fill("x", TEXT)
 
     assert {space for space, _, _ in rig.shelf.content} == {b"second"}
@@ -644,7 +644,7 @@ def test_content_stored_again_in_a_new_space_goes_there() -> None:
     rig.add("a", TEXT[:5])
     rig.hit("a")
     rig.plan()
-    rig.scheduler.renew("second")
+    rig.scheduler.reset(generation="second")
     rig.settle(land=False)
     rig.moving.clear()
     rig.let_in("a")

@@ -98,5 +98,5 @@ def test_request_added_after_one_was_finished_in_the_ledger_is_not_there() -> No
     with pytest.raises(MisuseError, match=OVER):
         rig.add("b", TEXT)
 
-    assert not rig.scheduler.knows("b")
+    assert "b" not in rig.scheduler.requests
     assert "b" not in rig.ledger.requests

@@ -157,10 +157,10 @@ def test_running_requests_are_in_the_order_in_which_they_were_added() -> None:
         rig.add(name, letters(5))
         rig.let_in(name)
 
-    assert rig.scheduler.running() == ["b", "d", "e", "a", "c"]
+    assert rig.scheduler.requests.running() == ["b", "d", "e", "a", "c"]
     rig.tick()
     rig.scheduler.restore(saved)
-    assert rig.scheduler.running() == ["a", "b", "c", "d"]
+    assert rig.scheduler.requests.running() == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("result", list(Result))

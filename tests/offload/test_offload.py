@@ -16,11 +16,11 @@ import pytest
 
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
 from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Limits, Plan, Result, Worker
-from blocklife.offload import Freed, FullHit, Geometry, Hit, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies, Step
+from blocklife.offload import FullHit, Geometry, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies
 from blocklife.offload._lookup import Answer
 from blocklife.states import BlockLife, Request, Slot
 from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
-from tests.worlds import BOTH, make_ledger, ready, world_key
+from tests.worlds import BOTH, make_ledger, ready
 
 # --- one life ----------------------------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ def test_content_is_stored_as_it_fills_and_loaded_when_the_device_has_forgotten_
     assert targets(load) == [rig.blocks("b")]
     assert rig.settled.loaded == ("b",)
     assert rig.ledger.requests.state("b") is Request.RUNNING
-    assert rig.scheduler.progress("b").computed == 8
+    assert rig.scheduler.requests.progress("b").computed == 8
 
 
 def test_chunk_of_several_blocks_is_stored_as_it_fills() -> None:
@@ -111,8 +111,8 @@ def test_hit_on_the_whole_prompt(policy: FullHit, tokens: int, compute_from: int
         rig.tick()
 
     assert (hit.tokens, hit.compute_from) == (tokens, compute_from)
-    assert rig.scheduler.progress("b").computed == 8
-    assert rig.scheduler.progress("b").known == 9
+    assert rig.scheduler.requests.progress("b").computed == 8
+    assert rig.scheduler.requests.progress("b").known == 9
 
 
 def test_window_of_a_recomputed_token_reaches_one_token_further_back() -> None:
@@ -457,10 +457,10 @@ def test_other_number_of_sampled_tokens_counts_after_many_steps_of_one(count: in
         rig.scheduler.grow()
         rig.tick()
     rig.scheduler.grow()
-    known = rig.scheduler.progress("a").known
+    known = rig.scheduler.requests.progress("a").known
     rig.tick(sampled={"a": count})
 
-    assert rig.scheduler.progress("a").known == known + count
+    assert rig.scheduler.requests.progress("a").known == known + count
 
 
 def test_what_has_left_a_window_is_given_back_once() -> None:
@@ -594,7 +594,7 @@ def test_sampled_counts_and_rolls_back(sampled: int) -> None:
     rig.add("a", letters(20), prompt=5)
     rig.let_in("a", 7)
     rig.tick(sampled={"a": sampled})
-    progress = rig.scheduler.progress("a")
+    progress = rig.scheduler.requests.progress("a")
 
     assert (progress.known, progress.computed, progress.in_flight) == (5 + sampled, 5 + max(0, sampled - 1), 0)
 
@@ -760,8 +760,8 @@ def test_who_finds_no_room_to_grow_is_named_in_order() -> None:
 
     assert short == ["c", "a", "b"]
     assert again == ["a"]
-    assert rig.scheduler.progress("c").in_flight == 1
-    assert rig.scheduler.progress("a").in_flight == 0
+    assert rig.scheduler.requests.progress("c").in_flight == 1
+    assert rig.scheduler.requests.progress("a").in_flight == 0
     assert plan.number == 2
 
 
@@ -789,7 +789,7 @@ def test_upheavals_name_everybody_they_preempt(what: str, workers: int) -> None:
     rig = loading_and_running(workers)
     act: dict[str, Callable[[], list[str]]] = {
         "reset": rig.scheduler.reset,
-        "renew": lambda: rig.scheduler.renew("other weights"),
+        "renew": lambda: rig.scheduler.reset(generation="other weights"),
         "sleep": rig.scheduler.sleep,
         "lose": lambda: rig.scheduler.lose_worker(0),
     }
@@ -862,7 +862,7 @@ def test_reset_leaves_no_more_than_a_new_scheduler_has(what: str) -> None:
 def test_scheduler_remembers_nobody_who_is_over() -> None:
     """However many have come and gone, what it keeps of requests and of their jobs is what it began with."""
     rig = Rig(slots=2)
-    scheduler, line = rig.scheduler, rig.scheduler.stores
+    scheduler, line = rig.scheduler, rig.scheduler._stores
     for number in range(30):
         rig.add(f"a{number}", letters(9, "abcdefgh"[number % 8]))
         rig.let_in(f"a{number}")
@@ -1036,7 +1036,7 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
     "preempt who waits": (MisuseError, "cannot PREEMPT while WAITING", lambda rig: rig.scheduler.preempt("w")),
     "finish nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.finish("x")),
     "abort who is over": (MisuseError, "it is not known", lambda rig: rig.scheduler.abort("e")),
-    "progress of nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.progress("x")),
+    "progress of nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.requests.progress("x")),
     "hand off of attention": (MisuseError, "only states of Mamba", lambda rig: rig.scheduler.hand_off("r", 0, 4)),
     "hand off of no group": (MisuseError, "only states of Mamba", lambda rig: rig.scheduler.hand_off("r", 2, 4)),
     "hand off of nobody": (MisuseError, "it is not known", lambda rig: rig.scheduler.hand_off("x", 1, 4)),
@@ -1051,7 +1051,7 @@ ORDER: dict[str, tuple[type[BlocklifeError], str, Callable[[Rig], object]]] = {
     "free in the ledger's pool": (MisuseError, "observe_", lambda rig: rig.scheduler.free("r", 0, [1])),
     "settle nothing": (MisuseError, "no plan is out", lambda rig: rig.scheduler.settle(1, 1.0)),
     "settle again": (MisuseError, "no plan is out", lambda rig: rig.scheduler.settle(rig.ledger.plans.number, 1.0)),
-    "renew what is": (MisuseError, "it is the present one", lambda rig: rig.scheduler.renew("")),
+    "renew what is": (MisuseError, "it is the present one", lambda rig: rig.scheduler.reset(generation="")),
     "wake who is awake": (MisuseError, "does not sleep", lambda rig: rig.scheduler.wake()),
     "lose nobody": (MisuseError, "worker 7: there are 1", lambda rig: rig.scheduler.lose_worker(7)),
     "regain who is there": (MisuseError, "it is not lost", lambda rig: rig.scheduler.regain_worker(0)),
@@ -1216,14 +1216,14 @@ def test_renewal_that_is_refused_changes_no_generation() -> None:
 
     def hook(_: object) -> None:
         with pytest.raises(MisuseError, match="a hook cannot call the ledger"):
-            rig.scheduler.renew("v2")
+            rig.scheduler.reset(generation="v2")
         refused.append(rig.scheduler._state.generation)
 
     rig.ledger.on(entered=Request.RUNNING, hook=hook)
     rig.let_in("a")
 
     assert refused == [""]
-    rig.scheduler.renew("v2")
+    rig.scheduler.reset(generation="v2")
 
 
 def test_a_state_is_handed_off_once() -> None:
@@ -1323,7 +1323,7 @@ def final_state(groups: str, chunk: int, seed: int, ahead: int, *, direct: bool 
             waiting.append(name)
         counts = {}
         for name in running:
-            at = rig.scheduler.progress(name)
+            at = rig.scheduler.requests.progress(name)
             left = goals[name][0] - 1 - at.computed - at.in_flight
             counts[name] = max(0, min(left, max(1, min(goals[name][1], at.known - at.computed - at.in_flight))))
         assert rig.scheduler.grow(counts) == []
@@ -1339,8 +1339,8 @@ def final_state(groups: str, chunk: int, seed: int, ahead: int, *, direct: bool 
         while len(rig.plans) > ahead or (rig.plans and not running and not waiting):
             running += rig.settle().loaded
         for name in list(running):
-            if rig.scheduler.progress(name).computed >= goals[name][0] - 1:
-                tokens[name] = rig.scheduler.progress(name).known
+            if rig.scheduler.requests.progress(name).computed >= goals[name][0] - 1:
+                tokens[name] = rig.scheduler.requests.progress(name).known
                 rig.scheduler.finish(name)
                 running.remove(name)
         if len(tokens) == len(todo) and not rig.scheduler.has_pending_work():
@@ -1388,7 +1388,7 @@ class Allocator:
     def hit(self, name: str) -> tuple[int, list[int]]:
         """The longest prefix on the device, in tokens, and its blocks."""
         text, found = self.rig.texts[name], list[int]()
-        for end in range(4, self.rig.scheduler.progress(name).known, 4):
+        for end in range(4, self.rig.scheduler.requests.progress(name).known, 4):
             block = self.index.get(key(0, text[:end]))
             if block is None:
                 break
@@ -1522,7 +1522,7 @@ def test_foreign_requests_that_wait_for_their_plan_end_together() -> None:
 
     assert ended == [(), ("a", "b")]
     assert rig.ledger.statistics().requests == 0
-    assert not rig.scheduler.knows("a")
+    assert "a" not in rig.scheduler.requests
     assert [rig.ledger.blocks.refs(block) for block in (1, 2, 3, 4)] == [0, 0, 0, 0]
     assert rig.ledger.slots.count()[Slot.READY] == 4
 
@@ -1607,88 +1607,18 @@ def test_growing_in_a_foreign_pool_names_who_has_too_few_places() -> None:
     assert rig.scheduler.grow() == []
 
 
-@pytest.mark.parametrize("record", [False, True], ids=["call", "record"])
-def test_lazy_stores_of_a_foreign_pool_are_what_its_allocator_says_goes(record: bool) -> None:
-    """The allocator names the blocks that it hands out next, by a call or in the record of a step; nothing else is stored."""
+def test_lazy_stores_of_a_foreign_pool_are_what_its_allocator_says_goes() -> None:
+    """The allocator names the blocks that it hands out next; nothing else is stored."""
     rig = Rig(blocks=16, own_pool=False, policies=Policies(mode=Mode.LAZY))
     allocator = Allocator(rig)
     run_foreign(rig, allocator, "a", letters(9))
     quiet = rig.tick()
-    if record:
-        plan = rig.scheduler.plan_step(Step(now=rig.now, going=(1,)))
-    else:
-        rig.scheduler.about_to_go([1])
-        plan = rig.tick()
+    rig.scheduler.about_to_go([1])
+    plan = rig.tick()
 
     assert (quiet.stores, sources(plan)) == ((), [[1]])
     with pytest.raises(MisuseError, match="this ledger owns the pool and knows what goes next"):
         Rig().scheduler.about_to_go([1])
-
-
-def windowed() -> tuple[Rig, dict[str, Hit]]:
-    """Two requests of a foreign pool with a full and a sliding group, looked up and not let in."""
-    rig = Rig("full:4,swa:4:5", blocks=30, own_pool=False)
-    hits = {}
-    for name, text in (("a", letters(9)), ("b", letters(6, "p"))):
-        rig.add(name, text)
-        hits[name] = rig.scheduler.lookup(name, len(text), 0)
-    return rig, hits
-
-
-def test_a_step_as_one_record_is_its_calls_in_order() -> None:
-    """Placed, let in, grown, freed, preempted, finished: the record and the calls end in the same world, plan by plan."""
-    (one, _), (many, hits) = windowed(), windowed()
-    tables = {
-        "a": [Placed(0, fresh=(1, 2, 3)), Placed(1, fresh=(4, 5, 6))],
-        "b": [Placed(0, fresh=(7, 8)), Placed(1, fresh=(9, 10))],
-    }
-    steps = [
-        Step(now=1.0, placed=tables, admitted={"a": 9, "b": 6}),
-        Step(now=2.0, freed=(Freed("a", 1, (4,)),), tokens={"b": 0}),
-        Step(now=3.0, placed={"b": [Placed(0, fresh=(11,))]}, preempted=("a",), tokens={"b": 0}),
-        Step(now=4.0, finished=("b",)),
-        Step(now=5.0, aborted=("a",)),
-    ]
-    for step in pickle.loads(pickle.dumps(steps)):
-        first = one.scheduler.plan_step(step)
-        scheduler = many.scheduler
-        for name in step.finished:
-            scheduler.finish(name)
-        for name in step.aborted:
-            scheduler.abort(name)
-        for name in step.preempted:
-            scheduler.preempt(name)
-        for freed in step.freed:
-            scheduler.free(freed.request, freed.group, freed.blocks)
-        for name, placed in step.placed.items():
-            scheduler.place(name, placed)
-        scheduler.grow(step.tokens)
-        for name, tokens in step.admitted.items():
-            scheduler.admit(name, hits[name], tokens)
-        second = scheduler.build_plan(step.now)
-
-        assert (sources(first), first.flushes) == (sources(second), second.flushes)
-        for rig, plan in ((one, first), (many, second)):
-            rig.scheduler.settle(plan.number, step.now)
-        assert scheduler_key(one.scheduler) == scheduler_key(many.scheduler)
-        assert world_key(one.ledger) == world_key(many.ledger)
-    assert one.ledger.statistics().requests == 0
-
-
-@pytest.mark.parametrize(
-    ("own_pool", "step", "match"),
-    [
-        (True, Step(now=1.0), "plan_step: with own_pool=True a step may run out of room"),
-        (False, Step(now=1.0, finished=("nobody",)), "request nobody: it is not known"),
-        (False, Step(now=1.0, freed=(Freed("nobody", 0, (1,)),)), "request nobody: it is not known"),
-    ],
-)
-def test_a_step_as_one_record_is_refused_before_anything_is_done(own_pool: bool, step: Step, match: str) -> None:
-    """Who is not known, and a pool that the ledger owns."""
-    rig = Rig(own_pool=own_pool)
-    rig.add("a", letters(8))
-    with scheduler_refuses(rig, MisuseError, match):
-        rig.scheduler.plan_step(step)
 
 
 def test_a_foreign_lookup_needs_the_hit_of_the_allocator() -> None:
@@ -1774,7 +1704,7 @@ def test_request_whose_own_copy_is_in_quarantine_computes_instead_of_waiting_for
     rig.out.clear()
     rig.scheduler.settle(plan.number, rig.now, launched=[Launched(plan.loads[0].job, Worker(0))])
     rig.tick()
-    early = rig.scheduler.progress("b").computed
+    early = rig.scheduler.requests.progress("b").computed
     rig.tick()
     rig.add("c", letters(9))
     rig.let_in("c")
@@ -1875,7 +1805,7 @@ def test_token_that_a_state_has_taken_in_is_not_taken_back(groups: str) -> None:
     rig.settle(sampled={"b": 0, "a": 1})
     rig.settle(sampled={"a": 0})
 
-    assert [rig.scheduler.progress(name).known for name in "ab"] == [7, 6]
+    assert [rig.scheduler.requests.progress(name).known for name in "ab"] == [7, 6]
 
 
 def test_state_of_a_step_that_an_abort_has_called_off_makes_no_room_for_itself() -> None:
@@ -2048,7 +1978,7 @@ def decode(rig: Rig, steps: int) -> Iterator[int]:
     for _ in range(steps):
         rig.scheduler.grow()
         rig.tick()
-        yield rig.scheduler.progress("a").computed
+        yield rig.scheduler.requests.progress("a").computed
 
 
 def test_prompt_is_stored_at_once_and_what_is_decoded_one_block_late() -> None:

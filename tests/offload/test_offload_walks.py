@@ -376,7 +376,7 @@ class Walker:
         else:
             raise Finding(f"after {MAX_DRAIN} calm steps there are {[each.name for each in self.everybody()]}")
         for _ in range(MAX_DRAIN):
-            if not self.scheduler.has_pending_work() and not self.out and not self.scheduler.stores.waiting:
+            if not self.scheduler.has_pending_work() and not self.out and not self.scheduler._stores.waiting:
                 break
             self.step()
         else:
@@ -475,7 +475,7 @@ class Walker:
             self.preempt(self.rnd.choice(self.running))
         tokens: dict[str, int] = {}
         for sequence in self.running:
-            progress = self.scheduler.progress(sequence.name)
+            progress = self.scheduler.requests.progress(sequence.name)
             left = progress.known - progress.computed - progress.in_flight
             count = 0 if self.rnd.random() < 0.1 and not self.calm else self.some(left)
             if count != 1 or self.rnd.random() < 0.3:
@@ -549,7 +549,7 @@ class Walker:
                 scheduled.append((sequence, count))
         handed: dict[str, set[tuple[int, int]]] = {}
         for sequence, count in scheduled:
-            progress = scheduler.progress(sequence.name)
+            progress = scheduler.requests.progress(sequence.name)
             end = progress.computed + progress.in_flight + count
             for group in self.states:
                 if end % self.geometry.block_tokens[group] == 0 and self.rnd.random() < 0.8:
@@ -744,7 +744,7 @@ class Walker:
         """The engine's own count of what is computed and known, against the scheduler's."""
         if sequence.name not in self.ledger.requests:
             return
-        tenure, progress = share.tenure, self.scheduler.progress(sequence.name)
+        tenure, progress = share.tenure, self.scheduler.requests.progress(sequence.name)
         sequence.known = progress.known
         # the workers may be one plan further
         settled = not self.out or not self.out[0].executed
@@ -803,7 +803,7 @@ class Walker:
             self.forgotten(self.call(scheduler.lose_worker, rank))
             self.epoch += 1
         else:
-            other = partial(scheduler.renew, f"w{self.epoch + 1}")
+            other = partial(scheduler.reset, generation=f"w{self.epoch + 1}")
             self.forgotten(self.call(scheduler.reset if what == "reset" else other))
             self.epoch += 1
         if self.ledger.blocks.count()[Block.SEALED]:

@@ -110,15 +110,15 @@ class Engine:
         """One step of the engine."""
         draw, scheduler = self.draw, self.scheduler
         self.now += 1.0
-        if scheduler.num_known < 8 and draw.random() < 0.6:
+        if len(scheduler.requests) < 8 and draw.random() < 0.6:
             self._arrive()
-        running = scheduler.running()
+        running = scheduler.requests.running()
         if running and draw.random() < 0.15:
             victim = draw.choice(running)
             self.call("preempt", partial(scheduler.preempt, victim))
-        tokens = {name: self._wanted(name) for name in scheduler.running()}
+        tokens = {name: self._wanted(name) for name in scheduler.requests.running()}
         while short := self.call("grow", partial(scheduler.grow, tokens)):
-            victim = scheduler.running()[-1]
+            victim = scheduler.requests.running()[-1]
             self.call("preempt", partial(scheduler.preempt, victim))
             tokens = {name: tokens[name] for name in short if name != victim}
             if not tokens:
@@ -131,8 +131,8 @@ class Engine:
         self._launch(plan)
         if len(self.plans) > self.ahead:
             self.settle()
-        for name in scheduler.running():
-            if scheduler.progress(name).known >= self.ends[name] and name not in self.over:
+        for name in scheduler.requests.running():
+            if scheduler.requests.progress(name).known >= self.ends[name] and name not in self.over:
                 self.over.add(name)
                 how = scheduler.finish if draw.random() < 0.8 else scheduler.abort
                 self.call(how.__name__, partial(how, name))
@@ -149,7 +149,7 @@ class Engine:
 
     def _wanted(self, name: str) -> int:
         """How many tokens a request runs in this step."""
-        progress = self.scheduler.progress(name)
+        progress = self.scheduler.requests.progress(name)
         left = progress.known - progress.computed - progress.in_flight
         if left > 0:
             return min(left, 5)
@@ -159,11 +159,11 @@ class Engine:
         """Look the waiting requests up, and let in who fits."""
         scheduler = self.scheduler
         for name in list(self.texts):
-            if not scheduler.knows(name) or name in self.over or scheduler.is_running(name):
+            if name not in scheduler.requests or name in self.over or scheduler.requests.is_running(name):
                 continue
             if self.ledger.requests.state(name).name not in ("WAITING", "PREEMPTED"):
                 continue
-            known = scheduler.progress(name).known
+            known = scheduler.requests.progress(name).known
             try:
                 hit: Hit = self.call("lookup", partial(scheduler.lookup, name, known))
                 if hit.deferred:
@@ -177,7 +177,7 @@ class Engine:
     def _hand_off(self) -> None:
         """States are kept at the end of each block that this step reaches."""
         table = self.scheduler._progress
-        for name in self.scheduler.running() if self.states else ():
+        for name in self.scheduler.requests.running() if self.states else ():
             row = self.ledger.requests.row(name)
             end = int(table.computed[row] + table.in_flight[row] + table.wanted[row])
             for group in self.states:
@@ -208,7 +208,7 @@ class Engine:
     def drain(self) -> None:
         """End all requests, and step until nothing is left."""
         for name in self.texts:
-            if self.scheduler.knows(name) and name not in self.over:
+            if name in self.scheduler.requests and name not in self.over:
                 self.scheduler.abort(name)
         for _ in range(100):
             while self.plans:
@@ -333,7 +333,7 @@ def test_hook_is_told_behind_the_outermost_call() -> None:
 
     @rig.ledger.on()
     def hook(_: object) -> None:
-        stages.append(rig.scheduler.knows("a"))
+        stages.append("a" in rig.scheduler.requests)
         for call in (rig.scheduler.grow, rig.tier.statistics, lambda: rig.tier.touch([0]), lambda: rig.ledger.preempt("a")):
             try:
                 call()
@@ -363,7 +363,7 @@ def test_what_is_raised_for_tests_comes_when_all_is_done(error: type[BaseExcepti
     subscription.remove()
 
     assert raised.value.__notes__ == ["admit has done its work, and what it returned is lost with this error"]
-    assert rig.scheduler.is_running("a")
+    assert rig.scheduler.requests.is_running("a")
     rig.tick()
 
 
@@ -575,10 +575,10 @@ def test_end_that_is_refused_leaves_the_request_in_the_batch(how: str) -> None:
 
     assert keys == []
     assert scheduler_key(rig.scheduler) == before
-    assert rig.scheduler.running() == ["a"]
+    assert rig.scheduler.requests.running() == ["a"]
     assert rig.scheduler.grow({"a": 1}) == []
     getattr(rig.scheduler, how)("a")
-    assert not rig.scheduler.knows("a")
+    assert "a" not in rig.scheduler.requests
 
 
 # --- Ctrl-C -------------------------------------------------------------------------------------------------------------

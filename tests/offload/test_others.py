@@ -1,6 +1,6 @@
 """A second owner of blocks: what it brings is final when the engine says so, and what it uses stays held.
 
-Method: an engine that owns the pool and decides a step before it reports it (`DecidedSteps`), with blocks of four tokens.
+Method: an engine that owns the pool and decides a step before it reports it (`EnginePool`), with blocks of four tokens.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from blocklife.ledger import Completion, Contract, Ledger, Limits, Result, Worker
-from blocklife.offload import DecidedSteps, FullAttention, Geometry, Hit, HostTier, OffloadScheduler, Policies, _others
+from blocklife.offload import EnginePool, FullAttention, Geometry, Hit, HostTier, OffloadScheduler, Policies, _others
 from blocklife.offload._others import OtherOwners
 from blocklife.states import Block
 
@@ -23,15 +23,15 @@ class Engine:
             self.ledger, HostTier(self.ledger, "lru"), Geometry([FullAttention(4)], 1), Policies(plans_ahead=1)
         )
         self.known = {"a": 9}
-        self.decided = DecidedSteps(self.scheduler, lambda name: self.known[name], one_a_step=True)
-        self.others = OtherOwners(self.decided)
+        self.pool = EnginePool(self.scheduler, lambda name: self.known[name], one_a_step=True)
+        self.others = OtherOwners(self.pool)
 
     def place(self, name: str = "a", blocks: tuple[int, ...] = (1, 2, 3), brought: int = 8) -> Hit:
         """The engine has given it these blocks."""
         self.scheduler.add_request(name, lambda _group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=9)
-        hit = self.others.brought(name, self.decided.device_hit(name, 9, 0), brought)
-        self.decided.place_table(name, [blocks], 0)
-        self.decided.settle_in()
+        hit = self.others.brought(name, self.pool.device_hit(name, 9, 0), brought)
+        self.pool.place_table(name, [blocks], 0)
+        self.pool.settle_in()
         return hit
 
     def states(self, *blocks: int) -> list[Block]:
@@ -40,17 +40,17 @@ class Engine:
 
     def step(self) -> int:
         """The running requests compute one token each. Returns the number of the plan."""
-        self.decided.leave_windows()
-        self.decided.schedule({})
-        self.decided.settle_in()
-        self.decided.promise()
+        self.pool.leave_windows()
+        self.pool.schedule({})
+        self.pool.settle_in()
+        self.pool.promise()
         return self.scheduler.build_plan(0).number
 
     def settle(self, plan: int) -> None:
         """It was carried out, and so was all that is out."""
         out = [job.number for job in self.ledger.jobs.alive()]
         done = [Completion(self.ledger.jobs.transfer(number).job, Worker(0), Result.OK) for number in out]
-        self.decided.settle_known(plan, 0, completions=done)
+        self.pool.settle_known(plan, 0, completions=done)
 
 
 def test_what_comes_between_two_steps_is_final_when_the_engine_lets_the_request_run() -> None:
@@ -60,7 +60,7 @@ def test_what_comes_between_two_steps_is_final_when_the_engine_lets_the_request_
     waiting = engine.scheduler.build_plan(0)
     before = engine.states(1, 2)
     engine.settle(waiting.number)
-    runs = engine.scheduler.is_running("a")
+    runs = engine.scheduler.requests.is_running("a")
     engine.others.received("a", 8)
     engine.step()
 
@@ -77,7 +77,7 @@ def test_what_comes_within_a_step_is_final_when_its_report_says_so(wrong: tuple[
     engine.scheduler.admit("a", engine.place(), 1)
     engine.others.doubt("a", (1, 2, 3))
     doubted = bool(engine.others.doubts), engine.others.doubted([3, 8]), engine.others.doubted([8])
-    engine.decided.promise()
+    engine.pool.promise()
     plan = engine.scheduler.build_plan(0)
     before = engine.states(1, 2)
     engine.others.hear(plan.number, wrong)
@@ -99,7 +99,7 @@ def test_a_report_says_nothing_of_who_was_preempted_since() -> None:
     engine = Engine()
     engine.scheduler.admit("a", engine.place(), 1)
     engine.others.doubt("a", (1, 2, 3))
-    engine.decided.promise()
+    engine.pool.promise()
     plan = engine.scheduler.build_plan(0)
     engine.scheduler.preempt("a")
     engine.others.hear(plan.number, (2,))

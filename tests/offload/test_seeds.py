@@ -355,7 +355,7 @@ def test_s2_hit_on_the_whole_prompt_leaves_one_token_to_compute(
     assert (hit.tokens, hit.compute_from) == expected
     assert hit.device_tokens == (expected[0] if where == "device" else 0)
     assert engine.state("b") is Request.RUNNING
-    assert engine.scheduler.progress("b").computed + engine.scheduler.progress("b").in_flight >= 8
+    assert engine.scheduler.requests.progress("b").computed + engine.scheduler.requests.progress("b").in_flight >= 8
 
 
 def plant_no_look_at_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +454,7 @@ def test_s3_sizes_count_the_blocks_appended(
         places = [place - slot * chunk for each in transfers for place in each.target.tolist() if place // chunk == slot]
         assert places == expected
         suffix = next((count for count in range(chunk) if chunk - 1 - count not in expected), chunk)
-        assert engine.scheduler.stores.suffix[slot] == suffix
+        assert engine.scheduler._stores.suffix[slot] == suffix
     else:
         assert engine.scheduler.statistics().partial == 1
 

@@ -11,7 +11,7 @@ import pytest
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Limits
 from blocklife.ledger.views import block_of
-from blocklife.offload import DecidedSteps, FullAttention, Geometry, HostTier, Mamba, OffloadScheduler, Policies
+from blocklife.offload import EnginePool, FullAttention, Geometry, HostTier, Mamba, OffloadScheduler, Policies
 from blocklife.states import Block
 from tests.rigs import Rig, letters
 
@@ -46,7 +46,7 @@ def test_request_steps_back_to_the_state_of_its_last_right_draft(right: int) -> 
     before = blocks(rig)
     rig.scheduler.hand_off("a", 1, 4)
     rig.tick(sampled={"a": 1 + right})
-    progress = rig.scheduler.progress("a")
+    progress = rig.scheduler.requests.progress("a")
     rig.scheduler.grow({"a": 3})
 
     assert (progress.known, progress.computed) == (5 + right, 4 + right)
@@ -117,24 +117,24 @@ class Engine:
         self.scheduler = OffloadScheduler(
             self.ledger, HostTier(self.ledger, "lru"), Geometry([FullAttention(4), Mamba(4)]), Policies(state_drafts=2)
         )
-        self.decided = DecidedSteps(self.scheduler, lambda name: 5, one_a_step=False)
+        self.pool = EnginePool(self.scheduler, lambda name: 5, one_a_step=False)
         self.scheduler.add_request("a", lambda group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=4)
-        hit = self.decided.device_hit("a", 4, 0)
-        self.decided.place_table("a", [(1,), (3, 4, 5)], 0)
-        self.decided.settle_in()
+        hit = self.pool.device_hit("a", 4, 0)
+        self.pool.place_table("a", [(1,), (3, 4, 5)], 0)
+        self.pool.settle_in()
         self.scheduler.admit("a", hit, 4)
-        self.decided.promise()
-        self.decided.settle_known(self.scheduler.build_plan(0).number, 0)
+        self.pool.promise()
+        self.pool.settle_known(self.scheduler.build_plan(0).number, 0)
 
     def grow(self, states: tuple[int, ...]) -> list[int]:
         """One step more; these blocks come behind the others in the table of states. Returns that table."""
-        self.decided.leave_windows()
+        self.pool.leave_windows()
         tables = [(0, (2,)), (1, states)]
-        self.decided.move_on("a", tables)
-        self.decided.extend("a", tables)
-        self.decided.schedule({"a": 3})
-        self.decided.settle_in()
-        self.decided.promise()
+        self.pool.move_on("a", tables)
+        self.pool.extend("a", tables)
+        self.pool.schedule({"a": 3})
+        self.pool.settle_in()
+        self.pool.promise()
         return [block_of(life) for life in self.ledger.requests.table("a", 1)]
 
 
@@ -162,6 +162,6 @@ def test_blocks_of_drafts_that_stay_keep_their_lives() -> None:
 def test_block_that_stays_where_it_was_cannot_come_twice() -> None:
     """The control: without `move_on` the ledger refuses a block that its request holds already."""
     engine = Engine()
-    engine.decided.move_on = lambda name, tables: None  # type: ignore[method-assign]  # the point of this test
+    engine.pool.move_on = lambda name, tables: None  # type: ignore[method-assign]  # the point of this test
     with pytest.raises(MisuseError, match="block 4: cannot ALLOCATE"):
         engine.grow((4, 5, 6))

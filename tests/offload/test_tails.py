@@ -233,7 +233,7 @@ def test_slot_of_a_tail_has_no_whole_block() -> None:
     """So it is not put into the tier below, and nothing else counts on it."""
     rig = filled()
     held = [
-        rig.scheduler.stores.suffix[slot or 0]
+        rig.scheduler._stores.suffix[slot or 0]
         for slot in map(rig.tier.slot_of, (0, 0), (key(0, letters(8)), key(0, letters(10))))
     ]
 
@@ -311,7 +311,7 @@ def test_block_before_the_tail_of_a_drafter_is_loaded_with_it() -> None:
     (load,) = plan.loads
 
     assert [rig.ledger.slots.key(int(slot)) for slot in load.source] == [key(0, letters(6)), key(0, letters(10))]
-    assert rig.scheduler.progress("b").computed == 8
+    assert rig.scheduler.requests.progress("b").computed == 8
     assert rig.ledger.blocks.of(rig.ledger.requests.table("b")[-1]) is Block.ALLOCATED
     assert rig.cached() == [letters(6)]
 
@@ -325,7 +325,7 @@ def test_full_block_serves_as_the_tail_of_a_drafter(count: int) -> None:
     rig.tick()
 
     assert rig.stored() == [letters(6)]
-    assert rig.scheduler.progress("b").computed == 4
+    assert rig.scheduler.requests.progress("b").computed == 4
     assert rig.cached() == []
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
-from blocklife.offload import DecidedSteps, LastStep, Placed, Policies
+from blocklife.offload import EnginePool, LastStep, Placed, Policies
 from blocklife.states import KEYED
 from tests.rigs import Rig, letters, scheduler_refuses
 
@@ -68,7 +68,7 @@ def stored_only(rig: Rig, text: str) -> None:
     rig.let_in("gone")
     blocks = rig.blocks("gone")[: len(text) // 4]
     for _ in range(2):
-        grow(rig, {"c": 0} if rig.scheduler.knows("c") else {})
+        grow(rig, {"c": 0} if "c" in rig.scheduler.requests else {})
     rig.scheduler.abort("gone")
     rig.ledger.drop([rig.ledger.blocks.life(place) for place in blocks])
 
@@ -263,21 +263,21 @@ def test_request_that_is_put_off_for_want_of_a_job_waits_no_longer_than_it_may()
     rig.tick()
     scheduler.finish("a")
     rig.drain()
-    decided = DecidedSteps(scheduler, lambda name: scheduler.progress(name).known, one_a_step=True)
+    pool = EnginePool(scheduler, lambda name: scheduler.requests.progress(name).known, one_a_step=True)
     rig.add("b", letters(9))
     with scheduler_refuses(rig, MisuseError, "request b: it was not looked up in this step"):
-        decided.put_off("b")
+        pool.put_off("b")
     steps = 0
-    while (hit := scheduler.lookup("b", 9, 0)).host_tokens == 8 and not hit.deferred and decided.put_off("b"):
+    while (hit := scheduler.lookup("b", 9, 0)).host_tokens == 8 and not hit.deferred and pool.put_off("b"):
         assert rig.tier.statistics().pinned == 0
-        assert not decided.is_current(hit)
+        assert not pool.is_current(hit)
         rig.tick()
         with scheduler_refuses(rig, MisuseError, "request b: it was not looked up in this step"):
-            decided.put_off("b")
+            pool.put_off("b")
         steps += 1
 
     assert (steps, hit.host_tokens, overdue(rig)) == (3, 8, 1)
-    hit = decided.device_hit("b", 9, 0)
+    hit = pool.device_hit("b", 9, 0)
     scheduler.place("b", [Placed(0, fresh=(4, 5, 6))])
     assert scheduler.admit("b", hit, 9)
 
@@ -289,12 +289,12 @@ def test_request_that_was_forgotten_meanwhile_does_not_wait_anew() -> None:
     rig.add("b", letters(9))
     assert rig.hit("b").deferred
     begun = rig.now
-    decided = DecidedSteps(rig.scheduler, lambda name: rig.scheduler.progress(name).known, one_a_step=True)
+    pool = EnginePool(rig.scheduler, lambda name: rig.scheduler.requests.progress(name).known, one_a_step=True)
     for _ in range(2):
         grow(rig)
-        decided.forget_waiting(())
+        pool.forget_waiting(())
         rig.add("b", letters(9))
-        decided.has_waited("b", begun)
+        pool.has_waited("b", begun)
         assert rig.hit("b").deferred
     grow(rig)
 

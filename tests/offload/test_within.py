@@ -49,13 +49,13 @@ def test_small_hit_runs_in_the_step_that_finds_it(contract: Contract) -> None:
     assert rig.ledger.jobs.state(plan.loads[0].job) is Job.AWAITED
     assert rig.ledger.requests.state("a") is Request.LOADING
     assert states(rig, "a") == [Block.LOADING, Block.LOADING, Block.ALLOCATED, Block.ALLOCATED]
-    assert rig.scheduler.running() == ["a"]
+    assert rig.scheduler.requests.running() == ["a"]
 
     rig.settle()
     assert rig.settled.loaded == ("a",)
     assert rig.ledger.requests.state("a") is Request.RUNNING
     assert states(rig, "a") == [Block.SEALED, Block.SEALED, Block.SEALED, Block.ALLOCATED]
-    assert rig.scheduler.progress("a").computed == 13
+    assert rig.scheduler.requests.progress("a").computed == 13
     assert rig.ledger.counts.flushes["within the step"] == 1
     rig.scheduler.grow()
     assert sources(rig.tick()) == [[rig.blocks("a")[2]]]
@@ -107,7 +107,7 @@ def test_request_that_ends_in_the_step_of_its_load_is_named_once(ok: bool) -> No
     rig.settle(ok=ok)
 
     assert (rig.settled.loaded, rig.settled.failed, rig.settled.ended) == ((), (), ("a",))
-    assert not rig.scheduler.knows("a")
+    assert "a" not in rig.scheduler.requests
 
 
 def test_load_within_a_step_needs_a_token_to_compute() -> None:
@@ -154,7 +154,7 @@ def test_what_is_computed_behind_a_failed_load_is_void(ahead: int) -> None:
 
     assert rig.settled.failed == ("a",)
     assert rig.ledger.requests.state("a") is Request.WAITING
-    assert rig.scheduler.progress("a").known == 13
+    assert rig.scheduler.requests.progress("a").known == 13
     assert rig.blocks("a") == []
     if ahead:
         rig.settle()

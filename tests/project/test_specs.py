@@ -371,7 +371,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "a drain that comes too early": lambda: tick(let_in(make()), 2).reset(drain=True),
     "a step while it sleeps": asleep,
     "waking too early": woken,
-    "a generation that is the present one": lambda: make().renew(""),
+    "a generation that is the present one": lambda: make().reset(generation=""),
     "regaining a worker that is there": lambda: make().regain_worker(0),
 }
 

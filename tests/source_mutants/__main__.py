@@ -59,7 +59,7 @@ class Part:
         return [str(path.relative_to(copy.root)) for path in found]
 
 
-_DECIDED = "blocklife/offload/_decided.py"
+_ENGINE_POOL = "blocklife/offload/_engine_pool.py"
 """What an engine like vLLM tells the scheduler: its tests run under vLLM."""
 HERE = Part(
     ("blocklife/core", "blocklife/ledger", "blocklife/offload", "blocklife/lifecycle", "blocklife/copiers"),
@@ -67,11 +67,11 @@ HERE = Part(
         f"tests/{room}test_*.py" for room in ("", "core/", "ledger/", "offload/", "copiers/", "toy/", "recording/", "testing/")
     ),
     ("--hypothesis-seed=0",),
-    frozenset({_DECIDED}),
+    frozenset({_ENGINE_POOL}),
 )
 """What is judged without vLLM."""
 CONNECTOR = Part(
-    ("blocklife/engines/vllm/connector", _DECIDED),
+    ("blocklife/engines/vllm/connector", _ENGINE_POOL),
     ("tests/vllm/test_connector*.py", "tests/vllm/test_behaviour*.py"),
     OURS,
 )

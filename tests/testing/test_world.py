@@ -75,7 +75,7 @@ class Plain:
             case "preempt":
                 engine.preempt(action.request)
             case "renew":
-                scheduler.renew(scheduler.generation + "x")
+                scheduler.reset(generation=scheduler.generation + "x")
             case verb:
                 getattr(scheduler, verb)()
 

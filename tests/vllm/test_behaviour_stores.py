@@ -57,7 +57,7 @@ def test_refused_store_is_tried_again(ahead: bool, chunk: int, monkeypatch: pyte
 
     monkeypatch.setattr(tier, "reserve", refuse)
     names = scene.ask(prompt(12), 8)
-    counted = scene.rig.side.offload.stores.counts["refused"]
+    counted = scene.rig.side.offload._stores.counts["refused"]
 
     assert set(refused) == {1, 2, 3}
     assert counted >= len(set(refused))

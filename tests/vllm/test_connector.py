@@ -311,12 +311,12 @@ def test_connector_refuses_a_session_that_goes_back_behind_what_is_final() -> No
     rig = ConnectorRig(ROOMY)
     rig.part("s", prompt(16), 5)
     rig.drain()
-    decided = rig.side.decided
+    pool = rig.side.pool
     message = "request s: it cannot go back to token 19: content up to 20 is final"
 
     with pytest.raises(MisuseError, match=message):
-        decided.go_on("s", 20, 16, 19)
-    decided.go_on("s", 21, 16, 20)
+        pool.go_on("s", 20, 16, 19)
+    pool.go_on("s", 21, 16, 20)
 
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["goes on", "aborted"])
@@ -353,7 +353,7 @@ def test_connector_stores_nothing_of_who_ended_before_a_reset(steps: int) -> Non
     for _ in range(steps):
         rig.step()
     rig.abort(name)
-    ending = rig.side.offload.knows(name)
+    ending = name in rig.side.offload.requests
     rig.side.reset()
     rig.drain()
 
@@ -489,7 +489,7 @@ def test_connector_asks_again_how_many_tokens_there_are_where_one_was_not_said()
     offload._state.progress.known[row] += 8
     while request.num_tokens < 22:
         rig.step()
-    ahead = offload.progress(name).known - request.num_tokens
+    ahead = offload.requests.progress(name).known - request.num_tokens
     rig.drain()
 
     assert ahead <= 0
@@ -500,7 +500,7 @@ def test_hit_that_is_something_else_to_the_ledger_is_left_out_of_a_table() -> No
     """What was handed out unsaid is said once and forgotten; what nobody has seen computed is a hole; the rest is shared."""
     rig = ConnectorRig(evolve(ROOMY, extra_config={"checking": "count"}))
     ask(rig, prompt(16), 1)
-    decided, ledger = rig.side.decided, rig.side.ledger
+    pool, ledger = rig.side.pool, rig.side.ledger
     blocks = [block for block in range(len(ledger.blocks)) if ledger.blocks.key(block) is not None]
     keys = [ledger.blocks.key(block) or b"" for block in blocks]
     rig.add(prompt(6), 9)
@@ -509,14 +509,14 @@ def test_hit_that_is_something_else_to_the_ledger_is_left_out_of_a_table() -> No
     held, open_ = (life & ID_MASK for life in table)
     free = next(block for block in blocks if block != held)
     found = [
-        decided._known(0, blocks, keys),
-        decided._known(0, [free], [b"another"]),
-        decided._known(0, [open_, NULL, held], [b"another", b"null", ledger.blocks.key(held) or b""]),
-        decided._known(0, [held], [b"another"]),
+        pool._known(0, blocks, keys),
+        pool._known(0, [free], [b"another"]),
+        pool._known(0, [open_, NULL, held], [b"another", b"null", ledger.blocks.key(held) or b""]),
+        pool._known(0, [held], [b"another"]),
     ]
 
     assert found == [blocks, [NULL], [NULL, NULL, held], [NULL]]
-    assert (decided.holes, ledger.statistics().violations) == (3, 2)
+    assert (pool.holes, ledger.statistics().violations) == (3, 2)
     assert ledger.blocks.key(free) is None
     assert ledger.blocks.key(held) in keys
 
@@ -710,7 +710,7 @@ def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
     done = rig.reset_prefix_cache(reset_running=True, reset_connector=True)
     rig.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     rig._update(*rig._launch())  # a step without anybody
-    forgotten = rig.side.decided.forget_waiting(())
+    forgotten = rig.side.pool.forget_waiting(())
     for each in forgotten:
         rig.side._named.pop(each).name = ""
     rig.scheduler.set_pause_state(PauseState.UNPAUSED)

@@ -58,7 +58,7 @@ class BelowRig(ConnectorRig):
     @property
     def below(self) -> BelowStatistics:
         """What became of content, in chunks."""
-        found = self.side.offload.statistics_below()
+        found = self.side.offload.statistics().below
         assert found is not None
         return found
 
@@ -273,7 +273,7 @@ def test_after_a_reset_older_content_is_not_found_any_more(make: Make) -> None:
     rig.renew_weights()
     rig.ask(prompt(40))
     assert (rig.below.promoted, rig.loaded) == (0, 0)
-    rig.side.decided.forget_host()
+    rig.side.pool.forget_host()
     other = make()
     other.ask(prompt(40))  # what the first weights have computed
 

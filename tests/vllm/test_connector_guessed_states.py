@@ -21,7 +21,7 @@ from blocklife.ledger import Batch, Direction
 from blocklife.ledger._ids import NULL
 from blocklife.ledger.jobs import Allocated
 from blocklife.ledger.views import block_of
-from blocklife.offload import DecidedSteps
+from blocklife.offload import EnginePool
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.states import Block
 from tests.vllm.behaviour.scenes import ROOMY, prompt
@@ -92,15 +92,15 @@ def test_connector_walks_with_guesses_beside_states_and_failing_copies(ahead: bo
 
 def watch_hand_offs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the states that vLLM keeps: those whose block the ledger still has in the request's table, and the lost ones."""
-    found, hand_off = Counter[str](), DecidedSteps.hand_off_state
+    found, hand_off = Counter[str](), EnginePool.hand_off_state
 
-    def counted(self: DecidedSteps, name: str, group: int, boundary: int, block: int) -> None:
+    def counted(self: EnginePool, name: str, group: int, boundary: int, block: int) -> None:
         position = boundary // self._geometry.block_tokens[group] - 1
         held = self._ledger.requests.table(name, group, position, position + 1)
         found["kept" if held and block_of(held[0]) == block else "lost"] += 1
         hand_off(self, name, group, boundary, block)
 
-    monkeypatch.setattr(DecidedSteps, "hand_off_state", counted)
+    monkeypatch.setattr(EnginePool, "hand_off_state", counted)
     return found
 
 
@@ -120,7 +120,7 @@ def test_state_that_guesses_have_passed_is_stored(ahead: bool, planted: bool, mo
 # --- controls ---------------------------------------------------------------------------------------------------------------
 
 
-def next_state(self: DecidedSteps, name: str, group: int, boundary: int, block: int) -> None:
+def next_state(self: EnginePool, name: str, group: int, boundary: int, block: int) -> None:
     """Take the state of the first guess for that of the known tokens before it."""
     position = boundary // self._geometry.block_tokens[group] - 1
     held = self._ledger.requests.table(name, group, position, position + 2)
@@ -140,11 +140,11 @@ def all_right(self: SchedulerSteps, turn: PlanTokens, sampled: dict[str, int]) -
     return rows, known, list(map(min, ends, known))
 
 
-hand_off_state, advance = DecidedSteps.hand_off_state, SchedulerSteps.advance
+hand_off_state, advance = EnginePool.hand_off_state, SchedulerSteps.advance
 BUGS = {
-    "the state of a guess is stored": (DecidedSteps, "hand_off_state", next_state),
+    "the state of a guess is stored": (EnginePool, "hand_off_state", next_state),
     "wrong guesses count": (SchedulerSteps, "advance", all_right),
-    "moved blocks stay where they were": (DecidedSteps, "move_on", lambda self, name, tables: None),
+    "moved blocks stay where they were": (EnginePool, "move_on", lambda self, name, tables: None),
 }
 
 

@@ -20,7 +20,7 @@ from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import Direction
 from blocklife.ledger.views import block_of
-from blocklife.offload import DecidedSteps
+from blocklife.offload import EnginePool
 from blocklife.offload._asking import Asking
 from blocklife.offload._lookup import Answer
 from blocklife.offload._search import Search
@@ -530,12 +530,12 @@ def goes_wrong() -> str:
 
 def test_walk_finds_a_state_that_is_stored_where_its_request_writes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: not from the target of the copy, but from the block of the request, which is written in the same step."""
-    hand_off = DecidedSteps.hand_off_tail
+    hand_off = EnginePool.hand_off_tail
 
-    def from_its_own(self: DecidedSteps, name: str, group: int, end: int, block: int) -> None:
+    def from_its_own(self: EnginePool, name: str, group: int, end: int, block: int) -> None:
         hand_off(self, name, group, end, block_of(self._ledger.requests.table(name, group)[end // 8]))
 
-    monkeypatch.setattr(DecidedSteps, "hand_off_tail", from_its_own)
+    monkeypatch.setattr(EnginePool, "hand_off_tail", from_its_own)
 
     assert "reads wrong bytes" in goes_wrong()
 
@@ -549,8 +549,8 @@ def test_walk_finds_a_tail_that_is_final_for_ever(monkeypatch: pytest.MonkeyPatc
 
 def test_walk_finds_a_copy_that_nobody_was_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the targets of copies are not reported, so that no step waits for what still reads them."""
-    monkeypatch.setattr(DecidedSteps, "copied_to", lambda _self, _blocks: None)
-    monkeypatch.setattr(DecidedSteps, "hand_off_tail", lambda _self, _name, _group, _end, _block: None)
+    monkeypatch.setattr(EnginePool, "copied_to", lambda _self, _blocks: None)
+    monkeypatch.setattr(EnginePool, "hand_off_tail", lambda _self, _name, _group, _end, _block: None)
 
     assert goes_wrong() != "nothing"
 

@@ -571,7 +571,7 @@ class Replay:
         )
 
     def _report_below(self) -> BelowReport | None:
-        counted = self.offload.statistics_below()
+        counted = self.offload.statistics().below
         if self._below is None or counted is None:
             return None
         return self._below.report(counted, self.engine.counts.tokens_hit_below)

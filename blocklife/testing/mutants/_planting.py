@@ -290,7 +290,7 @@ _OWNERS: tuple[_Owner, ...] = (
 _ENDINGS = frozenset(
     {"finish", "preempt", "release", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
     | {"evict", "unpin", "lose", "reset", "settle"}
-    | {"abort", "renew", "sleep", "wake", "lose_worker", "regain_worker"}
+    | {"abort", "sleep", "wake", "lose_worker", "regain_worker"}
 )
 """The verbs with which a job, a hold, a request or content ends."""
 _FORGETS = (_couplings, "forget_job")

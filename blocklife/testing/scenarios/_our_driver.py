@@ -118,7 +118,7 @@ class _ScenarioEngine(Engine):
 
     def guess(self, name: str, guess: str) -> None:
         """The next step computes these letters behind the known ones of a running request."""
-        found = self.scheduler.progress(name)
+        found = self.scheduler.requests.progress(name)
         if name not in self.running() or found.in_flight:
             raise MisuseError(f"request {name}: it has a plan out, or does not run (guess when its step has settled)")
         self._guesses[name] = guess
@@ -131,7 +131,7 @@ class _ScenarioEngine(Engine):
         preempt: Collection[str] = (),
     ) -> Stepped:
         """A step; what it samples behind guesses is known when its forward pass is."""
-        known = {name: self.scheduler.progress(name).known for name in self._guesses}
+        known = {name: self.scheduler.requests.progress(name).known for name in self._guesses}
         found = super().step(tokens, admit=admit, preempt=preempt)
         self._accepted[found.orders.plan] = {
             name: 1 + self._right_of(name, count)
@@ -161,12 +161,12 @@ class _ScenarioEngine(Engine):
     def _want(self, name: str, begin: int) -> int:
         if name not in self._guesses:
             return super()._want(name, begin)
-        return self.scheduler.progress(name).known + len(self._guesses[name]) - begin
+        return self.scheduler.requests.progress(name).known + len(self._guesses[name]) - begin
 
     def _guessed(self, name: str, end: int) -> str:
         if name not in self._guesses:
             return super()._guessed(name, end)
-        return (self.texts[name][: self.scheduler.progress(name).known] + self._guesses[name])[:end]
+        return (self.texts[name][: self.scheduler.requests.progress(name).known] + self._guesses[name])[:end]
 
     def completion(self, landing: Landing) -> Completion:
         """A worker's report; `NOBODY` stands for a job from an earlier start of the scheduler."""
@@ -239,7 +239,7 @@ class OurDriver(Driver):
         )
 
     def _all_of(self, request: str) -> int:
-        known = self.scheduler.progress(request).known
+        known = self.scheduler.requests.progress(request).known
         return known - self.scheduler.lookup(request, known).compute_from
 
     def settle(
@@ -296,7 +296,7 @@ class OurDriver(Driver):
 
     def lookup(self, request: str) -> LookedUp:
         """Look all known tokens of a request up."""
-        return _found(self.scheduler.lookup(request, self.scheduler.progress(request).known))
+        return _found(self.scheduler.lookup(request, self.scheduler.requests.progress(request).known))
 
     def reset(self, *, drain: bool) -> None:
         """Forget all content."""
@@ -533,7 +533,7 @@ class OurDriver(Driver):
         places: dict[int, str] = {}
         for group, key, slot in ledger.slots.named():
             if ledger.slots.is_ready(slot) and not key.decode().partition(":")[2].startswith(_ALIEN):
-                for back in range(self.scheduler.stores.suffix[slot] if size > 1 else 1):
+                for back in range(self.scheduler._stores.suffix[slot] if size > 1 else 1):
                     tokens = back * self.engine.geometry.block_tokens[group]
                     shorter = key.decode()[: len(key.decode()) - tokens]
                     places[slot * size + size - 1 - back] = self._content(_key(shorter))
@@ -549,7 +549,7 @@ class OurDriver(Driver):
 
     def progress(self, request: str) -> RequestProgress:
         """The progress according to the scheduler."""
-        found = self.scheduler.progress(request)
+        found = self.scheduler.requests.progress(request)
         return RequestProgress(found.known, found.computed, found.in_flight)
 
     def pending(self) -> bool:

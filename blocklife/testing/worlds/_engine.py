@@ -302,7 +302,7 @@ class Engine:
 
     def running(self) -> list[str]:
         """Requests that can be scheduled, in order of arrival."""
-        return self.scheduler.running()
+        return self.scheduler.requests.running()
 
     def _state(self, name: str) -> Request:
         return self.ledger.requests.state(name)
@@ -318,7 +318,7 @@ class Engine:
     def renew(self, weights: str) -> list[str]:
         """Change the weights: nothing computed with the former ones may be found again."""
         self.weights = weights
-        return self.scheduler.renew(weights)
+        return self.scheduler.reset(generation=weights)
 
     def preempt(self, name: str) -> None:
         """Preempt a request; it waits to be admitted again."""
@@ -378,12 +378,12 @@ class Engine:
         return found
 
     def _end(self, name: str) -> int:
-        found = self.scheduler.progress(name)
+        found = self.scheduler.requests.progress(name)
         return found.computed + found.in_flight
 
     def _want(self, name: str, begin: int) -> int:
         """The tokens that a request gets: those known and not computed; when planning ahead, at least one."""
-        left = max(self.scheduler.progress(name).known + self.settings.drafts - begin, int(self.settings.asynchronous))
+        left = max(self.scheduler.requests.progress(name).known + self.settings.drafts - begin, int(self.settings.asynchronous))
         left = min(left, len(self.texts[name]) - 1 - begin)
         return left if self.settings.step_tokens is None else min(left, self.settings.step_tokens)
 
@@ -414,7 +414,7 @@ class Engine:
         refused: list[str] = []
         deferred: list[str] = []
         for name in admit:
-            known = self.scheduler.progress(name).known
+            known = self.scheduler.requests.progress(name).known
             hits[name] = hit = self.scheduler.lookup(name, known)
             if hit.deferred:
                 deferred.append(name)
@@ -439,7 +439,7 @@ class Engine:
             for name, count in wants.items():
                 end = begin[name] + count
                 if self.scheduler.policies.state_drafts:
-                    end = min(end, self.scheduler.progress(name).known)
+                    end = min(end, self.scheduler.requests.progress(name).known)
                 if isinstance(each, Mamba) and count and not end % each.block_tokens:
                     self.scheduler.hand_off(name, group, end)
 
@@ -455,9 +455,9 @@ class Engine:
 
     def ends_inside(self, name: str | None) -> bool:
         """Whether what is loaded for a request ends with a tail: its last block is not full."""
-        if name is None or not self.scheduler.knows(name) or self._state(name) is not Request.LOADING:
+        if name is None or name not in self.scheduler.requests or self._state(name) is not Request.LOADING:
             return False
-        return self.ledger.requests.size(name, 0) > self.scheduler.sealed_blocks(name, 0)
+        return self.ledger.requests.size(name, 0) > self.scheduler.requests.sealed_blocks(name, 0)
 
     def _forward(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> Pass:
         """The forward pass of these requests: what it has to find, and what it writes."""
@@ -476,12 +476,12 @@ class Engine:
     ) -> None:
         size, text = self.geometry.block_tokens[group], self.texts[name]
         table = self.ledger.requests.table(name, group)
-        final = self.scheduler.sealed_blocks(name, group)
+        final = self.scheduler.requests.sealed_blocks(name, group)
         if isinstance(self.geometry.groups[group], Mamba):
             reads += [(table[position] & ID_MASK, self.content(group, text[:begin])) for position in self._needed(group, begin)]
             guessed = self._guessed(name, end)
             drafts = self.scheduler.policies.state_drafts
-            first = max(begin, min(end, self.scheduler.progress(name).known) - 1) if drafts else end - 1
+            first = max(begin, min(end, self.scheduler.requests.progress(name).known) - 1) if drafts else end - 1
             for last in range(first, end):  # the state of each draft has a block of its own
                 writes.append((table[last // size] & ID_MASK, self.content(group, guessed[: last + 1])))
             return
@@ -501,20 +501,20 @@ class Engine:
         """The first *end* letters of a text as this step computes them: from the first wrong guess on they are no letters."""
         if not self.settings.drafts:
             return self.texts[name]
-        text, known = self.texts[name][:end], self.scheduler.progress(name).known
+        text, known = self.texts[name][:end], self.scheduler.requests.progress(name).known
         right = known + self._right(name, end)
         return text if end <= known else text[:right] + "?" * (end - right)
 
     def _right(self, name: str, end: int) -> int:
         """How many guesses behind the known letters of a request are right, if it computes *end* of them."""
-        guesses = self.texts[name][self.scheduler.progress(name).known : end]
+        guesses = self.texts[name][self.scheduler.requests.progress(name).known : end]
         return next((count for count, letter in enumerate(guesses) if letter.isupper()), len(guesses))
 
     def _sampled(self) -> dict[str, int]:
         """How many letters the oldest plan has sampled: each right guess, and one behind them."""
         found: dict[str, int] = {}
         for name in self.running():
-            progress = self.scheduler.progress(name)
+            progress = self.scheduler.requests.progress(name)
             if progress.in_flight and progress.computed + progress.in_flight >= progress.known:
                 found[name] = 1 + self._right(name, progress.computed + progress.in_flight)
         return found
@@ -566,7 +566,7 @@ class Engine:
             completions=[self.completion(each) for each in reports],
         )
         for name in self.running():
-            if self.scheduler.progress(name).known >= len(self.texts[name]):
+            if self.scheduler.requests.progress(name).known >= len(self.texts[name]):
                 self.scheduler.finish(name)
         return settled
 
@@ -581,7 +581,7 @@ class Engine:
 
     def _missing(self, landing: Landing) -> tuple[int, ...]:
         """The positions of slots that did not come whole: a slot may lack blocks that no hit can read."""
-        job, size, required = self.ledger.jobs.get(landing.job), self.geometry.blocks_per_chunk, self.scheduler.stores.required
+        job, size, required = self.ledger.jobs.get(landing.job), self.geometry.blocks_per_chunk, self.scheduler._stores.required
         if job is None:
             return ()
         parts = [divmod(at, size) for at in landing.missing]

@@ -25,7 +25,7 @@ class RowCounts:
         """The counts of all rows, machine by machine, in the order of the tables."""
         here = [times for view in self._views for _, times in view.row_counts()]
         if self._scheduler is not None:
-            here += [times for rows in self._scheduler.row_counts().values() for times in rows.values()]
+            here += [times for rows in self._scheduler.requests.row_counts().values() for times in rows.values()]
         return [own + others for own, others in zip(here, self._elsewhere, strict=True)]
 
     def add(self, taken: Sequence[int]) -> None:

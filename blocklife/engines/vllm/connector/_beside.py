@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from blocklife.offload import DecidedSteps
+from blocklife.offload import EnginePool
 from blocklife.offload._others import OtherOwners
 
 TablesOf = Callable[[str], Sequence[Sequence[int]]]
@@ -27,9 +27,9 @@ TablesOf = Callable[[str], Sequence[Sequence[int]]]
 class Beside:
     """What the scheduler side knows of other connectors."""
 
-    def __init__(self, decided: DecidedSteps) -> None:
-        self._scheduler = decided.scheduler
-        self.others = OtherOwners(decided)
+    def __init__(self, pool: EnginePool) -> None:
+        self._scheduler = pool.scheduler
+        self.others = OtherOwners(pool)
         self._tables_of: TablesOf | None = None
         self.receiving: set[str] = set()
         """Requests whose blocks another connector fills, by their names in the ledger."""
@@ -62,7 +62,7 @@ class Beside:
         if tables_of is None:
             return
         for request_id, name in list(self.over.items()):
-            if self._scheduler.knows(name):  # its last plan has not settled
+            if name in self._scheduler.requests:  # its last plan has not settled
                 continue
             del self.over[request_id]
             tables = tables_of(request_id)

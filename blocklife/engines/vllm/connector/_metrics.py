@@ -299,19 +299,19 @@ class Meter:
         return BlocklifeStats(data=data) if data else None
 
     def _totals(self) -> list[tuple[str, str, int]]:
-        ledger, counts = self.scheduler.ledger, self.scheduler.offload.stores.counts
+        ledger, counts = self.scheduler.ledger, self.scheduler.offload.statistics()
         found = [
-            ("allocation_failure", "", counts.get("refused", 0)),
-            ("stale_blocks", "", counts.get("stale", 0)),
+            ("allocation_failure", "", counts.refused_stores),
+            ("stale_blocks", "", counts.stale),
             ("violations", "", ledger.counts.tally.get("violations", 0)),
             ("hook_errors", "", ledger.hook_errors.count),
-            ("overdue_requests", "", self.scheduler.offload.statistics().overdue_requests),
+            ("overdue_requests", "", counts.overdue_requests),
         ]
         for cause, total in ledger.counts.flushes.items():
             found.append(("flushes", cause, total))
         for state, total in ledger.counts.ended.items():
             found.append(("jobs", state.lower(), total))
-        for group, total in enumerate(self.scheduler.offload.host_hits):
+        for group, total in enumerate(counts.host_hits):
             found.append(("hit_blocks", str(group), total))
         return found
 
@@ -324,7 +324,7 @@ class Meter:
                 data[_P + name] = told
 
     def _totals_below(self, data: Payload) -> list[tuple[str, str, int]]:
-        below, moved = self.scheduler.below, self.scheduler.offload.statistics_below()
+        below, moved = self.scheduler.below, self.scheduler.offload.statistics().below
         if below is None or moved is None:
             return []
         asked, breaker = below.presence.statistics(), below.breaker.statistics()
@@ -343,7 +343,7 @@ class Meter:
     def _tell_gauges(self, data: Payload, slots: TierStatistics) -> None:
         self._slots = slots
         data[_P + "jobs_out"] = {"": self.scheduler.ledger.jobs.live}
-        data[_P + "waiting_chunks"] = {"": self.scheduler.offload.stores.waiting}
+        data[_P + "waiting_chunks"] = {"": self.scheduler.offload.statistics().waiting}
         data[_P + "host_slots"] = {name: getattr(slots, name) for name in _SLOTS}
 
 

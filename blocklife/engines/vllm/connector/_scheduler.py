@@ -41,7 +41,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._limits import MAX_JOBS, MAX_REQUESTS
-from blocklife.offload import DecidedSteps, Hit, HostEvent, HostTier, Mamba, Mode, OffloadScheduler
+from blocklife.offload import EnginePool, Hit, HostEvent, HostTier, Mamba, Mode, OffloadScheduler
 
 _FOREVER = 1e18
 """No deadline: a load cannot be given up while its copy runs, because vLLM would hand out its blocks at once."""
@@ -146,8 +146,8 @@ class ConnectorScheduler:
             below=None if self.below is None else self.below.presence,
             below_policies=None if shape.below is None else shape.below.policies,
         )
-        self.decided = DecidedSteps(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
-        self.beside = Beside(self.decided)
+        self.pool = EnginePool(self.offload, self._known_tokens, one_a_step=shape.one_a_step)
+        self.beside = Beside(self.pool)
         """Other connectors of the engine."""
         self.counts = ConnectorCounts()
         self._requests: dict[str, ConnectorRequest] = {}
@@ -216,7 +216,7 @@ class ConnectorScheduler:
             self._in_front.discard(request.request_id)
             self._defer(tracked, begun)
             return None
-        if self.offload.is_running(name) or name in self.beside.receiving:
+        if self.offload.requests.is_running(name) or name in self.beside.receiving:
             # the engine was reset, and the request is scheduled again in the same step; or another connector's load failed
             self.offload.preempt(name)
             self.beside.receiving.discard(name)
@@ -225,7 +225,7 @@ class ConnectorScheduler:
             return None
         may_load = self._may_load(request.request_id, earlier) and (self.shape.names_sessions or not tracked.session)
         if not may_load or request.skip_reading_prefix_cache or not request.block_hashes:
-            tracked.hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
+            tracked.hit = self.pool.device_hit(name, request.num_tokens, device_tokens)
             self._resolve(tracked)
             return 0
         self._looking = True
@@ -233,11 +233,11 @@ class ConnectorScheduler:
         self._looking = False
         self.counts.sync_delays.append(self._clock() - begun)
         no_job = bool(hit.host_tokens) and self.ledger.jobs.room <= self._loads
-        if hit.deferred or (no_job and self.decided.put_off(name)):
+        if hit.deferred or (no_job and self.pool.put_off(name)):
             self._defer(tracked, begun)
             return None
         if no_job:
-            hit = self.decided.device_hit(name, request.num_tokens, device_tokens)
+            hit = self.pool.device_hit(name, request.num_tokens, device_tokens)
         self._resolve(tracked)
         tracked.hit = hit
         self._loads += bool(hit.host_tokens)
@@ -255,7 +255,7 @@ class ConnectorScheduler:
         ids = tuple(list(group) for group in tables.get_block_ids())
         self._admissions[request.request_id] = Admission(tracked, ids, external_tokens)
         if external_tokens and tracked.hit is not None:
-            self.decided.expect_load(tracked.name)
+            self.pool.expect_load(tracked.name)
             if tracked.hit.within:
                 at = tracked.hit.device_tokens
                 starts = [at // tokens for tokens in self.shape.geometry.block_tokens]
@@ -268,36 +268,36 @@ class ConnectorScheduler:
         if self.below is not None:
             self.below.look()
         self._begun, self._built = False, True
-        offload, decided = self.offload, self.decided
+        offload, pool = self.offload, self.pool
         for request_id in output.preempted_req_ids or ():
             tracked = self._requests.get(request_id)
-            if tracked is not None and offload.is_running(tracked.name):
+            if tracked is not None and offload.requests.is_running(tracked.name):
                 offload.preempt(tracked.name)
         copies = output.kv_cache_block_copies
         self._copied = [copy.dst_block_id for copy in copies] if copies else []
         if self.shape.zeroes_first and (output.new_block_ids_to_zero or self._copied):
-            decided.give_up_stores([*(output.new_block_ids_to_zero or ()), *self._copied])
+            pool.give_up_stores([*(output.new_block_ids_to_zero or ()), *self._copied])
         self._loads = 0
         if self.beside.receiving or self.beside.others.wrong:
             self._go_on_beside()
         going_on: list[Admission] = []
         coming: list[Admission] = []
         for each in self._admissions.values():
-            (going_on if offload.is_running(each.tracked.name) else coming).append(each)
+            (going_on if offload.requests.is_running(each.tracked.name) else coming).append(each)
         reached = self._hand_off_reached(output) if self.shape.state_drafts else ()
-        decided.leave_windows()
+        pool.leave_windows()
         if self._last_windows:
             for name, firsts in self._last_windows.items():
-                if offload.knows(name):
-                    decided.leave_window_of_ended(name, firsts)
+                if name in offload.requests:
+                    pool.leave_window_of_ended(name, firsts)
             self._last_windows.clear()
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
-        decided.schedule(self._uneven(scheduled, coming))
+        pool.schedule(self._uneven(scheduled, coming))
         loads = self._let_in(coming, scheduled)
         self._admissions.clear()
         if output.new_block_ids_to_zero:
-            decided.overwrite(output.new_block_ids_to_zero)
+            pool.overwrite(output.new_block_ids_to_zero)
         if self._has_states or self._copied:
             self._hand_off(output, reached)
         if self._peek_free is not None and self.config.mode is Mode.LAZY:
@@ -319,30 +319,30 @@ class ConnectorScheduler:
             return found
         for request_id, states in state.boundary_state_offloads.items():
             tracked = self._requests.get(request_id)
-            if tracked is None or tracked.is_wrong or not self.offload.knows(tracked.name):
+            if tracked is None or tracked.is_wrong or tracked.name not in self.offload.requests:
                 continue
-            computed = self.offload.progress(tracked.name).computed
+            computed = self.offload.requests.progress(tracked.name).computed
             for group, block, boundary in states:
                 if boundary <= computed and not boundary % self.shape.geometry.block_tokens[group]:
-                    self.decided.hand_off_state(tracked.name, group, boundary, block)
+                    self.pool.hand_off_state(tracked.name, group, boundary, block)
                     found.add((request_id, group, boundary))
         return found
 
     def _hand_off(self, output: SchedulerOutput, reached: Collection[tuple[str, int, int]]) -> None:
         """The other states that vLLM keeps: at the end of a block, or inside one, where it has copied them to another block."""
-        decided, size = self.decided, self.shape.geometry.block_tokens
+        pool, size = self.pool, self.shape.geometry.block_tokens
         kept: set[int] = set()
         if (state := output.kv_connector_block_state) is not None:
             for request_id, states in state.boundary_state_offloads.items():
                 if (tracked := self._requests.get(request_id)) is not None and not tracked.is_wrong:
                     for group, block, boundary in states:
                         if boundary % size[group]:  # a session leaves no tails
-                            decided.hand_off_tail("" if tracked.session else tracked.name, group, boundary, block)
+                            pool.hand_off_tail("" if tracked.session else tracked.name, group, boundary, block)
                             kept.add(block)
                         elif (request_id, group, boundary) not in reached:
-                            decided.hand_off_state(tracked.name, group, boundary, block)
+                            pool.hand_off_state(tracked.name, group, boundary, block)
         if self._copied:
-            decided.copied_to([block for block in self._copied if block not in kept])
+            pool.copied_to([block for block in self._copied if block not in kept])
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
         """Report the blocks that running requests got in this step."""
@@ -368,8 +368,8 @@ class ConnectorScheduler:
             if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
                 raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
         if self.shape.state_drafts:
-            self.decided.move_on(name, grown)
-        self.decided.extend(name, grown)
+            self.pool.move_on(name, grown)
+        self.pool.extend(name, grown)
 
     def _uneven(self, scheduled: Mapping[str, int], coming: Sequence[Admission]) -> dict[str, int]:
         """The running requests scheduled for another number of tokens than one; 0 for those not scheduled."""
@@ -377,12 +377,12 @@ class ConnectorScheduler:
         found: dict[str, int] = {}
         if list(scheduled.values()).count(1) < len(scheduled):
             for request_id, count in scheduled.items():
-                if count != 1 and self.offload.is_running(name := requests[request_id].name):
+                if count != 1 and self.offload.requests.is_running(name := requests[request_id].name):
                     found[name] = count
         num_coming = sum([each.tracked.request.request_id in scheduled for each in coming]) if coming else 0
-        if self.offload.num_running + num_coming > len(scheduled):
+        if self.offload.requests.num_running + num_coming > len(scheduled):
             ids = {requests[request_id].name for request_id in scheduled}
-            found.update(dict.fromkeys(self.decided.not_among(ids), 0))
+            found.update(dict.fromkeys(self.pool.not_among(ids), 0))
         return found
 
     def _let_in(self, coming: Iterable[Admission], scheduled: Mapping[str, int]) -> bool:
@@ -391,17 +391,17 @@ class ConnectorScheduler:
         placed: list[tuple[Admission, Hit]] = []
         for each in coming:
             hit = self._hit_of(each)
-            if hit.device_tokens and self.decided.is_new(self._hit_blocks(each, hit)):
+            if hit.device_tokens and self.pool.is_new(self._hit_blocks(each, hit)):
                 loads |= self._settle_in(placed, scheduled)  # so that it can share content that others compute in this step
                 placed = []
             each.in_doubt = self._is_in_doubt(each, hit, scheduled)
-            self.decided.place_table(each.tracked.name, each.tables, hit.device_tokens)
+            self.pool.place_table(each.tracked.name, each.tables, hit.device_tokens)
             placed.append((each, hit))
         return self._settle_in(placed, scheduled) or loads
 
     def _settle_in(self, placed: Iterable[tuple[Admission, Hit]], scheduled: Mapping[str, int]) -> bool:
         """Enter the requests whose tables were placed; seal what they and the running ones fill. Returns whether one loads."""
-        self.decided.settle_in()
+        self.pool.settle_in()
         loads = False
         for each, hit in placed:
             tracked = each.tracked
@@ -413,10 +413,10 @@ class ConnectorScheduler:
             else:
                 loads |= not self.offload.admit(tracked.name, hit, tokens)
             if tracked.session and not self.shape.names_sessions:
-                self.decided.keep_unnamed(tracked.name)
+                self.pool.keep_unnamed(tracked.name)
             if each.in_doubt:
                 self.beside.others.doubt(tracked.name, {block for table in each.tables for block in table if block})
-        self.decided.promise()
+        self.pool.promise()
         return loads
 
     def _hit_blocks(self, admission: Admission, hit: Hit) -> list[int]:
@@ -429,7 +429,7 @@ class ConnectorScheduler:
         tracked, request = admission.tracked, admission.tracked.request
         name, hit = self._enter(tracked, runs=True), tracked.hit
         tracked.hit = None
-        if hit is not None and name and not self.decided.is_current(hit):
+        if hit is not None and name and not self.pool.is_current(hit):
             hit = None  # vLLM lets it in although another connector is still looking, and has not asked this one in this step
         self._forget_loss(request)
         if not name:
@@ -444,12 +444,10 @@ class ConnectorScheduler:
             return hit
         computed = request.num_computed_tokens
         if self._ends_inside(admission):
-            return self.decided.device_hit(name, request.num_tokens, computed)
+            return self.pool.device_hit(name, request.num_tokens, computed)
         if hit is None or hit.host_tokens:
             # a load failed in part, and vLLM keeps the blocks that were on the device before it; or vLLM does not use the hit
-            hit = self.decided.device_hit(
-                name, request.num_tokens, computed if hit is None else min(hit.device_tokens, computed)
-            )
+            hit = self.pool.device_hit(name, request.num_tokens, computed if hit is None else min(hit.device_tokens, computed))
         if computed < hit.compute_from:
             raise MisuseError(
                 f"request {name}: vLLM starts at token {computed}, and the hit ends at {hit.compute_from} "
@@ -483,7 +481,7 @@ class ConnectorScheduler:
                 others.received(each.tracked.name, each.tracked.request.num_computed_tokens)
         for name in others.take_wrong():
             request = self._named[name].request
-            self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
+            self.pool.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
 
     def _owners(self, plan: Plan) -> dict[JobId, str]:
         """The vLLM request of each load that vLLM waits for; a load within the step is over before anybody is told."""
@@ -517,7 +515,7 @@ class ConnectorScheduler:
         void = self._doubts.settle(report.number, completions) if self._doubts.open else ()
         for number in [each for each in self.offload.plans_out if each <= report.number]:
             # all reports go with the first plan: it may be the one that waited for these jobs
-            settled = self.decided.settle_known(number, self._clock(), launched=launched, completions=completions)
+            settled = self.pool.settle_known(number, self._clock(), launched=launched, completions=completions)
             launched, completions = (), ()
             if settled.failed:
                 self.counts.failed_loads += len(settled.failed)
@@ -534,7 +532,7 @@ class ConnectorScheduler:
                 # and with guesses vLLM goes on from the first state of the last step, however many of them were right
                 if self._has_states and (tracked.request.num_stale_output_tokens or self.shape.state_drafts):
                     tracked.is_wrong = True
-                    self.decided.keep_unnamed(tracked.name)
+                    self.pool.keep_unnamed(tracked.name)
         for doubt in void:
             self._forget_void(doubt)
 
@@ -565,7 +563,7 @@ class ConnectorScheduler:
         self._resolve(tracked)
         if self.describer is not None:
             self.describer.leave(request)
-        if not self.offload.knows(tracked.name):
+        if tracked.name not in self.offload.requests:
             return
         self.beside.receiving.discard(tracked.name)
         self.beside.left(request.request_id, tracked.name)
@@ -573,7 +571,7 @@ class ConnectorScheduler:
             self.offload.abort(tracked.name)
         else:
             self.offload.finish(tracked.name)
-        if not self.offload.knows(tracked.name):
+        if tracked.name not in self.offload.requests:
             del self._named[tracked.name]
         elif not self.shape.one_a_step:  # a step that computes it, and maybe guesses, is out
             self._last_windows[tracked.name] = [_leading_nulls(table) for table in tables]
@@ -598,9 +596,9 @@ class ConnectorScheduler:
         If sleep is to keep the host tier: with the next step. vLLM resets before it sleeps, and nothing runs then.
         """
         self._hear_of_preemptions()
-        self._may_sleep = self.config.sleep_keeps_host and not self._may_sleep and not self.offload.num_running
+        self._may_sleep = self.config.sleep_keeps_host and not self._may_sleep and not self.offload.requests.num_running
         if not self._may_sleep:
-            self.decided.forget_host()
+            self.pool.forget_host()
 
     def wake(self, num_sleeps: int) -> None:
         """The device's memory was given up so often, and is back, empty. No step was made meanwhile; no request has blocks."""
@@ -609,7 +607,7 @@ class ConnectorScheduler:
         if self._may_sleep and self.shape.events:
             self.tier.tell_again()  # vLLM's reset has told that everything is gone
         self._num_sleeps, self._may_sleep = num_sleeps, False
-        for name in self.decided.forget_device():
+        for name in self.pool.forget_device():
             self._named.pop(name, None)
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> HitTokens | None:
@@ -632,12 +630,12 @@ class ConnectorScheduler:
             self._begun = True
             if self._may_sleep:
                 self._may_sleep = False
-                self.decided.forget_host()
+                self.pool.forget_host()
             self.offload.tell_time(self._clock())
             if self.beside.over or self.beside.others.guests:
                 self.beside.begin()
-            if self.decided.is_late:
-                self.decided.catch_up()
+            if self.pool.is_late:
+                self.pool.catch_up()
             if self.ledger.jobs.num_planned:
                 self._early.append(self.offload.build_plan(self._clock()))
 
@@ -670,7 +668,7 @@ class ConnectorScheduler:
     def _hear_of_preemptions(self) -> None:
         """Notice preemptions by a reset, which vLLM reports only with the next step; until then outputs do not count."""
         for tracked in self._requests.values():
-            if tracked.request.status.name == "PREEMPTED" and self.offload.is_running(tracked.name):
+            if tracked.request.status.name == "PREEMPTED" and self.offload.requests.is_running(tracked.name):
                 self.offload.preempt(tracked.name)
 
     def _tracked(self, request: VllmRequest) -> ConnectorRequest:
@@ -685,11 +683,11 @@ class ConnectorScheduler:
 
         There is always room for running requests, because vLLM may admit a request regardless of the result of its lookup.
         """
-        if tracked.name and self.offload.knows(tracked.name):
+        if tracked.name and tracked.name in self.offload.requests:
             return tracked.name
         request = tracked.request
         if not self._has_room(runs):
-            for forgotten in self.decided.forget_waiting([each.tracked.name for each in self._admissions.values()]):
+            for forgotten in self.pool.forget_waiting([each.tracked.name for each in self._admissions.values()]):
                 self._named.pop(forgotten).name = ""
             if not self._has_room(runs):
                 return ""
@@ -703,11 +701,11 @@ class ConnectorScheduler:
         self.offload.add_request(name, self._keys_of(tracked), prompt_tokens=request.num_prompt_tokens, tails=tails)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
         if tracked.deferred_since is not None:
-            self.decided.has_waited(name, tracked.deferred_since)
+            self.pool.has_waited(name, tracked.deferred_since)
         return name
 
     def _has_room(self, runs: bool) -> bool:
-        return self.offload.num_known < (self.ledger.limits.max_requests if runs else self._most_looked_up)
+        return len(self.offload.requests) < (self.ledger.limits.max_requests if runs else self._most_looked_up)
 
     def _keys_of(self, tracked: ConnectorRequest) -> Callable[[int, int, int], Sequence[bytes]]:
         """The keys of a request's blocks: vLLM's hashes, which cover all tokens up to the end of the block."""
@@ -759,12 +757,12 @@ class ConnectorScheduler:
         """Whether it is a session at the end of an answer: vLLM keeps its blocks, and has put it among those that wait."""
         if not tracked.session or not self.shape.names_sessions or tracked.request.status.name not in _STOPPED:
             return False
-        return self.offload.knows(tracked.name) and self.offload.is_running(tracked.name)
+        return tracked.name in self.offload.requests and self.offload.requests.is_running(tracked.name)
 
     def _go_on(self, tracked: ConnectorRequest) -> None:
         """A session is where vLLM says that it is; its next answer is part of a longer prompt."""
         name, request = tracked.name, tracked.request
-        self.decided.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
+        self.pool.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
 
 

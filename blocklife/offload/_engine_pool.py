@@ -47,7 +47,7 @@ _WANTED = frozenset(row.source for row in JobLife.table.rows if row.event == "ab
 """Job states in which the result of a submitted copy will count."""
 
 
-class DecidedSteps:
+class EnginePool:
     """The calls of an engine that owns the pool, decides a step before reporting it, and names content at once."""
 
     def __init__(self, scheduler: OffloadScheduler, known_of: Callable[[str], int], *, one_a_step: bool) -> None:
