@@ -8,7 +8,11 @@ cdef class Journal:
     cdef public tuple watchers, listeners
     cdef public str request, _interrupted
     cdef public long long calls
+    cdef public bint guarded
+    cdef public dict caller
 
+    cpdef claim(self, str name)
+    cpdef let_go(self)
     cpdef long long begin(self) except -1
     cpdef writes(self)
     cpdef end_verb(self)

@@ -6,6 +6,8 @@ Rules of this file:
   the ledger or of a scheduler, has made its last write, so that none sees a partial change. What they raise is kept
   (`HookErrors`) and changes nothing.
 * A hook cannot undo anything, and cannot call the ledger.
+* Where checking is strict, a call that overlaps with one of another thread is refused. Calls of different threads, one after
+  the other, are not.
 * A call that was interrupted (Ctrl-C) between its first write and its last has left half of a change: it closes the ledger.
 * Without hooks no record is made before somebody asks for it.
 """
@@ -29,6 +31,7 @@ from blocklife.ledger._refusals import Refusals
 from blocklife.ledger.records import LedgerTransition, Refusal
 from blocklife.lifecycle import Hooks, Listeners
 from blocklife.states import MACHINES
+from blocklife.threads import this_thread, thread_name
 
 SlotWatcher: TypeAlias = Callable[[bool, Sequence[int]], None]
 """Hears (stored, slots): their content became readable, or is gone. It must not call the ledger."""
@@ -66,7 +69,7 @@ class Journal:
     Invariant: ``stage`` is IDLE between calls, or CLOSED for good.
     """
 
-    def __init__(self, core: Core, incarnation: int, words: Refusals, errors: HookErrors) -> None:
+    def __init__(self, core: Core, incarnation: int, words: Refusals, errors: HookErrors, guarded: bool) -> None:
         self.core, self._incarnation, self._words = core, incarnation, words
         self.hooks: Hooks[LedgerTransition] = Hooks(MACHINES, errors, self._listen)
         self.refusals: Listeners[Refusal] = Listeners()
@@ -82,6 +85,10 @@ class Journal:
         """Checks the jobs again that took a step with effects (`Core.judged`)."""
         self.untold: deque[LedgerTransition | SlotChange | RefusedError] = deque()
         """What hooks and watchers will be told when the outermost call has made its last write."""
+        self.guarded = guarded
+        """Whether calls of different threads must not overlap."""
+        self.caller: dict[bool, tuple[int, str]] = {}
+        """Of a guarded ledger: the thread in whose call it is, and the name of that call; empty between calls."""
         self._interrupted = ""
 
     @property
@@ -174,6 +181,20 @@ class Journal:
         """The same for code of this package: it is called after each verb, for all its slots, and only takes notes."""
         self.core.watched = True
         self.listeners = (*self.listeners, listener)
+
+    def claim(self, name: str) -> None:
+        """A call begins, perhaps within another one. Refuses one that overlaps with a call of another thread."""
+        me = this_thread()
+        thread, running = self.caller.setdefault(True, (me, name))  # a single step, which no other thread can interrupt
+        if thread != me:
+            raise MisuseError(
+                f"{name}: thread {thread_name(me)} calls it, and thread {thread_name(thread)} is in {running} (one call at a "
+                "time: hold a lock of your own around each, or hand the call to the thread of the scheduler)"
+            )
+
+    def let_go(self) -> None:
+        """The outermost call is over: any thread may make the next one."""
+        self.caller.clear()
 
     def begin(self) -> int:
         """An outermost call is about to begin; returns the number of the latest step before it."""
@@ -314,6 +335,8 @@ def _outermost(
         except BaseException:  # an interrupt may come while another error is dealt with, too
             if journal.stage is not _IDLE:
                 journal.stage = _CLOSED
+            if journal.guarded:
+                journal.let_go()
             if journal.errors.pending:
                 journal.errors.end()
             raise
@@ -325,6 +348,8 @@ def _outermost(
 
 def is_within(journal: Journal, name: str, writes: bool, opens: bool) -> bool:
     """Whether a call is made within another one. Refused while hooks are told, and after a call that was interrupted."""
+    if journal.guarded:
+        journal.claim(name)
     if opens and journal.stage is _CLOSED:
         journal.core.told.clear()
         journal.core.changes.clear()
@@ -333,6 +358,8 @@ def is_within(journal: Journal, name: str, writes: bool, opens: bool) -> bool:
     if journal.stage is _IDLE:
         return False
     if journal.stage is _TELLING or journal.stage is _CLOSED:
+        if journal.stage is _CLOSED:
+            journal.let_go()
         journal.refuse(name)
     if writes:
         journal.stage = _WRITING
@@ -362,10 +389,14 @@ def end(journal: Journal) -> None:
 
 def leave(journal: Journal, name: str) -> None:
     """The outermost call is over: tell what is to be told."""
-    if journal.core.told or journal.core.changes:
-        journal.end_verb()
-    journal.request = ""
-    if journal.untold:
-        journal.tell()
+    try:
+        if journal.core.told or journal.core.changes:
+            journal.end_verb()
+        journal.request = ""
+        if journal.untold:
+            journal.tell()
+    finally:
+        if journal.guarded:
+            journal.let_go()
     if journal.errors.pending:
         journal.errors.end(f"{name} has done its work, and what it returned is lost with this error")

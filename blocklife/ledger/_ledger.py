@@ -4,6 +4,7 @@ Rules of this file:
 
 * A verb asks all tables first, then writes all of them; hooks are called after the last write of the outermost call. All
   refusals come before the first write; after that only a bug can raise, or an interrupt, which closes the ledger.
+* One call at a time. Where checking is strict, one that overlaps with a call of another thread is refused (`_journal`).
 * The ledger is deterministic: no clock, no randomness, no threads, no I/O. Time is passed in as an argument, in any unit that
   the engine uses.
 * Which place is chosen, and whether anything is copied at all, is policy and lives elsewhere. The one exception is the order

@@ -23,7 +23,7 @@ class Contract(enum.Enum):
 class Checking(enum.Enum):
     """What happens when a rule is broken, in addition to the tables, which are always checked."""
 
-    STRICT = "couplings are checked again after every verb that touches a job; a violation raises"
+    STRICT = "couplings are checked again after every verb that touches a job; a violation raises, and so do calls that overlap"
     COUNT = "the same checks; a violation is counted and the run goes on"
     OFF = "couplings are not checked again"
 

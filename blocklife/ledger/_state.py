@@ -46,7 +46,7 @@ class LedgerData(NotCopied):
         self.holders: dict[str, Counter[int]] = {}
         """Pins on slots besides those of jobs: lookups that will be used (I7)."""
         self.refusals = Refusals(self.core, self.holders, incarnation)
-        self.journal = Journal(self.core, incarnation, self.refusals, errors_of(errors))
+        self.journal = Journal(self.core, incarnation, self.refusals, errors_of(errors), checking is Checking.STRICT)
         self.violations = 0
 
     def id_of(self, row: int) -> JobId:

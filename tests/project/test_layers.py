@@ -22,6 +22,7 @@ TRUNK = (
     "_doors",
     "errors",
     "hook_errors",
+    "threads",
     "lifecycle",
     "states",
     "scheduler_states",
