@@ -1,0 +1,22 @@
+"""How much an engine has to know: the members of the two objects that it calls."""
+
+from __future__ import annotations
+
+from blocklife.ledger import Ledger, Limits
+from blocklife.offload import Geometry, HostTier, OffloadScheduler
+
+LEDGER_MOST = 50
+SCHEDULER_MOST = 36
+
+
+def members(thing: object) -> list[str]:
+    return [name for name in dir(thing) if name[0] != "_"]
+
+
+def test_ledger_and_scheduler_have_few_members() -> None:
+    """Verbs and settings; what is asked is asked of views, and what serves this package alone is elsewhere."""
+    ledger = Ledger(Limits(num_blocks=2, num_slots=1))
+    scheduler = OffloadScheduler(ledger, HostTier(ledger), Geometry.parse("full:4"))
+
+    assert len(members(ledger)) <= LEDGER_MOST
+    assert len(members(scheduler)) <= SCHEDULER_MOST
