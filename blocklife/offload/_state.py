@@ -27,7 +27,7 @@ HandedState: TypeAlias = tuple[str, int, int, int]
 class Tracked:
     """What the scheduler knows about one request besides its row in the columns.
 
-    ``hit`` is the answer of its latest lookup (`Stays.lookup`) or, while the request loads, what it loads. ``failures`` counts
+    ``hit`` is the answer of its latest lookup (`Stays.lookups`) or, while the request loads, what it loads. ``failures`` counts
     its failed loads. ``asked`` identifies its latest completed lookup: the number of job verdicts and of abandoned loads then,
     known tokens, tokens on the device. ``awaits`` is content that this lookup waits for and that the device lacked, if there is
     any. ``fetched`` are the promotions that its lookups have planned.

@@ -83,43 +83,43 @@ class Stays:
     """
 
     def __init__(self, size: int) -> None:
-        self.lookup, self.end = Column(LookupLife.table, size), Column(EndingLife.table, size)
+        self.lookups, self.ends = Column(LookupLife.table, size), Column(EndingLife.table, size)
         self.waits, self.waits_below = Waits(size), Waits(size)
         """For content on its way, and for the store below."""
         self.ending: set[int] = set()
 
     def come(self, row: int) -> None:
         """A request begins."""
-        self.end.fire(EndingLife.table.events["come"], [row])
+        self.ends.fire(EndingLife.table.events["come"], [row])
         self.waits.renew(row)
         self.waits_below.renew(row)
 
     def looked_up(self, row: int, *, deferred: bool) -> None:
         """A lookup of a request is answered, or deferred."""
-        self.lookup.fire(LookupLife.table.events["defer" if deferred else "find"], [row])
+        self.lookups.fire(LookupLife.table.events["defer" if deferred else "find"], [row])
 
     def admitted(self, row: int, *, loads: bool) -> None:
         """A request is admitted with the answer of its lookup."""
-        self.lookup.fire(LookupLife.table.events["load" if loads else "run"], [row])
+        self.lookups.fire(LookupLife.table.events["load" if loads else "run"], [row])
         self.waits.renew(row)
         self.waits_below.renew(row)
 
     def landed(self, row: int) -> None:
         """The load of a request is DONE."""
-        self.lookup.fire(LookupLife.table.events["land"], [row])
+        self.lookups.fire(LookupLife.table.events["land"], [row])
 
     def emptied(self, row: int) -> None:
         """A request holds nothing any more."""
-        if self.lookup.state[row] != _UNASKED:
-            self.lookup.fire(LookupLife.table.events["forget"], [row])
+        if self.lookups.state[row] != _UNASKED:
+            self.lookups.fire(LookupLife.table.events["forget"], [row])
 
     def is_found(self, row: int) -> bool:
         """Whether its last lookup was answered, and not used since."""
-        return self.lookup.state[row] == _FOUND
+        return self.lookups.state[row] == _FOUND
 
     def is_deferred(self, row: int) -> bool:
         """Whether its last lookup was deferred."""
-        return self.lookup.state[row] == _DEFERRED
+        return self.lookups.state[row] == _DEFERRED
 
     def is_ending(self, row: int) -> bool:
         """Whether its end waits for a plan."""
@@ -127,12 +127,12 @@ class Stays:
 
     def is_aborted(self, row: int) -> bool:
         """Whether it was ended early, and its end waits for a plan."""
-        return self.end.state[row] == _ABORTING
+        return self.ends.state[row] == _ABORTING
 
     def ended(self, row: int, *, early: bool, computes: bool) -> None:
         """The end of a request is asked for; it waits while a plan that is out *computes* tokens of it."""
         event: Event = _ABORT if early else _FINISH
-        self.end.fire(event, [row], int(computes))
+        self.ends.fire(event, [row], int(computes))
         if computes:
             self.ending.add(row)
         else:
@@ -140,23 +140,23 @@ class Stays:
 
     def put_back(self, row: int, end: Ending, lookup: Lookup) -> None:
         """A request is as a snapshot has it; `clear` was called before."""
-        self.end.state[row], self.lookup.state[row] = _END[end], _LOOKUP[lookup]
+        self.ends.state[row], self.lookups.state[row] = _END[end], _LOOKUP[lookup]
         if end not in (Ending.OVER, Ending.STAYS):
             self.ending.add(row)
 
     def clear(self) -> None:
         """As at the beginning, without a request; counts of rows stay."""
-        for column in (self.lookup, self.end, self.waits.column, self.waits_below.column):
+        for column in (self.lookups, self.ends, self.waits.column, self.waits_below.column):
             column.restore(bytes([column.table.index[column.table.initial]]) * len(column))
         self.ending.clear()
 
     def at(self, row: int) -> tuple[Ending, Lookup]:
         """How a request ends, and what its last lookup came to."""
-        return Ending(self.end.at(row)), Lookup(self.lookup.at(row))
+        return Ending(self.ends.at(row)), Lookup(self.lookups.at(row))
 
     def row_counts(self) -> dict[str, dict[Row, int]]:
         """How often each row of each lifecycle was taken."""
-        found = {"lookup": dict(self.lookup.row_counts()), "patience": dict(self.waits.column.row_counts())}
+        found = {"lookup": dict(self.lookups.row_counts()), "patience": dict(self.waits.column.row_counts())}
         for row, times in self.waits_below.column.row_counts():
             found["patience"][row] += times
-        return found | {"ending": dict(self.end.row_counts())}
+        return found | {"ending": dict(self.ends.row_counts())}
