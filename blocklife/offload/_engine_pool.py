@@ -122,6 +122,8 @@ class EnginePool:
         """Use instead of `lookup` for a hit on the device only, without the host tier. Pass it to `admit`."""
         tracked = self._steps.tracked(name)
         self._steps.check_waiting(name, "LOOKUP")
+        if self._stays.is_loading(tracked.row):  # its load has failed since the last plan settled
+            self._steps.load_failed(name, tracked)
         self._steps.unpin(name)
         self._progress.known[tracked.row] = known_tokens
         tracked.hit = Hit(name, device_tokens, device_tokens, device_tokens, False, self._progress.making)

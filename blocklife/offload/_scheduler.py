@@ -167,6 +167,9 @@ class OffloadScheduler(edge.NotCopied):
             tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
         names = self._asking.ask_names(tracked, known_tokens)
+        if self._stays.is_loading(row):  # its load has failed since the last plan settled
+            self._calls.writes()
+            self._steps.load_failed(name, tracked)
         search = partial(
             self._search.run, name, names, known_tokens, device_tokens, self._progress.making,
             host=not self._state.lost and tracked.failures < self.policies.max_load_failures,
@@ -252,7 +255,7 @@ class OffloadScheduler(edge.NotCopied):
         if type(tokens) is not int or tokens > edge.MOST:
             edge.whole(tokens, "tokens")
         self._steps.check_waiting(name, "ADMIT")
-        if hit is not tracked.hit or hit.step != self._progress.making:
+        if hit is not tracked.hit or hit.step != self._progress.making or self._stays.is_loading(tracked.row):
             raise MisuseError(
                 f"request {name}: its hit is not of this step, or not its own (look it up, then admit it in the same step)"
             )

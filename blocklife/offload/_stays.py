@@ -16,7 +16,7 @@ from blocklife.scheduler_states import SCHEDULER_MACHINES, Ending, EndingLife, L
 
 _WAIT, _LOOKUP, _END = (SCHEDULER_MACHINES[name].index for name in ("patience", "lookup", "ending"))
 _RESTED, _WAITING, _SPENT = _WAIT[Patience.RESTED], _WAIT[Patience.WAITING], _WAIT[Patience.SPENT]
-_FOUND, _DEFERRED = _LOOKUP[Lookup.FOUND], _LOOKUP[Lookup.DEFERRED]
+_FOUND, _DEFERRED, _LOADING = _LOOKUP[Lookup.FOUND], _LOOKUP[Lookup.DEFERRED], _LOOKUP[Lookup.LOADING]
 _UNASKED, _ABORTING = _LOOKUP[Lookup.UNASKED], _END[Ending.ABORTING]
 _FINISH, _ABORT = EndingLife.table.events["finish"], EndingLife.table.events["abort"]
 
@@ -116,6 +116,10 @@ class Stays:
     def is_found(self, row: int) -> bool:
         """Whether its last lookup was answered, and not used since."""
         return self.lookups.state[row] == _FOUND
+
+    def is_loading(self, row: int) -> bool:
+        """Whether it was admitted with a load, of whose end the scheduler has not heard."""
+        return self.lookups.state[row] == _LOADING
 
     def is_deferred(self, row: int) -> bool:
         """Whether its last lookup was deferred."""

@@ -518,11 +518,15 @@ class SchedulerSteps:
                     table.run(tracked.row, hit.compute_from)
                 loaded.append(name)
             else:
-                tracked.failures += 1
-                self.drop(name, tracked)
+                self.load_failed(name, tracked)
                 failed.append(name)
         self._state.loads_heard = left
         return loaded, failed
+
+    def load_failed(self, name: str, tracked: Tracked) -> None:
+        """The load of a request has failed: it holds nothing, and waits again."""
+        tracked.failures += 1
+        self.drop(name, tracked)
 
     def _write_behind(self, name: str, hit: Hit) -> None:
         """A request computes on behind a tail, in the same blocks: the content that was final there is none any more."""

@@ -112,3 +112,22 @@ def test_every_row_is_taken_at_the_doors_of_the_scheduler() -> None:
 
     assert [row for row, times in taken.items() if not times] == []
     assert len(taken) == sum(len(table.rows) for table in SCHEDULER_MACHINES.values())
+
+
+def test_load_that_fails_between_two_plans_is_heard_of_by_the_next_lookup() -> None:
+    """The request asks for what is there now, does not wait for its own load, and is not told of the failure once more."""
+    rig = Rig(blocks=60, slots=16, policies=PATIENT)
+    rig.fill("a", letters(8))
+    rig.forget_device()
+    rig.add("b", letters(9))
+    assert not rig.let_in("b")
+    (load,) = rig.plan().loads
+    rig.settle(land=False)
+    rig.ledger.complete(Completion(load.job, Worker(0), Result.FAILED))
+    hit = rig.hit("b")
+
+    assert (hit.tokens, hit.deferred) == (0, False)
+    assert rig.scheduler.admit("b", hit, 9)
+    rig.tick(land=False)
+    assert not rig.settled.failed
+    assert rig.scheduler.requests.is_running("b")

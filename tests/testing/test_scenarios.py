@@ -176,8 +176,8 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "what was computed behind a failed load stays": (
         "B19",
-        lambda patch: without(patch, SchedulerSteps, "hear_of_loads", {"self.drop(name, tracked)": "pass"}),
-        "holds: expected block 0 of x to hold 0:abcd",
+        lambda patch: without(patch, SchedulerSteps, "load_failed", {"self.drop(name, tracked)": "pass"}),
+        "lookup 1: cannot DEFER while LOADING",
     ),
     "a tail stays final": (
         "B20",
