@@ -2067,3 +2067,18 @@ def test_hit_needs_the_block_behind_it(where: str, text: str, length: int) -> No
 
     assert (hit.tokens, hit.host_tokens) == (length, length if where == "host" else 0)
     assert all(len(own) * 4 == length for own in (hit.slots if where == "host" else hit.lives))
+
+
+def test_block_that_leaves_the_windows_of_two_requests_in_one_step_is_let_go_of_by_each() -> None:
+    """They share it by a prefix hit; when both have moved on, nobody holds it."""
+    rig = Rig("swa:4:6", blocks=30)
+    for name in "ab":
+        rig.add(name, letters(9))
+        rig.let_in(name)
+        rig.tick()
+    (shared,) = {rig.blocks("a")[0]} & {rig.blocks("b")[0]}
+    held = rig.ledger.blocks.refs(shared)
+    rig.scheduler.grow()
+
+    assert (held, rig.ledger.blocks.refs(shared)) == (2, 0)
+    assert rig.blocks("a")[0] == rig.blocks("b")[0] == 0
