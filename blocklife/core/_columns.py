@@ -390,9 +390,9 @@ class Requests:
     ``place``, which is below that number: it is taken when the request comes, and the one that was given back first is next.
     Invariant: ``state`` is FINISHED exactly in rows that are no request; ``live`` counts the others. A row without a name is
     spare. ``named`` counts the known jobs that are for the name of the row, ``serving`` those of them that are not over;
-    ``load`` is the number of the load that the request waits for, 0 for none. ``came`` has the number
-    of the request in a row. No number is given twice, so that who keeps a row with its number can tell whether another request
-    has the row by now.
+    ``load`` is the number of the load that the request waits for, 0 for none. ``came`` numbers
+    the requests in the order in which they came: whoever keeps a row with this number can tell whether another request has the
+    row by now.
     Invariant: the table of group *g* has ``length`` entries in ``lives`` from ``begin`` on, in the order of the prompt, all
     three at ``row * num_groups + g``; ``room`` is how long its span is, 0 for none. An entry is a life, which is counted once
     in `Blocks.refs` as long as it is current, or 0 for a position outside the window.

@@ -64,7 +64,8 @@ cpdef int leave_out(Core core, TokenProgress progress, StoreTurn turn) except -1
 @cython.locals(content=int)
 cpdef list names_of(Core core, StoreTurn turn)
 @cython.locals(
-    lives=list, rows=list, groups=list, contents=list, start=int, stop=int, total=int, each=int, at=int, place=int, life=cython.longlong
+    lives=list, rows=list, groups=list, contents=list, start=int, stop=int, total=int, each=int, at=int, place=int,
+    life=cython.longlong,
 )
 cpdef list plan_turn(Core core, TokenProgress progress, StoreTurn turn, slots, int most)
 @cython.locals(found=list)

@@ -165,8 +165,9 @@ class RowVerbs:
     def reopen(self, request: str, position: int, group: int) -> int:
         """The request writes on its final block: that life is over, and another one begins in the same block; returns it.
 
-        Edges: `Ledger.release`, then `Ledger.allocate`; under fence the next plan waits for a store that reads it. Refuses: no
-        final content; content that others hold, too, or, under hold, that a store reads (copy it: nobody may write on that).
+        Edges: `Ledger.release`, then `Ledger.allocate`; under fence the next plan waits for a store that reads the block.
+        Refuses: a block without final content; one that another request holds as well; under hold, one that a store reads.
+        Such a block must be copied, and the request writes on the copy.
         """
         row = self._check.request(request)
         self._check.group(group)

@@ -22,7 +22,8 @@ from blocklife.offload.records import Hit
 class Asking:
     """The questions of one scheduler.
 
-    Invariant: ``keys_given`` and ``tails_given`` are empty where an earlier call has filled them (`_present`).
+    Invariant: behind `_present`, ``keys_given`` and ``tails_given`` have answers of the outermost call that is being made, and
+    none of earlier calls.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -30,8 +31,7 @@ class Asking:
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
         self._journal, self._call = state.ledger._calls, 0
         self.keys_given: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
-        """What was answered in the outermost call that is being made, by row and group: the first block, and the keys from
-        there on."""
+        """By row and group: the first block, and the keys from there on."""
         self.tails_given: dict[tuple[int, int, int], bytes | None] = {}
         """By row, group and the token at which the tail ends."""
         self.known_of: Callable[[str], int] | None = None
@@ -67,9 +67,9 @@ class Asking:
         return self.asked(tracked, group, start, stop)
 
     def tail_key_of(self, tracked: Tracked, group: int, end: int) -> bytes | None:
-        """The key of a tail that ends at this token, from the engine's functions; None if there is none.
+        """The key of a tail that ends at this token, from the engine's functions; None if the engine has no key for it.
 
-        With layers of a drafter it is that of the prefix with its proof, which may be a whole number of blocks.
+        In a group with layers of a drafter the key covers the proof, too, and may then end with a whole block.
         """
         end += self._geometry.tail_proofs[group]
         position, inside = divmod(end, self._geometry.block_tokens[group])

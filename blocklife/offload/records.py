@@ -212,4 +212,4 @@ class OffloadStatistics:
     host_hits: tuple[int, ...]
     """Blocks loaded from the host tier, by group; those of loads that failed too."""
     below: BelowStatistics | None = None
-    """Counts of the tier below; None if there is none."""
+    """Counts of the tier below; None for a scheduler without one."""

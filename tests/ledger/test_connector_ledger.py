@@ -17,7 +17,7 @@ from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Batch, Completion, Contract, JobId, Ledger, Limits, Placement, Result, Seal, Worker
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import GroupTransfer, Storable, Store
-from blocklife.states import COPYING, KEYED, Block, Request, Slot
+from blocklife.states import COPYING, KEYED, Block, Request, Slot, Trait, states_with
 from tests.ledger.test_ledger_bulk import facts
 from tests.ledger.test_ledger_groups import sound
 from tests.worlds import keys, refuses
@@ -106,7 +106,7 @@ class Program:
         for at, each in enumerate(grown):
             own = [free.pop() for _ in range(min(len(free), dice.randint(0, self.most)))]
             grown[at] = Placement(each.group, each.skipped, each.taken, own)
-            self.seen["copied, handed out"] += sum(blocks.state(place) not in (Block.FREED, Block.CACHED) for place in own)
+            self.seen["copied, handed out"] += sum(blocks.state(place) not in states_with(Trait.FREE, Block) for place in own)
         self.do(lambda ledger: ledger.observe_place(name, grown), lambda ledger: one_by_one(ledger, name, grown))
         return mine
 

@@ -41,7 +41,7 @@ from blocklife.ledger import (
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import GroupTransfer, Store
-from blocklife.states import MACHINES, TERMINAL, Block, Job, Request, Slot
+from blocklife.states import ADMISSIBLE, ADMITTED, MACHINES, TERMINAL, Block, Job, Request, Slot
 from tests.ledger.test_ledger_groups import owners, planned, sound
 from tests.worlds import BOTH, in_flight, keys, make_ledger, ready, refuses, report, sealed, unchanged
 
@@ -298,7 +298,7 @@ class Program:
         """A request gives everything back, and comes again."""
         (request,) = self.some_requests(1)
         event = self.random.choice(["preempt", "finish", "drop"])
-        if event == "preempt" and self.world.requests.state(request) in (Request.RUNNING, Request.LOADING):
+        if event == "preempt" and self.world.requests.state(request) in ADMITTED:
             self.pair.do("preempt", lambda x: x.preempt(request))
         elif event == "finish":
             self.pair.do("finish", lambda x: x.finish(request))
@@ -365,12 +365,12 @@ class Program:
     def admit(self) -> None:
         """A request that holds nothing comes into the batch, one that holds something goes through its life first."""
         for name in self.world.requests:
-            if self.world.requests.state(name) in (Request.WAITING, Request.PREEMPTED):
+            if self.world.requests.state(name) in ADMISSIBLE:
                 self.pair.do("admit", functools.partial(Ledger.admit, request=name))
 
     def plan_load(self, request: str) -> None:
         """A request that is out of the batch loads content of one or both groups."""
-        out = self.world.requests.state(request) in (Request.WAITING, Request.PREEMPTED)
+        out = self.world.requests.state(request) in ADMISSIBLE
         ready = self.world.slots.where(Slot.READY)[:4]
         if not out or not ready or self.world.blocks.free < 4 or not self.world.jobs.room:
             return

@@ -19,7 +19,7 @@ from attrs import evolve
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Completion, Contract, JobId, Launched, Limits, Result, Worker
 from blocklife.offload import Mode, Policies
-from blocklife.states import Block, Job, Request, Slot
+from blocklife.states import ADMISSIBLE, Block, Job, Request, Slot
 from tests.engines import AHEAD, Engine
 from tests.worlds import BOTH
 
@@ -711,7 +711,7 @@ def test_a50_random_actions_leave_every_rule_intact(contract: Contract, ahead: i
         for name in gone:
             chance.choice([engine.finish, engine.abort])(name)
         step = engine.step(None if chance.random() < 0.8 else {}, admit=dict.fromkeys(waiting[:2], 1))
-        waiting = [name for name in waiting if engine.state(name) in (Request.WAITING, Request.PREEMPTED)]
+        waiting = [name for name in waiting if engine.state(name) in ADMISSIBLE]
         waiting += [name for settled in step.settled for name in settled.failed if name not in waiting]
         if step.short:
             engine.step({}, preempt=step.short[-1:])
