@@ -17,7 +17,7 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Their packages, and their names. The programs for one lie in the folder of tests that is called like its package."""
 
 
-HANGS_S = 1800.0
+HANGS_S = 600.0
 """Nothing takes so long that does not hang: the limit of all waiting in tests, so that none fails on a slow machine."""
 
 
