@@ -11,6 +11,8 @@ Rules of this file:
 from __future__ import annotations
 
 import enum
+import itertools
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec
@@ -28,6 +30,7 @@ from blocklife.offload.replacement import replacement as policy_of
 from blocklife.states import Slot
 
 P = ParamSpec("P")
+_KIND_AND_GROUP = operator.itemgetter(0, 1)  # of a noted change
 
 __all__ = ["EventKind", "HostEvent", "HostTier", "Name", "Replacement", "TierStatistics"]
 
@@ -41,11 +44,11 @@ class EventKind(enum.Enum):
 
 @frozen
 class HostEvent:
-    """One change of what can be read from the host tier."""
+    """One change of what can be read from the host tier: contents of one group, in the order in which they changed."""
 
     kind: EventKind
     group: int
-    key: bytes
+    keys: tuple[bytes, ...]
 
 
 @frozen(kw_only=True)
@@ -69,7 +72,7 @@ class TierStatistics:
     quarantined: int
     """Slots that a store past its deadline may still write."""
     lost_events: int
-    """Events dropped because they were not taken in time."""
+    """Contents that events no longer name, because these were not taken in time."""
 
 
 class HostTier(edge.NotCopied):
@@ -173,11 +176,12 @@ class HostTier(edge.NotCopied):
     def take_events(self) -> list[HostEvent]:
         """The content that became readable or was lost since the last call, in order.
 
-        Content that was readable when the tier was created is not reported. If events are not taken, the oldest are dropped and
-        counted in `statistics`.
+        Changes in a row that are alike in kind and group are one event. Content that was readable when the tier was created is
+        not reported. If events are not taken, the oldest contents are dropped and counted in `statistics`.
         """
         found = [
-            HostEvent(EventKind.STORED if stored else EventKind.REMOVED, group, key) for stored, group, key in self._events
+            HostEvent(EventKind.STORED if stored else EventKind.REMOVED, group, tuple([key for _, _, key in changes]))
+            for (stored, group), changes in itertools.groupby(self._events, _KIND_AND_GROUP)
         ]
         self._events.clear()
         return found

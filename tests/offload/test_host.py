@@ -22,7 +22,7 @@ from blocklife.hook_errors import OnError
 from blocklife.ledger import GroupTransfer, JobId, Launched, Ledger, Result, Worker
 from blocklife.offload import Geometry, OffloadScheduler
 from blocklife.offload import replacement as replacement_module
-from blocklife.offload._host import EventKind, HostTier, TierStatistics
+from blocklife.offload._host import EventKind, HostEvent, HostTier, TierStatistics
 from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import BUILT_IN, Arc, Lru, Name, Replacement, can_be_saved, register, replacement
 from blocklife.states import Slot
@@ -70,7 +70,7 @@ def loading(ledger: Ledger, request: str, slot: int) -> JobId:
 def told(tier: HostTier) -> list[str]:
     """The events since the last call, readable: + for what became readable, - for what is gone."""
     signs = {EventKind.STORED: "+", EventKind.REMOVED: "-"}
-    return [signs[event.kind] + event.key.decode() for event in tier.take_events()]
+    return [signs[event.kind] + key.decode() for event in tier.take_events() for key in event.keys]
 
 
 def tier_of(num_slots: int = 3, policy: str | Replacement = "lru", errors: OnError = "raise") -> tuple[Ledger, HostTier]:
@@ -304,15 +304,13 @@ def test_tier_tells_what_can_be_read_and_what_is_gone_in_order() -> None:
 
 
 def test_tier_tells_a_reset_with_every_key() -> None:
-    """All that was readable is gone, pinned or not; an event names group and key."""
+    """All that was readable is gone, pinned or not; an event names the group and its keys."""
     ledger, tier = tier_of()
     ledger.pin("lookup", [1])
     ledger.reset()
     events = tier.take_events()
 
-    assert [(event.kind, event.group, event.key) for event in events] == [
-        (EventKind.REMOVED, 0, key) for key in keys("k0", "k1", "k2")
-    ]
+    assert events == [HostEvent(EventKind.REMOVED, 0, tuple(keys("k0", "k1", "k2")))]
 
 
 def test_tier_counts_the_events_that_nobody_took() -> None:

@@ -35,6 +35,8 @@ from tests.vllm.stopwatch import Stopwatch
 from tests.vllm.worlds import Connector
 
 with importing("tests.vllm.bench_connector", __name__):
+    from vllm.envs import enable_envs_cache
+
     from tests.vllm.engine import RELEASE
     from tests.vllm.population import BLOCK, HOOKS, Feature, Population
 
@@ -227,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--block-tokens", type=int, choices=[16, 32, 64, 128], default=BLOCK, help="of both groups")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
+    enable_envs_cache()  # as vLLM's engine does once it stands: no hook of anybody reads environment variables after that
     found: dict[tuple[Engine, ...], list[Passes]] = {CONNECTORS: [], FEATURES: []}
     try:
         for engines, sizes in ((CONNECTORS, chosen.running), (FEATURES, chosen.features)):

@@ -55,11 +55,17 @@ class Listener:
         return [event for event in self.stored if not event.token_ids]
 
     def readable(self) -> dict[tuple[int, tuple[bytes, ...]], int]:
-        """Content that was told as stored and not as removed since, by group and hashes."""
+        """Content that was told as stored and not as removed since, by group and hashes.
+
+        An event is one chunk where its group is described; elsewhere each of its hashes is one.
+        """
         found: dict[tuple[int, tuple[bytes, ...]], int] = {}
+        by_chunk = {event.group_idx for event in self.described}
         for event in self.events:
-            name = event.group_idx, tuple(event.block_hashes)
-            found[name] = found.get(name, 0) + (1 if isinstance(event, BlockStored) else -1)
+            hashes = tuple(event.block_hashes)
+            for chunk in [hashes] if event.group_idx in by_chunk else [(each,) for each in hashes]:
+                name = event.group_idx, chunk
+                found[name] = found.get(name, 0) + (1 if isinstance(event, BlockStored) else -1)
         return {name: count for name, count in found.items() if count}
 
 

@@ -1037,9 +1037,9 @@ def test_connector_tells_what_changes_in_host_memory(monkeypatch: pytest.MonkeyP
     rig.reset_prefix_cache(reset_connector=True)
     removed = [event for event in take() if isinstance(event, BlockRemoved)]
 
-    assert [event.block_hashes for event in stored] == [[each] for each in hashes]
+    assert [each for event in stored for each in event.block_hashes] == hashes
     assert {event.medium for event in stored} == {"CPU"}
-    assert sorted(event.block_hashes[0] for event in removed) == sorted(hashes)
+    assert sorted(each for event in removed for each in event.block_hashes) == sorted(hashes)
 
 
 @pytest.mark.parametrize(

@@ -115,22 +115,31 @@ class Describer:
                 self._leave_behind(name, owner, chunk)
 
     def describe(self, events: Iterable[HostEvent]) -> list[tuple[HostEvent, Description | None]]:
-        """The events with their descriptions; None for a placeholder."""
+        """The events with their descriptions, content by content for groups of full attention; None for a placeholder."""
         found: list[tuple[HostEvent, Description | None]] = []
         for event in events:
-            name = event.group, event.key
-            described: Description | None = None
-            if event.kind is EventKind.REMOVED:
-                described = self._told.pop(name, None)
-                self._bare.discard(name)
-            elif self._full[event.group]:
-                described = self._find(name) or self._told.get(name)  # the latter of content that is told again
-                if described is None:
-                    self._bare.add(name)
-                else:
-                    self._told[name] = described
-            found.append((event, described))
+            if not self._full[event.group]:
+                found.append((event, None))
+                continue
+            removed = event.kind is EventKind.REMOVED
+            for key in event.keys:
+                described = self._removed((event.group, key)) if removed else self._stored((event.group, key))
+                found.append((HostEvent(event.kind, event.group, (key,)), described))
         return found
+
+    def _removed(self, name: Name) -> Description | None:
+        """Content is gone: what was told of it."""
+        self._bare.discard(name)
+        return self._told.pop(name, None)
+
+    def _stored(self, name: Name) -> Description | None:
+        """Content can be read: what can be told of it."""
+        described = self._find(name) or self._told.get(name)  # the latter of content that is told again
+        if described is None:
+            self._bare.add(name)
+        else:
+            self._told[name] = described
+        return described
 
     def _chunks(self, group: int, start: int, keys: Sequence[bytes], stop: int) -> list[tuple[Name, int]]:
         """The chunks before *stop* whose last block is among these blocks."""

@@ -60,7 +60,7 @@ def extra_keys(request: VllmRequest, start: int, stop: int, block_tokens: int) -
 def told(events: Iterable[HostEvent]) -> Iterator[KVCacheEvent]:
     """The same events as vLLM's event classes, in order."""
     for event in events:
-        yield _placeholder(event, None) if event.kind is EventKind.STORED else _removed(event, [event.key])
+        yield _placeholder(event, None) if event.kind is EventKind.STORED else _removed(event, event.keys)
 
 
 def described(events: Iterable[tuple[HostEvent, Description | None]], groups: Sequence[EventGroup]) -> Iterator[KVCacheEvent]:
@@ -68,7 +68,7 @@ def described(events: Iterable[tuple[HostEvent, Description | None]], groups: Se
     for event, description in events:
         group = groups[event.group]
         if event.kind is EventKind.REMOVED:
-            yield _removed(event, [event.key] if description is None else description.hashes)
+            yield _removed(event, event.keys if description is None else description.hashes)
         elif description is None:
             yield _placeholder(event, group)
         else:
@@ -93,9 +93,9 @@ def _stored(event: HostEvent, description: Description, group: EventGroup) -> Bl
 
 
 def _placeholder(event: HostEvent, group: EventGroup | None) -> BlockStored:
-    """Content of which nothing is known but its key; a window or a state is never told as more."""
+    """Contents of which nothing is known but their keys; a window or a state is never told as more."""
     return BlockStored(
-        block_hashes=_hashes([event.key]),
+        block_hashes=_hashes(event.keys),
         parent_block_hash=None,
         token_ids=[],
         block_size=0,
