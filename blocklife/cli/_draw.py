@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from blocklife.cli._common import OK, WRONG, Parser, file, put_out, reading, refuse_overwriting, write_whole
+from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.errors import MisuseError
 from blocklife.files import parse_json, read_text
-from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 
 if TYPE_CHECKING:
@@ -359,7 +359,7 @@ def _side(name: str) -> Picture:
     from blocklife.cli._lifecycles import table_named
     from blocklife.drawing._picture import picture
 
-    if not {":", name} & {*name, *MACHINES, *SCHEDULER_MACHINES} and (os.path.isfile(name) or Path(name).suffix):
+    if not {":", name} & {*name, *MACHINES, *REQUEST_MACHINES} and (os.path.isfile(name) or Path(name).suffix):
         return _read_markup(Path(name))
     try:
         return picture(table_named(name), name if name in MACHINES else "")

@@ -14,13 +14,13 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
+from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.errors import MisuseError
 from blocklife.lifecycle import Lifecycle, Table
-from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 
 ALL = "all"
-OURS = {**MACHINES, **SCHEDULER_MACHINES}
+OURS = {**MACHINES, **REQUEST_MACHINES}
 
 
 def tables_named(names: Sequence[str]) -> dict[str, Table]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing._mermaid import mermaid
 from blocklife.drawing._picture import Panel, picture
 from blocklife.drawing._svg import svg
@@ -30,7 +31,6 @@ from blocklife.drawing._tables import (
 )
 from blocklife.files import read_text
 from blocklife.lifecycle import Table
-from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import COUPLINGS, MACHINES, NATURES, Trait
 
 END = "<!-- end -->"
@@ -70,7 +70,7 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 
 def generated() -> dict[str, str]:
     """Every generated part by its name, as it should be."""
-    tables = {**MACHINES, **SCHEDULER_MACHINES}
+    tables = {**MACHINES, **REQUEST_MACHINES}
     parts = {f"{machine}.{part}": make(table) for machine, table in tables.items() for part, make in _PARTS.items()}
     parts["couplings"] = coupling_table(COUPLINGS)
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
@@ -81,7 +81,7 @@ def generated() -> dict[str, str]:
 def drawings() -> Mapping[str, str]:
     """Every generated drawing, by file name: each machine, those of the ledger with their couplings, and the block without."""
     drawn = {f"{machine}.svg": svg([Panel(picture(table, machine, COUPLINGS))]) for machine, table in MACHINES.items()}
-    drawn |= {f"{machine}.svg": svg([Panel(picture(table, machine))]) for machine, table in SCHEDULER_MACHINES.items()}
+    drawn |= {f"{machine}.svg": svg([Panel(picture(table, machine))]) for machine, table in REQUEST_MACHINES.items()}
     drawn["life.svg"] = svg([Panel(picture(MACHINES["block"], "block"))])
     return drawn
 

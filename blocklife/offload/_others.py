@@ -18,10 +18,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from attrs import evolve, frozen
 
+from blocklife.connector_states import CONNECTOR_MACHINES, Trust, TrustLife
 from blocklife.errors import CapacityError
 from blocklife.ledger._ids import NULL
 from blocklife.ledger.records import Placement
 from blocklife.ledger.views import block_of
+from blocklife.lifecycle import Hooks, Transition
 from blocklife.offload._engine_pool import EnginePool
 from blocklife.offload.records import Hit
 from blocklife.states import BLANK, KEYED
@@ -34,6 +36,7 @@ MAX_GUESTS = 256
 class _Doubt:
     """A running request whose content counts only if what another owner has put before it was right."""
 
+    trust: TrustLife
     serial: int
     sealed: list[int]
     offered: list[int]
@@ -54,9 +57,10 @@ class OtherOwners:
         self._ledger = pool.scheduler.ledger
         self._progress = pool.scheduler._state.progress
         self.doubts: dict[str, _Doubt] = {}
-        """Running requests whose content waits for a report."""
-        self.wrong: dict[str, int] = {}
-        """Running requests whose blocks another owner failed to fill, with the serial of their row."""
+        """Running requests whose content waits for a report (DOUBTED), or is wrong (REFUTED)."""
+        tables = {table.name: table for table in CONNECTOR_MACHINES.values()}
+        self.hooks: Hooks[Transition] = Hooks(tables, pool.scheduler.ledger._calls.errors)
+        """Hooks on what a connector keeps of requests; the place of a step of a `TrustLife` is the row of its request."""
         self.guests: dict[str, str] = {}
         """Requests that are over and whose blocks are held, by the names that `lend` was given, and who stands for each in the
         ledger."""
@@ -89,6 +93,8 @@ class OtherOwners:
         """Whether one of these blocks belongs to a request whose content waits for a report."""
         found = set(blocks)
         for name, doubt in self.doubts.items():
+            if doubt.trust.state is not Trust.DOUBTED:
+                continue
             if not found.isdisjoint(doubt.blocks):
                 return True
             if self._holds(name, doubt.serial) and any(
@@ -101,7 +107,12 @@ class OtherOwners:
     def doubt(self, name: str, blocks: Collection[int]) -> None:
         """An admitted request reads what another owner brings in this step: name nothing of it until the step has reported."""
         row, table = self._steps.tracked(name).row, self._progress
+        if name in self.doubts:  # it was preempted before the step had reported
+            self.doubts.pop(name).trust.drop()
+        trust = TrustLife()
+        trust.tell_to(self.hooks, row)
         self.doubts[name] = _Doubt(
+            trust,
             table.serial[row],
             [table.sealed[group * table.size + row] for group in self._state.groups],
             [table.offered[group * table.size + row] for group in self._state.groups],
@@ -116,14 +127,17 @@ class OtherOwners:
         Call it before the plan is settled.
         """
         for name, doubt in list(self.doubts.items()):
-            if doubt.plan > plan and doubt.blocks.isdisjoint(wrong):
+            is_wrong = not doubt.blocks.isdisjoint(wrong)
+            if doubt.trust.state is not Trust.DOUBTED or (doubt.plan > plan and not is_wrong):
+                continue
+            if is_wrong and self._holds(name, doubt.serial):
+                doubt.trust.refute()
                 continue
             del self.doubts[name]
             if not self._holds(name, doubt.serial):
+                doubt.trust.drop()
                 continue
-            if not doubt.blocks.isdisjoint(wrong):
-                self.wrong[name] = doubt.serial
-                continue
+            doubt.trust.confirm()
             row, table = self._state.requests[name].row, self._progress
             for group in self._state.groups:
                 at = group * table.size + row
@@ -133,12 +147,13 @@ class OtherOwners:
 
     def take_wrong(self) -> list[str]:
         """Running requests that the engine computes again from an earlier token, each once. Nothing of them is named."""
-        if not self.wrong:
-            return []
-        found, self.wrong = self.wrong, {}
-        return [
-            name for name, serial in found.items() if self._holds(name, serial) and self._scheduler.requests.is_running(name)
-        ]
+        found: list[str] = []
+        for name in [name for name, doubt in self.doubts.items() if doubt.trust.state is Trust.REFUTED]:
+            doubt = self.doubts.pop(name)
+            doubt.trust.drop()
+            if self._holds(name, doubt.serial) and self._scheduler.requests.is_running(name):
+                found.append(name)
+        return found
 
     def _holds(self, name: str, serial: int) -> bool:
         """Whether the request still is what it was when it was admitted: neither over nor preempted since."""

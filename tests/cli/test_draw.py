@@ -18,14 +18,14 @@ import pytest
 
 from blocklife.cli import main
 from blocklife.cli._draw import FORMATS
+from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing import _spec as spec
 from blocklife.errors import to_install
-from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
-MACHINE_NAMES = ", ".join([*MACHINES, *SCHEDULER_MACHINES, "all"])
+MACHINE_NAMES = ", ".join([*MACHINES, *REQUEST_MACHINES, "all"])
 COMMAND = [sys.executable, "-m", "blocklife", "draw"]
 
 Capture = pytest.CaptureFixture[str]

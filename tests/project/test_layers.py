@@ -26,6 +26,7 @@ TRUNK = (
     "lifecycle",
     "states",
     "scheduler_states",
+    "connector_states",
     "core",
     "ledger",
     "files",
@@ -55,7 +56,7 @@ ONLY_IN = {
 }
 """Packages of others, and the only files that may name them."""
 
-PURE = ("errors", "lifecycle", "states", "scheduler_states", "core", "ledger", "offload")
+PURE = ("errors", "lifecycle", "states", "scheduler_states", "connector_states", "core", "ledger", "offload")
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "uuid", "threading", "multiprocessing", "concurrent", "asyncio", "queue"}
     | {"os", "io", "pathlib", "tempfile", "shutil", "socket", "subprocess", "signal", "logging"}

@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing import _spec as spec
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Ledger, Limits
@@ -25,7 +26,7 @@ PAGES = sorted(SPECS.rglob("*.md"))
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
-STATES = {state.name for table in MACHINES.values() for state in table.states}
+STATES = {state.name for table in (*MACHINES.values(), *REQUEST_MACHINES.values()) for state in table.states}
 EVENTS = {f"{machine}.{event}" for machine, table in MACHINES.items() for event in table.events}
 ROWS = {machine: {str(row) for row in table.rows} for machine, table in MACHINES.items()}
 

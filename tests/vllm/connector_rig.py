@@ -134,9 +134,9 @@ class ConnectorRig(Rig):
         statistics = self.side.ledger.statistics()
         assert statistics.requests == statistics.jobs_alive == statistics.violations == 0, statistics
         assert not self.side.offload.plans_out
-        assert not self.side._requests
-        assert not self.side._named
-        assert not self.side._lost | self.side._in_front
+        assert not self.side.requests.by_id
+        assert not self.side.requests.by_name
+        assert not self.side.requests.listed
 
     def step(self) -> bool:
         """As the engine's loop, with as many steps ahead as the depth says."""

@@ -712,7 +712,7 @@ def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
     rig._update(*rig._launch())  # a step without anybody
     forgotten = rig.side.pool.forget_waiting(())
     for each in forgotten:
-        rig.side._named.pop(each).name = ""
+        rig.side.requests.by_name.pop(each).name = ""
     rig.scheduler.set_pause_state(PauseState.UNPAUSED)
     rig.drain()
 
@@ -1236,8 +1236,8 @@ def test_walk_with_a_drafter_finds_what_is_stored_too_early(monkeypatch: pytest.
 @pytest.mark.parametrize("model", MODELS)
 def test_connector_walks_with_sessions(model: str, ahead: bool) -> None:
     """A session takes its last token back and goes on; what it shares with others is served, and every byte of it is right."""
-    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead), 11)
-    rng, parts = Random(11), 0
+    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead), 9)
+    rng, parts = Random(9), 0
     for step in range(300):
         for name in dict.fromkeys((f"s{step // 30}", f"s{step // 20}x")):
             held = rig.scheduler.requests.get(name)

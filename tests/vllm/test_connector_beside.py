@@ -216,7 +216,7 @@ def test_request_is_let_in_on_a_lookup_of_an_earlier_step(monkeypatch: pytest.Mo
     name = rig.add(prompt(30), 2)
     rig.wants_no_prefix(name)
     rig.step()
-    asked = rig.side._requests[name].hit
+    asked = rig.side.requests.by_id[name].hit
     monkeypatch.setattr(rig.second, "get_num_new_matched_tokens", lambda *_: (None, False))
     rig.drain()
     rig.check_empty()

@@ -15,8 +15,9 @@ vLLM computes all of them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from blocklife.engines.vllm.connector._requests import ConnectorRequest
 from blocklife.offload import EnginePool
 from blocklife.offload._others import OtherOwners
 
@@ -31,8 +32,6 @@ class Beside:
         self._scheduler = pool.scheduler
         self.others = OtherOwners(pool)
         self._tables_of: TablesOf | None = None
-        self.receiving: set[str] = set()
-        """Requests whose blocks another connector fills, by their names in the ledger."""
         self.over: dict[str, str] = {}
         """Requests that are over since the last step, by their ids, and their names in the ledger."""
 
@@ -40,16 +39,16 @@ class Beside:
         """Take the engine's allocator."""
         self._tables_of = tables_of
 
-    def freed(self, ids: Callable[[str], str]) -> list[str]:
-        """Requests whose blocks vLLM has taken back in this step, because another connector failed to fill them.
+    def freed(self, receiving: Iterable[ConnectorRequest]) -> list[ConnectorRequest]:
+        """Those of the *receiving* requests whose blocks vLLM has taken back, because another connector failed to fill them.
 
         vLLM does not report it. It can be seen when this connector is asked what it can load; but it is not asked while another
-        one, named before it, is still looking. So it is looked for in the block tables. *ids* returns vLLM's id of a name.
+        one, named before it, is still looking. So it is looked for in the block tables.
         """
         tables_of = self._tables_of
         if tables_of is None:
             return []
-        return [name for name in sorted(self.receiving) if not any(map(any, tables_of(ids(name))))]
+        return [each for each in receiving if not any(map(any, tables_of(each.request.request_id)))]
 
     def left(self, request_id: str, name: str) -> None:
         """A request is over. Whether vLLM keeps its blocks is asked when the next step begins."""

@@ -29,11 +29,13 @@ from zlib import crc32
 
 from attrs import define, evolve, field
 
+from blocklife.connector_states import Arrival
 from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
 from blocklife.engines.vllm.connector._doubts import Doubts, Unproven
 from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport, moved_together
+from blocklife.engines.vllm.connector._requests import STOPPED, WRONG, ConnectorRequest, ConnectorRequests
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, Evict, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.engines.vllm.connector._sources import HitTokens, sources
 from blocklife.engines.vllm.connector._store import AskedStore
@@ -53,26 +55,6 @@ _STOPPED = frozenset({"WAITING", "WAITING_FOR_STREAMING_REQ"})
 """Statuses of vLLM in which a request that has blocks is a session that waits to go on."""
 SPARE_REQUESTS = 1024
 """Room for requests besides the running ones: those that wait and were looked up, and those that load."""
-
-
-@define(eq=False)
-class ConnectorRequest:
-    """What the connector knows about one request."""
-
-    request: VllmRequest
-    name: str
-    """Its name in the ledger: its id, or a longer name while an older request with that id is not over."""
-    session: bool
-    """Whether it is a session, which takes the last token of an answer back when it goes on."""
-    caps: Caps
-    hit: Hit | None = None
-    """The result of its lookup in this step."""
-    deferred_since: float | None = None
-    """When the first of its lookups began that have been deferred until now."""
-    has_stopped: bool = False
-    """Whether it is a session that holds its blocks and waits to go on; the ledger was told that nothing of it is in flight."""
-    is_wrong: bool = False
-    """Whether it is a session that vLLM continues from a state with the token that it takes back; that cannot be undone."""
 
 
 @define(eq=False)
@@ -110,11 +92,7 @@ class ConnectorCounts:
 
 
 class ConnectorScheduler:
-    """The scheduler side of one engine. All calls come from the scheduler's thread.
-
-    Invariant: ``_requests`` has every request that vLLM knows, by id, and ``_named`` every request that the ledger knows, by
-    its name there; a request that is over stays in ``_named`` only, until its last plan has settled.
-    """
+    """The scheduler side of one engine. All calls come from the scheduler's thread."""
 
     def __init__(self, shape: CacheShape, config: ConnectorConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.shape = shape
@@ -150,18 +128,8 @@ class ConnectorScheduler:
         self.beside = Beside(self.pool)
         """Other connectors of the engine."""
         self.counts = ConnectorCounts()
-        self._requests: dict[str, ConnectorRequest] = {}
-        self._named: dict[str, ConnectorRequest] = {}
-        self._sessions: dict[str, ConnectorRequest] = {}
+        self.requests = ConnectorRequests(self.beside.others.hooks)
         self._admissions: dict[str, Admission] = {}
-        self._lost: set[str] = set()
-        """Requests whose KV load failed and that have not been scheduled since, by vLLM's id. vLLM 0.33.0 still reserves the
-        blocks of the failed load, so that another load may wait for ever for blocks that are free: these requests do not load
-        until they are scheduled, and meanwhile no request is promised a load twice in turn without having got blocks for it."""
-        self._in_front: set[str] = set()
-        """Those of them that were not deferred since. In vLLM's queue they come before requests whose loads have landed, as if
-        they held blocks, and move behind them when a lookup is deferred. This is done only once they have found no room: a
-        paused engine computes only the requests at the front."""
         self._has_states = any(isinstance(group, Mamba) for group in shape.geometry.groups)
         self._doubts = Doubts(shape.geometry.block_tokens[0] // shape.hashes_per_block[0], shape.num_workers)
         self._last_windows: dict[str, list[int]] = {}
@@ -197,9 +165,7 @@ class ConnectorScheduler:
 
     def add(self, request: VllmRequest, caps: Caps = _NO_CAPS) -> None:
         """A new request of the engine. It is added to the ledger at its first lookup."""
-        self._requests[request.request_id] = tracked = ConnectorRequest(request, "", request.resumable, caps)
-        if tracked.session and self.shape.names_sessions:
-            self._sessions[request.request_id] = tracked
+        self.requests.add(request, caps, as_session=self.shape.names_sessions)
 
     def look_up(self, request: VllmRequest, device_tokens: int) -> int | None:
         """The number of tokens that a load would bring after those on the device; None: ask again later.
@@ -212,18 +178,17 @@ class ConnectorScheduler:
         earlier, tracked.hit = tracked.hit, None  # the hit of an earlier step, for which there was no room
         self.counts.lookups += 1
         name = self._enter(tracked)
-        if not name or (earlier is not None and request.request_id in self._in_front):
-            self._in_front.discard(request.request_id)
+        if not name or (earlier is not None and self.requests.has(Arrival.LANDED)):
+            # it has found no room: those that hold blocks and wait behind it in vLLM's queue have their turn first
             self._defer(tracked, begun)
             return None
-        if self.offload.requests.is_running(name) or name in self.beside.receiving:
+        if self.offload.requests.is_running(name) or tracked.arrival.state is Arrival.RECEIVING:
             # the engine was reset, and the request is scheduled again in the same step; or another connector's load failed
-            self.offload.preempt(name)
-            self.beside.receiving.discard(name)
+            self._preempt(tracked)
         if self._doubts.open and self._doubts.are_in(request.block_hashes, device_tokens):
             self._defer(tracked, begun)
             return None
-        may_load = self._may_load(request.request_id, earlier) and (self.shape.names_sessions or not tracked.session)
+        may_load = self._may_load(tracked, earlier) and (self.shape.names_sessions or not tracked.is_session)
         if not may_load or request.skip_reading_prefix_cache or not request.block_hashes:
             tracked.hit = self.pool.device_hit(name, request.num_tokens, device_tokens)
             self._resolve(tracked)
@@ -270,15 +235,15 @@ class ConnectorScheduler:
         self._begun, self._built = False, True
         offload, pool = self.offload, self.pool
         for request_id in output.preempted_req_ids or ():
-            tracked = self._requests.get(request_id)
+            tracked = self.requests.by_id.get(request_id)
             if tracked is not None and offload.requests.is_running(tracked.name):
-                offload.preempt(tracked.name)
+                self._preempt(tracked)
         copies = output.kv_cache_block_copies
         self._copied = [copy.dst_block_id for copy in copies] if copies else []
         if self.shape.zeroes_first and (output.new_block_ids_to_zero or self._copied):
             pool.give_up_stores([*(output.new_block_ids_to_zero or ()), *self._copied])
         self._loads = 0
-        if self.beside.receiving or self.beside.others.wrong:
+        if self.requests.listed or self.beside.others.doubts:
             self._go_on_beside()
         going_on: list[Admission] = []
         coming: list[Admission] = []
@@ -318,8 +283,8 @@ class ConnectorScheduler:
         if state is None:
             return found
         for request_id, states in state.boundary_state_offloads.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None or tracked.is_wrong or tracked.name not in self.offload.requests:
+            tracked = self.requests.by_id.get(request_id)
+            if tracked is None or tracked.session.state in WRONG or tracked.name not in self.offload.requests:
                 continue
             computed = self.offload.requests.progress(tracked.name).computed
             for group, block, boundary in states:
@@ -334,10 +299,10 @@ class ConnectorScheduler:
         kept: set[int] = set()
         if (state := output.kv_connector_block_state) is not None:
             for request_id, states in state.boundary_state_offloads.items():
-                if (tracked := self._requests.get(request_id)) is not None and not tracked.is_wrong:
+                if (tracked := self.requests.by_id.get(request_id)) is not None and tracked.session.state not in WRONG:
                     for group, block, boundary in states:
                         if boundary % size[group]:  # a session leaves no tails
-                            pool.hand_off_tail("" if tracked.session else tracked.name, group, boundary, block)
+                            pool.hand_off_tail("" if tracked.is_session else tracked.name, group, boundary, block)
                             kept.add(block)
                         elif (request_id, group, boundary) not in reached:
                             pool.hand_off_state(tracked.name, group, boundary, block)
@@ -349,15 +314,17 @@ class ConnectorScheduler:
         cached, doubts = output.scheduled_cached_reqs, bool(self._doubts.open)
         for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if tables is not None and request_id not in cached.resumed_req_ids:
-                self._grow(self._requests[request_id].name, enumerate(tables))
+                self._grow(self.requests.by_id[request_id].name, enumerate(tables))
                 if doubts:
-                    owner = self._requests[request_id].request
+                    owner = self.requests.by_id[request_id].request
                     self._doubts.grown(owner, [block for table in tables for block in table if block != NULL])
         for each in going_on:  # its load is over, or its session continues: its blocks stay where they are
             name = each.tracked.name
-            if each.tracked.session:
+            self.requests.scheduled(each.tracked)
+            if each.tracked.is_session:
                 self._go_on(each.tracked)
-                each.tracked.has_stopped = False
+                if each.tracked.session.state in STOPPED:
+                    each.tracked.session.go_on()
             size = self.ledger.requests.size
             self._grow(name, [(group, table[size(name, group) :]) for group, table in enumerate(each.tables)])
 
@@ -373,7 +340,7 @@ class ConnectorScheduler:
 
     def _uneven(self, scheduled: Mapping[str, int], coming: Sequence[Admission]) -> dict[str, int]:
         """The running requests scheduled for another number of tokens than one; 0 for those not scheduled."""
-        requests = self._requests
+        requests = self.requests.by_id
         found: dict[str, int] = {}
         if list(scheduled.values()).count(1) < len(scheduled):
             for request_id, count in scheduled.items():
@@ -405,14 +372,17 @@ class ConnectorScheduler:
         loads = False
         for each, hit in placed:
             tracked = each.tracked
-            tracked.is_wrong = False  # it is computed from its beginning
+            if tracked.session.can("begin_anew"):
+                tracked.session.begin_anew()
             tokens = scheduled.get(tracked.request.request_id, 0)
             if not tokens and not each.external_tokens:
-                self.beside.receiving.add(tracked.name)
+                self.requests.receives(tracked)
                 self.beside.others.receive(tracked.name, hit)
             else:
                 loads |= not self.offload.admit(tracked.name, hit, tokens)
-            if tracked.session and not self.shape.names_sessions:
+                if each.external_tokens:
+                    tracked.arrival.load()
+            if tracked.is_session and not self.shape.names_sessions:
                 self.pool.keep_unnamed(tracked.name)
             if each.in_doubt:
                 self.beside.others.doubt(tracked.name, {block for table in each.tables for block in table if block})
@@ -431,7 +401,7 @@ class ConnectorScheduler:
         tracked.hit = None
         if hit is not None and name and not self.pool.is_current(hit):
             hit = None  # vLLM lets it in although another connector is still looking, and has not asked this one in this step
-        self._forget_loss(request)
+        self.requests.scheduled(tracked)
         if not name:
             raise MisuseError(f"request {request.request_id}: vLLM runs more requests than it said (max_num_seqs)")
         external = admission.external_tokens
@@ -472,15 +442,14 @@ class ConnectorScheduler:
     def _go_on_beside(self) -> None:
         """Requests for which another connector has brought what it promised run; those for which it failed step back."""
         others = self.beside.others
-        for name in self.beside.freed(lambda name: self._named[name].request.request_id):
-            self.offload.preempt(name)
-            self.beside.receiving.discard(name)
+        for tracked in self.beside.freed(self.requests.among(Arrival.RECEIVING)):
+            self._preempt(tracked)
         for each in self._admissions.values():
-            if each.tracked.name in self.beside.receiving:
-                self.beside.receiving.discard(each.tracked.name)
+            if each.tracked.arrival.state is Arrival.RECEIVING:
+                self.requests.scheduled(each.tracked)
                 others.received(each.tracked.name, each.tracked.request.num_computed_tokens)
         for name in others.take_wrong():
-            request = self._named[name].request
+            request = self.requests.by_name[name].request
             self.pool.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)
 
     def _owners(self, plan: Plan) -> dict[JobId, str]:
@@ -491,7 +460,7 @@ class ConnectorScheduler:
             job = self.ledger.jobs.get(transfer.job.number)
             if job is None or job.owner is None:
                 continue
-            request = self._named[job.owner].request
+            request = self.requests.by_name[job.owner].request
             if transfer.job in within:
                 self._doubts.submitted(request, transfer.job, plan.number)
             else:
@@ -517,21 +486,22 @@ class ConnectorScheduler:
             # all reports go with the first plan: it may be the one that waited for these jobs
             settled = self.pool.settle_known(number, self._clock(), launched=launched, completions=completions)
             launched, completions = (), ()
-            if settled.failed:
-                self.counts.failed_loads += len(settled.failed)
-                lost = {self._named[name].request.request_id for name in settled.failed} & self._requests.keys()
-                self._lost |= lost
-                self._in_front |= lost
+            for name in settled.loaded:
+                tracked = self.requests.by_name[name]
+                self.requests.landed(tracked, computes=tracked.request.status.name != "WAITING_FOR_REMOTE_KVS")
+            self.counts.failed_loads += len(settled.failed)
+            for name in settled.failed:
+                self.requests.lost(self.requests.by_name[name])
             for name in settled.ended:
-                self._named.pop(name, None)
-        for tracked in self._sessions.values():
-            if not tracked.has_stopped and self._stops(tracked):
+                self.requests.by_name.pop(name, None)
+        for tracked in self.requests.sessions.values():
+            if tracked.session.state not in STOPPED and self._stops(tracked):
                 self._go_on(tracked)
-                tracked.has_stopped = True
                 # a later step that is out computes the token that is taken back, and a state cannot go back
                 # and with guesses vLLM goes on from the first state of the last step, however many of them were right
-                if self._has_states and (tracked.request.num_stale_output_tokens or self.shape.state_drafts):
-                    tracked.is_wrong = True
+                stale = bool(tracked.request.num_stale_output_tokens or self.shape.state_drafts)
+                tracked.session.stop(self._has_states and stale)
+                if tracked.session.state in WRONG:
                     self.pool.keep_unnamed(tracked.name)
         for doubt in void:
             self._forget_void(doubt)
@@ -540,7 +510,7 @@ class ConnectorScheduler:
         """Undo what followed a failed load within a step: its blocks lose their keys, and its request must not answer."""
         if self._evict is not None:
             self._evict(doubt.blocks)
-        tracked = self._requests.get(doubt.owner.request_id)
+        tracked = self.requests.by_id.get(doubt.owner.request_id)
         if tracked is not None and tracked.request is doubt.owner:
             raise RuntimeError(
                 f"request {doubt.owner.request_id}: a load failed that its step was to read, and vLLM did not end the request; "
@@ -554,10 +524,8 @@ class ConnectorScheduler:
 
         *tables* are the blocks that the request has left, by group; those before its windows are gone already.
         """
-        tracked = self._requests.pop(request.request_id, None)
-        self._sessions.pop(request.request_id, None)
+        tracked = self.requests.leave(request.request_id)
         self._admissions.pop(request.request_id, None)
-        self._forget_loss(request)
         if tracked is None:
             return
         self._resolve(tracked)
@@ -565,21 +533,20 @@ class ConnectorScheduler:
             self.describer.leave(request)
         if tracked.name not in self.offload.requests:
             return
-        self.beside.receiving.discard(tracked.name)
         self.beside.left(request.request_id, tracked.name)
         if aborted:
             self.offload.abort(tracked.name)
         else:
             self.offload.finish(tracked.name)
         if tracked.name not in self.offload.requests:
-            del self._named[tracked.name]
+            del self.requests.by_name[tracked.name]
         elif not self.shape.one_a_step:  # a step that computes it, and maybe guesses, is out
             self._last_windows[tracked.name] = [_leading_nulls(table) for table in tables]
 
     @property
     def is_serving(self) -> bool:
         """Whether vLLM has requests to compute. A session that waits for the next part of its text does not count."""
-        return len(self._requests) > sum([each.has_stopped for each in self._sessions.values()])
+        return len(self.requests.by_id) > sum([each.session.state in STOPPED for each in self.requests.sessions.values()])
 
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping without requests: a copy is outstanding or will be planned."""
@@ -608,11 +575,11 @@ class ConnectorScheduler:
             self.tier.tell_again()  # vLLM's reset has told that everything is gone
         self._num_sleeps, self._may_sleep = num_sleeps, False
         for name in self.pool.forget_device():
-            self._named.pop(name, None)
+            self.requests.by_name.pop(name, None)
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> HitTokens | None:
         """Where the first *tokens* of the load come from that was promised to a request in this step; None without one."""
-        tracked = self._requests.get(request.request_id)
+        tracked = self.requests.by_id.get(request.request_id)
         if tracked is None or (hit := tracked.hit) is None or not hit.slots:
             return None
         fetched = self.offload.fetched(tracked.name, [slot for own in hit.slots for slot in own])
@@ -642,40 +609,47 @@ class ConnectorScheduler:
     def _defer(self, tracked: ConnectorRequest, begun: float) -> None:
         """A lookup that began at this time is put off."""
         self.counts.deferred += 1
-        if tracked.deferred_since is None:
-            tracked.deferred_since = begun
+        if not tracked.is_owed:
+            tracked.reply.defer()
+            tracked.owed_since = begun
         if self.describer is not None and self.below is not None:
             self.describer.wait(tracked.request)
 
     def _resolve(self, tracked: ConnectorRequest) -> None:
         """A lookup was answered, or the request is over."""
-        if tracked.deferred_since is not None:
-            self.counts.async_delays.append(self._clock() - tracked.deferred_since)
-            tracked.deferred_since = None
+        if tracked.is_owed:
+            self.counts.async_delays.append(self._clock() - tracked.owed_since)
+            tracked.reply.answer()
             if self.describer is not None:
                 self.describer.go_on(tracked.request)
 
-    def _may_load(self, request_id: str, earlier: Hit | None) -> bool:
-        """Whether a load can be promised to vLLM now, for a request whose *earlier* hit found no room."""
-        if not self._lost:
-            return True
-        return request_id not in self._lost and (earlier is None or not earlier.host_tokens)
+    def _may_load(self, tracked: ConnectorRequest, earlier: Hit | None) -> bool:
+        """Whether a load can be promised to vLLM now, for a request whose *earlier* hit found no room.
 
-    def _forget_loss(self, request: VllmRequest) -> None:
-        self._lost.discard(request.request_id)
-        self._in_front.discard(request.request_id)
+        vLLM 0.33.0 still reserves the blocks of a load that has failed, so that another load may wait for ever for blocks that
+        are free: such a request does not load until it is scheduled, and meanwhile no request is promised a load twice in turn
+        without having got blocks for it.
+        """
+        if not self.requests.has(Arrival.LOST):
+            return True
+        return tracked.arrival.state is not Arrival.LOST and (earlier is None or not earlier.host_tokens)
+
+    def _preempt(self, tracked: ConnectorRequest) -> None:
+        """vLLM has taken the blocks of a request back."""
+        self.offload.preempt(tracked.name)
+        self.requests.stepped_back(tracked)
 
     def _hear_of_preemptions(self) -> None:
         """Notice preemptions by a reset, which vLLM reports only with the next step; until then outputs do not count."""
-        for tracked in self._requests.values():
+        for tracked in self.requests.by_id.values():
             if tracked.request.status.name == "PREEMPTED" and self.offload.requests.is_running(tracked.name):
-                self.offload.preempt(tracked.name)
+                self._preempt(tracked)
 
     def _tracked(self, request: VllmRequest) -> ConnectorRequest:
-        found = self._requests.get(request.request_id)
+        found = self.requests.by_id.get(request.request_id)
         if found is None:
             self.add(request)
-            found = self._requests[request.request_id]
+            found = self.requests.by_id[request.request_id]
         return found
 
     def _enter(self, tracked: ConnectorRequest, *, runs: bool = False) -> str:
@@ -688,7 +662,7 @@ class ConnectorScheduler:
         request = tracked.request
         if not self._has_room(runs):
             for forgotten in self.pool.forget_waiting([each.tracked.name for each in self._admissions.values()]):
-                self._named.pop(forgotten).name = ""
+                self.requests.by_name.pop(forgotten).name = ""
             if not self._has_room(runs):
                 return ""
         name = request.request_id
@@ -696,12 +670,12 @@ class ConnectorScheduler:
             self._serial += 1
             name = f"{request.request_id}#{self._serial}"
         tracked.name = name
-        self._named[name] = tracked
+        self.requests.by_name[name] = tracked
         tails = None if self.shape.geometry.tail_tokens is None else self._tails_of(request)
         self.offload.add_request(name, self._keys_of(tracked), prompt_tokens=request.num_prompt_tokens, tails=tails)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)
-        if tracked.deferred_since is not None:
-            self.pool.has_waited(name, tracked.deferred_since)
+        if tracked.is_owed:
+            self.pool.has_waited(name, tracked.owed_since)
         return name
 
     def _has_room(self, runs: bool) -> bool:
@@ -725,7 +699,7 @@ class ConnectorScheduler:
             if self._looking:
                 describer.look(request, group, start, found)
             else:
-                over = self._requests.get(request.request_id) is not tracked
+                over = self.requests.by_id.get(request.request_id) is not tracked
                 describer.note(request, group, start, found, self._most_stored(tracked), over=over)
             return found
 
@@ -749,13 +723,13 @@ class ConnectorScheduler:
         return tails
 
     def _known_tokens(self, name: str) -> int:
-        tracked = self._named[name]
+        tracked = self.requests.by_name[name]
         # vLLM may have given it the next part already: it computes anew from the token that it takes back
         return tracked.request.num_computed_tokens + 1 if self._stops(tracked) else tracked.request.num_tokens
 
     def _stops(self, tracked: ConnectorRequest) -> bool:
         """Whether it is a session at the end of an answer: vLLM keeps its blocks, and has put it among those that wait."""
-        if not tracked.session or not self.shape.names_sessions or tracked.request.status.name not in _STOPPED:
+        if not tracked.is_session or not self.shape.names_sessions or tracked.request.status.name not in _STOPPED:
             return False
         return tracked.name in self.offload.requests and self.offload.requests.is_running(tracked.name)
 

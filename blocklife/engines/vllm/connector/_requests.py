@@ -1,0 +1,125 @@
+"""What the connector keeps of each request of vLLM: its names, and where vLLM stands with it, as lifecycles.
+
+Rules of this file:
+
+* A request of vLLM is in `ConnectorRequests` from its first hook until vLLM says that it is over; under its name in the ledger
+  until its last plan has settled.
+* Only the methods here take steps of its lifecycles that others look for (`arrival`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, field
+
+from blocklife.connector_states import Arrival, ArrivalLife, Reply, ReplyLife, SessionLife, SessionState
+from blocklife.engines.vllm.connector._config import Caps
+from blocklife.engines.vllm.connector._shapes import VllmRequest
+from blocklife.lifecycle import Hooks, Transition
+from blocklife.offload import Hit
+
+LISTED = frozenset({Arrival.LANDED, Arrival.LOST, Arrival.RECEIVING})
+"""Others look for such a request until vLLM schedules it."""
+STOPPED = frozenset({SessionState.STOPPED, SessionState.OVERRUN})
+WRONG = frozenset({SessionState.OVERRUN, SessionState.ASTRAY})
+"""Its state has taken in a token that it takes back; that cannot be undone."""
+
+
+@define(eq=False)
+class ConnectorRequest:
+    """What the connector knows about one request."""
+
+    request: VllmRequest
+    name: str
+    """Its name in the ledger: its id, or a longer name while an older request with that id is not over."""
+    is_session: bool
+    """Whether it is a session, which takes the last token of an answer back when it goes on."""
+    caps: Caps
+    hit: Hit | None = None
+    """The answer to its lookup in this step, or in an earlier one after which it found no room."""
+    arrival: ArrivalLife = field(factory=ArrivalLife)
+    reply: ReplyLife = field(factory=ReplyLife)
+    owed_since: float = 0.0
+    """While a reply is OWED: when the first lookup began that was put off."""
+    session: SessionLife = field(factory=SessionLife)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether its lookup was put off."""
+        return self.reply.state is Reply.OWED
+
+
+class ConnectorRequests:
+    """The requests of vLLM, and those that the ledger still knows.
+
+    Invariant: ``by_id`` has every request that vLLM knows, and ``by_name`` every request that the ledger knows, by its name
+    there; a request that is over stays in ``by_name`` only, until its last plan has settled. ``sessions`` has those of
+    ``by_id`` that are sessions, and ``listed`` those whose arrival is in `LISTED`, by id, in the order of coming there.
+    """
+
+    def __init__(self, hooks: Hooks[Transition]) -> None:
+        self.by_id: dict[str, ConnectorRequest] = {}
+        self.by_name: dict[str, ConnectorRequest] = {}
+        self.sessions: dict[str, ConnectorRequest] = {}
+        self.listed: dict[str, ConnectorRequest] = {}
+        self.hooks = hooks
+        """Hooks on the steps of all requests; the place of a step is the number of the request, from 0, in order of coming."""
+        self._count = 0
+
+    def add(self, request: VllmRequest, caps: Caps, *, as_session: bool) -> ConnectorRequest:
+        """A request of vLLM that is new here; *as_session*: sessions are told by their names."""
+        tracked = ConnectorRequest(request, "", request.resumable, caps)
+        for life in (tracked.arrival, tracked.reply, tracked.session):
+            life.tell_to(self.hooks, self._count)
+        self._count += 1
+        self.by_id[request.request_id] = tracked
+        if tracked.is_session and as_session:
+            self.sessions[request.request_id] = tracked
+        return tracked
+
+    def leave(self, request_id: str) -> ConnectorRequest | None:
+        """A request is over for vLLM; None if it was not known."""
+        self.sessions.pop(request_id, None)
+        self.listed.pop(request_id, None)
+        return self.by_id.pop(request_id, None)
+
+    def among(self, state: Arrival) -> list[ConnectorRequest]:
+        """The requests in this state of `LISTED`, the first to come there first."""
+        return [tracked for tracked in self.listed.values() if tracked.arrival.state is state]
+
+    def has(self, state: Arrival) -> bool:
+        """Whether a request is in this state of `LISTED`."""
+        return bool(self.listed) and bool(self.among(state))
+
+    def landed(self, tracked: ConnectorRequest, *, computes: bool) -> None:
+        """The load of a request is DONE; it *computes* already if that was within the step."""
+        self._step(tracked, lambda: tracked.arrival.land(computes))
+
+    def lost(self, tracked: ConnectorRequest) -> None:
+        """The load of a request has failed."""
+        self._step(tracked, tracked.arrival.lose)
+
+    def receives(self, tracked: ConnectorRequest) -> None:
+        """A request has got blocks which another connector fills."""
+        self._step(tracked, tracked.arrival.receive)
+
+    def scheduled(self, tracked: ConnectorRequest) -> None:
+        """vLLM schedules a request."""
+        if tracked.arrival.can("schedule"):
+            self._step(tracked, tracked.arrival.schedule)
+
+    def stepped_back(self, tracked: ConnectorRequest) -> None:
+        """vLLM has taken the blocks of a request back."""
+        if tracked.arrival.can("step_back"):
+            self._step(tracked, tracked.arrival.step_back)
+
+    def _step(self, tracked: ConnectorRequest, edge: Callable[[], None]) -> None:
+        edge()
+        request_id = tracked.request.request_id
+        if self.by_id.get(request_id) is not tracked:
+            return
+        if tracked.arrival.state in LISTED:
+            self.listed[request_id] = tracked
+        else:
+            self.listed.pop(request_id, None)
