@@ -81,11 +81,11 @@ class BlocksView:
         self._refs, self._pins, self._writes, self._overdue = (columns[name] for name in ("refs", "pins", "writes", "overdue"))
         self._key, self._job = columns["key"], columns["job"]
         self._traits = data.core.rules.block_trait
-        self.states = memoryview(self._state).toreadonly()
+        self.states = memoryview(columns["state"]).toreadonly()
         """The state of every block, as the index of the state in the machine, for bulk reads; a live view."""
-        self.epochs = memoryview(self._epoch).toreadonly()
+        self.epochs = memoryview(columns["epoch"]).toreadonly()
         """The epoch of every block; a live view."""
-        self.groups = memoryview(self._group).toreadonly()
+        self.groups = memoryview(columns["group"]).toreadonly()
         """The group of every block; a live view."""
 
     def __len__(self) -> int:
@@ -190,17 +190,19 @@ class BlocksView:
 
     def count_held(self) -> int:
         """The number of blocks that a request holds."""
-        return sum(map(bool, self._refs))
+        return sum(map(bool, self._core.blocks.columns["refs"]))
 
     def count_busy(self) -> int:
         """The number of blocks that are not free, or are held, or may still be touched by a copy."""
         busy = [state for state, each in enumerate(_BLOCKS) if each not in _FREE]
-        rows = zip(self._state, self._refs, self._pins, strict=True)
+        columns = self._core.blocks.columns
+        rows = zip(columns["state"], columns["refs"], columns["pins"], strict=True)
         return sum([1 for state, refs, pins in rows if state in busy or refs or pins])
 
     def count(self) -> dict[Block, int]:
         """The number of blocks in each state; the null block counts as FREED."""
-        return {each: self._state.count(state) for state, each in enumerate(_BLOCKS)}
+        column = self._core.blocks.columns["state"]
+        return {each: column.count(state) for state, each in enumerate(_BLOCKS)}
 
     def row_counts(self) -> Iterator[tuple[Row, int]]:
         """How often each row of the table was taken."""
@@ -217,7 +219,7 @@ class SlotsView:
         columns = data.core.slots.columns
         self._state, self._pins, self._group, self._key = (columns[name] for name in ("state", "pins", "group", "key"))
         self._readable = bytes(trait & READABLE != 0 for trait in data.core.rules.slot_trait)
-        self.states = memoryview(self._state).toreadonly()
+        self.states = memoryview(columns["state"]).toreadonly()
         """The state of every slot, as the index of the state in the machine, for bulk reads; a live view."""
 
     def __len__(self) -> int:
@@ -302,7 +304,7 @@ class SlotsView:
     def where(self, state: Slot) -> list[int]:
         """The slots in a state."""
         wanted = SlotLife.table.index[state]
-        return [slot for slot, at in enumerate(self._state) if at == wanted]
+        return [slot for slot, at in enumerate(self._core.slots.columns["state"]) if at == wanted]
 
     def count_busy(self) -> int:
         """The number of slots that are neither EMPTY nor READY, or are pinned."""
@@ -484,8 +486,12 @@ class RequestsView:
         """The lives that a request holds in one group, or some of them; `NULL` for positions outside the window."""
         self._check.group(group)
         requests, table = self._core.requests, self._check.request(request) * self._core.num_groups + group
-        begin, length = requests.begin[table], requests.length[table]
-        return [requests.lives[begin + at] for at in range(length)[start:stop]]
+        begin = requests.begin[table]
+        first, last, _ = slice(start, stop).indices(requests.length[table])
+        found: list[int] = []
+        for at in range(begin + first, begin + last):
+            found.append(requests.lives[at])
+        return found
 
     def row_counts(self) -> Iterator[tuple[Row, int]]:
         """How often each row of the table was taken."""

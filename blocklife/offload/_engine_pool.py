@@ -24,7 +24,7 @@ still reads it. From the target of the first kind the tail of a group of states 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from blocklife.core._steps import StepGrowth
 from blocklife.core._tables import ENDLESS
@@ -65,6 +65,7 @@ class EnginePool:
         self._known_of = known_of
         self._one_a_step = one_a_step
         self._rows = state.rows
+        self._blocks = state.ledger.blocks
         self._windows = [group for group in state.attention if geometry.window_blocks[group] is not None]
         self._grown = StepGrowth()
         self._late: dict[int, tuple[int, int]] = {}
@@ -234,7 +235,7 @@ class EnginePool:
         spans = table.fills(rows)
         if not spans:
             return
-        keys = [self._asking.ask_span(*span) for span in spans]
+        keys = [self._asking.ask_span(group, row, start, stop) for group, row, start, stop in spans]
         turn = self._steps.turn if self._steps.direct and not self._state.lost else None
         for row in self._rows.promise(table, spans, keys, turn):  # one of its blocks waits for an older copy in this plan
             self._store_late(row, self._ledger.plans.number + 1)
@@ -265,8 +266,8 @@ class EnginePool:
         if self._stores.waiting or self._steps.turn.size():
             self._steps.plan_stores([], [])
 
-    def not_among(self, names: Set[str]) -> list[str]:
-        """The running requests that are not among these."""
+    def not_among(self, names: Container[str]) -> list[str]:
+        """The running requests whose names are not among these."""
         known = self._state.names
         return [known[row] for row in self._progress.active if known[row] not in names]
 
@@ -377,10 +378,11 @@ class EnginePool:
 
     def is_new(self, blocks: Iterable[int]) -> bool:
         """Whether some of these blocks are not known to be final, but may be once this step has been reported to the ledger."""
-        state = self._ledger.blocks.state
-        return any(block != NULL and state(block) not in KEYED for block in blocks) or not {
-            block for own in self._grown.fresh for block in own
-        }.isdisjoint(block for block in blocks if block != NULL)
+        fresh: set[int] = set()
+        for own in self._grown.fresh:
+            fresh.update(own)
+        state = self._blocks.state
+        return bool([block for block in blocks if block != NULL and (block in fresh or state(block) not in KEYED)])
 
     @verb
     def place_table(self, name: str, tables: Sequence[Sequence[int]], device_tokens: int) -> None:
@@ -393,8 +395,10 @@ class EnginePool:
 
     def _known(self, group: int, blocks: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
         """The blocks of a hit; `NULL` for those that are not final under the engine's key."""
-        holds = self._ledger.blocks.holds
-        if all(block == NULL or holds(block, group, key) for block, key in zip(blocks, keys, strict=True)):
+        for at, block in enumerate(blocks):
+            if block != NULL and not self._blocks.holds(block, group, keys[at]):
+                break
+        else:
             return blocks
         kinds = [block != NULL and self._is_known(group, block, key) for block, key in zip(blocks, keys, strict=True)]
         return [block if kind else NULL for block, kind in zip(blocks, kinds, strict=True)]

@@ -63,6 +63,8 @@ class ConnectorRequests:
         self.by_name: dict[str, ConnectorRequest] = {}
         self.sessions: dict[str, ConnectorRequest] = {}
         self.listed: dict[str, ConnectorRequest] = {}
+        self.renamed: set[str] = set()
+        """The names in ``by_name`` that are not the ids of their requests."""
         self.hooks = hooks
         """Hooks on the steps of all requests; the place of a step is the number of the request, from 0, in order of coming."""
         self._count = 0
@@ -77,6 +79,20 @@ class ConnectorRequests:
         if tracked.is_session and as_session:
             self.sessions[request.request_id] = tracked
         return tracked
+
+    def name(self, tracked: ConnectorRequest, name: str) -> None:
+        """A request is in the ledger now."""
+        tracked.name = name
+        self.by_name[name] = tracked
+        if name != tracked.request.request_id:
+            self.renamed.add(name)
+
+    def forget(self, name: str) -> None:
+        """A request is not in the ledger any more."""
+        tracked = self.by_name.pop(name, None)
+        self.renamed.discard(name)
+        if tracked is not None:
+            tracked.name = ""
 
     def leave(self, request_id: str) -> ConnectorRequest | None:
         """A request is over for vLLM; None if it was not known."""

@@ -340,16 +340,14 @@ class ConnectorScheduler:
 
     def _uneven(self, scheduled: Mapping[str, int], coming: Sequence[Admission]) -> dict[str, int]:
         """The running requests scheduled for another number of tokens than one; 0 for those not scheduled."""
-        requests = self.requests.by_id
         found: dict[str, int] = {}
-        if list(scheduled.values()).count(1) < len(scheduled):
-            for request_id, count in scheduled.items():
-                if count != 1 and self.offload.requests.is_running(name := requests[request_id].name):
-                    found[name] = count
-        num_coming = sum([each.tracked.request.request_id in scheduled for each in coming]) if coming else 0
+        for request_id, count in scheduled.items():
+            if count != 1 and self.offload.requests.is_running(name := self.requests.by_id[request_id].name):
+                found[name] = count
+        num_coming = len([each for each in coming if each.tracked.request.request_id in scheduled])
         if self.offload.requests.num_running + num_coming > len(scheduled):
-            ids = {requests[request_id].name for request_id in scheduled}
-            found.update(dict.fromkeys(self.pool.not_among(ids), 0))
+            names = scheduled if not self.requests.renamed else {self.requests.by_id[each].name for each in scheduled}
+            found.update(dict.fromkeys(self.pool.not_among(names), 0))
         return found
 
     def _let_in(self, coming: Iterable[Admission], scheduled: Mapping[str, int]) -> bool:
@@ -493,7 +491,7 @@ class ConnectorScheduler:
             for name in settled.failed:
                 self.requests.lost(self.requests.by_name[name])
             for name in settled.ended:
-                self.requests.by_name.pop(name, None)
+                self.requests.forget(name)
         for tracked in self.requests.sessions.values():
             if tracked.session.state not in STOPPED and self._stops(tracked):
                 self._go_on(tracked)
@@ -539,7 +537,7 @@ class ConnectorScheduler:
         else:
             self.offload.finish(tracked.name)
         if tracked.name not in self.offload.requests:
-            del self.requests.by_name[tracked.name]
+            self.requests.forget(tracked.name)
         elif not self.shape.one_a_step:  # a step that computes it, and maybe guesses, is out
             self._last_windows[tracked.name] = [_leading_nulls(table) for table in tables]
 
@@ -575,7 +573,7 @@ class ConnectorScheduler:
             self.tier.tell_again()  # vLLM's reset has told that everything is gone
         self._num_sleeps, self._may_sleep = num_sleeps, False
         for name in self.pool.forget_device():
-            self.requests.by_name.pop(name, None)
+            self.requests.forget(name)
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> HitTokens | None:
         """Where the first *tokens* of the load come from that was promised to a request in this step; None without one."""
@@ -662,15 +660,14 @@ class ConnectorScheduler:
         request = tracked.request
         if not self._has_room(runs):
             for forgotten in self.pool.forget_waiting([each.tracked.name for each in self._admissions.values()]):
-                self.requests.by_name.pop(forgotten).name = ""
+                self.requests.forget(forgotten)
             if not self._has_room(runs):
                 return ""
         name = request.request_id
         while name in self.ledger.requests or self.ledger.jobs.serve(name):
             self._serial += 1
             name = f"{request.request_id}#{self._serial}"
-        tracked.name = name
-        self.requests.by_name[name] = tracked
+        self.requests.name(tracked, name)
         tails = None if self.shape.geometry.tail_tokens is None else self._tails_of(request)
         self.offload.add_request(name, self._keys_of(tracked), prompt_tokens=request.num_prompt_tokens, tails=tails)
         self.offload.cap(name, tracked.caps.store_tokens, tracked.caps.load_tokens)

@@ -1,0 +1,60 @@
+# Types of the views, where they are compiled.
+cimport cython
+from blocklife.core._columns cimport Contents, Core, Requests
+
+cdef int EPOCH_SHIFT, FINAL, FINISHED
+cdef long long ID_MASK
+
+cpdef long long block_of(long long life) noexcept
+
+
+cdef class BlocksView:
+    cdef object _check
+    cdef Core _core
+    cdef unsigned char[::1] _state, _pins, _writes, _overdue, _group
+    cdef unsigned short[::1] _refs
+    cdef int[::1] _epoch, _key, _job
+    cdef unsigned short[::1] _traits
+    cdef readonly object states, epochs, groups
+
+    cpdef state(self, Py_ssize_t block)
+    cpdef bint is_current(self, long long life) except -1
+    @cython.locals(block=cython.longlong)
+    cpdef of(self, long long life)
+    @cython.locals(block=cython.longlong)
+    cpdef code_of(self, long long life)
+    @cython.locals(content=int)
+    cpdef bint holds(self, Py_ssize_t block, int group, key) except -1
+    cpdef long long refs(self, Py_ssize_t block) except -1
+    cpdef long long job(self, Py_ssize_t block) except -1
+
+
+cdef class SlotsView:
+    cdef object _check, _journal
+    cdef Core _core
+    cdef dict _holders
+    cdef unsigned char[::1] _state, _group
+    cdef unsigned short[::1] _pins
+    cdef int[::1] _key
+    cdef bytes _readable
+    cdef readonly object states
+
+    cpdef bint is_ready(self, Py_ssize_t slot) except -1
+    cpdef bint can_evict(self, Py_ssize_t slot) except -1
+    cpdef long long group(self, Py_ssize_t slot) except -1
+    @cython.locals(contents=Contents, content=int, slot=int)
+    cpdef find(self, int group, key)
+    cpdef find_ready(self, int group, key)
+
+
+cdef class JobsView:
+    cdef object _check, _data
+    cdef Core _core
+
+
+cdef class RequestsView:
+    cdef object _check
+    cdef Core _core
+
+    @cython.locals(requests=Requests, table=int, begin=cython.longlong, first=cython.longlong, last=cython.longlong, at=cython.longlong)
+    cpdef list table(self, request, group=*, start=*, stop=*)

@@ -1,0 +1,39 @@
+# Types of the engine's pool, where they are compiled.
+cimport cython
+
+from blocklife.core._progress cimport TokenProgress
+from blocklife.core._steps cimport StepGrowth
+from blocklife.ledger._journal cimport Journal
+from blocklife.ledger.views cimport BlocksView
+from blocklife.offload._asking cimport Asking
+from blocklife.offload._state cimport Tracked
+from blocklife.offload._steps cimport SchedulerSteps
+from blocklife.offload._stores cimport StoreLine
+
+
+
+cdef class EnginePool:
+    cdef readonly object scheduler
+    cdef public Journal _calls
+    cdef object _state, _ledger, _tier, _geometry, _stays, _known_of, _rows
+    cdef SchedulerSteps _steps
+    cdef Asking _asking
+    cdef StoreLine _stores
+    cdef TokenProgress _progress
+    cdef BlocksView _blocks
+    cdef bint _one_a_step, _anew
+    cdef list _windows
+    cdef StepGrowth _grown
+    cdef dict _late
+    cdef set _unwanted
+    cdef public long long holes
+
+    cpdef leave_windows(self)
+    cpdef extend(self, name, tables)
+    cpdef settle_in(self)
+    cpdef promise(self)
+    cpdef list _without_doubt(self, list rows)
+    cpdef list not_among(self, names)
+    @cython.locals(fresh=set)
+    cpdef bint is_new(self, blocks) except -1
+    cpdef _known(self, int group, blocks, keys)
