@@ -113,7 +113,8 @@ cdef class TokenProgress:
     @cython.locals(at=int, own=GroupTokens)
     cpdef set_fill_alarm(self, int group, int row)
     @cython.locals(
-        group=int, row=int, at=int, each=int, size=cython.longlong, start=cython.longlong, stop=cython.longlong, own=GroupTokens
+        group=int, row=int, at=int, each=int, tokens=cython.longlong, size=cython.longlong, start=cython.longlong,
+        stop=cython.longlong, own=GroupTokens
     )
     cpdef list finishing(self, rows, computed)
     @cython.locals(row=int)

@@ -294,7 +294,10 @@ class TokenProgress:
             self.due_for = clock
             rows = {row for row in self.wheel.pop(clock, ()) if self.due_at[row] == clock}
             self.due = sorted(rows)
-        return [row for row in self.due if self.silent[row]]
+        for row in self.due:
+            if not self.silent[row]:
+                return [each for each in self.due if self.silent[each]]
+        return self.due
 
     def propose(self) -> list[int]:
         """All that run want one token in the step that is being made. Returns those that speak and are not scheduled in it yet.
@@ -574,10 +577,10 @@ class TokenProgress:
             own = self.groups[group]
             size = own.tokens
             for each in range(len(rows)):
-                row = rows[each]
+                row, tokens = rows[each], computed[each]
                 at = group * self.size + row
-                if computed[each] >= self.final_at[at]:
-                    start, stop = self.sealed[at], self.full_units(group, row, computed[each], size)
+                if tokens >= self.final_at[at]:
+                    start, stop = self.sealed[at], self.full_units(group, row, tokens, size)
                     if stop > start:
                         found.append((group, row, start, stop))
                     else:

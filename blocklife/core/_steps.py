@@ -9,7 +9,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from blocklife.core._columns import Core
 from blocklife.core._couplings import name_block, release_ids
@@ -120,11 +120,12 @@ class StepGrowth:
         self.taken.append(taken)
         self.fresh.append(fresh)
 
-    def extend(self, progress: TokenProgress, row: int, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Fresh blocks behind some tables of a request, by group; progress counts on them from here on."""
-        for group, fresh in tables:
-            self.note(row, group, (), fresh)
-            progress.grown(group, row, len(fresh))
+    def extend(self, progress: TokenProgress, row: int, tables: Sequence[Sequence[int]]) -> None:
+        """Fresh blocks behind the tables of a request, by group; progress counts on them from here on."""
+        for group in range(len(tables)):
+            if tables[group]:
+                self.note(row, group, (), tables[group])
+                progress.grown(group, row, len(tables[group]))
 
 
 def place(core: Core, progress: TokenProgress, grown: StepGrowth) -> int:

@@ -187,12 +187,12 @@ class EnginePool:
         ]
         self._rows.leave_spans(progress, [span for span in spans if span[2] < span[3]])
 
-    def extend(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """The engine has put fresh blocks, and nulls, behind some tables of a request. `settle_in` tells the ledger."""
+    def extend(self, name: str, tables: Sequence[Sequence[int]]) -> None:
+        """The engine has put these fresh blocks, and nulls, behind the tables of a request. `settle_in` tells the ledger."""
         self._grown.extend(self._progress, self._state.requests[name].row, tables)
 
     @verb
-    def move_on(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
+    def move_on(self, name: str, tables: Sequence[Sequence[int]]) -> None:
         """Release what the engine has moved within the tables of a request, before `extend` reports it at its new place.
 
         The blocks for the states of drafts stay behind the running state: those that it passes come to the end of the table,
@@ -201,8 +201,8 @@ class EnginePool:
         most = self._state.policies.state_drafts
         if not most:
             return
-        for group, blocks in tables:
-            if isinstance(self._geometry.groups[group], Mamba):
+        for group, blocks in enumerate(tables):
+            if blocks and isinstance(self._geometry.groups[group], Mamba):
                 self._move_on(name, group, set(blocks), most)
 
     def _move_on(self, name: str, group: int, blocks: set[int], most: int) -> None:

@@ -11,8 +11,6 @@ Rules of this file:
 from __future__ import annotations
 
 import enum
-import itertools
-import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec
@@ -30,7 +28,6 @@ from blocklife.offload.replacement import replacement as policy_of
 from blocklife.states import Slot
 
 P = ParamSpec("P")
-_KIND_AND_GROUP = operator.itemgetter(0, 1)  # of a noted change
 
 __all__ = ["EventKind", "HostEvent", "HostTier", "Name", "Replacement", "TierStatistics"]
 
@@ -179,10 +176,17 @@ class HostTier(edge.NotCopied):
         Changes in a row that are alike in kind and group are one event. Content that was readable when the tier was created is
         not reported. If events are not taken, the oldest contents are dropped and counted in `statistics`.
         """
-        found = [
-            HostEvent(EventKind.STORED if stored else EventKind.REMOVED, group, tuple([key for _, _, key in changes]))
-            for (stored, group), changes in itertools.groupby(self._events, _KIND_AND_GROUP)
-        ]
+        found: list[HostEvent] = []
+        keys: list[bytes] = []
+        kind, at = EventKind.STORED, -1
+        for stored, group, key in self._events:
+            if group != at or stored != (kind is EventKind.STORED):
+                if keys:
+                    found.append(HostEvent(kind, at, tuple(keys)))
+                kind, at, keys = EventKind.STORED if stored else EventKind.REMOVED, group, []
+            keys.append(key)
+        if keys:
+            found.append(HostEvent(kind, at, tuple(keys)))
         self._events.clear()
         return found
 

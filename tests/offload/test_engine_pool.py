@@ -153,8 +153,8 @@ def test_blocks_that_an_engine_cannot_have_handed_out_are_refused(blocks: list[i
     engine.add("a", (1, 2), 4)
     engine.add("b", (3, 4), 4)
     before = engine.ledger.snapshot()
-    engine.pool.extend("a", [(0, [6])])
-    engine.pool.extend("b", [(0, blocks)])
+    engine.pool.extend("a", [[6]])
+    engine.pool.extend("b", [blocks])
     with pytest.raises(MisuseError, match=said):
         engine.pool.settle_in()
 
@@ -168,7 +168,7 @@ def test_request_that_was_finished_beside_the_scheduler_is_named() -> None:
     engine.ledger.finish("a")
     engine.ledger.add_request("b")
     before = engine.ledger.snapshot()
-    engine.pool.extend("a", [(0, [6])])
+    engine.pool.extend("a", [[6]])
     with pytest.raises(MisuseError, match="request a: it was finished beside the scheduler"):
         engine.pool.settle_in()
 

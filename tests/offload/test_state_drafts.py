@@ -129,7 +129,7 @@ class Engine:
     def grow(self, states: tuple[int, ...]) -> list[int]:
         """One step more; these blocks come behind the others in the table of states. Returns that table."""
         self.pool.leave_windows()
-        tables = [(0, (2,)), (1, states)]
+        tables = [(2,), states]
         self.pool.move_on("a", tables)
         self.pool.extend("a", tables)
         self.pool.schedule({"a": 3})

@@ -136,7 +136,7 @@ class ConnectorRig(Rig):
         assert not self.side.offload.plans_out
         assert not self.side.requests.by_id
         assert not self.side.requests.by_name
-        assert not self.side.requests.listed
+        assert not {**self.side.requests.landed, **self.side.requests.lost, **self.side.requests.receiving}
 
     def step(self) -> bool:
         """As the engine's loop, with as many steps ahead as the depth says."""

@@ -19,8 +19,6 @@ from blocklife.engines.vllm.connector._shapes import VllmRequest
 from blocklife.lifecycle import Hooks, Transition
 from blocklife.offload import Hit
 
-LISTED = frozenset({Arrival.LANDED, Arrival.LOST, Arrival.RECEIVING})
-"""Others look for such a request until vLLM schedules it."""
 STOPPED = frozenset({SessionState.STOPPED, SessionState.OVERRUN})
 WRONG = frozenset({SessionState.OVERRUN, SessionState.ASTRAY})
 """Its state has taken in a token that it takes back; that cannot be undone."""
@@ -55,14 +53,18 @@ class ConnectorRequests:
 
     Invariant: ``by_id`` has every request that vLLM knows, and ``by_name`` every request that the ledger knows, by its name
     there; a request that is over stays in ``by_name`` only, until its last plan has settled. ``sessions`` has those of
-    ``by_id`` that are sessions, and ``listed`` those whose arrival is in `LISTED`, by id, in the order of coming there.
+    ``by_id`` that are sessions; ``landed``, ``lost`` and ``receiving`` those whose arrival is in that state, in the order of
+    coming there.
     """
 
     def __init__(self, hooks: Hooks[Transition]) -> None:
         self.by_id: dict[str, ConnectorRequest] = {}
         self.by_name: dict[str, ConnectorRequest] = {}
         self.sessions: dict[str, ConnectorRequest] = {}
-        self.listed: dict[str, ConnectorRequest] = {}
+        self.landed: dict[str, ConnectorRequest] = {}
+        self.lost: dict[str, ConnectorRequest] = {}
+        self.receiving: dict[str, ConnectorRequest] = {}
+        self._lists = {Arrival.LANDED: self.landed, Arrival.LOST: self.lost, Arrival.RECEIVING: self.receiving}
         self.renamed: set[str] = set()
         """The names in ``by_name`` that are not the ids of their requests."""
         self.hooks = hooks
@@ -97,37 +99,30 @@ class ConnectorRequests:
     def leave(self, request_id: str) -> ConnectorRequest | None:
         """A request is over for vLLM; None if it was not known."""
         self.sessions.pop(request_id, None)
-        self.listed.pop(request_id, None)
+        for listed in self._lists.values():
+            listed.pop(request_id, None)
         return self.by_id.pop(request_id, None)
 
-    def among(self, state: Arrival) -> list[ConnectorRequest]:
-        """The requests in this state of `LISTED`, the first to come there first."""
-        return [tracked for tracked in self.listed.values() if tracked.arrival.state is state]
-
-    def has(self, state: Arrival) -> bool:
-        """Whether a request is in this state of `LISTED`."""
-        return bool(self.listed) and bool(self.among(state))
-
-    def landed(self, tracked: ConnectorRequest, *, computes: bool) -> None:
+    def land(self, tracked: ConnectorRequest, *, computes: bool) -> None:
         """The load of a request is DONE; it *computes* already if that was within the step."""
         self._step(tracked, lambda: tracked.arrival.land(computes))
 
-    def lost(self, tracked: ConnectorRequest) -> None:
+    def lose(self, tracked: ConnectorRequest) -> None:
         """The load of a request has failed."""
         self._step(tracked, tracked.arrival.lose)
 
-    def receives(self, tracked: ConnectorRequest) -> None:
+    def receive(self, tracked: ConnectorRequest) -> None:
         """A request has got blocks which another connector fills."""
         self._step(tracked, tracked.arrival.receive)
 
-    def scheduled(self, tracked: ConnectorRequest) -> None:
+    def schedule(self, tracked: ConnectorRequest) -> None:
         """vLLM schedules a request."""
-        if tracked.arrival.can("schedule"):
+        if tracked.arrival.state in self._lists:
             self._step(tracked, tracked.arrival.schedule)
 
-    def stepped_back(self, tracked: ConnectorRequest) -> None:
+    def step_back(self, tracked: ConnectorRequest) -> None:
         """vLLM has taken the blocks of a request back."""
-        if tracked.arrival.can("step_back"):
+        if tracked.arrival.state in (Arrival.LOADING, Arrival.RECEIVING):
             self._step(tracked, tracked.arrival.step_back)
 
     def _step(self, tracked: ConnectorRequest, edge: Callable[[], None]) -> None:
@@ -135,7 +130,8 @@ class ConnectorRequests:
         request_id = tracked.request.request_id
         if self.by_id.get(request_id) is not tracked:
             return
-        if tracked.arrival.state in LISTED:
-            self.listed[request_id] = tracked
-        else:
-            self.listed.pop(request_id, None)
+        for state, listed in self._lists.items():
+            if state is tracked.arrival.state:
+                listed[request_id] = tracked
+            else:
+                listed.pop(request_id, None)

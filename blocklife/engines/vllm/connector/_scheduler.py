@@ -29,7 +29,7 @@ from zlib import crc32
 
 from attrs import define, evolve, field
 
-from blocklife.connector_states import Arrival
+from blocklife.connector_states import SessionState
 from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
@@ -178,11 +178,11 @@ class ConnectorScheduler:
         earlier, tracked.hit = tracked.hit, None  # the hit of an earlier step, for which there was no room
         self.counts.lookups += 1
         name = self._enter(tracked)
-        if not name or (earlier is not None and self.requests.has(Arrival.LANDED)):
+        if not name or (earlier is not None and self.requests.landed):
             # it has found no room: those that hold blocks and wait behind it in vLLM's queue have their turn first
             self._defer(tracked, begun)
             return None
-        if self.offload.requests.is_running(name) or tracked.arrival.state is Arrival.RECEIVING:
+        if self.offload.requests.is_running(name) or request.request_id in self.requests.receiving:
             # the engine was reset, and the request is scheduled again in the same step; or another connector's load failed
             self._preempt(tracked)
         if self._doubts.open and self._doubts.are_in(request.block_hashes, device_tokens):
@@ -243,7 +243,7 @@ class ConnectorScheduler:
         if self.shape.zeroes_first and (output.new_block_ids_to_zero or self._copied):
             pool.give_up_stores([*(output.new_block_ids_to_zero or ()), *self._copied])
         self._loads = 0
-        if self.requests.listed or self.beside.others.doubts:
+        if self.requests.receiving or self.beside.others.doubts:
             self._go_on_beside()
         going_on: list[Admission] = []
         coming: list[Admission] = []
@@ -311,32 +311,34 @@ class ConnectorScheduler:
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
         """Report the blocks that running requests got in this step."""
-        cached, doubts = output.scheduled_cached_reqs, bool(self._doubts.open)
-        for request_id, tables in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if tables is not None and request_id not in cached.resumed_req_ids:
-                self._grow(self.requests.by_id[request_id].name, enumerate(tables))
+        cached, doubts, requests = output.scheduled_cached_reqs, bool(self._doubts.open), self.requests.by_id
+        ids, added, resumed = cached.req_ids, cached.new_block_ids, cached.resumed_req_ids
+        for at in range(len(ids)):
+            tables = added[at]
+            if tables is not None and ids[at] not in resumed:
+                tracked = requests[ids[at]]
+                self._grow(tracked.name, tables)
                 if doubts:
-                    owner = self.requests.by_id[request_id].request
-                    self._doubts.grown(owner, [block for table in tables for block in table if block != NULL])
+                    self._doubts.grown(tracked.request, [block for table in tables for block in table if block != NULL])
         for each in going_on:  # its load is over, or its session continues: its blocks stay where they are
             name = each.tracked.name
-            self.requests.scheduled(each.tracked)
+            self.requests.schedule(each.tracked)
             if each.tracked.is_session:
                 self._go_on(each.tracked)
                 if each.tracked.session.state in STOPPED:
                     each.tracked.session.go_on()
             size = self.ledger.requests.size
-            self._grow(name, [(group, table[size(name, group) :]) for group, table in enumerate(each.tables)])
+            self._grow(name, [table[size(name, group) :] for group, table in enumerate(each.tables)])
 
-    def _grow(self, name: str, tables: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """A request got blocks, each for the table of a group."""
-        grown = [(group, added) for group, added in tables if added]
-        for group, added in grown:
+    def _grow(self, name: str, tables: Sequence[Sequence[int]]) -> None:
+        """A request got blocks behind its tables, by group."""
+        for group in range(len(tables)):
+            added = tables[group]
             if NULL in added and NULL in itertools.dropwhile(operator.not_, added):
                 raise MisuseError(f"request {name}: group {group} got {list(added)}, with a null between blocks (not offered)")
         if self.shape.state_drafts:
-            self.pool.move_on(name, grown)
-        self.pool.extend(name, grown)
+            self.pool.move_on(name, tables)
+        self.pool.extend(name, tables)
 
     def _uneven(self, scheduled: Mapping[str, int], coming: Sequence[Admission]) -> dict[str, int]:
         """The running requests scheduled for another number of tokens than one; 0 for those not scheduled."""
@@ -345,9 +347,11 @@ class ConnectorScheduler:
             if count != 1 and self.offload.requests.is_running(name := self.requests.by_id[request_id].name):
                 found[name] = count
         num_coming = len([each for each in coming if each.tracked.request.request_id in scheduled])
-        if self.offload.requests.num_running + num_coming > len(scheduled):
+        waiting = [each.name for each in self.requests.landed.values()]  # to the ledger, they run
+        if self.offload.requests.num_running + num_coming - len(waiting) > len(scheduled):
             names = scheduled if not self.requests.renamed else {self.requests.by_id[each].name for each in scheduled}
-            found.update(dict.fromkeys(self.pool.not_among(names), 0))
+            waiting = self.pool.not_among(names)
+        found.update(dict.fromkeys(waiting, 0))
         return found
 
     def _let_in(self, coming: Iterable[Admission], scheduled: Mapping[str, int]) -> bool:
@@ -370,11 +374,11 @@ class ConnectorScheduler:
         loads = False
         for each, hit in placed:
             tracked = each.tracked
-            if tracked.session.can("begin_anew"):
+            if tracked.session.state is SessionState.ASTRAY:
                 tracked.session.begin_anew()
             tokens = scheduled.get(tracked.request.request_id, 0)
             if not tokens and not each.external_tokens:
-                self.requests.receives(tracked)
+                self.requests.receive(tracked)
                 self.beside.others.receive(tracked.name, hit)
             else:
                 loads |= not self.offload.admit(tracked.name, hit, tokens)
@@ -399,7 +403,7 @@ class ConnectorScheduler:
         tracked.hit = None
         if hit is not None and name and not self.pool.is_current(hit):
             hit = None  # vLLM lets it in although another connector is still looking, and has not asked this one in this step
-        self.requests.scheduled(tracked)
+        self.requests.schedule(tracked)
         if not name:
             raise MisuseError(f"request {request.request_id}: vLLM runs more requests than it said (max_num_seqs)")
         external = admission.external_tokens
@@ -440,11 +444,11 @@ class ConnectorScheduler:
     def _go_on_beside(self) -> None:
         """Requests for which another connector has brought what it promised run; those for which it failed step back."""
         others = self.beside.others
-        for tracked in self.beside.freed(self.requests.among(Arrival.RECEIVING)):
+        for tracked in self.beside.freed(list(self.requests.receiving.values())):
             self._preempt(tracked)
         for each in self._admissions.values():
-            if each.tracked.arrival.state is Arrival.RECEIVING:
-                self.requests.scheduled(each.tracked)
+            if each.tracked.request.request_id in self.requests.receiving:
+                self.requests.schedule(each.tracked)
                 others.received(each.tracked.name, each.tracked.request.num_computed_tokens)
         for name in others.take_wrong():
             request = self.requests.by_name[name].request
@@ -486,10 +490,10 @@ class ConnectorScheduler:
             launched, completions = (), ()
             for name in settled.loaded:
                 tracked = self.requests.by_name[name]
-                self.requests.landed(tracked, computes=tracked.request.status.name != "WAITING_FOR_REMOTE_KVS")
+                self.requests.land(tracked, computes=tracked.request.status.name != "WAITING_FOR_REMOTE_KVS")
             self.counts.failed_loads += len(settled.failed)
             for name in settled.failed:
-                self.requests.lost(self.requests.by_name[name])
+                self.requests.lose(self.requests.by_name[name])
             for name in settled.ended:
                 self.requests.forget(name)
         for tracked in self.requests.sessions.values():
@@ -628,14 +632,14 @@ class ConnectorScheduler:
         are free: such a request does not load until it is scheduled, and meanwhile no request is promised a load twice in turn
         without having got blocks for it.
         """
-        if not self.requests.has(Arrival.LOST):
+        if not self.requests.lost:
             return True
-        return tracked.arrival.state is not Arrival.LOST and (earlier is None or not earlier.host_tokens)
+        return tracked.request.request_id not in self.requests.lost and (earlier is None or not earlier.host_tokens)
 
     def _preempt(self, tracked: ConnectorRequest) -> None:
         """vLLM has taken the blocks of a request back."""
         self.offload.preempt(tracked.name)
-        self.requests.stepped_back(tracked)
+        self.requests.step_back(tracked)
 
     def _hear_of_preemptions(self) -> None:
         """Notice preemptions by a reset, which vLLM reports only with the next step; until then outputs do not count."""
