@@ -1,6 +1,6 @@
 # Types of the views, where they are compiled.
 cimport cython
-from blocklife.core._columns cimport Contents, Core, Requests
+from blocklife.core._columns cimport Contents, Core, Requests, life_of
 
 cdef int EPOCH_SHIFT, FINAL, FINISHED
 cdef long long ID_MASK

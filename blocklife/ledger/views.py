@@ -15,7 +15,7 @@ from typing import TypeAlias, overload
 
 from blocklife.core import _plans as plans
 from blocklife.core import _verbs as verbs
-from blocklife.core._columns import Core, Ints, listed
+from blocklife.core._columns import Core, Ints, life_of, listed
 from blocklife.core._tables import COPIED, FINAL, FINISHED, OVER, READABLE
 from blocklife.errors import MisuseError
 from blocklife.ledger import _edge as edge
@@ -108,7 +108,7 @@ class BlocksView:
         """The current life of a block."""
         if type(block) is not int or not 0 <= block < len(self._epoch):
             self._check.blocks([edge.whole(block, "block")])
-        return self._epoch[block] << EPOCH_SHIFT | block
+        return life_of(self._epoch[block], block)
 
     def is_current(self, life: int) -> bool:
         """Whether a life is still current."""
@@ -164,7 +164,7 @@ class BlocksView:
         contents = self._core.contents
         content = contents.known[group].get(key, 0)
         block = contents.block[content] if content else -1
-        return None if block < 0 else self._epoch[block] << EPOCH_SHIFT | block
+        return None if block < 0 else life_of(self._epoch[block], block)
 
     def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""

@@ -159,6 +159,7 @@ def test_blocks_of_drafts_that_stay_keep_their_lives() -> None:
     assert list(engine.ledger.requests.table("a", 1))[:3] == old
 
 
+@pytest.mark.interpreted
 def test_block_that_stays_where_it_was_cannot_come_twice() -> None:
     """The control: without `move_on` the ledger refuses a block that its request holds already."""
     engine = Engine()
