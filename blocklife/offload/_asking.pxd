@@ -9,6 +9,7 @@ from blocklife.offload._state cimport Tracked
 cdef class Asking:
     cdef object _state, _geometry
     cdef TokenProgress _progress
+    cdef dict _requests, _names
     cdef list _keeps_one
     cdef long long _call
     cdef public dict keys_given, tails_given
@@ -21,4 +22,5 @@ cdef class Asking:
     @cython.locals(known=tuple)
     cpdef keys_of(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
     cpdef ask_keys(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    @cython.locals(tracked=Tracked)
     cpdef ask_span(self, Py_ssize_t group, Py_ssize_t row, Py_ssize_t start, Py_ssize_t stop)

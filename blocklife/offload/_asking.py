@@ -28,6 +28,7 @@ class Asking:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state, self._geometry, self._progress = state, state.geometry, state.progress
+        self._requests, self._names = state.requests, state.names
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
         self._journal, self._call = state.ledger._calls, 0
         self.keys_given: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
@@ -124,13 +125,13 @@ class Asking:
 
         Where an engine decides first, there may be fewer tokens than expected: then progress counts them from here on.
         """
-        tracked = self._state.requests[self._state.names[row]]
+        tracked = self._requests[self._names[row]]
         if self.known_of is None:
             return self.ask_keys(tracked, group, start, stop)
         found = tracked.keys(group, start, stop)
         if len(found) < stop - start:
             self._progress.speak_up(row)
-            self._progress.known[row] = self.known_of(self._state.names[row])
+            self._progress.known[row] = self.known_of(self._names[row])
         return found
 
     def ask_offer(self, name: str, tracked: Tracked, tokens: int) -> None:

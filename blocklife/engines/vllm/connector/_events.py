@@ -8,7 +8,7 @@ descriptions (`_described`) an event has the hashes of all blocks of the chunk, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attrs import frozen
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
@@ -113,4 +113,4 @@ def _removed(event: HostEvent, hashes: Iterable[bytes]) -> BlockRemoved:
 
 
 def _hashes(hashes: Iterable[bytes]) -> list[ExternalBlockHash]:
-    return [maybe_convert_block_hash(BlockHash(each)) for each in hashes]
+    return list(map(maybe_convert_block_hash, cast("Iterable[BlockHash]", hashes)))
