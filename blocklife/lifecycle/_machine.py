@@ -50,9 +50,12 @@ class Lifecycle(Generic[StateT_co]):
         if any(issubclass(base, Lifecycle) and base is not Lifecycle for base in cls.__bases__):
             raise DefinitionError(f"{cls.__name__}: a lifecycle cannot extend another; write its rows out")
         cls.table = compile_table(cls, initial, frozenset(finals), _edges_of(cls))
+        cls._at = cls.table.index[initial]
 
     def __init__(self, at: StateT_co | None = None) -> None:
-        found = self.table.index.get(self.table.initial if at is None else at)
+        if at is None:
+            return
+        found = self.table.index.get(at)
         if found is None:
             known = ", ".join(state.name for state in self.table.states)
             raise MisuseError(f"{self.table.name}: it cannot begin at {at!r} (its states are {known})")
