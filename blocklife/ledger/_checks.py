@@ -33,6 +33,8 @@ _BROKEN = {
     BrokenPair.PUBLISHED: "slot {place} is READY although job {job} is {state} (I6)",
 }
 
+_OK, _PLANNED = Result.OK, Job.PLANNED
+
 
 class Checks:
     """The checks of one ledger. A method is named after what it checks."""
@@ -176,7 +178,7 @@ class Checks:
             self.report(each)
             numbers.append(each.job.number if each.job.incarnation == self._data.incarnation else 0)
             workers.append(int(each.worker))
-            oks.append(each.result is Result.OK)
+            oks.append(each.result is _OK)
             misses = misses or bool(each.missing)
         return numbers, workers, oks, [each.missing for each in completions] if misses else ()
 
@@ -186,7 +188,7 @@ class Checks:
         if not 0 <= worker < self._core.num_workers:
             raise MisuseError(f"worker {worker}: there are {self._core.num_workers} (ranks count from 0)")
         row = self._core.jobs.find(job.number) if job.incarnation == self._data.incarnation else 0
-        if row and JOB_STATES[self._core.jobs.state[row]] is Job.PLANNED:
+        if row and JOB_STATES[self._core.jobs.state[row]] is _PLANNED:
             raise self._data.refusals.of_job(row, JOB_EVENTS[J_FINISH])
         if row and completion.missing:
             direction, count = DIRECTIONS[self._core.jobs.direction[row]], self._core.jobs.num_slots[row]

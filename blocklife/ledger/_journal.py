@@ -203,7 +203,7 @@ class Journal:
 
     def writes(self) -> None:
         """A call has asked all it needs, and changes something from here on."""
-        self.stage = CallStage.WRITING
+        self.stage = _WRITING
 
     def refuse(self, name: str) -> None:
         """Refuse a call that is made while hooks are told, or after one that was interrupted."""
@@ -217,12 +217,12 @@ class Journal:
     def break_off(self, name: str, problem: BaseException, begun: int) -> None:
         """The outermost call raises *problem*; *begun* is the number of the latest step before it."""
         stage, self._interrupted = self.stage, name
-        self.stage = CallStage.CLOSED
+        self.stage = _CLOSED
         # an argument that raised while it was checked
         unwritten = isinstance(problem, Exception) and self.core.journal.steps == begun
         if unwritten or stage is _ASKING or isinstance(problem, BlocklifeError):
             self.request = ""
-            self.stage = CallStage.IDLE
+            self.stage = _IDLE
             self.end_verb()
             if isinstance(problem, RefusedError) and self.refusals.active:
                 self.untold.append(problem)
@@ -233,7 +233,7 @@ class Journal:
         """Call all hooks and watchers for everything that was noted, then deal with what they raised."""
         untold, errors = self.untold, self.errors
         try:
-            self.stage = CallStage.TELLING  # here, so that an interrupt cannot leave it so
+            self.stage = _TELLING  # here, so that an interrupt cannot leave it so
             while untold:
                 told = untold.popleft()
                 if isinstance(told, SlotChange):
@@ -247,7 +247,7 @@ class Journal:
                 else:
                     self.hooks.tell((told,))
         finally:
-            self.stage = CallStage.IDLE
+            self.stage = _IDLE
 
     def end_verb(self) -> None:
         """A verb has made its last write: what is told of its steps is known now, and may be another after the next verb."""

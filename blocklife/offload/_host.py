@@ -39,6 +39,9 @@ class EventKind(enum.Enum):
     REMOVED = "it cannot be read any more"
 
 
+_KINDS = {True: EventKind.STORED, False: EventKind.REMOVED}
+
+
 @frozen
 class HostEvent:
     """One change of what can be read from the host tier: contents of one group, in the order in which they changed."""
@@ -178,15 +181,15 @@ class HostTier(edge.NotCopied):
         """
         found: list[HostEvent] = []
         keys: list[bytes] = []
-        kind, at = EventKind.STORED, -1
+        was_stored, last = True, -1
         for stored, group, key in self._events:
-            if group != at or stored != (kind is EventKind.STORED):
+            if group != last or stored is not was_stored:
                 if keys:
-                    found.append(HostEvent(kind, at, tuple(keys)))
-                kind, at, keys = EventKind.STORED if stored else EventKind.REMOVED, group, []
+                    found.append(HostEvent(_KINDS[was_stored], last, tuple(keys)))
+                was_stored, last, keys = stored, group, []
             keys.append(key)
         if keys:
-            found.append(HostEvent(kind, at, tuple(keys)))
+            found.append(HostEvent(_KINDS[was_stored], last, tuple(keys)))
         self._events.clear()
         return found
 

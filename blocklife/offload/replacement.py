@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
+from blocklife.core._columns import listed, longer, zeros
 from blocklife.errors import MisuseError
 
 Name: TypeAlias = tuple[int, bytes]
@@ -73,16 +73,76 @@ def can_be_saved(policy: Replacement) -> TypeGuard[Saveable]:
     return hasattr(policy, "snapshot") and hasattr(policy, "restore")
 
 
-class Lru:
-    """Evicts the least recently used slot first.
+class SlotOrder:
+    """Some slots in an order, the least recently used first, linked through columns that grow with the numbers of slots.
 
-    Invariant: ``_order`` holds every slot that was inserted or touched and not removed since, once, the least recently used
-    first. Initially empty.
+    Invariant: from node 0, ``following`` leads through the nodes of all slots in the order, once each, and back, and ``before``
+    the other way round. The node of a slot is its number and 1; in both columns that of a slot which is not in it has -1.
     """
 
     def __init__(self) -> None:
-        # Not a dict: taking from its front leaves holes that every later walk from the front must skip.
-        self._order: OrderedDict[int, None] = OrderedDict()
+        self.following, self.before = zeros("i", 1), zeros("i", 1)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, slot: int) -> bool:
+        return self.has(slot)
+
+    def __iter__(self) -> Iterator[int]:
+        node = self.following[0]
+        while node:
+            yield node - 1
+            node = self.following[node]
+
+    def has(self, slot: int) -> bool:
+        """Whether a slot is in the order."""
+        return 0 <= slot < len(self.following) - 1 and self.following[slot + 1] >= 0
+
+    def push(self, slot: int) -> None:
+        """Put a slot at the end, from wherever it stands."""
+        node = slot + 1
+        if not 0 < node < len(self.following):
+            self._make_room(slot)
+        elif self.following[node] >= 0:
+            self.drop(slot)
+        last = self.before[0]
+        self.following[last] = self.before[0] = node
+        self.following[node], self.before[node] = 0, last
+        self._size += 1
+
+    def drop(self, slot: int) -> bool:
+        """Take a slot out. Returns whether it was in the order."""
+        if not self.has(slot):
+            return False
+        node = slot + 1
+        after, ahead = self.following[node], self.before[node]
+        self.following[ahead], self.before[after] = after, ahead
+        self.following[node] = self.before[node] = -1
+        self._size -= 1
+        return True
+
+    def first(self, count: int) -> list[int]:
+        """The first slots in the order, at most *count*."""
+        return [node - 1 for node in listed(self.following, 0, count)]
+
+    def _make_room(self, slot: int) -> None:
+        if slot < 0:
+            raise MisuseError(f"slot {slot}: slots are counted from 0")
+        size = max(slot + 2, 2 * len(self.following))
+        self.following, self.before = longer("i", self.following, size, -1), longer("i", self.before, size, -1)
+
+
+class Lru:
+    """Evicts the least recently used slot first.
+
+    Invariant: ``_order`` holds every slot that was inserted or touched and not removed since, the least recently used first.
+    Initially empty.
+    """
+
+    def __init__(self) -> None:
+        self._order = SlotOrder()
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
         """New content counts as used; names do not matter."""
@@ -90,21 +150,16 @@ class Lru:
 
     def touch(self, slots: Iterable[int]) -> None:
         """Move slots to the end, in this order."""
-        order = self._order
-        move = order.move_to_end
         for slot in slots:
-            if slot in order:
-                move(slot)
-            else:
-                order[slot] = None
+            self._order.push(slot)
 
     def remove(self, slot: int) -> None:
         """Forget a slot."""
-        self._order.pop(slot, None)
+        self._order.drop(slot)
 
     def peek(self, count: int) -> list[int]:
         """The slots that would be evicted next, if all of them can be."""
-        return list(islice(self._order, count))
+        return self._order.first(count)
 
     def snapshot(self, names: Sequence[int]) -> Hashable:
         """The order."""
@@ -112,7 +167,8 @@ class Lru:
 
     def restore(self, saved: Hashable) -> None:
         """Go back to an order."""
-        self._order = OrderedDict.fromkeys(_saved(saved))
+        self._order = SlotOrder()
+        self.touch(_saved(saved))
 
     def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
         """The first *count* evictable slots; skipped slots are in use and move to the end."""
@@ -123,8 +179,7 @@ class Lru:
                 chosen.append(slot)
                 if len(chosen) == count:
                     break
-        for slot in passed:
-            self._order.move_to_end(slot)
+        self.touch(passed)
         return chosen
 
 
@@ -151,8 +206,9 @@ class Arc:
         if type(num_slots) is not int or num_slots < 1:
             raise MisuseError(f"num_slots must be a whole number of at least 1, not {num_slots!r}")
         self.num_slots = num_slots
-        self._once: OrderedDict[int, Name | None] = OrderedDict()
-        self._again: OrderedDict[int, Name | None] = OrderedDict()
+        self._once, self._again = SlotOrder(), SlotOrder()
+        self._names: list[Name | None] = []
+        """What each slot of T1 or T2 holds, by slot; None where it was filled from elsewhere."""
         self._once_ghosts: OrderedDict[Name, None] = OrderedDict()
         self._again_ghosts: OrderedDict[Name, None] = OrderedDict()
         self._target = 0.0
@@ -162,64 +218,72 @@ class Arc:
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
         """Cases II to IV of the paper: names with a ghost go to T2 and adapt p, new ones go to T1."""
-        once, again, once_ghosts, again_ghosts = self._once, self._again, self._once_ghosts, self._again_ghosts
+        once_ghosts, again_ghosts = self._once_ghosts, self._again_ghosts
         for slot, name in zip(slots, names, strict=True):
-            if slot in once:
-                del once[slot]
-            elif slot in again:
-                del again[slot]
-            if name not in once_ghosts and name not in again_ghosts:
-                once[slot] = name
+            self._again.drop(slot)
+            if not (once_ghosts or again_ghosts) or (name not in once_ghosts and name not in again_ghosts):
+                self._once.push(slot)
+                self._call(slot, name)
                 continue
             ghosts = once_ghosts if name in once_ghosts else again_ghosts
             self._target = self._adapted(self._target, ghosts, len(once_ghosts), len(again_ghosts))
             del ghosts[name]
-            again[slot] = name
+            self._once.drop(slot)
+            self._again.push(slot)
+            self._call(slot, name)
         self._bury()
 
     def touch(self, slots: Iterable[int]) -> None:
         """Case I of the paper: a used slot becomes the most recent of T2."""
-        once, again = self._once, self._again
         for slot in slots:
-            if slot in again:
-                again.move_to_end(slot)
-            elif slot in once:
-                again[slot] = once.pop(slot)
+            if self._again.has(slot) or self._once.drop(slot):
+                self._again.push(slot)
             else:
-                once[slot] = None
+                self._once.push(slot)
+                self._call(slot, None)
         self._trim()
+
+    def _call(self, slot: int, name: Name | None) -> None:
+        """A slot holds this."""
+        if slot >= len(self._names):
+            self._names.extend([None] * (slot + 1 - len(self._names)))
+        self._names[slot] = name
 
     def remove(self, slot: int) -> None:
         """Forget a slot; if it was evicted, its name becomes a ghost."""
-        first = slot in self._once
-        if not first and slot not in self._again:
+        first = self._once.drop(slot)
+        if not first and not self._again.drop(slot):
             return
-        name = (self._once if first else self._again).pop(slot)
-        if slot in self._chosen and name is not None:
+        name = self._names[slot]
+        if name is not None and slot in self._chosen:
             self._leaving.append((first, name))
 
     def peek(self, count: int) -> list[int]:
         """The slots that would be evicted next, if all of them can be and no ghost comes back meanwhile."""
         surplus = max(0, len(self._once) - int(self._target))
-        once, again = list(islice(self._once, count)), list(islice(self._again, count))
+        once, again = self._once.first(count), self._again.first(count)
         return [*once[:surplus], *again, *once[surplus:]][:count]
 
     def snapshot(self, names: Sequence[int]) -> Hashable:
         """The lists, ghosts, target, and names about to become ghosts."""
         return (
-            tuple((names[slot], name) for slot, name in self._once.items()),
-            tuple((names[slot], name) for slot, name in self._again.items()),
+            tuple([(names[slot], self._names[slot]) for slot in self._once]),
+            tuple([(names[slot], self._names[slot]) for slot in self._again]),
             tuple(self._once_ghosts),
             tuple(self._again_ghosts),
             self._target,
-            tuple(sorted(names[slot] for slot in self._chosen)),
+            tuple(sorted([names[slot] for slot in self._chosen])),
             tuple(self._leaving),
         )
 
     def restore(self, saved: Hashable) -> None:
         """Go back to a snapshot."""
         once, again, once_ghosts, again_ghosts, self._target, chosen, leaving = _saved(saved)
-        self._once, self._again = OrderedDict(once), OrderedDict(again)
+        self._once, self._again = SlotOrder(), SlotOrder()
+        for order, held in ((self._once, once), (self._again, again)):
+            for slot, name in held:
+                order.push(slot)
+                self._call(slot, name)
         self._once_ghosts, self._again_ghosts = OrderedDict.fromkeys(once_ghosts), OrderedDict.fromkeys(again_ghosts)
         self._chosen, self._leaving = set(chosen), list(leaving)
 
@@ -254,7 +318,7 @@ class Arc:
             again_ghosts -= ghosts is self._again_ghosts
         for order, slots in zip((self._once, self._again), passed, strict=True):
             for slot in slots:
-                order.move_to_end(slot)
+                order.push(slot)
         self._chosen = set(found) if len(found) == count else set()
         return found
 

@@ -674,7 +674,7 @@ def keep_bounds(arc: Arc) -> None:
     assert once + once_ghosts <= arc.num_slots
     assert once + again + once_ghosts + again_ghosts <= 2 * arc.num_slots
     assert 0 <= arc._target <= arc.num_slots
-    assert arc._once.keys().isdisjoint(arc._again)
+    assert set(arc._once).isdisjoint(arc._again)
     assert arc._once_ghosts.keys().isdisjoint(arc._again_ghosts)
 
 
@@ -782,7 +782,7 @@ def test_arc_learns_from_ghosts_of_a_batch() -> None:
 
     assert ghosts == [name_of(0), name_of(1)]
     assert (before, arc._target) == (0.0, 2.0)
-    assert {cache.slots[name_of(0)], cache.slots[name_of(1)]} <= arc._again.keys()
+    assert {cache.slots[name_of(0)], cache.slots[name_of(1)]} <= set(arc._again)
 
 
 def judged(arc: Arc, coming: Sequence[Name]) -> tuple[list[int], float]:
