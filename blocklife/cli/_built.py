@@ -31,6 +31,7 @@ KERNEL = (
 
 CORE = (
     *KERNEL,
+    "lifecycle._column",
     "ledger._checks",
     "ledger._edge",
     "ledger._journal",

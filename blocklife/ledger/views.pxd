@@ -23,7 +23,7 @@ cdef class BlocksView:
     cpdef of(self, long long life)
     @cython.locals(block=cython.longlong)
     cpdef code_of(self, long long life)
-    @cython.locals(content=int)
+    cpdef bint is_final(self, Py_ssize_t block) except -1
     cpdef bint holds(self, Py_ssize_t block, int group, key) except -1
     cpdef long long refs(self, Py_ssize_t block) except -1
     cpdef long long job(self, Py_ssize_t block) except -1

@@ -124,10 +124,13 @@ class BlocksView:
         block = life & ID_MASK
         return self._state[block] if self._epoch[block] == life >> EPOCH_SHIFT else None
 
+    def is_final(self, block: int) -> bool:
+        """Whether a block has final content, which a hit may read."""
+        return self._traits[self._state[block]] & FINAL != 0
+
     def holds(self, block: int, group: int, key: bytes) -> bool:
         """Whether a block has final content of this group and key."""
-        final = self._traits[self._state[block]] & FINAL != 0
-        return final and self._group[block] == group and self._core.contents.key[self._key[block]] == key
+        return self.is_final(block) and self._group[block] == group and self._core.contents.key[self._key[block]] == key
 
     def refs(self, block: int) -> int:
         """The number of block tables that hold it."""

@@ -381,8 +381,7 @@ class EnginePool:
         fresh: set[int] = set()
         for own in self._grown.fresh:
             fresh.update(own)
-        state = self._blocks.state
-        return bool([block for block in blocks if block != NULL and (block in fresh or state(block) not in KEYED)])
+        return bool([each for each in blocks if each != NULL and (each in fresh or not self._blocks.is_final(each))])
 
     @verb
     def place_table(self, name: str, tables: Sequence[Sequence[int]], device_tokens: int) -> None:
@@ -406,7 +405,7 @@ class EnginePool:
     def _is_known(self, group: int, block: int, key: bytes) -> bool:
         """Whether a block that the engine has hit has final content of this key in the ledger, too."""
         blocks = self._ledger.blocks
-        if blocks.state(block) not in KEYED:
+        if not blocks.is_final(block):
             self.holes += 1
             return False
         if blocks.holds(block, group, key):

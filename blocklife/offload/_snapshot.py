@@ -418,7 +418,9 @@ def _put_back_requests(
         rows, tokens = [row for row, _ in plan.shares], [count for _, count in plan.shares]
         turns.append(PlanTokens(rows, tokens, [1] * len(rows), [], number))
     core.progress.restored(turns, [each.row for each in saved if each.scheduled])
-    core.requests, core.names, core.loads_heard = {}, {}, -1
+    core.requests.clear()
+    core.names.clear()
+    core.loads_heard = -1
     core.stays.clear()
     for name, row, keys, hit, failures, end, lookup, asked, _, tails, tail, awaits in saved:
         known = None if asked is None else (core.ledger.jobs.verdicts, *asked)

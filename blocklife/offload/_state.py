@@ -88,6 +88,7 @@ class SchedulerState(edge.NotCopied):
         self.groups = range(len(geometry.groups))
         self.attention = [group for group in self.groups if not isinstance(geometry.groups[group], Mamba)]
         self.has_states = len(self.attention) < len(self.groups)
+        # others keep these two: they may be emptied, and are never replaced
         self.requests: dict[str, Tracked] = {}
         self.names: dict[int, str] = {}
         self.added = zeros("q", ledger.limits.max_requests)
