@@ -398,17 +398,19 @@ def place(
     if count:
         hand_out(core, count)
     for each in range(len(rows)):
-        append_hits(core, rows[each] * core.num_groups + groups[each], taken[each])
+        row, group = rows[each], groups[each]
+        append_hits(core, row * core.num_groups + group, taken[each])
     for each in range(len(rows)):
-        table, own = rows[each] * core.num_groups + groups[each], fresh[each]
-        core.requests.reserve(table, len(own))
+        row, group, own = rows[each], groups[each], fresh[each]
+        table, size = row * core.num_groups + group, len(own)
+        core.requests.reserve(table, size)
         end = core.requests.begin[table] + core.requests.length[table]
-        for at in range(len(own)):
+        for at in range(size):
             block = own[at]
             if block:
-                blocks.group[block] = groups[each]
+                blocks.group[block] = group
             core.requests.lives[end + at] = blocks.life(block) if block else 0
-        core.requests.length[table] += len(own)
+        core.requests.length[table] += size
     return 0
 
 
