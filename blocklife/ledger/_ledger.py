@@ -422,11 +422,14 @@ class Ledger(edge.NotCopied):
 
         Edges: job PLANNED → IN_FLIGHT; block PENDING_STORE → IN_FLIGHT, LOADING stays.
         Refuses: a store whose content is not sealed (its block is PLEDGED); a load whose target waits for an older copy, unless
-        a plan carries that wait.
+        a plan carries that wait; a load within a step, for which the plan that submits it waits.
         """
         rows = self._check.job_rows(edge.job_ids(jobs, "jobs"))
         for row in rows:
             couplings.ask_submit(self._core, row)
+            if self._core.jobs.number[row] in self._core.to_flush:
+                name = self._state.id_of(row)
+                raise MisuseError(f"job {name}: it loads within a step, whose plan waits for it (use dispatch)")
             for older in couplings.older_of(self._core, row) if self._core.jobs.direction[row] == LOAD else ():
                 if self._core.jobs.number[older] in self._core.to_flush:
                     name, other = self._state.id_of(row), self._state.id_of(older)

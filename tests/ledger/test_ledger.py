@@ -1629,6 +1629,21 @@ def test_submit_refuses_a_load_before_the_wait_for_its_target_is_in_a_plan() -> 
     assert ledger.dispatch(2.0).flushes == (older,)
 
 
+def test_submit_refuses_a_load_within_a_step() -> None:
+    """Only the plan that submits it can wait for it; submitted alone, the next plan could not settle."""
+    ledger = make_ledger()
+    ready(ledger)
+    ledger.add_request("w")
+    load = ledger.plan_load("w", GroupTransfer(ledger.allocate("w", 1), [0]), within=True)
+    with refuses(ledger, MisuseError, r"job 1\.\d+: it loads within a step, whose plan waits for it \(use dispatch\)"):
+        ledger.submit(load)
+    plan = ledger.dispatch(1.0)
+    ledger.settle(plan.number, 1.0, completions=[report(load.ids[0])])
+
+    assert plan.flushes == load.ids
+    assert ledger.requests.state("w") is Request.RUNNING
+
+
 def test_store_refuses_another_key_than_its_block_has() -> None:
     """What a slot is found under is what its block holds."""
     ledger = make_ledger()
