@@ -38,7 +38,7 @@ cpdef int release(Core core, int row, int group, positions) except -1
 @cython.locals(life=cython.longlong)
 cpdef int release_lives(Core core, lives) except -1
 cpdef long long reopen(Core core, int row, int group, int position, int place) except -1
-@cython.locals(block=cython.longlong, row=int, group=int, table=int, size=int, end=int)
+@cython.locals(block=cython.longlong)
 cpdef int place(Core core, rows, groups, taken, fresh) except -1
 @cython.locals(block=cython.longlong)
 cpdef int choose_fresh(Core core, fresh) except -1

@@ -398,19 +398,17 @@ def place(
     if count:
         hand_out(core, count)
     for each in range(len(rows)):
-        row, group = rows[each], groups[each]
-        append_hits(core, row * core.num_groups + group, taken[each])
+        append_hits(core, rows[each] * core.num_groups + groups[each], taken[each])
     for each in range(len(rows)):
-        row, group, own = rows[each], groups[each], fresh[each]
-        table, size = row * core.num_groups + group, len(own)
-        core.requests.reserve(table, size)
+        table, own = rows[each] * core.num_groups + groups[each], fresh[each]
+        core.requests.reserve(table, len(own))
         end = core.requests.begin[table] + core.requests.length[table]
-        for at in range(size):
+        for at in range(len(own)):
             block = own[at]
             if block:
-                blocks.group[block] = group
+                blocks.group[block] = groups[each]
             core.requests.lives[end + at] = blocks.life(block) if block else 0
-        core.requests.length[table] += size
+        core.requests.length[table] += len(own)
     return 0
 
 
