@@ -20,7 +20,7 @@ TAKEN  := 0.33.0 0.32.0 0.31.0 0.30.0
 SPREAD := --numprocesses auto --dist worksteal
 NIGHTLY := -m 'slow or not slow'
 
-# What every build tests both ways, interpreted and compiled: a walk that compares all columns after each call, the ledger, and the
+# What every build tests both ways, interpreted and compiled: walks that compare all columns after each call, the ledger, and the
 # scheduler's own walks. The rest, with what explores worlds, is for the night.
 BOTH_WAYS := tests/both_ways tests/ledger $(addprefix tests/offload/test_offload,.py _walks.py)
 ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \

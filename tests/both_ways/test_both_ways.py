@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,11 +25,15 @@ import pytest
 
 from blocklife.cli import _built as built
 from blocklife.ledger._snapshot import SavedBlocks, SavedJob, SavedSlots, Snapshot
+from blocklife.ledger.views import CountsView
 from blocklife.offload._snapshot import SavedScheduler
 from tests.both_ways.comparing import ROOT, first_difference, trace
+from tests.both_ways.trace import NIGHTLY, PINNED
 
-CASES = [("ledger", 20_000), ("ledger", 20_001), ("ledger", 20_002), ("scheduler", 1), ("scheduler", 2), ("crowd", 3)]
-"""Walks with their seeds: the same program in both processes."""
+CASES = [(walk, seed) for walk, seeds in PINNED.items() for seed in seeds]
+"""Walks with their seeds: the same program in both processes. `test_rows.py` says that they leave nothing out."""
+MORE = [pytest.param(*each, marks=pytest.mark.slow) for each in product(("ledger", "scheduler", "pool"), NIGHTLY)]
+"""Those of the night."""
 EXPECTED = os.environ.get("BLOCKLIFE_EXPECT_CORE", "")
 """What whoever runs the tests believes to run: `compiled`, or nothing."""
 
@@ -39,7 +44,7 @@ needs_a_compiled_core = pytest.mark.skipif(not built.examine().compiled, reason=
 
 
 @needs_a_compiled_core
-@pytest.mark.parametrize(("walk", "seed"), CASES)
+@pytest.mark.parametrize(("walk", "seed"), [*CASES, *MORE])
 def test_both_ways_leave_the_same_trace(walk: str, seed: int) -> None:
     """States, counts, epochs, keys, indexes, free order, journal, statistics and refusals are equal after every call."""
     interpreted, compiled = trace(walk, seed, "--interpreted"), trace(walk, seed)
@@ -188,7 +193,16 @@ def test_a_walk_has_every_column() -> None:
     assert {f"scheduler.ledger.jobs.{each}" for each in SavedJob._fields} <= seen
     assert {name.split(".")[2] for name in seen if name.startswith("scheduler.ledger.")} == set(Snapshot._fields)
     assert {name.split(".")[1] for name in seen if name.startswith("scheduler.")} == set(SavedScheduler._fields)
-    assert {"journal", "statistics", "statistics of the scheduler"} <= seen
+    assert {
+        "journal",
+        "statistics",
+        "statistics of the scheduler",
+        "rows of the scheduler",
+        "verdicts",
+        "jobs that serve",
+    } <= seen
+    assert {f"rows of {each}" for each in ("blocks", "slots", "jobs", "requests")} <= seen
+    assert {f"counts.{name}" for name in vars(CountsView) if isinstance(getattr(CountsView, name), property)} <= seen
 
 
 # --- the order of evaluation -------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Write down what random walks do to every column: the same program, run by the interpreted core or by the compiled one.
 
-    python -m tests.both_ways.trace ledger 20000 --interpreted
-    python -m tests.both_ways.trace scheduler 7
+    python -m tests.both_ways.trace ledger 0 --interpreted
+    python -m tests.both_ways.trace pool 7
 
-One JSON object a call: the walk, the number of the call, the call, and the columns after it; of a long column its digest. The
-walks are those of `tests/ledger/test_walks.py` and `tests/offload/test_offload_walks.py`, which judge the ledger and the
-scheduler there, and the steps of many requests in `tests/bench`. Here nobody judges them, they are compared.
+One JSON object a call: the walk, the number of the call, the call with what came of it, and the columns after it; of a long
+column its digest. There are walks over the verbs of the ledger (`drawing`), over the scheduler of an engine that makes no
+mistake and of one that owns the pool (`scheduling`), through the pinned worlds of the explorer, which have all kinds of groups
+and a store below, and the steps of many requests in `tests/bench`.
 
 With ``--interpreted`` the modules of the core are read from their sources, whatever lies beside those.
 """
@@ -16,12 +17,14 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from blocklife.cli import _built as built
 
@@ -29,15 +32,26 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from blocklife.ledger import Ledger
+    from blocklife.lifecycle import Row
     from blocklife.offload import OffloadScheduler
 
 LONGEST = 200
 """Characters of a column that is written as it is."""
-LEDGER_STEPS, SCHEDULER_STEPS, CROWD_STEPS = 60, 40, 40
+LEGS, LEDGER_STEPS, SCHEDULER_STEPS, POOL_STEPS, WORLD_STEPS, CROWD_STEPS = 2, 40, 40, 30, 60, 40
+PARTS = 4
+"""Into how many walks the pinned worlds are divided."""
 CROWD = 64
 """Requests that run at once, so that batches take the paths for many."""
 
-Columns = Mapping[str, str]
+PINNED: Mapping[str, Sequence[int]] = {
+    "ledger": range(6), "scheduler": (1, 2), "pool": range(3), "worlds": range(PARTS), "crowd": (3,)
+}  # fmt: skip
+"""The walks of every build, with their seeds."""
+NIGHTLY = range(100, 120)
+"""More seeds, for the night."""
+
+Put: TypeAlias = "Callable[[str], object] | None"
+"""Takes one line; without it nothing is written, and each walk is judged instead."""
 
 
 class SourceFinder(MetaPathFinder):
@@ -65,9 +79,14 @@ def how_it_runs() -> str:
 # --- columns -----------------------------------------------------------------------------------------------------------
 
 
+def plain(text: str) -> str:
+    """A text without what says where a thing lies in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
 def spell(value: object) -> str:
-    """A column as text; the digest of one that is long. Where a thing lies in memory says nothing of it."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    """A column as text; the digest of one that is long."""
+    text = plain(repr(value))
     return text if len(text) <= LONGEST else f"{hashlib.sha256(text.encode()).hexdigest()[:16]} of {len(text)}"
 
 
@@ -92,110 +111,161 @@ def told(ledger: Ledger) -> str:
     )
 
 
+def counted(ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """What a ledger counts and tells, none of which is in a snapshot."""
+    yield "journal", told(ledger)
+    yield "statistics", spell(ledger.statistics())
+    for name in ("tally", "flushes", "ended", "moved"):
+        yield f"counts.{name}", spell(sorted(getattr(ledger.counts, name).items()))
+    for name in ("blocks", "slots", "jobs", "requests"):
+        yield f"rows of {name}", spell([times for _, times in getattr(ledger, name).row_counts()])
+    yield "verdicts", spell(ledger.jobs.verdicts)
+    yield "jobs that serve", spell([ledger.jobs.serve(name) for name in ("gone", *ledger.requests)])
+
+
 def ledger_columns(ledger: Ledger) -> Iterator[tuple[str, str]]:
     """Everything that decides what a ledger does next, column by column, and what it has counted and told."""
     yield from columns_of("ledger", ledger.snapshot())
-    yield "journal", told(ledger)
-    yield "statistics", spell(ledger.statistics())
+    yield from counted(ledger)
 
 
 def scheduler_columns(scheduler: OffloadScheduler) -> Iterator[tuple[str, str]]:
     """The same of a scheduler, and of its ledger."""
     yield from columns_of("scheduler", scheduler.snapshot())
-    yield "journal", told(scheduler.ledger)
-    yield "statistics", spell(scheduler.ledger.statistics())
+    yield from counted(scheduler.ledger)
     yield "statistics of the scheduler", spell(scheduler.statistics())
+    yield "rows of the scheduler", spell([list(rows.values()) for rows in scheduler.requests.row_counts().values()])
 
 
 # --- walks -------------------------------------------------------------------------------------------------------------
 
 
 class Sheet:
-    """Where one walk is written down."""
+    """Where one walk is written down, if it is."""
 
-    def __init__(self, walk: str, put: Callable[[str], object]) -> None:
-        self.walk, self._put, self._calls = walk, put, 0
+    def __init__(self, walk: str, put: Put) -> None:
+        self.walk, self._put, self.calls = walk, put, 0
 
     def note(self, call: str, columns: Iterator[tuple[str, str]]) -> None:
         """One call is over."""
-        self._calls += 1
-        self._put(json.dumps({"walk": self.walk, "number": self._calls, "call": call, "columns": dict(columns)}) + "\n")
+        self.calls += 1
+        if self._put is not None:
+            told = {"walk": self.walk, "number": self.calls, "call": plain(call), "columns": dict(columns)}
+            self._put(json.dumps(told) + "\n")
 
 
-def walk_ledger(seed: int, put: Callable[[str], object]) -> None:
-    """Every verb of the ledger, under both contracts, with one worker and two; batches are walked, then gathered."""
-    from blocklife.errors import BlocklifeError
-    from blocklife.ledger import Contract
-    from tests.ledger.test_walks import Walker
+def walk_ledger(seed: int, put: Put) -> Taken:
+    """Every verb of the ledger, under both contracts, in both pools, with one worker to three; refused calls among them."""
+    from tests.both_ways.drawing import SHAPES, Drawer
 
-    class Written(Walker):
-        """Is written down after each call, and judged by nobody."""
+    taken = Taken()
+    for shape in SHAPES:
+        sheet = Sheet(f"{shape}, seed {seed}", put)
 
-        sheet: Sheet
+        def said(call: str, ledger: Ledger, sheet: Sheet = sheet) -> None:
+            sheet.note(call, ledger_columns(ledger))
 
-        def call(self, verb: str, *args: object, refused: bool = False, **named: object) -> Any:
-            said = f"{verb} {spell([*args, named])}"
-            try:
-                found: Any = getattr(self.ledger, verb)(*args, **named)
-            except BlocklifeError as refusal:
-                found, said = None, f"{said} refused: {type(refusal).__name__}: {refusal}"
-            self.sheet.note(said, ledger_columns(self.ledger))
-            return found
-
-    for gathered in (False, True):
-        for module in sys.modules.values() if gathered else ():
-            if module.__name__.startswith("blocklife.") and hasattr(module, "BULK"):
-                setattr(module, "BULK", 1)  # noqa: B010 - whoever asks from how many on a batch is gathered
-        for contract in Contract:
-            for workers in (1, 2):
-                walker = Written(seed, contract, workers, invariants=False, device=False)
-                how = "gathered" if gathered else "walked"
-                walker.sheet = Sheet(f"{walker.seed}, {how}", put)
-                walker.run(LEDGER_STEPS)
+        walker = Drawer(shape, seed, said, judged=put is None).run(LEGS, LEDGER_STEPS)
+        taken.add(sheet, walker.refused, walker.ledger)
+    return taken
 
 
-def walk_scheduler(seed: int, put: Callable[[str], object]) -> None:
-    """Every call of the offload scheduler, in worlds that the seed chooses."""
-    import random
+def walk_scheduler(seed: int, put: Put) -> Taken:
+    """Every call of an engine that makes no mistake, in worlds that the seed chooses, and calls that it does not expect."""
+    from tests.both_ways.scheduling import Pestered
+    from tests.offload.test_offload_walks import WORLDS
 
-    from blocklife.errors import BlocklifeError
-    from tests.offload.test_offload_walks import WORLDS, Walker
-
-    class Written(Walker):
-        """Is written down after each call."""
-
-        sheet: Sheet
-
-        def call(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
-            said = f"{getattr(method, '__name__', 'a call')} {spell([*args, named])}"
-            try:
-                return method(*args, **named)
-            except BlocklifeError as refusal:
-                said = f"{said} refused: {type(refusal).__name__}: {refusal}"
-                raise
-            finally:
-                self.sheet.note(said, scheduler_columns(self.scheduler))
-
-    for world in random.Random(seed).sample(WORLDS, 8):
-        walker = Written(world, seed, steps=SCHEDULER_STEPS)
-        walker.sheet = Sheet(f"{world}, seed {seed}", put)
+    taken = Taken()
+    for world in random.Random(seed).sample(WORLDS, 5):
+        sheet = Sheet(f"{world}, seed {seed}", put)
+        walker = Pestered(world, seed, scheduler_said(sheet), steps=SCHEDULER_STEPS, judged=put is None)
         walker.run()
+        taken.add(sheet, walker.made.refused, walker.ledger, walker.scheduler)
+    return taken
 
 
-def walk_crowd(seed: int, put: Callable[[str], object]) -> None:
+def walk_pool(seed: int, put: Put) -> Taken:
+    """Every call of an engine that owns the pool; with all kinds of groups that such an engine has."""
+    from tests.both_ways.scheduling import POOL_GROUPS, PoolEngine
+
+    taken = Taken()
+    for groups in POOL_GROUPS:
+        sheet = Sheet(f"an engine's own pool, {groups}, seed {seed}", put)
+        engine = PoolEngine(groups, seed, scheduler_said(sheet), judged=put is None).run(POOL_STEPS)
+        taken.add(sheet, engine.made.refused, engine.ledger, engine.scheduler)
+    return taken
+
+
+def scheduler_said(sheet: Sheet) -> Callable[[str, OffloadScheduler], object]:
+    """Notes each call with the columns of the scheduler."""
+    return lambda call, scheduler: sheet.note(call, scheduler_columns(scheduler))
+
+
+def walk_worlds(seed: int, put: Put) -> Taken:
+    """What may happen in a part of the pinned worlds, where each step is judged by their own rules."""
+    from blocklife.testing.worlds._pinned import WORLDS
+    from blocklife.testing.worlds._world import World
+
+    taken = Taken()
+    for pinned in WORLDS[seed % PARTS :: PARTS]:
+        world, sheet = World(pinned.settings), Sheet(f"world {pinned.name}, seed {seed}", put)
+        for leg in range(LEGS):
+            dice, likes = random.Random(f"{pinned.name}/{seed}/{leg}"), dict[str, float]()
+            state = world.initial()
+            for _ in range(WORLD_STEPS):
+                offered = list(world.actions(state))
+                if not offered:
+                    break
+                for each in offered:
+                    likes.setdefault(each.verb, dice.choice((0.1, 1, 1, 3)))
+                (action,) = dice.choices(offered, [likes[each.verb] for each in offered])
+                state = world.step(state, action)
+                sheet.note(str(action), columns_of("scheduler", world.core(state).saved))
+        taken.count(sheet, world.coverage())
+    return taken
+
+
+def walk_crowd(seed: int, put: Put) -> Taken:
     """Steps of many running requests, which cross boundaries, leave windows, store and land; the seed says how many wait."""
     from tests.bench.offload import World
 
-    world = World(CROWD, seed % 7, CROWD_STEPS)
+    world, taken = World(CROWD, seed % 7, CROWD_STEPS), Taken()
     sheet = Sheet(f"a crowd, seed {seed}", put)
     for number in range(CROWD_STEPS):
         plan = world.step(scheduled=(number + seed) % 5 != 0)
         sheet.note(f"step {spell(plan)}", scheduler_columns(world.offload))
+    taken.add(sheet, Counter(), world.ledger, world.offload)
+    return taken
 
 
-WALKS: Mapping[str, Callable[[int, Callable[[str], object]], None]] = {
+class Taken:
+    """What some walks have done."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.refused: Counter[str] = Counter()
+        """Refused calls, by the kind of error."""
+        self.rows: Counter[str] = Counter()
+        """How often each row of each table was taken, as ``block: FREED --allocate--> ALLOCATED``."""
+
+    def add(self, sheet: Sheet, refused: Counter[str], ledger: Ledger, scheduler: OffloadScheduler | None = None) -> None:
+        """One walk is over."""
+        from blocklife.testing.worlds._row_counts import RowCounts
+
+        self.refused += refused
+        self.count(sheet, RowCounts(ledger, scheduler).by_machine())
+
+    def count(self, sheet: Sheet, rows: Mapping[str, Mapping[Row, int]]) -> None:
+        """The same, where nothing is said of refusals."""
+        self.calls += sheet.calls
+        self.rows.update({f"{name}: {row}": times for name, own in rows.items() for row, times in own.items()})
+
+
+WALKS: Mapping[str, Callable[[int, Put], Taken]] = {
     "ledger": walk_ledger,
     "scheduler": walk_scheduler,
+    "pool": walk_pool,
+    "worlds": walk_worlds,
     "crowd": walk_crowd,
 }
 
