@@ -153,19 +153,30 @@ def _blocklife() -> Diagnosis:
 
 
 def _core() -> Diagnosis:
-    """Whether the core runs compiled. Where it does each module was imported, and one verb has run."""
+    """Whether the core runs compiled. Where it does each module was imported, and one verb has run.
+
+    What belongs to an engine is imported where the engine is: without it nobody can run it.
+    """
     core = built.examine()
     if not core.compiled:
         return Diagnosis("core", CheckOutcome.FACT, str(core))
     if core.stale:
         raise ValueError(f"compiled from another source than lies here: {', '.join(core.stale)} (install it again)")
+    untried = []
     for name in core.compiled:
-        file = str(import_module(f"blocklife.{name}").__file__)
+        try:
+            file = str(import_module(f"blocklife.{name}").__file__)
+        except ModuleNotFoundError as missing:
+            if not name.startswith("engines.") or (missing.name or "blocklife").partition(".")[0] == "blocklife":
+                raise
+            untried.append(f"{name} (without {missing.name})")
+            continue
         if not file.endswith(tuple(EXTENSION_SUFFIXES)):
             raise ValueError(f"{name} is compiled, and Python runs {file}")
     try_core()
     others = [each.name for each in core.modules if not each.compiled]
     rest = f"; interpreted: {', '.join(others)}" if others else ""
+    rest += f"; not imported: {', '.join(untried)}" if untried else ""
     return Diagnosis("core", CheckOutcome.WORKS, f"{core}: {', '.join(core.compiled)}{rest}")
 
 

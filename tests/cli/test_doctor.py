@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,6 +82,31 @@ def test_doctor_says_of_each_module_how_it_runs(capsys: Capture) -> None:
 
     assert list(core["modules"]) == list(built.CORE)
     assert set(core["modules"].values()) == {"compiled" if core["by"] else "interpreted"}
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "said"),
+    [
+        ("engines.vllm.connector._scheduler", "vllm", "; not imported: engines.vllm.connector._scheduler (without vllm)"),
+        ("engines.vllm.connector._scheduler", "blocklife.nothing", "BROKEN: ModuleNotFoundError"),
+        ("ledger._ledger", "vllm", "BROKEN: ModuleNotFoundError"),
+    ],
+)
+def test_doctor_tries_what_belongs_to_an_engine_only_where_the_engine_is(
+    module: str, missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """A wheel works without vLLM, with which alone its connector can be imported; anything else that is missing is a fault."""
+
+    def refuse(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    core = built.InstalledCore((built.Module(module, compiled=True, stale=False),), "Cython 9")
+    monkeypatch.setattr(built, "examine", lambda: core)
+    monkeypatch.setattr(doctor, "import_module", refuse)
+    status, out = examined(capsys)
+
+    assert said in out
+    assert status == int("BROKEN" in said)
 
 
 def test_doctor_finds_a_core_of_another_source(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
