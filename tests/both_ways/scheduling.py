@@ -259,7 +259,7 @@ class PoolEngine:
             if fresh is None or self.dice.random() < 0.1:
                 count = 0
             elif self.bulk:
-                attempt(self.pool.extend, name, [(group, own) for group, own in enumerate(fresh) if own])
+                attempt(self.pool.extend, name, fresh)
             elif any(fresh):
                 attempt(scheduler.place, name, [Placed(group, fresh=tuple(own)) for group, own in enumerate(fresh) if own])
             tokens[name] = count
