@@ -37,7 +37,10 @@ cdef class TokenProgress:
     cpdef long long begin_of(self, int row) noexcept
     cpdef long long end_of(self, int row) noexcept
     cpdef bint is_scheduled(self, int row) noexcept
-    cpdef long long filled_of(self, int row) noexcept
+    @cython.locals(found=list, silent=cython.longlong, row=int)
+    cpdef list ends_of(self, rows)
+    @cython.locals(found=list, ends=list, known=cython.longlong, end=cython.longlong, at=int, row=int)
+    cpdef list filled_by(self, rows)
     cpdef long long bound(self, int row, long long tokens) noexcept
     cpdef look(self, int row)
     cpdef enter(self, int row, long long prompt)
@@ -91,8 +94,8 @@ cdef class TokenProgress:
     @cython.locals(group=int, row=int, stop=cython.longlong)
     cpdef left(self, spans)
     @cython.locals(
-        group=int, row=int, at=int, tokens=cython.longlong, end=cython.longlong, start=cython.longlong, stop=cython.longlong,
-        own=GroupTokens,
+        group=int, row=int, at=int, each=int, tokens=cython.longlong, end=cython.longlong, start=cython.longlong,
+        stop=cython.longlong, own=GroupTokens, ends=list,
     )
     cpdef list lacking(self, rows)
     @cython.locals(own=GroupTokens)
@@ -102,7 +105,8 @@ cdef class TokenProgress:
     @cython.locals(at=int, own=GroupTokens)
     cpdef grown(self, int group, int row, long long count)
     @cython.locals(
-        group=int, row=int, at=int, size=cython.longlong, start=cython.longlong, stop=cython.longlong, own=GroupTokens
+        group=int, row=int, at=int, each=int, tokens=cython.longlong, size=cython.longlong, start=cython.longlong,
+        stop=cython.longlong, own=GroupTokens, filled=list,
     )
     cpdef list filling(self, rows)
     @cython.locals(group=int, row=int)

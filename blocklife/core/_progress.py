@@ -141,10 +141,23 @@ class TokenProgress:
         """Whether a request is scheduled in the step that is being made, with no token perhaps."""
         return (self.silent_step if self.silent[row] else self.step[row]) == self.making
 
-    def filled_of(self, row: int) -> int:
-        """Up to which token the content of a request is there, and known, after the step that is being made."""
-        end, known = self.end_of(row), self.known_of(row)
-        return end if end < known else known
+    def ends_of(self, rows: Sequence[int]) -> list[int]:
+        """`end_of` each of these requests."""
+        found: list[int] = []
+        silent = self.planned + (1 if self.silent_step == self.making else 0)
+        for row in rows:
+            found.append(self.computed[row] + (silent if self.silent[row] else self.in_flight[row] + self.wanted[row]))
+        return found
+
+    def filled_by(self, rows: Sequence[int]) -> list[int]:
+        """Up to which token the content of each of these requests is there, and known, after the step that is being made."""
+        found: list[int] = []
+        ends = self.ends_of(rows)
+        for at in range(len(rows)):
+            row, end = rows[at], ends[at]
+            known = self.known[row] + (self.settled if self.silent[row] else 0)
+            found.append(end if end < known else known)
+        return found
 
     def bound(self, row: int, tokens: int) -> int:
         """How many of a request's first *tokens*, which have or will have content, may be stored."""
@@ -471,7 +484,7 @@ class TokenProgress:
         for group in range(self.num_groups):
             for row in rows:
                 at = group * self.size + row
-                if self.computed_of(row) >= self.window_at[at]:
+                if self.computed[row] + (self.settled if self.silent[row] else 0) >= self.window_at[at]:
                     start, stop = self.first[at], self.first_needed(group, row)
                     if stop > self.placed[at]:
                         stop = self.placed[at]
@@ -490,11 +503,13 @@ class TokenProgress:
     def lacking(self, rows: Sequence[int]) -> list[Span]:
         """The entries that the tables of these requests lack for the step being made."""
         found: list[Span] = []
+        ends = self.ends_of(rows)
         for group in range(self.num_groups):
             own = self.groups[group]
             tokens = own.tokens
-            for row in rows:
-                at, end = group * self.size + row, self.end_of(row)
+            for each in range(len(rows)):
+                row, end = rows[each], ends[each]
+                at = group * self.size + row
                 if end > self.room_at[at]:
                     start, stop = self.placed[at], (end + tokens - 1) // tokens
                     if stop > start:
@@ -527,13 +542,15 @@ class TokenProgress:
     def filling(self, rows: Sequence[int]) -> list[Span]:
         """The chunks of these requests that are full after the step being made, and may be stored."""
         found: list[Span] = []
+        filled = self.filled_by(rows)
         for group in range(self.num_groups):
             own = self.groups[group]
             size = own.chunk
-            for row in rows:
+            for each in range(len(rows)):
+                row, tokens = rows[each], filled[each]
                 at = group * self.size + row
-                if self.filled_of(row) >= self.fill_at[at]:
-                    start, stop = self.offered[at], self.full_units(group, row, self.bound(row, self.end_of(row)), size)
+                if tokens >= self.fill_at[at]:
+                    start, stop = self.offered[at], self.full_units(group, row, min(tokens, self.most_stored[row]), size)
                     if stop > start:
                         found.append((group, row, start, stop))
                     else:
@@ -589,10 +606,7 @@ class TokenProgress:
 
     def fills(self, rows: Sequence[int]) -> list[Span]:
         """The blocks of these requests that are full and known after the step that is being made."""
-        filled: list[int] = []
-        for row in rows:
-            filled.append(self.filled_of(row))
-        return self.finishing(rows, filled)
+        return self.finishing(rows, self.filled_by(rows))
 
     def sealed_up_to(self, spans: Sequence[Span]) -> None:
         """Note that these blocks are final."""

@@ -1,7 +1,7 @@
 # Types of the steps of a scheduler, where they are compiled.
 cimport cython
 
-from blocklife.core._columns cimport Blocks, Contents, Core, Requests, Slots, TransferJobs
+from blocklife.core._columns cimport Blocks, Contents, Core, Requests, Slots, TransferJobs, longer, zeros
 from blocklife.core._couplings cimport name_block, release_ids
 from blocklife.core._drafts cimport check_job, draft_job, make_jobs, tear_up_all
 from blocklife.core._moves cimport ask, note, write
@@ -22,14 +22,18 @@ cdef class StepGrowth:
 
 
 cdef class StoreTurn:
-    cdef public int num_groups, stored, in_flight
-    cdef public list lives, rows, contents, twins
+    cdef public int count, size, stored, in_flight
+    cdef public unsigned char[::1] group
+    cdef public long long[::1] life
+    cdef public int[::1] row, content
+    cdef public list twins
 
+    @cython.locals(at=int, size=int)
     cpdef add(self, int group, long long life, int row, int content)
-    cpdef int size(self) except -1
+    @cython.locals(at=int)
     cpdef list entries(self)
-    @cython.locals(lives=list, rows=list, contents=list)
-    cpdef int keep(self, Core core, int group, int count) except -1
+    @cython.locals(at=int)
+    cpdef int keep(self, Core core, int count) except -1
 
 
 cpdef int clear(Core core, StoreTurn turn) except -1
@@ -53,20 +57,21 @@ cpdef list promise(Core core, TokenProgress progress, spans, keys, StoreTurn tur
 @cython.locals(begin=int, at=int, life=cython.longlong, slot=int)
 cpdef list slots_behind(Core core, TokenProgress progress, int group, int row, int start, int stop, int size)
 cpdef bint is_stored(Core core, int content) except -1
-@cython.locals(group=int, row=int, start=int, stored=int, in_flight=int, ready=int)
+@cython.locals(group=int, row=int, start=int, kept=int, stored=int, in_flight=int, ready=int)
 cpdef int offer_spans(Core core, TokenProgress progress, spans, keys, StoreTurn turn, bint early) except -1
 @cython.locals(life=cython.longlong, place=int, content=int, count=int)
 cpdef int take_ready(
     Core core, TokenProgress progress, int group, int row, int start, keys, StoreTurn turn, int ready
 ) except -1
-@cython.locals(lives=list, rows=list, contents=list, life=cython.longlong, row=int, content=int, kept=int, unused=list)
-cpdef int leave_out(Core core, TokenProgress progress, StoreTurn turn) except -1
-@cython.locals(content=int)
-cpdef list names_of(Core core, StoreTurn turn)
 @cython.locals(
-    lives=list, rows=list, groups=list, contents=list, start=int, stop=int, total=int, each=int, at=int, place=int,
-    life=cython.longlong,
+    at=int, group=int, life=cython.longlong, row=int, content=int, kept=int, last=int, mixed=cython.bint, unused=list
 )
+cpdef int leave_out(Core core, TokenProgress progress, StoreTurn turn) except -1
+@cython.locals(lives=list, rows=list, contents=list, groups=list, group=int, at=int, to=int)
+cpdef int group_by_group(Core core, StoreTurn turn) except -1
+@cython.locals(at=int)
+cpdef list names_of(Core core, StoreTurn turn)
+@cython.locals(start=int, stop=int, total=int, each=int, at=int, place=int, life=cython.longlong)
 cpdef list plan_turn(Core core, TokenProgress progress, StoreTurn turn, slots, int most)
-@cython.locals(found=list)
-cpdef list owners_of(Core core, TokenProgress progress, rows, int start, int stop)
+@cython.locals(found=list, at=int, home=int)
+cpdef list owners_of(Core core, TokenProgress progress, StoreTurn turn, int start, int stop)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blocklife.core._columns import Core
+from blocklife.core._columns import Core, longer, zeros
 from blocklife.core._couplings import name_block, release_ids
 from blocklife.core._drafts import check_job, draft_job, make_jobs, tear_up_all
 from blocklife.core._moves import ask, note, write
@@ -245,55 +245,48 @@ def slots_behind(core: Core, progress: TokenProgress, group: int, row: int, star
 
 
 class StoreTurn:
-    """Blocks whose turn to be stored has come, by group: their lives, the rows of their requests, and their contents.
+    """Blocks whose turn to be stored has come, ``count`` of them: group, life, row of the request, and content of each.
 
-    Invariant: the lists of a group are as long as each other. ``twins`` have the content of another block of the turn, and are
-    left out: group, row, life and content. ``stored`` and ``in_flight`` count what else was left out since they were last read:
-    content that is stored already, and what cannot be a source because a copy reads it or its life is over.
+    Behind `leave_out` they stand group by group. ``twins`` have the content of another block of the turn, and are left out:
+    group, row, life and content. ``stored`` and ``in_flight`` count what else was left out since they were last read: content
+    that is stored already, and what cannot be a source because a copy reads it or its life is over.
     """
 
-    def __init__(self, num_groups: int) -> None:
-        self.num_groups = num_groups
-        self.lives: list[list[int]] = [[] for _ in range(num_groups)]
-        self.rows: list[list[int]] = [[] for _ in range(num_groups)]
-        self.contents: list[list[int]] = [[] for _ in range(num_groups)]
+    def __init__(self) -> None:
+        self.count, self.size = 0, 64
+        self.group, self.life = bytearray(self.size), zeros("q", self.size)
+        self.row, self.content = zeros("i", self.size), zeros("i", self.size)
         self.twins: list[tuple[int, int, int, int]] = []
         self.stored = self.in_flight = 0
 
     def add(self, group: int, life: int, row: int, content: int) -> None:
         """One block more."""
-        self.lives[group].append(life)
-        self.rows[group].append(row)
-        self.contents[group].append(content)
-
-    def size(self) -> int:
-        """The number of blocks."""
-        total = 0
-        for own in self.lives:
-            total += len(own)
-        return total
+        if self.count == self.size:
+            self.size = size = 2 * self.size
+            self.group = bytearray(self.group) + bytearray(self.count)
+            self.life, self.row, self.content = (
+                longer("q", self.life, size),
+                longer("i", self.row, size),
+                longer("i", self.content, size),
+            )
+        at, self.count = self.count, self.count + 1
+        self.group[at], self.life[at], self.row[at], self.content[at] = group, life, row, content
 
     def entries(self) -> list[tuple[int, int]]:
-        """The request, by its row, and the life of each block, group by group."""
-        found: list[tuple[int, int]] = []
-        for group in range(self.num_groups):
-            for at in range(len(self.lives[group])):
-                found.append((self.rows[group][at], self.lives[group][at]))
-        return found
+        """The request, by its row, and the life of each block."""
+        return [(self.row[at], self.life[at]) for at in range(self.count)]
 
-    def keep(self, core: Core, group: int, count: int) -> int:
-        """Of a group, keep the first *count*. A content that nothing but the others names is forgotten."""
-        lives, rows, contents = self.lives[group], self.rows[group], self.contents[group]
-        for at in range(count, len(contents)):
-            core.contents.tidy(contents[at])
-        del lives[count:], rows[count:], contents[count:]
+    def keep(self, core: Core, count: int) -> int:
+        """Keep the first *count*. A content that nothing but the others names is forgotten."""
+        for at in range(count, self.count):
+            core.contents.tidy(self.content[at])
+        self.count = count
         return 0
 
 
 def clear(core: Core, turn: StoreTurn) -> int:
     """All have had their turn."""
-    for group in range(turn.num_groups):
-        turn.keep(core, group, 0)
+    turn.keep(core, 0)
     turn.twins.clear()
     return 0
 
@@ -318,18 +311,14 @@ def offer_spans(
     will be when the plan has run that stores it. Refuses content under another key.
     """
     ends: list[int] = []
-    kept: list[int] = []
-    ready, stored, in_flight = SOURCE if early else FINAL, turn.stored, turn.in_flight
-    for group in range(turn.num_groups):
-        kept.append(len(turn.lives[group]))
+    ready, kept, stored, in_flight = SOURCE if early else FINAL, turn.count, turn.stored, turn.in_flight
     try:
         for each in range(len(spans)):
             group, row, start, _ = spans[each]
             ends.append(take_ready(core, progress, group, row, start, keys[each], turn, ready))
     except BaseException:
         turn.stored, turn.in_flight = stored, in_flight
-        for group in range(turn.num_groups):
-            turn.keep(core, group, kept[group])
+        turn.keep(core, kept)
         raise
     progress.offered_up_to(spans, ends)
     return 0
@@ -372,43 +361,51 @@ def take_ready(
 
 def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:
     """Take out of a turn what is stored, being stored or over, and twins; returns how many blocks are left."""
-    blocks, traits, total = core.blocks, core.rules.block_trait, 0
+    blocks, traits, kept, last, mixed = core.blocks, core.rules.block_trait, 0, 0, False
     mark, seen = core.contents.mark(), core.contents.seen
     unused: list[int] = []
-    for group in range(turn.num_groups):
-        lives, rows, contents, kept = turn.lives[group], turn.rows[group], turn.contents[group], 0
-        for at in range(len(lives)):
-            life, row, content = lives[at], rows[at], contents[at]
-            if not blocks.is_current(life) or not is_here(core, progress, row):
-                turn.in_flight += 1
-                unused.append(content)  # perhaps nothing else names it
-            elif is_stored(core, content):
-                turn.stored += 1
-            elif traits[blocks.state[life & ID_MASK]] & COPIED:
-                turn.in_flight += 1
-            elif seen[content] == mark:
-                turn.twins.append((group, row, life, content))
-            else:
-                seen[content] = mark
-                lives[kept] = life
-                rows[kept] = row
-                contents[kept] = content
-                kept += 1
-        del lives[kept:], rows[kept:], contents[kept:]
-        total += kept
+    for at in range(turn.count):
+        group, life, row, content = turn.group[at], turn.life[at], turn.row[at], turn.content[at]
+        if not blocks.is_current(life) or not is_here(core, progress, row):
+            turn.in_flight += 1
+            unused.append(content)  # perhaps nothing else names it
+        elif is_stored(core, content):
+            turn.stored += 1
+        elif traits[blocks.state[life & ID_MASK]] & COPIED:
+            turn.in_flight += 1
+        elif seen[content] == mark:
+            turn.twins.append((group, row, life, content))
+        else:
+            seen[content] = mark
+            turn.group[kept], turn.life[kept], turn.row[kept], turn.content[kept] = group, life, row, content
+            kept += 1
+            if group < last:
+                mixed = True
+            last = group
+    turn.count = kept
     for content in unused:
         if seen[content] != mark:
             core.contents.tidy(content)
-    return total
+    if mixed:
+        group_by_group(core, turn)
+    return kept
+
+
+def group_by_group(core: Core, turn: StoreTurn) -> int:
+    """Put the blocks of a turn into the order of their groups; within a group they stay in order."""
+    lives, rows, contents = list(turn.life[: turn.count]), list(turn.row[: turn.count]), list(turn.content[: turn.count])
+    groups, to = list(turn.group[: turn.count]), 0
+    for group in range(core.num_groups):
+        for at in range(turn.count):
+            if groups[at] == group:
+                turn.group[to], turn.life[to], turn.row[to], turn.content[to] = group, lives[at], rows[at], contents[at]
+                to += 1
+    return 0
 
 
 def names_of(core: Core, turn: StoreTurn) -> list[tuple[int, bytes]]:
     """Group and key of the content of each block."""
-    found: list[tuple[int, bytes]] = []
-    for group in range(turn.num_groups):
-        for content in turn.contents[group]:
-            found.append((group, core.contents.key[content]))
-    return found
+    return [(turn.group[at], core.contents.key[turn.content[at]]) for at in range(turn.count)]
 
 
 def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Sequence[int], most: int) -> list[int]:
@@ -416,33 +413,24 @@ def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Seque
 
     They are as few as possible, with at most so many blocks each, and each is for all requests whose blocks it moves.
     """
-    lives: list[int] = []
-    groups: list[int] = []
-    rows: list[int] = []
-    contents: list[int] = []
-    for group in range(turn.num_groups):
-        lives += turn.lives[group]
-        rows += turn.rows[group]
-        contents += turn.contents[group]
-        groups += [group] * len(turn.lives[group])
     jobs = core.jobs
     drafted: list[tuple[int, ...]] = []
     core.blocks.mark()
     core.slots.mark()
-    start, total = 0, len(lives)
+    start, total = 0, turn.count
     try:
         while start < total:
             stop = start + most if start + most < total else total
-            owners = owners_of(core, progress, rows, start, stop)
+            owners = owners_of(core, progress, turn, start, stop)
             drafted.append(draft_job(core, STORE, stop - start, stop - start, False, owners))
             for each in range(start, stop):
-                life, at = lives[each], jobs.begin[0] + each - start
+                life, at = turn.life[each], jobs.begin[0] + each - start
                 place = life & ID_MASK
                 jobs.place[at] = place
                 jobs.epoch[at] = core.blocks.epoch[place]
                 jobs.slot[at] = slots[each]
-                jobs.group[at] = groups[each]
-                jobs.key[at] = contents[each]
+                jobs.group[at] = turn.group[each]
+                jobs.key[at] = turn.content[each]
             check_job(core)
             start = stop
     except BaseException:
@@ -451,12 +439,12 @@ def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Seque
     return make_jobs(core, drafted)
 
 
-def owners_of(core: Core, progress: TokenProgress, rows: Sequence[int], start: int, stop: int) -> list[int]:
-    """The requests in the ledger of these rows from *start* to *stop*, each once."""
+def owners_of(core: Core, progress: TokenProgress, turn: StoreTurn, start: int, stop: int) -> list[int]:
+    """The requests in the ledger of these blocks of a turn, each once."""
     requests, mark = core.requests, core.requests.mark()
     found: list[int] = []
     for at in range(start, stop):
-        home = home_of(core, progress, rows[at])
+        home = home_of(core, progress, turn.row[at])
         if requests.seen[home] != mark:
             requests.seen[home] = mark
             found.append(home)

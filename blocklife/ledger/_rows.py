@@ -3,7 +3,7 @@
 Rules of this file:
 
 * What a scheduler gives was checked where it came in, and is of the right types; the kernel checks that it is legal.
-* As any verb: all or none, and hooks are told when the outermost call has made its last write.
+* Each is made within a call of a scheduler (`verb`, `call`), which words what the kernel refuses; as any verb: all or none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blocklife.core._tables import STORE
 from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._checks import Checks
-from blocklife.ledger._journal import verb
+from blocklife.ledger._journal import end, verb
 from blocklife.ledger._planning import Planning
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JobColumns
@@ -47,20 +47,20 @@ class RowVerbs:
         """What to say of a request, by its row of progress, that was ended beside its scheduler."""
         self._refusals.of_gone = of_gone
 
-    @verb
     def leave_spans(self, progress: TokenProgress, spans: Sequence[Span]) -> None:
         """Release these blocks, which have left the windows of their requests. Edges: as `Ledger.release`."""
         steps.leave_spans(self._core, progress, spans)
+        end(self._calls)
 
-    @verb
     def grow(self, progress: TokenProgress, spans: Sequence[Span]) -> None:
         """Extend tables by these entries (`_steps.grow`). Edges: as `Ledger.allocate`."""
         steps.grow(self._core, progress, spans)
+        end(self._calls)
 
-    @verb
     def place(self, progress: TokenProgress, grown: StepGrowth) -> None:
         """The engine's allocator has extended tables: by hits, then by blocks that it has handed out (`observe_place`)."""
         steps.place(self._core, progress, grown)
+        end(self._calls)
 
     def seals_of(
         self, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]
@@ -68,18 +68,18 @@ class RowVerbs:
         """The blocks of requests that are full, with their keys, group by group (`_steps.seals_of`)."""
         return steps.seals_of(self._core, progress, spans, keys)
 
-    @verb
     def promise(
         self, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]], turn: StoreTurn | None
     ) -> list[int]:
         """Seal what a step will fill, as far as it can be sealed now (`_steps.promise`). Edges: as `Ledger.seal`."""
-        return steps.promise(self._core, progress, spans, keys, turn)
+        late = steps.promise(self._core, progress, spans, keys, turn)
+        end(self._calls)
+        return late
 
     def slots_behind(self, progress: TokenProgress, group: int, row: int, start: int, stop: int, size: int) -> list[int]:
         """The slots with the content of chunks of a request (`_steps.slots_behind`)."""
         return steps.slots_behind(self._core, progress, group, row, start, stop, size)
 
-    @verb
     def offer_spans(
         self,
         progress: TokenProgress,
@@ -104,12 +104,11 @@ class RowVerbs:
         """All of a turn is stored, or has to wait elsewhere."""
         steps.clear(self._core, turn)
 
-    @verb
     def seal(self, seals: Sequence[SealedContent]) -> None:
         """Seal blocks of requests, all or none. Edges: as `Ledger.seal`."""
         verbs.seal(self._core, seals)
+        end(self._calls)
 
-    @verb
     def settle(
         self,
         plan: int,
@@ -127,23 +126,25 @@ class RowVerbs:
         begun = edge.launches(launched, "launched")
         numbers, workers, oks, missing = self._check.reports(edge.completions(completions, "completions"))
         plans.check_settle(core, plan, numbers, workers, seals)
+        self._calls.writes()
         for record in begun:
             self.launch(record, now)
         plans.settle(core, plan, now, numbers, workers, oks, missing, seals)
+        end(self._calls)
 
     def launch(self, record: Launched, now: float) -> None:
         """Note that a worker has launched its share of a job. A job of another incarnation is ignored."""
         if record.job.incarnation == self._incarnation:
             plans.launched(self._core, record.job.number, now)
 
-    @verb
     def plan_turn(self, progress: TokenProgress, turn: StoreTurn, slots: Sequence[int], most: int) -> list[int]:
         """Store a turn from which nothing is to be left out (`_steps.plan_turn`). Edges: as `Ledger.plan_store`.
 
         Returns the numbers of the jobs.
         """
-        number = self._core.jobs.number
-        return [number[row] for row in steps.plan_turn(self._core, progress, turn, slots, most)]
+        number, rows = self._core.jobs.number, steps.plan_turn(self._core, progress, turn, slots, most)
+        end(self._calls)
+        return [number[row] for row in rows]
 
     @verb
     def plan_columns(self, stores: JobColumns) -> list[int]:

@@ -4,6 +4,7 @@ cimport cython
 from blocklife.core._progress cimport TokenProgress
 from blocklife.core._steps cimport StepGrowth
 from blocklife.ledger._journal cimport Journal
+from blocklife.ledger._rows cimport RowVerbs
 from blocklife.ledger.views cimport BlocksView
 from blocklife.offload._asking cimport Asking
 from blocklife.offload._state cimport Tracked
@@ -15,7 +16,8 @@ from blocklife.offload._stores cimport StoreLine
 cdef class EnginePool:
     cdef readonly object scheduler
     cdef public Journal _calls
-    cdef object _state, _ledger, _tier, _geometry, _stays, _known_of, _rows
+    cdef object _state, _ledger, _tier, _geometry, _stays, _known_of
+    cdef RowVerbs _rows
     cdef SchedulerSteps _steps
     cdef Asking _asking
     cdef StoreLine _stores
@@ -28,10 +30,7 @@ cdef class EnginePool:
     cdef set _unwanted
     cdef public long long holes
 
-    cpdef leave_windows(self)
     cpdef extend(self, name, tables)
-    cpdef settle_in(self)
-    cpdef promise(self)
     cpdef list _without_doubt(self, list rows)
     cpdef list not_among(self, names)
     @cython.locals(fresh=set)

@@ -162,6 +162,7 @@ class EnginePool:
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
+    @verb
     def leave_windows(self) -> None:
         """Release blocks that no settled token of any request needs any more.
 
@@ -219,6 +220,7 @@ class EnginePool:
         self._steps.check_open()
         self._steps.schedule({self._steps.tracked(name).row: count for name, count in tokens.items()})
 
+    @verb
     def settle_in(self) -> None:
         """Report to the ledger what the engine has appended to tables since the last call."""
         grown = self._grown
@@ -226,6 +228,7 @@ class EnginePool:
             self._grown = StepGrowth()
             self._rows.place(self._progress, grown)
 
+    @verb
     def promise(self) -> None:
         """Seal the blocks that this step fills, for all scheduled requests, as far as they can be sealed now."""
         table = self._progress
@@ -263,7 +266,7 @@ class EnginePool:
                     start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
                     if self._steps.direct and start < stop:
                         self._steps.take_ready([(group, row, start, stop)], [self._asking.ask_span(group, row, start, stop)])
-        if self._stores.waiting or self._steps.turn.size():
+        if self._stores.waiting or self._steps.turn.count:
             self._steps.plan_stores([], [])
 
     def not_among(self, names: Container[str]) -> list[str]:

@@ -3,13 +3,15 @@ cimport cython
 
 from blocklife.core._progress cimport TokenProgress, PlanTokens
 from blocklife.core._steps cimport StoreTurn
+from blocklife.ledger._rows cimport RowVerbs
 from blocklife.offload._asking cimport Asking
 from blocklife.offload._state cimport Tracked
 from blocklife.offload._stores cimport StoreLine
 
 
 cdef class SchedulerSteps:
-    cdef public object _state, _stays, _ledger, _rows, _geometry, _policies
+    cdef public object _state, _stays, _ledger, _geometry, _policies
+    cdef public RowVerbs _rows
     cdef public TokenProgress _progress
     cdef public StoreLine _stores
     cdef public list _keeps_one

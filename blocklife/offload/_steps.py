@@ -46,7 +46,7 @@ class SchedulerSteps:
         self.asking = Asking(state)
         self._drafts = any(state.geometry.drafters)
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
-        self.turn = StoreTurn(len(state.groups))
+        self.turn = StoreTurn()
         """What is ready to be stored in this step."""
         self.direct = state.geometry.blocks_per_chunk == 1 and state.policies.mode is Mode.EAGER
         """Whether what is ready can be stored at once, without the queue."""
@@ -325,7 +325,7 @@ class SchedulerSteps:
                 self.take_ready(spans, keys)
             if self.asking.known_of is None or not self.direct:
                 self.offer_filled(spans)
-            names = self._rows.names_left(self._progress, turn) if turn.size() else []
+            names = self._rows.names_left(self._progress, turn) if turn.count else []
             if names and (line.waits or not self._store(names)):
                 line.offer(self._chunks(names))
             if turn.twins and self.asking.known_of is None:
