@@ -41,6 +41,7 @@ CORE = (
     "ledger.jobs",
     "ledger.views",
     "offload._asking",
+    "offload._below",
     "offload._state",
     "offload._stays",
     "offload._steps",

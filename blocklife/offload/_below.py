@@ -45,16 +45,16 @@ class BelowIndex(Protocol):
         """Whether the store is believed to take what is put there."""
         ...
 
-    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
-        """HIT if the store has every rank's part of the content, MISS if not, RETRY while that is being found out."""
+    def ask(self, space: bytes, contents: Sequence[Content]) -> Sequence[Answer]:
+        """Of each: HIT if the store has every rank's part, MISS if not, RETRY while that is being found out."""
         ...
 
-    def forget(self, space: bytes, group: int, key: bytes) -> None:
-        """The content was not there when it was wanted, or was damaged."""
+    def forget(self, space: bytes, contents: Sequence[Content]) -> None:
+        """These were not there when they were wanted, or were damaged."""
         ...
 
-    def note_put(self, space: bytes, group: int, key: bytes) -> None:
-        """Every rank has put its part of the content."""
+    def note_put(self, space: bytes, contents: Sequence[Content]) -> None:
+        """Every rank has put its part of these."""
         ...
 
     def new_space(self) -> bytes:
@@ -124,8 +124,9 @@ class TierBelow:
     """The tier below one scheduler's host tier.
 
     Invariant: ``_coming`` maps the content of live promotions to their job; ``_jobs`` has the live jobs, with their slots.
-    Invariant: a slot is in ``_below`` if its content is known to be in the store, in ``_queue`` if it is to be demoted, and in
-    neither once its content is gone. ``_filled`` has the promotion that brought a slot's content. Initially all are empty.
+    Invariant: a slot is in ``_below`` if its content is known to be in the store, in ``_queue``, with its content, if that is
+    to be demoted, and in neither once its content is gone, so that all of them are READY. ``_filled`` has the promotion that
+    brought a slot's content. Initially all are empty.
     ``_suffix`` is the number of trailing blocks that each slot holds. Chunks with fewer than ``_required`` of their group, what
     any hit can read, stay in the host tier.
     """
@@ -150,7 +151,7 @@ class TierBelow:
         self._coming: dict[tuple[bytes, int, bytes], int] = {}
         self._jobs: dict[int, tuple[Direction, bytes, list[int], list[Content]]] = {}
         self._out: Counter[Direction] = Counter()
-        self._queue: dict[int, None] = {}
+        self._queue: dict[int, Content] = {}
         self._below: set[int] = set()
         self._filled: dict[int, int] = {}
         self._counts: Counter[str] = Counter()
@@ -162,7 +163,7 @@ class TierBelow:
 
     def answer(self, content: Content) -> Answer:
         """Whether the store has content that the host tier lacks."""
-        return self._ask(content)
+        return self._ask((content,))[0]
 
     def brings(self, content: Content) -> bool:
         """Whether a promotion is bringing this content."""
@@ -224,40 +225,48 @@ class TierBelow:
         """Plan demotions of slots that wait for it, as far as they may be in flight."""
         if self.policies.demote is Demote.NEVER or not self._is_up():
             return
-        slots = self._ledger.slots
         if self.policies.demote is Demote.LAZY:
-            on_their_way = {
-                slot for direction, _, held, _ in self._jobs.values() if direction is Direction.DEMOTE for slot in held
-            }
-            coldest = self._tier.coldest(self.policies.lazy_slots)
-            self._queue = dict.fromkeys([slot for slot in coldest if slot not in self._below and slot not in on_their_way])
-        room = min(self._room(Direction.DEMOTE), len(self._queue))
-        chosen: list[int] = []
-        for slot in list(self._queue) if room > 0 else ():
-            key = slots.key(slot)
-            if key is None or not slots.is_ready(slot) or self._suffix[slot] < self._required[slots.group(slot)]:
-                del self._queue[slot]
-                continue
-            found = self._ask((slots.group(slot), key))
-            if found is Answer.RETRY:
-                continue
-            del self._queue[slot]
-            if found is Answer.HIT:
-                self._below.add(slot)
-                self._counts["already_below"] += 1
-                continue
-            chosen.append(slot)
-            if len(chosen) == room:
-                break
-        size = self.policies.job_slots
-        for start in range(0, len(chosen), size):
-            part = chosen[start : start + size]
+            self._queue = self._coldest()
+        chosen = self._lacking(self._room(Direction.DEMOTE))
+        size, slots = self.policies.job_slots, list(chosen)
+        for start in range(0, len(slots), size):
+            part = slots[start : start + size]
             try:
                 (job,) = self._ledger.plan_demotion(part, space=self.space).ids
             except CapacityError:  # all jobs are out: they are demoted later
-                self._queue.update(dict.fromkeys(chosen[start:]))
+                self._queue.update({slot: chosen[slot] for slot in slots[start:]})
                 return
-            self._note(job.number, Direction.DEMOTE, part, [(slots.group(slot), slots.key(slot) or b"") for slot in part])
+            self._note(job.number, Direction.DEMOTE, part, [chosen[slot] for slot in part])
+
+    def _lacking(self, room: int) -> dict[int, Content]:
+        """Take at most so many slots from the queue whose content the store lacks, and all that it has or that stay here."""
+        chosen: dict[int, Content] = {}
+        for slot in [slot for slot, (group, _) in self._queue.items() if self._suffix[slot] < self._required[group]]:
+            del self._queue[slot]
+        slots = list(self._queue)
+        while slots and len(chosen) < room:
+            part, slots = slots[: room - len(chosen)], slots[room - len(chosen) :]
+            for slot, found in zip(part, self._ask([self._queue[slot] for slot in part]), strict=True):
+                if found is Answer.RETRY:
+                    continue
+                content = self._queue.pop(slot)
+                if found is Answer.MISS:
+                    chosen[slot] = content
+                else:
+                    self._below.add(slot)
+                    self._counts["already_below"] += 1
+        return chosen
+
+    def _coldest(self) -> dict[int, Content]:
+        """What is to be demoted because it is evicted next."""
+        out = {slot for direction, _, held, _ in self._jobs.values() if direction is Direction.DEMOTE for slot in held}
+        coldest = self._tier.coldest(self.policies.lazy_slots)
+        return self.contents_of([slot for slot in coldest if slot not in self._below and slot not in out])
+
+    def contents_of(self, slots: Iterable[int]) -> dict[int, Content]:
+        """Those of these slots that have content, with it."""
+        known = self._ledger.slots
+        return {slot: (known.group(slot), key) for slot in slots if (key := known.key(slot)) is not None}
 
     def settle(self) -> None:
         """Note what has become of the jobs that are over since the last call."""
@@ -268,30 +277,25 @@ class TierBelow:
             job = jobs.get(number)
             done = job is not None and job.state is Job.DONE
             missing = job.missing if job is not None and done else frozenset(slots)
-            for slot, content in zip(slots, contents, strict=True):
-                if direction is Direction.DEMOTE:
-                    self._end_demotion(space, slot, content, came=slot not in missing, done=done)
-                    continue
+            came = [content for slot, content in zip(slots, contents, strict=True) if slot not in missing]
+            lost = [content for slot, content in zip(slots, contents, strict=True) if slot in missing]
+            if direction is Direction.DEMOTE:
+                self._counts["demoted"] += len(came)
+                self._counts["refused" if done else "failed_demotions"] += len(lost)
+                self._tell(self.index.note_put, space, came)
+                # what the store did not take is not offered again: it may have no room for as long as this content lives
+                self._below.update([slot for slot, content in zip(slots, contents, strict=True) if self._holds(slot, content)])
+                continue
+            for content in contents:
                 if self._coming.get((space, *content)) == number:  # it may be wanted again, in a space that came back
                     del self._coming[space, *content]
-                self._end_promotion(space, content, came=slot not in missing, done=done)
+            self._counts["promoted"] += len(came)
+            self._counts["missing" if done else "failed_promotions"] += len(lost)
+            self._tell(self.index.forget, space, lost)
 
-    def _end_promotion(self, space: bytes, content: Content, *, came: bool, done: bool) -> None:
-        if came:
-            self._counts["promoted"] += 1
-            return
-        self._counts["missing" if done else "failed_promotions"] += 1
-        self._tell(self.index.forget, space, content)
-
-    def _end_demotion(self, space: bytes, slot: int, content: Content, *, came: bool, done: bool) -> None:
-        if came:
-            self._counts["demoted"] += 1
-            self._tell(self.index.note_put, space, content)
-        else:
-            self._counts["refused" if done else "failed_demotions"] += 1
-        # what the store did not take is not offered again: it may have no room for as long as this content lives
-        if (self._ledger.slots.group(slot), self._ledger.slots.key(slot)) == content:
-            self._below.add(slot)
+    def _holds(self, slot: int, content: Content) -> bool:
+        """Whether content can still be read from a slot."""
+        return self._tier.slot_of(*content) == slot
 
     def new_space(self) -> bytes:
         """A space that nobody has used."""
@@ -319,13 +323,18 @@ class TierBelow:
 
     # --- the index, which may be a user's code ------------------------------------------------------------------------------
 
-    def _ask(self, content: Content) -> Answer:
-        """What the index says of some content; MISS if it fails."""
+    def _ask(self, contents: Sequence[Content]) -> Sequence[Answer]:
+        """What the index says of each content; MISS of all if it fails."""
         try:
-            return edge.member(self.index.ask(self.space, *content), Answer, "the answer of an index")
+            found = self.index.ask(self.space, contents)
+            if len(found) != len(contents):
+                raise MisuseError(f"{self.index!r} gave {len(found)} answers where {len(contents)} were asked for")
+            for each in found:
+                edge.member(each, Answer, "the answer of an index")
         except BaseException as problem:
             self._errors.keep(self.index, problem)
-            return Answer.MISS
+            return [Answer.MISS] * len(contents)
+        return found
 
     def _is_up(self) -> bool:
         try:
@@ -334,9 +343,10 @@ class TierBelow:
             self._errors.keep(self.index, problem)
             return False
 
-    def _tell(self, method: Callable[[bytes, int, bytes], None], space: bytes, content: Content) -> None:
+    def _tell(self, method: Callable[[bytes, Sequence[Content]], None], space: bytes, contents: Sequence[Content]) -> None:
         try:
-            method(space, *content)
+            if contents:
+                method(space, contents)
         except BaseException as problem:
             self._errors.keep(self.index, problem)
 
@@ -366,4 +376,4 @@ class TierBelow:
             self._below.add(slot)
             self._filled[slot] = job
         elif self.policies.demote is Demote.EAGER:
-            self._queue[slot] = None
+            self._queue[slot] = group, key

@@ -396,7 +396,7 @@ def _put_back_below(below: TierBelow, saved: SavedBelow) -> None:
     below._out.clear()
     for direction, _, own, _ in below._jobs.values():
         below._out[direction] += len(own)
-    below._queue = dict.fromkeys(queue)
+    below._queue = below.contents_of(queue)
     below._below = set(known)
     saveable(below.index).restore(index)
 

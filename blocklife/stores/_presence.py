@@ -21,7 +21,7 @@ from itertools import islice
 from typing import TypeAlias
 from uuid import uuid4
 
-from attrs import define, frozen
+from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload._lookup import Answer
@@ -61,14 +61,6 @@ class PresenceStatistics:
     """What the latest call raised, which no store may; empty if none did."""
 
 
-@define(eq=False)
-class _Known:
-    """An answer, and when it is too old."""
-
-    is_there: bool
-    expires: float
-
-
 class Presence:
     """Which content a store has, for one scheduler; closes neither the store nor the breaker."""
 
@@ -96,11 +88,13 @@ class Presence:
         self._max_questions = max_questions
         self._batch = max(1, batch // identity.num_ranks)
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         # Invariant: content is in `_known` or in `_questions` or in neither, never in both. `_questions` says when each was
         # first asked; `_unasked` are those that the thread has yet to take. An answer is kept only if its question is still
         # there: what `forget` or `note_put` has said since is newer. Initially all are empty.
-        self._known: OrderedDict[Content, _Known] = OrderedDict()
+        self._known: OrderedDict[Content, tuple[float, Answer]] = OrderedDict()
+        """When each answer is too old, and the answer."""
         self._questions: dict[Content, float] = {}
         self._unasked: dict[Content, None] = {}
         self._calling_since: float | None = None
@@ -108,7 +102,6 @@ class Presence:
         self._hangs = False
         """Whether the call that runs was told to the breaker as a failure already."""
         self._closing = False
-        self._changes = 0
         self._hits = self._misses = self._retries = self._given_up = self._refused = self._calls = self._failed = 0
         self._last_error = ""
         self._thread = threading.Thread(target=self._run, name="blocklife-presence", daemon=True)
@@ -116,48 +109,55 @@ class Presence:
 
     # --- the scheduler's calls -----------------------------------------------------------------------------------------
 
-    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
-        """Whether the content is in the store: HIT, MISS, or RETRY while that is being found out. Returns at once."""
-        content = (space, group, key)
-        with self._changed:
-            now = self._clock()
-            known = self._known.get(content)
-            if known is not None:
-                if now < known.expires:
-                    self._known.move_to_end(content)
-                    return self._said(Answer.HIT if known.is_there else Answer.MISS)
-                del self._known[content]
-            since = self._questions.get(content)
-            if since is not None:
-                if now - since < self._patience_s:
-                    return self._said(Answer.RETRY)
-                self._given_up += 1
-                return self._said(Answer.MISS)
-            if self._closing or len(self._questions) >= self._max_questions or self._is_stuck(now) or self._breaker.refuses():
-                self._refused += 1
-                return self._said(Answer.MISS)
-            self._questions[content] = now
-            self._unasked[content] = None
-            self._changed.notify_all()
-            return self._said(Answer.RETRY)
+    def ask(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
+        """Whether each content, a group and a key, is in the store: HIT, MISS, or RETRY while that is being found out.
 
-    @property
-    def changes(self) -> int:
-        """Counter of answers that came, or changed; while it stays, asking again gives the same."""
-        return self._changes
+        Returns at once.
+        """
+        with self._lock:
+            now = self._clock()
+            found = [self._answer_of((space, group, key), now) for group, key in contents]
+            if self._unasked:
+                self._changed.notify_all()
+        hits, misses = found.count(Answer.HIT), found.count(Answer.MISS)
+        self._hits += hits
+        self._misses += misses
+        self._retries += len(found) - hits - misses
+        return found
+
+    def _answer_of(self, content: Content, now: float) -> Answer:
+        """What is known of some content; what is not is asked for."""
+        known = self._known.get(content)
+        if known is not None:
+            if now < known[0]:
+                self._known.move_to_end(content)
+                return known[1]
+            del self._known[content]
+        since = self._questions.get(content)
+        if since is not None:
+            if now - since < self._patience_s:
+                return Answer.RETRY
+            self._given_up += 1
+            return Answer.MISS
+        if self._closing or len(self._questions) >= self._max_questions or self._is_stuck(now) or self._breaker.refuses():
+            self._refused += 1
+            return Answer.MISS
+        self._questions[content] = now
+        self._unasked[content] = None
+        return Answer.RETRY
 
     @property
     def is_up(self) -> bool:
         """Whether the breaker lets the store be called."""
         return not self._breaker.refuses()
 
-    def forget(self, space: bytes, group: int, key: bytes) -> None:
-        """The content was not there when it was wanted, or was damaged: a MISS until the answer is too old."""
-        self._learn((space, group, key), is_there=False)
+    def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+        """These were not there when they were wanted, or were damaged: a MISS until the answer is too old."""
+        self._learn(space, contents, Answer.MISS)
 
-    def note_put(self, space: bytes, group: int, key: bytes) -> None:
-        """The content has been put, by every rank: a HIT until the answer is too old."""
-        self._learn((space, group, key), is_there=True)
+    def note_put(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+        """These have been put, by every rank: a HIT until the answer is too old."""
+        self._learn(space, contents, Answer.HIT)
 
     def new_space(self) -> bytes:
         """A space that nobody has used: 16 random bytes."""
@@ -165,7 +165,7 @@ class Presence:
 
     def statistics(self) -> PresenceStatistics:
         """Counts since the start."""
-        with self._changed:
+        with self._lock:
             return PresenceStatistics(
                 hits=self._hits,
                 misses=self._misses,
@@ -187,15 +187,6 @@ class Presence:
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
-    def _said(self, answer: Answer) -> Answer:
-        if answer is Answer.HIT:
-            self._hits += 1
-        elif answer is Answer.MISS:
-            self._misses += 1
-        else:
-            self._retries += 1
-        return answer
-
     def _is_stuck(self, now: float) -> bool:
         """Whether the call that runs takes so long that nobody waits for another."""
         if self._calling_since is None or now - self._calling_since < self._patience_s:
@@ -205,18 +196,20 @@ class Presence:
             self._breaker.failed()
         return True
 
-    def _learn(self, content: Content, *, is_there: bool) -> None:
-        with self._changed:
-            self._questions.pop(content, None)
-            self._unasked.pop(content, None)
-            self._keep(content, _Known(is_there, self._clock() + self._ttl_s))
+    def _learn(self, space: bytes, contents: Sequence[tuple[int, bytes]], answer: Answer) -> None:
+        with self._lock:
+            expires = self._clock() + self._ttl_s
+            for group, key in contents:
+                content = (space, group, key)
+                if self._questions.pop(content, None) is not None:
+                    self._unasked.pop(content, None)
+                self._keep(content, expires, answer)
 
-    def _keep(self, content: Content, known: _Known) -> None:
-        self._known[content] = known
+    def _keep(self, content: Content, expires: float, answer: Answer) -> None:
+        self._known[content] = expires, answer
         self._known.move_to_end(content)
         while len(self._known) > self._max_answers:
             self._known.popitem(last=False)
-        self._changes += 1
 
     # --- the thread ----------------------------------------------------------------------------------------------------
 
@@ -270,4 +263,4 @@ class Presence:
             for content, is_there in zip(batch, found, strict=True):
                 if self._questions.pop(content, None) is not None:
                     ttl = _FAILED_TTL_S if is_there is None else self._ttl_s
-                    self._keep(content, _Known(bool(is_there), now + min(ttl, self._ttl_s)))
+                    self._keep(content, now + min(ttl, self._ttl_s), Answer.HIT if is_there else Answer.MISS)

@@ -233,7 +233,11 @@ def featured(running: int, steps: int) -> list[Figure]:
 
         def below(demote: Demote) -> World:
             presence = stack.enter_context(closing(Presence(MemoryStore(), identity_of(64))))
-            return World(running, 0, steps, spread=STATE, below=presence, below_policies=BelowPolicies(demote=demote))
+            world = World(running, 0, steps, spread=STATE, below=presence, below_policies=BelowPolicies(demote=demote))
+            world.step(scheduled=False)
+            while world.offload.has_pending_work():  # until all that the prompts have filled is below
+                world.step(scheduled=False)
+            return world
 
         worlds = {
             "plain": World(running, 0, steps, spread=STATE),

@@ -6,7 +6,7 @@ no request waits longer than it may, and no step fails. Method: a rig beside a s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 import attrs
 import pytest
@@ -34,8 +34,10 @@ class Shelf:
         self.asked: list[tuple[bytes, int, bytes]] = []
         self._known: dict[tuple[bytes, int, bytes], bool] = {}
 
-    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
-        name = (space, group, key)
+    def ask(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
+        return [self._answer_of((space, *content)) for content in contents]
+
+    def _answer_of(self, name: tuple[bytes, int, bytes]) -> Answer:
         if not self.is_up:
             return Answer.MISS
         if self.prompt:
@@ -52,12 +54,12 @@ class Shelf:
         self.asked.clear()
         self.changes += 1
 
-    def forget(self, space: bytes, group: int, key: bytes) -> None:
-        self._known[space, group, key] = False
-        self.content.discard((space, group, key))
+    def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+        self._known.update({(space, *content): False for content in contents})
+        self.content.difference_update([(space, *content) for content in contents])
 
-    def note_put(self, space: bytes, group: int, key: bytes) -> None:
-        self._known[space, group, key] = True
+    def note_put(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+        self._known.update({(space, *content): True for content in contents})
 
     def new_space(self) -> bytes:
         self.changes += 1
@@ -561,7 +563,7 @@ def test_content_that_was_put_is_known_to_be_there() -> None:
     rig.fill("x", TEXT[:5])
     rig.shelf.prompt = False
 
-    assert rig.shelf.ask(b"", 0, key(0, TEXT[:4])) is Answer.HIT
+    assert rig.shelf.ask(b"", [(0, key(0, TEXT[:4]))]) == [Answer.HIT]
 
 
 def test_content_wanted_again_after_a_reset_is_on_its_way_until_it_comes() -> None:

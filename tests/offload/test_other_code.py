@@ -482,13 +482,14 @@ class FailingIndex:
     def is_up(self) -> bool:
         return self._fail(True)
 
-    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
-        return self._fail(self.draw.choice(list(Answer)))
+    def ask(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> Sequence[Answer]:
+        found = [self._fail(self.draw.choice(list(Answer))) for _ in contents]
+        return found[: -self._fail(False) or None]
 
-    def forget(self, space: bytes, group: int, key: bytes) -> None:
+    def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         self._fail(None)
 
-    def note_put(self, space: bytes, group: int, key: bytes) -> None:
+    def note_put(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         self._fail(None)
 
     def new_space(self) -> bytes:

@@ -18,7 +18,6 @@ from blocklife.engines.toy._memory import Bytes
 from blocklife.errors import MisuseError
 from blocklife.ledger import Worker
 from blocklife.offload import BelowPolicies, BelowStatistics, Demote, Geometry
-from blocklife.offload._lookup import Answer
 from blocklife.stores import (
     CircuitBreaker,
     ContentStore,
@@ -108,6 +107,7 @@ class _Index:
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
         self.is_ending = False
+        self.ask = presence.ask
         self.forget = presence.forget
         self.note_put = presence.note_put
         self.new_space = presence.new_space
@@ -116,10 +116,6 @@ class _Index:
     def is_up(self) -> bool:
         """Whether to put anything into the store."""
         return not self.is_ending and self._presence.is_up
-
-    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
-        """As `Presence.ask`."""
-        return self._presence.ask(space, group, key)
 
 
 class TierOfReplay:

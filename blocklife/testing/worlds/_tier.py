@@ -12,7 +12,7 @@ has a part of it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from blocklife.errors import MisuseError
@@ -43,11 +43,11 @@ class TierIndex:
         self._asked: set[Entry] = set()
         self._spaces = 0
 
-    def ask(self, space: bytes, group: int, key: bytes) -> Answer:
+    def ask(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
         """What is known; RETRY, and a question for the store, if nothing is. A store that is down has nothing."""
-        if not self.is_up:
-            return Answer.MISS
-        entry = space, group, key
+        return [self._answer_of((space, *content)) if self.is_up else Answer.MISS for content in contents]
+
+    def _answer_of(self, entry: Entry) -> Answer:
         if (known := self._known.get(entry)) is None:
             self._asked.add(entry)
             return Answer.RETRY
@@ -58,17 +58,18 @@ class TierIndex:
         self._asked.remove(entry)
         self._known[entry] = is_there
 
-    def forget(self, space: bytes, group: int, key: bytes) -> None:
-        """The content was not there when it was fetched."""
-        self._note((space, group, key), is_there=False)
+    def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+        """These were not there when they were fetched."""
+        self._note(space, contents, is_there=False)
 
-    def note_put(self, space: bytes, group: int, key: bytes) -> None:
+    def note_put(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         """Every worker has put its part."""
-        self._note((space, group, key), is_there=True)
+        self._note(space, contents, is_there=True)
 
-    def _note(self, entry: Entry, *, is_there: bool) -> None:
-        self._asked.discard(entry)
-        self._known[entry] = is_there
+    def _note(self, space: bytes, contents: Sequence[tuple[int, bytes]], *, is_there: bool) -> None:
+        for content in contents:
+            self._asked.discard((space, *content))
+            self._known[space, *content] = is_there
 
     def new_space(self) -> bytes:
         """A space that nobody has used."""
