@@ -139,7 +139,7 @@ NO_MESSAGE = -1
 """The message number of a call that has failed, of which the device is told nothing."""
 _FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
 """After these, no content can be found on the device, and (except after the last) none in the host tier."""
-_NEW_SPACE = frozenset({"reset", "drain", "renew"})
+NEW_SPACE = frozenset({"reset", "drain", "renew"})
 """After these, none can be found in the store below."""
 _OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang", "refuse"}), frozenset({"lose", "repeat", "echo"})
 _CLOSING = frozenset(
@@ -301,7 +301,7 @@ class World:
             return f"after {action.verb} block {core.readable_blocks[0][0]} can still be found"
         if action.verb != "sleep" and core.readable_places:
             return f"after {action.verb} host place {core.readable_places[0][0]} can still be found"
-        if self._below is not None and core.saved.below is not None and action.verb in _NEW_SPACE:
+        if self._below is not None and core.saved.below is not None and action.verb in NEW_SPACE:
             found = self._below.found(self._devices.values[after.device], core.saved.below.space)
             return f"after {action.verb} {found} can still be found below" if found else None
         return None
