@@ -153,9 +153,9 @@ def _blocklife() -> Diagnosis:
 
 
 def _core() -> Diagnosis:
-    """Whether the core runs compiled. Where it does each module was imported, and one verb has run.
+    """Whether the core runs compiled. Where it does, this imports each compiled module, and tries one verb.
 
-    What belongs to an engine is imported where the engine is: without it nobody can run it.
+    A module of an engine that is not installed cannot be imported, and nobody can use it: it is named, and nothing is wrong.
     """
     core = built.examine()
     if not core.compiled:

@@ -288,6 +288,12 @@ class EnginePool:
         """The engine will admit a request with its hit in the host tier: no other request needs to load that content."""
         tracked = self._steps.tracked(name)
         if tracked.hit is not None:
+            if not any(tracked.hit.slots):
+                state = self._ledger.requests.state(name).name
+                raise MisuseError(
+                    f"request {name}: cannot EXPECT_LOAD while {state}: its hit has no host part (expect a load only "
+                    "after a lookup that finds tokens in the host tier and is not deferred)"
+                )
             self._steps.expect(name, self._steps.brought(tracked, tracked.hit))
 
     @verb

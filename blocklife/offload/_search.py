@@ -5,7 +5,7 @@ Rules of this file:
 * It only reads; the scheduler pins what it finds.
 * A hit is exactly what a load then reads (I7).
 * Content that is being copied, to the host tier or to the device for another request, is waited for, not fetched twice (I12,
-  I14).
+  I14). Beside layers of a drafter the last block of a load is no hit on the device, and each request loads it for itself.
 * A tail is looked for behind the common hit of whole chunks, in the host tier only, and inside the next two blocks only. It
   counts if all groups have theirs now. It is waited for only if nothing else was found in the host tier.
 * A tail brings along what the common hit may have lacked at the end of the next block: a state, or the proof of a drafter's

@@ -7,7 +7,7 @@ cdef class SlotOrder:
     cdef Py_ssize_t _size
 
     cpdef bint has(self, Py_ssize_t slot) except -1
-    @cython.locals(node=int, last=int)
+    @cython.locals(node=Py_ssize_t, last=int)
     cpdef push(self, Py_ssize_t slot)
     @cython.locals(node=int, after=int, ahead=int)
     cpdef bint drop(self, Py_ssize_t slot) except -1

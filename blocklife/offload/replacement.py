@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from blocklife.core._columns import listed, longer, zeros
+from blocklife.core._tables import MOST_PLACE
 from blocklife.errors import MisuseError
 
 Name: TypeAlias = tuple[int, bytes]
@@ -77,7 +78,8 @@ class SlotOrder:
     """Some slots in an order, the least recently used first, linked through columns that grow with the numbers of slots.
 
     Invariant: from node 0, ``following`` leads through the nodes of all slots in the order, once each, and back, and ``before``
-    the other way round. The node of a slot is its number and 1; in both columns that of a slot which is not in it has -1.
+    the other way round. The node of a slot is its number and 1, so the largest host place is none; in both columns that of a
+    slot which is not in it has -1. They take 8 bytes for each number up to the largest slot.
     """
 
     def __init__(self) -> None:
@@ -128,8 +130,8 @@ class SlotOrder:
         return [node - 1 for node in listed(self.following, 0, count)]
 
     def _make_room(self, slot: int) -> None:
-        if slot < 0:
-            raise MisuseError(f"slot {slot}: slots are counted from 0")
+        if not 0 <= slot < MOST_PLACE:
+            raise MisuseError(f"slot {slot}: slots are 0 to {MOST_PLACE - 1}")
         size = max(slot + 2, 2 * len(self.following))
         self.following, self.before = longer("i", self.following, size, -1), longer("i", self.before, size, -1)
 

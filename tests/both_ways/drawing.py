@@ -4,8 +4,9 @@ A walk draws verbs and their arguments, many of them wrong: old lives, slots tha
 cannot be right. Its seed decides the world and how much each verb is liked. A call that is refused must leave the world as it
 was, and after every call the ledger is counted again (`invariants.check`).
 
-What two copies on one place do is rare where verbs are drawn alone. So a walk is directed there: `squeeze` loads into a block
-that a store still reads, and whoever ends jobs, reports or lets go turns to such places first.
+Two copies seldom touch one place if each verb is drawn alone. So `squeeze` hands out a block that a store still reads, and
+loads into it; calls that end jobs or report landings mostly name jobs that touch such a block (`crowded`), and half of all
+releases give up blocks with a copy.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.states import ADMISSIBLE, LENT, Block, Job, Slot, Trait, states_with
+from blocklife.states import ADMISSIBLE, LENT, STORABLE, Block, BlockLife, Job, Slot, Trait, states_before, states_with
 from tests.worlds import world_key
 
 DEADLINE = 20.0
@@ -46,6 +47,8 @@ LATE = (5, 25, 25)
 """How much time passes at once: too little for a copy to be late, or enough."""
 KNOTS = 5
 """How many more knots there are for each leg, under the contract that lets a block go on while a copy reads it."""
+SEALABLE, LOADABLE = (states_before(BlockLife.table.events[each], Block) for each in ("seal", "plan_load"))
+"""States in which content can become final, and in which a block can become the target of a load."""
 REFUSALS = (MisuseError, CapacityError, LateError)
 
 Said = Callable[[str, Ledger], object]
@@ -448,10 +451,9 @@ class Drawer:
 
     def seal(self, name: str, group: int) -> None:
         """Content becomes final, mostly where it can."""
-        wanted = (Block.ALLOCATED, Block.PLEDGED)
         lives = [
             life for life in self.table(name, group)
-            if life and (self.dice.random() < 0.1 or self.ledger.blocks.of(life) in wanted)
+            if life and (self.dice.random() < 0.1 or self.ledger.blocks.of(life) in SEALABLE)
         ][: self.dice.randint(1, 4)]  # fmt: skip
         if not lives:
             return
@@ -480,7 +482,7 @@ class Drawer:
             self.call("acquire", name, lives, group)
 
     def drop(self, name: str, group: int) -> None:
-        """Content is forgotten, mostly where a block is still read and nobody holds it."""
+        """Forget the content of one block, mostly of one that no request holds and a copy still touches."""
         blocks = self.ledger.blocks
         idle = [each for each in self.blocks() if blocks.state(each) in LENT and not blocks.refs(each)]
         block = self.dice.choice(idle) if idle and self.dice.random() < 0.6 else self.dice.choice(self.blocks())
@@ -515,11 +517,10 @@ class Drawer:
     # --- jobs
 
     def store(self, name: str, group: int) -> None:
-        """One store or two, of whole slots or of chunks, for a request, for several, or for nobody."""
+        """Plan one store or two, of slots of one or two blocks; its owner is a request, one that is gone, or nobody."""
         ledger = self.ledger
-        wanted = (Block.ALLOCATED, Block.SEALED, Block.CACHED)
         blocks = [
-            block for block in self.blocks() if ledger.blocks.state(block) in wanted and ledger.blocks.group(block) == group
+            block for block in self.blocks() if ledger.blocks.state(block) in STORABLE and ledger.blocks.group(block) == group
         ]
         slots = ledger.slots.next_empty(8)
         self.dice.shuffle(blocks)
@@ -556,10 +557,7 @@ class Drawer:
         parts: list[GroupTransfer[Any]] = []
         for each in sorted(self.dice.sample(range(self.groups), self.dice.randint(1, self.groups))):
             ready = self.ready(each)
-            mine = [
-                life for life in self.table(name, each)
-                if life and self.ledger.blocks.of(life) in (Block.ALLOCATED, Block.FLUSHED)
-            ]  # fmt: skip
+            mine = [life for life in self.table(name, each) if life and self.ledger.blocks.of(life) in LOADABLE]
             if count := min(len(ready), len(mine), self.dice.randint(1, 3)):
                 slots = self.dice.sample(ready, count)
                 if self.dice.random() < 0.04:
@@ -624,8 +622,7 @@ class Drawer:
             dice.shuffle(reports)
         seals = []
         for each in range(self.groups if dice.random() < 0.5 else 0):
-            wanted = (Block.ALLOCATED, Block.PLEDGED, Block.FLUSHED)
-            lives = [life for life in self.table(name, each) if life and ledger.blocks.of(life) in wanted][:2]
+            lives = [life for life in self.table(name, each) if life and ledger.blocks.of(life) in SEALABLE | LOADABLE][:2]
             seals.append(Seal(each, lives, self.keys_of(lives)))
         begun = [Launched(self.job(each), Worker(dice.randrange(self.workers))) for each in self.out() if dice.random() < 0.4]
         self.call("settle", plan, self.now, launched=begun, completions=reports, seals=seals)

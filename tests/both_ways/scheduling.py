@@ -1,4 +1,4 @@
-"""Walks over the offload scheduler: those of `tests/offload` with calls that nobody expects, and an engine that owns the pool.
+"""Two engines that walk over the offload scheduler at random: one lets the ledger have the pool, one has a pool of its own.
 
 The walker of `tests/offload/test_offload_walks.py` is an engine that makes no mistake. `Pestered` asks twice, ends requests
 that have ended, and makes calls that are refused, between any two of its calls. `PoolEngine` has an allocator of its own,
@@ -67,7 +67,7 @@ class Refusals:
 
 
 class Pestered(Walker):
-    """The engine of the walks, and somebody who makes calls that it does not expect."""
+    """The engine of `tests/offload`, which also makes calls that the scheduler has to refuse, or to take twice."""
 
     def __init__(self, world: EngineWorld, seed: int, said: Said, *, steps: int, judged: bool = True) -> None:
         super().__init__(world, seed, steps=steps)

@@ -130,6 +130,27 @@ def test_request_without_a_hit_brings_nothing() -> None:
     assert not engine.scheduler.lookup("c", 10, 0).deferred
 
 
+@pytest.mark.parametrize("way", ["device", "nothing", "deferred"])
+def test_hit_without_a_host_part_is_no_load_to_expect(way: str) -> None:
+    """It is refused before anything changes, and what the engine really loads is expected afterwards."""
+    engine = stored()
+    for name in "bc":
+        engine.name(name)
+    if way == "device":
+        engine.pool.device_hit("b", 10, 2)
+    elif way == "nothing":
+        engine.scheduler.lookup("b", 10, 8)
+    else:
+        engine.scheduler.lookup("c", 10, 0)
+        engine.pool.expect_load("c")
+        assert engine.scheduler.lookup("b", 10, 0).deferred
+    before = engine.scheduler.snapshot()
+
+    with pytest.raises(MisuseError, match=r"^request b: cannot EXPECT_LOAD while WAITING: its hit has no host part \("):
+        engine.pool.expect_load("b")
+    assert engine.scheduler.snapshot() == before
+
+
 @pytest.mark.parametrize(("device_tokens", "holes"), [(0, 0), (2, 1), (6, 3)])
 def test_blocks_that_the_engine_has_hit_and_the_ledger_does_not_know_are_counted(device_tokens: int, holes: int) -> None:
     """They are left out of the table, each a hole, from none on."""

@@ -564,6 +564,23 @@ def test_policy_can_be_saved(policy: str) -> None:
 # --- policies alone -----------------------------------------------------------------------------------------------------
 
 
+@BOTH
+@pytest.mark.parametrize("slot", [-1, 2**31 - 1, 2**31, 2**32 + 1, 2**62])
+def test_policy_refuses_a_slot_that_no_host_has(policy: str, slot: int) -> None:
+    """One sentence, whether it is inserted or touched, and what the policy holds stays as it is."""
+    order = replacement(policy, 3)
+    assert isinstance(order, Lru | Arc)
+    order.insert([0, 1], names("a", "b"))
+    order.touch([0])
+    before = order.snapshot(range(2))
+
+    calls: tuple[Callable[[], None], ...] = (lambda: order.insert([slot], names("c")), lambda: order.touch([slot]))
+    for call in calls:
+        with pytest.raises(MisuseError, match=f"^slot {slot}: slots are 0 to 2147483646$"):
+            call()
+        assert order.snapshot(range(2)) == before
+
+
 @define(eq=False)
 class Cache:
     """Names in slots under a policy, as the tier does it: a miss takes an empty slot or evicts."""

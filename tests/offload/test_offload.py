@@ -2069,6 +2069,21 @@ def test_hit_needs_the_block_behind_it(where: str, text: str, length: int) -> No
     assert all(len(own) * 4 == length for own in (hit.slots if where == "host" else hit.lives))
 
 
+@pytest.mark.parametrize(("tokens", "deferred"), [(8, False), (12, True)], ids=["its last block alone", "a block before it"])
+def test_load_is_waited_for_only_if_its_proof_comes_with_it(tokens: int, deferred: bool) -> None:
+    """The last block of a load is no hit on the device, where nothing proves it: whoever needs only that loads it, too."""
+    rig = Rig("full:4+drafter")
+    rig.fill("a", letters(16))
+    rig.forget_device()
+    for name in "bc":
+        rig.add(name, letters(tokens))
+    rig.let_in("b")
+    hit = rig.hit("c")
+
+    assert hit.deferred == deferred
+    assert hit.host_tokens == (0 if deferred else tokens - 4)
+
+
 def test_block_that_leaves_the_windows_of_two_requests_in_one_step_is_let_go_of_by_each() -> None:
     """They share it by a prefix hit; when both have moved on, nobody holds it."""
     rig = Rig("swa:4:6", blocks=30)

@@ -17,7 +17,7 @@ from blocklife.testing.exploring._explore import Bounds, Verdict, explore
 from blocklife.testing.mutants._planting import mutant_named, planted
 from blocklife.testing.worlds import _second_owner as second
 from blocklife.testing.worlds import _world
-from blocklife.testing.worlds._engine import Engine
+from blocklife.testing.worlds._engine import Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Faults, World, WorldSettings
 from tests.worlds import keys, make_ledger, sealed
@@ -56,6 +56,15 @@ def test_nothing_is_lent_of_a_request_without_final_content() -> None:
     second.lend(ledger, "a", range(1))
 
     assert list(ledger.requests) == ["a"]
+
+
+def test_second_owner_comes_only_where_the_ledger_has_room_for_it() -> None:
+    """It is a request of the ledger, which refuses one too many."""
+    settings = WorldSettings(engine=Settings(max_requests=2), requests=("a.bc", "a.bd"), faults=Faults(lend=1))
+    seen = explore(World(settings), processes=1)
+
+    assert seen.counterexamples == ()
+    assert seen.verdict is Verdict.HOLDS
 
 
 def test_nothing_is_forgotten_while_a_second_owner_reads() -> None:

@@ -16,10 +16,12 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Ledger, Plan
 from blocklife.offload import Mode
 from blocklife.testing.exploring._explore import Broken
-from blocklife.testing.exploring._walk import LARGE, WORLD, Walked, carry, shrink, walk
+from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry, only_used, shrink, walk
 from blocklife.testing.worlds import _world as world_module
 from blocklife.testing.worlds._engine import Settings
-from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
+from blocklife.testing.worlds._pinned import WORLDS as PINNED
+from blocklife.testing.worlds._pinned import Pinned, pinned_world
+from blocklife.testing.worlds._world import NEW_SPACE, Action, Faults, World, WorldSettings
 
 SEEDS = (11, 12)
 STEPS = 800
@@ -64,7 +66,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", WORLDS)
-def test_walk_finds_nothing_in_the_real_code(name: str, seed: int) -> None:
+def test_walk_finds_nothing_in_large_worlds(name: str, seed: int) -> None:
     """Whatever goes wrong, every rule holds and every leg drains."""
     walked = walk(WORLDS[name], steps=STEPS, seed=seed)
     print(name, *walked.lines(), sep="\n")
@@ -73,6 +75,26 @@ def test_walk_finds_nothing_in_the_real_code(name: str, seed: int) -> None:
     assert walked.steps >= STEPS
     assert walked.drained == walked.legs > 1
     assert sum(walked.taken.values()) == walked.steps
+
+
+@pytest.mark.parametrize("pinned", PINNED, ids=lambda each: each.name)
+def test_walk_finds_nothing_in_a_pinned_world(pinned: Pinned) -> None:
+    """Each can be walked through with its own requests and faults again and again."""
+    walked = walk(pinned.settings, steps=50, seed=SEEDS[0])
+
+    assert walked.finding is None
+    assert walked.drained == walked.legs
+
+
+@pytest.mark.parametrize("name", ["below-forgets", "below-drains", "below-refuses", "wide-below-weights"])
+def test_walk_forgets_a_store_below_as_often_as_its_world_can(name: str) -> None:
+    """Each time needs a new space, of which the store has so many; the next leg begins with all of them."""
+    settings = pinned_world(name).settings
+    walked = walk(settings, steps=400, seed=SEEDS[0])
+    spaces = {kind: times for kind, times in settings.faults.items() if kind in NEW_SPACE and times}
+
+    assert walked.finding is None
+    assert all(1 < walked.taken[kind] <= times * walked.legs for kind, times in spaces.items())
 
 
 @pytest.mark.usefixtures("forgetful")
@@ -201,6 +223,31 @@ def test_requests_come_again_and_never_too_many_at_once() -> None:
 
     assert walked.finding is None
     assert walked.taken["arrive"] > 3 * walked.legs
+
+
+def test_requests_of_a_drafter_come_again_two_at_once() -> None:
+    """Nobody gives way for others there, so the world gets room for two of the longest."""
+    pinned = pinned_world("drafter").settings
+    walked = walk(pinned, steps=400, seed=SEEDS[0])
+
+    assert walked.finding is None
+    assert walked.taken["arrive"] > len(pinned.requests) * walked.legs
+
+
+def test_world_of_a_path_has_the_same_entries_below() -> None:
+    """An answer names an entry by its number, which depends on all texts and spaces of a world."""
+    engine, requests = Settings(below="never", below_shared=True), ("xy.z", "ab.c", "xy.z")
+    settings = WorldSettings(engine=engine, requests=requests, faults=Faults(renew=1, reset=1, abort=1))
+    world = World(settings)
+    state, path = world.initial(), list[Action]()
+    for verb in ("arrive b", "reset", "step", "answer_miss entry 15"):
+        path.append(next(each for each in world.actions(state) if str(each) == verb))
+        state = world.step(state, path[-1])
+    small = only_used(settings, path)
+
+    assert [each.name for each in small.requests] == ["a", "b"]
+    assert (small.faults.abort, small.faults.renew) == (0, 1)
+    assert Guide(World(small)).retake(path, drain=False) == (path, None)
 
 
 def test_walk_can_be_stopped_and_says_how_far_it_is() -> None:

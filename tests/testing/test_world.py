@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract
+from blocklife.ledger import Contract, Direction
 from blocklife.ledger.invariants import check
 from blocklife.offload import LastStep, Mode
 from blocklife.offload._snapshot import SavedScheduler
@@ -338,6 +338,46 @@ def test_world_sees_content_that_is_fetched_twice() -> None:
 
     assert seen.counterexamples[0].rule == "I12"
     assert "loads already" in seen.counterexamples[0].message
+
+
+BESIDE_A_DRAFTER = {
+    "blocks": (
+        WorldSettings(
+            engine=Settings(groups="full:1+drafter", num_blocks=2, num_slots=6), requests=("ab.c", "de.g", "ab.x", "ab.y")
+        ),
+        (*BEGIN, "arrive b", "arrive c", "arrive d", "settle", "step", "settle", "step"),
+    ),
+    "tails": (
+        WorldSettings(
+            engine=Settings(groups="full:3+drafter/1", num_blocks=4, num_slots=5),
+            requests=("abcdex.g", "abcde.y", "abcde.f", "abcdex.h"),
+        ),
+        ("arrive a", "arrive b", "step", "settle", "step", "settle", "step", "arrive c", "arrive d", "settle", "step"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_A_DRAFTER)
+def test_world_lets_each_load_a_last_block_beside_a_drafter(name: str) -> None:
+    """Its proof is not loaded, so nobody can hit it on the device: two loads of it at once break no rule."""
+    settings, path = BESIDE_A_DRAFTER[name]
+    world = World(settings)
+    jobs = world.core(walked(world, path)).saved.ledger.jobs
+    first = [job.payload.keys[0] for job in jobs if job.direction is Direction.LOAD]
+
+    assert len(first) == 2
+    assert first[0] == first[1]
+
+
+def test_world_sees_a_proven_block_that_is_fetched_twice_beside_a_drafter() -> None:
+    """Others can hit all but the last block of a load as soon as it lands."""
+    engine = Settings(groups="full:1+drafter", num_blocks=6, num_slots=12)
+    world = World(WorldSettings(engine=engine, requests=("abc.d", "efghij.k", "abc.x", "abc.y")))
+    world.engine.scheduler._state.search._loading = {}
+    before = walked(world, (*BEGIN, "settle", "step", "arrive b", "arrive c", "arrive d", "settle", "step", "settle"))
+
+    with pytest.raises(Broken, match="loads 0:a, which job 3 loads already"):
+        world.step(before, Action("step"))
 
 
 def test_world_takes_an_error_of_the_real_code_for_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from vllm import SamplingParams
 from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from blocklife.copiers.torch import HostMemory, KvCache
 from blocklife.engines.vllm.connector import _scheduler as scheduler
@@ -33,6 +33,9 @@ from tests.vllm.lag_copier import LagCopier
 from tests.vllm.rig import Rank, Rig, Scheduler
 from tests.vllm.runner import JUNK, Row, Turn
 from tests.vllm.worlds import WorldSpec
+
+EVERY_TOKEN = range(1 << 20)
+"""As tokens that end an answer: it ends with the next one."""
 
 
 @contextmanager
@@ -294,6 +297,25 @@ def walk(rig: ConnectorRig, seed: int, requests: int = 30, *, resets: bool = Tru
             break
         rig.check()
     rig.check_empty()
+
+
+def sessions(rig: ConnectorRig, rng: Random, *, count: int, steps: int) -> Iterator[Request | None]:
+    """*count* sessions, one after the other, of *steps* steps each; at the end those that are left are aborted.
+
+    A session goes on where it waits for more, and some of its answers end with the next token. Yields, before each step, which
+    the caller makes, the request of the session as vLLM had it; None where it has just begun.
+    """
+    for step in range(count * steps):
+        number = step // steps
+        held = rig.scheduler.requests.get(f"s{number}")
+        if held is None or (held.status == RequestStatus.WAITING_FOR_STREAMING_REQ and rng.random() < 0.5):
+            rig.part(f"s{number}", list(range(100, 100 + rng.randint(1, 5))), 30)
+        elif held.status == RequestStatus.RUNNING and rng.random() < 0.3:
+            held.sampling_params.stop_token_ids = EVERY_TOKEN
+        if step % steps == 0:
+            rig.engine.abort([f"s{number - 2}"])
+        yield held
+    rig.engine.abort([name for name in rig.scheduler.requests if name.startswith("s")])
 
 
 def _reset(rig: ConnectorRig, running: bool, connector: bool) -> None:

@@ -30,7 +30,7 @@ from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.states import JobLife, Slot
 from blocklife.testing.vllm import _making as making
-from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
+from tests.vllm.connector_rig import EVERY_TOKEN, ConnectorRig, sessions, walk, with_guesses
 from tests.vllm.drive import judge
 from tests.vllm.engine import MINOR
 from tests.vllm.lag_copier import LagCopier
@@ -48,10 +48,6 @@ MODELS = {
     "full and local attention": (FULL, GroupSpec("local", window=12)),
     "blocks of 4 and 6": (GroupSpec("full", 6), GroupSpec("swa", 4, 9)),
 }
-
-
-EVERY_TOKEN = range(1 << 20)
-"""As tokens that end an answer: it ends with the next one."""
 
 
 def prompt(tokens: int, start: int = 100) -> list[int]:
@@ -1276,21 +1272,12 @@ def test_connector_walks_with_sessions_that_stop_behind_a_step_ahead(model: str)
     """An answer ends with a token of the model's choice, which the step that is out has computed: that is never stored."""
     rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=True), 3)
     rng, void = Random(3), 0
-    for step in range(400):
-        name = f"s{step // 40}"
-        held = rig.scheduler.requests.get(name)
-        if held is None or (held.status == RequestStatus.WAITING_FOR_STREAMING_REQ and rng.random() < 0.5):
-            rig.part(name, prompt(rng.randint(1, 5)), 30)
-        elif held.status == RequestStatus.RUNNING and rng.random() < 0.3:
-            held.sampling_params.stop_token_ids = EVERY_TOKEN
-        if step % 40 == 0:
-            rig.engine.abort([f"s{step // 40 - 2}"])
+    for held in sessions(rig, rng, count=10, steps=40):
         if rng.random() < 0.2:
             rig.add(prompt(rng.randint(1, 12)), rng.randint(1, 4))
         rig.step()
         rig.check()
         void += held is not None and held.drop_stale_output and held.num_stale_output_tokens > 0
-    rig.engine.abort([name for name in rig.scheduler.requests if name.startswith("s")])
     rig.drain()
     rig.check_empty()
 

@@ -12,19 +12,17 @@ from random import Random
 
 import pytest
 from attrs import evolve
-from vllm.v1.request import RequestStatus
 
 from blocklife.connector_states import CONNECTOR_MACHINES
 from blocklife.ledger import Direction
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Transition
 from tests.vllm.beside_rig import BesideRig
-from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.connector_rig import ConnectorRig, sessions, walk
 from tests.vllm.engine import MINOR
 from tests.vllm.second import Habits
 from tests.vllm.test_connector_beside import CROWDED, FULL, ROOMY, STATE, WITHIN, prompt
 
-EVERY_TOKEN = list(range(100_000))
 Taken = Counter[str]
 
 
@@ -76,25 +74,16 @@ def ends(taken: Taken) -> None:
     beside.check_empty()
 
 
-def sessions(taken: Taken) -> None:
-    """Sessions with states, whose answers end behind a step ahead; they are preempted, and end at any time."""
+def with_sessions(taken: Taken) -> None:
+    """Sessions, also of a model with states, whose answers end behind a step ahead; they are preempted, and end at any time."""
     for groups in ((FULL,), (FULL, STATE)):
         rig = heard(ConnectorRig(evolve(CROWDED, groups=groups, num_gpu_blocks=32, async_scheduling=True), 3), taken)
         rng = Random(3)
-        for step in range(300):
-            name = f"s{step // 30}"
-            held = rig.scheduler.requests.get(name)
-            if held is None or (held.status == RequestStatus.WAITING_FOR_STREAMING_REQ and rng.random() < 0.5):
-                rig.part(name, prompt(rng.randint(1, 5)), 30)
-            elif held.status == RequestStatus.RUNNING and rng.random() < 0.3:
-                held.sampling_params.stop_token_ids = EVERY_TOKEN
-            if step % 30 == 0:
-                rig.engine.abort([f"s{step // 30 - 2}"])
+        for _ in sessions(rig, rng, count=10, steps=30):
             if rng.random() < 0.4:
                 rig.add(prompt(rng.randint(1, 40)), rng.randint(1, 9))
             rig.step()
             assert not check(rig.side.ledger)  # vLLM itself computes wrong bytes of a session whose state cannot go back
-        rig.engine.abort([name for name in rig.scheduler.requests if name.startswith("s")])
         rig.drain()
         assert not rig.side.requests.by_name
 
@@ -103,7 +92,7 @@ def sessions(taken: Taken) -> None:
 def test_every_row_is_taken_under_vllm() -> None:
     """A row that nothing takes is a rule that nobody needs."""
     taken: Taken = Counter()
-    scenes: tuple[Callable[[Taken], None], ...] = (loads, others, ends, sessions)
+    scenes: tuple[Callable[[Taken], None], ...] = (loads, others, ends, with_sessions)
     for scene in scenes:
         scene(taken)
 

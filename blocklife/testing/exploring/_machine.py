@@ -78,12 +78,12 @@ class WorldMachine(RuleBasedStateMachine):
     def _shared(cls) -> Guide:
         """The world, shared by all examples, so that each step is computed once."""
         if cls._guide is None or cls._guide.world.remembered > KEEP:
-            cls._guide = Guide(World(cls.settings_of_world), len(cls.settings_of_world.requests))
+            cls._guide = Guide(World(cls.settings_of_world))
         return cls._guide
 
     def _look(self) -> None:
         self.kinds = {}
-        for action in self.guide.offered(self.state):
+        for action in self.guide.world.actions(self.state):
             self.kinds.setdefault(action.verb, []).append(action)
 
     def act(self, verb: str, pick: int) -> None:

@@ -28,10 +28,10 @@ from blocklife.errors import MisuseError
 from blocklife.offload import LastStep
 from blocklife.testing.exploring._explore import Broken, Counterexample, Kind, Property
 from blocklife.testing.exploring._story import Story, tell
-from blocklife.testing.worlds._engine import Settings
+from blocklife.testing.worlds._engine import NO_TIER, Settings
 from blocklife.testing.worlds._format import words_of
-from blocklife.testing.worlds._settings import OF_STORE
-from blocklife.testing.worlds._world import Action, Faults, Script, State, World, WorldSettings
+from blocklife.testing.worlds._settings import OF_STORE, rooms
+from blocklife.testing.worlds._world import NEW_SPACE, Action, Faults, Script, State, World, WorldSettings
 
 KEEP = 30_000
 """Values and steps that a world may remember before the walk moves to a new one."""
@@ -187,30 +187,45 @@ def carry(state: State, old: World, new: World) -> State:
     return new.enter(old.core(state), old.device(state), state.env)
 
 
-def _present(world: World, state: State) -> int:
-    """How many requests the ledger knows, ending ones included."""
-    return len(world.core(state).saved.requests)
-
-
 def _again(settings: WorldSettings) -> WorldSettings:
-    """The same world, in which every request arrives again under other names."""
+    """The same world, in which every request arrives again under other names, but no more at once than there were.
+
+    Where nobody gives way it gets the blocks that the largest need together.
+    """
     written, used = settings.requests, {each.name for each in settings.requests}
     spare = iter([name for name in NAMES if name not in used])
     rounds = min(ROUNDS, len(NAMES) // len(written))
-    more = [Script(next(spare), each.text, each.prompt) for _ in range(rounds - 1) for each in written]
-    return evolve(settings, requests=(*written, *more))
+    requests = (*written, *[Script(next(spare), each.text, each.prompt) for _ in range(rounds - 1) for each in written])
+    engine = evolve(settings.engine, max_requests=min(len(written) + settings.faults.lend, settings.engine.max_requests))
+    needed = max(blocks for _, blocks in rooms(requests, engine, again=True))
+    return evolve(settings, requests=requests, engine=evolve(engine, num_blocks=max(engine.num_blocks, needed)))
+
+
+def _refilled(settings: WorldSettings, left: Sequence[int]) -> tuple[int, ...]:
+    """The fault budgets filled again, but for those that take a new space of a store below, which has only so many."""
+    kept = NEW_SPACE if settings.engine.below != NO_TIER else frozenset[str]()
+    pairs = zip(settings.faults.items(), left, strict=True)
+    return tuple([rest if name in kept else full for (name, full), rest in pairs])
 
 
 def only_used(settings: WorldSettings, actions: Sequence[Action]) -> WorldSettings:
-    """The world that a path needs: its requests, and its faults."""
+    """The world that a path needs: its requests, and its faults.
+
+    With a store below also each text and each new space: the numbers of its entries, which actions name, come from these.
+    """
     came = {each.request for each in actions if each.verb == "arrive"}
-    requests = tuple([each for each in settings.requests if each.name in came]) or settings.requests[:1]
+    below, texts = settings.engine.below != NO_TIER, set[str]()
+    requests = []
+    for each in settings.requests:
+        if each.name in came or (below and each.text not in texts):
+            requests.append(each)
+            texts.add(each.text)
     spent = Counter(_FAULT_OF.get(each.verb, "") for each in actions)
-    times = {name: spent[name] for name, _ in settings.faults.items()}
+    times = {name: full if below and name in NEW_SPACE else spent[name] for name, full in settings.faults.items()}
     if settings.timed and not times["hang"] and not times["lose"]:
         # these two decide whether deadlines pass
         times["hang" if settings.faults.hang else "lose"] = 1
-    return evolve(settings, requests=requests, faults=Faults(**times))
+    return evolve(settings, requests=requests or settings.requests[:1], faults=Faults(**times))
 
 
 _FAULT_OF = {each.name: each.name for each in fields(Faults)} | {"step_failing": "fail"}
@@ -222,25 +237,15 @@ _FAULT_OF = {each.name: each.name for each in fields(Faults)} | {"step_failing":
 
 @define(eq=False)
 class Guide:
-    """The actions of a walk in a world.
-
-    Invariant: there are never more requests at once than the original settings have.
-    """
+    """The actions of a walk in a world."""
 
     world: World
-    most: int
-    """How many requests may exist at once."""
     drains: Property[State, Action] = field(init=False)
     finishes: Property[State, Action] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         kinds = {each.kind: each for each in self.world.properties()}
         self.drains, self.finishes = kinds[Kind.LEADS_TO], kinds[Kind.SOMETIMES]
-
-    def offered(self, state: State) -> Iterator[Action]:
-        """What can happen next."""
-        full = _present(self.world, state) >= self.most
-        return (each for each in self.world.actions(state) if not full or each.verb != "arrive")
 
     def is_over(self, state: State) -> bool:
         """Whether all requests have come and gone."""
@@ -262,7 +267,7 @@ class Guide:
             raise MisuseError(f"property {self.drains.name}: it has no goal, or no closing actions")
         if goal(state):
             return None
-        offered = [each for each in self.offered(state) if allowed(each)]
+        offered = [each for each in self.world.actions(state) if allowed(each)]
         if not offered or turn >= DRAIN:
             so_far = f"not after {turn} closing actions" if offered else "no closing action is left"
             raise Broken(self.drains.name, f"{self.drains.doc}: {so_far}")
@@ -280,7 +285,7 @@ class Guide:
         state, taken = self.world.initial(), list[Action]()
         try:
             for action in actions:
-                if action in self.offered(state):
+                if action in self.world.actions(state):
                     taken.append(action)
                     state = self.step(state, action)
         except Broken as broken:
@@ -303,6 +308,7 @@ def _urgency(action: Action, turn: int) -> int:
         "up",
         "regain_worker",
         "wake",
+        "give_back",
         "prove",
         "settle",
         "settle_late",
@@ -327,21 +333,20 @@ def shrink(
     actions: Sequence[Action],
     rule: str,
     *,
-    most: int | None = None,
     tries: int = TRIES,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[tuple[Action, ...], str]:
     """Shorten a path that breaks a rule. Returns the shorter path, and the message of the rule there.
 
-    *most*: how many requests may exist at once. Raises `MisuseError` for a path that does not break the rule.
+    Raises `MisuseError` for a path that does not break the rule.
     """
     settings = evolve(settings, faults=_enough(settings, actions))
-    guide = Guide(World(settings), len(settings.requests) if most is None else most)
+    guide = Guide(World(settings))
 
     def broken(tried: Sequence[Action]) -> tuple[list[Action], str] | None:
         nonlocal guide
         if guide.world.remembered > KEEP:
-            guide = Guide(World(settings), guide.most)
+            guide = Guide(World(settings))
         taken, found = guide.retake(tried, drain=rule == guide.drains.name)
         return (taken, str(found)) if found is not None and found.rule == rule else None
 
@@ -400,9 +405,8 @@ class _Walker:
     _seen: set[State] = field(factory=set)
 
     def __attrs_post_init__(self) -> None:
-        most = min(len(self.settings.requests), self.settings.engine.max_requests)
         self.settings = _again(self.settings)
-        self.guide = Guide(World(self.settings), most)
+        self.guide = Guide(World(self.settings))
         self.state = self.guide.world.initial()
 
     def walk_leg(self, most: int) -> Iterator[int]:
@@ -411,12 +415,12 @@ class _Walker:
         rnd = random.Random(f"{self.seed}/{self.legs}")
         likes: dict[str, float] = {}
         self.state, self.path = self.guide.world.initial(), []
-        full = self.state.env.left
         for _ in range(min(rnd.randint(*LEG), most)):
             if self.guide.is_over(self.state):
                 break
             if rnd.random() < REFILL:
-                self.state = self.state._replace(env=self.state.env._replace(left=full))
+                env = self.state.env
+                self.state = self.state._replace(env=env._replace(left=_refilled(self.settings, env.left)))
             action = self._choose(rnd, likes)
             if action is None:
                 break
@@ -437,7 +441,7 @@ class _Walker:
     def _choose(self, rnd: random.Random, likes: dict[str, float]) -> Action | None:
         """Choose a possible kind of action by the leg's probabilities, then any action of that kind."""
         kinds: dict[str, list[Action]] = {}
-        for action in self.guide.offered(self.state):
+        for action in self.guide.world.actions(self.state):
             kinds.setdefault(action.verb, []).append(action)
         if not kinds:
             return None
@@ -465,7 +469,7 @@ class _Walker:
         """Move to a new world."""
         old = self.guide.world
         self.count()
-        self.guide = Guide(World(self.settings), self.guide.most)
+        self.guide = Guide(World(self.settings))
         self.state = carry(self.state, old, self.guide.world)
         self._seen = {self.state}
         self.worlds += 1
@@ -530,7 +534,7 @@ def _found(walker: _Walker, broken: Broken, *, shorten: bool, stop: Callable[[],
     actions, message = tuple(walker.path), str(broken)
     if shorten:
         try:
-            actions, message = shrink(walker.settings, actions, broken.rule, most=walker.guide.most, stop=stop)
+            actions, message = shrink(walker.settings, actions, broken.rule, stop=stop)
         except MisuseError:
             message += " (not when the path is replayed: the fault depends on more than the calls)"
     return Finding(

@@ -31,7 +31,7 @@ class Visit:
         self.world = World(settings)
         self.state: State = self.world.initial()
         self.path: list[Action] = []
-        self._guide = Guide(self.world, len(settings.requests))
+        self._guide = Guide(self.world)
 
     # --- going --------------------------------------------------------------------------------------------------------------
 

@@ -331,11 +331,12 @@ def _loaded_twice(engine: Engine, before: CoreValue) -> tuple[str, str] | None:
 
 
 def _shared_keys(engine: Engine, load: JobView) -> set[bytes]:
-    """What a load brings that others can hit: of a tail each request needs one of its own, because it writes behind it."""
-    keys = {key for key in load.keys if not _is_tail(engine.geometry, key)}
-    if any(engine.geometry.tail_proofs) and engine.ends_inside(load.owner):
-        keys.discard(load.keys[-1])  # that of a full block may serve as that of a tail, too
-    return keys
+    """What a load brings that others can hit on the device: no tail, because its request writes on behind it, and, beside
+    layers of a drafter, no last block, because the block that proves it is not loaded."""
+    keys = [key for key in load.keys if not _is_tail(engine.geometry, key)]
+    if any(engine.geometry.tail_proofs) and engine.ends_inside(load.owner) and keys[-1:] == [load.keys[-1]]:
+        keys.pop()  # that of a full block may serve as that of a tail, too
+    return set(keys[:-1] if any(engine.geometry.drafters) else keys)
 
 
 def names_tail(geometry: Geometry, keys: Iterable[bytes]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from string import ascii_lowercase
 
 from attrs import field, fields, frozen
@@ -118,6 +118,20 @@ def _scripts(written: Iterable[str | Script]) -> tuple[Script, ...]:
     return tuple(each if isinstance(each, Script) else Script.parse(name, each) for each, name in named)
 
 
+def _nobody_gives_way(engine: Settings) -> bool:
+    """Whether no request may be preempted, because it has a drafter."""
+    return engine.drafts > 0 and any(engine.geometry.drafters)
+
+
+def rooms(requests: Iterable[Script], engine: Settings, *, again: bool) -> Iterator[tuple[Script, int]]:
+    """Each request, and how many blocks it may need, together with those before it where nobody gives way; *again*: see
+    `Script.blocks`."""
+    sizes: list[int] = []
+    for script in requests:
+        sizes.append(sum([script.blocks(group, engine, again=again) for group in engine.geometry.groups]))
+        yield script, sum(sorted(sizes)[-engine.max_requests :]) if _nobody_gives_way(engine) else sizes[-1]
+
+
 @frozen(kw_only=True)
 class WorldSettings:
     """A bounded world: the sizes and policies of its engine, its requests, and its faults."""
@@ -133,18 +147,13 @@ class WorldSettings:
             raise MisuseError("faults: nothing can be forgotten while a second owner reads it (leave out lend, or the others)")
         if self.engine.below == NO_TIER and any(getattr(self.faults, name) for name in OF_STORE):
             raise MisuseError(f"faults: {', '.join(sorted(OF_STORE))}: there is no store below to have them (below)")
-        geometry = self.engine.geometry
         again = len(self.requests) > 1 or any(times for name, times in self.faults.items() if name not in _HARMLESS)
-        drafter = self.engine.drafts and any(geometry.drafters)
-        if drafter and (resumes := [name for name, times in self.faults.items() if times and name not in _NEVER_RESUME]):
+        resumes = [name for name, times in self.faults.items() if times and name not in _NEVER_RESUME]
+        if _nobody_gives_way(self.engine) and resumes:
             raise MisuseError(
                 f"faults: no request of a drafter may resume, as after {resumes[0]}: others share what it rewrites"
             )
-        sizes: list[int] = []
-        for script in self.requests:
-            sizes.append(sum([script.blocks(group, self.engine, again=again) for group in geometry.groups]))
-            # with a drafter nobody gives way: all that can be there at the same time need room together
-            needed = sum(sorted(sizes)[-self.engine.max_requests :]) if drafter else sizes[-1]
+        for script, needed in rooms(self.requests, self.engine, again=again):
             if needed > self.engine.num_blocks:
                 raise MisuseError(
                     f"request {script.name}: {len(script.text)} letters need up to {needed} blocks, and there are "

@@ -139,7 +139,7 @@ NO_MESSAGE = -1
 """The message number of a call that has failed, of which the device is told nothing."""
 _FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
 """After these, no content can be found on the device, and (except after the last) none in the host tier."""
-_NEW_SPACE = frozenset({"reset", "drain", "renew"})
+NEW_SPACE = frozenset({"reset", "drain", "renew"})
 """After these, none can be found in the store below."""
 _OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang", "refuse"}), frozenset({"lose", "repeat", "echo"})
 _CLOSING = frozenset(
@@ -266,7 +266,7 @@ class World:
     def actions(self, state: State) -> Sequence[Action]:
         """What can happen next."""
         core, env = self._cores[state.core], state.env
-        offered = list(self._arrivals(env.arrived)) if len(core.saved.ledger.requests) < self._most else []
+        offered = list(self._arrivals(env.arrived)) if self._has_room(core) else []
         if core.plans_out <= self._plans_ahead and core.busy:
             offered.append(_STEP)
             if env.left[_FAIL] and self._waits_for(state):
@@ -301,7 +301,7 @@ class World:
             return f"after {action.verb} block {core.readable_blocks[0][0]} can still be found"
         if action.verb != "sleep" and core.readable_places:
             return f"after {action.verb} host place {core.readable_places[0][0]} can still be found"
-        if self._below is not None and core.saved.below is not None and action.verb in _NEW_SPACE:
+        if self._below is not None and core.saved.below is not None and action.verb in NEW_SPACE:
             found = self._below.found(self._devices.values[after.device], core.saved.below.space)
             return f"after {action.verb} {found} can still be found below" if found else None
         return None
@@ -453,6 +453,10 @@ class World:
         for landing in env.echoes:
             yield Action("echo", job=landing.job, worker=landing.worker)
 
+    def _has_room(self, core: CoreValue) -> bool:
+        """Whether the ledger can take one more request; a second owner is one, too."""
+        return len(core.saved.ledger.requests) < self._most
+
     def _anytime(self, number: int, left: tuple[int, ...]) -> tuple[Action, ...]:
         """Faults that can happen whatever the copies do."""
         found = self._anytimes.get((number, left))
@@ -469,7 +473,7 @@ class World:
                 yield Action("abort", name)
             if left[_FAULT["preempt"]] and at in ADMITTED:
                 yield Action("preempt", name)
-            if left[_FAULT["lend"]] and at is Request.RUNNING and name not in core.hosts:
+            if left[_FAULT["lend"]] and at is Request.RUNNING and name not in core.hosts and self._has_room(core):
                 yield Action("lend", name)
         yield from [Action("give_back", name) for name in core.hosts]
 
