@@ -2,14 +2,11 @@
 
 Rules of this file:
 
-* The engine decides and reports afterwards, so these lifecycles say where the engine stands with a request, as far as its
-  blocks and the order of its queue show it. They do not know each other.
-* A live request is one machine of each. The engine bounds how many run, and not how many wait: there is no column of them.
+* The engine decides, and reports afterwards: these lifecycles follow what it has decided. None of them reads another one.
+* Each request has an object of each lifecycle, and of `trust` one for each admission that needs it. They are not rows of tables
+  as in the ledger, because any number of requests may wait in the engine.
 
-Theory. vLLM looks at waiting requests from the front of its queue, and stops at the first that finds no room. A request whose
-load has landed holds its blocks and waits in that queue, too: where one without room stands in front of it, and nothing else
-runs, neither ever gets on. A session takes back the last token of its answer when it goes on; a step that was ahead may have
-put that token into a state, which cannot go back.
+`specs/connector-request.md` says what each is needed for.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from collections.abc import Mapping
 
 from blocklife.lifecycle import Lifecycle, Table, edge, guard
 from blocklife.scheduler_states import SCHEDULER_MACHINES
+from blocklife.states import states_before
 
 
 @enum.unique
@@ -46,13 +44,13 @@ class SessionState(enum.Enum):
 
     GOING = "it computes, or waits for its turn; or it is no session"
     STOPPED = "it holds its blocks and waits for the next part of its text"
-    OVERRUN = "it has stopped, and its state has taken in the token that it takes back"
+    OVERRUN = "it has stopped, and its Mamba state has taken in the token that it takes back"
     ASTRAY = "it goes on from such a state: nothing of it is stored"
 
 
 @enum.unique
 class Trust(enum.Enum):
-    """Whether what another connector brings within a step, and what follows on it, may be named."""
+    """Whether content that another connector brings within a step, and what is computed behind it, may be found by its key."""
 
     DOUBTED = "the step that brings it has not reported"
     REFUTED = "it has failed, and the engine computes it again"
@@ -146,6 +144,12 @@ class TrustLife(Lifecycle[Trust], initial=Trust.DOUBTED, finals={Trust.SETTLED})
     def drop(self) -> None:
         """The request is over, was preempted, or is computed again from an earlier token."""
 
+
+STOPPED = states_before(SessionLife.table.events["go_on"], SessionState)
+"""States in which a session has stopped."""
+
+WRONG = frozenset({SessionState.OVERRUN, SessionState.ASTRAY})
+"""States in which the Mamba state of a session has taken in a token that it takes back: that cannot be undone."""
 
 CONNECTOR_MACHINES: Mapping[str, Table] = {
     "arrival": ArrivalLife.table,

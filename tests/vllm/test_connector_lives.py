@@ -46,7 +46,7 @@ def loads(taken: Taken) -> None:
 
 
 def others(taken: Taken) -> None:
-    """Another connector brings content between steps and within them; behind a step ahead it never fails."""
+    """Another connector brings content between steps and within them; where no step is planned ahead some of it fails."""
     for seed, within, fails in ((3, 0.0, 0.3), (4, 0.5, 0.3), (5, 0.9, 0.0)):
         spec = evolve(CROWDED, num_gpu_blocks=32 if fails else 24, world_size=2, async_scheduling=not fails)
         rig = BesideRig(spec, seed, Habits(within=within, asks_again=0.1, fails=fails), recompute=True)
@@ -54,7 +54,7 @@ def others(taken: Taken) -> None:
 
 
 def ends(taken: Taken) -> None:
-    """A request is preempted before the step has reported that brings what it computes behind."""
+    """A request is preempted before the step has reported in which we, or another connector, load for it."""
     within = evolve(ROOMY, extra_config={"sync_load_budget_bytes": "1GiB"}, async_scheduling=True)
     rig = heard(ConnectorRig(within), taken)
     rig.add(prompt(41), 1)
@@ -90,7 +90,7 @@ def with_sessions(taken: Taken) -> None:
 
 @pytest.mark.skipif(MINOR < 33, reason="it is about vLLM 0.33.x")
 def test_every_row_is_taken_under_vllm() -> None:
-    """A row that nothing takes is a rule that nobody needs."""
+    """Counted over all four scenes."""
     taken: Taken = Counter()
     scenes: tuple[Callable[[Taken], None], ...] = (loads, others, ends, with_sessions)
     for scene in scenes:

@@ -2,26 +2,23 @@
 
 Rules of this file:
 
-* A request of vLLM is in `ConnectorRequests` from its first hook until vLLM says that it is over; under its name in the ledger
-  until its last plan has settled.
-* Only the methods here take steps of its lifecycles that others look for (`arrival`).
+* `arrival` takes its steps through `ConnectorRequests`, which lists the requests in some of its states. Only `load`, which
+  leads to none of these, is taken directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from attrs import define, field
 
-from blocklife.connector_states import Arrival, ArrivalLife, Reply, ReplyLife, SessionLife, SessionState
+from blocklife.connector_states import Arrival, ArrivalLife, Reply, ReplyLife, SessionLife
 from blocklife.engines.vllm.connector._config import Caps
 from blocklife.engines.vllm.connector._shapes import VllmRequest
 from blocklife.lifecycle import Hooks, Transition
 from blocklife.offload import Hit
+from blocklife.states import states_before
 
-STOPPED = frozenset({SessionState.STOPPED, SessionState.OVERRUN})
-WRONG = frozenset({SessionState.OVERRUN, SessionState.ASTRAY})
-"""Its state has taken in a token that it takes back; that cannot be undone."""
+_GIVES_BACK = states_before(ArrivalLife.table.events["step_back"], Arrival)
+"""States in which a request has blocks that it gives back if vLLM takes them."""
 
 
 @define(eq=False)
@@ -52,9 +49,9 @@ class ConnectorRequests:
     """The requests of vLLM, and those that the ledger still knows.
 
     Invariant: ``by_id`` has every request that vLLM knows, and ``by_name`` every request that the ledger knows, by its name
-    there; a request that is over stays in ``by_name`` only, until its last plan has settled. ``sessions`` has those of
-    ``by_id`` that are sessions; ``landed``, ``lost`` and ``receiving`` those whose arrival is in that state, in the order of
-    coming there.
+    there; a request that is over stays in ``by_name`` only, until its last plan has settled. Of ``by_id``, ``sessions`` has the
+    sessions whose content is named, and ``landed``, ``lost`` and ``receiving`` those whose arrival is in that state, in the
+    order of coming there: a step asks whether there are any, and would have to look at all that wait.
     """
 
     def __init__(self, hooks: Hooks[Transition]) -> None:
@@ -72,7 +69,7 @@ class ConnectorRequests:
         self._count = 0
 
     def add(self, request: VllmRequest, caps: Caps, *, as_session: bool) -> ConnectorRequest:
-        """A request of vLLM that is new here; *as_session*: sessions are told by their names."""
+        """A request of vLLM that is new here; *as_session*: if it is a session, its content is named like that of others."""
         tracked = ConnectorRequest(request, "", request.resumable, caps)
         for life in (tracked.arrival, tracked.reply, tracked.session):
             life.tell_to(self.hooks, self._count)
@@ -105,28 +102,33 @@ class ConnectorRequests:
 
     def land(self, tracked: ConnectorRequest, *, computes: bool) -> None:
         """The load of a request is DONE; it *computes* already if that was within the step."""
-        self._step(tracked, lambda: tracked.arrival.land(computes))
+        tracked.arrival.land(computes)
+        self._list(tracked)
 
     def lose(self, tracked: ConnectorRequest) -> None:
         """The load of a request has failed."""
-        self._step(tracked, tracked.arrival.lose)
+        tracked.arrival.lose()
+        self._list(tracked)
 
     def receive(self, tracked: ConnectorRequest) -> None:
         """A request has got blocks which another connector fills."""
-        self._step(tracked, tracked.arrival.receive)
+        tracked.arrival.receive()
+        self._list(tracked)
 
     def schedule(self, tracked: ConnectorRequest) -> None:
         """vLLM schedules a request."""
         if tracked.arrival.state in self._lists:
-            self._step(tracked, tracked.arrival.schedule)
+            tracked.arrival.schedule()
+            self._list(tracked)
 
     def step_back(self, tracked: ConnectorRequest) -> None:
         """vLLM has taken the blocks of a request back."""
-        if tracked.arrival.state in (Arrival.LOADING, Arrival.RECEIVING):
-            self._step(tracked, tracked.arrival.step_back)
+        if tracked.arrival.state in _GIVES_BACK:
+            tracked.arrival.step_back()
+            self._list(tracked)
 
-    def _step(self, tracked: ConnectorRequest, edge: Callable[[], None]) -> None:
-        edge()
+    def _list(self, tracked: ConnectorRequest) -> None:
+        """Put a request into the list of its present state, and out of the others; one that is over is in none."""
         request_id = tracked.request.request_id
         if self.by_id.get(request_id) is not tracked:
             return

@@ -29,13 +29,13 @@ from zlib import crc32
 
 from attrs import define, evolve, field
 
-from blocklife.connector_states import SessionState
+from blocklife.connector_states import STOPPED, WRONG, Arrival, SessionState
 from blocklife.engines.vllm.connector._beside import Beside
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
 from blocklife.engines.vllm.connector._doubts import Doubts, Unproven
 from blocklife.engines.vllm.connector._messages import Moved, MovedBelow, StepPlan, WorkerReport, moved_together
-from blocklife.engines.vllm.connector._requests import STOPPED, WRONG, ConnectorRequest, ConnectorRequests
+from blocklife.engines.vllm.connector._requests import ConnectorRequest, ConnectorRequests
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, Evict, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.engines.vllm.connector._sources import HitTokens, sources
 from blocklife.engines.vllm.connector._store import AskedStore
@@ -182,7 +182,7 @@ class ConnectorScheduler:
             # it has found no room: those that hold blocks and wait behind it in vLLM's queue have their turn first
             self._defer(tracked, begun)
             return None
-        if self.offload.requests.is_running(name) or request.request_id in self.requests.receiving:
+        if self.offload.requests.is_running(name) or tracked.arrival.state is Arrival.RECEIVING:
             # the engine was reset, and the request is scheduled again in the same step; or another connector's load failed
             self._preempt(tracked)
         if self._doubts.open and self._doubts.are_in(request.block_hashes, device_tokens):
@@ -447,7 +447,7 @@ class ConnectorScheduler:
         for tracked in self.beside.freed(list(self.requests.receiving.values())):
             self._preempt(tracked)
         for each in self._admissions.values():
-            if each.tracked.request.request_id in self.requests.receiving:
+            if each.tracked.arrival.state is Arrival.RECEIVING:
                 self.requests.schedule(each.tracked)
                 others.received(each.tracked.name, each.tracked.request.num_computed_tokens)
         for name in others.take_wrong():
@@ -634,7 +634,7 @@ class ConnectorScheduler:
         """
         if not self.requests.lost:
             return True
-        return tracked.request.request_id not in self.requests.lost and (earlier is None or not earlier.host_tokens)
+        return tracked.arrival.state is not Arrival.LOST and (earlier is None or not earlier.host_tokens)
 
     def _preempt(self, tracked: ConnectorRequest) -> None:
         """vLLM has taken the blocks of a request back."""
