@@ -9,10 +9,9 @@ import numpy as np
 from blocklife.core import _plans as plans
 from blocklife.core._columns import zeros
 from blocklife.ledger._state import LedgerData
-from blocklife.ledger.jobs import JobView
 from blocklife.ledger.records import Direction, Plan, TierTransfer, Transfer, Transfers
 
-_STORE, _LOAD = Direction.STORE, Direction.LOAD
+_STORE, _LOAD, _PROMOTE, _DEMOTE = Direction.STORE, Direction.LOAD, Direction.PROMOTE, Direction.DEMOTE
 
 
 def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
@@ -28,8 +27,8 @@ def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
         transfers(data, _LOAD, loads) if loads else (),
         transfers(data, _STORE, stores) if stores else (),
         flushes,
-        tuple([tier_transfer(data, data.job(row)) for row in promotes]),
-        tuple([tier_transfer(data, data.job(row)) for row in demotes]),
+        tuple([tier_transfer(data, _PROMOTE, row) for row in promotes]),
+        tuple([tier_transfer(data, _DEMOTE, row) for row in demotes]),
     )
 
 
@@ -47,7 +46,15 @@ def transfers(data: LedgerData, direction: Direction, rows: Sequence[int]) -> Se
     )  # fmt: skip
 
 
-def tier_transfer(data: LedgerData, job: JobView) -> TierTransfer:
+def tier_transfer(data: LedgerData, direction: Direction, row: int) -> TierTransfer:
     """What the workers move for one job between slots and the store below."""
-    slots = np.array(job.slots, dtype=np.int64)
-    return TierTransfer(data.id_of(job.row), job.direction, slots, job.slot_groups, tuple(job.keys), job.space)
+    jobs, key = data.core.jobs, data.core.contents.key
+    span = slice(jobs.slot_begin[row], jobs.slot_begin[row] + jobs.num_slots[row])
+    return TierTransfer(
+        data.id_of(row),
+        direction,
+        np.array(jobs.slot[span], np.int64),
+        bytes(jobs.group[span]),
+        tuple([key[each] for each in jobs.key[span]]),
+        jobs.space.get(jobs.number[row], b""),
+    )

@@ -16,8 +16,9 @@ thereby in bytes. A store that is down answers MISS and takes no demotions, so i
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, MutableSequence, Sequence
+from itertools import islice
 from typing import Protocol, TypeAlias, TypeGuard
 
 from attrs import field, frozen
@@ -151,7 +152,7 @@ class TierBelow:
         self._coming: dict[tuple[bytes, int, bytes], int] = {}
         self._jobs: dict[int, tuple[Direction, bytes, list[int], list[Content]]] = {}
         self._out: Counter[Direction] = Counter()
-        self._queue: dict[int, Content] = {}
+        self._queue: OrderedDict[int, Content] = OrderedDict()  # a dictionary is slow to begin where entries left its front
         self._below: set[int] = set()
         self._filled: dict[int, int] = {}
         self._counts: Counter[str] = Counter()
@@ -239,52 +240,56 @@ class TierBelow:
             self._note(job.number, Direction.DEMOTE, part, [chosen[slot] for slot in part])
 
     def _lacking(self, room: int) -> dict[int, Content]:
-        """Take at most so many slots from the queue whose content the store lacks, and all that it has or that stay here."""
+        """Take at most so many slots from the queue whose content the store lacks, and those whose content it has."""
         chosen: dict[int, Content] = {}
-        for slot in [slot for slot, (group, _) in self._queue.items() if self._suffix[slot] < self._required[group]]:
-            del self._queue[slot]
-        slots = list(self._queue)
-        while slots and len(chosen) < room:
-            part, slots = slots[: room - len(chosen)], slots[room - len(chosen) :]
-            for slot, found in zip(part, self._ask([self._queue[slot] for slot in part]), strict=True):
+        asked, queue = 0, self._queue  # of those at the front, so many are being looked for
+        while len(chosen) < room and (part := list(islice(queue, asked, asked + room - len(chosen)))):
+            for slot, found in zip(part, self._ask([queue[slot] for slot in part]), strict=True):
                 if found is Answer.RETRY:
-                    continue
-                content = self._queue.pop(slot)
-                if found is Answer.MISS:
-                    chosen[slot] = content
+                    asked += 1
+                elif found is Answer.MISS:
+                    chosen[slot] = queue.pop(slot)
                 else:
+                    del queue[slot]
                     self._below.add(slot)
                     self._counts["already_below"] += 1
         return chosen
 
-    def _coldest(self) -> dict[int, Content]:
+    def _coldest(self) -> OrderedDict[int, Content]:
         """What is to be demoted because it is evicted next."""
         out = {slot for direction, _, held, _ in self._jobs.values() if direction is Direction.DEMOTE for slot in held}
         coldest = self._tier.coldest(self.policies.lazy_slots)
         return self.contents_of([slot for slot in coldest if slot not in self._below and slot not in out])
 
-    def contents_of(self, slots: Iterable[int]) -> dict[int, Content]:
-        """Those of these slots that have content, with it."""
+    def contents_of(self, slots: Iterable[int]) -> OrderedDict[int, Content]:
+        """Those of these slots that have content which is put below, with it."""
         known = self._ledger.slots
-        return {slot: (known.group(slot), key) for slot in slots if (key := known.key(slot)) is not None}
+        named = [(slot, (known.group(slot), key)) for slot in slots if (key := known.key(slot)) is not None]
+        return OrderedDict([(slot, content) for slot, content in named if self._is_whole(slot, content[0])])
+
+    def _is_whole(self, slot: int, group: int) -> bool:
+        """Whether a slot has all of a chunk that a hit can read."""
+        return self._suffix[slot] >= self._required[group]
 
     def settle(self) -> None:
         """Note what has become of the jobs that are over since the last call."""
-        jobs = self._ledger.jobs
+        jobs, find = self._ledger.jobs, self._ledger.slots.find_ready
         for number in [number for number in self._jobs if not jobs.is_out(number)]:
             direction, space, slots, contents = self._jobs.pop(number)
             self._out[direction] -= len(slots)
             job = jobs.get(number)
             done = job is not None and job.state is Job.DONE
             missing = job.missing if job is not None and done else frozenset(slots)
-            came = [content for slot, content in zip(slots, contents, strict=True) if slot not in missing]
-            lost = [content for slot, content in zip(slots, contents, strict=True) if slot in missing]
+            came, lost = contents, list[Content]()
+            if missing:
+                came = [content for slot, content in zip(slots, contents, strict=True) if slot not in missing]
+                lost = [content for slot, content in zip(slots, contents, strict=True) if slot in missing]
             if direction is Direction.DEMOTE:
                 self._counts["demoted"] += len(came)
                 self._counts["refused" if done else "failed_demotions"] += len(lost)
                 self._tell(self.index.note_put, space, came)
                 # what the store did not take is not offered again: it may have no room for as long as this content lives
-                self._below.update([slot for slot, content in zip(slots, contents, strict=True) if self._holds(slot, content)])
+                self._below.update([slot for slot, content in zip(slots, contents, strict=True) if find(*content) == slot])
                 continue
             for content in contents:
                 if self._coming.get((space, *content)) == number:  # it may be wanted again, in a space that came back
@@ -292,10 +297,6 @@ class TierBelow:
             self._counts["promoted"] += len(came)
             self._counts["missing" if done else "failed_promotions"] += len(lost)
             self._tell(self.index.forget, space, lost)
-
-    def _holds(self, slot: int, content: Content) -> bool:
-        """Whether content can still be read from a slot."""
-        return self._tier.slot_of(*content) == slot
 
     def new_space(self) -> bytes:
         """A space that nobody has used."""
@@ -362,18 +363,14 @@ class TierBelow:
 
     def _hear(self, changes: Sequence[Change]) -> None:
         """Called after a verb of the ledger."""
+        queue, eager = self._queue, self.policies.demote is Demote.EAGER
         for stored, slot, group, key in changes:
-            self._hear_of(stored, slot, group, key)
-
-    def _hear_of(self, stored: bool, slot: int, group: int, key: bytes) -> None:
-        """Content became readable, or is gone."""
-        if not stored:
-            self._counts["lost"] += slot in self._queue
-            self._queue.pop(slot, None)
-            self._below.discard(slot)
-            self._filled.pop(slot, None)
-        elif (job := self._coming.get((self.space, group, key))) is not None:
-            self._below.add(slot)
-            self._filled[slot] = job
-        elif self.policies.demote is Demote.EAGER:
-            self._queue[slot] = group, key
+            if not stored:
+                self._counts["lost"] += queue.pop(slot, None) is not None
+                self._below.discard(slot)
+                self._filled.pop(slot, None)
+            elif self._coming and (job := self._coming.get((self.space, group, key))) is not None:
+                self._below.add(slot)
+                self._filled[slot] = job
+            elif eager and self._is_whole(slot, group):
+                queue[slot] = group, key

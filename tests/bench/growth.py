@@ -7,13 +7,14 @@ above its work is a cost that grows worse than what is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
 from blocklife.ledger import Batch, Checking, Completion, Ledger, Limits, Result, Worker
 from blocklife.ledger.jobs import GroupTransfer, Jobs, Sealed, Store
-from blocklife.offload import Geometry, HostTier, OffloadScheduler, Policies
+from blocklife.offload import BelowIndex, BelowPolicies, Geometry, HostTier, OffloadScheduler, Policies
+from blocklife.offload._lookup import Answer
 from blocklife.offload._stores import Chunk
 from blocklife.states import Slot
 from tests.bench import Figure, Scale, microseconds
@@ -41,15 +42,45 @@ class Operation:
     """How much more it has to do where there is four times as much."""
 
 
+class Empty:
+    """A store below that has nothing, and says so at once."""
+
+    is_up = True
+
+    def ask(self, _space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
+        return [Answer.MISS] * len(contents)
+
+    def forget(self, _space: bytes, _contents: Sequence[tuple[int, bytes]]) -> None: ...
+
+    def note_put(self, _space: bytes, _contents: Sequence[tuple[int, bytes]]) -> None: ...
+
+    def new_space(self) -> bytes:
+        return b"new"
+
+
 class World:
     """A scheduler and its ledger."""
 
-    def __init__(self, *, requests: int = 8, blocks: int, slots: int, jobs: int = 16, policy: str = "lru") -> None:
+    def __init__(
+        self,
+        *,
+        requests: int = 8,
+        blocks: int,
+        slots: int,
+        jobs: int = 16,
+        policy: str = "lru",
+        below: BelowIndex | None = None,
+    ) -> None:
         limits = Limits(num_blocks=blocks + 1, num_slots=slots, max_requests=requests, max_jobs=jobs)
         self.ledger = Ledger(limits, checking=Checking.OFF, deadline=1e9)
         self.tier = HostTier(self.ledger, policy, max_events=0)
         self.offload = OffloadScheduler(
-            self.ledger, self.tier, Geometry.parse(f"full:{_BLOCK}"), Policies(plans_ahead=_ACTS, max_job_blocks=1)
+            self.ledger,
+            self.tier,
+            Geometry.parse(f"full:{_BLOCK}"),
+            Policies(plans_ahead=_ACTS, max_job_blocks=1),
+            below=below,
+            below_policies=None if below is None else BelowPolicies(max_slots=4, job_slots=4),
         )
 
     def add(self, name: str, blocks: int = 1) -> int:
@@ -66,7 +97,8 @@ class World:
     def step(self, *, lands: bool = False) -> None:
         """A plan, and its settling; with *lands* all of its copies have landed."""
         plan = self.offload.build_plan(0.0)
-        landed = [Completion(each.job, Worker(0), Result.OK) for each in plan.stores] if lands else []
+        jobs = [*[each.job for each in plan.stores], *[each.job for each in plan.demotes]]
+        landed = [Completion(job, Worker(0), Result.OK) for job in jobs] if lands else []
         self.offload.settle(plan.number, 0.0, completions=landed)
 
     def sealed(self, keys: list[bytes]) -> Batch[Sealed]:
@@ -173,6 +205,12 @@ def _in_line(size: int) -> Act:
     return made.step
 
 
+def _to_demote(size: int) -> Act:
+    made = World(blocks=size, slots=size, below=Empty())
+    made.fill(_keys("filler", 0, size))
+    return lambda: made.step(lands=True)
+
+
 def _round_trip(size: int) -> Act:
     """As many stores, one job each: planned, submitted, waited for, and told of."""
     ledger = World(blocks=size, slots=size, jobs=size).ledger
@@ -207,6 +245,7 @@ OPERATIONS = (
     Operation(f"running(), {_RUNNING} run", "waiting requests", 1_000, _running),
     Operation("an empty step", "loading requests", 200, _loading),
     Operation("an empty step, no room for a job", "owners in line", 5_000, _in_line),
+    Operation("a step that demotes four slots", "slots to be demoted", 5_000, _to_demote),
 )
 
 
