@@ -31,6 +31,7 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   $(addprefix tests/testing/test_,ledger_world.py machine.py mutants.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
+  tests/testing/test_walk.py::test_walk_finds_nothing_in_a_pinned_world \
   tests/test_oracle.py::test_long_walks_agree_step_by_step \
   tests/test_files.py::test_file_without_end_is_refused_with_little_memory \
   tests/ledger/test_ledger_bulk.py::test_many_is_one_by_one \

@@ -80,7 +80,7 @@ def test_walk_finds_nothing_in_large_worlds(name: str, seed: int) -> None:
 @pytest.mark.parametrize("pinned", PINNED, ids=lambda each: each.name)
 def test_walk_finds_nothing_in_a_pinned_world(pinned: Pinned) -> None:
     """Each can be walked through with its own requests and faults again and again."""
-    walked = walk(pinned.settings, steps=50, seed=SEEDS[0])
+    walked = walk(pinned.settings, steps=30, seed=SEEDS[0])
 
     assert walked.finding is None
     assert walked.drained == walked.legs
