@@ -2084,6 +2084,20 @@ def test_load_is_waited_for_only_if_its_proof_comes_with_it(tokens: int, deferre
     assert hit.host_tokens == (0 if deferred else tokens - 4)
 
 
+def test_block_before_a_tail_is_not_loaded_while_another_load_brings_it() -> None:
+    """Beside layers of a drafter a tail brings the block before it along; the shorter tail needs none."""
+    rig = Rig("full:4+drafter/1")
+    rig.fill("a", letters(16))
+    rig.fill("e", letters(8))
+    rig.forget_device()
+    rig.add("b", letters(16))
+    rig.add("c", letters(7) + "xx")
+    alone = rig.hit("c")
+    rig.let_in("b")
+
+    assert (alone.tokens, rig.hit("c").tokens) == (6, 3)
+
+
 def test_block_that_leaves_the_windows_of_two_requests_in_one_step_is_let_go_of_by_each() -> None:
     """They share it by a prefix hit; when both have moved on, nobody holds it."""
     rig = Rig("swa:4:6", blocks=30)

@@ -383,11 +383,6 @@ def not_asked_for(_self: Search, _names: Sequence[Sequence[bytes]], _position: i
     return Answer.HIT
 
 
-def not_waited_for(self: Search, names: Sequence[Sequence[bytes]], position: int) -> Answer:
-    """The block before the tail is loaded although another request loads it."""
-    return self._tier.answer(0, names[0][position])
-
-
 key_at, key_of = Search._tail_key, Asking.tail_key_of
 DRAFTER_BUGS: dict[str, tuple[str, list[tuple[object, str, object]], str]] = {
     "looked up without its proof": ("tails-drafter-next", [(Search, "_tail_key", looked_up_unproven)], "lawful"),
@@ -398,7 +393,6 @@ DRAFTER_BUGS: dict[str, tuple[str, list[tuple[object, str, object]], str]] = {
         "I6",
     ),
     "block before it is gone": ("tails-drafter-hold", [(Search, "_bridge", not_asked_for)], "lawful"),
-    "block before it comes twice": ("tails-drafter-next", [(Search, "_bridge", not_waited_for)], "I12"),
 }
 
 
