@@ -1,6 +1,7 @@
 # Types of the views, where they are compiled.
 cimport cython
 from blocklife.core._columns cimport Contents, Core, Requests, life_of
+from blocklife.ledger._checks cimport Checks
 
 cdef int EPOCH_SHIFT, FINAL, FINISHED
 cdef long long ID_MASK
@@ -9,7 +10,7 @@ cpdef long long block_of(long long life) noexcept
 
 
 cdef class BlocksView:
-    cdef object _check
+    cdef Checks _check
     cdef Core _core
     cdef unsigned char[::1] _state, _pins, _writes, _overdue, _group
     cdef unsigned short[::1] _refs
@@ -23,6 +24,8 @@ cdef class BlocksView:
     cpdef of(self, long long life)
     @cython.locals(block=cython.longlong)
     cpdef code_of(self, long long life)
+    @cython.locals(contents=Contents, own=dict, content=int)
+    cpdef long long place_of(self, int group, key) except -2
     cpdef bint is_final(self, Py_ssize_t block) except -1
     cpdef bint holds(self, Py_ssize_t block, int group, key) except -1
     cpdef long long refs(self, Py_ssize_t block) except -1
@@ -30,7 +33,8 @@ cdef class BlocksView:
 
 
 cdef class SlotsView:
-    cdef object _check, _journal
+    cdef Checks _check
+    cdef object _journal
     cdef Core _core
     cdef dict _holders
     cdef unsigned char[::1] _state, _group
@@ -42,19 +46,30 @@ cdef class SlotsView:
     cpdef bint is_ready(self, Py_ssize_t slot) except -1
     cpdef bint can_evict(self, Py_ssize_t slot) except -1
     cpdef long long group(self, Py_ssize_t slot) except -1
-    @cython.locals(contents=Contents, content=int, slot=int)
+    @cython.locals(slot=cython.longlong)
     cpdef find(self, int group, key)
+    @cython.locals(contents=Contents, own=dict, content=int)
+    cpdef long long place_of(self, int group, key) except -2
+    @cython.locals(slot=cython.longlong)
+    cpdef list found(self, int group, keys)
+    @cython.locals(slot=cython.longlong)
     cpdef find_ready(self, int group, key)
 
 
 cdef class JobsView:
-    cdef object _check, _data
+    cdef Checks _check
+    cdef object _data
     cdef Core _core
 
 
 cdef class RequestsView:
-    cdef object _check
+    cdef Checks _check
     cdef Core _core
+
+    cpdef state(self, request)
+    @cython.locals(total=cython.longlong, row=int)
+    cpdef long long times_left(self, state) except -1
+    cpdef long long size(self, request, int group) except -1
 
     @cython.locals(requests=Requests, table=int, begin=cython.longlong, first=cython.longlong, last=cython.longlong, at=cython.longlong)
     cpdef list table(self, request, group=*, start=*, stop=*)

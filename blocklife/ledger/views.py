@@ -47,6 +47,8 @@ _BLOCKS = tuple(each for each in BlockLife.table.states if isinstance(each, Bloc
 _SLOTS = tuple(each for each in SlotLife.table.states if isinstance(each, Slot))
 _READY = SlotLife.table.index[Slot.READY]
 _REQUESTS = tuple(each for each in RequestLife.table.states if isinstance(each, Request))
+_LEAVING = {each: [row.index for row in RequestLife.table.rows if row.source is each] for each in _REQUESTS}
+"""The rows of the table that leave each state."""
 _FREE = states_with(Trait.FREE, Block)
 _FREEING = LIFELESS - BLANK - {Block.QUARANTINED}
 """States in which a place waits for a copy, and is free then."""
@@ -164,10 +166,15 @@ class BlocksView:
 
     def find(self, group: int, key: bytes) -> int | None:
         """The life that holds the content of a key; None if there is none."""
-        contents = self._core.contents
-        content = contents.known[group].get(key, 0)
-        block = contents.block[content] if content else -1
+        block = self.place_of(group, key)
         return None if block < 0 else life_of(self._epoch[block], block)
+
+    def place_of(self, group: int, key: bytes) -> int:
+        """The block that has the content of a key; -1 if there is none."""
+        contents = self._core.contents
+        own = contents.known[group]
+        content = own.get(key, 0)
+        return contents.block[content] if content else -1
 
     def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""
@@ -265,19 +272,29 @@ class SlotsView:
 
     def find(self, group: int, key: bytes) -> int | None:
         """The slot that has the content of a key, or that a store is writing it to; None if there is none."""
-        contents = self._core.contents
-        content = contents.known[group].get(key, 0)
-        slot = contents.slot[content] if content else -1
+        slot = self.place_of(group, key)
         return None if slot < 0 else slot
+
+    def place_of(self, group: int, key: bytes) -> int:
+        """The same, -1 if there is none."""
+        contents = self._core.contents
+        own = contents.known[group]
+        content = own.get(key, 0)
+        return contents.slot[content] if content else -1
 
     def found(self, group: int, keys: Iterable[bytes]) -> list[int]:
         """`find` of many keys: the slots of those whose content is there, or on its way."""
-        return [slot for key in keys if (slot := self.find(group, key)) is not None]
+        found: list[int] = []
+        for key in keys:
+            slot = self.place_of(group, key)
+            if slot >= 0:
+                found.append(slot)
+        return found
 
     def find_ready(self, group: int, key: bytes) -> int | None:
         """The READY slot with the content of a key; None if there is none."""
-        slot = self.find(group, key)
-        return slot if slot is not None and self.is_ready(slot) else None
+        slot = self.place_of(group, key)
+        return slot if slot >= 0 and self.is_ready(slot) else None
 
     def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The READY slots that hold the longest prefix of *keys*."""
@@ -471,7 +488,10 @@ class RequestsView:
 
     def times_left(self, state: Request) -> int:
         """How often a request has left this state, since the ledger was made."""
-        return sum([count for row, count in self.row_counts() if row.source is state])
+        total = 0
+        for row in _LEAVING[state]:
+            total += self._core.requests.taken[row]
+        return total
 
     def rows(self) -> dict[int, str]:
         """The request in each row."""

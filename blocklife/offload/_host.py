@@ -22,7 +22,8 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._journal import SlotWatcher, verb
-from blocklife.offload._lookup import Answer
+from blocklife.ledger.views import SlotsView
+from blocklife.offload._lookup import CODES, Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
 from blocklife.states import Slot
@@ -39,6 +40,8 @@ class EventKind(enum.Enum):
     REMOVED = "it cannot be read any more"
 
 
+_ANSWERS = tuple(CODES)
+_HIT, _MISS, _PENDING = CODES[Answer.HIT], CODES[Answer.MISS], CODES[Answer.PENDING]
 _KINDS = {True: EventKind.STORED, False: EventKind.REMOVED}
 
 
@@ -109,11 +112,12 @@ class HostTier(edge.NotCopied):
 
     def answer(self, group: int, key: bytes) -> Answer:
         """HIT if the content can be read, PENDING while a store writes it, otherwise MISS."""
-        slot = self._slots.find(group, key)
-        if slot is None:
-            return Answer.MISS
-        # A slot with a name is READY or WRITING.
-        return Answer.HIT if self._slots.is_ready(slot) else Answer.PENDING
+        return _ANSWERS[code_at(self._slots, self._slots.place_of(group, key))]
+
+    @property
+    def answers_plainly(self) -> bool:
+        """Whether `answer` is the one of this class, and says no more than the slots do."""
+        return type(self).answer is HostTier.answer and "answer" not in vars(self)
 
     def slot_of(self, group: int, key: bytes) -> int | None:
         """The READY slot with this content; it may be evicted unless it is pinned."""
@@ -267,3 +271,11 @@ class HostTier(edge.NotCopied):
             for slot in self._gone:
                 self._tell(self._replacement.remove, slot)
             self._gone.clear()
+
+
+def code_at(slots: SlotsView, slot: int) -> int:
+    """What is known of the content that was found in a slot, -1 for none, as its number in `CODES`."""
+    if slot < 0:
+        return _MISS
+    # a slot with a name is READY or WRITING
+    return _HIT if slots.is_ready(slot) else _PENDING

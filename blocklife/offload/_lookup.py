@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from math import lcm
 from typing import TypeAlias, overload
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 from attrs.validators import optional
 
 from blocklife.errors import MisuseError
@@ -46,13 +46,34 @@ class Answer(enum.Enum):
     RETRY = "nobody knows yet; ask again"
 
 
-_HIT, _MISS, _PENDING, _RETRY = Answer.HIT, Answer.MISS, Answer.PENDING, Answer.RETRY
+CODES = {answer: code for code, answer in enumerate(Answer)}
+"""The number of each answer: a scan compares numbers."""
+_HIT, _MISS, _PENDING, _RETRY = range(len(CODES))
 
 Ask: TypeAlias = Callable[[int, int, int], Answer]
 """Group, index of the unit, and how many of its trailing blocks would be read; 0 for a proof, which may lie behind the limit.
 
 With fewer blocks to read an answer must not be worse (HIT or PENDING, then RETRY, then MISS), or a hit may be missed.
 """
+
+
+class Answers:
+    """Who answers the questions of a scan; the arguments of `ask` are those of `Ask`, and a subclass knows the answers."""
+
+    def ask(self, group: int, unit: int, blocks: int) -> int:
+        """What is known of a unit, as its number in `CODES`."""
+        raise NotImplementedError
+
+
+class ToldAnswers(Answers):
+    """The answers of a function."""
+
+    def __init__(self, function: Ask) -> None:
+        self._function = function
+
+    def ask(self, group: int, unit: int, blocks: int) -> int:
+        """What the function says."""
+        return CODES[self._function(group, unit, blocks)]
 
 
 def _whole(instance: object, attribute: object, value: int) -> None:
@@ -131,16 +152,45 @@ class Found:
     """Number of passes over the sliding groups."""
 
 
-@frozen
 class _Run:
     """The last length that is a hit in a sliding group, and the kinds of answers among the units it reads."""
 
-    length: int
-    pending: bool
-    retry: bool
+    def __init__(self, length: int, pending: bool, retry: bool) -> None:
+        self.length, self.pending, self.retry = length, pending, retry
 
 
-def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask, *, max_rounds: int = 16) -> Found:
+class _Runs:
+    """The latest run of each sliding group."""
+
+    def __init__(self) -> None:
+        self.by_group: dict[int, _Run] = {}
+
+    def agrees(self, group: int, length: int) -> bool:
+        """Whether a group was asked last about exactly this length, and has it."""
+        run = self.by_group.get(group)
+        return run is not None and run.length == length
+
+    def all_agree(self, groups: Sequence[int], length: int) -> bool:
+        """Whether all of these do."""
+        for group in groups:  # noqa: SIM110 - a generator costs more than the loop
+            if not self.agrees(group, length):
+                return False
+        return True
+
+    def read_pending(self) -> bool:
+        """Whether a run reads content that is on its way."""
+        return any([run.pending for run in self.by_group.values()])
+
+    def read_retry(self) -> bool:
+        """Whether a run reads content of which nobody knows yet."""
+        return any([run.retry for run in self.by_group.values()])
+
+    def forget_retries(self) -> None:
+        """Ask the groups of those runs again."""
+        self.by_group = {group: run for group, run in self.by_group.items() if not run.retry}
+
+
+def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask | Answers, *, max_rounds: int = 16) -> Found:
     """The longest length in (*start*, *limit*] tokens that is a hit in all groups; *start* if there is none.
 
     *start* is the length of the hit on the device; units that end there or before are not looked up. If the groups still
@@ -151,74 +201,74 @@ def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask, *, ma
         name, value, least = ("start", start, 0) if start < 0 else ("max_rounds", max_rounds, 1)
         raise MisuseError(f"a lookup needs {name} of at least {least}, not {value}")
     shape = units if type(units) is Units else Units(units)
-    scan, windows = _Scan(shape.all, start, shape.alignment, ask), shape.windows
+    answers = ask if isinstance(ask, Answers) else ToldAnswers(ask)
+    scan, windows = _Scan(shape.all, start, shape.alignment, answers), shape.windows
     length = doubtful = limit - limit % shape.alignment
     for group in shape.full:
         length, doubt = scan.prefix(group, length)
         doubtful = min(doubtful, doubt)
-    runs: dict[int, _Run] = {}
+    runs = _Runs()
     rounds = 0
     while length > start and windows:
-        if any(group not in runs or runs[group].length != length for group in windows):
+        if not runs.all_agree(windows, length):
             if rounds == max_rounds:
                 return Found(start, False, rounds)
             rounds += 1
             for group in windows:
                 # A group that agreed on exactly this length is not asked again.
-                if length > start and (group not in runs or runs[group].length != length):
-                    runs[group] = scan.suffix(group, length)
-                    length = runs[group].length
-        elif scan.hopeful and any(run.retry for run in runs.values()):
+                if length > start and not runs.agrees(group, length):
+                    run = runs.by_group[group] = scan.suffix(group, length)
+                    length = run.length
+        elif scan.hopeful and runs.read_retry():
             # With every RETRY as a hit, this length may be found later. Now count only what is there.
             scan.hopeful = False
-            runs = {group: run for group, run in runs.items() if not run.retry}
+            runs.forget_retries()
         else:
-            deferred = not scan.hopeful or doubtful < length or any(run.pending for run in runs.values())
-            return Found(length, deferred, rounds)
+            return Found(length, not scan.hopeful or doubtful < length or runs.read_pending(), rounds)
     if length > start:
         return Found(length, doubtful < length, rounds)
     return Found(start, not scan.hopeful, rounds)
 
 
-@define(eq=False)
 class _Scan:
-    """The scan of one lookup. Lengths and positions are in tokens; lengths are multiples of ``alignment``."""
+    """The scan of one lookup. Lengths and positions are in tokens; lengths are multiples of ``alignment``.
 
-    units: Sequence[Unit]
-    start: int
-    alignment: int
-    ask: Ask
-    hopeful: bool = True
-    """Whether RETRY counts as a hit in a sliding group."""
+    ``hopeful``: whether RETRY counts as a hit in a sliding group.
+    """
+
+    def __init__(self, units: tuple[Unit, ...], start: int, alignment: int, answers: Answers) -> None:
+        self.units, self.start, self.alignment, self.answers, self.hopeful = units, start, alignment, answers, True
 
     def blocks_behind(self, unit: Unit) -> int:
         """How many blocks of the unit that contains ``start`` lie after it, the block that contains it included."""
-        return -(-(unit.tokens - self.start % unit.tokens) // (unit.tokens // unit.size))
+        tokens, size = unit.tokens, unit.size
+        return -(-(tokens - self.start % tokens) // (tokens // size))
 
     def prefix(self, group: int, length: int) -> tuple[int, int]:
         """The longest hit up to *length* in a full group, and where its first unit begins that is PENDING or RETRY."""
-        unit, ask, doubtful = self.units[group], self.ask, length
+        unit, answers, doubtful = self.units[group], self.answers, length
         tokens, size = unit.tokens, unit.size
         blocks = self.blocks_behind(unit) if self.start else size
         for index in range(self.start // tokens, length // tokens):
-            answer = ask(group, index, blocks)
+            answer = answers.ask(group, index, blocks)
             blocks = size  # only the first unit can begin before the start
-            if answer is not _HIT:
-                if answer is _MISS:
+            if answer != _HIT:
+                if answer == _MISS:
                     length = index * tokens
                     length -= length % self.alignment
                     break
                 doubtful = min(doubtful, index * tokens)
-                if answer is _RETRY and unit.proof and index * tokens > self.start and ask(group, index, 0) is _RETRY:
+                if answer == _RETRY and unit.proof and index * tokens > self.start and answers.ask(group, index, 0) == _RETRY:
                     doubtful = min(doubtful, index * tokens - 1)  # it is in doubt as a proof, too
         return self.proven(group, length, doubtful) if unit.proof else (length, doubtful)
 
     def proven(self, group: int, length: int, doubtful: int) -> tuple[int, int]:
         """The same in a group with a drafter: the longest of these lengths with a proof. A unit that is read is one as well."""
+        tokens = self.units[group].tokens
         while length > self.start:
-            answer = self.ask(group, length // self.units[group].tokens, 0)
-            if answer is not _MISS:
-                return length, min(doubtful, length - 1) if answer is _RETRY else doubtful
+            answer = self.answers.ask(group, length // tokens, 0)
+            if answer != _MISS:
+                return length, min(doubtful, length - 1) if answer == _RETRY else doubtful
             length -= self.alignment
         return length, doubtful
 
@@ -232,28 +282,30 @@ class _Scan:
     def suffix(self, group: int, length: int) -> _Run:
         """The longest hit up to *length* in a sliding group. No unit is looked up twice, except as a proof."""
         unit, start = self.units[group], self.start
-        tokens, window, tail, first = unit.tokens, unit.window or 0, unit.tail, start // unit.tokens
+        tokens, size, window, tail = unit.tokens, unit.size, unit.window or 0, unit.tail
+        first = start // tokens
         while length > start:
             end, pending, retry = length // tokens, False, False
             if unit.part:
                 window, tail = self.of_part(unit, length)
             if unit.proof:
-                answer = self.ask(group, end, 0)
-                if answer is _MISS or (answer is _RETRY and not self.hopeful):
+                answer = self.answers.ask(group, end, 0)
+                if answer == _MISS or (answer == _RETRY and not self.hopeful):
                     length -= self.alignment
                     continue
-                retry = answer is _RETRY
-            for index in range(end - 1, max(end - window, first) - 1, -1):
-                blocks = tail if index == end - window else unit.size
+                retry = answer == _RETRY
+            least = max(end - window, first)
+            for index in range(end - 1, least - 1, -1):
+                blocks = tail if index == end - window else size
                 if index == first:
                     blocks = min(blocks, self.blocks_behind(unit))
-                answer = self.ask(group, index, blocks)
-                if answer is _MISS or (answer is _RETRY and not self.hopeful):
+                answer = self.answers.ask(group, index, blocks)
+                if answer == _MISS or (answer == _RETRY and not self.hopeful):
                     # Every length in between reads this unit, and at least as many of its blocks.
                     length = index * tokens - index * tokens % self.alignment
                     break
-                pending = pending or answer is _PENDING
-                retry = retry or answer is _RETRY
+                pending = pending or answer == _PENDING
+                retry = retry or answer == _RETRY
             else:
                 return _Run(length, pending, retry)
         return _Run(length, False, False)

@@ -18,14 +18,102 @@ from collections.abc import Mapping, Sequence
 
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
+from blocklife.ledger.views import BlocksView, SlotsView
 from blocklife.offload._below import TierBelow
 from blocklife.offload._groups import Geometry, LocalAttention, Mamba, SlidingWindow
-from blocklife.offload._host import HostTier
-from blocklife.offload._lookup import Answer, Found, Unit, Units, common_length
+from blocklife.offload._host import HostTier, code_at
+from blocklife.offload._lookup import CODES, Answer, Answers, Found, Unit, Units, common_length
 from blocklife.offload.records import FullHit, Hit, Keys, Policies, TailKeys
 from blocklife.states import Job
 
 _BYTES = frozenset({bytes})
+_HIT, _MISS, _PENDING, _RETRY = (CODES[answer] for answer in (Answer.HIT, Answer.MISS, Answer.PENDING, Answer.RETRY))
+
+
+class DeviceAnswers(Answers):
+    """What the device has of the blocks with these *names*, by group; *loading*: which request loads some content."""
+
+    def __init__(self, blocks: BlocksView, names: list[list[bytes]], loading: Mapping[tuple[int, bytes], str]) -> None:
+        self._blocks, self._names, self._loading = blocks, names, loading
+
+    def ask(self, group: int, unit: int, blocks: int) -> int:
+        """Whether a block can be hit, or is being loaded."""
+        names = self._names[group]
+        if not blocks and unit >= len(names):
+            return _MISS
+        key = names[unit]
+        if self._blocks.place_of(group, key) >= 0:
+            return _HIT
+        return _PENDING if self._loading and (group, key) in self._loading else _MISS
+
+
+class HostAnswers(Answers):
+    """What the host tier has of the chunks of *size* blocks with these *names*, and perhaps the tier *below* it.
+
+    With *asks_below*, content that only the tier below has counts as being on its way. Without *pending*, all other content on
+    its way is a miss. ``in_doubt``, ``on_below``: as those of `Search`, for the questions so far. ``coming``: group and unit of
+    all that a store brings.
+    """
+
+    def __init__(
+        self,
+        slots: SlotsView,
+        names: list[list[bytes]],
+        size: int,
+        suffix: Sequence[int],
+        loading: Mapping[tuple[int, bytes], str],
+        tier: HostTier,
+        below: TierBelow | None,
+        asks_below: bool,
+        pending: bool,
+    ) -> None:
+        self._slots, self._names, self._size, self._suffix, self._loading = slots, names, size, suffix, loading
+        self._tier, self._below, self._asks_below, self._pending = tier, below, asks_below, pending
+        self._plain = tier.answers_plainly
+        self.in_doubt = self.on_below = False
+        self.coming: list[tuple[int, int]] = []
+
+    def ask(self, group: int, unit: int, blocks: int) -> int:
+        """Whether so many trailing blocks of a chunk can be read, or are on their way; 0: whether it can be a proof."""
+        names, at = self._names[group], (unit + 1) * self._size - 1
+        if not blocks:
+            return self.prove(group, names[at]) if at < len(names) else _MISS
+        key = names[at]
+        slot = self._slots.place_of(group, key)
+        found, waits = self.held(group, key, slot), self._pending
+        if self._below is not None and found != _HIT:
+            if found == _MISS and self._asks_below:
+                found, waits = CODES[self._below.answer((group, key))], True
+                self.on_below = self.on_below or found != _MISS
+                if found == _HIT:
+                    return _PENDING  # a promotion brings it
+            elif found == _PENDING and self._below.brings((group, key)):
+                self.on_below = waits = True
+                if not self._asks_below:
+                    return _MISS
+        if found == _HIT or found == _PENDING:  # noqa: PLR1714 - two numbers are compared faster than looked for
+            if slot >= 0 and self._suffix[slot] < blocks:
+                return _MISS
+            if self._loading and (group, key) in self._loading:  # it will be on the device, where the next lookup finds it
+                return _PENDING if self._pending else _MISS
+            if found == _PENDING:
+                self.coming.append((group, unit))
+        elif found == _RETRY:
+            self.in_doubt = True
+        return found if waits or found == _HIT else _MISS
+
+    def held(self, group: int, key: bytes, slot: int) -> int:
+        """What the host tier says of content that was found in this slot, -1 for none."""
+        return code_at(self._slots, slot) if self._plain else CODES[self._tier.answer(group, key)]
+
+    def prove(self, group: int, key: bytes) -> int:
+        """Whether the host tier, or the tier below it, knows the unit behind a hit."""
+        found = self.held(group, key, self._slots.place_of(group, key))
+        if found == _MISS and self._asks_below and self._below is not None:
+            found = CODES[self._below.answer((group, key))]
+            if found == _RETRY:
+                self.in_doubt = self.on_below = True
+        return found
 
 
 class Search:
@@ -72,19 +160,20 @@ class Search:
         When it is final there, the result may change although no copy has ended. None: only the end of a copy changes it."""
         self._coming: list[tuple[int, int]] = []
 
-    def names(self, keys: Keys, known: int) -> list[Sequence[bytes]]:
+    def names(self, keys: Keys, known: int) -> list[list[bytes]]:
         """The keys, by group, of all blocks that the hit of a request with *known* tokens may have."""
         limit = known if self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else known - 1
-        found: list[Sequence[bytes]] = []
+        found: list[list[bytes]] = []
         for group, tokens in enumerate(self._geometry.block_tokens):
             given = keys(group, 0, (known if self._geometry.drafters[group] else limit) // tokens)
-            found.append(given if type(given) is list and _BYTES.issuperset(map(type, given)) else edge.keys(given, "keys"))
+            plain = type(given) is list and _BYTES.issuperset(map(type, given))
+            found.append(given if type(given) is list and plain else list(edge.keys(given, "keys")))
         return found
 
     def run(
         self,
         name: str,
-        names: list[Sequence[bytes]],
+        names: list[list[bytes]],
         known: int,
         device_tokens: int | None,
         step: int,
@@ -148,22 +237,12 @@ class Search:
         """Whether a copy of the request is in quarantine: the request may not load, and waiting for the copy may never end."""
         return any(job.state is Job.QUARANTINED for job in self._ledger.jobs.serving(name))
 
-    def _on_device(self, names: Sequence[Sequence[bytes]], limit: int, loading: Mapping[tuple[int, bytes], str]) -> Found:
-        find = self._ledger.blocks.find
-
-        def ask(group: int, unit: int, blocks: int) -> Answer:
-            if not blocks and unit >= len(names[group]):
-                return Answer.MISS
-            key = names[group][unit]
-            if find(group, key) is not None:
-                return Answer.HIT
-            return Answer.PENDING if (group, key) in loading else Answer.MISS
-
-        return common_length(self._device_units, 0, limit, ask)
+    def _on_device(self, names: list[list[bytes]], limit: int, loading: Mapping[tuple[int, bytes], str]) -> Found:
+        return common_length(self._device_units, 0, limit, DeviceAnswers(self._ledger.blocks, names, loading))
 
     def _in_host(
         self,
-        names: Sequence[Sequence[bytes]],
+        names: list[list[bytes]],
         start: int,
         limit: int,
         loading: Mapping[tuple[int, bytes], str],
@@ -171,37 +250,13 @@ class Search:
         below: bool,
         pending: bool,
     ) -> Found:
-        size, find, suffix, answer = self._geometry.blocks_per_chunk, self._ledger.slots.find, self._suffix, self._tier.answer
-        lower = self._below
-
-        def ask(group: int, unit: int, blocks: int) -> Answer:
-            if not blocks:
-                return self._prove(group, names[group][(unit + 1) * size - 1 : (unit + 1) * size], below=below)
-            key = names[group][(unit + 1) * size - 1]
-            found, waits = answer(group, key), pending
-            if lower is not None and found is not Answer.HIT:
-                if found is Answer.MISS and below:
-                    found, waits = lower.answer((group, key)), True
-                    self.on_below = self.on_below or found is not Answer.MISS
-                    if found is Answer.HIT:
-                        return Answer.PENDING  # a promotion brings it
-                elif found is Answer.PENDING and lower.brings((group, key)):
-                    self.on_below = waits = True
-                    if not below:
-                        return Answer.MISS
-            if found in (Answer.HIT, Answer.PENDING):
-                slot = find(group, key)
-                if slot is not None and suffix[slot] < blocks:
-                    return Answer.MISS
-                if (group, key) in loading:  # it will be on the device, where the next lookup finds it
-                    return Answer.PENDING if pending else Answer.MISS
-                if found is Answer.PENDING:
-                    self._coming.append((group, unit))
-            elif found is Answer.RETRY:
-                self.in_doubt = True
-            return found if waits or found is Answer.HIT else Answer.MISS
-
-        return common_length(self._host_units, start, limit, ask)
+        answers = HostAnswers(
+            self._ledger.slots, names, self._geometry.blocks_per_chunk, self._suffix, loading, self._tier, self._below,
+            below, pending,
+        )  # fmt: skip
+        found = common_length(self._host_units, start, limit, answers)
+        self.in_doubt, self.on_below, self._coming = answers.in_doubt, answers.on_below, answers.coming
+        return found
 
     def _last_awaited(self, names: Sequence[Sequence[bytes]], length: int) -> tuple[int, bytes] | None:
         """Of the units that stores bring and that a hit of *length* tokens reads, the last one that the device lacks."""
@@ -268,15 +323,6 @@ class Search:
                 found = Answer.PENDING
         return found
 
-    def _prove(self, group: int, keys: Sequence[bytes], *, below: bool) -> Answer:
-        """Whether the host tier, or with *below* the tier below it, knows the unit behind a hit, by its key if it has one."""
-        found = self._tier.answer(group, keys[0]) if keys else Answer.MISS
-        if found is Answer.MISS and below and keys and self._below is not None:
-            found = self._below.answer((group, keys[0]))
-            if found is Answer.RETRY:
-                self.in_doubt = self.on_below = True
-        return found
-
     def _split(self, names: Sequence[Sequence[bytes]], start: int, length: int, known: int) -> None:
         """Note which chunks of a hit the host tier has, and which it lacks."""
         size, find, compute_from = self._geometry.blocks_per_chunk, self._ledger.slots.find, length - (length == known)
@@ -307,9 +353,11 @@ class Search:
         size, find = self._geometry.blocks_per_chunk, self._ledger.slots.find
         for group, tokens in enumerate(self._geometry.block_tokens):
             first = max(self._geometry.needed(group, compute_from).start, start // tokens)
-            chunks = range(first // size, length // (tokens * size))
-            keys = [names[group][(chunk + 1) * size - 1] for chunk in chunks]
-            found.append((*[_found(find(group, key), key) for key in keys], *tail[group : group + 1]))
+            keys = names[group][(first // size + 1) * size - 1 : length // (tokens * size) * size : size]
+            slots = self._ledger.slots.found(group, keys)
+            if len(slots) != len(keys):  # then the scan was wrong
+                raise KeyError(next(key for key in keys if find(group, key) is None))
+            found.append((*slots, *tail[group : group + 1]))
         return tuple(found)
 
 

@@ -18,7 +18,10 @@ _WAIT, _LOOKUP, _END = (SCHEDULER_MACHINES[name].index for name in ("patience", 
 _RESTED, _WAITING, _SPENT = _WAIT[Patience.RESTED], _WAIT[Patience.WAITING], _WAIT[Patience.SPENT]
 _FOUND, _DEFERRED, _LOADING = _LOOKUP[Lookup.FOUND], _LOOKUP[Lookup.DEFERRED], _LOOKUP[Lookup.LOADING]
 _UNASKED, _ABORTING = _LOOKUP[Lookup.UNASKED], _END[Ending.ABORTING]
-_FINISH, _ABORT = EndingLife.table.events["finish"], EndingLife.table.events["abort"]
+_COME, _FINISH, _ABORT = (EndingLife.table.events[name] for name in ("come", "finish", "abort"))
+_DEFER, _FIND, _LOAD, _RUN, _LAND, _FORGET = (
+    LookupLife.table.events[name] for name in ("defer", "find", "load", "run", "land", "forget")
+)
 
 
 class Waits:
@@ -46,25 +49,25 @@ class Waits:
     def begin(self, row: int, until: float) -> None:
         """A request waits until this moment, unless it waits already or has given up."""
         if self.column.state[row] == _RESTED:
-            self.column.fire(self._wait, [row])
+            self.column.step(self._wait, row)
             self.until[row] = until
 
     def answered(self, row: int) -> None:
         """A request need not wait any more; its next wait begins anew. One that has given up has given up."""
         if self.column.state[row] == _WAITING:
-            self.column.fire(self._answer, [row])
+            self.column.step(self._answer, row)
 
     def give_up(self, row: int) -> bool:
         """A request that waits goes on without; False if none waits there."""
         if self.column.state[row] != _WAITING:
             return False
-        self.column.fire(self._give_up, [row])
+        self.column.step(self._give_up, row)
         return True
 
     def renew(self, row: int) -> None:
         """A request was admitted, or another one begins."""
         if self.column.state[row] != _RESTED:
-            self.column.fire(self._renew, [row])
+            self.column.step(self._renew, row)
 
     def moment(self, row: int) -> float | None:
         """Until when a request waits: None if it does not, minus infinity if it has given up."""
@@ -90,28 +93,28 @@ class Stays:
 
     def come(self, row: int) -> None:
         """A request begins."""
-        self.ends.fire(EndingLife.table.events["come"], [row])
+        self.ends.step(_COME, row)
         self.waits.renew(row)
         self.waits_below.renew(row)
 
     def looked_up(self, row: int, *, deferred: bool) -> None:
         """A lookup of a request is answered, or deferred."""
-        self.lookups.fire(LookupLife.table.events["defer" if deferred else "find"], [row])
+        self.lookups.step(_DEFER if deferred else _FIND, row)
 
     def admitted(self, row: int, *, loads: bool) -> None:
         """A request is admitted with the answer of its lookup."""
-        self.lookups.fire(LookupLife.table.events["load" if loads else "run"], [row])
+        self.lookups.step(_LOAD if loads else _RUN, row)
         self.waits.renew(row)
         self.waits_below.renew(row)
 
     def landed(self, row: int) -> None:
         """The load of a request is DONE."""
-        self.lookups.fire(LookupLife.table.events["land"], [row])
+        self.lookups.step(_LAND, row)
 
     def emptied(self, row: int) -> None:
         """A request holds nothing any more."""
         if self.lookups.state[row] != _UNASKED:
-            self.lookups.fire(LookupLife.table.events["forget"], [row])
+            self.lookups.step(_FORGET, row)
 
     def is_found(self, row: int) -> bool:
         """Whether its last lookup was answered, and not used since."""
@@ -136,7 +139,7 @@ class Stays:
     def ended(self, row: int, *, early: bool, computes: bool) -> None:
         """The end of a request is asked for; it waits while a plan that is out *computes* tokens of it."""
         event: Event = _ABORT if early else _FINISH
-        self.ends.fire(event, [row], int(computes))
+        self.ends.step(event, row, int(computes))
         if computes:
             self.ending.add(row)
         else:
