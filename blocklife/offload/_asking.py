@@ -96,7 +96,7 @@ class Asking:
             self._present().keys_given[tracked.row, group] = start, found
         return found
 
-    def ask_names(self, tracked: Tracked, known: int) -> list[Sequence[bytes]]:
+    def ask_names(self, tracked: Tracked, known: int) -> list[list[bytes]]:
         """Ask for the keys of all blocks that a hit of a request with *known* tokens may have; fewer may be given."""
         found = self._state.search.names(tracked.keys, known)
         for group, keys in enumerate(found):

@@ -114,11 +114,6 @@ class HostTier(edge.NotCopied):
         """HIT if the content can be read, PENDING while a store writes it, otherwise MISS."""
         return _ANSWERS[code_at(self._slots, self._slots.place_of(group, key))]
 
-    @property
-    def answers_plainly(self) -> bool:
-        """Whether `answer` is the one of this class, and says no more than the slots do."""
-        return type(self).answer is HostTier.answer and "answer" not in vars(self)
-
     def slot_of(self, group: int, key: bytes) -> int | None:
         """The READY slot with this content; it may be evicted unless it is pinned."""
         return self._slots.find_ready(group, key)

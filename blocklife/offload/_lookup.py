@@ -179,11 +179,11 @@ class _Runs:
 
     def read_pending(self) -> bool:
         """Whether a run reads content that is on its way."""
-        return any([run.pending for run in self.by_group.values()])
+        return True in [run.pending for run in self.by_group.values()]
 
     def read_retry(self) -> bool:
         """Whether a run reads content of which nobody knows yet."""
-        return any([run.retry for run in self.by_group.values()])
+        return True in [run.retry for run in self.by_group.values()]
 
     def forget_retries(self) -> None:
         """Ask the groups of those runs again."""

@@ -21,8 +21,8 @@ cdef class HostAnswers(Answers):
     cdef SlotsView _slots
     cdef list _names
     cdef long long _size
-    cdef object _suffix, _loading, _tier, _below
-    cdef bint _plain, _asks_below, _pending
+    cdef object _suffix, _loading, _below
+    cdef bint _asks_below, _pending
     cdef public bint in_doubt, on_below
     cdef public list coming
 

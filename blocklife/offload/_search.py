@@ -62,14 +62,12 @@ class HostAnswers(Answers):
         size: int,
         suffix: Sequence[int],
         loading: Mapping[tuple[int, bytes], str],
-        tier: HostTier,
         below: TierBelow | None,
         asks_below: bool,
         pending: bool,
     ) -> None:
         self._slots, self._names, self._size, self._suffix, self._loading = slots, names, size, suffix, loading
-        self._tier, self._below, self._asks_below, self._pending = tier, below, asks_below, pending
-        self._plain = tier.answers_plainly
+        self._below, self._asks_below, self._pending = below, asks_below, pending
         self.in_doubt = self.on_below = False
         self.coming: list[tuple[int, int]] = []
 
@@ -91,7 +89,7 @@ class HostAnswers(Answers):
                 self.on_below = waits = True
                 if not self._asks_below:
                     return _MISS
-        if found == _HIT or found == _PENDING:  # noqa: PLR1714 - two numbers are compared faster than looked for
+        if found == _HIT or found == _PENDING:  # noqa: SIM109 - two numbers are compared faster than looked for
             if slot >= 0 and self._suffix[slot] < blocks:
                 return _MISS
             if self._loading and (group, key) in self._loading:  # it will be on the device, where the next lookup finds it
@@ -103,8 +101,8 @@ class HostAnswers(Answers):
         return found if waits or found == _HIT else _MISS
 
     def held(self, group: int, key: bytes, slot: int) -> int:
-        """What the host tier says of content that was found in this slot, -1 for none."""
-        return code_at(self._slots, slot) if self._plain else CODES[self._tier.answer(group, key)]
+        """What the host tier says of some content, which was found in this slot, -1 for none."""
+        return code_at(self._slots, slot)
 
     def prove(self, group: int, key: bytes) -> int:
         """Whether the host tier, or the tier below it, knows the unit behind a hit."""
@@ -251,8 +249,8 @@ class Search:
         pending: bool,
     ) -> Found:
         answers = HostAnswers(
-            self._ledger.slots, names, self._geometry.blocks_per_chunk, self._suffix, loading, self._tier, self._below,
-            below, pending,
+            self._ledger.slots, names, self._geometry.blocks_per_chunk, self._suffix, loading, self._below, below,
+            pending,
         )  # fmt: skip
         found = common_length(self._host_units, start, limit, answers)
         self.in_doubt, self.on_below, self._coming = answers.in_doubt, answers.on_below, answers.coming

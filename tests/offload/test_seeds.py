@@ -496,7 +496,7 @@ def parted(contract: Contract, ahead: int) -> Engine:
 @AHEAD
 def test_s3_planted_unwritten_part_reaches_the_device(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lookup that does not ask what a slot holds loads garbage."""
-    without(monkeypatch, search.Search, "_in_host", {"if slot is not None and suffix[slot] < blocks:": "if False:"})
+    without(monkeypatch, search.HostAnswers, "ask", {"if slot >= 0 and self._suffix[slot] < blocks:": "if False:"})
     engine = parted(contract, ahead)
     engine.add("x", 13)
     engine.step(admit=["x"])

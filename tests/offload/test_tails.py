@@ -11,6 +11,8 @@ import pytest
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 from blocklife.offload import FullHit, Geometry, HostTier, Mode, OffloadScheduler, Policies
+from blocklife.offload._lookup import Answer
+from blocklife.offload._search import HostAnswers
 from blocklife.states import Block
 from tests.rigs import Rig, key, letters
 from tests.worlds import make_ledger
@@ -341,16 +343,22 @@ def test_tail_behind_a_block_that_is_gone_is_none() -> None:
         assert rig.hit("b").tokens == 0
 
 
-def test_block_before_a_tail_is_asked_for_once() -> None:
+@pytest.mark.interpreted
+def test_block_before_a_tail_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not again for each boundary behind it."""
     rig = filled(groups="full:6+drafter/1")
-    asked, answer = [], rig.tier.answer
+    asked, answer, held = list[bytes](), rig.tier.answer, HostAnswers.held
 
-    def noted(group: int, name: bytes) -> object:
+    def noted(group: int, name: bytes) -> Answer:
         asked.append(name)
         return answer(group, name)
 
-    rig.tier.answer = noted  # type: ignore[method-assign,assignment]  # to listen
+    def scanned(self: HostAnswers, group: int, name: bytes, slot: int) -> int:
+        asked.append(name)
+        return held(self, group, name, slot)
+
+    monkeypatch.setattr(rig.tier, "answer", noted)
+    monkeypatch.setattr(HostAnswers, "held", scanned)
     rig.add("b", letters(11))
     found = rig.hit("b").tokens
 

@@ -120,7 +120,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "unwritten part is a hit": (
         "S3b",
         lambda patch: without(
-            patch, search.Search, "_in_host", {"if slot is not None and suffix[slot] < blocks:": "if False:"}
+            patch, search.HostAnswers, "ask", {"if slot >= 0 and self._suffix[slot] < blocks:": "if False:"}
         ),
         "hit: expected 0 for x; found 12",
     ),
@@ -165,7 +165,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "a load that is out counts for nothing": (
         "B16",
         lambda patch: without(
-            patch, search.Search, "_on_device", {"Answer.PENDING if (group, key) in loading else Answer.MISS": "Answer.MISS"}
+            patch, search.DeviceAnswers, "ask", {"_PENDING if self._loading and (group, key) in self._loading else _MISS": "_MISS"}
         ),
         "hit: expected deferred for y",
     ),

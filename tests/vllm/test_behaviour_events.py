@@ -140,7 +140,7 @@ def test_lookup_that_is_deferred_notes_nothing(make: Make, monkeypatch: pytest.M
     if waits_for == "an answer":
         below = make()
         assert below.side.below is not None
-        monkeypatch.setattr(below.side.below.presence, "ask", lambda *_given: Answer.RETRY)
+        monkeypatch.setattr(below.side.below.presence, "ask", lambda _space, contents: [Answer.RETRY] * len(contents))
         rig: ConnectorRig = below
     else:
         rig = ConnectorRig(evolve(ROOMY, lag=Lag(40, 40), extra_config=DESCRIBING))

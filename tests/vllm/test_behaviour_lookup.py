@@ -12,7 +12,8 @@ from attrs import evolve
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from blocklife.ledger import Direction
-from blocklife.offload._lookup import Answer, Unit, common_length
+from blocklife.offload._lookup import CODES, Answer, Unit, common_length
+from blocklife.offload._search import HostAnswers
 from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
 from tests.vllm.connector_rig import ConnectorRig, walk
@@ -77,6 +78,16 @@ def test_window_of_a_drafter_that_keeps_more_is_stored_and_loaded_with_it(
     assert walked.loaded > 0
 
 
+def on_its_way(monkeypatch: pytest.MonkeyPatch, content: tuple[int, bytes]) -> None:
+    """From now on, a store brings this content to the host tier."""
+    held = HostAnswers.held
+
+    def scanned(self: HostAnswers, group: int, key: bytes, slot: int) -> int:
+        return CODES[Answer.PENDING] if (group, key) == content else held(self, group, key, slot)
+
+    monkeypatch.setattr(HostAnswers, "held", scanned)
+
+
 @pytest.mark.parametrize(
     ("left", "loads"),
     [("present", (12, 6)), ("missing", (4, 4)), ("pending", (0, 0))],
@@ -90,10 +101,7 @@ def test_window_reaches_into_the_chunk_on_its_left(left: str, loads: tuple[int, 
     if left == "missing":
         scene.forget([middle], group=1)
     if left == "pending":
-        answer = scene.rig.side.tier.answer
-        monkeypatch.setattr(
-            scene.rig.side.tier, "answer", lambda *asked: Answer.PENDING if asked == (1, middle) else answer(*asked)
-        )
+        on_its_way(monkeypatch, (1, middle))
     scene.add(prompt(49))
     scene.rig.step()
 
@@ -107,10 +115,7 @@ def test_ready_prefix_does_not_wait_for_a_store_behind_a_gap(monkeypatch: pytest
     names = scene.ask(prompt(17))
     scene.forget_device()
     scene.forget(names[2:3], group=1)
-    answer = scene.rig.side.tier.answer
-    monkeypatch.setattr(
-        scene.rig.side.tier, "answer", lambda *asked: Answer.PENDING if asked == (1, names[3]) else answer(*asked)
-    )
+    on_its_way(monkeypatch, (1, names[3]))
     scene.add(prompt(17))
     scene.rig.step()
 

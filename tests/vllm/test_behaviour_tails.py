@@ -14,6 +14,8 @@ import pytest
 from attrs import evolve
 
 from blocklife.ledger import Direction, Transfer
+from blocklife.offload._lookup import Answer
+from blocklife.offload._search import HostAnswers
 from tests.vllm.behaviour.scenes import ROOMY, Scene, prompt
 from tests.vllm.connector_rig import with_guesses
 from tests.vllm.worlds import GroupSpec
@@ -154,20 +156,25 @@ def test_tail_of_a_drafter_is_loaded_with_the_block_before_it(missing: int | Non
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["there", "gone"])
-def test_block_before_the_tail_of_a_drafter_is_asked_for_once(there: bool) -> None:
+def test_block_before_the_tail_of_a_drafter_is_asked_for_once(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the lookup of whole blocks, and once for all tails behind it: 24, of which there is no state, and 20."""
     scene = drafted()
     names = scene.ask(prompt(26))
     scene.forget_device()
     if not there:
         scene.forget(names[3:4], 0)
-    asked, answer, ask = list[tuple[int, bytes]](), scene.rig.side.tier.answer, scene.rig.side.look_up
+    asked, answer, ask, held = list[tuple[int, bytes]](), scene.rig.side.tier.answer, scene.rig.side.look_up, HostAnswers.held
 
-    def noted(group: int, key: bytes) -> object:
+    def noted(group: int, key: bytes) -> Answer:
         asked.append((group, key))
         return answer(group, key)
 
-    scene.rig.side.tier.answer = noted  # type: ignore[method-assign,assignment]  # to listen
+    def scanned(self: HostAnswers, group: int, key: bytes, slot: int) -> int:
+        asked.append((group, key))
+        return held(self, group, key, slot)
+
+    monkeypatch.setattr(scene.rig.side.tier, "answer", noted)
+    monkeypatch.setattr(HostAnswers, "held", scanned)
     name = scene.add(prompt(30))
     told = ask(scene.rig.scheduler.requests[name], 0)
     seen = list(asked)
