@@ -18,7 +18,6 @@ cdef class RowVerbs:
     cpdef list slots_behind(self, TokenProgress progress, int group, int row, int start, int stop, int size)
     cpdef list names_left(self, TokenProgress progress, StoreTurn turn)
     cpdef end_turn(self, StoreTurn turn)
-    cpdef seal(self, seals)
     cpdef settle(self, long long plan, double now, launched, completions, seals)
     cpdef launch(self, record, double now)
     cpdef list plan_turn(self, TokenProgress progress, StoreTurn turn, slots, int most)

@@ -3,7 +3,7 @@
 Rules of this file:
 
 * What a scheduler gives was checked where it came in, and is of the right types; the kernel checks that it is legal.
-* Each is made within a call of a scheduler (`verb`, `call`), which words what the kernel refuses; as any verb: all or none.
+* As any verb: all or none. One without `verb` is made within a call of the scheduler, which words what the kernel refuses.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class RowVerbs:
         """All of a turn is stored, or has to wait elsewhere."""
         steps.clear(self._core, turn)
 
+    @verb
     def seal(self, seals: Sequence[SealedContent]) -> None:
         """Seal blocks of requests, all or none. Edges: as `Ledger.seal`."""
         verbs.seal(self._core, seals)
-        end(self._calls)
 
     def settle(
         self,
