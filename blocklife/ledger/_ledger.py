@@ -579,14 +579,17 @@ class Ledger(edge.NotCopied):
         edge.text(holder, "holder")
         chosen = edge.numbers(slots, "slots")
         self._check.slots(chosen)
-        held, wanted = self._state.holders.get(holder, Counter()), Counter(chosen)
-        for slot in wanted - held:
-            raise MisuseError(f"slot {slot}: {holder} does not hold it (only its holder may unpin it)")
+        held = self._state.holders.get(holder, Counter())
+        for slot in chosen:
+            if slot not in held:
+                raise MisuseError(f"slot {slot}: {holder} does not hold it (only its holder may unpin it)")
         verbs.move_chosen_slots(self._core, self._core.rules.unpin, chosen)
-        held.subtract(wanted)
-        self._state.holders[holder] = +held
-        if not self._state.holders[holder]:
-            del self._state.holders[holder]
+        for slot in chosen:
+            held[slot] -= 1
+            if not held[slot]:
+                del held[slot]
+        if not held:
+            self._state.holders.pop(holder, None)
 
     @verb
     def lose(self, worker: Worker) -> None:
