@@ -48,7 +48,7 @@ class Answer(enum.Enum):
 
 CODES = {answer: code for code, answer in enumerate(Answer)}
 """The number of each answer: a scan compares numbers."""
-_HIT, _MISS, _PENDING, _RETRY = range(len(CODES))
+_HIT, _MISS, _PENDING, _RETRY = [CODES[each] for each in (Answer.HIT, Answer.MISS, Answer.PENDING, Answer.RETRY)]
 
 Ask: TypeAlias = Callable[[int, int, int], Answer]
 """Group, index of the unit, and how many of its trailing blocks would be read; 0 for a proof, which may lie behind the limit.
