@@ -97,7 +97,7 @@ def entries(folder: Path) -> list[Path]:
 )
 def test_second_run_hits_what_the_first_left(folder: Path, changes: dict[str, Any]) -> None:
     """Every byte that comes from below is verified when it is read, as any other."""
-    chosen = small(folder, **changes)
+    chosen = small(folder, wait=100_000, **changes)  # steps, in which the thread that asks has its turn on a busy machine, too
     first, left = replay(chosen)
     second, found = replay(chosen)
 
@@ -367,7 +367,7 @@ class RestartedStore(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls_left = 8
+        self.calls_left = 9  # those that look and those that put have a breaker each, and one of these has five of them
 
     def _is_down(self) -> bool:
         self.calls_left -= 1
