@@ -25,6 +25,7 @@ from blocklife.engines.vllm.connector._connector import BlocklifeConnector, Work
 from blocklife.engines.vllm.connector._messages import WorkerReport
 from blocklife.engines.vllm.connector._worker import EngineCopier, MakeCopier
 from blocklife.ledger import Completion, Direction, JobId, Launched, Result, Transfer, Worker
+from blocklife.offload._search import HostAnswers
 from blocklife.states import Job as JobState
 
 from .tier import MockedTier, Oracle
@@ -139,7 +140,9 @@ class AdaptedConnector(BlocklifeConnector):
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         self.oracle.look_up(request, num_computed_tokens)
         self.tier.agree(request)
-        found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        tier = self.tier
+        with mock.patch.object(HostAnswers, "held", lambda *asked: tier.held(*asked)):
+            found = super().get_num_new_matched_tokens(request, num_computed_tokens)
         self._tell()
         return found
 

@@ -25,7 +25,8 @@ from blocklife.ledger import Ledger
 from blocklife.offload import HostTier
 from blocklife.offload._groups import FullAttention, Geometry
 from blocklife.offload._host import Name, Replacement
-from blocklife.offload._lookup import Answer
+from blocklife.offload._lookup import CODES, Answer
+from blocklife.offload._search import HostAnswers
 
 Prefix = Callable[..., int | None]
 """What tests put in the place of their scan of a group: the keys, and it says how many of them are hits; None: ask again."""
@@ -36,6 +37,8 @@ ANSWERS = {
     LookupResult.RETRY: Answer.RETRY,
     LookupResult.HIT_PENDING: Answer.PENDING,
 }
+ANSWER_OF = {code: answer for answer, code in CODES.items()}
+_held = HostAnswers.held
 
 
 @define(eq=False)
@@ -139,7 +142,13 @@ class MockedTier(HostTier):
 
     def answer(self, group: int, key: bytes) -> Answer:
         """What the mock says, but no more than what is there."""
-        found = super().answer(group, key)
+        return self._agreed(super().answer(group, key), group, key)
+
+    def held(self, answers: HostAnswers, group: int, key: bytes, slot: int) -> int:
+        """The same for a scan, which asks by number."""
+        return CODES[self._agreed(ANSWER_OF[_held(answers, group, key, slot)], group, key)]
+
+    def _agreed(self, found: Answer, group: int, key: bytes) -> Answer:
         if self.oracle is None:
             return found
         said = ANSWERS[self.oracle.lookup(group, key)]
