@@ -112,6 +112,7 @@ def _named(item: pytest.Item) -> tuple[str, str]:
     return name, case.removesuffix("]")
 
 
+@pytest.hookimpl(tryfirst=True)  # before what runs failed tests again leaves all others out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Ask the table about every case, and leave out what is not to be run."""
     others = sorted({item.path.name for item in items} - {SUBJECT})
