@@ -29,7 +29,7 @@ from blocklife.ledger import Direction, Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.offload._fields import above_zero, at_least, member
 from blocklife.offload._host import HostTier
-from blocklife.offload._lookup import Answer
+from blocklife.offload._lookup import CODES, Answer
 from blocklife.offload.records import BelowStatistics
 from blocklife.states import Job, Trait, states_with
 
@@ -162,9 +162,9 @@ class TierBelow:
 
     # --- lookups ------------------------------------------------------------------------------------------------------------
 
-    def answer(self, content: Content) -> Answer:
-        """Whether the store has content that the host tier lacks."""
-        return self._ask((content,))[0]
+    def ask(self, contents: Sequence[Content]) -> list[int]:
+        """Whether the store has each of these contents, which the host tier lacks, as numbers in `CODES`."""
+        return [CODES[answer] for answer in self._ask(contents)]
 
     def brings(self, content: Content) -> bool:
         """Whether a promotion is bringing this content."""

@@ -19,7 +19,7 @@ cdef class DeviceAnswers(Answers):
 
 cdef class HostAnswers(Answers):
     cdef SlotsView _slots
-    cdef list _names
+    cdef list _names, _told
     cdef long long _size
     cdef object _suffix, _loading, _below
     cdef bint _asks_below, _pending
@@ -30,4 +30,6 @@ cdef class HostAnswers(Answers):
     cpdef int ask(self, int group, long long unit, long long blocks) except -1
     cpdef int held(self, int group, key, Py_ssize_t slot) except -1
     @cython.locals(found=int)
-    cpdef int prove(self, int group, key) except -1
+    cpdef int prove(self, int group, long long unit) except -1
+    @cython.locals(told=dict)
+    cpdef int told(self, int group, long long unit) except -1

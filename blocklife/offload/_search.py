@@ -52,7 +52,7 @@ class HostAnswers(Answers):
 
     With *asks_below*, content that only the tier below has counts as being on its way. Without *pending*, all other content on
     its way is a miss. ``in_doubt``, ``on_below``: as those of `Search`, for the questions so far. ``coming``: group and unit of
-    all that a store brings.
+    all that a store brings. ``_told`` has what the tier below has said, by group and unit, as it was asked.
     """
 
     def __init__(
@@ -70,18 +70,19 @@ class HostAnswers(Answers):
         self._below, self._asks_below, self._pending = below, asks_below, pending
         self.in_doubt = self.on_below = False
         self.coming: list[tuple[int, int]] = []
+        self._told: list[dict[int, int]] = [{} for _ in names] if asks_below else []
 
     def ask(self, group: int, unit: int, blocks: int) -> int:
         """Whether so many trailing blocks of a chunk can be read, or are on their way; 0: whether it can be a proof."""
         names, at = self._names[group], (unit + 1) * self._size - 1
         if not blocks:
-            return self.prove(group, names[at]) if at < len(names) else _MISS
+            return self.prove(group, unit) if at < len(names) else _MISS
         key = names[at]
         slot = self._slots.place_of(group, key)
         found, waits = self.held(group, key, slot), self._pending
         if self._below is not None and found != _HIT:
             if found == _MISS and self._asks_below:
-                found, waits = CODES[self._below.answer((group, key))], True
+                found, waits = self.told(group, unit), True
                 self.on_below = self.on_below or found != _MISS
                 if found == _HIT:
                     return _PENDING  # a promotion brings it
@@ -104,14 +105,37 @@ class HostAnswers(Answers):
         """What the host tier says of some content, which was found in this slot, -1 for none."""
         return code_at(self._slots, slot)
 
-    def prove(self, group: int, key: bytes) -> int:
+    def prove(self, group: int, unit: int) -> int:
         """Whether the host tier, or the tier below it, knows the unit behind a hit."""
+        key = self._names[group][(unit + 1) * self._size - 1]
         found = self.held(group, key, self._slots.place_of(group, key))
         if found == _MISS and self._asks_below and self._below is not None:
-            found = CODES[self._below.answer((group, key))]
+            found = self.told(group, unit)
             if found == _RETRY:
                 self.in_doubt = self.on_below = True
         return found
+
+    def told(self, group: int, unit: int) -> int:
+        """What the tier below says of a unit that the host tier lacks.
+
+        A call of an index costs more than its answers. So a question takes along those that the scan would ask next, if all
+        answers were hits: as many as the group has asked so far, which at most doubles them.
+        """
+        told = self._told[group]
+        if unit not in told:
+            self._ask_on(told, group, unit)
+        return told[unit]
+
+    def _ask_on(self, told: dict[int, int], group: int, unit: int) -> None:
+        names, size = self._names[group], self._size
+        last, count = next(reversed(told), unit), max(1, len(told))
+        onward = range(unit + 1, min(unit + count, len(names) // size))
+        if unit < last:  # windows are scanned from their end
+            onward = range(unit - 1, max(unit - count, -1), -1)
+        keys = {each: names[(each + 1) * size - 1] for each in (unit, *onward) if each not in told}
+        wanted = {each: key for each, key in keys.items() if each == unit or self._slots.place_of(group, key) < 0}
+        if self._below is not None:
+            told.update(zip(wanted, self._below.ask([(group, key) for key in wanted.values()]), strict=True))
 
 
 class Search:

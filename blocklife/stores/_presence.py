@@ -114,9 +114,20 @@ class Presence:
 
         Returns at once.
         """
+        accepts: bool | None = None
+        found: list[Answer] = []
         with self._lock:
             now = self._clock()
-            found = [self._answer_of((space, group, key), now) for group, key in contents]
+            for group, key in contents:
+                content = (space, group, key)
+                known = self._known.get(content)
+                if known is not None and now < known[0]:
+                    self._known.move_to_end(content)
+                    found.append(known[1])
+                    continue
+                if accepts is None:
+                    accepts = not self._closing and not self._is_stuck(now) and not self._breaker.refuses()
+                found.append(self._ask_store(content, now, accepts))
             if self._unasked:
                 self._changed.notify_all()
         hits, misses = found.count(Answer.HIT), found.count(Answer.MISS)
@@ -125,21 +136,16 @@ class Presence:
         self._retries += len(found) - hits - misses
         return found
 
-    def _answer_of(self, content: Content, now: float) -> Answer:
-        """What is known of some content; what is not is asked for."""
-        known = self._known.get(content)
-        if known is not None:
-            if now < known[0]:
-                self._known.move_to_end(content)
-                return known[1]
-            del self._known[content]
+    def _ask_store(self, content: Content, now: float, accepts: bool) -> Answer:
+        """What is said of content of which nothing is known, or no more; a new question is taken if the store *accepts* one."""
+        self._known.pop(content, None)
         since = self._questions.get(content)
         if since is not None:
             if now - since < self._patience_s:
                 return Answer.RETRY
             self._given_up += 1
             return Answer.MISS
-        if self._closing or len(self._questions) >= self._max_questions or self._is_stuck(now) or self._breaker.refuses():
+        if not accepts or len(self._questions) >= self._max_questions:
             self._refused += 1
             return Answer.MISS
         self._questions[content] = now

@@ -32,9 +32,12 @@ class Shelf:
         self.is_up = True
         self.changes = 0
         self.asked: list[tuple[bytes, int, bytes]] = []
+        self.calls: list[int] = []
+        """How many contents each question named."""
         self._known: dict[tuple[bytes, int, bytes], bool] = {}
 
     def ask(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
+        self.calls.append(len(contents))
         return [self._answer_of((space, *content)) for content in contents]
 
     def _answer_of(self, name: tuple[bytes, int, bytes]) -> Answer:
@@ -160,6 +163,28 @@ def test_content_that_only_the_store_has_is_hit_after_one_promotion(workers: int
     assert rig.settled.loaded == ("a",)
     assert rig.scheduler.statistics().host_hits == (3,)
     assert rig.counts == {"promoted": 3}
+
+
+@pytest.mark.parametrize("groups", ["full:4", "swa:4:100", "full:4+drafter"])
+def test_scan_asks_for_many_contents_at_once(groups: str) -> None:
+    """A prompt of which nothing is known yet takes few questions, and no content is asked for twice."""
+    rig = BelowRig(prompt=False, groups=groups, slots=40)
+    rig.add("a", TEXT * 10)
+
+    assert rig.hit("a").deferred
+    assert rig.shelf.calls[:6] == [1, 1, 2, 4, 8, 16]
+    assert len(rig.shelf.calls) <= 7
+    assert sum(rig.shelf.calls) == len(rig.shelf.asked) == 32
+
+
+def test_scan_that_ends_asks_for_no_more_than_twice_what_it_reads() -> None:
+    """Behind the first miss nothing counts, so that little is asked for there."""
+    rig = BelowRig(groups="full:4", slots=40)
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT * 10)
+
+    assert rig.hit("a").deferred
+    assert rig.shelf.calls == [1, 1, 2]
 
 
 def test_answer_that_is_not_there_yet_defers_the_lookup() -> None:
