@@ -79,7 +79,7 @@ cdef class SpanPool:
 
 
 cdef class TransferJobs:
-    cdef public int max_jobs, words, live, first_spare, num_spare, size, owners_size
+    cdef public int max_jobs, words, live, first_spare, num_spare, size, owners_size, near
     cdef public long long last_number
     cdef public unsigned char[::1] state, direction, failed, group
     cdef public long long[::1] number, taken

@@ -319,7 +319,8 @@ class TransferJobs:
     Of an entry of a block: ``place``, ``epoch``, ``group``, ``slot`` (its host place) and ``key`` (its content, 0 if unknown).
     Of an entry of a slot: ``slot``, ``group`` and ``key``.
     ``reported`` has a bit for each worker that has reported, and ``expected`` for each that has to, ``words`` numbers a job.
-    ``space`` and ``missing`` are of jobs that move slots to and from the store below.
+    ``space`` and ``missing`` are of jobs that move slots to and from the store below. ``near`` is the entry behind the one that
+    was found last: where a search begins.
     """
 
     def __init__(self, max_jobs: int, num_workers: int) -> None:
@@ -341,7 +342,7 @@ class TransferJobs:
         self.by_number: dict[int, int] = {}
         self.space: dict[int, bytes] = {}
         self.missing: dict[int, frozenset[int]] = {}
-        self.spans, self.size = SpanPool(), 64
+        self.spans, self.size, self.near = SpanPool(), 64, 0
         self.place, self.epoch, self.slot, self.key = (zeros("i", self.size) for _ in range(4))
         self.group = bytearray(self.size)
         self.owner_spans, self.owners_size = SpanPool(), 64

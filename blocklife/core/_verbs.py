@@ -524,10 +524,14 @@ def check_seal(core: Core, place: int, mark: int, key: bytes) -> int:
 
 def key_in(core: Core, row: int, place: int) -> int:
     """The content that a job moves from or to the current life of a block; 0 if it is not known."""
-    jobs = core.jobs
-    for entry in range(jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]):
-        if jobs.place[entry] == place and jobs.epoch[entry] == core.blocks.epoch[place]:
+    jobs, epoch = core.jobs, core.blocks.epoch[place]
+    begin, stop = jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]
+    entry = jobs.near if begin <= jobs.near < stop else begin  # blocks are asked for in the order in which they are moved
+    for _ in range(begin, stop):
+        if jobs.place[entry] == place and jobs.epoch[entry] == epoch:
+            jobs.near = entry + 1
             return jobs.key[entry]
+        entry = entry + 1 if entry + 1 < stop else begin
     return 0
 
 

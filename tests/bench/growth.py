@@ -69,6 +69,7 @@ class World:
         slots: int,
         jobs: int = 16,
         policy: str = "lru",
+        job_blocks: int = 1,
         below: BelowIndex | None = None,
     ) -> None:
         limits = Limits(num_blocks=blocks + 1, num_slots=slots, max_requests=requests, max_jobs=jobs)
@@ -78,7 +79,7 @@ class World:
             self.ledger,
             self.tier,
             Geometry.parse(f"full:{_BLOCK}"),
-            Policies(plans_ahead=_ACTS, max_job_blocks=1),
+            Policies(plans_ahead=_ACTS, max_job_blocks=job_blocks),
             below=below,
             below_policies=None if below is None else BelowPolicies(max_slots=4, job_slots=4),
         )
@@ -205,6 +206,21 @@ def _in_line(size: int) -> Act:
     return made.step
 
 
+def _prompt(size: int) -> Act:
+    """Somebody computes a prompt, and all of it is stored by one job, which is planned before the content is final."""
+    made = World(blocks=size + 1, slots=size, job_blocks=size)
+    names = iter([f"r{at}" for at in range(100)])
+
+    def act() -> None:
+        name = next(names)
+        made.run(name, size)
+        made.step()
+        made.offload.finish(name)
+        made.step(lands=True)
+
+    return act
+
+
 def _to_demote(size: int) -> Act:
     made = World(blocks=size, slots=size, below=Empty())
     made.fill(_keys("filler", 0, size))
@@ -245,6 +261,7 @@ OPERATIONS = (
     Operation(f"running(), {_RUNNING} run", "waiting requests", 1_000, _running),
     Operation("an empty step", "loading requests", 200, _loading),
     Operation("an empty step, no room for a job", "owners in line", 5_000, _in_line),
+    Operation("a prompt that one job stores", "blocks", 1_000, _prompt, work=MORE),
     Operation("a step that demotes four slots", "slots to be demoted", 5_000, _to_demote),
 )
 
