@@ -53,6 +53,7 @@ CORE = (
     "offload._search",
     "offload._stores",
     "offload.replacement",
+    "stores._presence",
     "engines.vllm.connector._scheduler",
 )
 """The modules that are compiled where there is a compiler. What is compiled is decided here and nowhere else."""

@@ -29,12 +29,13 @@ from blocklife.ledger import Direction, Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.offload._fields import above_zero, at_least, member
 from blocklife.offload._host import HostTier
-from blocklife.offload._lookup import CODES, Answer
+from blocklife.offload._lookup import Answer
 from blocklife.offload.records import BelowStatistics
 from blocklife.states import Job, Trait, states_with
 
 Content: TypeAlias = tuple[int, bytes]
 """Group and key."""
+_MISS, _RETRY = Answer.MISS.code, Answer.RETRY.code
 _WANTED = states_with(Trait.WANTED, Job)
 
 
@@ -163,8 +164,15 @@ class TierBelow:
     # --- lookups ------------------------------------------------------------------------------------------------------------
 
     def ask(self, contents: Sequence[Content]) -> list[int]:
-        """Whether the store has each of these contents, which the host tier lacks, as numbers in `CODES`."""
-        return [CODES[answer] for answer in self._ask(contents)]
+        """Whether the store has each of these contents, by `Answer.code`; MISS of all if the index fails."""
+        try:
+            found = self.index.ask(self.space, contents)
+            if len(found) != len(contents):
+                raise MisuseError(f"{self.index!r} gave {len(found)} answers where {len(contents)} were asked for")
+            return [edge.member(each, Answer, "the answer of an index").code for each in found]
+        except BaseException as problem:
+            self._errors.keep(self.index, problem)
+            return [_MISS] * len(contents)
 
     def brings(self, content: Content) -> bool:
         """Whether a promotion is bringing this content."""
@@ -244,10 +252,10 @@ class TierBelow:
         chosen: dict[int, Content] = {}
         asked, queue = 0, self._queue  # of those at the front, so many are being looked for
         while len(chosen) < room and (part := list(islice(queue, asked, asked + room - len(chosen)))):
-            for slot, found in zip(part, self._ask([queue[slot] for slot in part]), strict=True):
-                if found is Answer.RETRY:
+            for slot, found in zip(part, self.ask([queue[slot] for slot in part]), strict=True):
+                if found == _RETRY:
                     asked += 1
-                elif found is Answer.MISS:
+                elif found == _MISS:
                     chosen[slot] = queue.pop(slot)
                 else:
                     del queue[slot]
@@ -323,19 +331,6 @@ class TierBelow:
         )
 
     # --- the index, which may be a user's code ------------------------------------------------------------------------------
-
-    def _ask(self, contents: Sequence[Content]) -> Sequence[Answer]:
-        """What the index says of each content; MISS of all if it fails."""
-        try:
-            found = self.index.ask(self.space, contents)
-            if len(found) != len(contents):
-                raise MisuseError(f"{self.index!r} gave {len(found)} answers where {len(contents)} were asked for")
-            for each in found:
-                edge.member(each, Answer, "the answer of an index")
-        except BaseException as problem:
-            self._errors.keep(self.index, problem)
-            return [Answer.MISS] * len(contents)
-        return found
 
     def _is_up(self) -> bool:
         try:

@@ -23,7 +23,7 @@ from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._journal import SlotWatcher, verb
 from blocklife.ledger.views import SlotsView
-from blocklife.offload._lookup import CODES, Answer
+from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
 from blocklife.states import Slot
@@ -40,8 +40,8 @@ class EventKind(enum.Enum):
     REMOVED = "it cannot be read any more"
 
 
-_ANSWERS = tuple(CODES)
-_HIT, _MISS, _PENDING = CODES[Answer.HIT], CODES[Answer.MISS], CODES[Answer.PENDING]
+_ANSWERS = tuple(Answer)
+_HIT, _MISS, _PENDING = Answer.HIT.code, Answer.MISS.code, Answer.PENDING.code
 _KINDS = {True: EventKind.STORED, False: EventKind.REMOVED}
 
 
@@ -269,7 +269,7 @@ class HostTier(edge.NotCopied):
 
 
 def code_at(slots: SlotsView, slot: int) -> int:
-    """What is known of the content that was found in a slot, -1 for none, as its number in `CODES`."""
+    """What is known of the content that was found in a slot, -1 for none, as the `Answer.code`."""
     if slot < 0:
         return _MISS
     # a slot with a name is READY or WRITING

@@ -38,17 +38,18 @@ from blocklife.errors import MisuseError
 
 
 class Answer(enum.Enum):
-    """What is known about one unit of one group."""
+    """What is known about one unit of one group. ``code`` is its number: a scan compares numbers."""
 
     HIT = "it can be read now"
     MISS = "it is not there"
     PENDING = "it is on its way"
     RETRY = "nobody knows yet; ask again"
 
+    def __init__(self, _meaning: str) -> None:
+        self.code = len(type(self).__members__)
 
-CODES = {answer: code for code, answer in enumerate(Answer)}
-"""The number of each answer: a scan compares numbers."""
-_HIT, _MISS, _PENDING, _RETRY = [CODES[each] for each in (Answer.HIT, Answer.MISS, Answer.PENDING, Answer.RETRY)]
+
+_HIT, _MISS, _PENDING, _RETRY = Answer.HIT.code, Answer.MISS.code, Answer.PENDING.code, Answer.RETRY.code
 
 Ask: TypeAlias = Callable[[int, int, int], Answer]
 """Group, index of the unit, and how many of its trailing blocks would be read; 0 for a proof, which may lie behind the limit.
@@ -61,7 +62,7 @@ class Answers:
     """Who answers the questions of a scan; the arguments of `ask` are those of `Ask`, and a subclass knows the answers."""
 
     def ask(self, group: int, unit: int, blocks: int) -> int:
-        """What is known of a unit, as its number in `CODES`."""
+        """What is known of a unit, as the `Answer.code`."""
         raise NotImplementedError
 
 
@@ -73,7 +74,7 @@ class ToldAnswers(Answers):
 
     def ask(self, group: int, unit: int, blocks: int) -> int:
         """What the function says."""
-        return CODES[self._function(group, unit, blocks)]
+        return self._function(group, unit, blocks).code
 
 
 def _whole(instance: object, attribute: object, value: int) -> None:

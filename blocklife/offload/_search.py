@@ -22,12 +22,12 @@ from blocklife.ledger.views import BlocksView, SlotsView
 from blocklife.offload._below import TierBelow
 from blocklife.offload._groups import Geometry, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier, code_at
-from blocklife.offload._lookup import CODES, Answer, Answers, Found, Unit, Units, common_length
+from blocklife.offload._lookup import Answer, Answers, Found, Unit, Units, common_length
 from blocklife.offload.records import FullHit, Hit, Keys, Policies, TailKeys
 from blocklife.states import Job
 
 _BYTES = frozenset({bytes})
-_HIT, _MISS, _PENDING, _RETRY = (CODES[answer] for answer in (Answer.HIT, Answer.MISS, Answer.PENDING, Answer.RETRY))
+_HIT, _MISS, _PENDING, _RETRY = Answer.HIT.code, Answer.MISS.code, Answer.PENDING.code, Answer.RETRY.code
 
 
 class DeviceAnswers(Answers):

@@ -32,6 +32,7 @@ from blocklife.stores._protocol import ContentStore, StoreOutcome
 Content: TypeAlias = tuple[bytes, int, bytes]
 """Space, group and key."""
 
+_HIT, _MISS, _RETRY = Answer.HIT, Answer.MISS, Answer.RETRY  # members of an enumeration are slow to find
 _OK, _FAILED = StoreOutcome.OK, StoreOutcome.FAILED
 _FAILED_TTL_S = 1.0
 """How long a question that the store could not answer is a MISS."""
@@ -130,7 +131,7 @@ class Presence:
                 found.append(self._ask_store(content, now, accepts))
             if self._unasked:
                 self._changed.notify_all()
-        hits, misses = found.count(Answer.HIT), found.count(Answer.MISS)
+        hits, misses = found.count(_HIT), found.count(_MISS)
         self._hits += hits
         self._misses += misses
         self._retries += len(found) - hits - misses
@@ -142,15 +143,15 @@ class Presence:
         since = self._questions.get(content)
         if since is not None:
             if now - since < self._patience_s:
-                return Answer.RETRY
+                return _RETRY
             self._given_up += 1
-            return Answer.MISS
+            return _MISS
         if not accepts or len(self._questions) >= self._max_questions:
             self._refused += 1
-            return Answer.MISS
+            return _MISS
         self._questions[content] = now
         self._unasked[content] = None
-        return Answer.RETRY
+        return _RETRY
 
     @property
     def is_up(self) -> bool:
@@ -159,11 +160,11 @@ class Presence:
 
     def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         """These were not there when they were wanted, or were damaged: a MISS until the answer is too old."""
-        self._learn(space, contents, Answer.MISS)
+        self._learn(space, contents, _MISS)
 
     def note_put(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         """These have been put, by every rank: a HIT until the answer is too old."""
-        self._learn(space, contents, Answer.HIT)
+        self._learn(space, contents, _HIT)
 
     def new_space(self) -> bytes:
         """A space that nobody has used: 16 random bytes."""
@@ -269,4 +270,4 @@ class Presence:
             for content, is_there in zip(batch, found, strict=True):
                 if self._questions.pop(content, None) is not None:
                     ttl = _FAILED_TTL_S if is_there is None else self._ttl_s
-                    self._keep(content, now + min(ttl, self._ttl_s), Answer.HIT if is_there else Answer.MISS)
+                    self._keep(content, now + min(ttl, self._ttl_s), _HIT if is_there else _MISS)

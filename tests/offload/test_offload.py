@@ -17,7 +17,7 @@ import pytest
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
 from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Limits, Plan, Result, Worker
 from blocklife.offload import FullHit, Geometry, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies
-from blocklife.offload._lookup import CODES, Answer
+from blocklife.offload._lookup import Answer
 from blocklife.offload._search import HostAnswers
 from blocklife.states import BlockLife, Request, Slot
 from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
@@ -1480,7 +1480,7 @@ def test_what_another_request_loads_is_waited_for_in_a_foreign_pool() -> None:
 def test_a_tier_that_does_not_know_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that rests on no copy is not remembered: nothing would ever end it."""
     rig = Rig(blocks=16)
-    answers = [CODES[each] for each in (Answer.RETRY, Answer.RETRY, Answer.MISS)]
+    answers = [each.code for each in (Answer.RETRY, Answer.RETRY, Answer.MISS)]
     monkeypatch.setattr(HostAnswers, "held", lambda *_asked: answers.pop(0))
     rig.add("a", letters(5))
     found = [rig.scheduler.lookup("a", 5).deferred for _ in range(3)]

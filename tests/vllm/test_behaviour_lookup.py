@@ -12,7 +12,7 @@ from attrs import evolve
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from blocklife.ledger import Direction
-from blocklife.offload._lookup import CODES, Answer, Unit, common_length
+from blocklife.offload._lookup import Answer, Unit, common_length
 from blocklife.offload._search import HostAnswers
 from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
@@ -83,7 +83,7 @@ def on_its_way(monkeypatch: pytest.MonkeyPatch, content: tuple[int, bytes]) -> N
     held = HostAnswers.held
 
     def scanned(self: HostAnswers, group: int, key: bytes, slot: int) -> int:
-        return CODES[Answer.PENDING] if (group, key) == content else held(self, group, key, slot)
+        return Answer.PENDING.code if (group, key) == content else held(self, group, key, slot)
 
     monkeypatch.setattr(HostAnswers, "held", scanned)
 

@@ -25,7 +25,7 @@ from blocklife.ledger import Ledger
 from blocklife.offload import HostTier
 from blocklife.offload._groups import FullAttention, Geometry
 from blocklife.offload._host import Name, Replacement
-from blocklife.offload._lookup import CODES, Answer
+from blocklife.offload._lookup import Answer
 from blocklife.offload._search import HostAnswers
 
 Prefix = Callable[..., int | None]
@@ -37,7 +37,7 @@ ANSWERS = {
     LookupResult.RETRY: Answer.RETRY,
     LookupResult.HIT_PENDING: Answer.PENDING,
 }
-ANSWER_OF = {code: answer for answer, code in CODES.items()}
+ANSWER_OF = {answer.code: answer for answer in Answer}
 _held = HostAnswers.held
 
 
@@ -146,7 +146,7 @@ class MockedTier(HostTier):
 
     def held(self, answers: HostAnswers, group: int, key: bytes, slot: int) -> int:
         """The same for a scan, which asks by number."""
-        return CODES[self._agreed(ANSWER_OF[_held(answers, group, key, slot)], group, key)]
+        return self._agreed(ANSWER_OF[_held(answers, group, key, slot)], group, key).code
 
     def _agreed(self, found: Answer, group: int, key: bytes) -> Answer:
         if self.oracle is None:
