@@ -46,7 +46,8 @@ STEPS: dict[str, tuple[str, str, str]] = {
         """\
     @verb
     def wipe(self, blocks: Sequence[int]) -> None:
-        count = verbs.choose_fresh(self._core, [edge.numbers(blocks, "blocks")])
+        \"\"\"Note that free blocks have been overwritten. Edges: block FREED → WIPED.\"\"\"
+        count = verbs.choose_fresh(self._core, [self._check.blocks(blocks)])
         move_blocks(self._core, BLOCK_RULES["wipe"].move(), count, 0)
 
 {}""",
@@ -115,7 +116,7 @@ def test_step_that_is_left_out_is_named_at_import(step: str, instead: str, sente
 
 GROWN = """
 from blocklife.drawing._spec import drawings
-from blocklife.errors import RefusedError
+from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger._snapshot import canonical_names
 from blocklife.ledger.invariants import check
@@ -136,6 +137,12 @@ try:
     ledger.drop([ledger.blocks.life(1)])
 except RefusedError as refused:
     print(refused)
+for blocks in ([0], [3, 3], [3, 1]):
+    try:
+        ledger.wipe(blocks)
+    except MisuseError as refused:
+        print(refused)
+assert ledger.snapshot() == saved
 ledger.add_request("a")
 ledger.allocate("a", 3)
 assert ledger.blocks.free == 0 and check(ledger) == []
@@ -163,5 +170,8 @@ def test_state_that_is_added_is_free_by_itself(tmp_path: Path) -> None:
     assert answer.stdout.splitlines() == [
         "block 1: cannot DROP while WIPED: free, and overwritten with a pattern "
         "(it is allowed while CACHED, PENDING_STORE or IN_FLIGHT)",
+        "block 0: blocks are 1 to 3 (0 is the null block)",
+        "block 3: it is named twice in one call",
+        "block 1: cannot WIPE while WIPED: free, and overwritten with a pattern (it is allowed while FREED)",
         "block 1: cannot WIPE while ALLOCATED: request a holds it, and its content is not final (first release)",
     ]
