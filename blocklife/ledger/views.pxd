@@ -26,6 +26,8 @@ cdef class BlocksView:
     cpdef code_of(self, long long life)
     @cython.locals(contents=Contents, own=dict, content=int)
     cpdef long long place_of(self, int group, key) except -2
+    @cython.locals(block=cython.longlong)
+    cpdef list first_lives(self, int group, keys)
     cpdef bint is_final(self, Py_ssize_t block) except -1
     cpdef bint holds(self, Py_ssize_t block, int group, key) except -1
     cpdef long long refs(self, Py_ssize_t block) except -1
@@ -52,6 +54,8 @@ cdef class SlotsView:
     cpdef long long place_of(self, int group, key) except -2
     @cython.locals(slot=cython.longlong)
     cpdef list found(self, int group, keys)
+    @cython.locals(slot=cython.longlong)
+    cpdef list first_ready(self, int group, keys)
     @cython.locals(slot=cython.longlong)
     cpdef find_ready(self, int group, key)
 

@@ -9,7 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import TypeAlias, overload
 
@@ -179,7 +179,17 @@ class BlocksView:
     def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""
         self._check.group(group)
-        return _prefix_of(self.find, edge.keys(keys, "keys"), group)
+        return self.first_lives(group, edge.keys(keys, "keys"))
+
+    def first_lives(self, group: int, keys: Sequence[bytes]) -> list[int]:
+        """The same, of keys that were checked."""
+        found: list[int] = []
+        for key in keys:
+            block = self.place_of(group, key)
+            if block < 0:
+                break
+            found.append(life_of(self._epoch[block], block))
+        return found
 
     def named(self) -> Iterator[tuple[int, bytes, int]]:
         """All content that can be hit: group, key, block."""
@@ -299,7 +309,17 @@ class SlotsView:
     def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The READY slots that hold the longest prefix of *keys*."""
         self._check.group(group)
-        return _prefix_of(self.find_ready, edge.keys(keys, "keys"), group)
+        return self.first_ready(group, edge.keys(keys, "keys"))
+
+    def first_ready(self, group: int, keys: Sequence[bytes]) -> list[int]:
+        """The same, of keys that were checked."""
+        found: list[int] = []
+        for key in keys:
+            slot = self.place_of(group, key)
+            if slot < 0 or not self.is_ready(slot):
+                break
+            found.append(slot)
+        return found
 
     def any_ready(self, names: Iterable[tuple[int, bytes]]) -> bool:
         """Whether any of these contents, given by group and key, can be read now."""
@@ -591,16 +611,6 @@ class JournalView(Sequence[LedgerTransition]):
 
 View: TypeAlias = BlocksView | SlotsView | JobsView | RequestsView
 """The view of one machine."""
-
-
-def _prefix_of(find: Callable[[int, bytes], int | None], keys: Iterable[bytes], group: int) -> list[int]:
-    """Where the longest prefix of *keys* is, each found by group and key."""
-    found: list[int] = []
-    for key in keys:
-        if (place := find(group, key)) is None:
-            break
-        found.append(place)
-    return found
 
 
 def statistics_of(data: LedgerData) -> Statistics:
