@@ -33,7 +33,7 @@ cpdef int give_up(Core core, int row, int event) except -1
 cpdef int give_up_job(Core core, int row) except -1
 cpdef int check_room_for_jobs(Core core, int count) except -1
 cpdef int effects_at(Core core, int cause, int row, int into) except -1
-cpdef int plan(Core core) except -1
+cpdef int plan(Core core, bint asked) except -1
 cpdef int new_job(Core core) except -1
 cpdef int count_names(Core core) except -1
 cpdef int forget_job(Core core, int row) except -1

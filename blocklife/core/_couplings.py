@@ -207,11 +207,14 @@ def effects_at(core: Core, cause: int, row: int, into: int) -> int:
     return ((cause * 4 + core.jobs.direction[row]) * 16 + into) * MOST_EFFECTS
 
 
-def plan(core: Core) -> int:
-    """Make a job of the draft, whose places were checked and names counted; returns its row. Couplings *...-planned*."""
+def plan(core: Core, asked: bool) -> int:
+    """Make a job of the draft, whose places were checked and names counted; returns its row. Couplings *...-planned*.
+
+    *asked*: its effects were asked, and nothing else since.
+    """
     base = effects_at(core, AT_PLAN, 0, INITIAL_JOB)
-    check_room_for_jobs(core, 1)
-    ask_effects(core, 0, base, False)
+    if not asked:
+        ask_effects(core, 0, base, False)
     row = new_job(core)
     write_effects(core, row, base, False)
     tell_request(core, row, base)

@@ -203,14 +203,14 @@ def tear_up_all(core: Core, drafted: Sequence[tuple[int, ...]]) -> int:
 
 
 def make_jobs(core: Core, drafted: Sequence[tuple[int, ...]]) -> list[int]:
-    """Make jobs of these drafts, which were checked; returns their rows."""
+    """Make jobs of these drafts, for which there is room; the last was checked right now. Returns their rows."""
     rows: list[int] = []
     for each in drafted:
         take_up(core, each)
         count_names(core)
     for each in drafted:
         take_up(core, each)
-        rows.append(plan(core))
+        rows.append(plan(core, len(drafted) == 1))
     return rows
 
 

@@ -21,11 +21,14 @@ cdef int FINISHED, FORGET, J_ABANDON, J_CANCEL, J_EXPIRE, J_FINISH, J_FLUSH, J_Q
 cdef int OVER, PLANNED, PREEMPT, R_PREEMPT, READABLE, UNSEALED, WANTED
 cdef double NEVER
 
+@cython.locals(row=int, entry=int)
 cpdef list ripe_jobs(Core core)
 cpdef list dispatch(Core core, double now)
+@cython.locals(row=int)
 cpdef list by_direction(Core core, rows)
 @cython.locals(total=int, row=int)
 cpdef list cuts_of(Core core, rows)
+@cython.locals(row=int, at=int)
 cpdef int moved_by(Core core, rows, long long[::1] near, long long[::1] far, unsigned char[::1] groups) except -1
 cpdef int arm(Core core, int row, double now) except -1
 cpdef bint is_out(Core core, int row) except -1

@@ -60,6 +60,8 @@ class Why(enum.IntEnum):
     """The request in row *place* of progress was ended, or has given its blocks back, beside its scheduler."""
     NO_BLOCK = 23
     """There is no block *other* that could be in a table."""
+    UNEQUAL = 24
+    """Of *place* blocks that are loaded, the slots or keys do not agree with them; there are *other* keys."""
 
 
 class BrokenPair(enum.IntEnum):

@@ -2,14 +2,14 @@
 cimport cython
 
 from blocklife.core._columns cimport Blocks, Contents, Core, Requests, Slots, TransferJobs, longer, zeros
-from blocklife.core._couplings cimport name_block, release_ids
+from blocklife.core._couplings cimport check_room_for_jobs, name_block, release_ids
 from blocklife.core._drafts cimport check_job, draft_job, make_jobs, tear_up_all
 from blocklife.core._moves cimport ask, note, write
-from blocklife.core._progress cimport TokenProgress
+from blocklife.core._progress cimport GroupTokens, TokenProgress
 from blocklife.core._verbs cimport allocate, check_seal, release_lives
 from blocklife.core._verbs cimport place as place_all
 
-cdef int COPIED, FINAL, FINISHED, OPEN, READABLE, SOURCE, STORE, UNSEALED
+cdef int COPIED, EPOCH_SHIFT, FINAL, FINISHED, LOAD, OPEN, READABLE, SOURCE, STORE, UNSEALED
 cdef long long ID_MASK
 
 
@@ -44,6 +44,17 @@ cpdef int held_at(Core core, TokenProgress progress, int group, int row, long lo
 cpdef int grow(Core core, TokenProgress progress, spans) except -1
 @cython.locals(row=int)
 cpdef int place(Core core, TokenProgress progress, StepGrowth grown) except -1
+@cython.locals(own=GroupTokens, first=int, length=int)
+cpdef int begin_tables(Core core, TokenProgress progress, int row, long long tokens) except -1
+@cython.locals(
+    group=int, row=int, start=int, stop=int, count=int, total=int, chunks=int, at=int, there=int, held=int, block=int,
+    slot=int, home=int, life=cython.longlong,
+)
+cpdef int plan_load(Core core, TokenProgress progress, spans, keys, slots, int size) except -1
+@cython.locals(at=int, begin=int, inside=int, stored=int, lives=list, found=list)
+cpdef tuple unstored(
+    Core core, TokenProgress progress, int group, int row, int start, int stop, int size, keys, bint every
+)
 @cython.locals(
     group=int, row=int, start=int, stop=int, last=int, begin=int, at=int, life=cython.longlong, lives=list, names=list
 )

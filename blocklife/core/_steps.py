@@ -12,12 +12,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blocklife.core._columns import Core, longer, zeros
-from blocklife.core._couplings import name_block, release_ids
+from blocklife.core._couplings import check_room_for_jobs, name_block, release_ids
 from blocklife.core._drafts import check_job, draft_job, make_jobs, tear_up_all
 from blocklife.core._moves import ask, note, write
 from blocklife.core._progress import Span, TokenProgress
 from blocklife.core._refused import KernelRefusal, Why
-from blocklife.core._tables import COPIED, FINAL, FINISHED, ID_MASK, OPEN, READABLE, SOURCE, STORE, UNSEALED
+from blocklife.core._tables import (
+    COPIED,
+    EPOCH_SHIFT,
+    FINAL,
+    FINISHED,
+    ID_MASK,
+    LOAD,
+    OPEN,
+    READABLE,
+    SOURCE,
+    STORE,
+    UNSEALED,
+)
 from blocklife.core._verbs import allocate, check_seal, release_lives
 from blocklife.core._verbs import place as place_all
 
@@ -136,6 +148,20 @@ def place(core: Core, progress: TokenProgress, grown: StepGrowth) -> int:
     return place_all(core, homes, grown.groups, grown.taken, grown.fresh)
 
 
+def begin_tables(core: Core, progress: TokenProgress, row: int, tokens: int) -> int:
+    """Note how the tables of a request begin that was let in: how long they are, and that its first *tokens* are final."""
+    requests = core.requests
+    home = home_of(core, progress, row)
+    for group in range(core.num_groups):
+        table, first = home * core.num_groups + group, 0
+        own = progress.groups[group]
+        begin, length = requests.begin[table], requests.length[table]
+        while first < length and not requests.lives[begin + first]:
+            first += 1
+        progress.begin(row, group, length, first, first * own.tokens // own.chunk, tokens // own.tokens)
+    return 0
+
+
 # --- content that a step fills -----------------------------------------------------------------------------------------
 
 
@@ -241,6 +267,59 @@ def slots_behind(core: Core, progress: TokenProgress, group: int, row: int, star
     return found
 
 
+# --- what is loaded ----------------------------------------------------------------------------------------------------
+
+
+def plan_load(
+    core: Core,
+    progress: TokenProgress,
+    spans: Sequence[Span],
+    keys: Sequence[Sequence[bytes]],
+    slots: Sequence[Sequence[int]],
+    size: int,
+) -> int:
+    """Fill these entries of the tables of one request from slots with chunks of *size* blocks, in one job; returns its row.
+
+    *keys* has those of the blocks of each span, and *slots* those of the chunks in which they are, group by group.
+    """
+    jobs, home, total, chunks = core.jobs, 0, 0, 0
+    drafted: list[tuple[int, ...]] = []
+    for each in range(len(spans)):
+        _, row, start, stop = spans[each]
+        count = (stop - 1) // size - start // size + 1
+        if len(slots[each]) != count or len(keys[each]) != stop - start:
+            raise KernelRefusal(Why.UNEQUAL, stop - start, len(keys[each]))
+        home = home_of(core, progress, row)
+        total += stop - start
+        chunks += count
+    core.blocks.mark()
+    core.slots.mark()
+    try:
+        check_room_for_jobs(core, 1)
+        drafted.append(draft_job(core, LOAD, total, chunks, size > 1, [home]))
+        at, there = jobs.begin[0], jobs.slot_begin[0]
+        for each in range(len(spans)):
+            group, row, start, stop = spans[each]
+            held, names, places = held_at(core, progress, group, row, start, stop), keys[each], slots[each]
+            for block in range(start, stop):
+                life = core.requests.lives[held + block - start]
+                slot = places[block // size - start // size]
+                jobs.place[at] = life & ID_MASK
+                jobs.epoch[at] = life >> EPOCH_SHIFT
+                jobs.slot[at] = slot * size + block % size
+                jobs.group[at] = group
+                jobs.key[at] = core.contents.intern(group, names[block - start])
+                if size > 1 and block % size == size - 1:
+                    jobs.slot[there], jobs.group[there], jobs.key[there] = slot, group, jobs.key[at]
+                    there += 1
+                at += 1
+        check_job(core)
+    except BaseException:
+        tear_up_all(core, drafted)
+        raise
+    return make_jobs(core, drafted)[0]
+
+
 # --- what is stored ----------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +401,38 @@ def offer_spans(
         raise
     progress.offered_up_to(spans, ends)
     return 0
+
+
+def unstored(
+    core: Core,
+    progress: TokenProgress,
+    group: int,
+    row: int,
+    start: int,
+    stop: int,
+    size: int,
+    keys: Sequence[bytes],
+    every: bool,
+) -> tuple[list[tuple[int, list[int]]], int]:
+    """Those chunks of a request whose end it holds and that cannot be read from a slot, or *every* one, with their lives.
+
+    A chunk has *size* blocks; *keys* has those of its end, from chunk *start* on, by which it is counted here. Returns how many
+    were left out as well.
+    """
+    found: list[tuple[int, list[int]]] = []
+    stored, begin = 0, held_at(core, progress, group, row, start * size, stop * size)
+    for at in range(stop - start):
+        # a hit reads at least the end of a chunk
+        if not core.requests.lives[begin + (at + 1) * size - 1]:
+            continue
+        if not every and is_stored(core, core.contents.find(group, keys[at])):
+            stored += 1
+            continue
+        lives: list[int] = []
+        for inside in range(size):
+            lives.append(core.requests.lives[begin + at * size + inside])
+        found.append((at, lives))
+    return found, stored
 
 
 def take_ready(
@@ -419,6 +530,7 @@ def plan_turn(core: Core, progress: TokenProgress, turn: StoreTurn, slots: Seque
     core.slots.mark()
     start, total = 0, turn.count
     try:
+        check_room_for_jobs(core, (total + most - 1) // most)
         while start < total:
             stop = start + most if start + most < total else total
             owners = owners_of(core, progress, turn, start, stop)

@@ -33,6 +33,8 @@ cpdef int check_group(Core core, int count, int group) except -1
 cpdef int check_tenancy(Core core, int row, int group, int mark) except -1
 @cython.locals(life=cython.longlong)
 cpdef int acquire(Core core, int row, lives, int group) except -1
+@cython.locals(total=cython.longlong, group=int)
+cpdef int take_in(Core core, int row, begins, hits, skips, counts) except -1
 @cython.locals(life=cython.longlong, at=cython.longlong)
 cpdef int release(Core core, int row, int group, positions) except -1
 @cython.locals(life=cython.longlong)
@@ -53,6 +55,6 @@ cpdef int check_seal(Core core, int place, int mark, bytes key) except -1
 cpdef int key_in(Core core, int row, int place) except -1
 cpdef int seal(Core core, seals) except -1
 cpdef int drop(Core core, lives) except -1
-cpdef int choose_slots(Core core, chosen) except -1
-cpdef int ask_chosen_slots(Core core, PlaceMove move, chosen) except -1
-cpdef int move_chosen_slots(Core core, PlaceMove move, chosen) except -1
+cpdef int choose_slots(Core core, list chosen) except -1
+cpdef int ask_chosen_slots(Core core, PlaceMove move, list chosen) except -1
+cpdef int move_chosen_slots(Core core, PlaceMove move, list chosen) except -1

@@ -314,6 +314,26 @@ def acquire(core: Core, row: int, lives: Sequence[int], group: int) -> int:
     return 0
 
 
+def take_in(
+    core: Core, row: int, begins: Sequence[int], hits: Sequence[Sequence[int]], skips: Sequence[int], counts: Sequence[int]
+) -> int:
+    """Fill the empty tables of a request, an entry a group in each list: nulls, lives that others may hold, nulls, new blocks.
+
+    All hits come first, so that no hand-out takes one of them. Where one is refused, those before it are held.
+    """
+    total = 0
+    groups: list[int] = []
+    for group in range(core.num_groups):
+        total += counts[group]
+        groups.append(group)
+        append_nulls(core, row * core.num_groups + group, begins[group])
+        if hits[group]:
+            acquire(core, row, hits[group], group)
+    if total:
+        allocate(core, [row] * core.num_groups, counts, groups, skips)
+    return 0
+
+
 def release(core: Core, row: int, group: int, positions: Sequence[int]) -> int:
     """Let go of some positions of a table; nulls stay, and lives that are over are not held any more."""
     blocks, requests, table = core.blocks, core.requests, row * core.num_groups + group

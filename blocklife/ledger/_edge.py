@@ -32,9 +32,8 @@ BlockT = TypeVar("BlockT", bound=Block)
 
 MOST = (1 << 62) - 1
 """Largest count; the sum of two fits into 64 bits."""
-_LIFE = (1 << 63) - 1
+_LIFE = 0x7FFF_FFFF_FFFF_FFFF
 """Largest life."""
-_INT, _BYTES, _STR = frozenset({int}), frozenset({bytes}), frozenset({str})
 _NO_SEQUENCE = (str, bytes, bytearray, memoryview, Mapping)
 _TRUTH = (bool, np.bool_)
 
@@ -121,12 +120,30 @@ def function(value: object, name: str) -> None:
 
 
 def _are_whole(values: list[object]) -> TypeGuard[list[int]]:
-    return _INT.issuperset(map(type, values))
+    """Whether these are whole numbers, and none merely counts as one."""
+    for each in values:  # noqa: SIM110 - where it is compiled, a loop costs least
+        if type(each) is not int:
+            return False
+    return True
 
 
 def _are_near(values: list[int]) -> bool:
     """Whether whole numbers fit 64 bits."""
-    return min(values, default=0) >= -_LIFE and max(values, default=0) <= _LIFE
+    try:
+        for value in values:
+            if value < -_LIFE or value > _LIFE:
+                return False
+    except OverflowError:  # where it is compiled, a value that does not fit is no value there
+        return False
+    return True
+
+
+def _are_keys(values: Sequence[object]) -> TypeGuard[Sequence[bytes]]:
+    """Whether these are plain keys."""
+    for each in values:  # noqa: SIM110
+        if type(each) is not bytes:
+            return False
+    return True
 
 
 # --- sequences ----------------------------------------------------------------------------------------------------------
@@ -146,7 +163,7 @@ def several(values: object, name: str, of: str) -> list[object]:
 
 def numbers(values: object, name: str) -> list[int]:
     """Integers of at most 63 bits, as a list that is the caller's no more."""
-    if type(values) is list and _INT.issuperset(map(type, values)):
+    if type(values) is list and _are_whole(values):
         found: list[int] = values.copy()
     elif type(values) is range:
         found = list(values)
@@ -179,7 +196,7 @@ def counts(values: object, name: str) -> list[int]:
 
 def keys(values: object, name: str) -> Sequence[bytes]:
     """Keys of content: bytes only, so that look-ups and sorting work."""
-    if (type(values) is list or type(values) is tuple) and _BYTES.issuperset(map(type, values)):
+    if (type(values) is list or type(values) is tuple) and _are_keys(values):
         return values
     found = several(values, name, "keys, which are bytes")
     return [each if isinstance(each, bytes) else refuse(name, "a sequence of keys, which are bytes", each) for each in found]
@@ -210,7 +227,7 @@ def held(batch: object, name: str) -> Lives:
         refuse(name, "a handle on blocks (Batch)", batch)
     _part(batch.group, name, ".group")
     lives: object = batch.lives
-    if type(lives) is list and _INT.issuperset(map(type, lives)):
+    if type(lives) is list and _are_whole(lives):
         if not _are_near(lives):
             refuse(f"{name}.lives", _MANY, lives)
         return lives
@@ -376,14 +393,14 @@ def _part(value: object, name: str, part: str) -> None:
 
 def _keys(values: object, name: str, part: str) -> None:
     """Keys in a record."""
-    if type(values) is not list or not _BYTES.issuperset(map(type, values)):
+    if type(values) is not list or not _are_keys(values):
         keys(values, name + part)
 
 
 def _ids(values: object, name: str, part: str) -> None:
     """Ids in a record, taken as they are: a list or an array of integers."""
     if type(values) is list:
-        if not _INT.issuperset(map(type, values)):
+        if not _are_whole(values):
             numbers(values, name + part)
         elif not _are_near(values):
             refuse(name + part, _MANY, values)

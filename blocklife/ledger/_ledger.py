@@ -18,12 +18,12 @@ what they report. The couplings between the machines are rows of `states.COUPLIN
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from attrs import evolve
 
 from blocklife.core import _couplings as couplings
+from blocklife.core import _moves as moves
 from blocklife.core import _plans as plans
 from blocklife.core import _verbs as verbs
 from blocklife.core._moves import ask_job, fire_request
@@ -571,19 +571,21 @@ class Ledger(edge.NotCopied):
         chosen = edge.numbers(slots, "slots")
         verbs.move_chosen_slots(self._core, self._core.rules.pin, chosen)
         if chosen:
-            self._state.holders.setdefault(holder, Counter()).update(chosen)
+            held = self._state.holders.setdefault(holder, {})
+            for slot in chosen:
+                held[slot] = held.get(slot, 0) + 1
 
     @verb
     def unpin(self, holder: str, slots: Sequence[int]) -> None:
         """Release pins on slots. Refuses a slot that this holder has not pinned (I4)."""
         edge.text(holder, "holder")
         chosen = edge.numbers(slots, "slots")
-        self._check.slots(chosen)
-        held = self._state.holders.get(holder, Counter())
+        count = verbs.choose_slots(self._core, chosen)
+        held = self._state.holders.get(holder, {})
         for slot in chosen:
             if slot not in held:
                 raise MisuseError(f"slot {slot}: {holder} does not hold it (only its holder may unpin it)")
-        verbs.move_chosen_slots(self._core, self._core.rules.unpin, chosen)
+        moves.move_slots(self._core, self._core.rules.unpin, count, 0)
         for slot in chosen:
             held[slot] -= 1
             if not held[slot]:

@@ -51,9 +51,13 @@ class Planning:
             raise MisuseError(f"request {name}: {len(columns.lives)} blocks to load and {len(columns.keys)} keys do not agree")
         (job,) = self.columns(LOAD, columns)
         if within:
-            self._core.to_flush[self._core.jobs.number[job]] = None
-            self._core.flushes["within the step"] = self._core.flushes.get("within the step", 0) + 1
+            self.wait_within(job)
         return self.named([job])
+
+    def wait_within(self, job: int) -> None:
+        """The plan that submits a planned load waits for it."""
+        self._core.to_flush[self._core.jobs.number[job]] = None
+        self._core.flushes["within the step"] = self._core.flushes.get("within the step", 0) + 1
 
     def below(self, direction: int, slots: list[int], keys: list[bytes], groups: Sequence[int], space: bytes) -> Jobs[Planned]:
         """A demotion or promotion."""

@@ -504,6 +504,8 @@ class Refusals:
                 return f"request {names[place]}: positions must be distinct and below {length}, the length of its table"
             case Why.NO_BLOCK:
                 return f"block {other}: blocks are 1 to {core.blocks.size - 1} (0 is the null block)"
+            case Why.UNEQUAL:
+                return f"{verb}: {place} blocks, {other} keys and the slots of their chunks do not agree"
             case Why.TAKEN_AND_HANDED_OUT:
                 return f"block {place}: it is a hit, and handed out in the same call (name it once)"
         return f"{verb}: {problem.why.name}, {place}, {other}"

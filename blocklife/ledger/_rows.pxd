@@ -16,6 +16,7 @@ cdef class RowVerbs:
     cpdef list seals_of(self, TokenProgress progress, spans, keys)
     cpdef list promise(self, TokenProgress progress, spans, keys, StoreTurn turn)
     cpdef list slots_behind(self, TokenProgress progress, int group, int row, int start, int stop, int size)
+    cpdef begin_tables(self, TokenProgress progress, int row, long long tokens)
     cpdef list names_left(self, TokenProgress progress, StoreTurn turn)
     cpdef end_turn(self, StoreTurn turn)
     cpdef settle(self, long long plan, double now, launched, completions, seals)

@@ -147,6 +147,57 @@ class RowVerbs:
         return [number[row] for row in rows]
 
     @verb
+    def take_in(
+        self,
+        request: str,
+        begins: Sequence[int],
+        hits: Sequence[Sequence[int]],
+        skips: Sequence[int],
+        counts: Sequence[int],
+    ) -> None:
+        """Fill the empty tables of a request, an entry a group in each list: nulls, a hit, nulls, new blocks.
+
+        Edges: as `Ledger.acquire`, for all hits, then `Ledger.allocate`. Refuses as they do; the request may hold some of it
+        then (`Ledger.roll_back`).
+        """
+        verbs.take_in(self._core, self._check.request(request), begins, hits, skips, counts)
+
+    @verb
+    def plan_load(
+        self,
+        progress: TokenProgress,
+        spans: Sequence[Span],
+        keys: Sequence[Sequence[bytes]],
+        slots: Sequence[Sequence[int]],
+        size: int,
+        *,
+        within: bool,
+    ) -> None:
+        """`Ledger.plan_load` for the request of these spans, in one job (`_steps.plan_load`)."""
+        job = steps.plan_load(self._core, progress, spans, keys, slots, size)
+        if within:
+            self._planning.wait_within(job)
+
+    def begin_tables(self, progress: TokenProgress, row: int, tokens: int) -> None:
+        """The tables of a request are filled, and its first *tokens* are final (`_steps.begin_tables`)."""
+        steps.begin_tables(self._core, progress, row, tokens)
+
+    def unstored(
+        self,
+        progress: TokenProgress,
+        group: int,
+        row: int,
+        start: int,
+        stop: int,
+        size: int,
+        keys: Sequence[bytes],
+        *,
+        every: bool,
+    ) -> tuple[list[tuple[int, list[int]]], int]:
+        """Chunks of a request that may have to be stored, and how many need not be (`_steps.unstored`)."""
+        return steps.unstored(self._core, progress, group, row, start, stop, size, keys, every)
+
+    @verb
     def plan_columns(self, stores: JobColumns) -> list[int]:
         """`Ledger.plan_store` for stores given as columns, which the ledger keeps; returns the numbers of the jobs."""
         rows = self._planning.columns(STORE, edge.columns(stores, "stores", self._core.num_groups))

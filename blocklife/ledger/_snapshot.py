@@ -12,7 +12,6 @@ Rules of this file:
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -432,7 +431,7 @@ def put_back(data: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
     _put_back_jobs(core, saved, now)
     data.holders.clear()
     for name, held in saved.holders:
-        data.holders[name] = Counter(dict(held))
+        data.holders[name] = dict(held)
     core.plan = saved.plan_number
     core.to_flush.update(dict.fromkeys(saved.to_flush))
     core.waiting.update({plan: list(waited) for plan, waited in saved.waiting})

@@ -43,7 +43,7 @@ class LedgerData(NotCopied):
             limits.num_workers, limits.max_journal, contract is Contract.FENCE, indexed, deadline,
         )  # fmt: skip
         self.core.rechecks = checking is not Checking.OFF
-        self.holders: dict[str, Counter[int]] = {}
+        self.holders: dict[str, dict[int, int]] = {}
         """Pins on slots besides those of jobs: lookups that will be used (I7)."""
         self.refusals = Refusals(self.core, self.holders, incarnation)
         self.journal = Journal(self.core, incarnation, self.refusals, errors_of(errors), checking is Checking.STRICT)

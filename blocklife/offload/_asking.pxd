@@ -3,11 +3,12 @@ cimport cython
 
 from blocklife.core._progress cimport TokenProgress
 from blocklife.ledger._journal cimport Journal
-from blocklife.offload._state cimport Tracked
+from blocklife.offload._state cimport SchedulerState, Tracked
 
 
 cdef class Asking:
-    cdef object _state, _geometry
+    cdef SchedulerState _state
+    cdef object _geometry
     cdef TokenProgress _progress
     cdef dict _requests, _names
     cdef list _keeps_one
@@ -21,6 +22,8 @@ cdef class Asking:
     cpdef asked(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
     @cython.locals(known=tuple)
     cpdef keys_of(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    cpdef tuple ask_load(self, Tracked tracked, hit, list starts)
+    cpdef list load_starts(self, hit)
     cpdef ask_keys(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
     @cython.locals(tracked=Tracked)
     cpdef ask_span(self, Py_ssize_t group, Py_ssize_t row, Py_ssize_t start, Py_ssize_t stop)

@@ -103,12 +103,23 @@ class Asking:
             self._present().keys_given[tracked.row, group] = 0, keys
         return found
 
-    def ask_load(self, tracked: Tracked, hit: Hit) -> None:
-        """Ask for all keys of the load of a hit."""
+    def ask_load(self, tracked: Tracked, hit: Hit, starts: Sequence[int]) -> tuple[list[Span], list[Sequence[bytes]]]:
+        """Ask for all keys of the load of a hit; returns the entries of tables that it fills, and the keys of each span.
+
+        *starts*: the first of them, by group. The last entry of a span may be that of a tail.
+        """
+        spans: list[Span] = []
+        found: list[Sequence[bytes]] = []
         for group, slots in enumerate(hit.slots):
             if slots:
-                self.ask_keys(tracked, group, self.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group])
-                self.tail_of(tracked, group, hit)
+                start, (stop, inside) = starts[group], divmod(hit.tokens, self._geometry.block_tokens[group])
+                keys = self.ask_keys(tracked, group, start, stop)[: max(0, stop - start)]
+                tail = self.tail_key_of(tracked, group, hit.tokens) if inside else None
+                if tail is not None:
+                    keys, stop = [*keys, tail], stop + 1
+                spans.append((group, tracked.row, start, stop))
+                found.append(keys)
+        return spans, found
 
     def ask_filled(self, spans: Sequence[Span]) -> list[Sequence[bytes]]:
         """Ask for all keys of the chunks that a step fills, and of the states that were handed off; returns the former."""
@@ -178,11 +189,6 @@ class Asking:
         start = 0 if full or window is None else max(0, stop - window)
         return range(start * size, stop * size)
 
-    def tail_of(self, tracked: Tracked, group: int, hit: Hit) -> bytes | None:
-        """The key of the tail that a hit ends with in one group; None if it ends with a block."""
-        ends_inside = hit.tokens % self._geometry.block_tokens[group]
-        return self.tail_key_of(tracked, group, hit.tokens) if ends_inside else None
-
     def tail_end(self, tracked: Tracked, tokens: int) -> int:
         """Where the tail ends that a request of so many tokens leaves behind; 0 if it leaves none."""
         unit = self._geometry.tail_tokens
@@ -192,10 +198,12 @@ class Asking:
         end = tracked.tail if self._state.has_states else bound - bound % unit
         return end if end <= bound and end % self._geometry.block_tokens[0] else 0
 
-    def load_start(self, group: int, hit: Hit) -> int:
-        """The first block that a load of one group fills."""
-        first = self._geometry.needed(group, hit.compute_from).start
-        return max(first, hit.device_tokens // self._geometry.block_tokens[group])
+    def load_starts(self, hit: Hit) -> list[int]:
+        """The first block that a load fills, by group."""
+        return [
+            max(self._geometry.needed(group, hit.compute_from).start, hit.device_tokens // tokens)
+            for group, tokens in enumerate(self._geometry.block_tokens)
+        ]
 
     def ask_keys_of_ending(self, turn: PlanTokens, reached: Mapping[int, int]) -> None:
         """`ask_end` for all requests that end with this plan; *reached*: how many tokens each has computed then."""

@@ -294,7 +294,9 @@ class EnginePool:
                     f"request {name}: cannot EXPECT_LOAD while {state}: its hit has no host part (expect a load only "
                     "after a lookup that finds tokens in the host tier and is not deferred)"
                 )
-            self._steps.expect(name, self._steps.brought(tracked, tracked.hit))
+            hit = tracked.hit
+            spans, keys = self._asking.ask_load(tracked, hit, self._asking.load_starts(hit))
+            self._steps.expect(name, hit.tokens, spans, keys)
 
     @verb
     def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:

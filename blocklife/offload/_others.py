@@ -79,6 +79,7 @@ class OtherOwners:
 
         State: RUNNING; it is not scheduled, and nothing of it is final. Next: `received`, or `preempt` if that failed.
         """
+        self._steps.check_held(name)
         self._steps.enter(name, self._steps.tracked(name), hit, 0)
 
     def received(self, name: str, computed: int) -> None:

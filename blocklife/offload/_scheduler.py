@@ -269,19 +269,19 @@ class OffloadScheduler(edge.NotCopied):
         known = self._progress.known_of(tracked.row)
         if self._state.has_states and end > known + self.policies.state_drafts:
             self._steps.refuse_drafts(name, known, known + self.policies.state_drafts)
-        if loads:
-            self._asking.ask_load(tracked, hit)
+        starts = self._asking.load_starts(hit)
+        spans, keys = self._asking.ask_load(tracked, hit, starts) if loads else ([], [])
         self._calls.writes()
         try:
             if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
             if self.ledger.own_pool:
-                self._steps.take_in(name, hit, end)
+                self._steps.take_in(name, hit, starts, end)
             else:
                 self._steps.note_placed(name, tracked.row)  # the engine may already have taken back the placed blocks
                 self._steps.check_placed([tracked.row], [end])
             if loads:
-                self._steps.load_hit(name, tracked, hit)
+                self._steps.load_hit(name, hit, spans, keys)
         except (CapacityError, MisuseError) as problem:
             if self.ledger.own_pool or isinstance(problem, CapacityError):
                 self.ledger.roll_back(name)

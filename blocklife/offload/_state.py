@@ -12,6 +12,7 @@ from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
+from blocklife.ledger._edge import NotCopied
 from blocklife.offload._below import BelowIndex, BelowPolicies, TierBelow
 from blocklife.offload._groups import Geometry, Group, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier
@@ -55,7 +56,7 @@ class Tracked:
         self.fetched: list[int] = []
 
 
-class SchedulerState(edge.NotCopied):
+class SchedulerState(NotCopied):
     """The state of a scheduler.
 
     Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows, in the

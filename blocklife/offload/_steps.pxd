@@ -5,12 +5,13 @@ from blocklife.core._progress cimport TokenProgress, PlanTokens
 from blocklife.core._steps cimport StoreTurn
 from blocklife.ledger._rows cimport RowVerbs
 from blocklife.offload._asking cimport Asking
-from blocklife.offload._state cimport Tracked
+from blocklife.offload._state cimport SchedulerState, Tracked
 from blocklife.offload._stores cimport StoreLine
 
 
 cdef class SchedulerSteps:
-    cdef public object _state, _stays, _ledger, _geometry, _policies
+    cdef public SchedulerState _state
+    cdef public object _stays, _ledger, _geometry, _policies
     cdef public RowVerbs _rows
     cdef public TokenProgress _progress
     cdef public StoreLine _stores
@@ -21,6 +22,17 @@ cdef class SchedulerSteps:
     cdef bint _drafts
     cdef Py_ssize_t _most
 
+    @cython.locals(lacking=cython.longlong, count=cython.longlong)
+    cpdef take_in(self, str name, hit, list starts, long long end)
+    cpdef load_hit(self, str name, hit, list spans, list keys)
+    @cython.locals(own=list, loading=dict, content=tuple)
+    cpdef expect(self, name, tokens, spans, keys)
+    cpdef enter(self, name, Tracked tracked, hit, long long tokens)
+    @cython.locals(loading=dict)
+    cpdef end_load(self, name)
+    cpdef unpin(self, name)
+    cpdef Tracked tracked(self, name)
+    cpdef check_waiting(self, name, str what)
     cpdef leave_windows(self, rows)
     cpdef list make_room(self, rows, order)
     @cython.locals(turn=StoreTurn, line=StoreLine)

@@ -8,7 +8,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from attrs import evolve
@@ -21,7 +21,7 @@ from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._refusals import counted, some
 from blocklife.ledger._rows import SealedContent
-from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer
+from blocklife.ledger.jobs import Allocated, Batch
 from blocklife.ledger.views import block_of
 from blocklife.offload._asking import Asking
 from blocklife.offload._groups import Mamba
@@ -54,54 +54,51 @@ class SchedulerSteps:
 
     # --- letting in ---------------------------------------------------------------------------------------------------------
 
-    def take_in(self, name: str, hit: Hit, end: int) -> None:
-        """Fill the empty tables: nulls outside the window, the device hit, then blocks for the load or the first tokens."""
-        ledger = self._ledger
-        fresh = 0
-        plans = []
+    def take_in(self, name: str, hit: Hit, starts: Sequence[int], end: int) -> None:
+        """Fill the empty tables: nulls outside the window, the device hit, then blocks for the load or the first tokens.
+
+        *starts*: where the blocks begin that come behind the hit, by group.
+        """
+        begins: list[int] = []
+        skips: list[int] = []
+        counts: list[int] = []
         for group in self._state.groups:
-            stop = -(-end // self._geometry.block_tokens[group])
-            lives = list(hit.lives[group])
-            mamba = isinstance(self._geometry.groups[group], Mamba)
-            begin = self.asking.load_start(group, hit) - len(lives)
+            lacking = -(-end // self._geometry.block_tokens[group]) - starts[group]
             # in a Mamba group only the state at the end has a block, and those of drafts have
-            skip = max(0, stop - self._progress.most_states - (begin + len(lives))) if mamba else 0
-            count = max(0, stop - begin - len(lives) - skip)
-            plans.append((group, begin, lives, skip, count))
-            fresh += count
-        total = len(ledger.blocks) - 1
-        if (wanted := fresh + sum(map(len, hit.lives))) > total:
+            count = self._progress.blocks_of(group, 0, lacking) if lacking > 0 else 0
+            begins.append(starts[group] - len(hit.lives[group]))
+            skips.append(max(0, lacking - count))
+            counts.append(count)
+        self._check_room(name, hit, sum(counts))
+        self._rows.take_in(name, begins, hit.lives, skips, counts)
+
+    def _check_room(self, name: str, hit: Hit, fresh: int) -> None:
+        """Refuse a hit of which a block is gone, and so many *fresh* blocks beside it if there is no room for them."""
+        blocks, total, wanted = self._ledger.blocks, len(self._ledger.blocks) - 1, fresh + sum(map(len, hit.lives))
+        if wanted > total:
             raise CapacityError(
                 f"request {name}: {counted(wanted, 'block')} wanted, and the device has {total} "
                 "(it never fits: refuse the request)"
             )
         cold = copied = 0
-        for _, _, lives, _, _ in plans:
+        for lives in hit.lives:
             for life in lives:
                 place = block_of(life)
-                if (state := ledger.blocks.of(life)) is None:
+                if (state := blocks.of(life)) is None:
                     raise CapacityError(f"request {name}: block {place} of its hit was handed out meanwhile (look it up again)")
-                if ledger.blocks.refs(place) == 0:
+                if blocks.refs(place) == 0:
                     cold += state in _FREE
                     copied += state not in _FREE
+        short = fresh + cold - blocks.free
+        if short <= 0:
+            return
         # waiting for a copy is worth it only if no other request makes progress
-        alone = ledger.contract is Contract.FENCE and not (self._progress.active or self._state.waiting_loads)
-        short = fresh + cold - ledger.blocks.free
-        if short > 0 and not (alone and short <= ledger.statistics().freeing_soon - copied):
+        alone = self._ledger.contract is Contract.FENCE and not (self._progress.active or self._state.waiting_loads)
+        if not alone or short > self._ledger.statistics().freeing_soon - copied:
             raise CapacityError(
                 f"request {name}: {counted(fresh + cold, 'block')} wanted, {cold} of them for its hit, and "
-                f"{some(ledger.blocks.free)} free (preempt a request, or wait for a copy to land)"
+                f"{some(blocks.free)} free (preempt a request, or wait for a copy to land)"
             )
-        for group, begin, lives, _, _ in plans:  # all hits first, so that no hand-out takes one of them
-            if begin:
-                ledger.skip(name, begin, group)
-            if lives:
-                ledger.acquire(name, lives, group)
-        for group, _, _, skip, count in plans:
-            if skip:
-                ledger.skip(name, skip, group)
-            if count:
-                ledger.allocate(name, count, group)
 
     def note_placed(self, name: str, row: int) -> None:
         for group in self._state.groups:
@@ -119,56 +116,31 @@ class SchedulerSteps:
                     f"and the tokens before {end} need {needed} (place them first)"
                 )
 
-    def load_hit(self, name: str, tracked: Tracked, hit: Hit) -> None:
+    def load_hit(self, name: str, hit: Hit, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]) -> None:
         """Plan the one load of all groups, into the blocks after the device hit."""
-        transfers: list[GroupTransfer[Allocated]] = []
-        brought = list(self.brought(tracked, hit))
-        size = self._geometry.blocks_per_chunk
-        for group in self._state.groups:
-            slots = hit.slots[group]
-            if not slots:
-                continue
-            start, stop = self.asking.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
-            chunk = start // size
-            names = list(self.asking.keys_of(tracked, group, start, stop))
-            if tail := self.asking.tail_of(tracked, group, hit):
-                stop += 1
-                names.append(tail)
-            lives = self._ledger.requests.table(name, group, start, stop)
-            keys = names[(chunk + 1) * size - 1 - start :: size]
-            places = [slots[at // size - chunk] * size + at % size for at in range(start, stop)] if size > 1 else None
-            transfers.append(GroupTransfer(Batch(lives, group), list(slots), keys, places, names))
-        self._ledger.plan_load(name, *transfers, within=hit.within)
-        for transfer in transfers:
-            self._state.host_hits[transfer.blocks.group] += len(transfer.blocks)
-        self.expect(name, brought)
+        slots, size = [own for own in hit.slots if own], self._geometry.blocks_per_chunk
+        self._rows.plan_load(self._progress, spans, keys, slots, size, within=hit.within)
+        for group, _, start, stop in spans:
+            self._state.host_hits[group] += stop - start
+        self.expect(name, hit.tokens, spans, keys)
 
-    def expect(self, name: str, contents: Iterable[tuple[int, bytes]]) -> None:
-        """Note that a load of a request brings these, so that no other request loads them."""
-        own = self._state.bringing.setdefault(name, [])
-        for content in contents:
-            own.append(content)
-            self._state.loading[content] = name
-
-    def brought(self, tracked: Tracked, hit: Hit) -> Iterator[tuple[int, bytes]]:
-        """The whole blocks that a load of this hit brings, by group and key; nobody else can hit its tail on the device."""
-        for group in self._state.groups:
-            if hit.slots[group]:
-                start, stop = self.asking.load_start(group, hit), hit.tokens // self._geometry.block_tokens[group]
-                for key in self.asking.keys_of(tracked, group, start, stop):
-                    yield group, key
+    def expect(self, name: str, tokens: int, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]) -> None:
+        """Note that a load brings these blocks, so that no other request loads them. Nobody else can hit its tail there."""
+        own, loading = self._state.bringing.setdefault(name, []), self._state.loading
+        for (group, _, start, _), names in zip(spans, keys, strict=True):
+            for key in names[: max(0, tokens // self._geometry.block_tokens[group] - start)]:
+                content = group, key
+                own.append(content)
+                loading[content] = name
 
     def enter(self, name: str, tracked: Tracked, hit: Hit, tokens: int) -> None:
         """Set up an admitted request; without *tokens* it does not run yet."""
         row, table = tracked.row, self._progress
         if name in self._state.pinned:
             self.unpin(name)
-        for group in self._state.groups:
-            self._state.device_hits[group] += len(hit.lives[group]) if hit.lives else 0
-            held = self._ledger.requests.table(name, group)
-            first = next((position for position, life in enumerate(held) if life != NULL), len(held))
-            offered, sealed = first // self._geometry.blocks_per_chunk, hit.tokens // self._geometry.block_tokens[group]
-            table.begin(row, group, len(held), first, offered, sealed)
+        for group, lives in enumerate(hit.lives):
+            self._state.device_hits[group] += len(lives)
+        self._rows.begin_tables(table, row, hit.tokens)
         table.step[row] = table.making
         self._stays.admitted(row, loads=hit.tokens > hit.device_tokens)
         if hit.tokens > hit.device_tokens:
@@ -373,33 +345,34 @@ class SchedulerSteps:
         """Offer the chunks that this step fills and that have not had their turn; only who crosses a boundary is looked at."""
         for group, row, _, stop in spans:
             if self._progress.offered[group * self._progress.size + row] < stop:
-                self.offer_chunks(self._state.names[row], row, group, stop)
+                self.offer_chunks(self._state.names[row], row, group, stop, every=True)
 
-    def offer(self, name: str, tracked: Tracked, tokens: int) -> None:
-        """Offer what a request leaves behind: the chunks of its first *tokens* that have not had their turn."""
+    def offer(self, name: str, tracked: Tracked, tokens: int, *, at_once: bool = False) -> None:
+        """Offer what a request leaves behind: the chunks of its first *tokens* that have not had their turn.
+
+        *at_once*: the line is planned right behind this call. Then what is stored already would be dropped there.
+        """
         bound = self._progress.bound(tracked.row, tokens)
+        every = not at_once or self._policies.mode is Mode.LAZY or not self._ledger.jobs.room
         for group in self._state.attention:
             chunks = self._progress.full_units(group, tracked.row, bound, self._geometry.chunk_tokens[group])
             if chunks > self._progress.offered[group * self._progress.size + tracked.row]:
-                self.offer_chunks(name, tracked.row, group, chunks)
+                self.offer_chunks(name, tracked.row, group, chunks, every=every)
         if name in self._state.states:
             self.cut_states(name, tokens)
             self.offer_states(name, tracked.row)
 
-    def offer_chunks(self, name: str, row: int, group: int, stop: int) -> None:
-        self.check_held(name)
-        size, table = self._geometry.blocks_per_chunk, self._ledger.requests.table(name, group)
-        if len(table) < stop * size:
-            raise self.changed_beside(name)
-        start = self._progress.offered[group * self._progress.size + row]
+    def offer_chunks(self, name: str, row: int, group: int, stop: int, *, every: bool) -> None:
+        """Offer the chunks of a group before *stop* that have not had their turn: *every* one, or those that are not stored."""
+        size, start = self._geometry.blocks_per_chunk, self._progress.offered[group * self._progress.size + row]
         chunks: list[Chunk] = []
         if not self._state.lost:
             keys = self.asking.keys_of(self._state.requests[name], group, start * size, stop * size)
-            for chunk in range(start, stop):
-                # a hit reads at least the end of a chunk
-                if table[(chunk + 1) * size - 1] != NULL:
-                    lives = table[chunk * size : (chunk + 1) * size]
-                    chunks.append(Chunk(name, group, keys[(chunk - start + 1) * size - 1], lives))
+            ends = keys[size - 1 :: size] if size > 1 else keys
+            found, stored = self._rows.unstored(self._progress, group, row, start, stop, size, ends, every=every)
+            chunks = [Chunk(name, group, ends[at], lives) for at, lives in found]
+            if stored:
+                self._stores.counts["already stored"] += stored
         self._progress.offered_up_to([(group, row, start, stop)], [stop])
         self._stores.offer(chunks)
 
@@ -514,7 +487,8 @@ class SchedulerSteps:
                 self.end_load(name)
                 self._stays.landed(tracked.row)
                 if not hit.within:  # otherwise it runs since its admission
-                    self._write_behind(name, hit)
+                    if hit.tokens % self._geometry.block_alignment:
+                        self._write_behind(name, hit)
                     table.run(tracked.row, hit.compute_from)
                 loaded.append(name)
             else:
@@ -583,7 +557,7 @@ class SchedulerSteps:
             if self._drafts and (spans := table.finishing([row], [computed])):
                 self._rows.seal(self.seals(spans))
                 table.sealed_up_to(spans)
-            self.offer(name, tracked, min(computed, last))
+            self.offer(name, tracked, min(computed, last), at_once=not self._state.lost)
             if self._geometry.tail_tokens is not None:
                 self.offer_tail(name, tracked, min(computed, last))
             if not self._state.lost:
@@ -621,9 +595,10 @@ class SchedulerSteps:
     def end_load(self, name: str) -> None:
         """Forget the load of a request, planned or only expected."""
         self._state.waiting_loads.pop(name, None)
+        loading = self._state.loading
         for content in self._state.bringing.pop(name, ()):
-            if self._state.loading.get(content) == name:
-                del self._state.loading[content]
+            if loading.get(content) == name:
+                del loading[content]
 
     def forget(self, *, drain: bool, host: bool) -> list[str]:
         """All content is gone, that of the host tier only with *host*; requests wait, and pending ends are completed."""

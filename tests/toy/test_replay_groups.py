@@ -25,6 +25,7 @@ from blocklife.engines.toy._replay import Replay, ReplayOptions
 from blocklife.engines.toy._workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Plan
+from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import FullAttention, Geometry, Hit, Mamba, Mode, OffloadScheduler, SlidingWindow
 from blocklife.offload._state import progress_of
 from blocklife.offload._steps import SchedulerSteps
@@ -446,9 +447,9 @@ def seal_before_it_is_full(patch: Patch) -> None:
         ahead = min(each.tokens for each in table.groups) - 1
         return real(table, rows, [tokens + ahead for tokens in computed])
 
-    def chunks(steps: SchedulerSteps, name: str, row: int, group: int, stop: int) -> None:
+    def chunks(steps: SchedulerSteps, name: str, row: int, group: int, stop: int, *, every: bool) -> None:
         held = steps._ledger.requests.size(name, group) // steps._geometry.blocks_per_chunk
-        offer(steps, name, row, group, max(stop, held))
+        offer(steps, name, row, group, max(stop, held), every=every)
 
     patch.setattr(TokenProgress, "finishing", finishing)
     patch.setattr(SchedulerSteps, "offer_chunks", chunks)
@@ -469,23 +470,30 @@ def lookup_ignores_the_window(patch: Patch) -> None:
 
 def load_skips_a_group(patch: Patch) -> None:
     """(h) The load of a hybrid hit brings all groups but the last."""
-    real = Ledger.plan_load
+    real = RowVerbs.plan_load
 
-    def plan(ledger: Ledger, request: str, *transfers: Any, within: bool) -> Any:
-        return real(ledger, request, *(transfers[:-1] or transfers), within=within)
+    def plan(verbs: RowVerbs, progress: Any, spans: Any, keys: Any, slots: Any, size: int, *, within: bool) -> None:
+        spans, keys, slots = ((each[:-1] or each) for each in (spans, keys, slots))
+        real(verbs, progress, spans, keys, slots, size, within=within)
 
-    patch.setattr(Ledger, "plan_load", plan)
+    patch.setattr(RowVerbs, "plan_load", plan)
 
 
 def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
     """(h) The blocks of a chunk come back in another order."""
-    real = Ledger.plan_load
+    real = RowVerbs.plan_load
 
-    def plan(ledger: Ledger, request: str, *transfers: Any, within: bool) -> Any:
-        turned = [attrs.evolve(each, places=None if each.places is None else list(each.places)[::-1]) for each in transfers]
-        return real(ledger, request, *turned, within=within)
+    def plan(verbs: RowVerbs, progress: Any, spans: Any, keys: Any, slots: Any, size: int, *, within: bool) -> None:
+        real(verbs, progress, spans, keys, slots, size, within=within)
+        jobs = verbs._core.jobs
+        begin = jobs.begin[jobs.by_number[jobs.last_number]]
+        for _, _, start, stop in spans:
+            end = begin + stop - start
+            if size > 1:  # else these are the slots, too
+                jobs.slot[begin:end] = jobs.slot[begin:end][::-1]
+            begin = end
 
-    patch.setattr(Ledger, "plan_load", plan)
+    patch.setattr(RowVerbs, "plan_load", plan)
 
 
 def window_leaves_too_early(patch: Patch) -> None:
