@@ -271,6 +271,17 @@ class Contents:
             self.key[content] = b""
             self.spare.append(content)
 
+    def empty(self) -> None:
+        """Forget every content."""
+        for own in self.known:
+            own.clear()
+        for content in range(1, self.top):
+            self.key[content] = b""
+            self.uses[content] = 0
+            self.block[content] = self.slot[content] = -1
+        self.top = 1
+        self.spare.clear()
+
     def mark(self) -> int:
         """As `Blocks.mark`."""
         self.stamp += 1
@@ -297,6 +308,13 @@ class SpanPool:
     def give(self, begin: int, count: int) -> None:
         """Give back the span that was taken for so many entries."""
         self.spare[log_of(count)].append(begin)
+
+    def empty(self) -> None:
+        """No span is taken."""
+        self.top = 0
+        for own in self.spare:
+            if own:
+                own.clear()
 
 
 def log_of(count: int) -> int:
@@ -382,6 +400,22 @@ class TransferJobs:
     def find(self, number: int) -> int:
         """The row of a job; 0 if it is not known."""
         return self.by_number.get(number, 0)
+
+    def empty(self) -> None:
+        """Forget every job; which rows are spare is written by the caller."""
+        for row in range(self.max_jobs + 1):
+            self.state[row], self.direction[row], self.failed[row] = INITIAL_JOB, 0, 0
+            self.number[row], self.deadline[row] = 0, NEVER
+            self.begin[row] = self.num_blocks[row] = self.slot_begin[row] = self.num_slots[row] = 0
+            self.owner_begin[row] = self.num_owners[row] = 0
+            self.following[row] = self.before[row] = 0
+        self.live, self.last_number = 0, 0
+        self.planned.clear()
+        self.by_number.clear()
+        self.space.clear()
+        self.missing.clear()
+        self.spans.empty()
+        self.owner_spans.empty()
 
 
 class Requests:
@@ -488,6 +522,20 @@ class Requests:
             self.spans.give(self.begin[table], self.room[table])
         self.room[table] = self.length[table] = 0
 
+    def empty(self) -> None:
+        """Forget every name; which places are spare is written by the caller."""
+        for row in range(self.rows):
+            self.state[row], self.load[row], self.came[row] = FINISHED, 0, 0
+            self.serving[row] = self.named[row] = 0
+            self.names[row] = ""
+        for table in range(self.rows * self.num_groups):
+            self.begin[table] = self.length[table] = self.room[table] = 0
+        self.live = 0
+        self.by_name.clear()
+        self.spare = list(range(self.rows - 1, -1, -1))
+        self.spare_places.clear()
+        self.spans.empty()
+
     def mark(self) -> int:
         """As `Blocks.mark`."""
         self.stamp += 1
@@ -565,12 +613,9 @@ class Core:
 
     def empty(self) -> None:
         """Forget every content, job and request, and what plans wait for; what is known of places is written by the caller."""
-        had_jobs, had_requests = self.jobs, self.requests
-        self.contents = Contents(self.num_groups, self.contents.size)
-        self.jobs = TransferJobs(had_jobs.max_jobs, self.num_workers)
-        self.jobs.taken = had_jobs.taken
-        self.requests = Requests(self.max_requests, self.num_groups)
-        self.requests.taken, self.requests.num_came = had_requests.taken, had_requests.num_came
+        self.contents.empty()
+        self.jobs.empty()
+        self.requests.empty()
         self.waiting.clear()
         self.to_flush.clear()
         self.deadlines.clear()

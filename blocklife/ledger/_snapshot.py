@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from attrs import define
 
-from blocklife.core._columns import Bytes, Core, Ints, listed
+from blocklife.core._columns import Core, TransferJobs, listed
 from blocklife.core._tables import FINISHED, NEVER
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, NULL
@@ -197,11 +197,11 @@ def canonical_names(
     named: list[int] = []
     of_jobs: list[int] = []
     numbers: dict[int, int] = {}
-    for name in ledger.requests:
-        for group in range(core.num_groups):
-            named += ledger.requests.table(name, group)
+    for _, row in _requests(core):
+        for own in _tables(core, row):
+            named += own
     for job in known:
-        if job.state not in TERMINAL or job.number >= oldest:
+        if job.code not in _OVER or job.number >= oldest:
             numbers[job.number] = len(numbers) + 1
             named += job.lives
             of_jobs += job.slots
@@ -209,8 +209,8 @@ def canonical_names(
     new_blocks = _by_rank((NULL, *[life & ID_MASK for life in named], *free), core.blocks.size)
     named += lives
     epochs, new_lives = _new_epochs(core, named, new_blocks)
-    keys = core.slots.columns["key"]
-    if by_content := [(core.slots.group[slot], core.contents.key[key], slot) for slot, key in enumerate(keys) if key]:
+    keys, groups = core.slots.columns["key"], core.slots.columns["group"]
+    if by_content := [(groups[slot], core.contents.key[key], slot) for slot, key in enumerate(keys) if key]:
         by_content.sort()
         of_jobs += [slot for _, _, slot in by_content]
     new_slots = _by_rank((*of_jobs, *empty), core.slots.size)
@@ -272,18 +272,17 @@ def take(data: LedgerData, names: Names) -> Snapshot:
     holders: list[tuple[str, tuple[tuple[int, int], ...]]] = []
     for name, held in data.holders.items():
         holders.append((name, tuple(sorted([(slots[slot], count) for slot, count in held.items()]))))
-    spare = [jobs.spare[(jobs.first_spare + at) % jobs.max_jobs] for at in range(jobs.num_spare)]
     return Snapshot(
         data.made_with,
-        _save_blocks(core, names, rows),
-        _save_slots(core, names),
+        _save_blocks(data, names, rows),
+        _save_slots(data, names),
         _save_index(core, core.contents.block, blocks),
         _save_index(core, core.contents.slot, slots),
         tuple([blocks[place] for place in free]),
         tuple([slots[slot] for slot in empty]) if empty else (),
         saved_jobs,
         len(saved_jobs) if canonical else jobs.last_number,
-        _spare(len(rows), saved_jobs, jobs.max_jobs) if canonical else tuple(spare),
+        _spare(len(rows), saved_jobs, jobs.max_jobs) if canonical else _spare_rows(jobs),
         _save_requests(core, names),
         tuple(core.requests.spare_places),
         tuple(sorted(holders)) if holders else (),
@@ -299,12 +298,12 @@ def _keys(core: Core, contents: Sequence[int]) -> tuple[bytes | None, ...]:
     return tuple([key[content] if content else None for content in contents])
 
 
-def _save_blocks(core: Core, names: Names, rows: Mapping[int, int]) -> SavedBlocks:
-    columns = core.blocks.columns
-    state, jobs, keys = columns["state"], columns["job"], _keys(core, columns["key"])
+def _save_blocks(data: LedgerData, names: Names, rows: Mapping[int, int]) -> SavedBlocks:
+    columns = data.core.blocks.columns
+    state, jobs, keys = columns["state"], columns["job"], _keys(data.core, columns["key"])
     if not names.canonical:
-        group, epoch, refs, pins, writes, overdue = [bytes(columns[name]) for name in _BLOCK_COLUMNS]
-        return SavedBlocks(bytes(state), group, epoch, refs, pins, writes, overdue, bytes(jobs), keys)
+        kept, group, epoch, refs, pins, writes, overdue, job = map(bytes, data.block_bytes)
+        return SavedBlocks(kept, group, epoch, refs, pins, writes, overdue, job, keys)
     pick = _picker(tuple(names.blocks))
     states, groups = bytes(pick(state)), bytes(columns["group"])
     return SavedBlocks(
@@ -320,14 +319,12 @@ def _save_blocks(core: Core, names: Names, rows: Mapping[int, int]) -> SavedBloc
     )
 
 
-_BLOCK_COLUMNS = ("group", "epoch", "refs", "pins", "writes", "overdue")
-
-
-def _save_slots(core: Core, names: Names) -> SavedSlots:
-    columns = core.slots.columns
-    state, keys = columns["state"], _keys(core, columns["key"])
+def _save_slots(data: LedgerData, names: Names) -> SavedSlots:
+    columns = data.core.slots.columns
+    state, keys = columns["state"], _keys(data.core, columns["key"])
     if not names.canonical:
-        return SavedSlots(bytes(state), bytes(columns["group"]), bytes(columns["pins"]), keys)
+        kept, group, held = map(bytes, data.slot_bytes)
+        return SavedSlots(kept, group, held, keys)
     pick = _picker(tuple(names.slots))
     states, groups = bytes(pick(state)), bytes(columns["group"])
     return SavedSlots(
@@ -364,7 +361,7 @@ def _save_jobs(data: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], di
     for job in known if numbers else ():
         if job.number not in numbers:
             continue
-        row, state, deadline = job.row, data.core.jobs.state[job.row], job.deadline
+        row, state, deadline = job.row, job.code, job.deadline
         if canonical:
             rows[row] = row = len(saved) + 1
         slots, places, own = tuple([slot_of[slot] for slot in job.slots]), job.places, job.slots
@@ -392,23 +389,42 @@ def _save_jobs(data: LedgerData, names: Names) -> tuple[tuple[SavedJob, ...], di
 def _save_index(core: Core, places: Sequence[int], names: Sequence[int]) -> tuple[tuple[tuple[bytes, int], ...], ...]:
     found: list[tuple[tuple[bytes, int], ...]] = []
     for known in core.contents.known:
-        found.append(tuple(sorted([(key, names[places[content]]) for key, content in known.items() if places[content] >= 0])))
+        own: list[tuple[bytes, int]] = []
+        for key, content in known.items():
+            if places[content] >= 0:
+                own.append((key, names[places[content]]))
+        own.sort()
+        found.append(tuple(own))
     return tuple(found)
+
+
+def _requests(core: Core) -> list[tuple[str, int]]:
+    """Every request with its row, in the order in which they came."""
+    return [(name, row) for name, row in core.requests.by_name.items() if core.requests.state[row] != FINISHED]
+
+
+def _tables(core: Core, row: int) -> list[list[int]]:
+    """The block tables of a request."""
+    requests, found = core.requests, list[list[int]]()
+    for table in range(row * core.num_groups, (row + 1) * core.num_groups):
+        begin = requests.begin[table]
+        found.append([requests.lives[at] for at in range(begin, begin + requests.length[table])])
+    return found
 
 
 def _save_requests(core: Core, names: Names) -> tuple[SavedRequest, ...]:
     lives, jobs, requests = names.lives, names.jobs, core.requests
     saved: list[SavedRequest] = []
-    for name, row in requests.by_name.items():
-        if requests.state[row] == FINISHED:
-            continue
-        tables = []
-        for table in range(row * core.num_groups, (row + 1) * core.num_groups):
-            begin = requests.begin[table]
-            tables.append(tuple([lives[requests.lives[at]] for at in range(begin, begin + requests.length[table])]))
+    for name, row in _requests(core):
+        tables = tuple([tuple([lives[life] for life in own]) for own in _tables(core, row)])
         load = jobs.get(requests.load[row], 0) if requests.load[row] else 0
-        saved.append(SavedRequest(name, requests.place[row], requests.state[row], tuple(tables), load))
+        saved.append(SavedRequest(name, requests.place[row], requests.state[row], tables, load))
     return tuple(saved)
+
+
+def _spare_rows(jobs: TransferJobs) -> tuple[int, ...]:
+    """Rows for new jobs, the next one first."""
+    return tuple([jobs.spare[(jobs.first_spare + at) % jobs.max_jobs] for at in range(jobs.num_spare)])
 
 
 def _spare(first: int, jobs: Sequence[SavedJob], max_jobs: int) -> tuple[int, ...]:
@@ -426,6 +442,8 @@ def put_back(data: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
         raise MisuseError("the snapshot is of a ledger that was made with other limits, contract, incarnation or pool")
     core = data.core
     core.empty()
+    write(data.block_bytes, saved.blocks[:-1])
+    write(data.slot_bytes, saved.slots[:-1])
     _put_back_places(core, saved)
     _put_back_requests(core, saved.requests, saved.spare_requests)
     _put_back_jobs(core, saved, now)
@@ -437,17 +455,14 @@ def put_back(data: LedgerData, saved: Snapshot, now: float = 0.0) -> None:
     core.waiting.update({plan: list(waited) for plan, waited in saved.waiting})
 
 
-def write(columns: Iterable[Bytes | Ints | memoryview], content: Iterable[bytes]) -> None:
-    """Write all of each column."""
+def write(columns: Iterable[memoryview], content: Iterable[bytes]) -> None:
+    """Write all of each column, which are seen as bytes."""
     for column, was in zip(columns, content, strict=True):
-        memoryview(column).cast("B")[:] = was
+        column[:] = was
 
 
 def _put_back_places(core: Core, saved: Snapshot) -> None:
     blocks, slots, contents = core.blocks, core.slots, core.contents
-    names = ("state", *_BLOCK_COLUMNS, "job")
-    write([blocks.columns[name] for name in names], saved.blocks[:-1])
-    write([slots.columns[name] for name in ("state", "group", "pins")], saved.slots[:-1])
     for place, key in enumerate(saved.blocks.key):
         blocks.key[place] = 0 if key is None else contents.intern(blocks.group[place], key)
         contents.uses[blocks.key[place]] += 1
@@ -466,8 +481,9 @@ def _put_back_places(core: Core, saved: Snapshot) -> None:
     slots.line_up(list(saved.empty))
     for state in range(len(SlotLife.table.states)):
         slots.in_state[state] = saved.slots.state.count(state)
-    pinned = zip(saved.slots.state, slots.pins, strict=True)
-    slots.held = sum([1 for state, pins in pinned if state == _READY and pins])
+    slots.held = sum(
+        [1 for state, pins in zip(saved.slots.state, saved.slots.pinned(), strict=True) if state == _READY and pins]
+    )
 
 
 def _put_back_requests(core: Core, saved: Sequence[SavedRequest], spare: Sequence[int]) -> None:

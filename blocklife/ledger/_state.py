@@ -15,6 +15,10 @@ from blocklife.ledger._refusals import Refusals
 from blocklife.ledger.jobs import DIRECTIONS, JOB_STATES, JobView
 from blocklife.ledger.records import JobId
 
+BLOCK_COLUMNS = ("state", "group", "epoch", "refs", "pins", "writes", "overdue", "job")
+SLOT_COLUMNS = ("state", "group", "pins")
+"""The columns of places that are part of a snapshot as they are, in its order."""
+
 
 class LedgerData(NotCopied):
     """Everything that the verbs of one ledger read and write. Its parts are never replaced by other objects."""
@@ -43,6 +47,12 @@ class LedgerData(NotCopied):
             limits.num_workers, limits.max_journal, contract is Contract.FENCE, indexed, deadline,
         )  # fmt: skip
         self.core.rechecks = checking is not Checking.OFF
+        blocks, slots = self.core.blocks.columns, self.core.slots.columns
+        self.block_bytes, self.slot_bytes = (
+            [memoryview(columns[name]).cast("B") for name in names]
+            for columns, names in ((blocks, BLOCK_COLUMNS), (slots, SLOT_COLUMNS))
+        )
+        """The columns of places, as bytes, that are part of a snapshot."""
         self.holders: dict[str, dict[int, int]] = {}
         """Pins on slots besides those of jobs: lookups that will be used (I7)."""
         self.refusals = Refusals(self.core, self.holders, incarnation)

@@ -72,10 +72,9 @@ class Look:
         self.data, self.core = data, data.core
         self.blocks, self.slots = data.core.blocks.columns, data.core.slots.columns
         self.block_states, self.slot_states = bytes(self.blocks["state"]), bytes(self.slots["state"])
-        states = data.core.jobs.state
-        self.jobs: list[tuple[JobView, int]] = [(job, states[job.row]) for job in data.known()]
+        self.jobs: list[tuple[JobView, int]] = [(job, job.code) for job in data.known()]
         """Every known job, with the number of its state."""
-        self.alive: list[tuple[JobView, int]] = [(job, states[job.row]) for job in data.alive()]
+        self.alive: list[tuple[JobView, int]] = [(job, job.code) for job in data.alive()]
         """Those that are filed as not over."""
         places = len(self.block_states)
         self.refs, self.pins, self.writes, self.overdue = [0] * places, [0] * places, [0] * places, [0] * places
@@ -88,17 +87,8 @@ class Look:
         """Each request that holds a life that is over, with the life."""
         for job, state in self.alive:
             self._count_job(job, state)
-        epoch, requests = self.blocks["epoch"], data.core.requests
-        for name, row in requests.by_name.items():
-            for table in range(row * data.core.num_groups, (row + 1) * data.core.num_groups):
-                begin = requests.begin[table]
-                for life in [requests.lives[at] for at in range(begin, begin + requests.length[table])]:
-                    if life == NULL:
-                        continue
-                    if epoch[life & ID_MASK] == life >> EPOCH_SHIFT:
-                        self.refs[life & ID_MASK] += 1
-                    else:
-                        self.over.append((name, life))
+        for name, row in data.core.requests.by_name.items():
+            self._count_tables(name, row)
         for held in data.holders.values():
             for slot, count in held.items():
                 self.slot_pins[slot] += count
@@ -118,6 +108,18 @@ class Look:
         """Whether the facts about every block are a legal combination."""
         self.slots_fit = _SLOT_FITS.issuperset(zip(self.slot_states, map(bool, self.slot_pins), strict=True))
 
+    def _count_tables(self, name: str, row: int) -> None:
+        blocks, requests, groups = self.core.blocks, self.core.requests, self.core.num_groups
+        for table in range(row * groups, (row + 1) * groups):
+            for at in range(requests.begin[table], requests.begin[table] + requests.length[table]):
+                life = requests.lives[at]
+                if life == NULL:
+                    continue
+                if blocks.epoch[life & ID_MASK] == life >> EPOCH_SHIFT:
+                    self.refs[life & ID_MASK] += 1
+                else:
+                    self.over.append((name, life))
+
     def _count_names(self) -> list[int]:
         named, jobs = [0] * self.core.contents.size, self.core.jobs
         entries: list[int] = []
@@ -126,7 +128,7 @@ class Look:
             entries += range(begin, begin + jobs.num_blocks[row])
             if slot_begin != begin or not jobs.num_blocks[row]:
                 entries += range(slot_begin, slot_begin + jobs.num_slots[row])
-        for content in (*self.blocks["key"], *self.slots["key"], *(jobs.key[at] for at in entries)):
+        for content in (*self.blocks["key"], *self.slots["key"], *[jobs.key[at] for at in entries]):
             named[content] += 1
         named[0] = 0
         return named
@@ -469,7 +471,7 @@ def places_are_conserved(look: Look, say: Say) -> None:
     live = [row for row in requests.by_name.values() if requests.state[row] != FINISHED]
     if rows != list(range(requests.rows)) or requests.live != len(live):
         say(f"rows {rows[:8]} are in use or spare of {requests.rows}, and {requests.live} of {len(live)} requests are counted")
-    places = sorted([*(requests.place[row] for row in live), *requests.spare_places])
+    places = sorted([*[requests.place[row] for row in live], *requests.spare_places])
     if places != list(range(core.max_requests)):
         say(f"places {places[:8]} of requests are in use or spare of {core.max_requests}")
     if look.block_states[NULL] != _FREED or look.blocks["epoch"][NULL]:
@@ -488,14 +490,14 @@ def places_are_conserved(look: Look, say: Say) -> None:
     if core.slots.held != held:
         say(f"{core.slots.held} READY slots are counted pinned, and {held} are")
     contents, named = core.contents, look.named
-    if list(contents.uses[1:]) != named[1:]:
-        for number, uses in enumerate(contents.uses):
-            if number and uses != named[number]:
-                say(f"content {number} is counted {uses} times, and named {named[number]} times")
-    known = sorted(number for own in contents.known for number in own.values())
+    for number in range(1, contents.size):
+        if contents.uses[number] != named[number]:
+            say(f"content {number} is counted {contents.uses[number]} times, and named {named[number]} times")
+    known = sorted([number for own in contents.known for number in own.values()])
     if known != _nonzero(named) or sorted([*known, *contents.spare]) != list(range(1, contents.top)):
         say(f"contents {known[:8]} have a key, {_nonzero(named)[:8]} are named, and {len(contents.spare)} can be had")
-    if any(contents.key[number] for number in contents.spare) or any(requests.names[row] for row in requests.spare):
+    spare = [number for number in contents.spare if contents.key[number]]
+    if spare or [row for row in requests.spare if requests.names[row]]:
         say("the number of a content, or a row of requests, can be had, and is named")
     for lists in (core.blocks, core.slots):
         if not _leads_back(lists.following, lists.before, lists.size if len(lists.following) > 1 else 0):

@@ -7,10 +7,10 @@ from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from attrs import define, frozen
 
-from blocklife.core._columns import Core, Ints, TransferJobs
+from blocklife.core._columns import Core, Ints, TransferJobs, life_of
 from blocklife.core._tables import NEVER
 from blocklife.errors import LateError, MisuseError
-from blocklife.ledger._ids import EPOCH_SHIFT, Ids, Lives
+from blocklife.ledger._ids import Ids, Lives
 from blocklife.ledger.records import Direction, JobId
 from blocklife.states import Block, Job, JobLife
 
@@ -242,27 +242,50 @@ class JobView:
             )
         return jobs
 
-    def _blocks(self, column: Ints | bytearray) -> list[int]:
-        jobs, begin = self._jobs(), self._core.jobs.begin[self.row]
+    def _blocks(self, column: Ints) -> list[int]:
+        jobs = self._jobs()
+        begin = jobs.begin[self.row]
         return [column[at] for at in range(begin, begin + jobs.num_blocks[self.row])]
 
-    def _slots(self, column: Ints | bytearray) -> list[int]:
-        jobs, begin = self._jobs(), self._core.jobs.slot_begin[self.row]
+    def _slots(self, column: Ints) -> list[int]:
+        jobs = self._jobs()
+        begin = jobs.slot_begin[self.row]
         return [column[at] for at in range(begin, begin + jobs.num_slots[self.row])]
 
     def _owners(self) -> list[str]:
-        jobs, begin = self._jobs(), self._core.jobs.owner_begin[self.row]
+        jobs = self._jobs()
+        begin = jobs.owner_begin[self.row]
         return [self._core.requests.names[jobs.owner[at]] for at in range(begin, begin + jobs.num_owners[self.row])]
+
+    def _lives(self) -> list[int]:
+        jobs = self._jobs()
+        begin = jobs.begin[self.row]
+        return [life_of(jobs.epoch[at], jobs.place[at]) for at in range(begin, begin + jobs.num_blocks[self.row])]
+
+    def _groups(self, begin: int, count: int) -> bytes:
+        jobs = self._core.jobs
+        return bytes([jobs.group[at] for at in range(begin, begin + count)])
+
+    def _code(self) -> int:
+        return self._jobs().state[self.row]
+
+    def _way(self) -> int:
+        return self._jobs().direction[self.row]
+
+    @property
+    def code(self) -> int:
+        """The number of its state in the table."""
+        return self._code()
 
     @property
     def state(self) -> Job:
         """Its state."""
-        return JOB_STATES[self._jobs().state[self.row]]
+        return JOB_STATES[self._code()]
 
     @property
     def direction(self) -> Direction:
         """The direction in which it copies."""
-        return DIRECTIONS[self._jobs().direction[self.row]]
+        return DIRECTIONS[self._way()]
 
     @property
     def owner(self) -> str | None:
@@ -282,9 +305,7 @@ class JobView:
     @property
     def lives(self) -> list[int]:
         """The lives of these blocks that it means."""
-        return [
-            epoch << EPOCH_SHIFT | place for epoch, place in zip(self._blocks(self._core.jobs.epoch), self.ids, strict=True)
-        ]
+        return self._lives()
 
     @property
     def places(self) -> list[int]:
@@ -294,7 +315,8 @@ class JobView:
     @property
     def groups(self) -> bytes:
         """The group of each block."""
-        return bytes(self._blocks(self._core.jobs.group))
+        jobs = self._jobs()
+        return self._groups(jobs.begin[self.row], jobs.num_blocks[self.row])
 
     @property
     def names(self) -> list[bytes] | None:
@@ -310,7 +332,8 @@ class JobView:
     @property
     def slot_groups(self) -> bytes:
         """The group of each slot."""
-        return bytes(self._slots(self._core.jobs.group))
+        jobs = self._jobs()
+        return self._groups(jobs.slot_begin[self.row], jobs.num_slots[self.row])
 
     @property
     def keys(self) -> list[bytes]:

@@ -90,6 +90,8 @@ class Stays:
         self.waits, self.waits_below = Waits(size), Waits(size)
         """For content on its way, and for the store below."""
         self.ending: set[int] = set()
+        columns = self.lookups, self.ends, self.waits.column, self.waits_below.column
+        self._at_first = [(column, column.snapshot()) for column in columns]
 
     def come(self, row: int) -> None:
         """A request begins."""
@@ -153,8 +155,8 @@ class Stays:
 
     def clear(self) -> None:
         """As at the beginning, without a request; counts of rows stay."""
-        for column in (self.lookups, self.ends, self.waits.column, self.waits_below.column):
-            column.restore(bytes([column.table.index[column.table.initial]]) * len(column))
+        for column, initial in self._at_first:
+            column.restore(initial)
         self.ending.clear()
 
     def at(self, row: int) -> tuple[Ending, Lookup]:

@@ -169,7 +169,8 @@ class Lru:
 
     def restore(self, saved: Hashable) -> None:
         """Go back to an order."""
-        self._order = SlotOrder()
+        for slot in self._order.first(len(self._order)):
+            self._order.drop(slot)
         self.touch(_saved(saved))
 
     def victims(self, count: int, evictable: Callable[[int], bool], coming: Sequence[Name]) -> list[int]:
