@@ -45,7 +45,7 @@ class Why(enum.IntEnum):
     NO_ROOM_FOR_JOBS = 15
     """All rows of jobs are in use; *other* are wanted."""
     NO_ROOM = 16
-    """Too few blocks can be handed out; *other* are wanted."""
+    """Too few blocks can be handed out to the request in row *place*, -1 for several; *other* are wanted."""
     NO_JOB_ROW = 17
     """The job (its row is *place*) has no row for the event *other*."""
     NO_REQUEST_ROW = 18

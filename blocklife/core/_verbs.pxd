@@ -9,7 +9,7 @@ from blocklife.core._rules cimport PlaceMove, Rules
 cdef int FINISHED, INITIAL_REQUEST, KEPT, LENT_FIRST, LENT_LATER, R_FINISH, UNSEALED
 cdef long long ID_MASK
 
-cpdef int choose(Core core, int count) except -1
+cpdef int choose(Core core, int count, rows) except -1
 cpdef bint has_room(Core core, int count) except -1
 cpdef int lend(Core core, int found, int count) except -1
 cpdef int lend_of(Core core, int row, int found, int count, int mark, int trait) except -1

@@ -37,8 +37,11 @@ from blocklife.core._tables import (
 # --- handing out -------------------------------------------------------------------------------------------------------
 
 
-def choose(core: Core, count: int) -> int:
-    """Put the next blocks into ``ids``: free ones first and, under fence, if there are too few, those that a copy reads."""
+def choose(core: Core, count: int, rows: Sequence[int]) -> int:
+    """Put the next blocks into ``ids``: free ones first and, under fence, if there are too few, those that a copy reads.
+
+    They are for the requests in these rows: a refusal tells of one that is alone.
+    """
     blocks = core.blocks
     core.make_room(count)
     ids, following, end, found = core.ids, blocks.following, blocks.size, 0
@@ -51,7 +54,7 @@ def choose(core: Core, count: int) -> int:
         if core.fence:
             found = lend(core, found, count)
         if found < count:
-            raise KernelRefusal(Why.NO_ROOM, found, count)
+            raise KernelRefusal(Why.NO_ROOM, rows[0] if len(set(rows)) == 1 else -1, count)
     return 0
 
 
@@ -99,7 +102,7 @@ def allocate(core: Core, rows: Sequence[int], counts: Sequence[int], groups: Seq
     total = 0
     for count in counts:
         total += count
-    choose(core, total)
+    choose(core, total, rows)
     hand_out(core, total)
     start = 0
     for at in range(len(rows)):

@@ -27,7 +27,6 @@ from blocklife.core import _moves as moves
 from blocklife.core import _plans as plans
 from blocklife.core import _verbs as verbs
 from blocklife.core._moves import ask_job, fire_request
-from blocklife.core._refused import KernelRefusal, Why
 from blocklife.core._tables import (
     ADMISSIBLE_,
     DEMOTE,
@@ -223,18 +222,8 @@ class Ledger(edge.NotCopied):
         self._check.group(group)
         if edge.whole(count, "count") < 1:
             raise MisuseError(f"request {request}: cannot allocate {count} blocks (ask for at least 1)")
-        self._hand_out([row], [count], [group], (), f"request {request}")
+        verbs.allocate(self._core, [row], [count], [group], ())
         return Batch(self.requests.table(request, group, -count), group)
-
-    def _hand_out(
-        self, rows: Sequence[int], counts: Sequence[int], groups: Sequence[int], skips: Sequence[int], who: str
-    ) -> None:
-        try:
-            verbs.allocate(self._core, rows, counts, groups, skips)
-        except KernelRefusal as problem:
-            if problem.why is Why.NO_ROOM:
-                raise self._state.refusals.of_room(problem.place, problem.other, who) from None
-            raise
 
     @verb
     def skip(self, request: str, count: int, group: int = 0) -> None:

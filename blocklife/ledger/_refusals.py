@@ -557,10 +557,14 @@ class Refusals:
             return CapacityError(f"all {most} jobs are out; let one land first (max_jobs)")
         return CapacityError(f"{wanted} jobs wanted, {room} of {most} can be made; let some land first (max_jobs)")
 
-    def of_room(self, _found: int, count: int, who: str = "") -> CapacityError:
-        """The error where too few blocks can be handed out. Busy blocks are found from the jobs, without searching the pool."""
+    def of_room(self, row: int, count: int) -> CapacityError:
+        """The error where too few blocks can be handed out, to the request in a row, or, if that is -1, to several.
+
+        Busy blocks are found from the jobs, without searching the pool.
+        """
         blocks, total = self._core.blocks, self._core.blocks.size - 1
-        begin = f"{who}: {counted(count, 'block')} wanted" if who else f"{counted(count, 'block')} wanted"
+        who = f"request {self._core.requests.names[row]}: " if row >= 0 else ""
+        begin = f"{who}{counted(count, 'block')} wanted"
         if count > total:
             return CapacityError(f"{begin}, and the device has {total} (it never fits: ask for less, or refuse the request)")
         touched = {job.number: job.ids for job in self._alive()}
