@@ -36,6 +36,7 @@ from blocklife.core._tables import (
     CANCEL_JOB,
     DEAD_READ,
     DONE,
+    EFFECTS_A_ROW,
     END_JOB,
     EXPIRE,
     FILLED,
@@ -52,7 +53,6 @@ from blocklife.core._tables import (
     LAST_OF_SLOTS,
     LATE,
     LOAD,
-    MOST_EFFECTS,
     NEVER,
     OVER,
     PLAN_STORE,
@@ -91,7 +91,7 @@ def hand_out(core: Core, count: int) -> int:
         chosen = [ids[at] for at in range(count)]
         flushes = False
         for place in chosen:
-            if rules.handed_out[blocks.state[place] * MOST_EFFECTS] == FLUSH_JOB:
+            if rules.handed_out[blocks.state[place] * EFFECTS_A_ROW] == FLUSH_JOB:
                 flushes = True
         end_orphans(core, flushes)
         if stale and flushes:
@@ -171,7 +171,7 @@ def give_up(core: Core, row: int, event: int) -> int:
     """Coupling *request-gives-up*: its load first, then every block, then the event."""
     requests, effects = core.requests, core.rules.gives_up
     ask_request(core, row, event)
-    for at in range(MOST_EFFECTS):
+    for at in range(EFFECTS_A_ROW):
         if effects[at] == END_JOB and requests.load[row]:
             job = core.jobs.find(requests.load[row])
             if job:
@@ -204,7 +204,7 @@ def check_room_for_jobs(core: Core, count: int) -> int:
 
 def effects_at(core: Core, cause: int, row: int, into: int) -> int:
     """Where the effects of a job's step begin."""
-    return ((cause * 4 + core.jobs.direction[row]) * 16 + into) * MOST_EFFECTS
+    return ((cause * 4 + core.jobs.direction[row]) * 16 + into) * EFFECTS_A_ROW
 
 
 def plan(core: Core, asked: bool) -> int:
@@ -298,7 +298,7 @@ def take(core: Core, row: int, event: int, cause: int, facts: int) -> int:
     taken = ask_job(core, row, event, facts)
     into = rules.job_target[taken]
     base, done = effects_at(core, cause, row, into), rules.job_trait[into] & DONE != 0
-    for each in range(base, base + MOST_EFFECTS):
+    for each in range(base, base + EFFECTS_A_ROW):
         if rules.effects[each] == PROVE_OLDER:
             prove_older(core, row)
     ask_effects(core, row, base, done)
@@ -381,7 +381,7 @@ def tell_request(core: Core, row: int, base: int) -> int:
     """The step of the request whose load this is; it may have another load by now."""
     jobs, requests, effects = core.jobs, core.requests, core.rules.effects
     number, begin, count = jobs.number[row], jobs.owner_begin[row], jobs.num_owners[row]
-    for each in range(base, base + MOST_EFFECTS):
+    for each in range(base, base + EFFECTS_A_ROW):
         effect = effects[each]
         if effect == 0:
             break
@@ -454,7 +454,7 @@ def older_of(core: Core, row: int) -> list[int]:
 def ask_effects(core: Core, row: int, base: int, done: bool) -> int:
     """Ask the effects on blocks, the first on slots, and on who is to wait; `write_effects` takes what was found."""
     rules, jobs, asked = core.rules, core.jobs, False
-    for each in range(base, base + MOST_EFFECTS):
+    for each in range(base, base + EFFECTS_A_ROW):
         effect = rules.effects[each]
         if effect == 0:
             break
@@ -520,7 +520,7 @@ def write_effects(core: Core, row: int, base: int, done: bool) -> int:
     """Write the effects that were asked. One place can take two steps of a coupling (drop, then unpin): slots take turns."""
     rules, jobs, asked = core.rules, core.jobs, False
     number = jobs.number[row]
-    for each in range(base, base + MOST_EFFECTS):
+    for each in range(base, base + EFFECTS_A_ROW):
         effect = rules.effects[each]
         if effect == 0:
             break

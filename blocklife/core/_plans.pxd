@@ -16,8 +16,8 @@ from blocklife.core._couplings cimport (
 from blocklife.core._moves cimport ask, can_job, fire_job, move_blocks, move_slots
 from blocklife.core._verbs cimport choose_seals, seal
 
-cdef int ABANDON_JOB, ADMITTED_, ALL_OK, AT_EXPIRE, AT_FINISH, AT_WORKERS, BEHIND, CANCEL_JOB, COPIED, DROP, EXPIRES
-cdef int FINISHED, FORGET, J_ABANDON, J_CANCEL, J_EXPIRE, J_FINISH, J_FLUSH, J_QUIESCE, KEPT, LOAD, MORE, MOST_EFFECTS
+cdef int ABANDON_JOB, ADMITTED_, ALL_OK, AT_EXPIRE, AT_FINISH, AT_WORKERS, BEHIND, CANCEL_JOB, COPIED, DROP, EFFECTS_A_ROW
+cdef int EXPIRES, FINISHED, FORGET, J_ABANDON, J_CANCEL, J_EXPIRE, J_FINISH, J_FLUSH, J_QUIESCE, KEPT, LOAD, MORE
 cdef int OVER, PLANNED, PREEMPT, R_PREEMPT, READABLE, UNSEALED, WANTED
 cdef double NEVER
 

@@ -36,6 +36,7 @@ from blocklife.core._tables import (
     CANCEL_JOB,
     COPIED,
     DROP,
+    EFFECTS_A_ROW,
     EXPIRES,
     FINISHED,
     FORGET,
@@ -48,7 +49,6 @@ from blocklife.core._tables import (
     KEPT,
     LOAD,
     MORE,
-    MOST_EFFECTS,
     NEVER,
     OVER,
     PLANNED,
@@ -379,7 +379,7 @@ def lose(core: Core, worker: int) -> int:
 def reset(core: Core, host: bool) -> int:
     """Coupling *reset-now*: forget all content, that of the lower tier, too, with *host*."""
     effects = core.rules.resets
-    for at in range(MOST_EFFECTS):
+    for at in range(EFFECTS_A_ROW):
         effect = effects[at]
         if effect == PREEMPT:
             empty_requests(core)

@@ -95,7 +95,7 @@ EFFECTS = (
     CANCEL_JOB, FLUSH_JOB, ABANDON_JOB, END_JOB, RELEASE, PREEMPT, DROP,
 ) = range(1, len(EFFECTS) + 1)  # fmt: skip
 LAST_OF_BLOCKS, LAST_OF_SLOTS = LAND, FILLED
-MOST_EFFECTS = 8
+EFFECTS_A_ROW = 8
 CAUSES = ("plan", "submit", "cancel", "finish", "expire")
 """Events of jobs that have couplings; ``quiesce`` couples as ``finish`` does."""
 AT_PLAN, AT_SUBMIT, AT_CANCEL, AT_FINISH, AT_EXPIRE = range(len(CAUSES))
@@ -256,10 +256,10 @@ def _rows_of(table: Table) -> bytearray:
 
 
 _KINDS = ("store", "load", "demote", "promote")
-_EFFECTS_OF_JOBS = EFFECTS[:TELL_FAILED]
+_OF_JOBS = EFFECTS[:TELL_FAILED]
 _KNOWN: Mapping[str, tuple[str, ...]] = {
-    **{f"job.{event}({kind})": _EFFECTS_OF_JOBS for event in CAUSES for kind in _KINDS if event != "submit"},
-    "job.submit": _EFFECTS_OF_JOBS,
+    **{f"job.{event}({kind})": _OF_JOBS for event in CAUSES for kind in _KINDS if event != "submit"},
+    "job.submit": _OF_JOBS,
     "block.*": ("job.cancel",),
     "block.allocate": ("job.flush",),
     "request.preempt|finish|load_failed": ("job.cancel|abandon", "block.release"),
@@ -279,19 +279,19 @@ def _check(couplings: Iterable[Coupling]) -> None:
 
 
 def _effects_of(effects: tuple[str, ...]) -> bytes:
-    if len(effects) > MOST_EFFECTS or sum(each.startswith("block.") for each in effects) > 1:
-        raise DefinitionError(f"{', '.join(effects)}: a coupling has at most {MOST_EFFECTS} effects, and one on blocks")
-    return bytes(EFFECTS.index(each) + 1 for each in effects).ljust(MOST_EFFECTS, b"\0")
+    if len(effects) > EFFECTS_A_ROW or sum(each.startswith("block.") for each in effects) > 1:
+        raise DefinitionError(f"{', '.join(effects)}: a coupling has at most {EFFECTS_A_ROW} effects, and one on blocks")
+    return bytes(EFFECTS.index(each) + 1 for each in effects).ljust(EFFECTS_A_ROW, b"\0")
 
 
 def _job_effects() -> bytearray:
-    found = bytearray(len(CAUSES) * 4 * 16 * MOST_EFFECTS)
+    found = bytearray(len(CAUSES) * 4 * 16 * EFFECTS_A_ROW)
     for cause, event in enumerate(CAUSES):
         for direction, kind in enumerate(_KINDS):
             for into in Job:
                 name = f"job.{event}" if event == "submit" else f"job.{event}({kind})"
-                at = ((cause * 4 + direction) * 16 + JobLife.table.index[into]) * MOST_EFFECTS
-                found[at : at + MOST_EFFECTS] = _effects_of(coupled(name, into))
+                at = ((cause * 4 + direction) * 16 + JobLife.table.index[into]) * EFFECTS_A_ROW
+                found[at : at + EFFECTS_A_ROW] = _effects_of(coupled(name, into))
     return found
 
 

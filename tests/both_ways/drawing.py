@@ -39,7 +39,20 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.states import ADMISSIBLE, LENT, STORABLE, Block, BlockLife, Job, Slot, Trait, states_before, states_with
+from blocklife.states import (
+    ADMISSIBLE,
+    LENT,
+    MACHINES,
+    STORABLE,
+    Block,
+    BlockLife,
+    Job,
+    Slot,
+    Trait,
+    states_before,
+    states_with,
+)
+from blocklife.testing.judges._model import PLAIN
 from tests.worlds import world_key
 
 DEADLINE = 20.0
@@ -125,6 +138,7 @@ class Drawer:
         yield from ((1, self.evict), (3, self.below), (0.3, self.lose), (0.3, self.reset), (0.8, self.reopen))
         yield from ((0.5, self.restore), (0.6, self.first), (0.5, self.submit), (0.6, self.finish_many))
         yield from ((6, self.bring_in), (6, self.squeeze), (1, self.stale))
+        yield from ((1, self.event_of(verb, machine)) for verb, machine in PLAIN.items() if not hasattr(self, verb))
 
     # --- calls
 
@@ -666,6 +680,20 @@ class Drawer:
     def evict(self, name: str, group: int) -> None:
         """Room is made."""
         self.call("evict", self.some(self.ledger.slots.where(Slot.READY) or [0], 2))
+
+    def event_of(self, verb: str, machine: str) -> Callable[[str, int], object]:
+        """A verb that is an event of a place and nothing else, for which nothing stands here: where it has a row, or not."""
+        allowed = {row.source for row in MACHINES[machine].events[verb].rows}
+
+        def move(name: str, group: int) -> None:
+            blocks, slots = self.ledger.blocks, self.ledger.slots
+            if machine == "block":
+                places = [block for block in self.blocks() if blocks.state(block) in allowed]
+            else:
+                places = [slot for slot in range(len(slots)) if slots.state(slot) in allowed]
+            self.call(verb, self.some(places or [1], 2))
+
+        return move
 
     def lose(self, name: str, group: int) -> None:
         """A worker is gone."""

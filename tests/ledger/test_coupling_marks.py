@@ -15,7 +15,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.core import _tables as tables
-from blocklife.core._tables import EFFECTS, MOST_EFFECTS, RULES
+from blocklife.core._tables import EFFECTS, EFFECTS_A_ROW, RULES
 from blocklife.errors import DefinitionError
 from blocklife.ledger import Completion, GroupTransfer, Jobs, Ledger, Result, Store
 from blocklife.ledger.jobs import Planned
@@ -31,9 +31,9 @@ def test_bytes_of_the_kernel_say_what_the_rows_say() -> None:
     named: dict[str, set[int]] = {each: set() for each in ("effects", "handed_out", "life_ends", "gives_up", "resets")}
     for row in COUPLINGS:
         for table, at in places_of(row):
-            found = getattr(RULES, table)[at : at + MOST_EFFECTS]
+            found = getattr(RULES, table)[at : at + EFFECTS_A_ROW]
             assert [EFFECTS[each - 1] for each in found if each] == list(row.effects), row.name
-            named[table].update(range(at, at + MOST_EFFECTS))
+            named[table].update(range(at, at + EFFECTS_A_ROW))
     for table, places in named.items():
         assert not [at for at, each in enumerate(getattr(RULES, table)) if each and at not in places]
 

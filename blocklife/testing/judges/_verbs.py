@@ -74,7 +74,7 @@ def end_life(b):
             table[q] = 0
 """
 
-_EFFECTS = """
+_COUPLED = """
 def over(j):
     "the state is kept while a report of the job is on its way"
     kind[j] = 0
@@ -640,7 +640,7 @@ def _plain(name: str, machine: str) -> str:
 
 
 HANDWRITTEN = (
-    *(_SETS, _LIVES, _EFFECTS, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS),
+    *(_SETS, _LIVES, _COUPLED, _STORES, _REQUESTS, _RESET, _ENGINE, _JOBS, _DEVICE, _ALWAYS),
     *(_plain(name, machine) for name, machine in PLAIN.items()),
 )
 """The whole text; the calls in it have no cycle."""

@@ -40,7 +40,7 @@ from blocklife.core import _columns, _couplings, _moves, _plans, _verbs
 from blocklife.core import _steps as _core_steps
 from blocklife.core._progress import TokenProgress
 from blocklife.core._rules import PlaceMove
-from blocklife.core._tables import CAUSES, EFFECTS, MOST_EFFECTS, RULES, RULES_OF
+from blocklife.core._tables import CAUSES, EFFECTS, EFFECTS_A_ROW, RULES, RULES_OF
 from blocklife.errors import MisuseError
 from blocklife.ledger import _snapshot as ledger_snapshot
 from blocklife.ledger._journal import Journal
@@ -236,7 +236,7 @@ def effect_mutants() -> Iterator[Mutant]:
 
 
 def _drop_effect(coupling: Coupling, effect: str) -> Undo:
-    left = bytes(EFFECTS.index(each) + 1 for each in coupling.effects if each != effect).ljust(MOST_EFFECTS, b"\0")
+    left = bytes(EFFECTS.index(each) + 1 for each in coupling.effects if each != effect).ljust(EFFECTS_A_ROW, b"\0")
     return _written([Patch(getattr(RULES, table), at, left) for table, at in places_of(coupling)])
 
 
@@ -246,9 +246,9 @@ def places_of(row: Coupling) -> list[tuple[str, int]]:
     if found:
         cause, kinds = CAUSES.index(found[1]), [_KINDS.index(found[2])] if found[2] else range(len(_KINDS))
         states = [JobLife.table.index[into] for into in row.into]
-        return [("effects", ((cause * 4 + kind) * 16 + state) * MOST_EFFECTS) for kind in kinds for state in states]
+        return [("effects", ((cause * 4 + kind) * 16 + state) * EFFECTS_A_ROW) for kind in kinds for state in states]
     if row.cause == "block.allocate":
-        return [("handed_out", BlockLife.table.index[into] * MOST_EFFECTS) for into in row.into]
+        return [("handed_out", BlockLife.table.index[into] * EFFECTS_A_ROW) for into in row.into]
     return [({"block.*": "life_ends", "ledger.reset": "resets"}.get(row.cause, "gives_up"), 0)]
 
 
