@@ -40,6 +40,7 @@ from blocklife.ledger import (
     Worker,
 )
 from blocklife.ledger._ids import ID_MASK
+from blocklife.ledger._rows import RowVerbs
 from blocklife.ledger.invariants import check
 from blocklife.offload import (
     FullHit,
@@ -971,15 +972,16 @@ def plant_parts_taken_for_wholes(patch: pytest.MonkeyPatch) -> None:
 
 def plant_loads_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
     """The blocks of a chunk come back in the wrong order."""
-    right = Ledger.plan_load
+    right = RowVerbs.plan_load
 
-    def wrong(ledger: Ledger, request: str, *transfers: Any, within: bool) -> Any:
-        for transfer in transfers:
-            if transfer.places is not None:
-                transfer.places = list(reversed(transfer.places))
-        return right(ledger, request, *transfers, within=within)
+    def wrong(rows: RowVerbs, *given: Any, within: bool) -> None:
+        right(rows, *given, within=within)
+        jobs = rows._core.jobs
+        row = jobs.by_number[jobs.last_number]
+        begin, end = jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]
+        jobs.slot[begin:end] = jobs.slot[begin:end][::-1]
 
-    patch.setattr(Ledger, "plan_load", wrong)
+    patch.setattr(RowVerbs, "plan_load", wrong)
 
 
 def plant_holes_closed_up(patch: pytest.MonkeyPatch) -> None:
