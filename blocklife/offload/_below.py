@@ -48,7 +48,10 @@ class BelowIndex(Protocol):
         ...
 
     def ask(self, space: bytes, contents: Sequence[Content]) -> Sequence[Answer]:
-        """Of each: HIT if the store has every rank's part, MISS if not, RETRY while that is being found out."""
+        """Of each: HIT if the store has every rank's part, MISS if not, RETRY while that is being found out.
+
+        A lookup asks ahead, so that it makes few calls: not all answers are used.
+        """
         ...
 
     def forget(self, space: bytes, contents: Sequence[Content]) -> None:
