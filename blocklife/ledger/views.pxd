@@ -27,7 +27,7 @@ cdef class BlocksView:
     @cython.locals(contents=Contents, own=dict, content=int)
     cpdef long long place_of(self, int group, key) except -2
     @cython.locals(block=cython.longlong)
-    cpdef list first_lives(self, int group, keys)
+    cpdef list _first_lives(self, int group, keys)
     cpdef bint is_final(self, Py_ssize_t block) except -1
     cpdef bint holds(self, Py_ssize_t block, int group, key) except -1
     cpdef long long refs(self, Py_ssize_t block) except -1
@@ -55,7 +55,7 @@ cdef class SlotsView:
     @cython.locals(slot=cython.longlong)
     cpdef list found(self, int group, keys)
     @cython.locals(slot=cython.longlong)
-    cpdef list first_ready(self, int group, keys)
+    cpdef list _first_ready(self, int group, keys)
     @cython.locals(slot=cython.longlong)
     cpdef find_ready(self, int group, key)
 

@@ -179,9 +179,9 @@ class BlocksView:
     def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The lives that hold the longest cached prefix of *keys*; take a hit with `acquire`."""
         self._check.group(group)
-        return self.first_lives(group, edge.keys(keys, "keys"))
+        return self._first_lives(group, edge.keys(keys, "keys"))
 
-    def first_lives(self, group: int, keys: Sequence[bytes]) -> list[int]:
+    def _first_lives(self, group: int, keys: Sequence[bytes]) -> list[int]:
         """The same, of keys that were checked."""
         found: list[int] = []
         for key in keys:
@@ -309,9 +309,9 @@ class SlotsView:
     def prefix(self, keys: Iterable[bytes], group: int = 0) -> list[int]:
         """The READY slots that hold the longest prefix of *keys*."""
         self._check.group(group)
-        return self.first_ready(group, edge.keys(keys, "keys"))
+        return self._first_ready(group, edge.keys(keys, "keys"))
 
-    def first_ready(self, group: int, keys: Sequence[bytes]) -> list[int]:
+    def _first_ready(self, group: int, keys: Sequence[bytes]) -> list[int]:
         """The same, of keys that were checked."""
         found: list[int] = []
         for key in keys:
