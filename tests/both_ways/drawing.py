@@ -683,7 +683,7 @@ class Drawer:
 
     def event_of(self, verb: str, machine: str) -> Callable[[str, int], object]:
         """A verb that is an event of a place and nothing else, for which nothing stands here: where it has a row, or not."""
-        allowed = {row.source for row in MACHINES[machine].events[verb].rows}
+        allowed = states_before(MACHINES[machine].events[verb], Block if machine == "block" else Slot)
 
         def move(name: str, group: int) -> None:
             blocks, slots = self.ledger.blocks, self.ledger.slots

@@ -26,7 +26,7 @@ from blocklife.ledger.jobs import Allocated, GroupTransfer, JobColumns, Planned,
 from blocklife.ledger.records import Placement, Plan
 from blocklife.ledger.views import BlocksView, SlotsView
 from blocklife.offload import Geometry, Hit, HostTier, OffloadScheduler, Placed, Policies
-from blocklife.states import MACHINES, Block
+from blocklife.states import MACHINES, Block, Slot, states_before
 from blocklife.testing.judges._model import PLAIN
 from tests.rigs import Rig, letters, scheduler_refuses
 from tests.worlds import block_of, held, in_flight, keys, make_ledger, ready, refuses, report, sealed, store
@@ -306,7 +306,7 @@ def scene(own_pool: bool) -> Scene:
 
 def of_event(event: str, machine: str) -> Callable[[Scene], Call]:
     """The call of a verb that is an event of a place and nothing else, for the last place in whose state that has a row."""
-    allowed = {row.source for row in MACHINES[machine].events[event].rows}
+    allowed = states_before(MACHINES[machine].events[event], Block if machine == "block" else Slot)
 
     def call(at: Scene) -> Call:
         view: BlocksView | SlotsView = at.ledger.blocks if machine == "block" else at.ledger.slots
