@@ -40,7 +40,11 @@ _WANTED = states_with(Trait.WANTED, Job)
 
 
 class BelowIndex(Protocol):
-    """What a scheduler asks about the store below; `stores.Presence` is one. No method may block."""
+    """What a scheduler asks about the store below; `stores.Presence` is one. No method may block.
+
+    It may have an attribute ``news`` as well: a number or a tuple of numbers that changes when a RETRY becomes another answer,
+    or None where that may be so at any time. While it is the same, requests that wait for answers are not looked up again.
+    """
 
     @property
     def is_up(self) -> bool:
@@ -176,6 +180,18 @@ class TierBelow:
         except BaseException as problem:
             self._errors.keep(self.index, problem)
             return [_MISS] * len(contents)
+
+    @property
+    def news(self) -> int | tuple[int, ...] | None:
+        """While this is the same, a RETRY is one still; None if nobody knows."""
+        try:
+            found = getattr(self.index, "news", None)
+            if type(found) is tuple:
+                return tuple(edge.counts(found, "the news of an index"))
+            return None if found is None else edge.whole(found, "the news of an index")
+        except BaseException as problem:
+            self._errors.keep(self.index, problem)
+            return None
 
     def brings(self, content: Content) -> bool:
         """Whether a promotion is bringing this content."""
@@ -352,7 +368,7 @@ class TierBelow:
     def _room(self, direction: Direction) -> int:
         """How many more slots may be copied in a direction now: jobs are bounded, too, so that small ones do not pile up."""
         policies = self.policies
-        jobs = sum(1 for each, *_ in self._jobs.values() if each is direction)
+        jobs = len([job for job in self._jobs.values() if job[0] is direction])
         return min(policies.max_slots - self._out[direction], (policies.max_jobs - jobs) * policies.job_slots)
 
     def _note(self, number: int, direction: Direction, slots: Sequence[int], contents: Sequence[Content]) -> None:

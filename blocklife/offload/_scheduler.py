@@ -159,10 +159,11 @@ class OffloadScheduler(edge.NotCopied):
             edge.whole(device_tokens, "device_tokens")
         self._steps.check_waiting(name, "LOOKUP")
         self._check_tokens(name, known_tokens, device_tokens)
-        asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens)
         row, last, waits = tracked.row, tracked.hit, self._stays.waits
         waits_below = self._steps.may_wait_below(row)
         deferred = last is not None and self._stays.is_deferred(row)
+        news = self._state.below.news if waits_below and self._state.below is not None and not self.ledger.own_pool else None
+        asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens, news)
         if last is not None and deferred and tracked.asked == asked and self._steps.waits_on(tracked):
             tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
@@ -194,7 +195,8 @@ class OffloadScheduler(edge.NotCopied):
             hit = search(pending=False)
         self._stays.looked_up(row, deferred=hit.deferred)
         tracked.hit, tracked.awaits = hit, self._search.awaited
-        tracked.asked = None if self._search.in_doubt or self._search.on_below else asked
+        waits_for_news = self._search.in_doubt and news is not None  # nothing else can change the answer, and it costs nothing
+        tracked.asked = None if not waits_for_news and (self._search.in_doubt or self._search.on_below) else asked
         if hit.deferred:
             self._state.counts["deferred"] += 1
             return hit

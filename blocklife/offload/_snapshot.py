@@ -239,7 +239,7 @@ def _save_requests(core: SchedulerState, names: Names) -> tuple[SavedTracked, ..
         if hit is not None:
             # otherwise it is looked up again, or it loads and its hit is kept there
             hit = _save_hit(hit, core, names) if waits or not names.canonical else None
-        known = asked[1:] if waits and asked is not None else None
+        known = asked[1:3] if waits and asked is not None else None
         awaits = tracked.awaits if waits else None
         row, scheduled = tracked.row, is_scheduled(tracked.row)
         end, lookup = core.stays.at(row)
@@ -423,7 +423,7 @@ def _put_back_requests(
     core.loads_heard = -1
     core.stays.clear()
     for name, row, keys, hit, failures, end, lookup, asked, _, tails, tail, awaits in saved:
-        known = None if asked is None else (core.ledger.jobs.verdicts, *asked)
+        known = None if asked is None else (core.ledger.jobs.verdicts, *asked, None)
         core.track(name, Tracked(row, keys, hit, failures, known, tails, tail, awaits))
         core.stays.put_back(row, end, lookup)
 

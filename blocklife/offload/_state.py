@@ -30,8 +30,8 @@ class Tracked:
 
     ``hit`` is the answer of its latest lookup (`Stays.lookups`) or, while the request loads, what it loads. ``failures`` counts
     its failed loads. ``asked`` identifies its latest completed lookup: the number of job verdicts and of abandoned loads then,
-    known tokens, tokens on the device. ``awaits`` is content that this lookup waits for and that the device lacked, if there is
-    any. ``fetched`` are the promotions that its lookups have planned.
+    known tokens, tokens on the device, news of the tier below. ``awaits`` is content that this lookup waits for and that the
+    device lacked, if there is any. ``fetched`` are the promotions that its lookups have planned.
     ``tail`` is the token inside a block at which its states were handed off, whose attention is stored when the request ends; 0
     for none.
     """
@@ -46,7 +46,7 @@ class Tracked:
         keys: Keys,
         hit: Hit | None = None,
         failures: int = 0,
-        asked: tuple[int, int, int | None] | None = None,
+        asked: tuple[int, int, int | None, int | tuple[int, ...] | None] | None = None,
         tails: TailKeys | None = None,
         tail: int = 0,
         awaits: tuple[int, bytes] | None = None,

@@ -103,6 +103,7 @@ class Presence:
         self._hangs = False
         """Whether the call that runs was told to the breaker as a failure already."""
         self._closing = False
+        self._news = 0
         self._hits = self._misses = self._retries = self._given_up = self._refused = self._calls = self._failed = 0
         self._last_error = ""
         self._thread = threading.Thread(target=self._run, name="blocklife-presence", daemon=True)
@@ -158,6 +159,17 @@ class Presence:
         """Whether the breaker lets the store be called."""
         return not self._breaker.refuses()
 
+    @property
+    def news(self) -> tuple[int, int]:
+        """How often questions were answered, and how many have waited for so long that they are a MISS by now."""
+        with self._lock:
+            overdue, latest = 0, self._clock() - self._patience_s
+            for since in self._questions.values():  # the oldest first
+                if since > latest:
+                    break
+                overdue += 1
+            return self._news, overdue
+
     def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         """These were not there when they were wanted, or were damaged: a MISS until the answer is too old."""
         self._learn(space, contents, _MISS)
@@ -210,6 +222,7 @@ class Presence:
                 content = (space, group, key)
                 if self._questions.pop(content, None) is not None:
                     self._unasked.pop(content, None)
+                    self._news += 1
                 self._keep(content, expires, answer)
 
     def _keep(self, content: Content, expires: float, answer: Answer) -> None:
@@ -266,6 +279,7 @@ class Presence:
         with self._changed:
             self._calling_since = None
             self._hangs = False
+            self._news += 1
             now = self._clock()
             for content, is_there in zip(batch, found, strict=True):
                 if self._questions.pop(content, None) is not None:

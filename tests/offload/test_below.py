@@ -87,6 +87,7 @@ class BelowRig(Rig):
         slots: int = 8,
         workers: int = 1,
         max_jobs: int = 8,
+        own_pool: bool = True,
         replacement: str | Lru = "lru",
     ) -> None:
         self.shelf = Shelf(prompt=prompt) if shelf is None else shelf
@@ -94,7 +95,9 @@ class BelowRig(Rig):
         self.full = False
         """The shelf takes nothing."""
         told = {"below": self.shelf, "below_policies": policies, "replacement": replacement}
-        super().__init__(groups, chunk, slots=slots, workers=workers, max_jobs=max_jobs, **told)  # type: ignore[arg-type]
+        super().__init__(
+            groups, chunk, slots=slots, workers=workers, max_jobs=max_jobs, own_pool=own_pool, **told  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def plan(self) -> Plan:
         plan = super().plan()
@@ -146,6 +149,68 @@ def moved(plan: Plan) -> dict[str, list[str]]:
 
 
 # --- fetching -----------------------------------------------------------------------------------------------------------
+
+
+class Telling(Shelf):
+    """The same, which says when its answers may have changed; None: it does not know."""
+
+    news: int | None = 0
+
+
+@pytest.mark.parametrize(("own_pool", "knows"), [(False, True), (False, False), (True, True)])
+def test_request_that_waits_for_answers_is_looked_up_again_when_there_is_news(own_pool: bool, knows: bool) -> None:
+    """Nothing is asked before that; where the ledger looks the device up, a block there may become final meanwhile."""
+    shelf = Telling(prompt=False)
+    shelf.news = 0 if knows else None
+    rig = BelowRig(own_pool=own_pool, shelf=shelf)
+    rig.add("a", letters(13))
+    shelf.fill(letters(12))
+    device = None if own_pool else 0
+    deferred, calls = [], []
+    for _ in range(2):
+        deferred.append(rig.scheduler.lookup("a", 13, device).deferred)
+        calls.append(len(shelf.calls))
+        rig.tick()
+    while deferred[-1] and len(deferred) < 20:
+        shelf.answer()
+        shelf.news = shelf.changes if knows else None
+        deferred.append(rig.scheduler.lookup("a", 13, device).deferred)
+        calls.append(len(shelf.calls))
+        rig.tick()
+
+    assert deferred[:2] == [True, True]
+    assert not deferred[-1]
+    assert (calls[1] > calls[0]) is (own_pool or not knows)
+    assert calls[2] > calls[1]
+
+
+def test_request_that_waits_too_long_for_answers_goes_on_without_news() -> None:
+    """Its patience does not depend on what the index says."""
+    shelf = Telling(prompt=False)
+    rig = BelowRig(own_pool=False, shelf=shelf, policies=BelowPolicies(max_wait=3.0))
+    rig.add("a", letters(13))
+    found = []
+    for _ in range(5):
+        found.append(rig.scheduler.lookup("a", 13, 0).deferred)
+        rig.tick()
+
+    assert found == [True, True, True, False, False]
+
+
+def test_news_that_an_index_cannot_tell_are_none() -> None:
+    """What it raises, or says instead of a number, is kept as an error, and the request is looked up in each step."""
+    shelf = Telling(prompt=False)
+    shelf.news = "much"  # type: ignore[assignment]
+    rig = BelowRig(own_pool=False, shelf=shelf)
+    rig.add("a", letters(13))
+    calls = []
+    for _ in range(2):
+        assert rig.scheduler.lookup("a", 13, 0).deferred
+        calls.append(len(shelf.calls))
+        rig.tick()
+
+    assert calls[1] > calls[0] > 0
+    assert rig.ledger.hook_errors.count == 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -580,6 +645,17 @@ def test_lazy_demotion_offers_nothing_twice() -> None:
     rig.tick()
 
     assert rig.counts == {"refused": 3}
+
+
+def test_lazy_demotion_asks_once_for_what_is_there_already() -> None:
+    """What another process has put below stays among the coldest slots, and is left alone."""
+    rig = BelowRig(policies=BelowPolicies(demote=Demote.LAZY, lazy_slots=8))
+    rig.fill("x", TEXT)
+    rig.shelf.fill(TEXT[:12])
+    for _ in range(3):
+        rig.tick()
+
+    assert rig.counts == {"already_below": 3}
 
 
 def test_content_that_was_put_is_known_to_be_there() -> None:

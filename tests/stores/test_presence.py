@@ -83,6 +83,27 @@ def test_presence_does_not_mix_up_spaces_and_groups(make: Make) -> None:
     assert presence.ask(b"", [(1, b"here")]) == [RETRY]
 
 
+def test_news_of_a_presence_change_with_each_answer_that_somebody_waits_for(make: Make, clock: Seconds) -> None:
+    """That one is not waited for any more is news as well; what nobody has asked is none."""
+    store = GatedStore(honest)
+    presence = make(store, patience_s=5.0)
+    told = [presence.news]
+    presence.note_put(b"", [(0, b"told")])
+    assert ask(presence, b"here") is RETRY
+    told.append(presence.news)
+    clock.now += 5.0
+    told.append(presence.news)
+    presence.forget(b"", [(0, b"here")])
+    told.append(presence.news)
+    ask(presence, b"half")
+    store.let_go(2)
+    settle(presence, b"half")
+    told.append(presence.news)
+
+    assert told[0] == told[1]
+    assert len(set(told)) == 4
+
+
 def test_presence_never_waits_and_asks_in_batches(make: Make, clock: Seconds) -> None:
     """The store stands still; the questions are all queued meanwhile, and go to it in one call, once each."""
     clock.now = 50.0
