@@ -14,6 +14,7 @@ cpdef int log_of(long long count) noexcept
 cpdef list listed(int[::1] following, int end, int most)
 
 
+@cython.final
 cdef class Blocks:
     cdef public int size, free
     cdef public bint indexed
@@ -34,6 +35,7 @@ cdef class Blocks:
     cdef unsigned int mark(self) noexcept
 
 
+@cython.final
 cdef class Slots:
     cdef public int size, free, held
     cdef public unsigned char[::1] state, group
@@ -50,6 +52,7 @@ cdef class Slots:
     cdef unsigned int mark(self) noexcept
 
 
+@cython.final
 cdef class Contents:
     cdef public list known, key, spare
     cdef public int size, top
@@ -64,12 +67,15 @@ cdef class Contents:
     cpdef int intern(self, int group, bytes key) except -1
     cpdef grow(self)
     cpdef int let_go(self, int content) except -1
+    @cython.locals(at=int, content=int)
+    cpdef int let_all_go(self, int[::1] named, int begin, int stop) except -1
     cpdef int tidy(self, int content) except -1
     @cython.locals(own=dict)
     cpdef int forget(self, int content) except -1
     cdef unsigned int mark(self) noexcept
 
 
+@cython.final
 cdef class SpanPool:
     cdef public long long top
     cdef public list spare
@@ -78,6 +84,7 @@ cdef class SpanPool:
     cdef int give(self, int begin, int count) except -1
 
 
+@cython.final
 cdef class TransferJobs:
     cdef public int max_jobs, words, live, first_spare, num_spare, size, owners_size, near
     cdef public long long last_number
@@ -96,6 +103,7 @@ cdef class TransferJobs:
     cpdef int find(self, long long number) except -1
 
 
+@cython.final
 cdef class Requests:
     cdef public int num_groups, rows, live, size
     cdef public unsigned char[::1] state
@@ -119,6 +127,7 @@ cdef class Requests:
     cdef unsigned int mark(self) noexcept
 
 
+@cython.final
 cdef class StepRing:
     cdef public long long size, at, here, steps
     cdef public unsigned short[::1] what
@@ -128,6 +137,7 @@ cdef class StepRing:
     cdef public bint hears
 
 
+@cython.final
 cdef class Core:
     cdef public Rules rules
     cdef public int num_groups, num_workers, max_requests, room

@@ -28,8 +28,8 @@ cpdef list dispatch(Core core, double now)
 cpdef list by_direction(Core core, rows)
 @cython.locals(total=int, row=int)
 cpdef list cuts_of(Core core, rows)
-@cython.locals(row=int, at=int)
-cpdef int moved_by(Core core, rows, long long[::1] near, long long[::1] far, unsigned char[::1] groups) except -1
+@cython.locals(row=int, at=int, near=list, far=list, groups=bytearray)
+cpdef tuple moved_by(Core core, rows)
 cpdef int arm(Core core, int row, double now) except -1
 cpdef bint is_out(Core core, int row) except -1
 cpdef int launched(Core core, long long number, double now) except -1

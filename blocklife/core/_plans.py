@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from blocklife.core._columns import Bytes, Core, Ints
+from blocklife.core._columns import Core
 from blocklife.core._couplings import (
     abandon,
     ask_submit,
@@ -121,16 +121,18 @@ def cuts_of(core: Core, rows: Sequence[int]) -> list[int]:
     return found
 
 
-def moved_by(core: Core, rows: Sequence[int], near: Ints, far: Ints, groups: Bytes) -> int:
-    """Fill in what jobs move, one after the other: blocks, host places and groups; as long as their blocks together."""
-    jobs, end = core.jobs, 0
+def moved_by(core: Core, rows: Sequence[int]) -> tuple[list[int], list[int], bytearray]:
+    """What jobs move, one after the other: blocks, host places and groups."""
+    jobs = core.jobs
+    near: list[int] = []
+    far: list[int] = []
+    groups = bytearray()
     for row in rows:
         for at in range(jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]):
-            near[end] = jobs.place[at]
-            far[end] = jobs.slot[at]
-            groups[end] = jobs.group[at]
-            end += 1
-    return end
+            near.append(jobs.place[at])
+            far.append(jobs.slot[at])
+            groups.append(jobs.group[at])
+    return near, far, groups
 
 
 def arm(core: Core, row: int, now: float) -> int:

@@ -22,11 +22,48 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from blocklife.core._columns import Bytes, Ints, zeros
+from blocklife.core._columns import Bytes, Ints, longer, zeros
 from blocklife.core._tables import ENDLESS
 
 Span: TypeAlias = tuple[int, int, int, int]
 """A range of table entries: the group, the row of the request, the first entry and the one after the last."""
+
+
+class EntrySpans:
+    """Ranges of table entries as columns, ``count`` of them.
+
+    ``end`` is the entry up to which something was done, where it may not have been done to all of a range.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.size = 0, 16
+        self.group, self.row = bytearray(self.size), zeros("i", self.size)
+        self.start, self.stop, self.end = zeros("q", self.size), zeros("q", self.size), zeros("q", self.size)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def add(self, group: int, row: int, start: int, stop: int) -> None:
+        """One range more."""
+        if self.count == self.size:
+            self.size = size = 2 * self.size
+            self.group, self.row = bytearray(self.group) + bytearray(self.count), longer("i", self.row, size)
+            self.start, self.stop = longer("q", self.start, size), longer("q", self.stop, size)
+            self.end = longer("q", self.end, size)
+        at, self.count = self.count, self.count + 1
+        self.group[at], self.row[at], self.start[at], self.stop[at] = group, row, start, stop
+
+    def tuples(self) -> list[Span]:
+        """The ranges one by one."""
+        return [(self.group[at], self.row[at], self.start[at], self.stop[at]) for at in range(self.count)]
+
+
+def spans_of(ranges: Sequence[Span]) -> EntrySpans:
+    """These ranges as columns."""
+    found = EntrySpans()
+    for group, row, start, stop in ranges:
+        found.add(group, row, start, stop)
+    return found
 
 
 class GroupTokens:
@@ -84,6 +121,8 @@ class TokenProgress:
         self.wanted, self.most_stored, self.most_loaded = wanted, stored, loaded
         self.placed, self.first, self.sealed, self.offered = placed, first, sealed, offered
         self.silent, self.serial, self.step = bytearray(size), zeros("q", size), zeros("q", size)
+        self.ends = zeros("q", size)
+        """What the latest `find_ends` has found; of other rows it says nothing."""
         self.since, self.due_at, self.steady, self.turned = (zeros("q", size) for _ in range(4))
         self.room_at, self.window_at, self.fill_at, self.final_at = (zeros("q", tables) for _ in range(4))
         self.home, self.came = zeros("i", size), zeros("q", size)
@@ -95,12 +134,15 @@ class TokenProgress:
         """The number of the step that is being made."""
         self.planned = self.settled = self.due_for = self.silent_step = self.silent_before = 0
         self.due: list[int] = []
-        """Silent rows that may need attention in the turn whose clock is ``due_for``, ascending."""
+        """Rows that may need attention in the turn whose clock is ``due_for``, ascending."""
+        self.all_due = False
+        """Whether all of them are silent: since they were last looked through, none has spoken up."""
         self.most_states = 1
         """How many states a request has at the end of its table, those of drafts included."""
         self.slides = any(each.behind < ENDLESS for each in groups)
         self.falls_silent = True
         """Whether requests may fall silent: not where nobody knows without asking how many tokens each has sampled."""
+        self._leaving, self._lacking, self._filling, self._finishing = EntrySpans(), EntrySpans(), EntrySpans(), EntrySpans()
         self.last_serial, self.cap_stored, self.cap_loaded, self.prompt_only = 0, most_stored, most_loaded, prompt_only
         for row in range(size):
             self.most_stored[row], self.most_loaded[row] = most_stored, most_loaded
@@ -141,23 +183,20 @@ class TokenProgress:
         """Whether a request is scheduled in the step that is being made, with no token perhaps."""
         return (self.silent_step if self.silent[row] else self.step[row]) == self.making
 
-    def ends_of(self, rows: Sequence[int]) -> list[int]:
-        """`end_of` each of these requests."""
-        found: list[int] = []
+    def filled_of(self, row: int) -> int:
+        """Up to which token the content of a request is there, and known, after the step that is being made."""
+        end, known = self.end_of(row), self.known_of(row)
+        return end if end < known else known
+
+    def find_ends(self, rows: Sequence[int], filled: bool) -> None:
+        """Note in ``ends`` what `end_of`, or `filled_of`, says of each of these requests: one call for all of them."""
         silent = self.planned + (1 if self.silent_step == self.making else 0)
         for row in rows:
-            found.append(self.computed[row] + (silent if self.silent[row] else self.in_flight[row] + self.wanted[row]))
-        return found
-
-    def filled_by(self, rows: Sequence[int]) -> list[int]:
-        """Up to which token the content of each of these requests is there, and known, after the step that is being made."""
-        found: list[int] = []
-        ends = self.ends_of(rows)
-        for at in range(len(rows)):
-            row, end = rows[at], ends[at]
-            known = self.known[row] + (self.settled if self.silent[row] else 0)
-            found.append(end if end < known else known)
-        return found
+            if self.silent[row]:
+                end, known = self.computed[row] + silent, self.known[row] + self.settled
+            else:
+                end, known = self.computed[row] + self.in_flight[row] + self.wanted[row], self.known[row]
+            self.ends[row] = known if filled and known < end else end
 
     def bound(self, row: int, tokens: int) -> int:
         """How many of a request's first *tokens*, which have or will have content, may be stored."""
@@ -245,6 +284,7 @@ class TokenProgress:
         if not self.silent[row]:
             return
         self.silent[row] = 0
+        self.all_due = False
         insort(self.spoken, row)
         self.computed[row] += self.settled
         self.known[row] += self.settled
@@ -304,12 +344,19 @@ class TokenProgress:
         """The silent requests that may need attention in the step that is being made, if silent ones run in it; ascending."""
         clock = self.planned + 1
         if self.due_for != clock:
-            self.due_for = clock
-            rows = {row for row in self.wheel.pop(clock, ()) if self.due_at[row] == clock}
-            self.due = sorted(rows)
-        for row in self.due:
-            if not self.silent[row]:
-                return [each for each in self.due if self.silent[each]]
+            self.due_for, last, ascend = clock, -1, True
+            due: list[int] = []
+            for row in self.wheel.pop(clock, ()):
+                if self.due_at[row] == clock:
+                    ascend = ascend and row > last
+                    last = row
+                    due.append(row)
+            if not ascend:  # they fell silent in different steps, one perhaps twice
+                due = sorted(set(due))
+            self.due, self.all_due = due, False
+        if not self.all_due:
+            self.due = [row for row in self.due if self.silent[row]]
+            self.all_due = True
         return self.due
 
     def propose(self) -> list[int]:
@@ -343,7 +390,7 @@ class TokenProgress:
         """The requests with tokens in the step that is being made that may need attention, ascending."""
         found = [row for row in self.spoken if self.wanted[row]]
         if self.silent_step == self.making and (due := self.due_now()):
-            return sorted([*found, *due])
+            return sorted([*found, *due]) if found else due
         return found
 
     def depart(self, doubtful: Collection[int]) -> None:
@@ -425,14 +472,16 @@ class TokenProgress:
     def settle(self, rows: Sequence[int], known: Sequence[int], computed: Sequence[int]) -> None:
         """The oldest turn is over. *rows* are those that it says something of, and what is known and computed of each then."""
         turn = self.turns.pop(0)
-        tokens = dict(zip(turn.rows, turn.tokens, strict=True))
         if turn.clock:
             self.settled += 1
+        said, spoke = 0, turn.rows  # ascending, as *rows* are
         for at in range(len(rows)):
             row = rows[at]
             if not self.silent[row]:
+                while spoke[said] < row:
+                    said += 1
                 self.known[row], self.computed[row] = known[at], computed[at]
-                self.in_flight[row] -= tokens[row]
+                self.in_flight[row] -= turn.tokens[said]
 
     def restored(self, turns: Sequence[PlanTokens], scheduled: Sequence[int]) -> None:
         """The columns were written by the caller: nobody is silent, all are to be looked at."""
@@ -449,6 +498,7 @@ class TokenProgress:
         self.turns, self.planned, self.settled = list(turns), len(turns), 0
         self.wheel.clear()
         self.due, self.due_for, self.making, self.silent_step, self.silent_before = [], 0, 1, 0, 0
+        self.all_due = False
         for row in scheduled:
             self.step[row] = self.making
 
@@ -476,44 +526,50 @@ class TokenProgress:
         own = self.groups[group]
         return ((block + 1) * own.tokens + own.behind + own.part - 1) // own.part * own.part
 
-    def leaving(self, rows: Sequence[int]) -> list[Span]:
-        """The blocks that have left the windows of these requests, as far as tokens are settled."""
-        found: list[Span] = []
+    def leaving(self, rows: Sequence[int]) -> EntrySpans:
+        """The blocks that have left the windows of these requests, as far as tokens are settled.
+
+        What this and the questions below return stands until the same question is asked again.
+        """
+        found = self._leaving
+        found.count = 0
         if not self.slides:
             return found
         for group in range(self.num_groups):
             for row in rows:
                 at = group * self.size + row
-                if self.computed[row] + (self.settled if self.silent[row] else 0) >= self.window_at[at]:
+                if self.computed_of(row) >= self.window_at[at]:
                     start, stop = self.first[at], self.first_needed(group, row)
                     if stop > self.placed[at]:
                         stop = self.placed[at]
                     if stop > start:
-                        found.append((group, row, start, stop))
+                        found.add(group, row, start, stop)
                     else:
                         self.window_at[at] = self.leaves_at(group, start)
         return found
 
-    def left(self, spans: Sequence[Span]) -> None:
+    def left(self, spans: EntrySpans) -> None:
         """Note that these blocks were released."""
-        for group, row, _, stop in spans:
-            self.first[group * self.size + row] = stop
-            self.window_at[group * self.size + row] = self.leaves_at(group, stop)
+        for each in range(spans.count):
+            group, stop = spans.group[each], spans.stop[each]
+            at = group * self.size + spans.row[each]
+            self.first[at] = stop
+            self.window_at[at] = self.leaves_at(group, stop)
 
-    def lacking(self, rows: Sequence[int]) -> list[Span]:
+    def lacking(self, rows: Sequence[int]) -> EntrySpans:
         """The entries that the tables of these requests lack for the step being made."""
-        found: list[Span] = []
-        ends = self.ends_of(rows)
+        found = self._lacking
+        found.count = 0
+        self.find_ends(rows, False)
         for group in range(self.num_groups):
             own = self.groups[group]
             tokens = own.tokens
-            for each in range(len(rows)):
-                row, end = rows[each], ends[each]
-                at = group * self.size + row
+            for row in rows:
+                at, end = group * self.size + row, self.ends[row]
                 if end > self.room_at[at]:
                     start, stop = self.placed[at], (end + tokens - 1) // tokens
                     if stop > start:
-                        found.append((group, row, start, stop))
+                        found.add(group, row, start, stop)
                     else:
                         self.room_at[at] = start * tokens
         return found
@@ -526,12 +582,13 @@ class TokenProgress:
             return self.most_states
         return count
 
-    def extended(self, spans: Sequence[Span]) -> None:
+    def extended(self, spans: EntrySpans) -> None:
         """Note that these entries were added."""
-        for group, row, _, stop in spans:
-            own = self.groups[group]
-            self.placed[group * self.size + row] = stop
-            self.room_at[group * self.size + row] = stop * own.tokens
+        for each in range(spans.count):
+            group = spans.group[each]
+            own, at = self.groups[group], group * self.size + spans.row[each]
+            self.placed[at] = spans.stop[each]
+            self.room_at[at] = spans.stop[each] * own.tokens
 
     def grown(self, group: int, row: int, count: int) -> None:
         """So many entries more are there now."""
@@ -539,30 +596,34 @@ class TokenProgress:
         self.placed[at] += count
         self.room_at[at] = self.placed[at] * own.tokens
 
-    def filling(self, rows: Sequence[int]) -> list[Span]:
+    def filling(self, rows: Sequence[int]) -> EntrySpans:
         """The chunks of these requests that are full after the step being made, and may be stored."""
-        found: list[Span] = []
-        filled = self.filled_by(rows)
+        found = self._filling
+        found.count = 0
+        self.find_ends(rows, True)
         for group in range(self.num_groups):
             own = self.groups[group]
             size = own.chunk
-            for each in range(len(rows)):
-                row, tokens = rows[each], filled[each]
-                at = group * self.size + row
+            for row in rows:
+                at, tokens = group * self.size + row, self.ends[row]
                 if tokens >= self.fill_at[at]:
-                    start, stop = self.offered[at], self.full_units(group, row, min(tokens, self.most_stored[row]), size)
+                    most = self.most_stored[row]
+                    start, stop = self.offered[at], self.full_units(group, row, tokens if tokens < most else most, size)
                     if stop > start:
-                        found.append((group, row, start, stop))
+                        found.add(group, row, start, stop)
                     else:
                         self.set_fill_alarm(group, row)
         return found
 
-    def offered_up_to(self, spans: Sequence[Span], ends: Sequence[int]) -> None:
+    def offered_up_to(self, spans: EntrySpans) -> None:
         """Note that the chunks of each span before its end have had their turn."""
-        for each in range(len(spans)):
-            group, row, _, _ = spans[each]
-            self.offered[group * self.size + row] = ends[each]
-            self.set_fill_alarm(group, row)
+        for each in range(spans.count):
+            self.offer_up_to(spans.group[each], spans.row[each], spans.end[each])
+
+    def offer_up_to(self, group: int, row: int, chunk: int) -> None:
+        """Note that the chunks of a request before this one have had their turn."""
+        self.offered[group * self.size + row] = chunk
+        self.set_fill_alarm(group, row)
 
     def offer_nothing(self, row: int) -> None:
         """Nothing more of a request is offered."""
@@ -587,31 +648,42 @@ class TokenProgress:
         full = self.full_at(group, row, self.offered[at] + 1, own.chunk)
         self.fill_at[at] = full if full <= self.most_stored[row] else ENDLESS
 
-    def finishing(self, rows: Sequence[int], computed: Sequence[int]) -> list[Span]:
+    def finishing(self, rows: Sequence[int], computed: Sequence[int]) -> EntrySpans:
         """The blocks of these requests that become final when this many tokens of each are computed."""
-        found: list[Span] = []
+        found = self._finishing
+        found.count = 0
         for group in range(self.num_groups):
-            own = self.groups[group]
-            size = own.tokens
             for each in range(len(rows)):
                 row, tokens = rows[each], computed[each]
-                at = group * self.size + row
-                if tokens >= self.final_at[at]:
-                    start, stop = self.sealed[at], self.full_units(group, row, tokens, size)
-                    if stop > start:
-                        found.append((group, row, start, stop))
-                    else:
-                        self.set_final_alarm(group, row)
+                if tokens >= self.final_at[group * self.size + row]:
+                    self.finish(found, group, row, tokens)
         return found
 
-    def fills(self, rows: Sequence[int]) -> list[Span]:
+    def fills(self, rows: Sequence[int]) -> EntrySpans:
         """The blocks of these requests that are full and known after the step that is being made."""
-        return self.finishing(rows, self.filled_by(rows))
+        found = self._finishing
+        found.count = 0
+        self.find_ends(rows, True)
+        for group in range(self.num_groups):
+            for row in rows:
+                if self.ends[row] >= self.final_at[group * self.size + row]:
+                    self.finish(found, group, row, self.ends[row])
+        return found
 
-    def sealed_up_to(self, spans: Sequence[Span]) -> None:
+    def finish(self, found: EntrySpans, group: int, row: int, tokens: int) -> None:
+        """Add the blocks of one request that become final with so many tokens, at which its alarm goes off."""
+        own = self.groups[group]
+        start, stop = self.sealed[group * self.size + row], self.full_units(group, row, tokens, own.tokens)
+        if stop > start:
+            found.add(group, row, start, stop)
+        else:
+            self.set_final_alarm(group, row)
+
+    def sealed_up_to(self, spans: EntrySpans) -> None:
         """Note that these blocks are final."""
-        for group, row, _, stop in spans:
-            self.sealed[group * self.size + row] = stop
+        for each in range(spans.count):
+            group, row = spans.group[each], spans.row[each]
+            self.sealed[group * self.size + row] = spans.stop[each]
             self.set_final_alarm(group, row)
 
     def set_final_alarm(self, group: int, row: int) -> None:
@@ -619,24 +691,21 @@ class TokenProgress:
         at, own = group * self.size + row, self.groups[group]
         self.final_at[at] = self.full_at(group, row, self.sealed[at] + 1, own.tokens)
 
-    def promised(self, spans: Sequence[Span], ends: Sequence[int], direct: bool) -> list[bool]:
-        """Blocks that the step fills are final already: those of each span before its end.
+    def promised(self, spans: EntrySpans, each: int, direct: bool) -> bool:
+        """Blocks that the step fills are final already: those of one span before its end.
 
         With *direct*, where what is final is stored without a line, those have had their turn that come next in the order in
-        which they are stored. Returns of each span whether that is so.
+        which they are stored. Returns whether that is so.
         """
-        found: list[bool] = []
-        for each in range(len(spans)):
-            group, row, start, stop = spans[each]
-            end, at, own = ends[each], group * self.size + row, self.groups[group]
-            self.sealed[at] = end
-            self.set_final_alarm(group, row)
-            ready = direct and stop * own.tokens <= self.most_stored[row] and self.offered[at] == start
-            if ready:  # without a line a chunk is one block
-                self.offered[at] = end
-                self.set_fill_alarm(group, row)
-            found.append(ready)
-        return found
+        group, row, end = spans.group[each], spans.row[each], spans.end[each]
+        at, own = group * self.size + row, self.groups[group]
+        self.sealed[at] = end
+        self.set_final_alarm(group, row)
+        if direct and spans.stop[each] * own.tokens <= self.most_stored[row] and self.offered[at] == spans.start[each]:
+            self.offered[at] = end  # without a line a chunk is one block
+            self.set_fill_alarm(group, row)
+            return True
+        return False
 
     def full_units(self, group: int, row: int, tokens: int, size: int) -> int:
         """How many units of *size* tokens, blocks or chunks of a group, the first *tokens* of a request fill for good."""

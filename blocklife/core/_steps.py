@@ -9,13 +9,13 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from blocklife.core._columns import Core, longer, zeros
 from blocklife.core._couplings import check_room_for_jobs, name_block, release_ids
 from blocklife.core._drafts import check_job, draft_job, make_jobs, tear_up_all
 from blocklife.core._moves import ask, note, write
-from blocklife.core._progress import Span, TokenProgress
+from blocklife.core._progress import EntrySpans, Span, TokenProgress
 from blocklife.core._refused import KernelRefusal, Why
 from blocklife.core._tables import (
     COPIED,
@@ -61,17 +61,18 @@ def held_at(core: Core, progress: TokenProgress, group: int, row: int, start: in
 # --- windows -----------------------------------------------------------------------------------------------------------
 
 
-def leave_spans(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
+def leave_spans(core: Core, progress: TokenProgress, spans: EntrySpans) -> int:
     """Release these blocks, which have left the windows of their requests."""
     blocks, requests, total, count, twice = core.blocks, core.requests, 0, 0, False
-    if not spans:
+    if not spans.count:
         return 0
-    for _, _, start, stop in spans:
-        total += stop - start
+    for each in range(spans.count):
+        total += spans.stop[each] - spans.start[each]
     core.make_room(total)
     mark = blocks.mark()
-    for group, row, start, stop in spans:
-        begin = held_at(core, progress, group, row, start, stop)
+    for each in range(spans.count):
+        start, stop = spans.start[each], spans.stop[each]
+        begin = held_at(core, progress, spans.group[each], spans.row[each], start, stop)
         for at in range(begin, begin + stop - start):
             life = requests.lives[at]
             if life and blocks.is_current(life):
@@ -85,8 +86,9 @@ def leave_spans(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> i
         release_lives(core, [blocks.life(core.ids[at]) for at in range(count)])
     else:
         release_ids(core, count)
-    for group, row, start, stop in spans:
-        begin = held_at(core, progress, group, row, start, stop)
+    for each in range(spans.count):
+        start, stop = spans.start[each], spans.stop[each]
+        begin = held_at(core, progress, spans.group[each], spans.row[each], start, stop)
         for at in range(begin, begin + stop - start):
             requests.lives[at] = 0
     progress.left(spans)
@@ -96,15 +98,16 @@ def leave_spans(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> i
 # --- growth ------------------------------------------------------------------------------------------------------------
 
 
-def grow(core: Core, progress: TokenProgress, spans: Sequence[Span]) -> int:
+def grow(core: Core, progress: TokenProgress, spans: EntrySpans) -> int:
     """Extend tables of requests by these entries, all or none; in a group of states, those before the last are null."""
     homes: list[int] = []
     counts: list[int] = []
     groups: list[int] = []
     skips: list[int] = []
-    for group, row, start, stop in spans:
+    for each in range(spans.count):
+        group, start, stop = spans.group[each], spans.start[each], spans.stop[each]
         count = progress.blocks_of(group, start, stop)
-        homes.append(home_of(core, progress, row))
+        homes.append(home_of(core, progress, spans.row[each]))
         groups.append(group)
         counts.append(count)
         skips.append(stop - start - count)
@@ -166,7 +169,7 @@ def begin_tables(core: Core, progress: TokenProgress, row: int, tokens: int) -> 
 
 
 def promise(
-    core: Core, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]], turn: StoreTurn | None
+    core: Core, progress: TokenProgress, spans: EntrySpans, keys: Sequence[Sequence[bytes]], turn: StoreTurn | None
 ) -> list[int]:
     """Seal the blocks of these spans as far as they can be sealed now, in order; returns the rows of requests that lack some.
 
@@ -177,67 +180,60 @@ def promise(
     blocks, requests, traits = core.blocks, core.requests, core.rules.block_trait
     total, count = 0, 0
     late: list[int] = []
-    ends: list[int] = []
-    for _, _, start, stop in spans:
-        total += stop - start
+    for each in range(spans.count):
+        total += spans.stop[each] - spans.start[each]
     core.make_room(total)
     mark = blocks.mark()
-    for each in range(len(spans)):
-        group, row, start, stop = spans[each]
-        at = held_at(core, progress, group, row, start, stop)
-        end, most = start, start + len(keys[each])
+    for each in range(spans.count):
+        start, names = spans.start[each], keys[each]
+        at = held_at(core, progress, spans.group[each], spans.row[each], start, spans.stop[each])
+        most, end = len(names), 0
         while end < most:
-            life = requests.lives[at]
+            life = requests.lives[at + end]
             if life:
                 place = life & ID_MASK
                 if not blocks.is_current(life) or not traits[blocks.state[place]] & (OPEN | UNSEALED):
                     break
-                check_seal(core, place, mark, keys[each][end - start])
+                check_seal(core, place, mark, names[end])
                 core.ids[count] = place
                 count += 1
-            at += 1
             end += 1
         if end < most:
-            late.append(row)
-        ends.append(end)
+            late.append(spans.row[each])
+        spans.end[each] = start + end
     ask(core, core.rules.seal, count, False)
     write(core, core.rules.seal, count)
-    for each in range(len(spans)):
-        group, row, start, _ = spans[each]
+    for each in range(spans.count):
+        group, row, start, names = spans.group[each], spans.row[each], spans.start[each], keys[each]
+        most, joins = spans.end[each] - start, progress.promised(spans, each, turn is not None)
         at = held_at(core, progress, group, row, start, start)
-        for inside in range(ends[each] - start):
-            life = requests.lives[at + inside]
+        for end in range(most):
+            life = requests.lives[at + end]
             if life:
-                name_block(core, life & ID_MASK, core.contents.intern(group, keys[each][inside]))
+                place = life & ID_MASK
+                name_block(core, place, core.contents.intern(group, names[end]))
+                if turn is not None and joins:
+                    turn.add(group, life, row, blocks.key[place])
     if count:
         note(core, core.rules.seal, count, 0)
-    ready = progress.promised(spans, ends, turn is not None)
-    for each in range(len(spans)):
-        if turn is not None and ready[each]:
-            group, row, start, _ = spans[each]
-            at = held_at(core, progress, group, row, start, start)
-            for inside in range(ends[each] - start):
-                life = requests.lives[at + inside]
-                if life:
-                    turn.add(group, life, row, blocks.key[life & ID_MASK])
     return late
 
 
 def seals_of(
-    core: Core, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]
+    core: Core, progress: TokenProgress, spans: EntrySpans, keys: Sequence[Sequence[bytes]]
 ) -> list[tuple[int, list[int], list[bytes]]]:
     """Group, lives and keys of the blocks of these spans, group by group; nulls are left out."""
     found: list[tuple[int, list[int], list[bytes]]] = []
     last = -1
     lives: list[int] = []
     names: list[bytes] = []
-    for each in range(len(spans)):
-        group, row, start, stop = spans[each]
+    for each in range(spans.count):
+        group, start, stop = spans.group[each], spans.start[each], spans.stop[each]
         if group != last:  # spans are ordered by group
             last, lives, names = group, [], []
             found.append((group, lives, names))
         own = keys[each]
-        begin = held_at(core, progress, group, row, start, stop)
+        begin = held_at(core, progress, group, spans.row[each], start, stop)
         for at in range(stop - start):
             life = core.requests.lives[begin + at]
             if life:
@@ -351,9 +347,13 @@ class StoreTurn:
         at, self.count = self.count, self.count + 1
         self.group[at], self.life[at], self.row[at], self.content[at] = group, life, row, content
 
-    def entries(self) -> list[tuple[int, int]]:
-        """The request, by its row, and the life of each block."""
-        return [(self.row[at], self.life[at]) for at in range(self.count)]
+    def owners(self, names: Mapping[int, str]) -> list[str]:
+        """The request of each block, from those of the rows."""
+        return [names[self.row[at]] for at in range(self.count)]
+
+    def lives(self) -> list[int]:
+        """The life of each block."""
+        return [self.life[at] for at in range(self.count)]
 
     def keep(self, core: Core, count: int) -> int:
         """Keep the first *count*. A content that nothing but the others names is forgotten."""
@@ -377,30 +377,27 @@ def is_stored(core: Core, content: int) -> bool:
 
 
 def offer_spans(
-    core: Core,
-    progress: TokenProgress,
-    spans: Sequence[Span],
-    keys: Sequence[Sequence[bytes]],
-    turn: StoreTurn,
-    early: bool,
-) -> int:
+    core: Core, progress: TokenProgress, spans: EntrySpans, keys: Sequence[Sequence[bytes]], turn: StoreTurn, early: bool
+) -> bool:
     """Chunks of one block that requests have filled have their turn, each request's up to the first that has to wait.
 
     *keys* has those of each span, fewer if it has fewer tokens than it was to have. Content has to be final, or *early*: it
-    will be when the plan has run that stores it. Refuses content under another key.
+    will be when the plan has run that stores it. Refuses content under another key. Returns whether none has to wait.
     """
-    ends: list[int] = []
+    whole = True
     ready, kept, stored, in_flight = SOURCE if early else FINAL, turn.count, turn.stored, turn.in_flight
     try:
-        for each in range(len(spans)):
-            group, row, start, _ = spans[each]
-            ends.append(take_ready(core, progress, group, row, start, keys[each], turn, ready))
+        for each in range(spans.count):
+            end = take_ready(core, progress, spans.group[each], spans.row[each], spans.start[each], keys[each], turn, ready)
+            if end < spans.stop[each]:
+                whole = False
+            spans.end[each] = end
     except BaseException:
         turn.stored, turn.in_flight = stored, in_flight
         turn.keep(core, kept)
         raise
-    progress.offered_up_to(spans, ends)
-    return 0
+    progress.offered_up_to(spans)
+    return whole
 
 
 def unstored(
@@ -504,13 +501,15 @@ def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:
 
 def group_by_group(core: Core, turn: StoreTurn) -> int:
     """Put the blocks of a turn into the order of their groups; within a group they stay in order."""
-    lives, rows, contents = list(turn.life[: turn.count]), list(turn.row[: turn.count]), list(turn.content[: turn.count])
-    groups, to = list(turn.group[: turn.count]), 0
+    kept, to = turn.count, 0
+    groups, lives = bytearray(turn.size), zeros("q", turn.size)
+    rows, contents = zeros("i", turn.size), zeros("i", turn.size)
     for group in range(core.num_groups):
-        for at in range(turn.count):
-            if groups[at] == group:
-                turn.group[to], turn.life[to], turn.row[to], turn.content[to] = group, lives[at], rows[at], contents[at]
+        for at in range(kept):
+            if turn.group[at] == group:
+                groups[to], lives[to], rows[to], contents[to] = group, turn.life[at], turn.row[at], turn.content[at]
                 to += 1
+    turn.group, turn.life, turn.row, turn.content = groups, lives, rows, contents
     return 0
 
 

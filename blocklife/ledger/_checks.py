@@ -40,8 +40,7 @@ class Checks:
     """The checks of one ledger. A method is named after what it checks."""
 
     def __init__(self, data: LedgerData) -> None:
-        self._data = data
-        self._core = data.core
+        self._data, self._core, self._incarnation = data, data.core, data.incarnation
 
     def request(self, request: str) -> int:
         """The row of a request that is not over."""
@@ -125,7 +124,7 @@ class Checks:
 
     def job(self, name: JobId) -> int:
         """The row of a job that is known."""
-        mine = name.incarnation == self._data.incarnation
+        mine = name.incarnation == self._incarnation
         row = self._core.jobs.by_number.get(name.number, 0) if mine else 0
         if not row and mine and 0 < name.number <= self._core.jobs.last_number:
             raise LateError(f"job {name}: it ended so long ago that it is not known any more (ask sooner, or raise max_jobs)")
@@ -176,7 +175,7 @@ class Checks:
         oks: list[bool] = []
         for each in completions:
             self.report(each)
-            numbers.append(each.job.number if each.job.incarnation == self._data.incarnation else 0)
+            numbers.append(each.job.number if each.job.incarnation == self._incarnation else 0)
             workers.append(int(each.worker))
             oks.append(each.result is _OK)
             misses = misses or bool(each.missing)
@@ -187,7 +186,7 @@ class Checks:
         worker, job = completion.worker, completion.job
         if not 0 <= worker < self._core.num_workers:
             raise MisuseError(f"worker {worker}: there are {self._core.num_workers} (ranks count from 0)")
-        row = self._core.jobs.find(job.number) if job.incarnation == self._data.incarnation else 0
+        row = self._core.jobs.find(job.number) if job.incarnation == self._incarnation else 0
         if row and JOB_STATES[self._core.jobs.state[row]] is _PLANNED:
             raise self._data.refusals.of_job(row, JOB_EVENTS[J_FINISH])
         if row and completion.missing:

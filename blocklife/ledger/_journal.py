@@ -196,11 +196,6 @@ class Journal:
         """The outermost call is over: any thread may make the next one."""
         self.caller.clear()
 
-    def begin(self) -> int:
-        """An outermost call is about to begin; returns the number of the latest step before it."""
-        self.calls += 1
-        return self.core.journal.steps
-
     def writes(self) -> None:
         """A call has asked all it needs, and changes something from here on."""
         self.stage = _WRITING
@@ -319,16 +314,15 @@ def _outermost(
                 raise journal.worded(problem, name) from None
             end(journal)
             return found
-        begun = journal.begin()
+        begun = begin(journal)
         try:
             try:
                 enter(journal, stage, args, kwargs)
                 try:
                     found = method(owner, *args, **kwargs)
-                    recheck(journal)
+                    close(journal)
                 except KernelRefusal as problem:
                     raise journal.worded(problem, name) from None
-                journal.stage = _IDLE
             except BaseException as problem:
                 journal.break_off(name, problem, begun)
                 raise
@@ -366,6 +360,12 @@ def is_within(journal: Journal, name: str, writes: bool, opens: bool) -> bool:
     return True
 
 
+def begin(journal: Journal) -> int:
+    """An outermost call is about to begin; returns the number of the latest step before it."""
+    journal.calls += 1
+    return journal.core.journal.steps
+
+
 def enter(journal: Journal, stage: CallStage, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """The outermost call begins its work."""
     journal.stage = stage
@@ -378,6 +378,12 @@ def recheck(journal: Journal) -> None:
     """Check the jobs that took a step with effects once more."""
     if journal.core.judged:
         journal.recheck()
+
+
+def close(journal: Journal) -> None:
+    """The outermost call has made its last write."""
+    recheck(journal)
+    journal.stage = _IDLE
 
 
 def end(journal: Journal) -> None:

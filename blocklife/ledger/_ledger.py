@@ -48,7 +48,6 @@ from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import NULL, Lives
 from blocklife.ledger._journal import Journal, anew, verb
 from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
-from blocklife.ledger._plan import plan_of
 from blocklife.ledger._planning import Planning
 from blocklife.ledger._refusals import some
 from blocklife.ledger._rows import RowVerbs
@@ -481,9 +480,7 @@ class Ledger(edge.NotCopied):
         it has not started: otherwise a wait for a copy that its worker still holds back might never end.
         """
         edge.moment(now, "now")
-        if len(self._core.waiting) >= self.limits.max_plans:
-            raise CapacityError(f"all {self.limits.max_plans} plans are out; settle one first (max_plans)")
-        return plan_of(self._state, plans.dispatch(self._core, now))
+        return self._rows.dispatch(now)
 
     @verb
     def settle(

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from blocklife.core import _plans as plans
-from blocklife.core._columns import zeros
+from blocklife.core._columns import Core
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.records import Direction, Plan, TierTransfer, Transfer, Transfers
 
 _STORE, _LOAD, _PROMOTE, _DEMOTE = Direction.STORE, Direction.LOAD, Direction.PROMOTE, Direction.DEMOTE
 
 
-def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
+def plan_of(data: LedgerData, core: Core, rows: Sequence[int]) -> Plan:
     """The plan that was dispatched last, which submits the jobs in these rows."""
-    core = data.core
     flushed = core.waiting[core.plan]
     flushes = tuple([data.id_of(core.jobs.find(number)) for number in flushed]) if flushed else ()
     if not rows:
@@ -24,37 +23,33 @@ def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
     stores, loads, demotes, promotes = plans.by_direction(core, rows)
     return Plan(
         core.plan,
-        transfers(data, _LOAD, loads) if loads else (),
-        transfers(data, _STORE, stores) if stores else (),
+        transfers(data, core, _LOAD, loads) if loads else (),
+        transfers(data, core, _STORE, stores) if stores else (),
         flushes,
         tuple([tier_transfer(data, _PROMOTE, row) for row in promotes]),
         tuple([tier_transfer(data, _DEMOTE, row) for row in demotes]),
     )
 
 
-def transfers(data: LedgerData, direction: Direction, rows: Sequence[int]) -> Sequence[Transfer]:
-    """The transfers of jobs of one direction, at least one: two arrays, in which each job has a part."""
-    jobs = data.core.jobs
-    cuts = plans.cuts_of(data.core, rows)
-    total = cuts[len(rows)]
-    near, far, groups = zeros("q", total), zeros("q", total), bytearray(total)
-    plans.moved_by(data.core, rows, near, far, groups)
+def transfers(data: LedgerData, core: Core, direction: Direction, rows: Sequence[int]) -> Sequence[Transfer]:
+    """The transfers of jobs of one direction, at least one: two lists, in which each job has a part."""
+    near, far, groups = plans.moved_by(core, rows)
     source, target = (near, far) if direction is _STORE else (far, near)
     return Transfers(
-        data.incarnation, direction, [jobs.number[row] for row in rows], source, target, cuts, bytes(groups),
-        data.core.num_groups,
+        data.incarnation, direction, [core.jobs.number[row] for row in rows], source, target, plans.cuts_of(core, rows),
+        bytes(groups), core.num_groups,
     )  # fmt: skip
 
 
 def tier_transfer(data: LedgerData, direction: Direction, row: int) -> TierTransfer:
     """What the workers move for one job between slots and the store below."""
     jobs, key = data.core.jobs, data.core.contents.key
-    span = slice(jobs.slot_begin[row], jobs.slot_begin[row] + jobs.num_slots[row])
+    places = range(jobs.slot_begin[row], jobs.slot_begin[row] + jobs.num_slots[row])
     return TierTransfer(
         data.id_of(row),
         direction,
-        np.array(jobs.slot[span], np.int64),
-        bytes(jobs.group[span]),
-        tuple([key[each] for each in jobs.key[span]]),
+        np.array([jobs.slot[at] for at in places], np.int64),
+        bytes([jobs.group[at] for at in places]),
+        tuple([key[jobs.key[at]] for at in places]),
         jobs.space.get(jobs.number[row], b""),
     )

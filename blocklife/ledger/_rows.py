@@ -14,17 +14,18 @@ from typing import TypeAlias
 from blocklife.core import _plans as plans
 from blocklife.core import _steps as steps
 from blocklife.core import _verbs as verbs
-from blocklife.core._progress import Span, TokenProgress
+from blocklife.core._progress import EntrySpans, Span, TokenProgress
 from blocklife.core._steps import StepGrowth, StoreTurn
 from blocklife.core._tables import STORE
-from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.errors import BlocklifeError, CapacityError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._checks import Checks
 from blocklife.ledger._journal import end, verb
+from blocklife.ledger._plan import plan_of
 from blocklife.ledger._planning import Planning
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JobColumns
-from blocklife.ledger.records import Completion, Launched
+from blocklife.ledger.records import Completion, Launched, Plan
 
 SealedContent: TypeAlias = tuple[int, Sequence[int], Sequence[bytes]]
 """Blocks of one group whose content is final: the group, their lives and keys."""
@@ -36,7 +37,7 @@ class RowVerbs:
     def __init__(self, data: LedgerData, check: Checks, planning: Planning) -> None:
         self._core, self._check, self._incarnation = data.core, check, data.incarnation
         self._refusals, self._planning = data.refusals, planning
-        self._calls = data.journal
+        self._data, self._calls = data, data.journal
 
     def home(self, name: str) -> tuple[int, int]:
         """The row of a request in the ledger, and which of those that had it it is (`Requests.came`)."""
@@ -47,12 +48,12 @@ class RowVerbs:
         """What to say of a request, by its row of progress, that was ended beside its scheduler."""
         self._refusals.of_gone = of_gone
 
-    def leave_spans(self, progress: TokenProgress, spans: Sequence[Span]) -> None:
+    def leave_spans(self, progress: TokenProgress, spans: EntrySpans) -> None:
         """Release these blocks, which have left the windows of their requests. Edges: as `Ledger.release`."""
         steps.leave_spans(self._core, progress, spans)
         end(self._calls)
 
-    def grow(self, progress: TokenProgress, spans: Sequence[Span]) -> None:
+    def grow(self, progress: TokenProgress, spans: EntrySpans) -> None:
         """Extend tables by these entries (`_steps.grow`). Edges: as `Ledger.allocate`."""
         steps.grow(self._core, progress, spans)
         end(self._calls)
@@ -63,13 +64,13 @@ class RowVerbs:
         end(self._calls)
 
     def seals_of(
-        self, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]
+        self, progress: TokenProgress, spans: EntrySpans, keys: Sequence[Sequence[bytes]]
     ) -> list[tuple[int, list[int], list[bytes]]]:
         """The blocks of requests that are full, with their keys, group by group (`_steps.seals_of`)."""
         return steps.seals_of(self._core, progress, spans, keys)
 
     def promise(
-        self, progress: TokenProgress, spans: Sequence[Span], keys: Sequence[Sequence[bytes]], turn: StoreTurn | None
+        self, progress: TokenProgress, spans: EntrySpans, keys: Sequence[Sequence[bytes]], turn: StoreTurn | None
     ) -> list[int]:
         """Seal what a step will fill, as far as it can be sealed now (`_steps.promise`). Edges: as `Ledger.seal`."""
         late = steps.promise(self._core, progress, spans, keys, turn)
@@ -83,14 +84,13 @@ class RowVerbs:
     def offer_spans(
         self,
         progress: TokenProgress,
-        spans: Sequence[Span],
+        spans: EntrySpans,
         keys: Sequence[Sequence[bytes]],
         turn: StoreTurn,
-        *,
         early: bool,
-    ) -> None:
+    ) -> bool:
         """Chunks of one block that requests have filled have their turn (`_steps.offer_spans`); no place takes a step."""
-        steps.offer_spans(self._core, progress, spans, keys, turn, early)
+        return steps.offer_spans(self._core, progress, spans, keys, turn, early)
 
     def names_left(self, progress: TokenProgress, turn: StoreTurn) -> list[tuple[int, bytes]]:
         """Take out of a turn what need not, or cannot, be stored; returns group and key of each block that is left."""
@@ -108,6 +108,15 @@ class RowVerbs:
     def seal(self, seals: Sequence[SealedContent]) -> None:
         """Seal blocks of requests, all or none. Edges: as `Ledger.seal`."""
         verbs.seal(self._core, seals)
+
+    def dispatch(self, now: float) -> Plan:
+        """Submit what can be submitted, and return the plan of this step (`Ledger.dispatch`)."""
+        most = self._data.limits.max_plans
+        if len(self._core.waiting) >= most:
+            raise CapacityError(f"all {most} plans are out; settle one first (max_plans)")
+        plan = plan_of(self._data, self._core, plans.dispatch(self._core, now))
+        end(self._calls)
+        return plan
 
     def settle(
         self,

@@ -11,7 +11,6 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from blocklife.core._columns import Ints
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import EPOCH_SHIFT
 from blocklife.lifecycle import Move, Rows, Transition
@@ -112,8 +111,8 @@ class Transfers(Sequence[Transfer]):
         incarnation: int,
         direction: Direction,
         numbers: Sequence[int],
-        source: Ints,
-        target: Ints,
+        source: Sequence[int],
+        target: Sequence[int],
         cuts: Sequence[int],
         groups: bytes,
         num_groups: int,
@@ -125,7 +124,7 @@ class Transfers(Sequence[Transfer]):
 
     def _all(self) -> tuple[Transfer, ...]:
         if not self._made:
-            source, target = np.frombuffer(self._source, np.int64), np.frombuffer(self._target, np.int64)
+            source, target = np.array(self._source, np.int64), np.array(self._target, np.int64)
             made: list[Transfer] = []
             for number, (start, stop) in zip(self._numbers, pairwise(self._cuts), strict=True):
                 job, here = JobId(self._incarnation, number), slice(start, stop)
@@ -133,6 +132,10 @@ class Transfers(Sequence[Transfer]):
                 made.append(Transfer(job, self._direction, source[here], target[here], sizes))
             self._made = tuple(made)
         return self._made
+
+    def jobs(self) -> list[JobId]:
+        """The job of each."""
+        return [JobId(self._incarnation, number) for number in self._numbers]
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -210,6 +213,11 @@ class Launched:
 _NO_JOBS: frozenset[JobId] = frozenset()
 
 
+def _jobs_of(transfers: Sequence[Transfer]) -> list[JobId]:
+    """The jobs of transfers, without building these."""
+    return transfers.jobs() if isinstance(transfers, Transfers) else [each.job for each in transfers]
+
+
 @frozen(eq=False)
 class Plan:
     """What the workers do for one engine step, in the order of the engine contract."""
@@ -232,7 +240,13 @@ class Plan:
         """The loads that the plan waits for itself, before its forward pass, which reads what they bring."""
         if not self.loads or not self.flushes:
             return _NO_JOBS
-        return frozenset(self.flushes).intersection([load.job for load in self.loads])
+        return frozenset(self.flushes).intersection(_jobs_of(self.loads))
+
+    @property
+    def submitted(self) -> tuple[JobId, ...]:
+        """The jobs that the plan submits: loads, stores, promotions, demotions. An engine hears of the end of each."""
+        below = [each.job for each in (*self.promotes, *self.demotes)]
+        return (*_jobs_of(self.loads), *_jobs_of(self.stores), *below)
 
     @property
     def empty(self) -> bool:

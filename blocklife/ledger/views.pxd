@@ -1,14 +1,18 @@
 # Types of the views, where they are compiled.
 cimport cython
-from blocklife.core._columns cimport Contents, Core, Requests, life_of
+cimport blocklife.core._plans as plans
+cimport blocklife.core._verbs as verbs
+cimport blocklife.ledger._edge as edge
+from blocklife.core._columns cimport Contents, Core, Requests, life_of, listed
 from blocklife.ledger._checks cimport Checks
 
-cdef int EPOCH_SHIFT, FINAL, FINISHED
+cdef int EPOCH_SHIFT, FINAL, FINISHED, OVER
 cdef long long ID_MASK
 
 cpdef long long block_of(long long life) noexcept
 
 
+@cython.final
 cdef class BlocksView:
     cdef Checks _check
     cdef Core _core
@@ -25,15 +29,16 @@ cdef class BlocksView:
     @cython.locals(block=cython.longlong)
     cpdef code_of(self, long long life)
     @cython.locals(contents=Contents, own=dict, content=int)
-    cpdef long long place_of(self, int group, key) except -2
+    cpdef Py_ssize_t place_of(self, int group, key) except -2
     @cython.locals(block=cython.longlong)
     cpdef list _first_lives(self, int group, keys)
     cpdef bint is_final(self, Py_ssize_t block) except -1
     cpdef bint holds(self, Py_ssize_t block, int group, key) except -1
-    cpdef long long refs(self, Py_ssize_t block) except -1
-    cpdef long long job(self, Py_ssize_t block) except -1
+    cpdef Py_ssize_t refs(self, Py_ssize_t block) except -1
+    cpdef Py_ssize_t job(self, Py_ssize_t block) except -1
 
 
+@cython.final
 cdef class SlotsView:
     cdef Checks _check
     cdef object _journal
@@ -47,11 +52,13 @@ cdef class SlotsView:
 
     cpdef bint is_ready(self, Py_ssize_t slot) except -1
     cpdef bint can_evict(self, Py_ssize_t slot) except -1
-    cpdef long long group(self, Py_ssize_t slot) except -1
+    cpdef Py_ssize_t group(self, Py_ssize_t slot) except -1
     @cython.locals(slot=cython.longlong)
     cpdef find(self, int group, key)
     @cython.locals(contents=Contents, own=dict, content=int)
-    cpdef long long place_of(self, int group, key) except -2
+    cpdef Py_ssize_t place_of(self, int group, key) except -2
+    cpdef list next_empty(self, int count)
+    cpdef bint any_evictable(self) except -1
     @cython.locals(slot=cython.longlong)
     cpdef list found(self, int group, keys)
     @cython.locals(slot=cython.longlong)
@@ -60,20 +67,29 @@ cdef class SlotsView:
     cpdef find_ready(self, int group, key)
 
 
+@cython.final
 cdef class JobsView:
     cdef Checks _check
     cdef object _data
     cdef Core _core
 
+    cpdef get(self, long long number)
+    @cython.locals(row=int)
+    cpdef state_of(self, long long number)
+    cpdef bint is_out(self, long long number) except -1
+    cpdef bint is_planned(self, long long number) except -1
+    cpdef bint serve(self, str request) except -1
 
+
+@cython.final
 cdef class RequestsView:
     cdef Checks _check
     cdef Core _core
 
     cpdef state(self, request)
     @cython.locals(total=cython.longlong, row=int)
-    cpdef long long times_left(self, state) except -1
-    cpdef long long size(self, request, int group) except -1
+    cpdef Py_ssize_t times_left(self, state) except -1
+    cpdef Py_ssize_t size(self, request, int group) except -1
 
     @cython.locals(requests=Requests, table=int, begin=cython.longlong, first=cython.longlong, last=cython.longlong, at=cython.longlong)
     cpdef list table(self, request, group=*, start=*, stop=*)

@@ -3,14 +3,14 @@
 Rules of this file:
 
 * A call asks for all that it needs (the functions that begin with ``ask_``) before it changes anything: an error in a key
-  function leaves everything as it was. What was answered is kept until the next call begins.
+  function leaves everything as it was. What was answered is kept until the next call begins, and for a plan until it settles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from blocklife.core._progress import PlanTokens, Span
+from blocklife.core._progress import EntrySpans, PlanTokens, Span
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import _edge as edge
@@ -22,8 +22,8 @@ from blocklife.offload.records import Hit
 class Asking:
     """The questions of one scheduler.
 
-    Invariant: behind `_present`, ``keys_given`` and ``tails_given`` have answers of the outermost call that is being made, and
-    none of earlier calls.
+    Invariant: behind `_present`, ``keys_given`` and ``tails_given`` have answers of the outermost call that is being made or,
+    behind `recall`, of the one that made the plan which settles now; none of other calls. Each names the request that it is of.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -31,8 +31,10 @@ class Asking:
         self._requests, self._names = state.requests, state.names
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
         self._journal, self._call = state.ledger._calls, 0
-        self.keys_given: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
-        """By row and group: the first block, and the keys from there on."""
+        self.keys_given: dict[tuple[int, int], tuple[Tracked, int, Sequence[bytes]]] = {}
+        """By row and group: the request, the first block, and the keys from there on."""
+        self._kept: dict[int, dict[tuple[int, int], tuple[Tracked, int, Sequence[bytes]]]] = {}
+        """The same by plan, of plans that are out: their blocks are sealed when they settle, under these keys."""
         self.tails_given: dict[tuple[int, int, int], bytes | None] = {}
         """By row, group and the token at which the tail ends."""
         self.known_of: Callable[[str], int] | None = None
@@ -63,9 +65,33 @@ class Asking:
     def keys_of(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
         """The keys of some blocks, from the engine's key function, unless it has answered in this call already."""
         known = self._present().keys_given.get((tracked.row, group))
-        if known is not None and known[0] <= start and stop - known[0] <= len(known[1]):
-            return known[1][start - known[0] : stop - known[0]]
+        if known is None or known[0] is not tracked:
+            return self.asked(tracked, group, start, stop)
+        first, keys = known[1], known[2]
+        if first == start and stop - first == len(keys):
+            return keys
+        if first <= start and stop - first <= len(keys):
+            return keys[start - first : stop - first]
         return self.asked(tracked, group, start, stop)
+
+    def keep(self, plan: int) -> None:
+        """This call has made a plan: what was answered for it is kept until it settles."""
+        if self._present().keys_given:
+            self._kept[plan], self.keys_given = self.keys_given, {}
+        if len(self._kept) > len(self._state.plans):  # the plans were restored
+            for gone in [each for each in self._kept if each not in self._state.plans]:
+                del self._kept[gone]
+
+    def forget(self, row: int) -> None:
+        """A request goes on with other tokens than its plans that are out were made for."""
+        for given in self._kept.values():
+            for group in self._state.groups:
+                given.pop((row, group), None)
+
+    def recall(self, plan: int) -> None:
+        """This plan settles in the call that is being made."""
+        if plan in self._kept:
+            self._present().keys_given = self._kept.pop(plan)
 
     def tail_key_of(self, tracked: Tracked, group: int, end: int) -> bytes | None:
         """The key of a tail that ends at this token, from the engine's functions; None if the engine has no key for it.
@@ -93,14 +119,14 @@ class Asking:
         """Ask for the keys of some blocks, and keep them for this call."""
         found: Sequence[bytes] = self.keys_of(tracked, group, start, stop) if start < stop else ()
         if start < stop:
-            self._present().keys_given[tracked.row, group] = start, found
+            self._present().keys_given[tracked.row, group] = tracked, start, found
         return found
 
     def ask_names(self, tracked: Tracked, known: int) -> list[list[bytes]]:
         """Ask for the keys of all blocks that a hit of a request with *known* tokens may have; fewer may be given."""
         found = self._state.search.names(tracked.keys, known)
         for group, keys in enumerate(found):
-            self._present().keys_given[tracked.row, group] = 0, keys
+            self._present().keys_given[tracked.row, group] = tracked, 0, keys
         return found
 
     def ask_load(self, tracked: Tracked, hit: Hit, starts: Sequence[int]) -> tuple[list[Span], list[Sequence[bytes]]]:
@@ -121,14 +147,22 @@ class Asking:
                 found.append(keys)
         return spans, found
 
-    def ask_filled(self, spans: Sequence[Span]) -> list[Sequence[bytes]]:
+    def ask_filled(self, spans: EntrySpans) -> list[Sequence[bytes]]:
         """Ask for all keys of the chunks that a step fills, and of the states that were handed off; returns the former."""
         state, size = self._state, self._geometry.blocks_per_chunk
         if state.lost:
             return []
-        found = [self.ask_span(group, row, start * size, stop * size) for group, row, start, stop in spans]
+        found = self.ask_spans(spans, size)
         for name in state.states:
             self._ask_states(state.requests[name], name, ENDLESS)
+        return found
+
+    def ask_spans(self, spans: EntrySpans, size: int) -> list[Sequence[bytes]]:
+        """Ask for the keys of units of *size* blocks that a step fills (`ask_span`)."""
+        found: list[Sequence[bytes]] = []
+        for each in range(spans.count):
+            start, stop = spans.start[each] * size, spans.stop[each] * size
+            found.append(self.ask_span(spans.group[each], spans.row[each], start, stop))
         return found
 
     def ask_span(self, group: int, row: int, start: int, stop: int) -> Sequence[bytes]:
@@ -138,7 +172,9 @@ class Asking:
         """
         tracked = self._requests[self._names[row]]
         if self.known_of is None:
-            return self.ask_keys(tracked, group, start, stop)
+            found = self.asked(tracked, group, start, stop)
+            self._present().keys_given[row, group] = tracked, start, found
+            return found
         found = tracked.keys(group, start, stop)
         if len(found) < stop - start:
             self._progress.speak_up(row)

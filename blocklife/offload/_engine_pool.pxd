@@ -1,13 +1,14 @@
 # Types of the engine's pool, where they are compiled.
 cimport cython
 
-from blocklife.core._progress cimport TokenProgress
+from blocklife.core._progress cimport EntrySpans, TokenProgress, spans_of
 from blocklife.core._steps cimport StepGrowth
 from blocklife.ledger._journal cimport Journal
 from blocklife.ledger._rows cimport RowVerbs
 from blocklife.ledger.views cimport BlocksView
 from blocklife.offload._asking cimport Asking
-from blocklife.offload._state cimport Tracked
+from blocklife.offload._state cimport SchedulerState, Tracked
+from blocklife.offload._stays cimport Stays
 from blocklife.offload._steps cimport SchedulerSteps
 from blocklife.offload._stores cimport StoreLine
 
@@ -16,7 +17,9 @@ from blocklife.offload._stores cimport StoreLine
 cdef class EnginePool:
     cdef readonly object scheduler
     cdef public Journal _calls
-    cdef object _state, _ledger, _tier, _geometry, _stays, _known_of
+    cdef SchedulerState _state
+    cdef Stays _stays
+    cdef object _ledger, _tier, _geometry, _known_of
     cdef RowVerbs _rows
     cdef SchedulerSteps _steps
     cdef Asking _asking

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+from blocklife.core._progress import EntrySpans, spans_of
 from blocklife.core._steps import StepGrowth
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
@@ -116,6 +117,7 @@ class EnginePool:
                 f"request {name}: it cannot go back to token {computed}: content up to {max(done, final)} is final"
             )
         table.again(row, known, prompt, computed)
+        self._asking.forget(row)
         self._steps.cut_states(name, computed)
 
     @verb
@@ -129,7 +131,7 @@ class EnginePool:
         self._progress.known[tracked.row] = known_tokens
         tracked.hit = Hit(name, device_tokens, device_tokens, device_tokens, False, self._progress.making)
         tracked.asked = None
-        self._stays.looked_up(tracked.row, deferred=False)
+        self._stays.looked_up(tracked.row, False)
         return tracked.hit
 
     @verb
@@ -148,7 +150,7 @@ class EnginePool:
         self._steps.unpin(name)
         self._state.within.pop(name, None)
         tracked.hit, tracked.asked = Hit(name, hit.tokens, hit.device_tokens, hit.device_tokens, True, hit.step), None
-        self._stays.looked_up(tracked.row, deferred=True)
+        self._stays.looked_up(tracked.row, True)
         return True
 
     @verb
@@ -186,7 +188,7 @@ class EnginePool:
             for group, first in enumerate(firsts)
             for at in (group * progress.size + row,)
         ]
-        self._rows.leave_spans(progress, [span for span in spans if span[2] < span[3]])
+        self._rows.leave_spans(progress, spans_of([span for span in spans if span[2] < span[3]]))
 
     def extend(self, name: str, tables: Sequence[Sequence[int]]) -> None:
         """The engine has put these fresh blocks, and nulls, behind the tables of a request. `settle_in` tells the ledger."""
@@ -238,7 +240,7 @@ class EnginePool:
         spans = table.fills(rows)
         if not spans:
             return
-        keys = [self._asking.ask_span(group, row, start, stop) for group, row, start, stop in spans]
+        keys = self._asking.ask_spans(spans, 1)
         turn = self._steps.turn if self._steps.direct and not self._state.lost else None
         for row in self._rows.promise(table, spans, keys, turn):  # one of its blocks waits for an older copy in this plan
             self._store_late(row, self._ledger.plans.number + 1)
@@ -265,9 +267,11 @@ class EnginePool:
                     going = min(table.first_needed(group, row), table.sealed[at])
                     start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
                     if self._steps.direct and start < stop:
-                        self._steps.take_ready([(group, row, start, stop)], [self._asking.ask_span(group, row, start, stop)])
+                        self._steps.take_ready(
+                            spans_of([(group, row, start, stop)]), [self._asking.ask_span(group, row, start, stop)]
+                        )
         if self._stores.waiting or self._steps.turn.count:
-            self._steps.plan_stores([], [])
+            self._steps.plan_stores(EntrySpans(), [])
 
     def not_among(self, names: Container[str]) -> list[str]:
         """The running requests whose names are not among these."""

@@ -96,7 +96,7 @@ class HostTier(edge.NotCopied):
         self._slots = slots = ledger.slots
         self._replacement = policy_of(replacement, len(slots))
         self._gone: dict[int, None] = {}
-        self._events: deque[tuple[bool, int, bytes]] = deque(maxlen=max_events)
+        self._events: deque[Change] = deque(maxlen=max_events)
         self._lost_events = 0
         self._in_vain = False
         """Whether the latest search for victims found too few."""
@@ -181,7 +181,7 @@ class HostTier(edge.NotCopied):
         found: list[HostEvent] = []
         keys: list[bytes] = []
         was_stored, last = True, -1
-        for stored, group, key in self._events:
+        for stored, _, group, key in self._events:
             if group != last or stored is not was_stored:
                 if keys:
                     found.append(HostEvent(_KINDS[was_stored], last, tuple(keys)))
@@ -258,7 +258,7 @@ class HostTier(edge.NotCopied):
         """Keep events of these changes, if any are kept; the oldest make room."""
         if most := self._events.maxlen:
             self._lost_events += max(0, len(self._events) + len(changes) - most)
-            self._events.extend([(stored, group, key) for stored, _, group, key in changes])
+            self._events.extend(changes)
 
     def _tell_gone(self) -> None:
         """Tell the policy which content is gone, in order."""

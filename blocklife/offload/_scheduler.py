@@ -56,6 +56,7 @@ from blocklife.offload.records import (
 from blocklife.states import Request
 
 _NOBODY: Mapping[str, int] = {}
+_NOBODY_SETTLED = Settled((), (), ())
 
 
 class OffloadScheduler(edge.NotCopied):
@@ -161,9 +162,9 @@ class OffloadScheduler(edge.NotCopied):
         self._check_tokens(name, known_tokens, device_tokens)
         row, last, waits = tracked.row, tracked.hit, self._stays.waits
         waits_below = self._steps.may_wait_below(row)
-        deferred = last is not None and self._stays.is_deferred(row)
         news = self._state.below.news if waits_below and self._state.below is not None and not self.ledger.own_pool else None
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens, news)
+        deferred = last is not None and self._stays.is_deferred(row)
         if last is not None and deferred and tracked.asked == asked and self._steps.waits_on(tracked):
             tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
@@ -193,7 +194,7 @@ class OffloadScheduler(edge.NotCopied):
             waits.answered(row)
         if hit.deferred and not self._search.on_below and not self._steps.may_wait(row):
             hit = search(pending=False)
-        self._stays.looked_up(row, deferred=hit.deferred)
+        self._stays.looked_up(row, hit.deferred)
         tracked.hit, tracked.awaits = hit, self._search.awaited
         waits_for_news = self._search.in_doubt and news is not None  # nothing else can change the answer, and it costs nothing
         tracked.asked = None if not waits_for_news and (self._search.in_doubt or self._search.on_below) else asked
@@ -446,7 +447,7 @@ class OffloadScheduler(edge.NotCopied):
         request's key function fails or returns too few keys, nothing has changed, and the next call makes the plan.
         """
         edge.moment(now, "now")
-        self._steps.check_open(awake=False)
+        self._steps.check_open(False)
         table = self._progress
         rows = table.looked_at()
         doubtful = self._steps.in_doubt() if self._state.waiting_loads and self.policies.load_within_tokens else []
@@ -467,9 +468,10 @@ class OffloadScheduler(edge.NotCopied):
         self._state.now = now
         if self._state.below is not None:
             self._state.below.plan_demotions()
-        plan = self.ledger.dispatch(now)
+        plan = self._state.rows.dispatch(now)
         table.depart(doubtful)
         self._state.plans[plan.number], self._state.handed = self._state.handed, {}
+        self._asking.keep(plan.number)
         self._state.within.clear()
         return plan
 
@@ -498,6 +500,7 @@ class OffloadScheduler(edge.NotCopied):
         handed, table = self._state.plans[plan], self._progress
         turn = table.turns[0]
         rows, known, computed = self._steps.advance(turn, sampled)
+        self._asking.recall(plan)
         final = table.finishing(rows, computed)
         seals = self._steps.seals(final) if final else []
         if self._stays.ending or handed:
@@ -525,7 +528,7 @@ class OffloadScheduler(edge.NotCopied):
             loaded, failed = ([name for name in names if name not in ended] for names in (loaded, failed))
         if self._state.outlived:
             self._state.outlived = {name for name in self._state.outlived if self.ledger.jobs.serve(name)}
-        return Settled(tuple(loaded), tuple(failed), tuple(ended))
+        return Settled(tuple(loaded), tuple(failed), tuple(ended)) if loaded or failed or ended else _NOBODY_SETTLED
 
     def has_pending_work(self) -> bool:
         """Whether steps are still needed even without requests: a plan, a job, a wait or a demotion is outstanding."""

@@ -158,7 +158,7 @@ def _remembered(core: SchedulerState) -> list[int]:
     for chunk in stores._candidates.values():
         lives += chunk.lives
     for number in stores._made:
-        for chunk in stores._made[number]:
+        for chunk in stores.chunks_of(number):
             lives += chunk.lives
     for exposed in stores._exposed.values():
         lives += exposed
@@ -277,9 +277,9 @@ def _save_line(stores: StoreLine, names: Names) -> SavedLine:
 
     line = tuple([(owner, places(own)) for owner, own in stores._line.items()]) if stores._line else ()
     made: list[tuple[int, tuple[int, ...]]] = []
-    planned = {number: own for number, own in stores._made.items() if number in numbers}  # so that ids are not reused
-    for number, own in planned.items():
-        made.append((numbers[number], places(own)))
+    for number in stores._made:
+        if number in numbers:
+            made.append((numbers[number], places(stores.chunks_of(number))))
     candidates: tuple[tuple[int, int], ...] = ()
     if stores._candidates:
         by_block = sorted([(names.blocks[block], block) for block in stores._candidates])

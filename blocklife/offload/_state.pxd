@@ -1,7 +1,14 @@
 # Types of what a scheduler knows, where it is compiled.
+cimport cython
+
+from blocklife.core._progress cimport TokenProgress
 from blocklife.ledger._edge cimport NotCopied
+from blocklife.ledger._rows cimport RowVerbs
+from blocklife.offload._stays cimport Stays
+from blocklife.offload._stores cimport StoreLine
 
 
+@cython.final
 cdef class Tracked:
     cdef public Py_ssize_t row
     cdef public object keys, hit, asked, awaits, tails
@@ -9,9 +16,16 @@ cdef class Tracked:
     cdef public list fetched
 
 
+@cython.final
 cdef class SchedulerState(NotCopied):
-    cdef public object ledger, rows, tier, geometry, policies, stores, groups, attention, has_states, added, num_added
-    cdef public object stays, progress, progress_bytes, loads_heard, below, search, now, given_up, asleep, generation, counts
+    cdef public object ledger, tier, geometry, policies, groups, attention, added, progress_bytes, below, search, generation, counts
+    cdef public RowVerbs rows
+    cdef public StoreLine stores
+    cdef public Stays stays
+    cdef public TokenProgress progress
+    cdef public double now
+    cdef public bint has_states, asleep
+    cdef public long long num_added, loads_heard, given_up
     cdef public dict requests, names, plans, handed, states, waiting_loads, loading, bringing, within, pinned, preempted
     cdef public set outlived, lost
     cdef public list device_hits, host_hits

@@ -32,6 +32,7 @@ class Waits:
 
     def __init__(self, size: int) -> None:
         self.column, self.until = Column(PatienceLife.table, size), array("d", bytes(8 * size))
+        self._state = self.column.state
         events = PatienceLife.table.events
         self._wait, self._answer, self._give_up, self._renew = (
             events["wait"], events["answer"], events["give_up"], events["renew"],
@@ -39,44 +40,44 @@ class Waits:
 
     def lasts(self, row: int, now: float) -> bool:
         """Whether a request may wait at this time: it has not begun to, or its moment has not come."""
-        state = self.column.state[row]
+        state = self._state[row]
         return state == _RESTED or (state == _WAITING and now < self.until[row])
 
     def is_spent(self, row: int) -> bool:
         """Whether a request does not wait for this any more."""
-        return self.column.state[row] == _SPENT
+        return self._state[row] == _SPENT
 
     def begin(self, row: int, until: float) -> None:
         """A request waits until this moment, unless it waits already or has given up."""
-        if self.column.state[row] == _RESTED:
+        if self._state[row] == _RESTED:
             self.column.step(self._wait, row)
             self.until[row] = until
 
     def answered(self, row: int) -> None:
         """A request need not wait any more; its next wait begins anew. One that has given up has given up."""
-        if self.column.state[row] == _WAITING:
+        if self._state[row] == _WAITING:
             self.column.step(self._answer, row)
 
     def give_up(self, row: int) -> bool:
         """A request that waits goes on without; False if none waits there."""
-        if self.column.state[row] != _WAITING:
+        if self._state[row] != _WAITING:
             return False
         self.column.step(self._give_up, row)
         return True
 
     def renew(self, row: int) -> None:
         """A request was admitted, or another one begins."""
-        if self.column.state[row] != _RESTED:
+        if self._state[row] != _RESTED:
             self.column.step(self._renew, row)
 
     def moment(self, row: int) -> float | None:
         """Until when a request waits: None if it does not, minus infinity if it has given up."""
-        state = self.column.state[row]
+        state = self._state[row]
         return None if state == _RESTED else self.until[row] if state == _WAITING else -inf
 
     def put_back(self, row: int, moment: float) -> None:
         """A request waits as `moment` has said."""
-        self.column.state[row], self.until[row] = (_SPENT, 0.0) if moment == -inf else (_WAITING, moment)
+        self._state[row], self.until[row] = (_SPENT, 0.0) if moment == -inf else (_WAITING, moment)
 
 
 class Stays:
@@ -87,6 +88,7 @@ class Stays:
 
     def __init__(self, size: int) -> None:
         self.lookups, self.ends = Column(LookupLife.table, size), Column(EndingLife.table, size)
+        self._lookup, self._end = self.lookups.state, self.ends.state
         self.waits, self.waits_below = Waits(size), Waits(size)
         """For content on its way, and for the store below."""
         self.ending: set[int] = set()
@@ -99,11 +101,11 @@ class Stays:
         self.waits.renew(row)
         self.waits_below.renew(row)
 
-    def looked_up(self, row: int, *, deferred: bool) -> None:
+    def looked_up(self, row: int, deferred: bool) -> None:
         """A lookup of a request is answered, or deferred."""
         self.lookups.step(_DEFER if deferred else _FIND, row)
 
-    def admitted(self, row: int, *, loads: bool) -> None:
+    def admitted(self, row: int, loads: bool) -> None:
         """A request is admitted with the answer of its lookup."""
         self.lookups.step(_LOAD if loads else _RUN, row)
         self.waits.renew(row)
@@ -115,20 +117,20 @@ class Stays:
 
     def emptied(self, row: int) -> None:
         """A request holds nothing any more."""
-        if self.lookups.state[row] != _UNASKED:
+        if self._lookup[row] != _UNASKED:
             self.lookups.step(_FORGET, row)
 
     def is_found(self, row: int) -> bool:
         """Whether its last lookup was answered, and not used since."""
-        return self.lookups.state[row] == _FOUND
+        return self._lookup[row] == _FOUND
 
     def is_loading(self, row: int) -> bool:
         """Whether it was admitted with a load, of whose end the scheduler has not heard."""
-        return self.lookups.state[row] == _LOADING
+        return self._lookup[row] == _LOADING
 
     def is_deferred(self, row: int) -> bool:
         """Whether its last lookup was deferred."""
-        return self.lookups.state[row] == _DEFERRED
+        return self._lookup[row] == _DEFERRED
 
     def is_ending(self, row: int) -> bool:
         """Whether its end waits for a plan."""
@@ -136,7 +138,7 @@ class Stays:
 
     def is_aborted(self, row: int) -> bool:
         """Whether it was ended early, and its end waits for a plan."""
-        return self.ends.state[row] == _ABORTING
+        return self._end[row] == _ABORTING
 
     def ended(self, row: int, *, early: bool, computes: bool) -> None:
         """The end of a request is asked for; it waits while a plan that is out *computes* tokens of it."""
@@ -149,7 +151,7 @@ class Stays:
 
     def put_back(self, row: int, end: Ending, lookup: Lookup) -> None:
         """A request is as a snapshot has it; `clear` was called before."""
-        self.ends.state[row], self.lookups.state[row] = _END[end], _LOOKUP[lookup]
+        self._end[row], self._lookup[row] = _END[end], _LOOKUP[lookup]
         if end not in (Ending.OVER, Ending.STAYS):
             self.ending.add(row)
 

@@ -1,17 +1,22 @@
 # Types of the parts of a scheduler's calls, where they are compiled.
 cimport cython
 
-from blocklife.core._progress cimport TokenProgress, PlanTokens
+cimport blocklife.ledger._edge as edge
+from blocklife.core._progress cimport PlanTokens, EntrySpans, TokenProgress, spans_of
 from blocklife.core._steps cimport StoreTurn
 from blocklife.ledger._rows cimport RowVerbs
+from blocklife.ledger.views cimport BlocksView, JobsView
 from blocklife.offload._asking cimport Asking
 from blocklife.offload._state cimport SchedulerState, Tracked
+from blocklife.offload._stays cimport Stays
 from blocklife.offload._stores cimport StoreLine
 
 
+@cython.final
 cdef class SchedulerSteps:
     cdef public SchedulerState _state
-    cdef public object _stays, _ledger, _geometry, _policies
+    cdef public Stays _stays
+    cdef public object _ledger, _geometry, _policies
     cdef public RowVerbs _rows
     cdef public TokenProgress _progress
     cdef public StoreLine _stores
@@ -19,7 +24,9 @@ cdef class SchedulerSteps:
     cdef public StoreTurn turn
     cdef public Asking asking
     cdef public bint direct
-    cdef bint _drafts
+    cdef BlocksView _blocks
+    cdef JobsView _jobs
+    cdef bint _drafts, _own_pool
     cdef Py_ssize_t _most
 
     @cython.locals(lacking=cython.longlong, count=cython.longlong)
@@ -33,13 +40,34 @@ cdef class SchedulerSteps:
     cpdef unpin(self, name)
     cpdef Tracked tracked(self, name)
     cpdef check_waiting(self, name, str what)
-    cpdef leave_windows(self, rows)
-    cpdef list make_room(self, rows, order)
+    cpdef note_placed(self, name, Py_ssize_t row)
+    cpdef check_placed(self, rows, ends)
+    cpdef list in_doubt(self)
+    cpdef bint waits_on(self, Tracked tracked) except -1
+    cpdef bint may_wait(self, Py_ssize_t row) except -1
+    cpdef bint may_wait_below(self, Py_ssize_t row) except -1
+    @cython.locals(rows=list, looked=list, short=list, row=int)
+    cpdef list schedule(self, dict wanted)
+    cpdef leave_windows(self, list rows)
+    @cython.locals(spans=EntrySpans)
+    cpdef list make_room(self, list rows, list order)
+    @cython.locals(total=cython.longlong, each=int)
+    cpdef Py_ssize_t _blocks_of(self, EntrySpans spans) except -1
     @cython.locals(turn=StoreTurn, line=StoreLine)
-    cpdef plan_stores(self, spans, keys)
-    cpdef take_ready(self, spans, keys)
-    cpdef bint _store(self, names) except -1
+    cpdef plan_stores(self, EntrySpans spans, list keys)
+    cpdef bint take_ready(self, EntrySpans spans, list keys) except -1
+    @cython.locals(suffix=bytearray, slot=Py_ssize_t, most=Py_ssize_t, at=Py_ssize_t)
+    cpdef bint _store(self, list names) except -1
     cpdef list _chunks(self, names)
-    cpdef offer_filled(self, spans)
+    @cython.locals(each=int, group=int, row=int, stop=cython.longlong)
+    cpdef offer_filled(self, EntrySpans spans)
     cpdef tuple advance(self, PlanTokens turn, sampled)
-    cpdef list seals(self, list spans)
+    @cython.locals(keys=list, each=int, tracked=Tracked)
+    cpdef list seals(self, EntrySpans spans)
+    cpdef tuple hear_of_loads(self)
+    cpdef list over(self)
+    cpdef stop_drafting(self, Py_ssize_t row)
+    cpdef drop(self, name, Tracked tracked)
+    cpdef bint is_last_step(self) except -1
+    cpdef check_held(self, name)
+    cpdef check_open(self, bint awake=*)

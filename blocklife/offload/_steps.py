@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from attrs import evolve
 
-from blocklife.core._progress import PlanTokens, Span
+from blocklife.core._progress import EntrySpans, PlanTokens, Span, spans_of
 from blocklife.core._steps import StoreTurn
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Contract
@@ -39,6 +39,7 @@ class SchedulerSteps:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._ledger, self._rows = state.ledger, state.rows
+        self._blocks, self._jobs, self._own_pool = state.ledger.blocks, state.ledger.jobs, state.ledger.own_pool
         self._geometry = state.geometry
         self._policies = state.policies
         self._progress, self._stays = state.progress, state.stays
@@ -74,7 +75,7 @@ class SchedulerSteps:
 
     def _check_room(self, name: str, hit: Hit, fresh: int) -> None:
         """Refuse a hit of which a block is gone, and so many *fresh* blocks beside it if there is no room for them."""
-        blocks, total, wanted = self._ledger.blocks, len(self._ledger.blocks) - 1, fresh + sum(map(len, hit.lives))
+        blocks, total, wanted = self._blocks, len(self._blocks) - 1, fresh + sum(map(len, hit.lives))
         if wanted > total:
             raise CapacityError(
                 f"request {name}: {counted(wanted, 'block')} wanted, and the device has {total} "
@@ -142,7 +143,7 @@ class SchedulerSteps:
             self._state.device_hits[group] += len(lives)
         self._rows.begin_tables(table, row, hit.tokens)
         table.step[row] = table.making
-        self._stays.admitted(row, loads=hit.tokens > hit.device_tokens)
+        self._stays.admitted(row, hit.tokens > hit.device_tokens)
         if hit.tokens > hit.device_tokens:
             self._state.waiting_loads[name] = hit
         else:
@@ -182,7 +183,7 @@ class SchedulerSteps:
     def waits_on(self, tracked: Tracked) -> bool:
         """Whether a deferred lookup need not be made again: what it waits for is not final on the device, and it may wait."""
         lasts = self._stays.waits.lasts(tracked.row, self._state.now)
-        return lasts and (tracked.awaits is None or self._ledger.blocks.find(*tracked.awaits) is None)
+        return lasts and (tracked.awaits is None or self._blocks.find(*tracked.awaits) is None)
 
     def may_wait(self, row: int) -> bool:
         """Whether a request may wait for content on its way, from its first deferred lookup on; if not, it never does again."""
@@ -237,11 +238,13 @@ class SchedulerSteps:
                     table.wanted[row] = count
             if self._state.has_states:
                 self.check_no_drafts(rows)
-            looked = sorted([*rows, *due]) if (due := table.due_now()) else rows
-            if self._ledger.own_pool:
+            due = table.due_now()
+            looked = sorted([*rows, *due]) if rows and due else due or rows
+            if self._own_pool:
                 self.leave_windows(looked)
                 short = self.make_room(looked, list(wanted))
-            elif lacking := sorted({row for _, row, _, _ in table.lacking(looked) if table.wanted_of(row)}):
+            elif spans := table.lacking(looked):
+                lacking = sorted({row for _, row, _, _ in spans.tuples() if table.wanted_of(row)})
                 self.check_placed(lacking, [table.end_of(row) for row in lacking])
         except BaseException:
             table.withdraw(rows)
@@ -261,28 +264,32 @@ class SchedulerSteps:
         spans = self._progress.lacking(rows)
         if not spans:
             return []
-        if self._blocks_of(spans) <= self._ledger.blocks.free:
+        if self._blocks_of(spans) <= self._blocks.free:
             self._rows.grow(self._progress, spans)
             return []
         by_row: dict[int, list[Span]] = {}
-        for span in sorted(spans, key=_row_of):
+        for span in sorted(spans.tuples(), key=_row_of):
             by_row.setdefault(span[1], []).append(span)
         first = dict.fromkeys([row for row in order if row in by_row])
         queue = [*first, *[row for row in by_row if row not in first]]
         for at, row in enumerate(queue):
             # all groups or none: the place of a state depends on where the step ends, and the next one may end elsewhere
-            if not self._ledger.blocks.has_room(self._blocks_of(by_row[row])):
+            own = spans_of(by_row[row])
+            if not self._blocks.has_room(self._blocks_of(own)):
                 return queue[at:]
-            self._rows.grow(self._progress, by_row[row])
+            self._rows.grow(self._progress, own)
         return []
 
-    def _blocks_of(self, spans: Sequence[Span]) -> int:
+    def _blocks_of(self, spans: EntrySpans) -> int:
         """The number of blocks for some entries of tables."""
-        return sum([self._progress.blocks_of(group, start, stop) for group, _, start, stop in spans])
+        total = 0
+        for each in range(spans.count):
+            total += self._progress.blocks_of(spans.group[each], spans.start[each], spans.stop[each])
+        return total
 
     # --- offering -----------------------------------------------------------------------------------------------------------
 
-    def plan_stores(self, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]) -> None:
+    def plan_stores(self, spans: EntrySpans, keys: Sequence[Sequence[bytes]]) -> None:
         """Choose what is stored now, from the chunks that a step fills, *spans* with *keys*, and those that wait; plan it.
 
         Where nothing waits, chunks of one block that are ready are stored at once, in few jobs, each for all requests whose
@@ -293,9 +300,8 @@ class SchedulerSteps:
         line, turn, lost = self._stores, self.turn, self._state.lost
         line.take_back()
         try:
-            if self.direct and not lost:
-                self.take_ready(spans, keys)
-            if self.asking.known_of is None or not self.direct:
+            all_taken = self.direct and not lost and self.take_ready(spans, keys)
+            if not all_taken and (self.asking.known_of is None or not self.direct):
                 self.offer_filled(spans)
             names = self._rows.names_left(self._progress, turn) if turn.count else []
             if names and (line.waits or not self._store(names)):
@@ -311,28 +317,29 @@ class SchedulerSteps:
             line.counts["in flight"] += turn.in_flight
             turn.stored = turn.in_flight = 0
 
-    def take_ready(self, spans: Sequence[Span], keys: Sequence[Sequence[bytes]]) -> None:
-        """Chunks of one block have their turn, as far as they are ready."""
-        if spans:
-            self._rows.offer_spans(self._progress, spans, keys, self.turn, early=self.asking.known_of is None)
+    def take_ready(self, spans: EntrySpans, keys: Sequence[Sequence[bytes]]) -> bool:
+        """Chunks of one block have their turn, as far as they are ready; returns whether all are."""
+        return not spans or self._rows.offer_spans(self._progress, spans, keys, self.turn, self.asking.known_of is None)
 
     def _store(self, names: Sequence[tuple[int, bytes]]) -> bool:
         """Store what is ready under these names; False, with nothing changed, if there is no room for all of it."""
-        if -(-len(names) // self._most) > self._ledger.jobs.room or (slots := self._state.tier.reserve(names)) is None:
+        if -(-len(names) // self._most) > self._jobs.room or (slots := self._state.tier.reserve(names)) is None:
             return False
         numbers = self._rows.plan_turn(self._progress, self.turn, slots, self._most)
+        suffix = self._stores.suffix
         for slot in slots:
-            self._stores.suffix[slot] = 1
+            suffix[slot] = 1
         if self.asking.known_of is None:  # they are submitted when their content is final
-            chunks = self._chunks(names)
+            owners, lives, most = self.turn.owners(self._state.names), self.turn.lives(), self._most
             for at, number in enumerate(numbers):
-                self._stores.await_submit(number, chunks[at * self._most : (at + 1) * self._most])
+                part = slice(at * most, (at + 1) * most)
+                self._stores.await_submit(number, (owners[part], names[part], lives[part]))
         return True
 
     def _chunks(self, names: Sequence[tuple[int, bytes]]) -> list[Chunk]:
         """What is ready as chunks with these names."""
-        owners, entries = self._state.names, self.turn.entries()
-        return [Chunk(owners[row], group, key, [life]) for (row, life), (group, key) in zip(entries, names, strict=True)]
+        owners, lives = self.turn.owners(self._state.names), self.turn.lives()
+        return [Chunk(owner, group, key, [life]) for owner, (group, key), life in zip(owners, names, lives, strict=True)]
 
     def _twins(self) -> list[Chunk]:
         """What is ready in other blocks with the same content."""
@@ -341,9 +348,10 @@ class SchedulerSteps:
             for (group, row, life, _), key in zip(self.turn.twins, self._rows.keys_of_twins(self.turn), strict=True)
         ]
 
-    def offer_filled(self, spans: Sequence[Span]) -> None:
+    def offer_filled(self, spans: EntrySpans) -> None:
         """Offer the chunks that this step fills and that have not had their turn; only who crosses a boundary is looked at."""
-        for group, row, _, stop in spans:
+        for each in range(spans.count):
+            group, row, stop = spans.group[each], spans.row[each], spans.stop[each]
             if self._progress.offered[group * self._progress.size + row] < stop:
                 self.offer_chunks(self._state.names[row], row, group, stop, every=True)
 
@@ -353,7 +361,7 @@ class SchedulerSteps:
         *at_once*: the line is planned right behind this call. Then what is stored already would be dropped there.
         """
         bound = self._progress.bound(tracked.row, tokens)
-        every = not at_once or self._policies.mode is Mode.LAZY or not self._ledger.jobs.room
+        every = not at_once or self._policies.mode is Mode.LAZY or not self._jobs.room
         for group in self._state.attention:
             chunks = self._progress.full_units(group, tracked.row, bound, self._geometry.chunk_tokens[group])
             if chunks > self._progress.offered[group * self._progress.size + tracked.row]:
@@ -373,7 +381,7 @@ class SchedulerSteps:
             chunks = [Chunk(name, group, ends[at], lives) for at, lives in found]
             if stored:
                 self._stores.counts["already stored"] += stored
-        self._progress.offered_up_to([(group, row, start, stop)], [stop])
+        self._progress.offer_up_to(group, row, stop)
         self._stores.offer(chunks)
 
     def offer_tail(self, name: str, tracked: Tracked, tokens: int) -> None:
@@ -390,7 +398,7 @@ class SchedulerSteps:
                 continue
             key = self.asking.tail_key_of(tracked, group, end)
             (life,) = self._ledger.requests.table(name, group, end // size, end // size + 1)
-            state = self._ledger.blocks.of(life) if life != NULL else None
+            state = self._blocks.of(life) if life != NULL else None
             if key is None or state is None or (state is not Block.ALLOCATED and state not in KEYED):
                 continue  # a block behind a wait has no final content
             if state is Block.ALLOCATED:
@@ -450,11 +458,14 @@ class SchedulerSteps:
                 f"plan {next(iter(self._state.plans))} was to sample (it has sampled 1 at least; preempt the request first)"
             )
 
-    def seals(self, spans: Sequence[Span]) -> list[SealedContent]:
+    def seals(self, spans: EntrySpans) -> list[SealedContent]:
         """The blocks that are full now, by group, with their keys."""
         names, requests = self._state.names, self._state.requests
-        keys = [self.asking.keys_of(requests[names[row]], group, start, stop) for group, row, start, stop in spans]
-        return [each for each in self._rows.seals_of(self._progress, spans, keys) if each[1]]
+        keys: list[Sequence[bytes]] = []
+        for each in range(spans.count):
+            tracked = requests[names[spans.row[each]]]
+            keys.append(self.asking.keys_of(tracked, spans.group[each], spans.start[each], spans.stop[each]))
+        return [found for found in self._rows.seals_of(self._progress, spans, keys) if found[1]]
 
     def state_seals(self, handed: Iterable[tuple[str, int, int, int]], computed: Mapping[int, int]) -> list[SealedContent]:
         """The handed-off states that were reached, by group: a request that has ended may not have got its last token."""
@@ -535,7 +546,7 @@ class SchedulerSteps:
 
     def end_many(self, names: Sequence[str]) -> None:
         """`end` for requests whose plans have settled. If the engine owns the pool, their blocks are released in one call."""
-        if self._ledger.own_pool:
+        if self._own_pool:
             for name in names:
                 self.end(name, early=self._stays.is_aborted(self._state.requests[name].row))
             return
@@ -577,7 +588,7 @@ class SchedulerSteps:
         self._progress.leave(tracked.row)
         del self._state.requests[name], self._state.names[tracked.row]
         self._state.preempted.pop(name, None)
-        if self._ledger.jobs.serve(name):
+        if self._jobs.serve(name):
             self._state.outlived.add(name)
 
     def drop(self, name: str, tracked: Tracked) -> None:
@@ -688,7 +699,7 @@ class SchedulerSteps:
             "of the scheduler, not of its ledger)"
         )
 
-    def check_open(self, *, awake: bool = True) -> None:
+    def check_open(self, awake: bool = True) -> None:
         """Refuse a call of a step while no step can be made."""
         if len(self._state.plans) > self._policies.plans_ahead:
             plan = next(iter(self._state.plans))

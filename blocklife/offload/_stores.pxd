@@ -1,7 +1,10 @@
 # Types of the line of chunks, where it is compiled.
 cimport cython
 
+from blocklife.ledger.views cimport BlocksView, JobsView, SlotsView
 
+
+@cython.final
 cdef class Chunk:
     cdef public str owner
     cdef public Py_ssize_t group, suffix
@@ -10,10 +13,13 @@ cdef class Chunk:
     cdef public bint tail
 
 
+@cython.final
 cdef class StoreLine:
     cdef public object _ledger, _tier, _policies, counts
     cdef public Py_ssize_t _size, _max_chunks, _entered
-    cdef public object _blocks, _slots, _jobs
+    cdef public BlocksView _blocks
+    cdef public SlotsView _slots
+    cdef public JobsView _jobs
     cdef public tuple required
     cdef bint _lazy, _tails
     cdef public dict _line, _candidates, _exposed, _made
@@ -31,6 +37,8 @@ cdef class StoreLine:
     cpdef _judge(self, Chunk chunk)
     @cython.locals(chunks=list)
     cpdef bint _make(self, list jobs)
+    cpdef await_submit(self, long long number, chunks)
+    cpdef list chunks_of(self, long long number)
     cpdef take_back(self)
     @cython.locals(chunk=Chunk, chunks=list, slot=Py_ssize_t, size=Py_ssize_t, suffix=bytearray)
     cpdef _columns(self, list orders, list slots)

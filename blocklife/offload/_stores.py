@@ -16,6 +16,7 @@ import enum
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 from blocklife.ledger import Ledger
 from blocklife.ledger._ids import NULL
@@ -26,6 +27,7 @@ from blocklife.offload._host import HostTier
 from blocklife.offload.records import Mode, Policies
 from blocklife.states import COPYING, KEYED, STORE_READS, Block, BlockLife, Job, Slot, Trait, states_with
 
+_CANCELLED = Job.CANCELLED
 _INDEX = BlockLife.table.index
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
 _FINAL = frozenset(_INDEX[state] for state in KEYED)
@@ -45,6 +47,9 @@ class Chunk:
     def __init__(self, owner: str, group: int, key: bytes, lives: list[int], suffix: int = 0, tail: bool = False) -> None:
         self.owner, self.group, self.key, self.lives, self.suffix, self.tail = owner, group, key, lives, suffix, tail
 
+
+StoredTurn: TypeAlias = tuple[Sequence[str], Sequence[tuple[int, bytes]], Sequence[int]]
+"""Chunks of one block, stored as soon as they were full: their owners, groups and keys, and lives. Most are never looked at."""
 
 _SPARE = 64
 """Chunks that may wait in excess of the device's capacity, so that a small device does not sweep all the time."""
@@ -89,8 +94,8 @@ class StoreLine:
         self._candidates: dict[int, Chunk] = {}
         self._exposed: dict[int, list[int]] = {}
         """Outstanding lazy stores, by job number, with their lives."""
-        self._made: dict[int, list[Chunk]] = {}
-        """Stores that were planned and, at the last check, not submitted, by job number."""
+        self._made: dict[int, list[Chunk] | StoredTurn] = {}
+        """Stores that were planned and, at the last check, not submitted, by job number (`chunks_of`)."""
         self._entered = 0
         """Chunks queued since the last sweep."""
         # For older chunks of several blocks it is unknown which blocks are present: they are not found.
@@ -313,16 +318,25 @@ class StoreLine:
                 self._exposed[number] = [life for chunk in chunks for life in chunk.lives if life != NULL]
         return True
 
-    def await_submit(self, number: int, chunks: list[Chunk]) -> None:
+    def await_submit(self, number: int, chunks: list[Chunk] | StoredTurn) -> None:
         """A store of these chunks was planned; should it be cancelled before it is submitted, they are queued."""
         self._made[number] = chunks
+
+    def chunks_of(self, number: int) -> list[Chunk]:
+        """What a store moves that was planned and, at the last check, not submitted."""
+        made = self._made[number]
+        if not isinstance(made, list):
+            made = self._made[number] = [
+                Chunk(owner, group, key, [life]) for owner, (group, key), life in zip(*made, strict=True)
+            ]
+        return made
 
     def take_back(self) -> None:
         """A store was cancelled before it was submitted because it lost a block: its other blocks are queued again, first."""
         jobs = self._jobs
         for number in [each for each in self._made if not jobs.is_planned(each)]:
-            if (job := jobs.get(number)) is not None and job.state is Job.CANCELLED:
-                for chunk in reversed(self._made[number]):
+            if jobs.state_of(number) is _CANCELLED:
+                for chunk in reversed(self.chunks_of(number)):
                     self._line.setdefault(chunk.owner, deque()).appendleft(chunk)
             del self._made[number]
 
@@ -405,7 +419,7 @@ class StoreLine:
         jobs = self._jobs
         for number in [each for each in self._exposed if not jobs.is_out(each)]:
             lives = self._exposed.pop(number)
-            if self._ledger.own_pool and (job := jobs.get(number)) is not None and job.state is Job.DONE:
+            if self._ledger.own_pool and jobs.state_of(number) is Job.DONE:
                 self._ledger._rows.hand_out_first(lives)
 
 

@@ -2,6 +2,7 @@
 cimport cython
 
 
+@cython.final
 cdef class SlotOrder:
     cdef int[::1] following, before
     cdef Py_ssize_t _size

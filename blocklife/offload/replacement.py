@@ -79,11 +79,11 @@ class SlotOrder:
 
     Invariant: from node 0, ``following`` leads through the nodes of all slots in the order, once each, and back, and ``before``
     the other way round. The node of a slot is its number and 1, so the largest host place is none; in both columns that of a
-    slot which is not in it has -1. They take 8 bytes for each number up to the largest slot.
+    slot which is not in it has -1. They take 8 bytes for each number up to the largest slot, and for *num_slots* at once.
     """
 
-    def __init__(self) -> None:
-        self.following, self.before = zeros("i", 1), zeros("i", 1)
+    def __init__(self, num_slots: int = 0) -> None:
+        self.following, self.before = (longer("i", zeros("i", 1), num_slots + 1, -1) for _ in range(2))
         self._size = 0
 
     def __len__(self) -> int:
@@ -209,8 +209,8 @@ class Arc:
         if type(num_slots) is not int or num_slots < 1:
             raise MisuseError(f"num_slots must be a whole number of at least 1, not {num_slots!r}")
         self.num_slots = num_slots
-        self._once, self._again = SlotOrder(), SlotOrder()
-        self._names: list[Name | None] = []
+        self._once, self._again = SlotOrder(num_slots), SlotOrder(num_slots)
+        self._names: list[Name | None] = [None] * num_slots
         """What each slot of T1 or T2 holds, by slot; None where it was filled from elsewhere."""
         self._once_ghosts: OrderedDict[Name, None] = OrderedDict()
         self._again_ghosts: OrderedDict[Name, None] = OrderedDict()
@@ -282,7 +282,7 @@ class Arc:
     def restore(self, saved: Hashable) -> None:
         """Go back to a snapshot."""
         once, again, once_ghosts, again_ghosts, self._target, chosen, leaving = _saved(saved)
-        self._once, self._again = SlotOrder(), SlotOrder()
+        self._once, self._again = SlotOrder(self.num_slots), SlotOrder(self.num_slots)
         for order, held in ((self._once, once), (self._again, again)):
             for slot, name in held:
                 order.push(slot)

@@ -82,7 +82,7 @@ def walks() -> dict[str, Walk]:
     final = walked(found["seal"], ledger.seal, opened, [b"k"])
     walked(found["plan_store"], ledger.plan_store, Store.of(final, [0], [b"k"], owner="a"))
     plan = walked(found["dispatch"], ledger.dispatch, 0.0)
-    landed = [Completion(each.job, Worker(0), Result.OK) for each in plan.stores]
+    landed = [Completion(job, Worker(0), Result.OK) for job in plan.submitted]
     walked(found["settle"], ledger.settle, plan.number, 0.0, completions=landed)
     other = Ledger(limits)
     offload = OffloadScheduler(other, HostTier(other), Geometry.parse("full:4"))
@@ -103,7 +103,7 @@ def paths() -> dict[str, Walk]:
 
     def step(build: Walk, settle: Walk) -> None:
         plan = walked(build, offload.build_plan, 0.0)
-        landed = [Completion(each.job, Worker(0), Result.OK) for each in (*plan.loads, *plan.stores)]
+        landed = [Completion(job, Worker(0), Result.OK) for job in plan.submitted]
         walked(settle, offload.settle, plan.number, 0.0, completions=landed)
 
     add("first")

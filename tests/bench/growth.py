@@ -98,7 +98,7 @@ class World:
     def step(self, *, lands: bool = False) -> None:
         """A plan, and its settling; with *lands* all of its copies have landed."""
         plan = self.offload.build_plan(0.0)
-        jobs = [*[each.job for each in plan.stores], *[each.job for each in plan.demotes]]
+        jobs = plan.submitted
         landed = [Completion(job, Worker(0), Result.OK) for job in jobs] if lands else []
         self.offload.settle(plan.number, 0.0, completions=landed)
 

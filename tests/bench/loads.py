@@ -37,7 +37,7 @@ class LoadingWorld:
     def tick(self) -> None:
         """A step whose copies have all landed when it settles."""
         plan = self.offload.build_plan(0.0)
-        landed = [Completion(each.job, Worker(0), Result.OK) for each in (*plan.loads, *plan.stores)]
+        landed = [Completion(job, Worker(0), Result.OK) for job in plan.submitted]
         self.offload.settle(plan.number, 0.0, completions=landed)
 
     def leave(self, name: str) -> None:

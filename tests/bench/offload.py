@@ -104,8 +104,7 @@ class World:
             for name, tokens in self.due[int(self.now - 1) % STATE]:
                 self.offload.hand_off(name, 2, tokens + int(self.now) - 1)
         plan = self.offload.build_plan(self.now)
-        jobs = [each.job for each in plan.stores] + [each.job for each in plan.demotes]
-        self.out.append((self.now + LAG, [Completion(job, Worker(0), Result.OK) for job in jobs]))
+        self.out.append((self.now + LAG, [Completion(job, Worker(0), Result.OK) for job in plan.submitted]))
         landed = self.out.popleft()[1] if self.out[0][0] <= self.now else []
         self.offload.settle(plan.number, self.now, completions=landed)
         return plan

@@ -716,6 +716,7 @@ def test_settle_that_keys_have_failed_can_be_done_again(problem: str) -> None:
         return found[:-1] if gone else found
 
     rig.scheduler.add_request("a", fickle, prompt_tokens=11)
+    rig.scheduler.cap("a", 8, None)  # of what is stored the plan has the keys already
     rig.let_in("a", 11)
     rig.tick()
     rig.scheduler.grow({"a": 1})  # the token that fills its third block
@@ -1180,6 +1181,28 @@ def test_request_whose_keys_cannot_be_had_is_not_let_in() -> None:
     pytest.fail("each call failed")
 
 
+def test_key_of_a_block_is_asked_for_once_by_its_plan() -> None:
+    """What is stored by a plan is sealed when it settles under the key that was given then; a restored plan has none."""
+    rig, asked = Rig(), list[tuple[int, int, int]]()
+
+    def keys(group: int, start: int, stop: int) -> list[bytes]:
+        asked.append((group, start, stop))
+        return [key(group, letters(20)[: 4 * block + 4]) for block in range(start, stop)]
+
+    rig.scheduler.add_request("a", keys, prompt_tokens=13)
+    rig.let_in("a", 13)
+    asked.clear()
+    rig.plan()
+    saved = rig.scheduler.snapshot()
+    rig.settle()
+    assert asked == [(0, 0, 3)]
+
+    rig.scheduler.restore(saved)
+    rig.scheduler.settle(rig.scheduler.plans_out[0], rig.now)
+    assert asked == [(0, 0, 3), (0, 0, 3)]
+    assert rig.scheduler.requests.sealed_blocks("a", 0) == 3
+
+
 @pytest.mark.parametrize("groups", ["full:4", "full:4+drafter", "full:4,swa:4:8"])
 def test_plan_whose_keys_cannot_be_had_settles_later(groups: str) -> None:
     """Whichever of the calls for the keys of a request that ends with it fails: the plan is still out, and nothing is lost."""
@@ -1187,6 +1210,7 @@ def test_plan_whose_keys_cannot_be_had_settles_later(groups: str) -> None:
     for fails in range(1, 30):
         rig, keys = Rig(groups), KeysFailingOnce(fails)
         rig.scheduler.add_request("a", keys, prompt_tokens=13)
+        rig.scheduler.cap("a", 8, None)  # of what is stored the plan has the keys already
         try:
             rig.scheduler.admit("a", rig.scheduler.lookup("a", 13), 13)
             rig.plan()
@@ -1202,7 +1226,7 @@ def test_plan_whose_keys_cannot_be_had_settles_later(groups: str) -> None:
             plan = rig.scheduler.plans_out[0]
             assert rig.scheduler.settle(plan, rig.now).ended == ("a",)
             rig.drain()
-            assert len(rig.stored()) == 3
+            assert len(rig.stored()) == 2
             continue
         assert failed > 0
         return

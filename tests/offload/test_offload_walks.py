@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 from attrs import define, field, frozen
 
-from blocklife.core._progress import PlanTokens, Span, TokenProgress
+from blocklife.core._progress import EntrySpans, PlanTokens, TokenProgress
 from blocklife.errors import BlocklifeError, CapacityError
 from blocklife.ledger import (
     Completion,
@@ -935,7 +935,7 @@ def plant_store_of_unknown_tokens(patch: pytest.MonkeyPatch) -> None:
     """Placeholders and drafts are stored as if they were known."""
     right = TokenProgress.filling
 
-    def wrong(table: TokenProgress, rows: list[int]) -> list[Span]:
+    def wrong(table: TokenProgress, rows: list[int]) -> EntrySpans:
         for row in rows:
             table.known[row] += 8
         try:
@@ -1021,13 +1021,13 @@ def plant_drafts_taken_for_granted(patch: pytest.MonkeyPatch) -> None:
 
 def plant_no_flush_for_hand_outs(patch: pytest.MonkeyPatch) -> None:
     """A block is handed out under a copy, and the plan does not say that it has to be waited for."""
-    right = Ledger.dispatch
+    right = RowVerbs.dispatch
 
-    def wrong(ledger: Ledger, now: float) -> Plan:
-        plan = right(ledger, now)
+    def wrong(rows: RowVerbs, now: float) -> Plan:
+        plan = right(rows, now)
         return Plan(plan.number, plan.loads, plan.stores, ())
 
-    patch.setattr(Ledger, "dispatch", wrong)
+    patch.setattr(RowVerbs, "dispatch", wrong)
 
 
 def plant_one_stay_taken_for_another(patch: pytest.MonkeyPatch) -> None:

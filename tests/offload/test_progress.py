@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from blocklife.core._progress import Span, TokenProgress
+from blocklife.core._progress import EntrySpans, Span, TokenProgress, spans_of
 from blocklife.core._tables import ENDLESS
 from blocklife.offload import Geometry, Policies
 from blocklife.offload._state import progress_of
@@ -114,11 +114,20 @@ def test_what_is_final_early_has_had_its_turn_where_it_comes_next(
     """It is final up to where it could be sealed; its turn has come if nothing before it waits, and all of it may be stored."""
     table = table_of("full:4")
     table.most_stored[1], table.sealed[1] = most, span[2]
-    table.offered_up_to([(0, 1, 0, 2)], [2])
+    table.offer_up_to(0, 1, 2)
+    spans = spans_of([span])
+    spans.end[0] = end
 
-    assert table.promised([span], [end], direct) == [in_turn]
+    assert table.promised(spans, 0, direct) is in_turn
     assert (table.sealed[1], table.final_at[1]) == (end, (end + 1) * 4)
     assert (table.offered[1], table.fill_at[1]) == (offered, alarm)
+
+
+def offer_all(table: TokenProgress, spans: EntrySpans) -> None:
+    """All chunks of these spans have their turn."""
+    for at in range(spans.count):
+        spans.end[at] = spans.stop[at]
+    table.offered_up_to(spans)
 
 
 def columns(table: TokenProgress, row: int) -> list[int]:
@@ -210,13 +219,14 @@ def test_alarms_ring_whenever_there_is_something_to_do(groups: str, seed: int) -
         expected = by_hand(groups, table, 1)
         found = {"leaving": table.leaving([1]), "lacking": table.lacking([1]), "filling": table.filling([1])}
         found["finishing"] = table.finishing([1], [table.computed[1]])
-        print(f"seed {seed}, step {step}: {found}")
+        told = {name: spans.tuples() for name, spans in found.items()}
+        print(f"seed {seed}, step {step}: {told}")
 
-        assert found == expected
+        assert told == expected
         if rnd.random() < 0.8:  # else they are refused, and asked again
             table.left(found["leaving"])
             table.extended(found["lacking"])
-            table.offered_up_to(found["filling"], [stop for *_, stop in found["filling"]])
+            offer_all(table, found["filling"])
             table.sealed_up_to(found["finishing"])
         table.computed[1] += table.wanted[1]
 
@@ -228,18 +238,30 @@ def test_request_in_which_nothing_changes_is_not_looked_at() -> None:
     table.computed[1] = 9
     table.extended(table.lacking([1]))
     table.left(table.leaving([1]))
-    table.offered_up_to(filled := table.filling([1]), [stop for *_, stop in filled])
+    offer_all(table, table.filling([1]))
     table.sealed_up_to(table.finishing([1], [table.computed[1]]))
 
     assert alarms(table, 1) == [12, 13, 12, 12]
     table.look(1)
     assert alarms(table, 1) == [0, 0, 0, 0]
     for found in (table.lacking([1]), table.leaving([1]), table.filling([1])):
-        assert found == []
-    assert table.finishing([1], [table.computed[1]]) == []
+        assert found.tuples() == []
+    assert table.finishing([1], [table.computed[1]]).tuples() == []
     assert alarms(table, 1) == [12, 13, 12, 12]
     table.clear(1)
     assert alarms(table, 1) == [0, 0, 0, 0]
+
+
+def test_what_a_step_fills_is_asked_anew_of_each_step() -> None:
+    """It is full and known once the step has run; what was answered before is no part of the answer."""
+    table = table_of("full:4", 2)
+    table.enter(1, 9)
+    table.computed[1], table.wanted[1] = 3, 5
+    found = [table.fills([1]).tuples() for _ in range(2)]
+    table.wanted[1] = 1
+    found.append(table.fills([1]).tuples())
+
+    assert found == [[(0, 1, 0, 2)], [(0, 1, 0, 2)], [(0, 1, 0, 1)]]
 
 
 def test_cap_silences_the_alarm_of_what_may_not_be_stored() -> None:
@@ -248,11 +270,11 @@ def test_cap_silences_the_alarm_of_what_may_not_be_stored() -> None:
     table.enter(1, 12)
     table.cap(1, 4, -1)
     table.computed[1] = 12
-    table.offered_up_to(filled := table.filling([1]), [stop for *_, stop in filled])
+    offer_all(table, table.filling([1]))
 
-    assert (table.filling([1]), table.fill_at[1]) == ([], ENDLESS)
+    assert (table.filling([1]).tuples(), table.fill_at[1]) == ([], ENDLESS)
     table.cap(1, -1, -1)
-    assert table.filling([1]) == [(0, 1, 1, 3)]
+    assert table.filling([1]).tuples() == [(0, 1, 1, 3)]
 
 
 # --- silence ------------------------------------------------------------------------------------------------------------
@@ -278,7 +300,7 @@ class Twins:
         for row in range(6):
             self.both(lambda table, row=row: (  # type: ignore[misc]
                 table.running[row], table.computed_of(row), table.known_of(row), table.in_flight_of(row), table.wanted_of(row),
-                table.begin_of(row), table.end_of(row), *table.filled_by([row]), table.is_scheduled(row), table.bound(row, 50),
+                table.begin_of(row), table.end_of(row), table.filled_of(row), table.is_scheduled(row), table.bound(row, 50),
                 *(table.first_needed(group, row) for group in range(table.num_groups)),
             ))  # fmt: skip
         self.both(lambda table: (table.active, of(table, table.placed, 1), of(table, table.first, 1)))
@@ -296,20 +318,21 @@ class Twins:
             for row, count in odd.items():
                 table.wanted[row] = count
             looked = sorted({*rows, *table.due_now()})
-            leaving, lacking = table.leaving(looked), table.lacking(looked)
+            leaving, lacking = table.leaving(looked), table.lacking(looked).tuples()
+            left = leaving.tuples()
             short = {row for _, row, _, _ in lacking} if refused else set()
             table.left(leaving)
-            table.extended([span for span in lacking if span[1] not in short])
+            table.extended(spans_of([span for span in lacking if span[1] not in short]))
             table.schedule(rows)
             for row in short:
                 table.call_off(row)
-            return leaving, lacking
+            return left, lacking
 
         def build(table: TokenProgress) -> object:
             filling = table.filling(table.looked_at())
-            table.offered_up_to(filling, [stop for *_, stop in filling])
+            offer_all(table, filling)
             table.depart(())
-            return filling
+            return filling.tuples()
 
         self.both(schedule)
         if rows and self.rnd.random() < 0.1:
@@ -340,7 +363,7 @@ class Twins:
             finishing = table.finishing(rows, computed)
             table.settle(rows, known, computed)
             table.sealed_up_to(finishing)
-            return finishing
+            return finishing.tuples()
 
         self.both(settle)
         self.check()

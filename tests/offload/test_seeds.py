@@ -511,7 +511,9 @@ def test_s3_planted_unwritten_part_reaches_the_device(contract: Contract, ahead:
 def test_s3_planted_sizes_of_whole_chunks_are_refused(contract: Contract, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting a chunk as its full size, whatever is in it, makes a job that cannot be built."""
     engine = straddling(contract, ahead, 3, partial=False)
-    without(monkeypatch, plans, "transfers", {"cuts, bytes(groups)": "[3 * cut for cut in cuts], 3 * bytes(groups)"})
+    without(monkeypatch, plans, "transfers", {
+        "plans.cuts_of(core, rows)": "[3 * cut for cut in plans.cuts_of(core, rows)]", "bytes(groups)": "3 * bytes(groups)",
+    })  # fmt: skip
 
     with pytest.raises(MisuseError, match="do not agree"):
         engine.step({})

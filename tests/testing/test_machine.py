@@ -14,7 +14,8 @@ from attrs import evolve
 from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from blocklife.ledger import Ledger, Plan
+from blocklife.ledger import Plan
+from blocklife.ledger._rows import RowVerbs
 from blocklife.testing.exploring._machine import VERBS, MachineViolation, WorldMachine, machine_for
 from blocklife.testing.exploring._walk import LARGE, walk
 from blocklife.testing.worlds import _world as world_module
@@ -39,12 +40,12 @@ def test_machine_finds_nothing_in_the_real_code(world: WorldSettings) -> None:
 
 def test_machine_finds_a_planted_bug_and_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
     """The failure names the rule, says how to reproduce it, and tells the shortest path step by step."""
-    dispatch = Ledger.dispatch
+    dispatch = RowVerbs.dispatch
 
-    def hasty(self: Ledger, now: float) -> Plan:
+    def hasty(self: RowVerbs, now: float) -> Plan:
         return evolve(dispatch(self, now), flushes=())
 
-    monkeypatch.setattr(Ledger, "dispatch", hasty)
+    monkeypatch.setattr(RowVerbs, "dispatch", hasty)
     with pytest.raises(MachineViolation, match=": ") as caught:
         run(machine_for(SMALL), examples=200, steps=30)
     told = "\n".join(caught.value.__notes__)

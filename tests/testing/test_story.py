@@ -14,9 +14,8 @@ import re
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract
-from blocklife.ledger._ledger import Ledger
-from blocklife.offload import LastStep, Mode
+from blocklife.ledger import Contract, Plan
+from blocklife.offload import LastStep, Mode, OffloadScheduler
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.testing.exploring._explore import Bounds, Counterexample, Kind, explore
 from blocklife.testing.exploring._story import Story, retell, tell
@@ -124,16 +123,17 @@ def test_story_breaks_the_rule_that_the_exploration_has_found(mutant: Mutant) ->
 def test_story_tells_the_message_in_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A world calls the job of a later plan by its age among those that are out; the story counts all of them."""
     path = (*STORED, SETTLE, STEP, SETTLE, Action("arrive", "b"), STEP, SETTLE, STEP)
-    right = Ledger.dispatch
+    right = OffloadScheduler.build_plan
 
-    def wrong(ledger: Ledger, now: float) -> object:
+    def wrong(scheduler: OffloadScheduler, now: float) -> Plan:
+        ledger = scheduler.ledger
         if len(ledger.journal) and ledger.jobs.live and not ledger.requests:
             for job in ledger.jobs.known():
                 if any(key == b"0:d" for key in job.keys):
                     raise MisuseError(f"job {job.number}: planted")
-        return right(ledger, now)
+        return right(scheduler, now)
 
-    monkeypatch.setattr(Ledger, "dispatch", wrong)
+    monkeypatch.setattr(OffloadScheduler, "build_plan", wrong)
     story = tell(LOADS, path)
 
     assert story.rule == "lawful"

@@ -13,7 +13,8 @@ import pytest
 from attrs import asdict, evolve
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract, Ledger, Plan
+from blocklife.ledger import Contract, Plan
+from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import Mode
 from blocklife.testing.exploring._explore import Broken
 from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry, only_used, shrink, walk
@@ -53,12 +54,12 @@ def breaks(settings: WorldSettings, actions: tuple[Action, ...]) -> str:
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: no plan waits for a copy whose block is handed out."""
-    dispatch = Ledger.dispatch
+    dispatch = RowVerbs.dispatch
 
-    def hasty(self: Ledger, now: float) -> Plan:
+    def hasty(self: RowVerbs, now: float) -> Plan:
         return evolve(dispatch(self, now), flushes=())
 
-    monkeypatch.setattr(Ledger, "dispatch", hasty)
+    monkeypatch.setattr(RowVerbs, "dispatch", hasty)
 
 
 # --- what walks find --------------------------------------------------------------------------------------------------------

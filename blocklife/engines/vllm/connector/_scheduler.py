@@ -327,8 +327,8 @@ class ConnectorScheduler:
                 self._go_on(each.tracked)
                 if each.tracked.session.state in STOPPED:
                     each.tracked.session.go_on()
-            size = self.ledger.requests.size
-            self._grow(name, [table[size(name, group) :] for group, table in enumerate(each.tables)])
+            held = self.ledger.requests
+            self._grow(name, [table[held.size(name, group) :] for group, table in enumerate(each.tables)])
 
     def _grow(self, name: str, tables: Sequence[Sequence[int]]) -> None:
         """A request got blocks behind its tables, by group."""
