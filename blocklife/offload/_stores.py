@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TypeAlias
 
 from blocklife.ledger import Ledger
@@ -166,7 +166,8 @@ class StoreLine:
         orders: list[list[Chunk]] = []
         lives: set[int] = set()
         chosen, most = 0, self._jobs.room * self._max_chunks
-        for owner in list(self._line) if owners is None else [each for each in owners if each in self._line]:
+        line = self._line if most else islice(self._line, 1)  # without room for a job one is refused, and no other looked at
+        for owner in list(line) if owners is None else [each for each in owners if each in self._line]:
             if chosen >= most:  # later chunks are not even looked at
                 self.counts["refused"] += 1
                 break
