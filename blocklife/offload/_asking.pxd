@@ -2,7 +2,7 @@
 cimport cython
 
 cimport blocklife.ledger._edge as edge
-from blocklife.core._progress cimport PlanTokens, EntrySpans, TokenProgress
+from blocklife.core._progress cimport EntrySpans, PlanTokens, TokenProgress
 from blocklife.ledger._journal cimport Journal
 from blocklife.offload._state cimport SchedulerState, Tracked
 
@@ -16,7 +16,6 @@ cdef class Asking:
     cdef list _keeps_one
     cdef long long _call
     cdef public dict keys_given, tails_given
-    cdef dict _kept
     cdef public object known_of
     cdef Journal _journal
 
@@ -25,8 +24,10 @@ cdef class Asking:
     cpdef asked(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
     @cython.locals(known=tuple, first=Py_ssize_t)
     cpdef keys_of(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
-    cpdef keep(self, long long plan)
-    cpdef recall(self, long long plan)
+    cpdef note_given(self, int row, Py_ssize_t group, Py_ssize_t start, keys)
+    cpdef dict hand_over(self)
+    @cython.locals(place=tuple, each=tuple, serial=cython.longlong[::1])
+    cpdef recall(self, dict keys)
     cpdef tuple ask_load(self, Tracked tracked, hit, list starts)
     cpdef list load_starts(self, hit)
     cpdef list ask_filled(self, EntrySpans spans)

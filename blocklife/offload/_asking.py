@@ -15,7 +15,7 @@ from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.offload._groups import FullAttention, Mamba
-from blocklife.offload._state import SchedulerState, Tracked
+from blocklife.offload._state import KeysGiven, SchedulerState, Tracked
 from blocklife.offload.records import Hit
 
 
@@ -23,7 +23,7 @@ class Asking:
     """The questions of one scheduler.
 
     Invariant: behind `_present`, ``keys_given`` and ``tails_given`` have answers of the outermost call that is being made or,
-    behind `recall`, of the one that made the plan which settles now; none of other calls. Each names the request that it is of.
+    behind `recall`, of the one that made the plan which settles now; none of other calls.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -31,10 +31,7 @@ class Asking:
         self._requests, self._names = state.requests, state.names
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
         self._journal, self._call = state.ledger._calls, 0
-        self.keys_given: dict[tuple[int, int], tuple[Tracked, int, Sequence[bytes]]] = {}
-        """By row and group: the request, the first block, and the keys from there on."""
-        self._kept: dict[int, dict[tuple[int, int], tuple[Tracked, int, Sequence[bytes]]]] = {}
-        """The same by plan, of plans that are out: their blocks are sealed when they settle, under these keys."""
+        self.keys_given: KeysGiven = {}
         self.tails_given: dict[tuple[int, int, int], bytes | None] = {}
         """By row, group and the token at which the tail ends."""
         self.known_of: Callable[[str], int] | None = None
@@ -65,33 +62,27 @@ class Asking:
     def keys_of(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
         """The keys of some blocks, from the engine's key function, unless it has answered in this call already."""
         known = self._present().keys_given.get((tracked.row, group))
-        if known is None or known[0] is not tracked:
-            return self.asked(tracked, group, start, stop)
-        first, keys = known[1], known[2]
-        if first == start and stop - first == len(keys):
-            return keys
-        if first <= start and stop - first <= len(keys):
-            return keys[start - first : stop - first]
+        if known is not None:
+            _, first, keys = known
+            if first == start and stop - first == len(keys):
+                return keys
+            if first <= start and stop - first <= len(keys):
+                return keys[start - first : stop - first]
         return self.asked(tracked, group, start, stop)
 
-    def keep(self, plan: int) -> None:
-        """This call has made a plan: what was answered for it is kept until it settles."""
-        if self._present().keys_given:
-            self._kept[plan], self.keys_given = self.keys_given, {}
-        if len(self._kept) > len(self._state.plans):  # the plans were restored
-            for gone in [each for each in self._kept if each not in self._state.plans]:
-                del self._kept[gone]
+    def note_given(self, row: int, group: int, start: int, keys: Sequence[bytes]) -> None:
+        """Keep these keys of blocks from *start* on for this call."""
+        self._present().keys_given[row, group] = self._progress.serial[row], start, keys
 
-    def forget(self, row: int) -> None:
-        """A request goes on with other tokens than its plans that are out were made for."""
-        for given in self._kept.values():
-            for group in self._state.groups:
-                given.pop((row, group), None)
+    def hand_over(self) -> KeysGiven:
+        """What was answered in this call, which has made a plan; it is not kept here any more."""
+        keys, self.keys_given = self._present().keys_given, {}
+        return keys
 
-    def recall(self, plan: int) -> None:
-        """This plan settles in the call that is being made."""
-        if plan in self._kept:
-            self._present().keys_given = self._kept.pop(plan)
+    def recall(self, keys: KeysGiven) -> None:
+        """A plan settles in this call, for which these keys were given: they hold for requests in the same stay."""
+        serial = self._progress.serial
+        self._present().keys_given = {place: each for place, each in keys.items() if each[0] == serial[place[0]]}
 
     def tail_key_of(self, tracked: Tracked, group: int, end: int) -> bytes | None:
         """The key of a tail that ends at this token, from the engine's functions; None if the engine has no key for it.
@@ -119,14 +110,14 @@ class Asking:
         """Ask for the keys of some blocks, and keep them for this call."""
         found: Sequence[bytes] = self.keys_of(tracked, group, start, stop) if start < stop else ()
         if start < stop:
-            self._present().keys_given[tracked.row, group] = tracked, start, found
+            self.note_given(tracked.row, group, start, found)
         return found
 
     def ask_names(self, tracked: Tracked, known: int) -> list[list[bytes]]:
         """Ask for the keys of all blocks that a hit of a request with *known* tokens may have; fewer may be given."""
         found = self._state.search.names(tracked.keys, known)
         for group, keys in enumerate(found):
-            self._present().keys_given[tracked.row, group] = tracked, 0, keys
+            self.note_given(tracked.row, group, 0, keys)
         return found
 
     def ask_load(self, tracked: Tracked, hit: Hit, starts: Sequence[int]) -> tuple[list[Span], list[Sequence[bytes]]]:
@@ -173,7 +164,7 @@ class Asking:
         tracked = self._requests[self._names[row]]
         if self.known_of is None:
             found = self.asked(tracked, group, start, stop)
-            self._present().keys_given[row, group] = tracked, start, found
+            self.note_given(row, group, start, found)
             return found
         found = tracked.keys(group, start, stop)
         if len(found) < stop - start:

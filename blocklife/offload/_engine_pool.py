@@ -117,7 +117,6 @@ class EnginePool:
                 f"request {name}: it cannot go back to token {computed}: content up to {max(done, final)} is final"
             )
         table.again(row, known, prompt, computed)
-        self._asking.forget(row)
         self._steps.cut_states(name, computed)
 
     @verb

@@ -41,7 +41,7 @@ from blocklife.offload._groups import Geometry, Mamba
 from blocklife.offload._host import HostTier
 from blocklife.offload._requests import OffloadRequests
 from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
-from blocklife.offload._state import SchedulerState, Tracked
+from blocklife.offload._state import PlanOut, SchedulerState, Tracked
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import (
     FullHit,
@@ -196,7 +196,7 @@ class OffloadScheduler(edge.NotCopied):
             hit = search(pending=False)
         self._stays.looked_up(row, hit.deferred)
         tracked.hit, tracked.awaits = hit, self._search.awaited
-        waits_for_news = self._search.in_doubt and news is not None  # nothing else can change the answer, and it costs nothing
+        waits_for_news = self._search.in_doubt and news is not None  # only an answer, or the end of a copy, changes the result
         tracked.asked = None if not waits_for_news and (self._search.in_doubt or self._search.on_below) else asked
         if hit.deferred:
             self._state.counts["deferred"] += 1
@@ -470,8 +470,8 @@ class OffloadScheduler(edge.NotCopied):
             self._state.below.plan_demotions()
         plan = self._state.rows.dispatch(now)
         table.depart(doubtful)
-        self._state.plans[plan.number], self._state.handed = self._state.handed, {}
-        self._asking.keep(plan.number)
+        self._state.plans[plan.number] = PlanOut(self._state.handed, self._asking.hand_over())
+        self._state.handed = {}
         self._state.within.clear()
         return plan
 
@@ -497,10 +497,10 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(f"plan {plan}: it cannot settle now ({what})")
         for name in ours.tokens(sampled, "sampled"):
             self._steps.tracked(name)
-        handed, table = self._state.plans[plan], self._progress
+        (handed, keys), table = self._state.plans[plan], self._progress
         turn = table.turns[0]
         rows, known, computed = self._steps.advance(turn, sampled)
-        self._asking.recall(plan)
+        self._asking.recall(keys)
         final = table.finishing(rows, computed)
         seals = self._steps.seals(final) if final else []
         if self._stays.ending or handed:

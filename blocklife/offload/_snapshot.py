@@ -21,7 +21,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
 from blocklife.ledger._snapshot import Names, Snapshot, canonical_names, own_names, write
 from blocklife.offload._below import Demote, TierBelow, saveable
-from blocklife.offload._state import SchedulerState, Tracked
+from blocklife.offload._state import PlanOut, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.offload.records import Hit, Keys, TailKeys
 from blocklife.offload.replacement import can_be_saved
@@ -214,10 +214,10 @@ def _save_plans(core: SchedulerState, names: Names) -> tuple[SavedPlan, ...]:
     """The outstanding plans, without requests that have left them."""
     serial = core.progress.serial
     found: list[SavedPlan] = []
-    for (number, handed), turn in zip(core.plans.items(), core.progress.turns, strict=True):
+    for (number, out), turn in zip(core.plans.items(), core.progress.turns, strict=True):
         shares = zip(turn.rows, turn.tokens, turn.serials, strict=True)
         own = tuple([(row, tokens) for row, tokens, at in shares if serial[row] == at])
-        found.append(SavedPlan(number - names.plans_before, own, _current(core, handed) if handed else ()))
+        found.append(SavedPlan(number - names.plans_before, own, _current(core, out.handed) if out.handed else ()))
     return tuple(found)
 
 
@@ -361,7 +361,7 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
     core.given_up = 0
     _put_back_requests(core, requests, progress, plans)
     # most of these are empty and cost nothing
-    core.plans = {number: _handed(core, own) for number, _, own in plans}
+    core.plans = {number: PlanOut(_handed(core, own), {}) for number, _, own in plans}  # keys are asked for again
     core.handed = _handed(core, handed)
     core.states = {name: list(own) for name, own in states} if states else {}
     core.waiting_loads = dict(waiting_loads)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from typing import TypeAlias
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, TypeAlias
 
 from blocklife.core._columns import zeros
 from blocklife.core._progress import GroupTokens, TokenProgress
@@ -23,6 +23,17 @@ from blocklife.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKe
 
 HandedState: TypeAlias = tuple[str, int, int, int]
 """A state that was handed off: request, serial of its stay, group, boundary."""
+KeysGiven: TypeAlias = dict[tuple[int, int], tuple[int, int, Sequence[bytes]]]
+"""What key functions have answered, by row and group: serial of the stay, the first block, and the keys from there on."""
+
+
+class PlanOut(NamedTuple):
+    """What belongs to a plan that is out, besides the tokens of its turn."""
+
+    handed: Collection[HandedState]
+    """The states that were handed off in its step."""
+    keys: KeysGiven
+    """The keys of what it fills: its blocks are sealed under these when it settles."""
 
 
 class Tracked:
@@ -46,7 +57,7 @@ class Tracked:
         keys: Keys,
         hit: Hit | None = None,
         failures: int = 0,
-        asked: tuple[int, int, int | None, int | tuple[int, ...] | None] | None = None,
+        asked: tuple[int, int, int | None, int | None] | None = None,
         tails: TailKeys | None = None,
         tail: int = 0,
         awaits: tuple[int, bytes] | None = None,
@@ -61,8 +72,8 @@ class SchedulerState(NotCopied):
 
     Invariant: ``names[row]`` is the request of a row, and ``requests`` has exactly the requests that the ledger knows, in the
     order in which they were added; ``added[row]`` ascends in this order.
-    Invariant: ``plans`` holds the outstanding plans, oldest first, at most ``plans_ahead`` + 1, each with the states that were
-    handed off in its step; ``progress.turns`` has their tokens, in the same order.
+    Invariant: ``plans`` holds the outstanding plans, oldest first, at most ``plans_ahead`` + 1; ``progress.turns`` has their
+    tokens, in the same order.
     Invariant: ``loading`` maps the content of live loads, by group and key, to their request; ``bringing`` is the inverse.
     """
 
@@ -99,7 +110,7 @@ class SchedulerState(NotCopied):
         self.progress = progress_of(ledger.limits.max_requests, geometry, policies)
         self.progress_bytes = tuple([memoryview(column).cast("B") for column in self.progress.columns])
         """The progress columns as bytes, for snapshots."""
-        self.plans: dict[int, Collection[HandedState]] = {}
+        self.plans: dict[int, PlanOut] = {}
         self.handed: dict[HandedState, None] = {}
         self.states: dict[str, list[tuple[int, int, int]]] = {}
         """States handed off at the end of a chunk and not offered yet: group, boundary, life."""

@@ -1203,6 +1203,20 @@ def test_key_of_a_block_is_asked_for_once_by_its_plan() -> None:
     assert rig.scheduler.requests.sealed_blocks("a", 0) == 3
 
 
+def test_keys_of_a_plan_are_void_for_a_request_that_left_it() -> None:
+    """It was preempted and came back before the plan settles: what it computes now may have other keys."""
+    rig = Rig(policies=Policies(plans_ahead=1))
+    rig.add("a", letters(20))
+    rig.add("b", letters(20, "p"))
+    for name in "ab":
+        rig.let_in(name, 13)
+    rig.plan()
+    rig.scheduler.preempt("a")
+    rig.settle()
+
+    assert {row for row, _ in rig.scheduler._asking.keys_given} == {rig.scheduler._state.requests["b"].row}
+
+
 @pytest.mark.parametrize("groups", ["full:4", "full:4+drafter", "full:4,swa:4:8"])
 def test_plan_whose_keys_cannot_be_had_settles_later(groups: str) -> None:
     """Whichever of the calls for the keys of a request that ends with it fails: the plan is still out, and nothing is lost."""
