@@ -42,8 +42,8 @@ _WANTED = states_with(Trait.WANTED, Job)
 class BelowIndex(Protocol):
     """What a scheduler asks about the store below; `stores.Presence` is one. No method may block.
 
-    It may have an attribute ``news`` as well: a number or a tuple of numbers that changes when a RETRY becomes another answer,
-    or None where that may be so at any time. While it is the same, requests that wait for answers are not looked up again.
+    It may have an attribute ``news`` as well: a number that changes whenever a question that was answered RETRY has another
+    answer, or None if the index cannot tell. Requests that wait for answers are looked up again when the number has changed.
     """
 
     @property
@@ -182,12 +182,10 @@ class TierBelow:
             return [_MISS] * len(contents)
 
     @property
-    def news(self) -> int | tuple[int, ...] | None:
-        """While this is the same, a RETRY is one still; None if nobody knows."""
+    def news(self) -> int | None:
+        """The number that the index calls ``news``; None if it has none, or cannot tell."""
         try:
             found = getattr(self.index, "news", None)
-            if type(found) is tuple:
-                return tuple(edge.counts(found, "the news of an index"))
             return None if found is None else edge.whole(found, "the news of an index")
         except BaseException as problem:
             self._errors.keep(self.index, problem)

@@ -104,6 +104,7 @@ class Presence:
         """Whether the call that runs was told to the breaker as a failure already."""
         self._closing = False
         self._news = 0
+        """How often questions were answered."""
         self._hits = self._misses = self._retries = self._given_up = self._refused = self._calls = self._failed = 0
         self._last_error = ""
         self._thread = threading.Thread(target=self._run, name="blocklife-presence", daemon=True)
@@ -160,15 +161,15 @@ class Presence:
         return not self._breaker.refuses()
 
     @property
-    def news(self) -> tuple[int, int]:
-        """How often questions were answered, and how many have waited for so long that they are a MISS by now."""
+    def news(self) -> int:
+        """A number that is another one as soon as a question is answered, or has waited for so long that it is a MISS."""
         with self._lock:
             overdue, latest = 0, self._clock() - self._patience_s
             for since in self._questions.values():  # the oldest first
                 if since > latest:
                     break
                 overdue += 1
-            return self._news, overdue
+            return self._news * (self._max_questions + 1) + overdue
 
     def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         """These were not there when they were wanted, or were damaged: a MISS until the answer is too old."""
