@@ -67,8 +67,6 @@ cdef class Contents:
     cpdef int intern(self, int group, bytes key) except -1
     cpdef grow(self)
     cpdef int let_go(self, int content) except -1
-    @cython.locals(at=int, content=int)
-    cpdef int let_all_go(self, int[::1] named, int begin, int stop) except -1
     cpdef int tidy(self, int content) except -1
     @cython.locals(own=dict)
     cpdef int forget(self, int content) except -1

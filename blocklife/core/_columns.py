@@ -258,16 +258,6 @@ class Contents:
         if self.uses[content] <= 0:
             self.forget(content)
 
-    def let_all_go(self, named: Ints, begin: int, stop: int) -> None:
-        """`let_go` of what a job names in these entries of its column; 0 is none."""
-        uses = self.uses
-        for at in range(begin, stop):
-            content = named[at]
-            if content:
-                uses[content] -= 1
-                if uses[content] <= 0:
-                    self.forget(content)
-
     def tidy(self, content: int) -> None:
         """Forget a content that was only asked about."""
         if content and self.uses[content] == 0:

@@ -276,9 +276,12 @@ def forget_job(core: Core, row: int) -> int:
     del jobs.by_number[number]
     jobs.space.pop(number, None)
     jobs.missing.pop(number, None)
-    contents.let_all_go(jobs.key, jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row])
+    for at in range(jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]):
+        if jobs.key[at]:
+            contents.let_go(jobs.key[at])
     if jobs.slot_begin[row] != jobs.begin[row] or not jobs.num_blocks[row]:
-        contents.let_all_go(jobs.key, jobs.slot_begin[row], jobs.slot_begin[row] + jobs.num_slots[row])
+        for at in range(jobs.slot_begin[row], jobs.slot_begin[row] + jobs.num_slots[row]):
+            contents.let_go(jobs.key[at])
     for at in range(jobs.owner_begin[row], jobs.owner_begin[row] + jobs.num_owners[row]):
         core.requests.named[jobs.owner[at]] -= 1
         core.requests.tidy(jobs.owner[at])

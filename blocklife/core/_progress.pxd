@@ -59,9 +59,7 @@ cdef class TokenProgress:
     cpdef long long begin_of(self, int row) noexcept
     cpdef long long end_of(self, int row) noexcept
     cpdef bint is_scheduled(self, int row) noexcept
-    @cython.locals(end=cython.longlong, known=cython.longlong)
-    cpdef long long filled_of(self, int row) noexcept
-    @cython.locals(row=int, silent=cython.longlong, end=cython.longlong, known=cython.longlong)
+    @cython.locals(row=int, end=cython.longlong, known=cython.longlong)
     cpdef find_ends(self, list rows, bint filled)
     cpdef long long bound(self, int row, long long tokens) noexcept
     cpdef look(self, int row)

@@ -183,19 +183,13 @@ class TokenProgress:
         """Whether a request is scheduled in the step that is being made, with no token perhaps."""
         return (self.silent_step if self.silent[row] else self.step[row]) == self.making
 
-    def filled_of(self, row: int) -> int:
-        """Up to which token the content of a request is there, and known, after the step that is being made."""
-        end, known = self.end_of(row), self.known_of(row)
-        return end if end < known else known
-
     def find_ends(self, rows: Sequence[int], filled: bool) -> None:
-        """Note in ``ends`` what `end_of`, or `filled_of`, says of each of these requests: one call for all of them."""
-        silent = self.planned + (1 if self.silent_step == self.making else 0)
+        """Note in ``ends`` what `end_of` says of each of these requests.
+
+        *filled*: up to which token its content is there, and known, after the step that is being made.
+        """
         for row in rows:
-            if self.silent[row]:
-                end, known = self.computed[row] + silent, self.known[row] + self.settled
-            else:
-                end, known = self.computed[row] + self.in_flight[row] + self.wanted[row], self.known[row]
+            end, known = self.end_of(row), self.known_of(row)
             self.ends[row] = known if filled and known < end else end
 
     def bound(self, row: int, tokens: int) -> int:

@@ -5,8 +5,9 @@ cimport blocklife.core._plans as plans
 from blocklife.core._columns cimport Core, TransferJobs
 
 
-cpdef plan_of(data, Core core, list rows)
-@cython.locals(jobs=TransferJobs, row=int)
-cpdef transfers(data, Core core, direction, list rows)
+@cython.locals(core=Core)
+cpdef plan_of(data, list rows)
+@cython.locals(core=Core, row=int)
+cpdef transfers(data, direction, list rows)
 @cython.locals(jobs=TransferJobs, at=int)
 cpdef tier_transfer(data, direction, int row)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from blocklife.core import _plans as plans
-from blocklife.core._columns import Core
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.records import Direction, Plan, TierTransfer, Transfer, Transfers
 
 _STORE, _LOAD, _PROMOTE, _DEMOTE = Direction.STORE, Direction.LOAD, Direction.PROMOTE, Direction.DEMOTE
 
 
-def plan_of(data: LedgerData, core: Core, rows: Sequence[int]) -> Plan:
+def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
     """The plan that was dispatched last, which submits the jobs in these rows."""
+    core = data.core
     flushed = core.waiting[core.plan]
     flushes = tuple([data.id_of(core.jobs.find(number)) for number in flushed]) if flushed else ()
     if not rows:
@@ -23,16 +23,17 @@ def plan_of(data: LedgerData, core: Core, rows: Sequence[int]) -> Plan:
     stores, loads, demotes, promotes = plans.by_direction(core, rows)
     return Plan(
         core.plan,
-        transfers(data, core, _LOAD, loads) if loads else (),
-        transfers(data, core, _STORE, stores) if stores else (),
+        transfers(data, _LOAD, loads) if loads else (),
+        transfers(data, _STORE, stores) if stores else (),
         flushes,
         tuple([tier_transfer(data, _PROMOTE, row) for row in promotes]),
         tuple([tier_transfer(data, _DEMOTE, row) for row in demotes]),
     )
 
 
-def transfers(data: LedgerData, core: Core, direction: Direction, rows: Sequence[int]) -> Sequence[Transfer]:
+def transfers(data: LedgerData, direction: Direction, rows: Sequence[int]) -> Sequence[Transfer]:
     """The transfers of jobs of one direction, at least one: two lists, in which each job has a part."""
+    core = data.core
     near, far, groups = plans.moved_by(core, rows)
     source, target = (near, far) if direction is _STORE else (far, near)
     return Transfers(

@@ -114,7 +114,7 @@ class RowVerbs:
         most = self._data.limits.max_plans
         if len(self._core.waiting) >= most:
             raise CapacityError(f"all {most} plans are out; settle one first (max_plans)")
-        plan = plan_of(self._data, self._core, plans.dispatch(self._core, now))
+        plan = plan_of(self._data, plans.dispatch(self._core, now))
         end(self._calls)
         return plan
 

@@ -244,7 +244,7 @@ class Plan:
 
     @property
     def submitted(self) -> tuple[JobId, ...]:
-        """The jobs that the plan submits: loads, stores, promotions, demotions. An engine hears of the end of each."""
+        """The jobs that the workers get with this plan: loads, stores, promotions, and then demotions."""
         below = [each.job for each in (*self.promotes, *self.demotes)]
         return (*_jobs_of(self.loads), *_jobs_of(self.stores), *below)
 

@@ -74,8 +74,6 @@ cdef class JobsView:
     cdef Core _core
 
     cpdef get(self, long long number)
-    @cython.locals(row=int)
-    cpdef state_of(self, long long number)
     cpdef bint is_out(self, long long number) except -1
     cpdef bint is_planned(self, long long number) except -1
     cpdef bint serve(self, str request) except -1

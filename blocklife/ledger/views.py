@@ -428,11 +428,6 @@ class JobsView:
         row = self._core.jobs.by_number.get(number, 0)
         return JobView(self._core, row) if row else None
 
-    def state_of(self, number: int) -> Job | None:
-        """The state of a job; None if it never existed, or ended too long ago to be known."""
-        row = self._core.jobs.by_number.get(number, 0)
-        return JOB_STATES[self._core.jobs.state[row]] if row else None
-
     def transfer(self, number: int) -> Transfer:
         """What a job moves between device and host, for an engine that launches copies itself.
 
@@ -443,7 +438,7 @@ class JobsView:
             raise MisuseError(f"job {number}: it is not known (it was never made, or has been over for long)")
         if not job.direction.on_device:
             raise MisuseError(f"job {number}: a {job.direction.name} touches no block (Plan.promotes and Plan.demotes have it)")
-        return transfers(self._data, self._core, job.direction, [job.row])[0]
+        return transfers(self._data, job.direction, [job.row])[0]
 
     def state(self, job: JobId) -> Job:
         """The state of a job; `LateError` if it ended too long ago to be known, `MisuseError` if it never existed."""

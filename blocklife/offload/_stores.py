@@ -27,7 +27,7 @@ from blocklife.offload._host import HostTier
 from blocklife.offload.records import Mode, Policies
 from blocklife.states import COPYING, KEYED, STORE_READS, Block, BlockLife, Job, Slot, Trait, states_with
 
-_CANCELLED = Job.CANCELLED
+_CANCELLED = Job.CANCELLED  # members of an enumeration are slow to find
 _INDEX = BlockLife.table.index
 _COPYING = frozenset(_INDEX[state] for state in COPYING)
 _FINAL = frozenset(_INDEX[state] for state in KEYED)
@@ -336,7 +336,7 @@ class StoreLine:
         """A store was cancelled before it was submitted because it lost a block: its other blocks are queued again, first."""
         jobs = self._jobs
         for number in [each for each in self._made if not jobs.is_planned(each)]:
-            if jobs.state_of(number) is _CANCELLED:
+            if (job := jobs.get(number)) is not None and job.state is _CANCELLED:
                 for chunk in reversed(self.chunks_of(number)):
                     self._line.setdefault(chunk.owner, deque()).appendleft(chunk)
             del self._made[number]
@@ -420,7 +420,7 @@ class StoreLine:
         jobs = self._jobs
         for number in [each for each in self._exposed if not jobs.is_out(each)]:
             lives = self._exposed.pop(number)
-            if self._ledger.own_pool and jobs.state_of(number) is Job.DONE:
+            if self._ledger.own_pool and (job := jobs.get(number)) is not None and job.state is Job.DONE:
                 self._ledger._rows.hand_out_first(lives)
 
 

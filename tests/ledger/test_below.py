@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Completion, Direction, GroupTransfer, JobId, Jobs, Result, TierTransfer, Worker
+from blocklife.ledger import Completion, Direction, GroupTransfer, JobId, Jobs, Result, Store, TierTransfer, Worker
 from blocklife.ledger.invariants import check
 from blocklife.states import Job, Slot
 from tests.worlds import in_flight, keys, make_ledger, ready, refuses, report
@@ -31,6 +31,24 @@ def test_plan_tells_the_workers_what_to_move() -> None:
     assert (demote.job, demote.direction, demote.slots.tolist()) == (down, Direction.DEMOTE, [0])
     assert (demote.groups, demote.keys, demote.space) == (b"\0", (b"k",), b"now")
     assert (list(plan.loads), list(plan.stores), plan.flushes, plan.empty) == ([], [], (), False)
+
+
+def test_plan_names_the_jobs_that_it_submits() -> None:
+    """Of all four directions, and the same in the process of a worker, to which it was sent."""
+    ledger = make_ledger(groups=2, num_blocks=8)
+    ready(ledger)
+    ledger.add_request("w")
+    ledger.add_request("v")
+    load = ledger.plan_load("w", GroupTransfer(ledger.allocate("w", 1), [0])).ids[0]
+    final = ledger.seal(ledger.allocate("v", 1), keys("v"))
+    stored = ledger.plan_store(Store("v", [GroupTransfer(final, [2], keys("v"))])).ids[0]
+    up = ledger.plan_promotion([3, 1], keys("p", "q"), [1, 0]).ids[0]
+    down = ledger.plan_demotion([0]).ids[0]
+    plan = ledger.dispatch(0.0)
+
+    assert plan.submitted == (load, stored, up, down)
+    assert pickle.loads(pickle.dumps(plan)).submitted == plan.submitted
+    assert ledger.dispatch(0.0).submitted == ()
 
 
 def test_slot_read_by_several_copies_is_free_after_the_last() -> None:

@@ -297,10 +297,11 @@ class Twins:
 
     def check(self) -> None:
         """What others may ask of each request."""
+        self.both(lambda table: table.find_ends(list(range(6)), True))
         for row in range(6):
             self.both(lambda table, row=row: (  # type: ignore[misc]
                 table.running[row], table.computed_of(row), table.known_of(row), table.in_flight_of(row), table.wanted_of(row),
-                table.begin_of(row), table.end_of(row), table.filled_of(row), table.is_scheduled(row), table.bound(row, 50),
+                table.begin_of(row), table.end_of(row), table.ends[row], table.is_scheduled(row), table.bound(row, 50),
                 *(table.first_needed(group, row) for group in range(table.num_groups)),
             ))  # fmt: skip
         self.both(lambda table: (table.active, of(table, table.placed, 1), of(table, table.first, 1)))
