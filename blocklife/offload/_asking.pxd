@@ -15,18 +15,18 @@ cdef class Asking:
     cdef dict _requests, _names
     cdef list _keeps_one
     cdef long long _call
-    cdef public dict keys_given, tails_given
+    cdef public dict keys_given, keys_planned, tails_given
     cdef public object known_of
     cdef Journal _journal
 
     cdef Asking _present(self)
     @cython.locals(wrong=bint)
     cpdef asked(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
-    @cython.locals(known=tuple, first=Py_ssize_t)
+    @cython.locals(given=Asking, place=Py_ssize_t, known=tuple, first=Py_ssize_t)
     cpdef keys_of(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    @cython.locals(table=TokenProgress)
     cpdef note_given(self, int row, Py_ssize_t group, Py_ssize_t start, keys)
     cpdef dict hand_over(self)
-    @cython.locals(place=tuple, each=tuple, serial=cython.longlong[::1])
     cpdef recall(self, dict keys)
     cpdef tuple ask_load(self, Tracked tracked, hit, list starts)
     cpdef list load_starts(self, hit)

@@ -18,12 +18,14 @@ from blocklife.offload._groups import FullAttention, Mamba
 from blocklife.offload._state import KeysGiven, SchedulerState, Tracked
 from blocklife.offload.records import Hit
 
+_NONE: KeysGiven = {}
+
 
 class Asking:
     """The questions of one scheduler.
 
-    Invariant: behind `_present`, ``keys_given`` and ``tails_given`` have answers of the outermost call that is being made or,
-    behind `recall`, of the one that made the plan which settles now; none of other calls.
+    Invariant: behind `_present`, ``keys_given`` and ``tails_given`` have answers of the outermost call that is being made, and
+    ``keys_planned`` those of the call that made the plan which settles in this one, if any; they hold in the same stay only.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -32,6 +34,7 @@ class Asking:
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
         self._journal, self._call = state.ledger._calls, 0
         self.keys_given: KeysGiven = {}
+        self.keys_planned: KeysGiven = {}
         self.tails_given: dict[tuple[int, int, int], bytes | None] = {}
         """By row, group and the token at which the tail ends."""
         self.known_of: Callable[[str], int] | None = None
@@ -44,6 +47,7 @@ class Asking:
             self._call = self._journal.calls
             self.keys_given.clear()
             self.tails_given.clear()
+            self.keys_planned = _NONE
         return self
 
     def asked(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
@@ -61,7 +65,12 @@ class Asking:
 
     def keys_of(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
         """The keys of some blocks, from the engine's key function, unless it has answered in this call already."""
-        known = self._present().keys_given.get((tracked.row, group))
+        given, place = self._present(), group * self._progress.size + tracked.row
+        known = given.keys_given.get(place)
+        if known is None and given.keys_planned:
+            known = given.keys_planned.get(place)
+            if known is not None and known[0] != self._progress.serial[tracked.row]:
+                known = None
         if known is not None:
             _, first, keys = known
             if first == start and stop - first == len(keys):
@@ -72,7 +81,8 @@ class Asking:
 
     def note_given(self, row: int, group: int, start: int, keys: Sequence[bytes]) -> None:
         """Keep these keys of blocks from *start* on for this call."""
-        self._present().keys_given[row, group] = self._progress.serial[row], start, keys
+        table = self._progress
+        self._present().keys_given[group * table.size + row] = table.serial[row], start, keys
 
     def hand_over(self) -> KeysGiven:
         """What was answered in this call, which has made a plan; it is not kept here any more."""
@@ -80,9 +90,8 @@ class Asking:
         return keys
 
     def recall(self, keys: KeysGiven) -> None:
-        """A plan settles in this call, for which these keys were given: they hold for requests in the same stay."""
-        serial = self._progress.serial
-        self._present().keys_given = {place: each for place, each in keys.items() if each[0] == serial[place[0]]}
+        """A plan settles in this call, for which these keys were given."""
+        self._present().keys_planned = keys
 
     def tail_key_of(self, tracked: Tracked, group: int, end: int) -> bytes | None:
         """The key of a tail that ends at this token, from the engine's functions; None if the engine has no key for it.

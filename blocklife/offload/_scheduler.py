@@ -41,7 +41,7 @@ from blocklife.offload._groups import Geometry, Mamba
 from blocklife.offload._host import HostTier
 from blocklife.offload._requests import OffloadRequests
 from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
-from blocklife.offload._state import PlanOut, SchedulerState, Tracked
+from blocklife.offload._state import SchedulerState, Tracked
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import (
     FullHit,
@@ -56,7 +56,6 @@ from blocklife.offload.records import (
 from blocklife.states import Request
 
 _NOBODY: Mapping[str, int] = {}
-_NOBODY_SETTLED = Settled((), (), ())
 
 
 class OffloadScheduler(edge.NotCopied):
@@ -448,32 +447,7 @@ class OffloadScheduler(edge.NotCopied):
         """
         edge.moment(now, "now")
         self._steps.check_open(False)
-        table = self._progress
-        rows = table.looked_at()
-        doubtful = self._steps.in_doubt() if self._state.waiting_loads and self.policies.load_within_tokens else []
-        final = [row for row in rows if row not in doubtful] if doubtful else rows
-        spans = table.filling(final)
-        keys = self._asking.ask_filled(spans)
-        self._calls.writes()
-        if self._state.preempted and (jobs := self.ledger.jobs.of(*self._state.preempted)).ids:
-            self.ledger.flush(jobs, "preempted")
-        self._state.preempted.clear()
-        for name in list(self._state.states):
-            self._steps.offer_states(name, self._state.requests[name].row)
-        self._steps.plan_stores(spans, keys)
-        if self._steps.is_last_step() and (jobs := self.ledger.jobs.submitted(on_device=True)).ids:
-            self.ledger.flush(jobs, "last step")
-        for name in list(self._state.pinned):
-            self._steps.unpin(name)
-        self._state.now = now
-        if self._state.below is not None:
-            self._state.below.plan_demotions()
-        plan = self._state.rows.dispatch(now)
-        table.depart(doubtful)
-        self._state.plans[plan.number] = PlanOut(self._state.handed, self._asking.hand_over())
-        self._state.handed = {}
-        self._state.within.clear()
-        return plan
+        return self._steps.make_plan(now)
 
     @call
     def settle(
@@ -497,38 +471,8 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(f"plan {plan}: it cannot settle now ({what})")
         for name in ours.tokens(sampled, "sampled"):
             self._steps.tracked(name)
-        (handed, keys), table = self._state.plans[plan], self._progress
-        turn = table.turns[0]
-        rows, known, computed = self._steps.advance(turn, sampled)
-        self._asking.recall(keys)
-        final = table.finishing(rows, computed)
-        seals = self._steps.seals(final) if final else []
-        if self._stays.ending or handed:
-            reached = dict(zip(rows, computed, strict=True))
-            self._asking.ask_keys_of_ending(turn, reached)
-            seals += self._steps.state_seals(handed, reached)
-        # the reports come first: seals of a request whose load has failed are stale by then, and change nothing
         edge.moment(now, "now")
-        self._state.rows.settle(plan, now, launched, completions, seals)
-        del self._state.plans[plan]
-        if self._state.below is not None:
-            self._state.below.settle()
-        before = [table.known[row] for row in rows] if self._state.waiting_loads else known
-        table.settle(rows, known, computed)
-        if final:
-            table.sealed_up_to(final)
-        loaded, failed = self._steps.hear_of_loads() if self._state.waiting_loads else ([], [])
-        if failed:  # what they have sampled is void
-            lost = {self._state.requests[name].row for name in failed}
-            for row, tokens in zip(rows, before, strict=True):
-                if row in lost:
-                    table.known[row] = tokens
-        if ended := self._steps.over() if self._stays.ending else []:
-            self._steps.end_many(ended)
-            loaded, failed = ([name for name in names if name not in ended] for names in (loaded, failed))
-        if self._state.outlived:
-            self._state.outlived = {name for name in self._state.outlived if self.ledger.jobs.serve(name)}
-        return Settled(tuple(loaded), tuple(failed), tuple(ended)) if loaded or failed or ended else _NOBODY_SETTLED
+        return self._steps.settle(plan, now, sampled, launched, completions)
 
     def has_pending_work(self) -> bool:
         """Whether steps are still needed even without requests: a plan, a job, a wait or a demotion is outstanding."""

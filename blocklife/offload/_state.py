@@ -23,8 +23,9 @@ from blocklife.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKe
 
 HandedState: TypeAlias = tuple[str, int, int, int]
 """A state that was handed off: request, serial of its stay, group, boundary."""
-KeysGiven: TypeAlias = dict[tuple[int, int], tuple[int, int, Sequence[bytes]]]
-"""What key functions have answered, by row and group: serial of the stay, the first block, and the keys from there on."""
+KeysGiven: TypeAlias = dict[int, tuple[int, int, Sequence[bytes]]]
+"""What key functions have answered, by the place of group and row in the columns of progress: serial of the stay, the first
+block, and the keys from there on."""
 
 
 class PlanOut(NamedTuple):

@@ -4,6 +4,7 @@ cimport cython
 cimport blocklife.ledger._edge as edge
 from blocklife.core._progress cimport PlanTokens, EntrySpans, TokenProgress, spans_of
 from blocklife.core._steps cimport StoreTurn
+from blocklife.ledger._journal cimport Journal
 from blocklife.ledger._rows cimport RowVerbs
 from blocklife.ledger.views cimport BlocksView, JobsView
 from blocklife.offload._asking cimport Asking
@@ -26,9 +27,17 @@ cdef class SchedulerSteps:
     cdef public bint direct
     cdef BlocksView _blocks
     cdef JobsView _jobs
+    cdef Journal _calls
     cdef bint _drafts, _own_pool
     cdef Py_ssize_t _most
 
+    @cython.locals(table=TokenProgress, rows=list, doubtful=list, spans=EntrySpans, keys=list)
+    cpdef make_plan(self, double now)
+    @cython.locals(
+        table=TokenProgress, turn=PlanTokens, keys=dict, rows=list, known=list, computed=list,
+        final=EntrySpans, seals=list, loads=bint, before=list, row=int, tokens=cython.longlong, ended=list,
+    )
+    cpdef settle(self, plan, double now, sampled, launched, completions)
     @cython.locals(lacking=cython.longlong, count=cython.longlong)
     cpdef take_in(self, str name, hit, list starts, long long end)
     cpdef load_hit(self, str name, hit, list spans, list keys)

@@ -16,21 +16,23 @@ from attrs import evolve
 from blocklife.core._progress import EntrySpans, PlanTokens, Span, spans_of
 from blocklife.core._steps import StoreTurn
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Contract
+from blocklife.ledger import Contract, Plan
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._refusals import counted, some
 from blocklife.ledger._rows import SealedContent
 from blocklife.ledger.jobs import Allocated, Batch
+from blocklife.ledger.records import Completion, Launched
 from blocklife.ledger.views import block_of
 from blocklife.offload._asking import Asking
 from blocklife.offload._groups import Mamba
-from blocklife.offload._state import SchedulerState, Tracked
+from blocklife.offload._state import PlanOut, SchedulerState, Tracked
 from blocklife.offload._stores import Chunk
-from blocklife.offload.records import Hit, LastStep, Mode
+from blocklife.offload.records import Hit, LastStep, Mode, Settled
 from blocklife.states import ADMISSIBLE, KEYED, Block, Request, Trait, states_with
 
 _FREE = states_with(Trait.FREE, Block)
+_NOBODY_SETTLED = Settled((), (), ())
 
 
 class SchedulerSteps:
@@ -45,6 +47,7 @@ class SchedulerSteps:
         self._progress, self._stays = state.progress, state.stays
         self._stores = state.stores
         self.asking = Asking(state)
+        self._calls = state.ledger._calls
         self._drafts = any(state.geometry.drafters)
         self._keeps_one = [isinstance(group, Mamba) for group in state.geometry.groups]
         self.turn = StoreTurn()
@@ -52,6 +55,77 @@ class SchedulerSteps:
         self.direct = state.geometry.blocks_per_chunk == 1 and state.policies.mode is Mode.EAGER
         """Whether what is ready can be stored at once, without the queue."""
         self._most = min(state.policies.max_job_blocks, len(state.ledger.slots))
+
+    # --- a plan -------------------------------------------------------------------------------------------------------------
+
+    def make_plan(self, now: float) -> Plan:
+        """The plan of this step (`OffloadScheduler.build_plan`)."""
+        table = self._progress
+        rows = table.looked_at()
+        doubtful = self.in_doubt() if self._state.waiting_loads and self._policies.load_within_tokens else []
+        spans = table.filling([row for row in rows if row not in doubtful] if doubtful else rows)
+        keys = self.asking.ask_filled(spans)
+        self._calls.writes()
+        if self._state.preempted:
+            if (jobs := self._jobs.of(*self._state.preempted)).ids:
+                self._ledger.flush(jobs, "preempted")
+            self._state.preempted.clear()
+        if self._state.states:
+            for name in list(self._state.states):
+                self.offer_states(name, self._state.requests[name].row)
+        self.plan_stores(spans, keys)
+        if self.is_last_step() and (jobs := self._jobs.submitted(on_device=True)).ids:
+            self._ledger.flush(jobs, "last step")
+        if self._state.pinned:
+            for name in list(self._state.pinned):
+                self.unpin(name)
+        self._state.now = now
+        if self._state.below is not None:
+            self._state.below.plan_demotions()
+        plan = self._rows.dispatch(now)
+        table.depart(doubtful)
+        self._state.plans[plan.number] = PlanOut(self._state.handed, self.asking.hand_over())
+        self._state.handed = {}
+        self._state.within.clear()
+        return plan
+
+    def settle(
+        self, plan: int, now: float, sampled: Mapping[str, int], launched: Iterable[Launched], completions: Iterable[Completion]
+    ) -> Settled:
+        """Apply the oldest plan that is out (`OffloadScheduler.settle`)."""
+        table = self._progress
+        (handed, keys), turn = self._state.plans[plan], table.turns[0]
+        rows, known, computed = self.advance(turn, sampled)
+        self.asking.recall(keys)
+        final = table.finishing(rows, computed)
+        seals = self.seals(final) if final else []
+        if handed or self._stays.ending:
+            reached = dict(zip(rows, computed, strict=True))
+            self.asking.ask_keys_of_ending(turn, reached)
+            seals += self.state_seals(handed, reached)
+        # the reports come first: seals of a request whose load has failed are stale by then, and change nothing
+        self._rows.settle(plan, now, launched, completions, seals)
+        del self._state.plans[plan]
+        if self._state.below is not None:
+            self._state.below.settle()
+        loads = bool(self._state.waiting_loads)
+        before = [table.known[row] for row in rows] if loads else known
+        table.settle(rows, known, computed)
+        if final:
+            table.sealed_up_to(final)
+        loaded, failed = self.hear_of_loads() if loads else ([], [])
+        if failed:  # what they have sampled is void
+            lost = {self._state.requests[name].row for name in failed}
+            for row, tokens in zip(rows, before, strict=True):
+                if row in lost:
+                    table.known[row] = tokens
+        if ended := self.over() if self._stays.ending else []:
+            self.end_many(ended)
+            loaded = [name for name in loaded if name not in ended]
+            failed = [name for name in failed if name not in ended]
+        if self._state.outlived:
+            self._state.outlived = {name for name in self._state.outlived if self._jobs.serve(name)}
+        return Settled(tuple(loaded), tuple(failed), tuple(ended)) if loaded or failed or ended else _NOBODY_SETTLED
 
     # --- letting in ---------------------------------------------------------------------------------------------------------
 
@@ -533,7 +607,7 @@ class SchedulerSteps:
         row, table = tracked.row, self._progress
         if not table.in_flight_of(row) and self._ledger.requests.state(name) is Request.RUNNING:
             self.asking.ask_end(tracked, table.computed_of(row))
-        self._ledger._calls.writes()
+        self._calls.writes()
         if table.in_flight_of(row):
             self._stays.ended(row, early=early, computes=True)
             self.stop_drafting(row)

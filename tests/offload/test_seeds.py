@@ -17,7 +17,7 @@ from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, JobId, Transfer
 from blocklife.ledger import _plan as plans
 from blocklife.ledger.views import SlotsView
-from blocklife.offload import FullHit, Geometry, LastStep, OffloadScheduler, Policies
+from blocklife.offload import FullHit, Geometry, LastStep, Policies
 from blocklife.offload import _search as search
 from blocklife.offload._lookup import Ask, Found, Unit, common_length
 from blocklife.offload._steps import SchedulerSteps
@@ -904,9 +904,9 @@ def test_s5_planted_flush_without_loads(contract: Contract, ahead: int, monkeypa
     """Waiting for stores only leaves the load of an aborted request behind."""
     without(
         monkeypatch,
-        OffloadScheduler,
-        "build_plan",
-        {"(jobs := self.ledger.jobs.submitted(on_device=True)).ids": '(jobs := self.ledger.jobs.of("a")).ids'},
+        SchedulerSteps,
+        "make_plan",
+        {"(jobs := self._jobs.submitted(on_device=True)).ids": '(jobs := self._jobs.of("a")).ids'},
     )
 
     with pytest.raises(AssertionError):

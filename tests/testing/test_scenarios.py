@@ -19,7 +19,6 @@ from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Transfers
 from blocklife.ledger.views import SlotsView
-from blocklife.offload import OffloadScheduler
 from blocklife.offload import _search as search
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.testing.scenarios._cases import SHIPPED, run_files
@@ -146,7 +145,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "flush without loads": (
         "S5",
         lambda patch: without(
-            patch, OffloadScheduler, "build_plan", {"self.ledger.jobs.submitted(on_device=True)": 'self.ledger.jobs.of("a")'}
+            patch, SchedulerSteps, "make_plan", {"self._jobs.submitted(on_device=True)": 'self._jobs.of("a")'}
         ),
         "flushes: expected the store of a, the load of b; found the store of a",
     ),
