@@ -14,16 +14,21 @@ cpdef int log_of(long long count) noexcept
 cpdef list listed(int[::1] following, int end, int most)
 
 
+cdef class Marked:
+    cdef public unsigned char[::1] seen
+    cdef public int stamp
+
+    cdef int mark(self) except -1
+
+
 @cython.final
-cdef class Blocks:
+cdef class Blocks(Marked):
     cdef public int size, free
     cdef public bint indexed
     cdef public unsigned char[::1] state, pins, writes, overdue, group
     cdef public unsigned short[::1] refs
     cdef public int[::1] epoch, job, key, touched, following, before
     cdef public long long[::1] taken
-    cdef public unsigned int[::1] seen
-    cdef public unsigned int stamp
     cdef public dict columns
 
     cpdef line_up(self, list order)
@@ -32,34 +37,28 @@ cdef class Blocks:
     cdef void unlink(self, int place) noexcept
     cdef long long life(self, int place) noexcept
     cdef bint is_current(self, long long life) noexcept
-    cdef unsigned int mark(self) noexcept
 
 
 @cython.final
-cdef class Slots:
+cdef class Slots(Marked):
     cdef public int size, free, held
     cdef public unsigned char[::1] state, group
     cdef public unsigned short[::1] pins
     cdef public int[::1] in_state, key, following, before, newer, older
     cdef public long long[::1] taken
-    cdef public unsigned int[::1] seen
-    cdef public unsigned int stamp
     cdef public dict columns
 
     cpdef line_up(self, list order)
     cdef void push_front(self, int place) noexcept
     cdef void unlink(self, int place) noexcept
-    cdef unsigned int mark(self) noexcept
 
 
 @cython.final
-cdef class Contents:
+cdef class Contents(Marked):
     cdef public list known, key, spare
     cdef public int size, top
     cdef public int[::1] uses, block, slot
     cdef public unsigned char[::1] group
-    cdef public unsigned int[::1] seen
-    cdef public unsigned int stamp
 
     @cython.locals(own=dict)
     cpdef int find(self, int group, bytes key) except -1
@@ -70,7 +69,6 @@ cdef class Contents:
     cpdef int tidy(self, int content) except -1
     @cython.locals(own=dict)
     cpdef int forget(self, int content) except -1
-    cdef unsigned int mark(self) noexcept
 
 
 @cython.final
@@ -102,7 +100,7 @@ cdef class TransferJobs:
 
 
 @cython.final
-cdef class Requests:
+cdef class Requests(Marked):
     cdef public int num_groups, rows, live, size
     cdef public unsigned char[::1] state
     cdef public long long[::1] load, lives, taken, came
@@ -112,8 +110,6 @@ cdef class Requests:
     cdef public object spare_places
     cdef public dict by_name
     cdef public SpanPool spans
-    cdef public unsigned int[::1] seen
-    cdef public unsigned int stamp
 
     cpdef come(self, int row)
     cpdef int find(self, str name) except -2
@@ -122,7 +118,6 @@ cdef class Requests:
     cpdef grow(self)
     cpdef int reserve(self, int table, int more) except -1
     cpdef int clear(self, int table) except -1
-    cdef unsigned int mark(self) noexcept
 
 
 @cython.final

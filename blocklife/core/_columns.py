@@ -52,7 +52,25 @@ def listed(following: Ints, end: int, most: int) -> list[int]:
     return found
 
 
-class Blocks:
+class Marked:
+    """Rows that can be marked, one set of them at a time.
+
+    Invariant: behind the first `mark`, ``seen`` of a row is ``stamp`` exactly if the row was marked since the latest. A mark is
+    one byte: with every 255th call all are wiped out.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.seen, self.stamp = bytearray(size), 0
+
+    def mark(self) -> int:
+        """Begin anew: a mark that no row has."""
+        if self.stamp == 255:
+            self.seen, self.stamp = bytearray(len(self.seen)), 0
+        self.stamp += 1
+        return self.stamp
+
+
+class Blocks(Marked):
     """The blocks of the device; place 0 is the null block, which has no life.
 
     Invariant (I4): ``refs`` counts the tables that hold the current life, ``pins`` the jobs that may touch the place,
@@ -65,6 +83,7 @@ class Blocks:
     """
 
     def __init__(self, size: int, indexed: bool) -> None:
+        super().__init__(size)
         self.size, self.indexed = size, indexed
         state, refs, pins, writes = bytearray([FREED]) * size, zeros("H", size), bytearray(size), bytearray(size)
         overdue, group, epoch, taken = bytearray(size), bytearray(size), array("i", [1]) * size, zeros("q", 256)
@@ -80,7 +99,6 @@ class Blocks:
         self.state, self.refs, self.pins, self.writes, self.overdue, self.group = state, refs, pins, writes, overdue, group
         self.epoch, self.job, self.key, self.touched, self.taken = epoch, job, key, touched, taken
         self.following, self.before = following, before
-        self.seen, self.stamp = zeros("I", size), 0
         self.free = size - 1
         if indexed:
             self.line_up(list(range(1, size)))
@@ -128,18 +146,13 @@ class Blocks:
         """Whether a life of a place that exists is not over."""
         return self.epoch[life & ID_MASK] == life >> EPOCH_SHIFT
 
-    def mark(self) -> int:
-        """Begin to mark places in ``seen``: a new mark that none has."""
-        self.stamp += 1
-        return self.stamp
-
 
 def life_of(epoch: int, place: int) -> int:
     """One integer for a place and an epoch of it."""
     return epoch << 32 | place
 
 
-class Slots:
+class Slots(Marked):
     """The slots of the lower tier.
 
     Invariant: ``key`` is the content of the slot, and not 0 exactly in the states with the trait KEYED; of the slots with one
@@ -151,6 +164,7 @@ class Slots:
     """
 
     def __init__(self, size: int) -> None:
+        super().__init__(size)
         self.size = self.free = size
         self.held = 0
         self.in_state = zeros("i", 256)
@@ -165,7 +179,6 @@ class Slots:
         }  # fmt: skip
         self.state, self.group, self.pins, self.key, self.taken = state, group, pins, key, taken
         self.following, self.before, self.newer, self.older = following, before, newer, older
-        self.seen, self.stamp = zeros("I", size), 0
         self.line_up(list(range(size)))
 
     def line_up(self, order: list[int]) -> None:
@@ -194,13 +207,8 @@ class Slots:
         self.following[ahead] = behind
         self.before[behind] = ahead
 
-    def mark(self) -> int:
-        """As `Blocks.mark`."""
-        self.stamp += 1
-        return self.stamp
 
-
-class Contents:
+class Contents(Marked):
     """Contents by number, from 1; 0 stands for none.
 
     Invariant: ``known[group]`` has the number of each key that a place or job names, and ``uses`` how many do. A number with
@@ -209,13 +217,13 @@ class Contents:
     """
 
     def __init__(self, num_groups: int, size: int) -> None:
+        super().__init__(size)
         self.known: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self.key: list[bytes] = [b""] * size
         self.size, self.top = size, 1
         self.spare: list[int] = []
         self.uses, self.group = zeros("i", size), bytearray(size)
         self.block, self.slot = array("i", [-1]) * size, array("i", [-1]) * size
-        self.seen, self.stamp = zeros("I", size), 0
 
     def find(self, group: int, key: bytes) -> int:
         """The number of a content; 0 if nothing names it."""
@@ -245,11 +253,8 @@ class Contents:
         more = self.size
         self.size = size = 2 * more
         self.key += [b""] * more
-        self.uses, self.seen, self.group = (
-            longer("i", self.uses, size),
-            longer("I", self.seen, size),
-            bytearray(self.group) + bytearray(more),
-        )
+        self.uses = longer("i", self.uses, size)
+        self.seen, self.group = bytearray(self.seen) + bytearray(more), bytearray(self.group) + bytearray(more)
         self.block, self.slot = longer("i", self.block, size, -1), longer("i", self.slot, size, -1)
 
     def let_go(self, content: int) -> None:
@@ -281,11 +286,6 @@ class Contents:
             self.block[content] = self.slot[content] = -1
         self.top = 1
         self.spare.clear()
-
-    def mark(self) -> int:
-        """As `Blocks.mark`."""
-        self.stamp += 1
-        return self.stamp
 
 
 class SpanPool:
@@ -418,7 +418,7 @@ class TransferJobs:
         self.owner_spans.empty()
 
 
-class Requests:
+class Requests(Marked):
     """The requests by row, and their block tables. A name keeps its row as long as it is a request or a known job is for it.
 
     Because jobs outlive their requests, there may be more rows than requests are allowed. What others know a request by is its
@@ -434,6 +434,7 @@ class Requests:
     """
 
     def __init__(self, rows: int, num_groups: int) -> None:
+        super().__init__(rows)
         self.num_groups, self.rows, self.live = num_groups, rows, 0
         self.state, self.load = bytearray([FINISHED]) * rows, zeros("q", rows)
         self.serving, self.named = zeros("i", rows), zeros("i", rows)
@@ -446,7 +447,6 @@ class Requests:
         self.begin, self.length, self.room = zeros("i", tables), zeros("i", tables), zeros("i", tables)
         self.spans, self.size = SpanPool(), 256
         self.lives = zeros("q", self.size)
-        self.seen, self.stamp = zeros("I", rows), 0
         self.taken = zeros("q", 256)
 
     def come(self, row: int) -> None:
@@ -481,11 +481,8 @@ class Requests:
         had = self.rows
         self.rows = rows = 2 * had
         self.state = bytearray(self.state) + bytearray([FINISHED]) * had
-        self.load, self.serving, self.seen = (
-            longer("q", self.load, rows),
-            longer("i", self.serving, rows),
-            longer("I", self.seen, rows),
-        )
+        self.seen = bytearray(self.seen) + bytearray(had)
+        self.load, self.serving = longer("q", self.load, rows), longer("i", self.serving, rows)
         self.named, self.place = longer("i", self.named, rows), longer("i", self.place, rows)
         self.came = longer("q", self.came, rows)
         self.names += [""] * had
@@ -535,11 +532,6 @@ class Requests:
         self.spare = list(range(self.rows - 1, -1, -1))
         self.spare_places.clear()
         self.spans.empty()
-
-    def mark(self) -> int:
-        """As `Blocks.mark`."""
-        self.stamp += 1
-        return self.stamp
 
 
 class StepRing:

@@ -24,7 +24,8 @@ cdef long long ID_MASK
 cdef double NEVER
 
 cpdef int hand_out(Core core, int count) except -1
-cpdef int flush_touching(Core core, int mark) except -1
+@cython.locals(place=int)
+cpdef int flush_touching(Core core, list places) except -1
 cpdef int end_orphans(Core core, bint flushes) except -1
 cpdef int flush(Core core, int row, str cause) except -1
 cpdef int release_ids(Core core, int count) except -1

@@ -10,6 +10,8 @@ Rules of this file:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blocklife.core._columns import Core
 from blocklife.core._moves import (
     ask,
@@ -80,11 +82,10 @@ def hand_out(core: Core, count: int) -> int:
     blocks, rules, ids = core.blocks, core.rules, core.ids
     move: PlaceMove = rules.hand_out[1 if core.fence else 0]
     ask(core, move, count, False)
-    mark, stale = blocks.mark(), False
+    stale: list[int] = []
     for at in range(count):
         if rules.block_trait[blocks.state[ids[at]]] & DEAD_READ:
-            blocks.seen[ids[at]] = mark
-            stale = True
+            stale.append(ids[at])
     write(core, move, count)
     note(core, move, count, 0)
     if core.orphans or stale:
@@ -95,15 +96,18 @@ def hand_out(core: Core, count: int) -> int:
                 flushes = True
         end_orphans(core, flushes)
         if stale and flushes:
-            flush_touching(core, mark)
+            flush_touching(core, stale)
         for at in range(count):  # a job that ended has used the scratch columns
             core.ids[at] = chosen[at]
     return 0
 
 
-def flush_touching(core: Core, mark: int) -> int:
-    """The next plan waits for every submitted job that touches a block with this mark."""
+def flush_touching(core: Core, places: Sequence[int]) -> int:
+    """The next plan waits for every submitted job that touches one of these blocks."""
     blocks, jobs, traits, row = core.blocks, core.jobs, core.rules.job_trait, core.jobs.following[0]
+    mark = blocks.mark()
+    for place in places:
+        blocks.seen[place] = mark
     while row:
         if not traits[jobs.state[row]] & PLANNED:
             for entry in range(jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]):

@@ -52,6 +52,16 @@ def test_more_contents_than_there_was_room_for() -> None:
     assert len(set(numbers)) == 20
     assert [contents.key[number] for number in numbers] == [bytes([each]) for each in range(20)]
     assert {contents.block[number] for number in numbers} == {contents.slot[number] for number in numbers} == {-1}
+    assert {contents.uses[number] for number in numbers} == {0}
+
+
+def test_a_mark_is_new_however_often_rows_are_marked() -> None:
+    """A mark is one byte: what was marked 255 marks ago must not count as marked again."""
+    blocks = Blocks(4, True)
+    for turn in range(600):
+        mark = blocks.mark()
+        assert mark not in list(blocks.seen), turn
+        blocks.seen[turn % 3] = mark
 
 
 @pytest.mark.interpreted
