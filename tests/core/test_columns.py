@@ -55,6 +55,7 @@ def test_more_contents_than_there_was_room_for() -> None:
     assert {contents.uses[number] for number in numbers} == {0}
 
 
+@pytest.mark.interpreted
 def test_a_mark_is_new_however_often_rows_are_marked() -> None:
     """A mark is one byte: what was marked 255 marks ago must not count as marked again."""
     blocks = Blocks(4, True)
