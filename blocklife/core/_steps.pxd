@@ -79,16 +79,21 @@ cpdef list slots_behind(Core core, TokenProgress progress, int group, int row, i
 cpdef bint is_stored(Core core, int content) except -1
 @cython.locals(each=int, end=cython.longlong, whole=bint, kept=int, stored=int, in_flight=int, ready=int)
 cpdef bint offer_spans(Core core, TokenProgress progress, EntrySpans spans, list keys, StoreTurn turn, bint early) except -1
-@cython.locals(life=cython.longlong, place=int, content=int, count=int)
+@cython.locals(life=cython.longlong, count=int)
 cpdef int take_ready(
     Core core, TokenProgress progress, int group, int row, int start, keys, StoreTurn turn, int ready
 ) except -1
+@cython.locals(place=int, content=int)
+cpdef bint take_turn(Core core, int group, int row, long long life, bytes key, StoreTurn turn, int ready) except -1
+@cython.locals(held=int)
+cpdef bint offer_life(Core core, int group, int row, long long life, bytes key, StoreTurn turn, bint early) except -1
 @cython.locals(
     at=int, group=int, life=cython.longlong, row=int, content=int, kept=int, last=int, mixed=cython.bint, unused=list
 )
 cpdef int leave_out(Core core, TokenProgress progress, StoreTurn turn) except -1
 @cython.locals(
-    groups=cython.uchar[::1], lives=cython.longlong[::1], rows=cython.int[::1], contents=cython.int[::1], group=int, at=int, to=int, kept=int
+    groups=cython.uchar[::1], lives=cython.longlong[::1], rows=cython.int[::1], contents=cython.int[::1], group=int, at=int,
+    to=int, kept=int,
 )
 cpdef int group_by_group(Core core, StoreTurn turn) except -1
 @cython.locals(at=int)

@@ -443,28 +443,44 @@ def take_ready(
     ready: int,
 ) -> int:
     """Collect blocks of a request to be stored, up to the first that is not *ready*. Returns that one, or the last's end."""
-    blocks, contents, traits, count = core.blocks, core.contents, core.rules.block_trait, len(keys)
+    count = len(keys)
     begin = held_at(core, progress, group, row, start, start + count)
     for at in range(count):
         life = core.requests.lives[begin + at]
-        if not life:
-            continue
-        place = life & ID_MASK
-        if not blocks.is_current(life) or traits[blocks.state[place]] & COPIED:
-            turn.in_flight += 1
-            continue
-        if not traits[blocks.state[place]] & ready:
+        if life and not take_turn(core, group, row, life, keys[at], turn, ready):
             return start + at
-        content = blocks.key[place]
-        if not content:
-            content = contents.intern(group, keys[at])
-        elif contents.key[content] != keys[at]:
-            raise KernelRefusal(Why.OTHER_KEY, place, content, None, keys[at])
-        if is_stored(core, content):
-            turn.stored += 1
-        else:
-            turn.add(group, life, row, content)
     return start + count
+
+
+def take_turn(core: Core, group: int, row: int, life: int, key: bytes, turn: StoreTurn, ready: int) -> bool:
+    """A block has its turn: it joins the others, or need not or cannot be stored. False if it waits, not being *ready*."""
+    blocks, contents, traits, place = core.blocks, core.contents, core.rules.block_trait, life & ID_MASK
+    if not blocks.is_current(life) or traits[blocks.state[place]] & COPIED:
+        turn.in_flight += 1
+        return True
+    if not traits[blocks.state[place]] & ready:
+        return False
+    content = blocks.key[place]
+    if not content:
+        content = contents.intern(group, key)
+    elif contents.key[content] != key:
+        raise KernelRefusal(Why.OTHER_KEY, place, content, None, key)
+    if is_stored(core, content):
+        turn.stored += 1
+    else:
+        turn.add(group, life, row, content)
+    return True
+
+
+def offer_life(core: Core, group: int, row: int, life: int, key: bytes, turn: StoreTurn, early: bool) -> bool:
+    """A block that a request has handed off has its turn, as in `offer_spans`.
+
+    False if it has to wait, its life is over, or it has another key.
+    """
+    held = core.blocks.key[life & ID_MASK]
+    if not core.blocks.is_current(life) or (held and core.contents.key[held] != key):
+        return False
+    return take_turn(core, group, row, life, key, turn, SOURCE if early else FINAL)
 
 
 def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:
@@ -502,14 +518,14 @@ def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:
 def group_by_group(core: Core, turn: StoreTurn) -> int:
     """Put the blocks of a turn into the order of their groups; within a group they stay in order."""
     kept, to = turn.count, 0
-    groups, lives = bytearray(turn.size), zeros("q", turn.size)
-    rows, contents = zeros("i", turn.size), zeros("i", turn.size)
+    groups, lives, rows, contents = bytearray(kept), zeros("q", kept), zeros("i", kept), zeros("i", kept)
     for group in range(core.num_groups):
         for at in range(kept):
             if turn.group[at] == group:
                 groups[to], lives[to], rows[to], contents[to] = group, turn.life[at], turn.row[at], turn.content[at]
                 to += 1
-    turn.group, turn.life, turn.row, turn.content = groups, lives, rows, contents
+    for at in range(kept):
+        turn.group[at], turn.life[at], turn.row[at], turn.content[at] = groups[at], lives[at], rows[at], contents[at]
     return 0
 
 

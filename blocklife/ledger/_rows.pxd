@@ -27,6 +27,7 @@ cdef class RowVerbs:
     cpdef list promise(self, TokenProgress progress, EntrySpans spans, list keys, StoreTurn turn)
     cpdef list slots_behind(self, TokenProgress progress, int group, int row, int start, int stop, int size)
     cpdef bint offer_spans(self, TokenProgress progress, EntrySpans spans, list keys, StoreTurn turn, bint early) except -1
+    cpdef bint offer_life(self, int group, int row, long long life, bytes key, StoreTurn turn, bint early) except -1
     cpdef begin_tables(self, TokenProgress progress, int row, long long tokens)
     cpdef list names_left(self, TokenProgress progress, StoreTurn turn)
     cpdef end_turn(self, StoreTurn turn)

@@ -92,6 +92,10 @@ class RowVerbs:
         """Chunks of one block that requests have filled have their turn (`_steps.offer_spans`); no place takes a step."""
         return steps.offer_spans(self._core, progress, spans, keys, turn, early)
 
+    def offer_life(self, group: int, row: int, life: int, key: bytes, turn: StoreTurn, early: bool) -> bool:
+        """The same of a block that a request has handed off (`_steps.offer_life`)."""
+        return steps.offer_life(self._core, group, row, life, key, turn, early)
+
     def names_left(self, progress: TokenProgress, turn: StoreTurn) -> list[tuple[int, bytes]]:
         """Take out of a turn what need not, or cannot, be stored; returns group and key of each block that is left."""
         return steps.names_of(self._core, turn) if steps.leave_out(self._core, progress, turn) else []

@@ -270,7 +270,7 @@ class EnginePool:
                             spans_of([(group, row, start, stop)]), [self._asking.ask_span(group, row, start, stop)]
                         )
         if self._stores.waiting or self._steps.turn.count:
-            self._steps.plan_stores(EntrySpans(), [])
+            self._steps.plan_stores(EntrySpans(), [], [])
 
     def not_among(self, names: Container[str]) -> list[str]:
         """The running requests whose names are not among these."""

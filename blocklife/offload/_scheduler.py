@@ -30,14 +30,13 @@ from attrs import evolve
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Ledger, Plan
 from blocklife.ledger import _edge as edge
-from blocklife.ledger._ids import NULL
 from blocklife.ledger._journal import anew, call, verb
 from blocklife.ledger._refusals import counted
 from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
 from blocklife.offload import _edge as ours
 from blocklife.offload._below import BelowIndex, BelowPolicies, check_index
-from blocklife.offload._groups import Geometry, Mamba
+from blocklife.offload._groups import Geometry
 from blocklife.offload._host import HostTier
 from blocklife.offload._requests import OffloadRequests
 from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
@@ -362,33 +361,7 @@ class OffloadScheduler(edge.NotCopied):
         tracked = self._steps.tracked(name)
         edge.whole(group, "group")
         edge.whole(boundary, "boundary")
-        if not 0 <= group < len(self.geometry.groups) or not isinstance(self.geometry.groups[group], Mamba):
-            raise MisuseError(f"group {group}: only states of Mamba groups are handed off")
-        block_tokens, row = self.geometry.block_tokens[group], tracked.row
-        start, end = self._progress.begin_of(row), self._progress.end_of(row)
-        scheduled = self._progress.is_scheduled(row) and end > start
-        if not scheduled or not start < boundary <= end or boundary % block_tokens:
-            reached = f"it computes tokens {start} to {end}" if scheduled else "the request is not scheduled in it"
-            raise MisuseError(
-                f"request {name}: cannot hand off the state at token {boundary}: it must be a multiple of {block_tokens} that "
-                f"this step reaches ({reached})"
-            )
-        known, ahead = self._progress.known_of(row), self._progress.in_flight_of(row) > 0
-        if self.policies.state_drafts and boundary > known + ahead:
-            raise MisuseError(
-                f"request {name}: cannot hand off the state at token {boundary}: {known} tokens are known, and the others are "
-                "drafts, which may be wrong (hand it off when its tokens are known)"
-            )
-        table = self.ledger.requests.table(name, group)
-        position = boundary // block_tokens - 1
-        if position >= len(table) or table[position] == NULL:
-            raise MisuseError(f"request {name}: no block of group {group} was placed for the state at token {boundary}")
-        handed = (name, self._progress.serial[row], group, boundary)
-        if handed in self._state.handed:
-            raise MisuseError(f"request {name}: its state at token {boundary} of group {group} is handed off already")
-        self._state.handed[handed] = None
-        if boundary % self.geometry.chunk_tokens[group] == 0:
-            self._state.states.setdefault(name, []).append((group, boundary, table[position]))
+        self._steps.hand_off(name, tracked, group, boundary)
 
     # --- the pool of an engine's own allocator ------------------------------------------------------------------------------
 

@@ -62,8 +62,13 @@ cdef class SchedulerSteps:
     cpdef list make_room(self, list rows, list order)
     @cython.locals(total=cython.longlong, each=int)
     cpdef Py_ssize_t _blocks_of(self, EntrySpans spans) except -1
+    @cython.locals(
+        table=TokenProgress, row=int, start=cython.longlong, end=cython.longlong, known=cython.longlong, scheduled=bint, ahead=bint,
+        position=Py_ssize_t, lives=list,
+    )
+    cpdef hand_off(self, name, Tracked tracked, Py_ssize_t group, long long boundary)
     @cython.locals(turn=StoreTurn, line=StoreLine)
-    cpdef plan_stores(self, EntrySpans spans, list keys)
+    cpdef plan_stores(self, EntrySpans spans, list keys, list handed)
     cpdef bint take_ready(self, EntrySpans spans, list keys) except -1
     @cython.locals(suffix=bytearray, slot=Py_ssize_t, most=Py_ssize_t, at=Py_ssize_t)
     cpdef bint _store(self, list names) except -1

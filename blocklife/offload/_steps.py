@@ -70,10 +70,7 @@ class SchedulerSteps:
             if (jobs := self._jobs.of(*self._state.preempted)).ids:
                 self._ledger.flush(jobs, "preempted")
             self._state.preempted.clear()
-        if self._state.states:
-            for name in list(self._state.states):
-                self.offer_states(name, self._state.requests[name].row)
-        self.plan_stores(spans, keys)
+        self.plan_stores(spans, keys, list(self._state.states))
         if self.is_last_step() and (jobs := self._jobs.submitted(on_device=True)).ids:
             self._ledger.flush(jobs, "last step")
         if self._state.pinned:
@@ -361,10 +358,42 @@ class SchedulerSteps:
             total += self._progress.blocks_of(spans.group[each], spans.start[each], spans.stop[each])
         return total
 
+    def hand_off(self, name: str, tracked: Tracked, group: int, boundary: int) -> None:
+        """Note that this step leaves a state in the block before a token (`OffloadScheduler.hand_off`)."""
+        if not 0 <= group < len(self._keeps_one) or not self._keeps_one[group]:
+            raise MisuseError(f"group {group}: only states of Mamba groups are handed off")
+        table, block_tokens, row = self._progress, self._geometry.block_tokens[group], tracked.row
+        start, end = table.begin_of(row), table.end_of(row)
+        scheduled = end > start and table.is_scheduled(row)
+        if not scheduled or not start < boundary <= end or boundary % block_tokens:
+            reached = f"it computes tokens {start} to {end}" if scheduled else "the request is not scheduled in it"
+            raise MisuseError(
+                f"request {name}: cannot hand off the state at token {boundary}: it must be a multiple of {block_tokens} that "
+                f"this step reaches ({reached})"
+            )
+        known, ahead = table.known_of(row), table.in_flight_of(row) > 0
+        if boundary > known + ahead and self._policies.state_drafts:
+            raise MisuseError(
+                f"request {name}: cannot hand off the state at token {boundary}: {known} tokens are known, and the others are "
+                "drafts, which may be wrong (hand it off when its tokens are known)"
+            )
+        position = boundary // block_tokens - 1
+        lives = self._ledger.requests.table(name, group, position, position + 1)
+        if not lives or lives[0] == NULL:
+            raise MisuseError(f"request {name}: no block of group {group} was placed for the state at token {boundary}")
+        handed = (name, table.serial[row], group, boundary)
+        if handed in self._state.handed:
+            raise MisuseError(f"request {name}: its state at token {boundary} of group {group} is handed off already")
+        self._state.handed[handed] = None
+        if boundary % self._geometry.chunk_tokens[group] == 0:
+            self._state.states.setdefault(name, []).append((group, boundary, lives[0]))
+
     # --- offering -----------------------------------------------------------------------------------------------------------
 
-    def plan_stores(self, spans: EntrySpans, keys: Sequence[Sequence[bytes]]) -> None:
+    def plan_stores(self, spans: EntrySpans, keys: Sequence[Sequence[bytes]], handed: Sequence[str]) -> None:
         """Choose what is stored now, from the chunks that a step fills, *spans* with *keys*, and those that wait; plan it.
+
+        *handed*: requests whose states that were handed off come first.
 
         Where nothing waits, chunks of one block that are ready are stored at once, in few jobs, each for all requests whose
         blocks it moves. If the host tier has no room for all of them, they wait as well, in the order of their requests. Of
@@ -374,6 +403,8 @@ class SchedulerSteps:
         line, turn, lost = self._stores, self.turn, self._state.lost
         line.take_back()
         try:
+            for name in handed:
+                self.offer_states(name, self._state.requests[name].row, direct=self.direct and not line.waits)
             all_taken = self.direct and not lost and self.take_ready(spans, keys)
             if not all_taken and (self.asking.known_of is None or not self.direct):
                 self.offer_filled(spans)
@@ -442,7 +473,7 @@ class SchedulerSteps:
                 self.offer_chunks(name, tracked.row, group, chunks, every=every)
         if name in self._state.states:
             self.cut_states(name, tokens)
-            self.offer_states(name, tracked.row)
+            self.offer_states(name, tracked.row, direct=False)
 
     def offer_chunks(self, name: str, row: int, group: int, stop: int, *, every: bool) -> None:
         """Offer the chunks of a group before *stop* that have not had their turn: *every* one, or those that are not stored."""
@@ -479,16 +510,20 @@ class SchedulerSteps:
                 self._ledger.seal(Batch[Allocated]([life], group), [key])
             self._stores.offer([Chunk(name, group, key, [life], tail=True)])
 
-    def offer_states(self, name: str, row: int) -> None:
-        """Offer the states of one request that were handed off, as far as their tokens are known; others wait."""
-        size, later, chunks = self._geometry.blocks_per_chunk, [], []
+    def offer_states(self, name: str, row: int, *, direct: bool) -> None:
+        """Offer the states of one request that were handed off, as far as their tokens are known; others wait.
+
+        *direct*: those that are ready have their turn at once.
+        """
+        size, later, chunks, early = self._geometry.blocks_per_chunk, [], [], self.asking.known_of is None
         for group, boundary, life in self._state.states[name]:
             if boundary > self._progress.known_of(row):
                 later.append((group, boundary, life))  # planned ahead: its last token has not been sampled yet
             elif boundary <= self._progress.bound(row, boundary) and not self._state.lost:
                 position = boundary // self._geometry.block_tokens[group] - 1
                 (key,) = self.asking.keys_of(self._state.requests[name], group, position, position + 1)
-                chunks.append(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
+                if not (direct and self._rows.offer_life(group, row, life, key, self.turn, early)):
+                    chunks.append(Chunk(name, group, key, [NULL] * (size - 1) + [life]))
         del self._state.states[name]
         if later:
             self._state.states[name] = later

@@ -25,7 +25,6 @@ from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
 from blocklife.offload._asking import Asking
 from blocklife.offload._lookup import Answer, Unit, _Scan
-from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
 from blocklife.offload._steps import SchedulerSteps
@@ -430,7 +429,7 @@ def test_drafter_beside_states_holds_where_hits_load() -> None:
     assert taken >= {"WAITING --plan_load--> LOADING", "LOADING --loaded--> RUNNING", "LOADING --load_failed--> WAITING"}
 
 
-NO_LIMIT = {"if self.policies.state_drafts and boundary > known + ahead:": "if False:"}
+NO_LIMIT = {"if boundary > known + ahead and self._policies.state_drafts:": "if False:"}
 ALL_STATES = {"if self.scheduler.policies.state_drafts:": "if False:"}
 DRAFT_BUGS: Mapping[str, tuple[str, tuple[tuple[object, str, Mapping[str, str]], ...]]] = {
     "the state of a draft is handed off": ("lawful", ((Engine, "_hand_off", ALL_STATES),)),
@@ -438,7 +437,7 @@ DRAFT_BUGS: Mapping[str, tuple[str, tuple[tuple[object, str, Mapping[str, str]],
         "I6",
         (
             (Engine, "_hand_off", ALL_STATES),
-            (OffloadScheduler, "hand_off", NO_LIMIT),
+            (SchedulerSteps, "hand_off", NO_LIMIT),
             (SchedulerSteps, "state_seals", {"computed.get(row, table.after(row)) < boundary": "False"}),
         ),
     ),
