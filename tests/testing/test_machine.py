@@ -15,7 +15,7 @@ from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from blocklife.ledger import Plan
-from blocklife.ledger._rows import RowVerbs
+from blocklife.offload import OffloadScheduler
 from blocklife.testing.exploring._machine import VERBS, MachineViolation, WorldMachine, machine_for
 from blocklife.testing.exploring._walk import LARGE, walk
 from blocklife.testing.worlds import _world as world_module
@@ -40,12 +40,12 @@ def test_machine_finds_nothing_in_the_real_code(world: WorldSettings) -> None:
 
 def test_machine_finds_a_planted_bug_and_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
     """The failure names the rule, says how to reproduce it, and tells the shortest path step by step."""
-    dispatch = RowVerbs.dispatch
+    build_plan = OffloadScheduler.build_plan
 
-    def hasty(self: RowVerbs, now: float) -> Plan:
-        return evolve(dispatch(self, now), flushes=())
+    def hasty(self: OffloadScheduler, now: float) -> Plan:
+        return evolve(build_plan(self, now), flushes=())
 
-    monkeypatch.setattr(RowVerbs, "dispatch", hasty)
+    monkeypatch.setattr(OffloadScheduler, "build_plan", hasty)
     with pytest.raises(MachineViolation, match=": ") as caught:
         run(machine_for(SMALL), examples=200, steps=30)
     told = "\n".join(caught.value.__notes__)

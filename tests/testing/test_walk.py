@@ -14,8 +14,7 @@ from attrs import asdict, evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Plan
-from blocklife.ledger._rows import RowVerbs
-from blocklife.offload import Mode
+from blocklife.offload import Mode, OffloadScheduler
 from blocklife.testing.exploring._explore import Broken
 from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry, only_used, shrink, walk
 from blocklife.testing.worlds import _world as world_module
@@ -54,12 +53,12 @@ def breaks(settings: WorldSettings, actions: tuple[Action, ...]) -> str:
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: no plan waits for a copy whose block is handed out."""
-    dispatch = RowVerbs.dispatch
+    build_plan = OffloadScheduler.build_plan
 
-    def hasty(self: RowVerbs, now: float) -> Plan:
-        return evolve(dispatch(self, now), flushes=())
+    def hasty(self: OffloadScheduler, now: float) -> Plan:
+        return evolve(build_plan(self, now), flushes=())
 
-    monkeypatch.setattr(RowVerbs, "dispatch", hasty)
+    monkeypatch.setattr(OffloadScheduler, "build_plan", hasty)
 
 
 # --- what walks find --------------------------------------------------------------------------------------------------------
