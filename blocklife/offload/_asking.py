@@ -26,6 +26,7 @@ class Asking:
 
     Invariant: behind `_present`, ``keys_given`` and ``tails_given`` have answers of the outermost call that is being made, and
     ``keys_planned`` those of the call that made the plan which settles in this one, if any; they hold in the same stay only.
+    Within a call no row gets another request.
     """
 
     def __init__(self, state: SchedulerState) -> None:

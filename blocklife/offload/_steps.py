@@ -586,9 +586,11 @@ class SchedulerSteps:
             if tracked is None or table.serial[row] != serial or computed.get(row, table.after(row)) < boundary:
                 continue
             position = boundary // self._geometry.block_tokens[group] - 1
-            lives, keys = found.setdefault(group, ([], []))
-            lives += self._ledger.requests.table(name, group, position, position + 1)
-            keys += self.asking.keys_of(tracked, group, position, position + 1)
+            (life,) = self._ledger.requests.table(name, group, position, position + 1)
+            if life != NULL:  # the engine's allocator may have taken the block back
+                lives, keys = found.setdefault(group, ([], []))
+                lives.append(life)
+                keys += self.asking.keys_of(tracked, group, position, position + 1)
         return [(group, lives, keys) for group, (lives, keys) in found.items()]
 
     def hear_of_loads(self) -> tuple[list[str], list[str]]:

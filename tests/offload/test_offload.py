@@ -19,7 +19,7 @@ from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger
 from blocklife.offload import FullHit, Geometry, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies
 from blocklife.offload._lookup import Answer
 from blocklife.offload._search import HostAnswers
-from blocklife.states import BlockLife, Request, Slot
+from blocklife.states import Block, BlockLife, Request, Slot
 from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
 from tests.worlds import BOTH, make_ledger, ready
 
@@ -965,6 +965,28 @@ def test_a_state_inside_a_chunk_is_sealed_and_not_stored() -> None:
 
     assert rig.cached() == ["ab", "abcd"]
     assert rig.stored() == ["abcd"]
+
+
+def test_a_state_whose_block_the_engine_took_back_is_neither_sealed_nor_stored() -> None:
+    """The plan settles all the same, and the state counts as stale: another request has the block."""
+    ledger = Ledger(Limits(num_blocks=8, num_slots=4, max_requests=4), own_pool=False)
+    scheduler = OffloadScheduler(ledger, HostTier(ledger), Geometry.parse("mamba:4"))
+    for name in "ab":
+        scheduler.add_request(
+            name, lambda group, start, stop: [key(group, str(at)) for at in range(start, stop)], prompt_tokens=9
+        )
+        hit = scheduler.lookup(name, 9, 0)
+        scheduler.place(name, [Placed(0, fresh=(1,))])
+        scheduler.admit(name, hit, 4)
+        if name == "a":
+            scheduler.hand_off("a", 0, 4)
+            scheduler.free("a", 0, [1])
+    plan = scheduler.build_plan(0.0)
+    scheduler.settle(plan.number, 0.0)
+
+    assert (scheduler.statistics().stale, scheduler.statistics().in_flight) == (1, 0)
+    assert scheduler.build_plan(0.0).submitted == ()
+    assert ledger.blocks.state(1) is Block.ALLOCATED
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------------

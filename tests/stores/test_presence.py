@@ -84,7 +84,7 @@ def test_presence_does_not_mix_up_spaces_and_groups(make: Make) -> None:
 
 
 def test_news_of_a_presence_change_with_each_answer_that_somebody_waits_for(make: Make, clock: Seconds) -> None:
-    """The number changes as well when a question has waited for too long, and not for content that nobody has asked for."""
+    """`news` changes when a question has waited too long. It does not change for content that nobody asked about."""
     store = GatedStore(honest)
     presence = make(store, patience_s=5.0)
     told = [presence.news]

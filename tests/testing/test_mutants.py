@@ -49,7 +49,7 @@ MUTANTS = {each.name: each for each in all_mutants()}
 ROWS = read_page(PAGE.read_text(encoding="utf-8"))
 CAUGHT = read_caught(str(ROOT / "tests" / "caught.toml"), MUTANTS)
 GROUNDS = grounds()
-LENGTHS = {"guard": 30, "effect": 43, "step": 473, "seed": 5}
+LENGTHS = {"guard": 30, "effect": 43, "step": 474, "seed": 5}
 TINY = WorldSettings(faults=Faults(fail=1, preempt=1))
 
 
