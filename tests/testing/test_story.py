@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from zlib import crc32
 
 import pytest
 
@@ -50,7 +51,8 @@ def seed(start: str) -> Mutant:
 
 SEED = seed("S1: ")
 EARLY = seed("submitted: no block.submit")
-SPREAD = list(MUTANTS.values())[::40]
+# one in forty, by name, so that a mutant more leaves the others where they are
+SPREAD = [each for name, each in MUTANTS.items() if crc32(name.encode()) % 40 == 0]
 
 
 # --- the story --------------------------------------------------------------------------------------------------------------
