@@ -194,6 +194,7 @@ def scheduler_key(scheduler: OffloadScheduler) -> tuple[object, ...]:
         *(
             tuple(state.plans),
             tuple(state.handed),
+            {name: list(states) for name, states in state.states.items()},
             dict(state.waiting_loads),
             dict(state.loading),
         ),

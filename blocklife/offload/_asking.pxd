@@ -21,7 +21,8 @@ cdef class Asking:
 
     cdef Asking _present(self)
     @cython.locals(wrong=bint)
-    cpdef asked(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    cpdef list given(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
+    cpdef list asked(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
     @cython.locals(given=Asking, place=Py_ssize_t, known=tuple, first=Py_ssize_t)
     cpdef keys_of(self, Tracked tracked, Py_ssize_t group, Py_ssize_t start, Py_ssize_t stop)
     @cython.locals(table=TokenProgress)

@@ -9,6 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from blocklife.core._progress import EntrySpans, PlanTokens, Span
 from blocklife.core._tables import ENDLESS
@@ -51,18 +52,27 @@ class Asking:
             self.keys_planned = _NONE
         return self
 
-    def asked(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
-        """The keys of some blocks, from the engine's key function."""
+    def given(self, tracked: Tracked, group: int, start: int, stop: int) -> list[bytes]:
+        """What the engine's key function says of some blocks; there may be fewer. The list is ours: the engine's may change."""
         keys = tracked.keys(group, start, stop)
         wrong = type(keys) is not list
         if not wrong:
             for key in keys:
                 wrong = wrong or type(key) is not bytes
-        if wrong:
-            keys = edge.keys(keys, "keys")
+        found = list(edge.keys(keys, "keys") if wrong else keys)
+        if len(found) > stop - start:
+            raise self._miscounted(group, start, stop, len(found))
+        return found
+
+    def asked(self, tracked: Tracked, group: int, start: int, stop: int) -> list[bytes]:
+        """The keys of some blocks, all of them, from the engine's key function."""
+        keys = self.given(tracked, group, start, stop)
         if len(keys) < stop - start:
-            raise MisuseError(f"keys of blocks {start} to {stop} of group {group}: {len(keys)} were given (one for each block)")
+            raise self._miscounted(group, start, stop, len(keys))
         return keys
+
+    def _miscounted(self, group: int, start: int, stop: int, count: int) -> MisuseError:
+        return MisuseError(f"keys of blocks {start} to {stop} of group {group}: {count} were given (one for each block)")
 
     def keys_of(self, tracked: Tracked, group: int, start: int, stop: int) -> Sequence[bytes]:
         """The keys of some blocks, from the engine's key function, unless it has answered in this call already."""
@@ -125,7 +135,7 @@ class Asking:
 
     def ask_names(self, tracked: Tracked, known: int) -> list[list[bytes]]:
         """Ask for the keys of all blocks that a hit of a request with *known* tokens may have; fewer may be given."""
-        found = self._state.search.names(tracked.keys, known)
+        found = self._state.search.names(partial(self.given, tracked), known)
         for group, keys in enumerate(found):
             self.note_given(tracked.row, group, 0, keys)
         return found
@@ -140,7 +150,7 @@ class Asking:
         for group, slots in enumerate(hit.slots):
             if slots:
                 start, (stop, inside) = starts[group], divmod(hit.tokens, self._geometry.block_tokens[group])
-                keys = self.ask_keys(tracked, group, start, stop)[: max(0, stop - start)]
+                keys = self.ask_keys(tracked, group, start, stop)
                 tail = self.tail_key_of(tracked, group, hit.tokens) if inside else None
                 if tail is not None:
                     keys, stop = [*keys, tail], stop + 1
@@ -176,7 +186,7 @@ class Asking:
             found = self.asked(tracked, group, start, stop)
             self.note_given(row, group, start, found)
             return found
-        found = tracked.keys(group, start, stop)
+        found = self.given(tracked, group, start, stop)
         if len(found) < stop - start:
             self._progress.speak_up(row)
             self._progress.known[row] = self.known_of(self._names[row])
@@ -202,9 +212,10 @@ class Asking:
         for group, ends in found.items():
             self.ask_keys(tracked, group, min(ends) - 1, max(ends))
 
-    def ask_end(self, tracked: Tracked, computed: int) -> None:
+    def ask_end(self, tracked: Tracked, computed: int, known: int, *, early: bool) -> None:
         """Ask for all keys of what a request leaves behind when it ends with so many *computed* tokens, and of what it used."""
         table, row = self._progress, tracked.row
+        last = self.last(tracked, computed, known, early=early)
         for group, size in enumerate(self._geometry.block_tokens):
             if self._keeps_one[group]:
                 start = self.used(group, computed).start
@@ -215,8 +226,12 @@ class Asking:
                 if each == group and boundary <= computed:
                     start = min(start, boundary // size - 1)
             self.ask_keys(tracked, group, start, computed // size)
-            if end := self.tail_end(tracked, computed):
+            if end := self.tail_end(tracked, last):
                 self.tail_key_of(tracked, group, end)
+
+    def last(self, tracked: Tracked, computed: int, known: int, *, early: bool) -> int:
+        """How many tokens of a request are stored when it ends: the last that was sampled only if it ends *early*."""
+        return computed if early else min(computed, max(self._progress.prompt[tracked.row], known - 1))
 
     def used(self, group: int, tokens: int) -> range:
         """The blocks that a prefix of this length reads in whole chunks: all in full groups, the window in the others."""
@@ -227,11 +242,11 @@ class Asking:
         return range(start * size, stop * size)
 
     def tail_end(self, tracked: Tracked, tokens: int) -> int:
-        """Where the tail ends that a request of so many tokens leaves behind; 0 if it leaves none."""
+        """Where the tail ends that a request of so many known tokens leaves behind; 0 if it leaves none."""
         unit = self._geometry.tail_tokens
         if unit is None or tracked.tails is None:
             return 0
-        bound = self._progress.bound(tracked.row, tokens) - max(self._geometry.tail_proofs)
+        bound = min(tokens, self._progress.most_stored[tracked.row]) - max(self._geometry.tail_proofs)
         end = tracked.tail if self._state.has_states else bound - bound % unit
         return end if end <= bound and end % self._geometry.block_tokens[0] else 0
 
@@ -242,10 +257,11 @@ class Asking:
             for group, tokens in enumerate(self._geometry.block_tokens)
         ]
 
-    def ask_keys_of_ending(self, turn: PlanTokens, reached: Mapping[int, int]) -> None:
-        """`ask_end` for all requests that end with this plan; *reached*: how many tokens each has computed then."""
+    def ask_keys_of_ending(self, turn: PlanTokens, known: Mapping[int, int], computed: Mapping[int, int]) -> None:
+        """`ask_end` for all requests that end with this plan; how many tokens each row has *known* and *computed* then."""
         state, tokens = self._state, dict(zip(turn.rows, turn.tokens, strict=True))
         for name in sorted([state.names[row] for row in state.stays.ending]):
             tracked = state.requests[name]
-            if tracked.row in reached and self._progress.in_flight[tracked.row] == tokens[tracked.row]:
-                self.ask_end(tracked, reached[tracked.row])
+            row = tracked.row
+            if row in computed and self._progress.in_flight[row] == tokens[row]:
+                self.ask_end(tracked, computed[row], known[row], early=state.stays.is_aborted(row))

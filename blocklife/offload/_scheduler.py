@@ -194,7 +194,7 @@ class OffloadScheduler(edge.NotCopied):
             hit = search(pending=False)
         self._stays.looked_up(row, hit.deferred)
         tracked.hit, tracked.awaits = hit, self._search.awaited
-        waits_for_news = self._search.in_doubt and news is not None  # only an answer, or the end of a copy, changes the result
+        waits_for_news = self._search.in_doubt and news is not None  # an answer, or the end of a copy, ends the doubt
         tracked.asked = None if not waits_for_news and (self._search.in_doubt or self._search.on_below) else asked
         if hit.deferred:
             self._state.counts["deferred"] += 1

@@ -14,7 +14,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
@@ -23,10 +23,9 @@ from blocklife.offload._below import TierBelow
 from blocklife.offload._groups import Geometry, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier, code_at
 from blocklife.offload._lookup import Answer, Answers, Found, Unit, Units, common_length
-from blocklife.offload.records import FullHit, Hit, Keys, Policies, TailKeys
+from blocklife.offload.records import FullHit, Hit, Policies, TailKeys
 from blocklife.states import Job
 
-_BYTES = frozenset({bytes})
 _HIT, _MISS, _PENDING, _RETRY = Answer.HIT.code, Answer.MISS.code, Answer.PENDING.code, Answer.RETRY.code
 
 
@@ -182,15 +181,13 @@ class Search:
         When it is final there, the result may change although no copy has ended. None: only the end of a copy changes it."""
         self._coming: list[tuple[int, int]] = []
 
-    def names(self, keys: Keys, known: int) -> list[list[bytes]]:
+    def names(self, given: Callable[[int, int, int], list[bytes]], known: int) -> list[list[bytes]]:
         """The keys, by group, of all blocks that the hit of a request with *known* tokens may have."""
         limit = known if self._policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN else known - 1
-        found: list[list[bytes]] = []
-        for group, tokens in enumerate(self._geometry.block_tokens):
-            given = keys(group, 0, (known if self._geometry.drafters[group] else limit) // tokens)
-            plain = type(given) is list and _BYTES.issuperset(map(type, given))
-            found.append(given if type(given) is list and plain else list(edge.keys(given, "keys")))
-        return found
+        return [
+            given(group, 0, (known if self._geometry.drafters[group] else limit) // tokens)
+            for group, tokens in enumerate(self._geometry.block_tokens)
+        ]
 
     def run(
         self,

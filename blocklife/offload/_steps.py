@@ -98,7 +98,7 @@ class SchedulerSteps:
         seals = self.seals(final) if final else []
         if handed or self._stays.ending:
             reached = dict(zip(rows, computed, strict=True))
-            self.asking.ask_keys_of_ending(turn, reached)
+            self.asking.ask_keys_of_ending(turn, dict(zip(rows, known, strict=True)), reached)
             seals += self.state_seals(handed, reached)
         # the reports come first: seals of a request whose load has failed are stale by then, and change nothing
         self._rows.settle(plan, now, launched, completions, seals)
@@ -393,7 +393,7 @@ class SchedulerSteps:
     def plan_stores(self, spans: EntrySpans, keys: Sequence[Sequence[bytes]], handed: Sequence[str]) -> None:
         """Choose what is stored now, from the chunks that a step fills, *spans* with *keys*, and those that wait; plan it.
 
-        *handed*: requests whose states that were handed off come first.
+        *handed*: requests with states that were handed off. These come behind the chunks, which may be refused.
 
         Where nothing waits, chunks of one block that are ready are stored at once, in few jobs, each for all requests whose
         blocks it moves. If the host tier has no room for all of them, they wait as well, in the order of their requests. Of
@@ -403,9 +403,10 @@ class SchedulerSteps:
         line, turn, lost = self._stores, self.turn, self._state.lost
         line.take_back()
         try:
+            # first, because it may be refused
+            all_taken = self.direct and not lost and self.take_ready(spans, keys)
             for name in handed:
                 self.offer_states(name, self._state.requests[name].row, direct=self.direct and not line.waits)
-            all_taken = self.direct and not lost and self.take_ready(spans, keys)
             if not all_taken and (self.asking.known_of is None or not self.direct):
                 self.offer_filled(spans)
             names = self._rows.names_left(self._progress, turn) if turn.count else []
@@ -643,7 +644,7 @@ class SchedulerSteps:
         self.check_held(name)
         row, table = tracked.row, self._progress
         if not table.in_flight_of(row) and self._ledger.requests.state(name) is Request.RUNNING:
-            self.asking.ask_end(tracked, table.computed_of(row))
+            self.asking.ask_end(tracked, table.computed_of(row), table.known_of(row), early=early)
         self._calls.writes()
         if table.in_flight_of(row):
             self._stays.ended(row, early=early, computes=True)
@@ -674,14 +675,14 @@ class SchedulerSteps:
         if self._ledger.requests.state(name) is Request.RUNNING:
             row, table = tracked.row, self._progress
             computed = table.computed_of(row)
-            last = computed if early else max(table.prompt[row], table.known_of(row) - 1)
+            last = self.asking.last(tracked, computed, table.known_of(row), early=early)
             self.stop_drafting(row)
             if self._drafts and (spans := table.finishing([row], [computed])):
                 self._rows.seal(self.seals(spans))
                 table.sealed_up_to(spans)
-            self.offer(name, tracked, min(computed, last), at_once=not self._state.lost)
+            self.offer(name, tracked, last, at_once=not self._state.lost)
             if self._geometry.tail_tokens is not None:
-                self.offer_tail(name, tracked, min(computed, last))
+                self.offer_tail(name, tracked, last)
             if not self._state.lost:
                 self._stores.plan([name])
             self.touch_own(tracked, computed)

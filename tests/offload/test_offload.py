@@ -989,6 +989,29 @@ def test_a_state_whose_block_the_engine_took_back_is_neither_sealed_nor_stored()
     assert ledger.blocks.state(1) is Block.ALLOCATED
 
 
+def test_a_plan_that_is_refused_keeps_the_states_that_were_handed_off() -> None:
+    """One request's key function contradicts itself; the state of another is stored by the next plan all the same."""
+    rig, lie = Rig("full:4,mamba:4"), [""]
+    rig.add("b", letters(13, "n"))
+    rig.scheduler.add_request("a", lambda group, start, _: [key(group, f"{lie[0]}{start}")], prompt_tokens=5)
+    rig.scheduler.cap("a", 0, None)
+    rig.let_in("a", 4)
+    rig.tick()  # its block is sealed, and not stored
+    rig.scheduler.cap("a", None, None)
+    rig.scheduler.grow({"a": 1})
+    rig.let_in("b", 4)
+    rig.scheduler.hand_off("b", 1, 4)
+    lie[0] = "other "
+    with scheduler_refuses(rig, MisuseError, "one content, one key"):
+        rig.scheduler.build_plan(9.0)
+    lie[0] = ""
+    rig.tick()
+    rig.scheduler.grow({"a": 0, "b": 0})
+    rig.drain()
+
+    assert rig.stored(1) == ["nopq"]
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------------------
 
 

@@ -27,12 +27,23 @@ from blocklife.errors import CapacityError, InterruptedCallError, MisuseError, R
 from blocklife.hook_errors import OnError
 from blocklife.ledger import Completion, Contract, JobId, Ledger, Limits, Plan, Result, Worker
 from blocklife.ledger.invariants import check
-from blocklife.offload import BelowIndex, Geometry, Hit, HostTier, Mamba, Mode, OffloadScheduler, Policies, Settled
+from blocklife.offload import (
+    BelowIndex,
+    Geometry,
+    Hit,
+    HostTier,
+    Mamba,
+    Mode,
+    OffloadScheduler,
+    Placed,
+    Policies,
+    Settled,
+)
 from blocklife.offload._lookup import Answer
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.replacement import Lru, Name, Replacement
 from blocklife.recording import Recorder
-from tests.rigs import Rig, letters, scheduler_key
+from tests.rigs import Rig, letters, scheduler_key, scheduler_refuses
 
 T = TypeVar("T")
 Call = Callable[[], T]
@@ -579,6 +590,78 @@ def test_end_that_is_refused_leaves_the_request_in_the_batch(how: str) -> None:
     assert rig.scheduler.requests.running() == ["a"]
     assert rig.scheduler.grow({"a": 1}) == []
     getattr(rig.scheduler, how)("a")
+    assert "a" not in rig.scheduler.requests
+
+
+@pytest.mark.parametrize("most", [None, 0], ids=["stored", "not stored"])
+def test_list_of_keys_may_be_filled_anew(most: int | None) -> None:
+    """A key function may have one list for all its answers: what it says later changes no plan that is out."""
+    rig, answer = Rig(policies=Policies(plans_ahead=1, max_store_tokens=most)), list[bytes]()
+
+    def keys(group: int, start: int, stop: int) -> list[bytes]:
+        answer[:] = [b"%d" % block for block in range(start, stop)]
+        return answer
+
+    rig.scheduler.add_request("a", keys, prompt_tokens=13)
+    rig.let_in("a", 4)
+    rig.plan()
+    rig.scheduler.grow({"a": 4})
+    rig.plan()
+    rig.settle()
+
+    assert [named for _, named, _ in rig.ledger.blocks.named()] == [b"0"]
+
+
+def test_more_keys_than_blocks_are_refused() -> None:
+    """In a lookup, and in a step of an engine that decides first."""
+    rig = Rig(own_pool=False)
+    for name, more in (("a", 1), ("b", 0)):
+        rig.scheduler.add_request(name, partial(_numbered, more), prompt_tokens=8)
+    tracked = rig.scheduler._state.requests["b"]
+    hit = rig.scheduler.lookup("b", 8, 0)
+    rig.scheduler.place("b", [Placed(0, fresh=(1, 2))])
+    rig.scheduler.admit("b", hit, 8)
+    tracked.keys = partial(_numbered, 1)
+
+    with scheduler_refuses(rig, MisuseError, r"keys of blocks 0 to 1 of group 0: 2 were given \(one for each block\)"):
+        rig.scheduler.lookup("a", 8, 0)
+    with scheduler_refuses(rig, MisuseError, r"keys of blocks 0 to 2 of group 0: 3 were given \(one for each block\)"):
+        rig.scheduler.build_plan(1.0)
+
+
+def _numbered(more: int, _group: int, start: int, stop: int) -> list[bytes]:
+    return [b"%d" % block for block in range(start, stop + more)]
+
+
+@pytest.mark.parametrize("how", ["finish", "settle"])
+def test_end_without_a_new_token_asks_for_its_tail_first(how: str) -> None:
+    """Its tail ends a token earlier; where its key cannot be had, the plan stays out, and the request in the batch."""
+    rig, asked = Rig("full:4/1", policies=Policies(plans_ahead=int(how == "settle"))), [5]
+
+    def tails(_group: int, end: int) -> bytes:
+        asked.append(end)
+        if len(asked) == 1:
+            raise TimeoutError("no keys now")
+        return b"tail %d" % end
+
+    rig.scheduler.add_request("a", partial(_numbered, 0), prompt_tokens=5, tails=tails)
+    rig.let_in("a", 5)
+    rig.tick()
+    rig.scheduler.grow({"a": 1})
+    rig.plan()
+    if how == "finish":
+        rig.settle(sampled={"a": 0})
+    else:
+        rig.scheduler.finish("a")
+    asked.clear()
+    end = partial(rig.scheduler.finish, "a") if how == "finish" else partial(rig.settle, sampled={"a": 0})
+    out = list(rig.plans)
+    with scheduler_refuses(rig, TimeoutError, "no keys now"):
+        end()
+    rig.plans[:] = out
+    end()
+
+    assert asked == [5, 5]
     assert "a" not in rig.scheduler.requests
 
 

@@ -692,7 +692,7 @@ COUNTS: Mapping[str, Counts] = {
     "local-ahead": Counts(2_427, 4_175, 24),
     "hybrid": Counts(4_428, 6_875, 33),
     "hybrid-states": Counts(3_127, 4_661, 32),
-    "states-ahead": Counts(1_161, 2_188, 16),
+    "states-ahead": Counts(1_081, 2_062, 16),
     "roomy": Counts(3_085, 5_821, 17),
     "roomy-chunks": Counts(853, 1_128, 18),
     "roomy-states": Counts(2_571, 3_675, 19),
