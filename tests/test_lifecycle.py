@@ -189,8 +189,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "initial is no state": (lambda: define(lamp(), initial=3), "must be a member of an enum, not 3"),
     "no edge": (lambda: define({}), "no edge is defined"),
     "unreachable": (lambda: define(lamp(to=Lamp.OFF)), "no way leads from OFF to ON"),
-    "trap": (lambda: define({"light": lamp()["light"]}), "no way leads from ON to the initial state OFF; declare final"),
-    "no way to a final state": (lambda: define(_loop(), Step.FIRST, [Step.LAST]), "no way leads from SECOND to a final state"),
+    "trap": (lambda: define({"light": lamp()["light"]}), "no way leads from ON to the initial state OFF .write a row, or"),
+    "no way to a final state": (
+        lambda: define(_loop(), Step.FIRST, [Step.LAST]),
+        "no way leads from SECOND to a final state .write a row.",
+    ),
     "row out of a final state": (lambda: define(lamp(), finals=[Lamp.ON]), "ON --dim--> OFF leaves a final state"),
     "row never tried": (
         lambda: define({"light": edge(Lamp.OFF, to=Lamp.OFF)(_edge_of(lamp()["light"])), "dim": lamp()["dim"]}),

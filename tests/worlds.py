@@ -35,10 +35,22 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.jobs import Allocated, Planned, Sealed
-from blocklife.states import Block, blocks_touched, slots_touched
+from blocklife.states import MACHINES, Block, Slot, blocks_touched, slots_touched, states_before
 
 BOTH = pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
 """The same test under both contracts."""
+
+
+# --- events of a place and nothing else -----------------------------------------------------------------------------------
+
+
+def places_for(ledger: Ledger, verb: str, machine: str) -> list[int]:
+    """The places, by this verb of `PLAIN`, that have a row for it."""
+    if machine == "block":
+        blocks, rows = range(1, len(ledger.blocks)), states_before(MACHINES[machine].events[verb], Block)
+        return [block for block in blocks if ledger.blocks.state(block) in rows]
+    slots, ways = range(len(ledger.slots)), states_before(MACHINES[machine].events[verb], Slot)
+    return [slot for slot in slots if ledger.slots.state(slot) in ways]
 
 
 # --- ledgers ------------------------------------------------------------------------------------------------------------

@@ -91,10 +91,9 @@ def _check_shape(table: Table) -> None:
     homes = table.finals or {table.initial}
     leading_home = reach(homes, forward=False)
     if traps := [state.name for state in table.states if state not in leading_home]:
-        wanted = (
-            "a final state" if table.finals else f"the initial state {table.initial.name}; declare final states if it may end"
-        )
-        raise DefinitionError(f"{table.name}: no way leads from {', '.join(traps)} to {wanted}")
+        home = "a final state" if table.finals else f"the initial state {table.initial.name}"
+        remedy = "write a row" if table.finals else "write a row, or declare final states if it may end"
+        raise DefinitionError(f"{table.name}: no way leads from {', '.join(traps)} to {home} ({remedy})")
 
 
 def _compile_event(table: Table, written: Edge[enum.Enum, enum.Enum, ...]) -> Event:

@@ -42,7 +42,6 @@ from blocklife.ledger.invariants import check
 from blocklife.states import (
     ADMISSIBLE,
     LENT,
-    MACHINES,
     STORABLE,
     Block,
     BlockLife,
@@ -53,7 +52,7 @@ from blocklife.states import (
     states_with,
 )
 from blocklife.testing.judges._model import PLAIN
-from tests.worlds import world_key
+from tests.worlds import places_for, world_key
 
 DEADLINE = 20.0
 LATE = (5, 25, 25)
@@ -683,15 +682,9 @@ class Drawer:
 
     def event_of(self, verb: str, machine: str) -> Callable[[str, int], object]:
         """A verb that is an event of a place and nothing else, for which nothing stands here: where it has a row, or not."""
-        allowed = states_before(MACHINES[machine].events[verb], Block if machine == "block" else Slot)
 
         def move(name: str, group: int) -> None:
-            blocks, slots = self.ledger.blocks, self.ledger.slots
-            if machine == "block":
-                places = [block for block in self.blocks() if blocks.state(block) in allowed]
-            else:
-                places = [slot for slot in range(len(slots)) if slots.state(slot) in allowed]
-            self.call(verb, self.some(places or [1], 2))
+            self.call(verb, self.some(places_for(self.ledger, verb, machine) or [1], 2))
 
         return move
 

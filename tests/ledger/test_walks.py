@@ -46,8 +46,9 @@ from blocklife.ledger import (
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.ledger.invariants import check
 from blocklife.ledger.views import View
-from blocklife.states import KEYED, LENT, MACHINES, OUT_AND_WANTED, Block, Job, JobLife, Request, Slot
-from tests.worlds import Claims, Content, Device, DeviceFault, compare, world_key
+from blocklife.states import KEYED, LENT, MACHINES, OUT_AND_WANTED, Block, Job, JobLife, Request, Slot, Trait, states_with
+from blocklife.testing.judges._model import PLAIN
+from tests.worlds import Claims, Content, Device, DeviceFault, compare, places_for, world_key
 
 SEED = 20_000
 NUM_WALKS, NUM_WALKS_NIGHTLY = 20, 60
@@ -213,6 +214,7 @@ class Walker:
             self.now += 1.0
             for verb in self.rnd.choices(VERBS, self.weights, k=self.rnd.randrange(6)):
                 getattr(self, verb)()
+            self.take_others()
             if len(self.plans) < 3 and self.rnd.random() < 0.6:
                 self.dispatch()
             if self.plans and self.rnd.random() < 0.7:
@@ -220,6 +222,12 @@ class Walker:
             self.work()
         self.drain()
         return self
+
+    def take_others(self) -> None:
+        """Events of a place and nothing else for which nothing stands here, seldom, and without the dice of the walk."""
+        for verb, machine in PLAIN.items():
+            if not hasattr(self, verb) and self.now % 7 == 0:
+                self.call(verb, places_for(self.ledger, verb, machine)[:1])
 
     def request(self) -> str | None:
         """Any request."""
@@ -581,7 +589,7 @@ class Walker:
             for at in range(len(blocks))
         ]
         counts += map(slots.pins, range(len(slots)))
-        idle = now.blocks["FREED"] + now.blocks["CACHED"]
+        idle = sum(now.blocks[state.name] for state in states_with(Trait.FREE, Block))
         if any(counts) or ledger.has_pending_work() or now.jobs_alive:
             self.found("after the drain something is still held")
         if idle != now.free or idle != self.sizes["num_blocks"] - 1:

@@ -61,7 +61,7 @@ from blocklife.offload._lookup import Found, common_length
 from blocklife.offload._search import Search
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
-from blocklife.states import KEYED, Block, Job, Request, Slot
+from blocklife.states import KEYED, Block, Job, Request, Slot, Trait, states_with
 from tests.worlds import LOAD_READS, LOAD_WRITES, STORE_READS, STORE_WRITES
 
 P = ParamSpec("P")
@@ -393,7 +393,10 @@ class Walker:
         held |= any(map(slots.pins, range(len(slots))))
         if held or now.jobs_alive or now.requests or ledger.slots.holders or self.scheduler.has_pending_work():
             raise Finding(f"something is still held: {now}, holders {dict(ledger.slots.holders)}")
-        if now.blocks["FREED"] + now.blocks["CACHED"] != self.num_blocks - 1 or now.free != self.num_blocks - 1:
+        if (
+            sum(now.blocks[state.name] for state in states_with(Trait.FREE, Block)) != self.num_blocks - 1
+            or now.free != self.num_blocks - 1
+        ):
             raise Finding(f"blocks have not come home: {now.blocks}")
         if now.slots["EMPTY"] + now.slots["READY"] != self.num_slots:
             raise Finding(f"slots have not come home: {now.slots}")

@@ -94,7 +94,8 @@ IMPORTS = "import blocklife.drawing._theme, blocklife.testing.worlds._ledger_wor
         (
             "row from it",
             "{}",
-            "BlockLife: no way leads from WIPED to the initial state FREED; declare final states if it may end",
+            "BlockLife: no way leads from WIPED to the initial state FREED "
+            "(write a row, or declare final states if it may end)",
         ),
         ("colour", "{}", "no colour is given to WIPED; write a light and a dark one into STATE_COLOURS"),
         (
