@@ -46,11 +46,10 @@ BOTH = pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each
 
 def places_for(ledger: Ledger, verb: str, machine: str) -> list[int]:
     """The places, by this verb of `PLAIN`, that have a row for it."""
+    rows = states_before(MACHINES[machine].events[verb], Block if machine == "block" else Slot)
     if machine == "block":
-        blocks, rows = range(1, len(ledger.blocks)), states_before(MACHINES[machine].events[verb], Block)
-        return [block for block in blocks if ledger.blocks.state(block) in rows]
-    slots, ways = range(len(ledger.slots)), states_before(MACHINES[machine].events[verb], Slot)
-    return [slot for slot in slots if ledger.slots.state(slot) in ways]
+        return [block for block in range(1, len(ledger.blocks)) if ledger.blocks.state(block) in rows]
+    return [slot for slot in range(len(ledger.slots)) if ledger.slots.state(slot) in rows]
 
 
 # --- ledgers ------------------------------------------------------------------------------------------------------------

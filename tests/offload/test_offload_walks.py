@@ -393,10 +393,8 @@ class Walker:
         held |= any(map(slots.pins, range(len(slots))))
         if held or now.jobs_alive or now.requests or ledger.slots.holders or self.scheduler.has_pending_work():
             raise Finding(f"something is still held: {now}, holders {dict(ledger.slots.holders)}")
-        if (
-            sum(now.blocks[state.name] for state in states_with(Trait.FREE, Block)) != self.num_blocks - 1
-            or now.free != self.num_blocks - 1
-        ):
+        idle = sum(now.blocks[state.name] for state in states_with(Trait.FREE, Block))
+        if idle != self.num_blocks - 1 or now.free != idle:
             raise Finding(f"blocks have not come home: {now.blocks}")
         if now.slots["EMPTY"] + now.slots["READY"] != self.num_slots:
             raise Finding(f"slots have not come home: {now.slots}")

@@ -27,18 +27,7 @@ from blocklife.errors import CapacityError, InterruptedCallError, MisuseError, R
 from blocklife.hook_errors import OnError
 from blocklife.ledger import Completion, Contract, JobId, Ledger, Limits, Plan, Result, Worker
 from blocklife.ledger.invariants import check
-from blocklife.offload import (
-    BelowIndex,
-    Geometry,
-    Hit,
-    HostTier,
-    Mamba,
-    Mode,
-    OffloadScheduler,
-    Placed,
-    Policies,
-    Settled,
-)
+from blocklife.offload import BelowIndex, Geometry, Hit, HostTier, Mamba, Mode, OffloadScheduler, Policies, Settled
 from blocklife.offload._lookup import Answer
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.replacement import Lru, Name, Replacement
@@ -593,13 +582,13 @@ def test_end_that_is_refused_leaves_the_request_in_the_batch(how: str) -> None:
     assert "a" not in rig.scheduler.requests
 
 
-@pytest.mark.parametrize("most", [None, 0], ids=["stored", "not stored"])
-def test_list_of_keys_may_be_filled_anew(most: int | None) -> None:
-    """A key function may have one list for all its answers: what it says later changes no plan that is out."""
-    rig, answer = Rig(policies=Policies(plans_ahead=1, max_store_tokens=most)), list[bytes]()
+@pytest.mark.parametrize("groups", ["full:4", "full:4,swa:4:8"])
+def test_list_of_keys_may_be_filled_anew(groups: str) -> None:
+    """A key function may have one list for all its answers: what it says later, or of another group, changes none of them."""
+    rig, answer = Rig(groups, policies=Policies(plans_ahead=1)), list[bytes]()
 
     def keys(group: int, start: int, stop: int) -> list[bytes]:
-        answer[:] = [b"%d" % block for block in range(start, stop)]
+        answer[:] = [b"%d:%d" % (group, block) for block in range(start, stop)]
         return answer
 
     rig.scheduler.add_request("a", keys, prompt_tokens=13)
@@ -609,22 +598,18 @@ def test_list_of_keys_may_be_filled_anew(most: int | None) -> None:
     rig.plan()
     rig.settle()
 
-    assert [named for _, named, _ in rig.ledger.blocks.named()] == [b"0"]
+    assert [named for _, named, _ in rig.ledger.blocks.named()] == [b"0:0", b"1:0"][: len(rig.geometry.groups)]
 
 
 def test_more_keys_than_blocks_are_refused() -> None:
-    """In a lookup, and in a step of an engine that decides first."""
-    rig = Rig(own_pool=False)
-    for name, more in (("a", 1), ("b", 0)):
-        rig.scheduler.add_request(name, partial(_numbered, more), prompt_tokens=8)
-    tracked = rig.scheduler._state.requests["b"]
-    hit = rig.scheduler.lookup("b", 8, 0)
-    rig.scheduler.place("b", [Placed(0, fresh=(1, 2))])
-    rig.scheduler.admit("b", hit, 8)
-    tracked.keys = partial(_numbered, 1)
-
+    """In a lookup, and in a step."""
+    rig = Rig()
+    rig.scheduler.add_request("a", partial(_numbered, 0), prompt_tokens=8)
+    hit = rig.hit("a")
+    rig.scheduler._state.requests["a"].keys = partial(_numbered, 1)
     with scheduler_refuses(rig, MisuseError, r"keys of blocks 0 to 1 of group 0: 2 were given \(one for each block\)"):
-        rig.scheduler.lookup("a", 8, 0)
+        rig.hit("a")
+    rig.scheduler.admit("a", hit, 8)
     with scheduler_refuses(rig, MisuseError, r"keys of blocks 0 to 2 of group 0: 3 were given \(one for each block\)"):
         rig.scheduler.build_plan(1.0)
 
