@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.behind.shelf import ON_PATH, PROJECT
 from tests.plugins.again_notes import NOTES, ONLY, SHARED, die_with_parent
 from tests.programs import refused
-from tests.shelf import ON_PATH, PROJECT
 
 PROGRAM = "tests.again"
 LISTED = PROJECT / "tests" / "flaky.toml"

@@ -20,9 +20,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from tests.behind.shelf import PROJECT
 from tests.bench import RUNNING, Figure, Scale
 from tests.bench.targets import EXPLORING_BEFORE, NO_MORE, STEP_BEFORE
-from tests.shelf import PROJECT
 
 COMMIT = "88658f9"
 """The last commit whose ledger and scheduler were not the kernel."""

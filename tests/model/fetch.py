@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fetching import INSTALL, FetchError, carry_out, say, stamped, watched
+from tests.behind.fetching import INSTALL, FetchError, carry_out, say, stamped, watched
 from tests.model.shelf import CHECKSUM, KERNELS, RELEASE, REQUIREMENTS, ModelShelf
 from tests.programs import HANGS_S
 from tests.vllm.fetch import make_releases

@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from tests.behind.shelf import PROJECT, Command
 from tests.model.shelf import HERE, ModelShelf
 from tests.programs import HANGS_S
-from tests.shelf import PROJECT, Command
 from tests.vllm.run import NOT_OURS
 
 IGNORED = (

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.shelf import ON_PATH, digest, text_of
+from tests.behind.shelf import ON_PATH, digest, text_of
 from tests.vllm.releases import Shelf
 from tests.vllm.run import surroundings
 

@@ -13,11 +13,11 @@ import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
+from tests.behind.shelf import PROJECT
 from tests.model.bench.__main__ import BAD, DOES_NOT_COUNT, main, markdown
 from tests.model.bench.chart import chart
 from tests.model.bench.records import VARIANTS, Report, Round, Said, Source, Wish, from_json, to_json
 from tests.model.shelf import MODELS
-from tests.shelf import PROJECT
 
 SPECS = PROJECT / "specs"
 MEASURED = SPECS / "measurements" / "conversations.json"

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fetching import FetchError
+from tests.behind.fetching import FetchError
+from tests.behind.shelf import ON_PATH, PROJECT, pins
 from tests.model import fetch as tool
 from tests.model.run import command
 from tests.model.shelf import KERNELS, MODELS, RELEASE, REQUIREMENTS, ModelShelf
-from tests.shelf import ON_PATH, PROJECT, pins
 from tests.vllm.releases import REQUIREMENTS as OTHERS
 from tests.vllm.test_tools import shelf_with
 

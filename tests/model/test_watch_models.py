@@ -17,6 +17,7 @@ import pytest
 from attrs import field, frozen
 
 from blocklife.engines.vllm import watch
+from tests.behind.planted import Bed
 from tests.model.engine import Answers, Engine
 from tests.model.offload_spec import connector
 from tests.model.test_tokens import (
@@ -28,7 +29,6 @@ from tests.model.test_tokens import (
     reference,
     waves,
 )
-from tests.planted import Bed
 from tests.vllm.planted import all_planted
 
 STRICT = watch.Options(mode=watch.WatchMode.STRICT)

@@ -19,8 +19,8 @@ import pytest
 
 from tests import again
 from tests.again import LISTED, MOST, TOLD, Ran, read_listed, tell
+from tests.behind.shelf import PROJECT
 from tests.programs import HANGS_S
-from tests.shelf import PROJECT
 
 FLAKY = """
 from pathlib import Path

@@ -25,7 +25,7 @@ from hatchling.builders.wheel import WheelBuilder
 from blocklife.cli import _built as built
 from compile_core import CORE, FLAVOURS, CannotCompileError, compile_core, copy_project, types_read
 from hatch_build import CompiledCore
-from tests.shelf import normal, pins
+from tests.behind.shelf import normal, pins
 from tests.wheels import candidates, find, supported
 
 ROOT = Path(__file__).parents[2]

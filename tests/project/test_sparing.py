@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shelf import PROJECT
+from tests.behind.shelf import PROJECT
 from tests.sparing import once, sample
 
 SIZES = [(5,), (2, 3), (4, 4), (2, 2, 6), (1, 7, 3), (2, 2, 2, 4, 2)]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from tests import verdicts
+from tests.behind import verdicts
+from tests.behind.verdicts import Raised, tell
 from tests.programs import importing, positive, seeds, with_fixed_hashes
 from tests.sglang.worlds import WORLDS, World
-from tests.verdicts import Raised, tell
 
 with importing("tests.sglang.drive", __name__):
     from tests.sglang.engine import RELEASE

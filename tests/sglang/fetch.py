@@ -1,6 +1,6 @@
 """``python -m tests.sglang.fetch [VERSION ...]``: an environment for SGLang's cache side on the CPU, and releases' wheels.
 
-Rules of this file are those of `tests.fetching`: the standard library only, pip does all the talking, and a run that was
+Rules of this file are those of `tests.behind.fetching`: the standard library only, pip does all the talking, and a run that was
 interrupted at any point is gone on with by the next one.
 
 A wheel is unpacked and never installed, for it asks for seventy packages, most of them for a GPU. SGLang's own tests are in no
@@ -18,8 +18,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests import fetching
-from tests.fetching import INSTALL, FetchError, carry_out, install_blocklife, say, watched, with_releases
+from tests.behind import fetching
+from tests.behind.fetching import INSTALL, FetchError, carry_out, install_blocklife, say, watched, with_releases
 from tests.sglang.releases import CHECKSUMS, DEFAULT, Shelf, transformers_of
 from tests.sglang.run import surroundings
 

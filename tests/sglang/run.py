@@ -10,9 +10,9 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 
+from tests.behind.shelf import ON_PATH, PROJECT, Command, release_asked
 from tests.programs import HANGS_S, refused
 from tests.sglang.releases import DEFAULT, HERE, Shelf, transformers_of
-from tests.shelf import ON_PATH, PROJECT, Command, release_asked
 
 PROGRAM = "tests.sglang.run"
 PLUGINS = HERE / "plugins"

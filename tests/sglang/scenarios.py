@@ -17,8 +17,8 @@ from attrs import frozen
 from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import Driver
 from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, read_scenario, run_scenario, world_of
+from tests.behind.shelf import PROJECT
 from tests.programs import with_fixed_hashes
-from tests.shelf import PROJECT
 
 PAGE = PROJECT / "specs" / "scenarios" / "sglang" / "README.md"
 FOLDER = SHIPPED / "sglang"

@@ -19,7 +19,7 @@ if RELEASE != "0.5.23":
 
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.planted import NOBODY, without
+from tests.behind.planted import NOBODY, without
 from tests.sglang.planted import all_planted
 from tests.sglang.planted.__main__ import main
 from tests.sglang.planted.play import played, worlds
@@ -105,7 +105,7 @@ def test_every_bug_says_what_it_is_and_where_it_runs() -> None:
     """One sentence, and worlds that there are; no two have a name in common."""
     rooms = ("tree", "core", "memory", "copies", "storage", "states")
     folder = Path(__file__).parent / "planted"
-    made = sum((folder / f"{room}.py").read_text(encoding="utf-8").count("\n@planted(") for room in rooms)
+    made = sum((folder / f"{room}.py").read_text(encoding="utf-8").count("\n@planted") for room in rooms)
 
     assert made == len(all_planted(rooms)) >= 50
     assert [name for name, bug in PLANTED.items() if not bug.about.endswith((".", ").")) or not bug.worlds] == []

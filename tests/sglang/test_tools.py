@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from tests import fetching
-from tests.fetching import FetchError
+from tests.behind import fetching
+from tests.behind.fetching import FetchError
+from tests.behind.shelf import ON_PATH, PROJECT, Command, entry_points, pins, version
 from tests.programs import HANGS_S
 from tests.sglang import fetch as fetching_sglang
 from tests.sglang.conftest import NEED_NO_SGLANG
 from tests.sglang.fetch import ASKED, BESIDE, RUST, fetch, make_environment, make_release, make_sources, parsed
 from tests.sglang.releases import CHECKSUMS, DEFAULT, HERE, REQUIREMENTS, Shelf, transformers_of
 from tests.sglang.run import NOT_OURS, PLUGINS, RUNNING, THEIRS, UNABLE, chosen_command, main
-from tests.shelf import ON_PATH, PROJECT, Command, entry_points, pins, version
 
 RELEASE = "9.9.9"
 FETCH = "import sys, pathlib; from tests.sglang.fetch import fetch; from tests.sglang.releases import Shelf; "

@@ -9,7 +9,7 @@ from random import Random
 
 from attrs import asdict, define, evolve, frozen
 
-from tests import traffic
+from tests.behind import traffic
 from tests.sglang.rig import Rig
 from tests.sglang.worlds import World, WorldSpec
 

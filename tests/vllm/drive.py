@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve, frozen
 
-from tests import verdicts
+from tests.behind import verdicts
+from tests.behind.verdicts import Raised, tell
 from tests.programs import importing, positive, seeds, with_fixed_hashes
-from tests.verdicts import Raised, tell
 from tests.vllm.worlds import WORLDS, World, WorldSpec
 
 with importing("tests.vllm.drive", __name__):

@@ -20,8 +20,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from tests import fetching
-from tests.fetching import FetchError, carry_out, install_blocklife, say, watched, with_releases
+from tests.behind import fetching
+from tests.behind.fetching import FetchError, carry_out, install_blocklife, say, watched, with_releases
 from tests.vllm.releases import CHECKSUMS, DEFAULT, MODEL, Shelf
 
 WHAT = "Fetch an environment for vLLM's scheduler side on the CPU, and the source packages of releases, into .vllm."

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import shelf
-from tests.shelf import PROJECT
+from tests.behind import shelf
+from tests.behind.shelf import PROJECT
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"

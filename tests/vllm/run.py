@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.behind.shelf import ON_PATH, PROJECT, Command, copied, release_asked
 from tests.programs import HANGS_S, refused
-from tests.shelf import ON_PATH, PROJECT, Command, copied, release_asked
 from tests.vllm.releases import DEFAULT, HERE, Shelf
 
 PROGRAM = "tests.vllm.run"

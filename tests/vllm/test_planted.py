@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from vllm.v1.core.block_pool import BlockPool
 
-from tests.planted import NOBODY, without
+from tests.behind.planted import NOBODY, without
 from tests.vllm.planted import ROOMS, all_planted
 from tests.vllm.planted.__main__ import STEPS, main
 from tests.vllm.planted.play import played, worlds
@@ -103,7 +103,7 @@ def test_every_bug_says_what_it_is_and_where_it_runs() -> None:
     """One sentence, and worlds that there are; the rooms have no names in common."""
     known = worlds()
     made = sum(
-        (Path(__file__).parent / "planted" / f"{room}.py").read_text(encoding="utf-8").count("\n@planted(") for room in ROOMS
+        (Path(__file__).parent / "planted" / f"{room}.py").read_text(encoding="utf-8").count("\n@planted") for room in ROOMS
     )
 
     assert made == len(PLANTED) > 50

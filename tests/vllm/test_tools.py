@@ -21,10 +21,10 @@ import pytest
 from attrs import asdict, evolve
 
 from blocklife.engines.vllm._versions import SUPPORTED
-from tests import fetching
-from tests.fetching import FetchError, install_blocklife, reason
+from tests.behind import fetching
+from tests.behind.fetching import FetchError, install_blocklife, reason
+from tests.behind.shelf import ON_PATH, PROJECT, Command, entry_points, pins, version
 from tests.programs import HANGS_S
-from tests.shelf import ON_PATH, PROJECT, Command, entry_points, pins, version
 from tests.vllm.fetch import fetch, make_environment, make_release, unpack
 from tests.vllm.releases import CHECKSUMS, DEFAULT, HERE, MODEL, REQUIREMENTS, Shelf
 from tests.vllm.run import TOUCHING, UNSTEADY, chosen_command, types

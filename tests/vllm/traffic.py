@@ -9,7 +9,7 @@ from random import Random
 
 from attrs import asdict, define, evolve, frozen
 
-from tests import traffic
+from tests.behind import traffic
 from tests.vllm.rig import Rig
 from tests.vllm.worlds import TEXT_ALONE, Beside, World, WorldSpec
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import asdict, evolve, frozen
 
+from tests.behind.shelf import Command
 from tests.programs import importing, natural, positive, refused, target
-from tests.shelf import Command
 from tests.vllm.releases import CHECKSUMS, Shelf
 from tests.vllm.run import chosen_command
 from tests.vllm.worlds import WORLDS, GroupSpec, Lag, World, WorldSpec

@@ -34,7 +34,7 @@ from rich.table import Table
 from blocklife import __version__
 from blocklife.errors import BlocklifeError
 from blocklife.files import read_text
-from tests.fetching import INTERRUPTS, interrupt
+from tests.behind.fetching import INTERRUPTS, interrupt
 from tests.model.bench.chart import chart
 from tests.model.bench.records import APART, COMPUTED, VARIANTS, Report, Round, Spread, Variant, Wish, from_json, to_json
 from tests.model.shelf import MODELS, RELEASE

@@ -1,6 +1,6 @@
 """Bugs that are planted in SGLang 0.5.23, one at a time and for one run each, to see whether the watch names them.
 
-What a bug is, and the rules of the rooms, are in `tests.planted`. Here a bug is planted before any object of SGLang's is
+What a bug is, and the rules of the rooms, are in `tests.behind.planted`. Here a bug is planted before any object of SGLang's is
 watched. The rooms but *taken* were planned from SGLang's code alone. `tests.sglang.planted.taken` is older: a lock, a wait or a
 fence is taken out of one rank's objects, and `tests/sglang/test_rig.py` runs them without a watch, too.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from tests import planted
-from tests.planted import Planted, planted_in, said_of
+from tests.behind import planted
+from tests.behind.planted import Planted, planted_in, said_of
 from tests.sglang.planted.taken import FAULTS, Fault
 from tests.sglang.rig import Rank
 

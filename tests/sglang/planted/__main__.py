@@ -10,8 +10,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from tests.planted import Planted
-from tests.planted.program import Found, Played, cells, chosen_bugs, harmful, parser, runs, told, totals, written
+from tests.behind.planted import Planted
+from tests.behind.planted.program import Found, Played, cells, chosen_bugs, harmful, parser, runs, told, totals, written
 from tests.programs import refused, with_fixed_hashes
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.planted import Bed, Original, planted
+from tests.behind.planted import Bed, Original, planted, planted_at
 
 # --- allocators -----------------------------------------------------------------------------------------------------------
 
@@ -42,126 +42,96 @@ def page_of_an_answer_stays_free(bed: Bed) -> None:
     _keep_a_page(bed, "alloc_decode")
 
 
-@planted("full")
-def token_slot_stays_free(bed: Bed) -> None:
+@planted_at(TokenToKVPoolAllocator, "alloc", "full")
+def token_slot_stays_free(bed: Bed, original: Original, self: Any, need_size: int) -> object:
     """With pages of one token, the last one that is handed out can be handed out again."""
-
-    @bed.around(TokenToKVPoolAllocator, "alloc")
-    def hands_out(original: Original, self: TokenToKVPoolAllocator, need_size: int) -> object:
-        handed: Any = original(self, need_size)
-        if handed is not None and len(handed) and bed.strikes(0.03):
-            self.free_pages = torch.cat((self.free_pages, handed[-1:]))
-        return handed
+    handed: Any = original(self, need_size)
+    if handed is not None and len(handed) and bed.strikes(0.03):
+        self.free_pages = torch.cat((self.free_pages, handed[-1:]))
+    return handed
 
 
-@planted("pages")
-def page_filled_in_part_stays(bed: Bed) -> None:
+@planted_at(PagedTokenToKVPoolAllocator, "free_segment", "pages")
+def page_filled_in_part_stays(bed: Bed, original: Original, self: Any, index: torch.Tensor, *, start_pos: int) -> None:
     """A page that a request has filled in part only is not freed with it."""
-
-    @bed.around(PagedTokenToKVPoolAllocator, "free_segment")
-    def frees(original: Original, self: PagedTokenToKVPoolAllocator, index: torch.Tensor, *, start_pos: int) -> None:
-        full = len(index) // self.page_size * self.page_size
-        if full < len(index) and bed.strikes(0.3):
-            index = index[:full]
-        original(self, index, start_pos=start_pos)
+    full = len(index) // self.page_size * self.page_size
+    if full < len(index) and bed.strikes(0.3):
+        index = index[:full]
+    original(self, index, start_pos=start_pos)
 
 
-@planted("pages", "full")
-def page_before_the_tail_is_freed(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "free_kv_row", "pages", "full")
+def page_before_the_tail_is_freed(bed: Bed, original: Original, self: Any, kv: Any, ranges: list[tuple[int, int]]) -> None:
     """With the tail of a request the page in front of it is freed, which is the tree's."""
+    page = self.page_size
+    aligned = [start >= page and start % page == 0 and start == kv.cache_protected_len for start, _ in ranges]
+    if any(aligned) and bed.strikes(0.1):
+        ranges = [(start - page * moved, stop) for (start, stop), moved in zip(ranges, aligned, strict=True)]
+    original(self, kv, ranges)
 
-    @bed.around(UnifiedRadixCache, "free_kv_row")
-    def frees(original: Original, self: UnifiedRadixCache, kv: Any, ranges: list[tuple[int, int]]) -> None:
-        page = self.page_size
-        aligned = [start >= page and start % page == 0 and start == kv.cache_protected_len for start, _ in ranges]
-        if any(aligned) and bed.strikes(0.1):
-            ranges = [(start - page * moved, stop) for (start, stop), moved in zip(ranges, aligned, strict=True)]
+
+@planted_at(UnifiedRadixCache, "free_kv_row", "pages", "full")
+def tail_stays(bed: Bed, original: Original, self: Any, kv: Any, ranges: list[tuple[int, int]]) -> None:
+    """What a request has behind its part of the tree is not freed when it ends."""
+    if not (any(stop > start for start, stop in ranges) and bed.strikes(0.2)):
         original(self, kv, ranges)
 
 
-@planted("pages", "full")
-def tail_stays(bed: Bed) -> None:
-    """What a request has behind its part of the tree is not freed when it ends."""
-
-    @bed.around(UnifiedRadixCache, "free_kv_row")
-    def frees(original: Original, self: UnifiedRadixCache, kv: Any, ranges: list[tuple[int, int]]) -> None:
-        if not (any(stop > start for start, stop in ranges) and bed.strikes(0.2)):
-            original(self, kv, ranges)
-
-
-@planted("pages", "back-tight")
-def host_page_stays_free(bed: Bed) -> None:
+@planted_at(HostKVCache, "alloc", "pages", "back-tight")
+def host_page_stays_free(bed: Bed, original: Original, self: Any, need_size: int) -> object:
     """The first host page of a store can be handed out again."""
-
-    @bed.around(HostKVCache, "alloc")
-    def hands_out(original: Original, self: HostKVCache, need_size: int) -> object:
-        handed: Any = original(self, need_size)
-        if handed is not None and len(handed) and bed.strikes(0.1):
-            page = handed[: self.page_size]
-            self.slot_used[page] = False
-            self.free_slots = torch.cat((self.free_slots, page))
-        return handed
+    handed: Any = original(self, need_size)
+    if handed is not None and len(handed) and bed.strikes(0.1):
+        page = handed[: self.page_size]
+        self.slot_used[page] = False
+        self.free_slots = torch.cat((self.free_slots, page))
+    return handed
 
 
 # --- rows of requests -----------------------------------------------------------------------------------------------------
 
 
-@planted("pages", "full")
-def row_given_twice(bed: Bed) -> None:
+@planted_at(ReqToTokenPool, "free_rows", "pages", "full")
+def row_given_twice(bed: Bed, original: Original, self: Any, indices: list[int]) -> None:
     """The row of a request that has ended is free twice, and two requests share it."""
-
-    @bed.around(ReqToTokenPool, "free_rows")
-    def frees(original: Original, self: ReqToTokenPool, indices: list[int]) -> None:
-        original(self, [*indices, *indices] if bed.strikes(0.1) else indices)
+    original(self, [*indices, *indices] if bed.strikes(0.1) else indices)
 
 
-@planted("pages", "full")
-def answer_in_the_wrong_column(bed: Bed) -> None:
+@planted_at(ReqToTokenPool, "write", "pages", "full")
+def answer_in_the_wrong_column(bed: Bed, original: Original, self: Any, indices: Any, values: torch.Tensor) -> None:
     """The slot of a new token is noted one column too far."""
-
-    @bed.around(ReqToTokenPool, "write")
-    def writes(original: Original, self: ReqToTokenPool, indices: Any, values: torch.Tensor) -> None:
-        rows, columns = indices
-        if isinstance(columns, torch.Tensor) and bed.strikes(0.03):
-            indices = (rows, columns + 1)
-        original(self, indices, values)
+    rows, columns = indices
+    if isinstance(columns, torch.Tensor) and bed.strikes(0.03):
+        indices = (rows, columns + 1)
+    original(self, indices, values)
 
 
-@planted("pages", "full-overlap")
-def answer_in_the_wrong_row(bed: Bed) -> None:
+@planted_at(ReqToTokenPool, "write", "pages", "full-overlap")
+def answer_in_the_wrong_row(bed: Bed, original: Original, self: Any, indices: Any, values: torch.Tensor) -> None:
     """The slots of new tokens are noted one row off, each for another request of the batch."""
-
-    @bed.around(ReqToTokenPool, "write")
-    def writes(original: Original, self: ReqToTokenPool, indices: Any, values: torch.Tensor) -> None:
-        rows, columns = indices
-        if isinstance(columns, torch.Tensor) and len(rows) > 1 and bed.strikes(0.1):
-            values = torch.roll(values, 1)
-        original(self, indices, values)
+    rows, columns = indices
+    if isinstance(columns, torch.Tensor) and len(rows) > 1 and bed.strikes(0.1):
+        values = torch.roll(values, 1)
+    original(self, indices, values)
 
 
 # --- chunks and flushes ---------------------------------------------------------------------------------------------------
 
 
-@planted("pages", "full")
-def chunk_skips_a_token(bed: Bed) -> None:
+@planted_at(Scheduler, "stash_chunked_request", "pages", "full")
+def chunk_skips_a_token(bed: Bed, original: Original, self: Any, req: Any) -> None:
     """The next chunk of a prompt begins one token too late: one is never computed."""
-
-    @bed.around(Scheduler, "stash_chunked_request")
-    def stashes(original: Original, self: Scheduler, req: Any) -> None:
-        original(self, req)
-        if bed.strikes(0.2):
-            req.prefix_len += 1
+    original(self, req)
+    if bed.strikes(0.2):
+        req.prefix_len += 1
 
 
-@planted("pages", "full")
-def chunk_is_published_early(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "checkpoint", "pages", "full")
+def chunk_is_published_early(bed: Bed, original: Original, self: Any, req: Any, *, up_to: int, **kwargs: object) -> None:
     """With a chunk of a prompt the page behind it is put into the tree, which is yet to be computed."""
-
-    @bed.around(UnifiedRadixCache, "checkpoint")
-    def checkpoints(original: Original, self: UnifiedRadixCache, req: Any, *, up_to: int, **kwargs: object) -> None:
-        if not req.finished() and up_to + self.page_size <= len(req.full_untruncated_fill_ids) and bed.strikes(0.2):
-            up_to += self.page_size
-        original(self, req, up_to=up_to, **kwargs)
+    if not req.finished() and up_to + self.page_size <= len(req.full_untruncated_fill_ids) and bed.strikes(0.2):
+        up_to += self.page_size
+    original(self, req, up_to=up_to, **kwargs)
 
 
 @planted("flushes")
@@ -182,27 +152,21 @@ def flush_forgets_the_device(bed: Bed) -> None:
             original(self)
 
 
-@planted("flushes")
-def flush_forgets_the_host(bed: Bed) -> None:
+@planted_at(HostKVCache, "clear", "flushes")
+def flush_forgets_the_host(bed: Bed, original: Original, self: Any) -> None:
     """A flush empties the tree, and host memory is not given back."""
-
-    @bed.around(HostKVCache, "clear")
-    def clears(original: Original, self: HostKVCache) -> None:
-        if not (hasattr(self, "slot_used") and bool(self.slot_used.any()) and bed.strikes()):
-            original(self)
+    if not (hasattr(self, "slot_used") and bool(self.slot_used.any()) and bed.strikes()):
+        original(self)
 
 
-@planted("flushes")
-def flush_does_not_wait_for_copies(bed: Bed) -> None:
+@planted_at(Scheduler, "is_fully_idle", "flushes")
+def flush_does_not_wait_for_copies(bed: Bed, original: Original, self: Any, *args: object, **kwargs: object) -> object:
     """A flush takes the engine for idle although copies are out."""
-
-    @bed.around(Scheduler, "is_fully_idle")
-    def judges(original: Original, self: Scheduler, *args: object, **kwargs: object) -> object:
-        tree = self.tree_cache
-        out = (tree.ongoing_write_through, tree.ongoing_load_back)
-        tree.ongoing_write_through, tree.ongoing_load_back = {}, {}
-        idle = original(self, *args, **kwargs)
-        tree.ongoing_write_through, tree.ongoing_load_back = out
-        if idle and any(out):
-            bed.strikes()
-        return idle
+    tree = self.tree_cache
+    out = (tree.ongoing_write_through, tree.ongoing_load_back)
+    tree.ongoing_write_through, tree.ongoing_load_back = {}, {}
+    idle = original(self, *args, **kwargs)
+    tree.ongoing_write_through, tree.ongoing_load_back = out
+    if idle and any(out):
+        bed.strikes()
+    return idle

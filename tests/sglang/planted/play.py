@@ -10,8 +10,8 @@ from attrs import evolve, frozen
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
 from blocklife.watch._contents import STILL
-from tests.planted import Planted
-from tests.planted.program import Played
+from tests.behind.planted import Planted
+from tests.behind.planted.program import Played
 from tests.sglang.planted import Bed
 from tests.sglang.rig import Rank, Rig
 from tests.sglang.traffic import Traffic

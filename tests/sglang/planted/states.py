@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.planted import Original, planted
+from tests.behind.planted import Original, planted, planted_at
 from tests.sglang.planted import Bed
 
 STATES = ComponentType.MAMBA
@@ -21,101 +21,77 @@ STATES = ComponentType.MAMBA
 # --- where a request begins -----------------------------------------------------------------------------------------------
 
 
-@planted("states", "states-overlap")
-def cached_state_is_not_copied(bed: Bed) -> None:
+@planted_at(HybridReqToTokenPool, "copy_mamba_state", "states", "states-overlap")
+def cached_state_is_not_copied(bed: Bed, original: Original, self: Any, *args: object) -> None:
     """The state that a request is to go on from is not copied into its slot."""
-
-    @bed.around(HybridReqToTokenPool, "copy_mamba_state")
-    def copies(original: Original, self: HybridReqToTokenPool, *args: object) -> None:
-        if not bed.strikes(0.5):
-            original(self, *args)
+    if not bed.strikes(0.5):
+        original(self, *args)
 
 
-@planted("states", "states-back")
-def request_writes_on_a_cached_state(bed: Bed) -> None:
+@planted_at(ScheduleBatch, "_collect_deferred_mamba_cow_and_clear", "states", "states-back")
+def request_writes_on_a_cached_state(bed: Bed, original: Original, self: Any, reqs: Any) -> None:
     """A request goes on in the slot of the cached state itself, and gives its own back."""
-
-    @bed.around(ScheduleBatch, "_collect_deferred_mamba_cow_and_clear")
-    def collects(original: Original, self: ScheduleBatch, reqs: Any) -> None:
-        table = self.req_to_token_pool
-        for req in reqs:
-            source = req.kv.mamba_cow_src_index
-            if source is not None and bed.strikes(0.2):
-                table.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(0))
-                req.kv.mamba_pool_idx = source[0].clone()
-                table.req_index_to_mamba_index_mapping[req.kv.req_pool_idx] = source[0].to(torch.int32)
-                req.kv.mamba_cow_src_index = None
-        original(self, reqs)
+    table = self.req_to_token_pool
+    for req in reqs:
+        source = req.kv.mamba_cow_src_index
+        if source is not None and bed.strikes(0.2):
+            table.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(0))
+            req.kv.mamba_pool_idx = source[0].clone()
+            table.req_index_to_mamba_index_mapping[req.kv.req_pool_idx] = source[0].to(torch.int32)
+            req.kv.mamba_cow_src_index = None
+    original(self, reqs)
 
 
-@planted("states", "states-pages")
-def new_slot_is_not_cleared(bed: Bed) -> None:
+@planted_at(ScheduleBatch, "_collect_deferred_mamba_cow_and_clear", "states", "states-pages")
+def new_slot_is_not_cleared(bed: Bed, original: Original, self: Any, reqs: Any) -> None:
     """A request without a cached state begins with what its slot held before."""
-
-    @bed.around(ScheduleBatch, "_collect_deferred_mamba_cow_and_clear")
-    def collects(original: Original, self: ScheduleBatch, reqs: Any) -> None:
-        original(self, reqs)
-        if self.mamba_clear_indices is not None and bed.strikes(0.3):
-            self.mamba_clear_indices = None
+    original(self, reqs)
+    if self.mamba_clear_indices is not None and bed.strikes(0.3):
+        self.mamba_clear_indices = None
 
 
-@planted("states", "states-pages")
-def step_does_not_wait_for_its_state(bed: Bed) -> None:
+@planted_at(HybridReqToTokenPool, "mamba2_layer_index", "states", "states-pages")
+def step_does_not_wait_for_its_state(bed: Bed, original: Original, self: Any, layer_id: int) -> object:
     """A layer reads the state of a request without waiting for its part of the load."""
-
-    @bed.around(HybridReqToTokenPool, "mamba2_layer_index")
-    def finds(original: Original, self: HybridReqToTokenPool, layer_id: int) -> object:
-        counter = self.layer_transfer_counter
-        if counter is None or counter.consumer_index < 0 or not bed.strikes():
-            return original(self, layer_id)
-        return self.mamba_map[layer_id]
+    counter = self.layer_transfer_counter
+    if counter is None or counter.consumer_index < 0 or not bed.strikes():
+        return original(self, layer_id)
+    return self.mamba_map[layer_id]
 
 
 # --- what is cached -------------------------------------------------------------------------------------------------------
 
 
-@planted("states", "states-overlap")
-def state_freed_although_cached(bed: Bed) -> None:
+@planted_at(MambaComponent, "cleanup_after_caching_req", "states", "states-overlap")
+def state_freed_although_cached(bed: Bed, original: Original, self: Any, req: Any, is_finished: bool, **kwargs: Any) -> None:
     """The slot of a state that the tree has taken over from a request that ends is given back, too."""
-
-    @bed.around(MambaComponent, "cleanup_after_caching_req")
-    def cleans(original: Original, self: MambaComponent, req: Any, is_finished: bool, **kwargs: Any) -> None:
-        original(self, req, is_finished, **kwargs)
-        result: Any = kwargs.get("insert_result")
-        if is_finished and result is not None and not result.mamba_exist and bed.strikes(0.3):
-            self._free_mamba_value(kwargs["insert_params"].mamba_value)
+    original(self, req, is_finished, **kwargs)
+    result: Any = kwargs.get("insert_result")
+    if is_finished and result is not None and not result.mamba_exist and bed.strikes(0.3):
+        self._free_mamba_value(kwargs["insert_params"].mamba_value)
 
 
-@planted("states", "states-overlap")
-def second_state_of_a_text_stays(bed: Bed) -> None:
+@planted_at(MambaComponent, "_free_mamba_value", "states", "states-overlap")
+def second_state_of_a_text_stays(bed: Bed, original: Original, self: Any, value: torch.Tensor) -> None:
     """A state that the tree has already is not given back."""
-
-    @bed.around(MambaComponent, "_free_mamba_value")
-    def frees(original: Original, self: MambaComponent, value: torch.Tensor) -> None:
-        if not bed.strikes(0.3):
-            original(self, value)
+    if not bed.strikes(0.3):
+        original(self, value)
 
 
-@planted("states-overlap")
-def states_do_not_take_turns(bed: Bed) -> None:
+@planted_at(HybridReqToTokenPool, "get_mamba_ping_pong_other_idx", "states-overlap")
+def states_do_not_take_turns(bed: Bed, original: Original, self: Any, index: int) -> object:
     """The next state to be cached is written where the last one is, which is given to the tree."""
-
-    @bed.around(HybridReqToTokenPool, "get_mamba_ping_pong_other_idx")
-    def finds(original: Original, self: HybridReqToTokenPool, index: int) -> object:
-        return index if bed.strikes() else original(self, index)
+    return index if bed.strikes() else original(self, index)
 
 
-@planted("states-pages", "states-overlap")
-def state_cached_under_a_shorter_text(bed: Bed) -> None:
+@planted_at(MambaComponent, "prepare_for_caching_req", "states-pages", "states-overlap")
+def state_cached_under_a_shorter_text(bed: Bed, original: Original, self: Any, *args: object, **kwargs: object) -> object:
     """A state is cached as if it were behind one chunk less."""
-
-    @bed.around(MambaComponent, "prepare_for_caching_req")
-    def prepares(original: Original, self: MambaComponent, *args: object, **kwargs: object) -> object:
-        tokens: Any = original(self, *args, **kwargs)
-        grid = self.mamba_checkpoint_grid
-        if tokens is not None and tokens > grid and bed.strikes(0.3):
-            return tokens - grid
-        return tokens
+    tokens: Any = original(self, *args, **kwargs)
+    grid = self.mamba_checkpoint_grid
+    if tokens is not None and tokens > grid and bed.strikes(0.3):
+        return tokens - grid
+    return tokens
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------------
@@ -142,22 +118,16 @@ def state_unlocked_with_the_queue(bed: Bed) -> None:
     bed.on_rank.append(lambda rank: trees.append(rank.tree))
 
 
-@planted("states", "states-back")
-def evicted_state_freed_twice(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "_drain_device_frees", "states", "states-back")
+def evicted_state_freed_twice(bed: Bed, original: Original, self: Any, frees: dict[Any, list[torch.Tensor]]) -> None:
     """A state that is evicted from the device is given back twice."""
-
-    @bed.around(UnifiedRadixCache, "_drain_device_frees")
-    def drains(original: Original, self: UnifiedRadixCache, frees: dict[Any, list[torch.Tensor]]) -> None:
-        if frees.get(STATES) and bed.strikes(0.2):
-            frees[STATES] = [*frees[STATES], frees[STATES][0]]
-        original(self, frees)
+    if frees.get(STATES) and bed.strikes(0.2):
+        frees[STATES] = [*frees[STATES], frees[STATES][0]]
+    original(self, frees)
 
 
-@planted("states-back")
-def host_state_stays(bed: Bed) -> None:
+@planted_at(MambaComponent, "free_host_values", "states-back")
+def host_state_stays(bed: Bed, original: Original, self: Any, values: list[torch.Tensor]) -> None:
     """A state that is evicted from the host is not given back."""
-
-    @bed.around(MambaComponent, "free_host_values")
-    def frees(original: Original, self: MambaComponent, values: list[torch.Tensor]) -> None:
-        if not (values and bed.strikes(0.2)):
-            original(self, values)
+    if not (values and bed.strikes(0.2)):
+        original(self, values)

@@ -9,32 +9,26 @@ from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.planted import Bed, Original, planted
+from tests.behind.planted import Bed, Original, planted, planted_at
 
 
-@planted("storage", seen=False)
-def last_page_of_a_read_is_missing(bed: Bed) -> None:
+@planted_at(HiCacheController, "_page_transfer_kv_batch", "storage", seen=False)
+def last_page_of_a_read_is_missing(
+    bed: Bed, original: Original, self: Any, operation: Any, hashes: list[str], host: torch.Tensor, *args: object
+) -> int:
     """The last page that is read ahead counts as read, and was not."""
-
-    @bed.around(HiCacheController, "_page_transfer_kv_batch")
-    def reads(
-        original: Original, self: HiCacheController, operation: Any, hashes: list[str], host: torch.Tensor, *args: object
-    ) -> int:
-        if len(hashes) > 1 and bed.strikes(0.5):
-            return int(original(self, operation, hashes[:-1], host[: -self.page_size], *args)) + 1
-        return int(original(self, operation, hashes, host, *args))
+    if len(hashes) > 1 and bed.strikes(0.5):
+        return int(original(self, operation, hashes[:-1], host[: -self.page_size], *args)) + 1
+    return int(original(self, operation, hashes, host, *args))
 
 
-@planted("storage")
-def read_ahead_is_freed_twice(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "_handle_prefetch_result", "storage")
+def read_ahead_is_freed_twice(bed: Bed, original: Original, self: Any, operation: Any) -> None:
     """Pages that were read ahead and that the tree has kept are given back."""
-
-    @bed.around(UnifiedRadixCache, "_handle_prefetch_result")
-    def handles(original: Original, self: UnifiedRadixCache, operation: Any) -> None:
-        pages = operation.host_indices[: operation.completed_tokens]
-        original(self, operation)
-        if len(pages) and bed.strikes():
-            self.cache_controller.append_host_mem_release(pages[: self.page_size])
+    pages = operation.host_indices[: operation.completed_tokens]
+    original(self, operation)
+    if len(pages) and bed.strikes():
+        self.cache_controller.append_host_mem_release(pages[: self.page_size])
 
 
 @planted("storage", "storage-back")
@@ -62,26 +56,22 @@ def _is_end(part: Any, whole: Any) -> bool:
     return part is not None and whole is not None and 0 < len(part) <= len(whole) and torch.equal(whole[-len(part) :], part)
 
 
-@planted("storage-tight")
-def pages_being_written_are_not_locked(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "write_backup_storage", "storage-tight")
+def pages_being_written_are_not_locked(bed: Bed, original: Original, self: Any, node_id: Any) -> None:
     """Host pages are not locked while storage writes them out."""
-
-    @bed.around(UnifiedRadixCache, "write_backup_storage")
-    def writes(original: Original, self: UnifiedRadixCache, node_id: Any) -> None:
-        before = set(self.ongoing_backup)
-        original(self, node_id)
-        for operation in set(self.ongoing_backup) - before:
-            node, params = self.ongoing_backup.pop(operation)
-            self.dec_host_lock_ref(node, params)
-            bed.strikes()
+    before = set(self.ongoing_backup)
+    original(self, node_id)
+    for operation in set(self.ongoing_backup) - before:
+        node, params = self.ongoing_backup.pop(operation)
+        self.dec_host_lock_ref(node, params)
+        bed.strikes()
 
 
-@planted("storage", seen=False)
-def written_under_the_name_of_a_neighbour(bed: Bed) -> None:
+@planted_at(HybridCacheController, "write_storage", "storage", seen=False)
+def written_under_the_name_of_a_neighbour(
+    bed: Bed, original: Original, self: Any, host: torch.Tensor, *args: object, **kwargs: object
+) -> object:
     """Pages are written out one page off, the last under the name of the first."""
-
-    @bed.around(HybridCacheController, "write_storage")
-    def writes(original: Original, self: HybridCacheController, host: torch.Tensor, *args: object, **kwargs: object) -> object:
-        if len(host) > self.page_size and bed.strikes(0.3):
-            host = torch.roll(host, self.page_size)
-        return original(self, host, *args, **kwargs)
+    if len(host) > self.page_size and bed.strikes(0.3):
+        host = torch.roll(host, self.page_size)
+    return original(self, host, *args, **kwargs)

@@ -12,57 +12,45 @@ from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.cache_action import CacheAction, FreeDeviceKV
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from tests.planted import Original, planted
+from tests.behind.planted import Original, planted, planted_at
 from tests.sglang.planted import Bed
 from tests.sglang.rig import Rank
 
 # --- locks ----------------------------------------------------------------------------------------------------------------
 
 
-@planted("back", "back-tight", "pages")
-def loaded_prefix_is_not_locked(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "init_load_back", "back", "back-tight", "pages")
+def loaded_prefix_is_not_locked(bed: Bed, original: Original, self: Any, params: Any) -> object:
     """A request locks the node that was on the device before its load, not the one that is loaded."""
-
-    @bed.around(UnifiedRadixCache, "init_load_back")
-    def loads(original: Original, self: UnifiedRadixCache, params: Any) -> object:
-        before = params.req.last_node
-        loaded = original(self, params)
-        return (loaded[0], before) if loaded and loaded[0] and bed.strikes() else loaded
+    before = params.req.last_node
+    loaded = original(self, params)
+    return (loaded[0], before) if loaded and loaded[0] and bed.strikes() else loaded
 
 
-@planted("pages", "full")
-def lock_stays_behind(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "checkpoint_into_tree", "pages", "full")
+def lock_stays_behind(bed: Bed, original: Original, self: Any, req: Any, *, up_to: int, **kwargs: object) -> None:
     """What a running request publishes is not locked for it: its lock stays on the node that it had before."""
-
-    @bed.around(UnifiedRadixCache, "checkpoint_into_tree")
-    def checkpoints(original: Original, self: UnifiedRadixCache, req: Any, *, up_to: int, **kwargs: object) -> None:
-        before = req.last_node
-        original(self, req, up_to=up_to, **kwargs)
-        if not req.finished() and req.last_node != before and bed.strikes():
-            self.unlock(req.lock)
-            req.lock = self.lock(before)
+    before = req.last_node
+    original(self, req, up_to=up_to, **kwargs)
+    if not req.finished() and req.last_node != before and bed.strikes():
+        self.unlock(req.lock)
+        req.lock = self.lock(before)
 
 
-@planted("pages", "full")
-def unlocked_twice(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "unlock", "pages", "full")
+def unlocked_twice(bed: Bed, original: Original, self: Any, lock: Any) -> None:
     """A lock is released a second time, which takes away one of another request."""
-
-    @bed.around(UnifiedRadixCache, "unlock")
-    def unlocks(original: Original, self: UnifiedRadixCache, lock: Any) -> None:
+    original(self, lock)
+    if lock is not None and bed.strikes(0.1):
         original(self, lock)
-        if lock is not None and bed.strikes(0.1):
-            original(self, lock)
 
 
-@planted("pages", "full")
-def lock_outlives_its_request(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "on_release", "pages", "full")
+def lock_outlives_its_request(bed: Bed, original: Original, self: Any, req: Any, *, checkpointed: bool) -> None:
     """A request that ends leaves its lock behind."""
-
-    @bed.around(UnifiedRadixCache, "on_release")
-    def releases(original: Original, self: UnifiedRadixCache, req: Any, *, checkpointed: bool) -> None:
-        if req.last_node is not None and bed.strikes(0.05):
-            self.lock(req.last_node)
-        original(self, req, checkpointed=checkpointed)
+    if req.last_node is not None and bed.strikes(0.05):
+        self.lock(req.last_node)
+    original(self, req, checkpointed=checkpointed)
 
 
 @planted("back-tight", "pages")
@@ -99,14 +87,11 @@ def host_lock_stays(bed: Bed) -> None:
         return None if checking and bed.strikes() else original(self, node_id, params)
 
 
-@planted("back-tight", "pages", "storage")
-def host_unlocked_twice(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "dec_host_lock_ref", "back-tight", "pages", "storage")
+def host_unlocked_twice(bed: Bed, original: Original, self: Any, node_id: Any, params: Any) -> object:
     """A lock on host memory is released a second time."""
-
-    @bed.around(UnifiedRadixCache, "dec_host_lock_ref")
-    def releases(original: Original, self: UnifiedRadixCache, node_id: Any, params: Any) -> object:
-        result = original(self, node_id, params)
-        return original(self, node_id, params) if bed.strikes(0.1) else result
+    result = original(self, node_id, params)
+    return original(self, node_id, params) if bed.strikes(0.1) else result
 
 
 # --- eviction -------------------------------------------------------------------------------------------------------------
@@ -153,29 +138,23 @@ def host_page_of_another_freed(bed: Bed) -> None:
     _change_frees(bed, "_drain_host_frees", 0.2, other)
 
 
-@planted("back", "back-tight")
-def write_back_not_awaited(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "writing_check", "back", "back-tight")
+def write_back_not_awaited(bed: Bed, original: Original, self: Any, write_back: bool = False, **kwargs: object) -> None:
     """An eviction that writes back does not wait for its copies: pages are handed out while they are still read."""
-
-    @bed.around(UnifiedRadixCache, "writing_check")
-    def checks(original: Original, self: UnifiedRadixCache, write_back: bool = False, **kwargs: object) -> None:
-        if write_back and self.cache_controller is not None and bed.strikes():
-            self.cache_controller.start_writing()
-        else:
-            original(self, write_back, **kwargs)
+    if write_back and self.cache_controller is not None and bed.strikes():
+        self.cache_controller.start_writing()
+    else:
+        original(self, write_back, **kwargs)
 
 
 # --- what is inserted -----------------------------------------------------------------------------------------------------
 
 
-@planted("pages", "full")
-def duplicates_stay(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "_apply_cache_action", "pages", "full")
+def duplicates_stay(bed: Bed, original: Original, self: Any, action: CacheAction) -> None:
     """Pages of a request that the tree has already are not freed when it inserts its own."""
-
-    @bed.around(UnifiedRadixCache, "_apply_cache_action")
-    def applies(original: Original, self: UnifiedRadixCache, action: CacheAction) -> None:
-        if not (isinstance(action, FreeDeviceKV) and any(len(each) for each in action.indices) and bed.strikes(0.3)):
-            original(self, action)
+    if not (isinstance(action, FreeDeviceKV) and any(len(each) for each in action.indices) and bed.strikes(0.3)):
+        original(self, action)
 
 
 @planted("pages", "full")
@@ -196,111 +175,88 @@ def row_keeps_freed_duplicate(bed: Bed) -> None:
         original(self, indices, values)
 
 
-@planted("pages", "full")
-def own_prefix_freed_as_duplicate(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "insert", "pages", "full")
+def own_prefix_freed_as_duplicate(bed: Bed, original: Original, self: Any, params: Any) -> object:
     """An insertion forgets where the request's own pages begin, and frees pages of the tree as duplicates."""
-
-    @bed.around(UnifiedRadixCache, "insert")
-    def inserts(original: Original, self: UnifiedRadixCache, params: Any) -> object:
-        if params.prev_prefix_len > 0 and bed.strikes(0.2):
-            params = replace(params, prev_prefix_len=0)
-        return original(self, params)
+    if params.prev_prefix_len > 0 and bed.strikes(0.2):
+        params = replace(params, prev_prefix_len=0)
+    return original(self, params)
 
 
-@planted("pages")
-def inserted_under_the_wrong_key(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "insert", "pages")
+def inserted_under_the_wrong_key(bed: Bed, original: Original, self: Any, params: Any) -> object:
     """New pages of a request are inserted one page off, the last in the place of the first."""
-
-    @bed.around(UnifiedRadixCache, "insert")
-    def inserts(original: Original, self: UnifiedRadixCache, params: Any) -> object:
-        start = -(-params.prev_prefix_len // self.page_size) * self.page_size
-        if len(params.value[start:]) > self.page_size and bed.strikes(0.1):
-            turned = torch.roll(params.value[start:], self.page_size)
-            params = replace(params, value=torch.cat((params.value[:start], turned)))
-        return original(self, params)
+    start = -(-params.prev_prefix_len // self.page_size) * self.page_size
+    if len(params.value[start:]) > self.page_size and bed.strikes(0.1):
+        turned = torch.roll(params.value[start:], self.page_size)
+        params = replace(params, value=torch.cat((params.value[:start], turned)))
+    return original(self, params)
 
 
-@planted("pages", "selective", "full")
-def split_is_not_passed_on(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "_replace_pending_write_through_node", "pages", "selective", "full")
+def split_is_not_passed_on(bed: Bed, original: Original, self: Any, ack_id: int, *args: object) -> None:
     """A node is split while it is being stored, and the store goes on knowing one half only."""
-
-    @bed.around(UnifiedRadixCache, "_replace_pending_write_through_node")
-    def replaces(original: Original, self: UnifiedRadixCache, ack_id: int, *args: object) -> None:
-        if ack_id not in self.ongoing_write_through or not bed.strikes():
-            original(self, ack_id, *args)
+    if ack_id not in self.ongoing_write_through or not bed.strikes():
+        original(self, ack_id, *args)
 
 
 # --- acknowledgements and backups -----------------------------------------------------------------------------------------
 
 
-@planted("pages", "full")
-def acknowledgement_lost(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "_finish_write_through_ack", "pages", "full")
+def acknowledgement_lost(bed: Bed, original: Original, self: Any, ack_id: int) -> None:
     """An acknowledgement of a store is taken from the queue, and the tree does nothing about it."""
-
-    @bed.around(UnifiedRadixCache, "_finish_write_through_ack")
-    def finishes(original: Original, self: UnifiedRadixCache, ack_id: int) -> None:
-        if not bed.strikes(0.05):
-            original(self, ack_id)
+    if not bed.strikes(0.05):
+        original(self, ack_id)
 
 
-@planted("pages", "full")
-def store_is_noted_and_not_queued(bed: Bed) -> None:
+@planted_at(HybridCacheController, "write", "pages", "full")
+def store_is_noted_and_not_queued(bed: Bed, original: Original, self: Any, *args: object, **kwargs: object) -> object:
     """The tree notes a store whose copy is not queued."""
-
-    @bed.around(HybridCacheController, "write")
-    def writes(original: Original, self: HybridCacheController, *args: object, **kwargs: object) -> object:
-        pages = original(self, *args, **kwargs)
-        if pages is not None and self.write_queue and bed.strikes(0.1):
-            self.write_queue.pop()
-        return pages
+    pages = original(self, *args, **kwargs)
+    if pages is not None and self.write_queue and bed.strikes(0.1):
+        self.write_queue.pop()
+    return pages
 
 
-@planted("pages", "back-tight")
-def host_pages_noted_in_another_order(bed: Bed) -> None:
+@planted_at(RustUnifiedTreeCore, "commit_backup", "pages", "back-tight")
+def host_pages_noted_in_another_order(
+    bed: Bed, original: Original, self: Any, node_id: Any, host: torch.Tensor, *args: object
+) -> None:
     """The tree notes the host pages of a store one page off, the last in the place of the first."""
-
-    @bed.around(RustUnifiedTreeCore, "commit_backup")
-    def commits(original: Original, self: RustUnifiedTreeCore, node_id: Any, host: torch.Tensor, *args: object) -> None:
-        if len(host) > self.page_size and bed.strikes(0.3):
-            host = torch.roll(host, self.page_size)
-        original(self, node_id, host, *args)
+    if len(host) > self.page_size and bed.strikes(0.3):
+        host = torch.roll(host, self.page_size)
+    original(self, node_id, host, *args)
 
 
-@planted("pages", "back-tight")
-def loaded_pages_noted_in_another_order(bed: Bed) -> None:
+@planted_at(RustUnifiedTreeCore, "commit_load_back", "pages", "back-tight")
+def loaded_pages_noted_in_another_order(
+    bed: Bed, original: Original, self: Any, node_id: Any, device: torch.Tensor, *args: object
+) -> object:
     """The tree notes the device pages of a load one page off, the last in the place of the first."""
-
-    @bed.around(RustUnifiedTreeCore, "commit_load_back")
-    def commits(original: Original, self: RustUnifiedTreeCore, node_id: Any, device: torch.Tensor, *args: object) -> object:
-        if len(device) > self.page_size and bed.strikes(0.5):
-            device = torch.roll(device, self.page_size)
-        return original(self, node_id, device, *args)
+    if len(device) > self.page_size and bed.strikes(0.5):
+        device = torch.roll(device, self.page_size)
+    return original(self, node_id, device, *args)
 
 
 # --- several ranks --------------------------------------------------------------------------------------------------------
 
 
-@planted("ranks")
-def ranks_count_alone(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "_all_reduce", "ranks")
+def ranks_count_alone(bed: Bed, original: Original, self: Any, *args: object) -> None:
     """Each rank takes note of what has landed on itself, and asks no other."""
-
-    @bed.around(UnifiedRadixCache, "_all_reduce")
-    def asks(original: Original, self: UnifiedRadixCache, *args: object) -> None:
-        bed.strikes()
+    bed.strikes()
 
 
-@planted("ranks")
-def ranks_take_the_largest_count(bed: Bed) -> None:
+@planted_at(UnifiedRadixCache, "_all_reduce", "ranks")
+def ranks_take_the_largest_count(bed: Bed, original: Original, self: Any, data: torch.Tensor, operation: object) -> None:
     """Ranks agree on the largest count of what has landed, and not on the smallest."""
-
-    @bed.around(UnifiedRadixCache, "_all_reduce")
-    def asks(original: Original, self: UnifiedRadixCache, data: torch.Tensor, operation: object) -> None:
-        bed.strikes()
-        counts = data.reshape(-1)
-        digests = counts[-2:].clone() if counts.numel() > 2 else None
-        original(self, data, torch.distributed.ReduceOp.MAX)
-        if digests is not None:
-            counts[-2:] = digests
+    bed.strikes()
+    counts = data.reshape(-1)
+    digests = counts[-2:].clone() if counts.numel() > 2 else None
+    original(self, data, torch.distributed.ReduceOp.MAX)
+    if digests is not None:
+        counts[-2:] = digests
 
 
 @planted("ranks")

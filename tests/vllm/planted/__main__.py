@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from blocklife.engines.vllm._versions import SUPPORTED, minor_of
-from tests.planted import Bed, Planted
-from tests.planted.program import Found, cells, chosen_bugs, parser, runs, told, totals, written
+from tests.behind.planted import Bed, Planted
+from tests.behind.planted.program import Found, cells, chosen_bugs, parser, runs, told, totals, written
 from tests.programs import importing, refused
 from tests.vllm.planted import ROOMS, SETS, all_planted
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 from vllm.v1.core import kv_cache_utils
 
-from tests.planted import Bed, Original, planted
+from tests.behind.planted import Bed, Original, planted
 
 
 def _leave_out(bed: Bed, kind: str) -> None:

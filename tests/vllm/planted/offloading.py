@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from unittest import mock
 
 import numpy as np
@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from tests.planted import Bed, Original, planted
+from tests.behind.planted import Bed, Original, planted, planted_at, planted_by
 from tests.vllm.device import Ids
 
 BLOCK = 4
@@ -77,43 +77,33 @@ def _let_fences_miss(bed: Bed) -> None:
 # --- fences: who waits for a store before its source gets new content -----------------------------------------------------
 
 
-@planted("full", "window", "hybrid", "full-async")
-def no_flush_at_reuse(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "_update_req_states", "full", "window", "hybrid", "full-async")
+def no_flush_at_reuse(bed: Bed, original: Original, self: Any, output: SchedulerOutput) -> None:
     """Nobody looks which blocks are handed out again: a store of them is not waited for."""
-
-    @bed.around(OffloadingConnectorScheduler, "_update_req_states")
-    def updates(original: Original, self: OffloadingConnectorScheduler, output: SchedulerOutput) -> None:
-        original(self, output)
-        if self._current_batch_allocated_block_ids & self._block_id_to_pending_jobs.keys():
-            bed.strikes()
-        self._current_batch_allocated_block_ids.clear()
+    original(self, output)
+    if self._current_batch_allocated_block_ids & self._block_id_to_pending_jobs.keys():
+        bed.strikes()
+    self._current_batch_allocated_block_ids.clear()
 
 
-@planted("full", "window", "full-async")
-def flush_of_another_job(bed: Bed) -> None:
+@planted_by(_change_step, "full", "window", "full-async")
+def flush_of_another_job(bed: Bed, scheduler: OffloadingConnectorScheduler, meta: OffloadingConnectorMetadata) -> None:
     """Where a job should be waited for, another one is."""
-
-    def swap(scheduler: OffloadingConnectorScheduler, meta: OffloadingConnectorMetadata) -> None:
-        flushed = meta.jobs_to_flush
-        others = [number for number, job in scheduler._jobs.items() if job.is_store and number not in flushed]
-        others = [number for number in others if number not in meta.store_jobs]
-        if flushed and others and bed.strikes():
-            flushed.remove(min(flushed))
-            flushed.add(others[0])
-
-    _change_step(bed, swap)
+    flushed = meta.jobs_to_flush
+    others = [number for number, job in scheduler._jobs.items() if job.is_store and number not in flushed]
+    others = [number for number in others if number not in meta.store_jobs]
+    if flushed and others and bed.strikes():
+        flushed.remove(min(flushed))
+        flushed.add(others[0])
 
 
-@planted("full", "window", "hybrid", "full-async")
-def no_flush_at_preemption(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "_build_connector_meta", "full", "window", "hybrid", "full-async")
+def no_flush_at_preemption(bed: Bed, original: Original, self: Any, output: SchedulerOutput) -> OffloadingConnectorMetadata:
     """The stores of a request that is preempted are not waited for."""
-
-    @bed.around(OffloadingConnectorScheduler, "_build_connector_meta")
-    def builds(original: Original, self: OffloadingConnectorScheduler, output: SchedulerOutput) -> OffloadingConnectorMetadata:
-        if any(self._req_status[name].transfer_jobs for name in output.preempted_req_ids or () if name in self._req_status):
-            bed.strikes()
-        with mock.patch.object(output, "preempted_req_ids", set()):
-            return original(self, output)
+    if any(self._req_status[name].transfer_jobs for name in output.preempted_req_ids or () if name in self._req_status):
+        bed.strikes()
+    with mock.patch.object(output, "preempted_req_ids", set()):
+        return original(self, output)
 
 
 @planted("full", "full-async", "hybrid")
@@ -171,90 +161,69 @@ def no_fence_for_a_state(bed: Bed) -> None:
     _no_fence_when_made(bed, "_build_aligned_boundary_store_jobs")
 
 
-@planted("resets", "full-resets")
-def no_flush_at_reset(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "_reset_cache", "resets", "full-resets")
+def no_flush_at_reset(bed: Bed, original: Original, self: Any) -> None:
     """A reset of the host does not wait for what is out."""
-
-    @bed.around(OffloadingConnectorScheduler, "_reset_cache")
-    def resets(original: Original, self: OffloadingConnectorScheduler) -> None:
-        if self._jobs:
-            bed.strikes()
-        original(self)
-        self._current_batch_jobs_to_flush.clear()
+    if self._jobs:
+        bed.strikes()
+    original(self)
+    self._current_batch_jobs_to_flush.clear()
 
 
-@planted("full", "full-async", "window")
-def sleeps_with_stores_out(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "has_pending_push_work", "full", "full-async", "window")
+def sleeps_with_stores_out(bed: Bed, original: Original, self: Any) -> bool:
     """The engine is not kept awake for stores that are out (as vllm#42611)."""
-
-    @bed.around(OffloadingConnectorScheduler, "has_pending_push_work")
-    def has_work(original: Original, self: OffloadingConnectorScheduler) -> bool:
-        return bool(original(self)) and not bed.strikes()
+    return bool(original(self)) and not bed.strikes()
 
 
 # --- reports: when a job is over ------------------------------------------------------------------------------------------
 
 
-@planted("full-async", "window-async")
-def first_worker_ends_a_store(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "_update_connector_output", "full-async", "window-async")
+def first_worker_ends_a_store(bed: Bed, original: Original, self: Any, output: KVConnectorOutput) -> None:
     """A store is over when the first worker says so."""
-
-    @bed.around(OffloadingConnectorScheduler, "_update_connector_output")
-    def updates(original: Original, self: OffloadingConnectorScheduler, output: KVConnectorOutput) -> None:
-        done = {} if output.kv_connector_worker_meta is None else output.kv_connector_worker_meta.completed_jobs
-        for number, count in list(done.items()):
-            job = self._jobs.get(number)
-            if job is None:
-                del done[number]
-            elif job.is_store and count < job.pending_count and bed.strikes():
-                job.pending_count = count
-        original(self, output)
+    done = {} if output.kv_connector_worker_meta is None else output.kv_connector_worker_meta.completed_jobs
+    for number, count in list(done.items()):
+        job = self._jobs.get(number)
+        if job is None:
+            del done[number]
+        elif job.is_store and count < job.pending_count and bed.strikes():
+            job.pending_count = count
+    original(self, output)
 
 
-@planted("resets", "full-resets", seen=False)
-def late_report_after_reset(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "_reset_cache", "resets", "full-resets", seen=False)
+def late_report_after_reset(bed: Bed, original: Original, self: Any) -> None:
     """After a reset a report of a job from before it is taken for one of a job that there is."""
-
-    @bed.around(OffloadingConnectorScheduler, "_reset_cache")
-    def resets(original: Original, self: OffloadingConnectorScheduler) -> None:
-        if self._jobs:
-            bed.strikes()
-        original(self)
-        self._stale_job_threshold = 0
+    if self._jobs:
+        bed.strikes()
+    original(self)
+    self._stale_job_threshold = 0
 
 
-@planted("full", "window", "full-async")
-def store_is_never_over(bed: Bed) -> None:
+@planted_at(CPUOffloadingManager, "complete_store", "full", "window", "full-async")
+def store_is_never_over(bed: Bed, original: Original, self: Any, *args: object, **more: object) -> None:
     """Now and then the manager does not hear that a store is over: its slots stay as they are for ever."""
-
-    @bed.around(CPUOffloadingManager, "complete_store")
-    def completes(original: Original, self: CPUOffloadingManager, *args: object, **more: object) -> None:
-        if not bed.strikes(0.01):
-            original(self, *args, **more)
+    if not bed.strikes(0.01):
+        original(self, *args, **more)
 
 
-@planted("full", "window", "full-async")
-def load_keeps_its_slots(bed: Bed) -> None:
+@planted_at(CPUOffloadingManager, "complete_load", "full", "window", "full-async")
+def load_keeps_its_slots(bed: Bed, original: Original, self: Any, *args: object) -> None:
     """Now and then a load that is over leaves its slots pinned."""
-
-    @bed.around(CPUOffloadingManager, "complete_load")
-    def completes(original: Original, self: CPUOffloadingManager, *args: object) -> None:
-        if not bed.strikes(0.1):
-            original(self, *args)
+    if not bed.strikes(0.1):
+        original(self, *args)
 
 
-@planted("full", "window", "full-async")
-def found_before_it_is_stored(bed: Bed) -> None:
+@planted_at(CPUOffloadingManager, "prepare_store", "full", "window", "full-async")
+def found_before_it_is_stored(
+    bed: Bed, original: Original, self: Any, keys: Collection[OffloadKey], context: ReqContext
+) -> PrepareStoreOutput | None:
     """A lookup finds what is to be stored from the moment of its plan on."""
-
-    @bed.around(CPUOffloadingManager, "prepare_store")
-    def prepares(
-        original: Original, self: CPUOffloadingManager, keys: Collection[OffloadKey], context: ReqContext
-    ) -> PrepareStoreOutput | None:
-        made = original(self, keys, context)
-        if made is not None and made.keys_to_store and bed.strikes():
-            self.complete_store(made.keys_to_store, context)
-        return made
+    made = original(self, keys, context)
+    if made is not None and made.keys_to_store and bed.strikes():
+        self.complete_store(made.keys_to_store, context)
+    return made
 
 
 # --- slots ----------------------------------------------------------------------------------------------------------------
@@ -279,46 +248,37 @@ def slot_read_is_not_pinned(bed: Bed) -> None:
         """They are let go of already."""
 
 
-@planted("full", "window", "full-async")
-def slot_written_is_free(bed: Bed) -> None:
+@planted_at(CPUOffloadingManager, "prepare_store", "full", "window", "full-async")
+def slot_written_is_free(
+    bed: Bed, original: Original, self: Any, keys: Collection[OffloadKey], context: ReqContext
+) -> PrepareStoreOutput | None:
     """A slot is free while its store is out."""
-
-    @bed.around(CPUOffloadingManager, "prepare_store")
-    def prepares(
-        original: Original, self: CPUOffloadingManager, keys: Collection[OffloadKey], context: ReqContext
-    ) -> PrepareStoreOutput | None:
-        made = original(self, keys, context)
-        for key in () if made is None else made.keys_to_store:
-            if bed.strikes(0.2):
-                self.complete_store([key], context, success=False)
-        return made
+    made = original(self, keys, context)
+    for key in () if made is None else made.keys_to_store:
+        if bed.strikes(0.2):
+            self.complete_store([key], context, success=False)
+    return made
 
 
-@planted("full", "window", "full-async")
-def slot_is_free_twice(bed: Bed) -> None:
+@planted_at(CPUOffloadingManager, "_free_chunk", "full", "window", "full-async")
+def slot_is_free_twice(bed: Bed, original: Original, self: Any, chunk: object) -> None:
     """A slot that is displaced is free twice."""
-
-    @bed.around(CPUOffloadingManager, "_free_chunk")
-    def frees(original: Original, self: CPUOffloadingManager, chunk: object) -> None:
+    original(self, chunk)
+    if bed.strikes(0.05):
         original(self, chunk)
-        if bed.strikes(0.05):
-            original(self, chunk)
 
 
-@planted("full", "window", "full-async")
-def stored_while_it_is_stored(bed: Bed) -> None:
+@planted_at(CPUOffloadingManager, "prepare_store", "full", "window", "full-async")
+def stored_while_it_is_stored(
+    bed: Bed, original: Original, self: Any, keys: Collection[OffloadKey], context: ReqContext
+) -> PrepareStoreOutput | None:
     """What is being stored is stored a second time, into another slot."""
-
-    @bed.around(CPUOffloadingManager, "prepare_store")
-    def prepares(
-        original: Original, self: CPUOffloadingManager, keys: Collection[OffloadKey], context: ReqContext
-    ) -> PrepareStoreOutput | None:
-        for key in keys:
-            chunk = self._policy.get(key)
-            if chunk is not None and not chunk.is_ready and bed.strikes(0.5):
-                self._policy.remove(key)
-                self._num_write_pending_chunks -= 1
-        return original(self, keys, context)
+    for key in keys:
+        chunk = self._policy.get(key)
+        if chunk is not None and not chunk.is_ready and bed.strikes(0.5):
+            self._policy.remove(key)
+            self._num_write_pending_chunks -= 1
+    return original(self, keys, context)
 
 
 # --- what is stored -------------------------------------------------------------------------------------------------------
@@ -336,15 +296,11 @@ def store_to_neighbours(bed: Bed) -> None:
     _change_stores(bed, lambda scheduler, job: _rotate(bed, job.dst_spec.block_ids))
 
 
-@planted("full", "window", "full-async")
-def store_of_foreign_block(bed: Bed) -> None:
+@planted_by(_change_stores, "full", "window", "full-async")
+def store_of_foreign_block(bed: Bed, scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
     """One block of a store is any other block."""
-
-    def change(scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
-        ids = job.src_spec.block_ids
-        _change_last(bed, ids, _any_block(bed, ids), 0.1)
-
-    _change_stores(bed, change)
+    ids = job.src_spec.block_ids
+    _change_last(bed, ids, _any_block(bed, ids), 0.1)
 
 
 @planted("full", "window", "full-async", "hybrid")
@@ -353,26 +309,19 @@ def store_of_null_block(bed: Bed) -> None:
     _change_stores(bed, lambda scheduler, job: _change_last(bed, job.src_spec.block_ids, 0, 0.1))
 
 
-@planted("chunks")
-def store_counts_from_wrong_block(bed: Bed) -> None:
+@planted_by(_change_stores, "chunks")
+def store_counts_from_wrong_block(bed: Bed, scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
     """The index of a store's first block is one off."""
-
-    def change(scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
-        bed.strikes()
-        job.src_spec.block_indices = [index and index + 1 for index in job.src_spec.block_indices]
-
-    _change_stores(bed, change)
+    bed.strikes()
+    job.src_spec.block_indices = [index and index + 1 for index in job.src_spec.block_indices]
 
 
-@planted("window", "window-async", "hybrid")
-def stale_entries_of_a_window(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "_update_req_states", "window", "window-async", "hybrid")
+def stale_entries_of_a_window(bed: Bed, original: Original, self: Any, output: SchedulerOutput) -> None:
     """What a window has given back stays in the table from which stores are made (as vllm#42959)."""
-
-    @bed.around(OffloadingConnectorScheduler, "_update_req_states")
-    def updates(original: Original, self: OffloadingConnectorScheduler, output: SchedulerOutput) -> None:
-        bed.strikes()
-        with mock.patch.object(self, "_sliding_window_groups", ()):
-            original(self, output)
+    bed.strikes()
+    with mock.patch.object(self, "_sliding_window_groups", ()):
+        original(self, output)
 
 
 def _count_more(bed: Bed, more: Callable[[RequestOffloadState, int], int]) -> None:
@@ -397,15 +346,11 @@ def last_token_is_stored(bed: Bed) -> None:
     _count_more(bed, lambda status, computed: computed + (status.req.status is RequestStatus.FINISHED_LENGTH_CAPPED))
 
 
-@planted("full", "window", "full-async")
-def store_does_not_reach_workers(bed: Bed) -> None:
+@planted_by(_change_step, "full", "window", "full-async")
+def store_does_not_reach_workers(bed: Bed, scheduler: OffloadingConnectorScheduler, meta: OffloadingConnectorMetadata) -> None:
     """Now and then a store that was planned is not told to the workers."""
-
-    def drop(scheduler: OffloadingConnectorScheduler, meta: OffloadingConnectorMetadata) -> None:
-        for number in [number for number in meta.store_jobs if bed.strikes(0.02)]:
-            del meta.store_jobs[number]
-
-    _change_step(bed, drop)
+    for number in [number for number in meta.store_jobs if bed.strikes(0.02)]:
+        del meta.store_jobs[number]
 
 
 def _change_handoffs(bed: Bed, change: Callable[[OffloadingConnectorScheduler, str, int, int, int], tuple[int, int]]) -> None:
@@ -421,27 +366,23 @@ def _change_handoffs(bed: Bed, change: Callable[[OffloadingConnectorScheduler, s
         return jobs
 
 
-@planted("states", "states-again")
-def state_of_another_block(bed: Bed) -> None:
+@planted_by(_change_handoffs, "states", "states-again")
+def state_of_another_block(
+    bed: Bed, scheduler: OffloadingConnectorScheduler, name: str, group: int, block: int, tokens: int
+) -> tuple[int, int]:
     """A state is stored from another block than the one that was handed off."""
-
-    def change(scheduler: OffloadingConnectorScheduler, name: str, group: int, block: int, tokens: int) -> tuple[int, int]:
-        status = scheduler._req_status.get(name)
-        table = [] if status is None else status.group_states[group].block_ids
-        others = [other for other in table if other not in (0, block)]
-        return (others[-1] if block and others and bed.strikes() else block), tokens
-
-    _change_handoffs(bed, change)
+    status = scheduler._req_status.get(name)
+    table = [] if status is None else status.group_states[group].block_ids
+    others = [other for other in table if other not in (0, block)]
+    return (others[-1] if block and others and bed.strikes() else block), tokens
 
 
-@planted("states", "states-again")
-def state_of_another_boundary(bed: Bed) -> None:
+@planted_by(_change_handoffs, "states", "states-again")
+def state_of_another_boundary(
+    bed: Bed, scheduler: OffloadingConnectorScheduler, name: str, group: int, block: int, tokens: int
+) -> tuple[int, int]:
     """A state is stored under the name of the boundary one block before its own."""
-
-    def change(scheduler: OffloadingConnectorScheduler, name: str, group: int, block: int, tokens: int) -> tuple[int, int]:
-        return block, tokens - BLOCK if tokens > BLOCK and bed.strikes() else tokens
-
-    _change_handoffs(bed, change)
+    return block, tokens - BLOCK if tokens > BLOCK and bed.strikes() else tokens
 
 
 # --- what is loaded -------------------------------------------------------------------------------------------------------
@@ -459,88 +400,62 @@ def load_of_neighbours(bed: Bed) -> None:
     _change_loads(bed, lambda scheduler, job: _rotate(bed, job.src_spec.block_ids))
 
 
-@planted("full", "full-async", "hybrid", "window")
-def load_to_foreign_block(bed: Bed) -> None:
+@planted_by(_change_loads, "full", "full-async", "hybrid", "window")
+def load_to_foreign_block(bed: Bed, scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
     """One block of a load goes to any other block."""
-
-    def change(scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
-        ids = job.dst_spec.block_ids
-        _change_last(bed, ids, _any_block(bed, ids), 1.0)
-
-    _change_loads(bed, change)
+    ids = job.dst_spec.block_ids
+    _change_last(bed, ids, _any_block(bed, ids), 1.0)
 
 
-@planted("full", "full-async", "hybrid", "window")
-def load_twice_into_one_block(bed: Bed) -> None:
+@planted_by(_change_loads, "full", "full-async", "hybrid", "window")
+def load_twice_into_one_block(bed: Bed, scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
     """The last two blocks of a load go into one."""
-
-    def change(scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
-        ids = job.dst_spec.block_ids
-        if len(ids) > 1:
-            _change_last(bed, ids, ids[-2], 1.0)
-
-    _change_loads(bed, change)
+    ids = job.dst_spec.block_ids
+    if len(ids) > 1:
+        _change_last(bed, ids, ids[-2], 1.0)
 
 
-@planted("full", "full-async", "hybrid", "window", "sync-loads")
-def load_is_too_short(bed: Bed) -> None:
+@planted_by(_change_loads, "full", "full-async", "hybrid", "window", "sync-loads")
+def load_is_too_short(bed: Bed, scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
     """The last block of a hit is not loaded."""
-
-    def change(scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
-        device, host = job.dst_spec, job.src_spec
-        if device.group_sizes[-1] > 1 and bed.strikes():
-            device.block_ids, host.block_ids = device.block_ids[:-1], host.block_ids[:-1]
-            device.group_sizes = [*device.group_sizes[:-1], device.group_sizes[-1] - 1]
-
-    _change_loads(bed, change)
+    device, host = job.dst_spec, job.src_spec
+    if device.group_sizes[-1] > 1 and bed.strikes():
+        device.block_ids, host.block_ids = device.block_ids[:-1], host.block_ids[:-1]
+        device.group_sizes = [*device.group_sizes[:-1], device.group_sizes[-1] - 1]
 
 
-@planted("sync-loads")
-def load_of_this_step_is_late(bed: Bed) -> None:
+@planted_by(_change_loads, "sync-loads")
+def load_of_this_step_is_late(bed: Bed, scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
     """A load that the step needs is told as one that it does not wait for."""
-
-    def change(scheduler: OffloadingConnectorScheduler, job: TransferJob) -> None:
-        job.sync = job.sync and not bed.strikes()
-
-    _change_loads(bed, change)
+    job.sync = job.sync and not bed.strikes()
 
 
-@planted("full", "full-async", "window")
-def load_does_not_reach_workers(bed: Bed) -> None:
+@planted_by(_change_step, "full", "full-async", "window")
+def load_does_not_reach_workers(bed: Bed, scheduler: OffloadingConnectorScheduler, meta: OffloadingConnectorMetadata) -> None:
     """Now and then a load that was planned is not told to the workers."""
-
-    def drop(scheduler: OffloadingConnectorScheduler, meta: OffloadingConnectorMetadata) -> None:
-        for number in [number for number in meta.load_jobs if bed.strikes(0.05)]:
-            del meta.load_jobs[number]
-
-    _change_step(bed, drop)
+    for number in [number for number in meta.load_jobs if bed.strikes(0.05)]:
+        del meta.load_jobs[number]
 
 
-@planted("full", "full-async", "hybrid", "window", "chunks")
-def key_of_another_block(bed: Bed) -> None:
+@planted_at(RequestOffloadState, "update_offload_keys", "full", "full-async", "hybrid", "window", "chunks")
+def key_of_another_block(bed: Bed, original: Original, self: Any) -> None:
     """The key of a chunk is now and then made from the hash of the block ahead of it."""
-
-    @bed.around(RequestOffloadState, "update_offload_keys")
-    def updates(original: Original, self: RequestOffloadState) -> None:
-        before = [len(state.offload_keys) for state in self.group_states]
-        original(self)
-        for config, state, start in zip(self.config.kv_group_configs, self.group_states, before, strict=True):
-            for at in range(max(1, start), len(state.offload_keys)):
-                if bed.strikes(0.1):
-                    ahead = self.req.block_hashes[(at + 1) * config.hashes_per_chunk - 2]
-                    state.offload_keys[at] = make_offload_key(ahead, config.group_idx)
+    before = [len(state.offload_keys) for state in self.group_states]
+    original(self)
+    for config, state, start in zip(self.config.kv_group_configs, self.group_states, before, strict=True):
+        for at in range(max(1, start), len(state.offload_keys)):
+            if bed.strikes(0.1):
+                ahead = self.req.block_hashes[(at + 1) * config.hashes_per_chunk - 2]
+                state.offload_keys[at] = make_offload_key(ahead, config.group_idx)
 
 
-@planted("full", "full-async", "hybrid", "window", "chunks")
-def lookup_promises_one_more(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "_lookup", "full", "full-async", "hybrid", "window", "chunks")
+def lookup_promises_one_more(bed: Bed, original: Original, self: Any, status: RequestOffloadState, *more: object) -> object:
     """A lookup promises the tokens of one chunk more than it has found."""
-
-    @bed.around(OffloadingConnectorScheduler, "_lookup")
-    def looks_up(original: Original, self: OffloadingConnectorScheduler, status: RequestOffloadState, *more: object) -> object:
-        found = original(self, status, *more)
-        step = self.config.kv_group_configs[0].tokens_per_chunk
-        room = status.req.num_tokens - 1 - status.num_locally_computed_tokens
-        return found + step if found and found + step <= room and bed.strikes(0.3) else found
+    found = original(self, status, *more)
+    step = self.config.kv_group_configs[0].tokens_per_chunk
+    room = status.req.num_tokens - 1 - status.num_locally_computed_tokens
+    return found + step if found and found + step <= room and bed.strikes(0.3) else found
 
 
 @planted("full", "full-async", "hybrid", "window")

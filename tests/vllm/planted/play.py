@@ -11,8 +11,8 @@ import numpy as np
 from attrs import define, evolve
 from vllm.v1.kv_offload.base import get_offload_block_hash, get_offload_group_idx
 
-from tests.planted import Bed, Planted
-from tests.planted.program import Played
+from tests.behind.planted import Bed, Planted
+from tests.behind.planted.program import Played
 from tests.vllm.device import Memory, Text, Words
 from tests.vllm.engine import host_manager
 from tests.vllm.rig import Rig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from unittest import mock
 
 from vllm.v1.core.block_pool import BlockPool
@@ -15,7 +15,7 @@ from vllm.v1.request import Request
 from vllm.v1.simple_kv_offload.manager import LoadRequestState, SimpleCPUOffloadScheduler, TransferMeta
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
 
-from tests.planted import Bed, Original, planted
+from tests.behind.planted import Bed, Original, planted, planted_at, planted_by
 
 Step: TypeAlias = Callable[[SimpleCPUOffloadScheduler, SimpleCPUOffloadMetadata], None]
 
@@ -89,144 +89,103 @@ def simple_slot_read_is_not_pinned(bed: Bed) -> None:
     _at_end_of_load(bed, take_again)
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_load_keeps_a_block(bed: Bed) -> None:
+@planted_by(_at_end_of_load, "simple", "simple-hybrid", "lazy")
+def simple_load_keeps_a_block(bed: Bed, scheduler: SimpleCPUOffloadScheduler, state: LoadRequestState) -> None:
     """Now and then a load that is over keeps its hold of a block of the device."""
-
-    def forget(scheduler: SimpleCPUOffloadScheduler, state: LoadRequestState) -> None:
-        if state.transfer_meta.gpu_block_ids and bed.strikes(0.1):
-            state.transfer_meta.gpu_block_ids.pop()
-
-    _at_end_of_load(bed, forget)
+    if state.transfer_meta.gpu_block_ids and bed.strikes(0.1):
+        state.transfer_meta.gpu_block_ids.pop()
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_load_keeps_a_slot(bed: Bed) -> None:
+@planted_by(_at_end_of_load, "simple", "simple-hybrid", "lazy")
+def simple_load_keeps_a_slot(bed: Bed, scheduler: SimpleCPUOffloadScheduler, state: LoadRequestState) -> None:
     """Now and then a load that is over keeps its hold of a slot."""
-
-    def forget(scheduler: SimpleCPUOffloadScheduler, state: LoadRequestState) -> None:
-        if state.transfer_meta.cpu_block_ids and bed.strikes(0.1):
-            state.transfer_meta.cpu_block_ids.pop()
-
-    _at_end_of_load(bed, forget)
+    if state.transfer_meta.cpu_block_ids and bed.strikes(0.1):
+        state.transfer_meta.cpu_block_ids.pop()
 
 
 # --- stores ---------------------------------------------------------------------------------------------------------------
 
 
-@planted("simple-hybrid")
-def simple_first_worker_ends_a_store(bed: Bed) -> None:
+@planted_at(SimpleCPUOffloadScheduler, "update_connector_output", "simple-hybrid")
+def simple_first_worker_ends_a_store(bed: Bed, original: Original, self: Any, output: KVConnectorOutput) -> None:
     """A store is over when the first worker says so."""
-
-    @bed.around(SimpleCPUOffloadScheduler, "update_connector_output")
-    def updates(original: Original, self: SimpleCPUOffloadScheduler, output: KVConnectorOutput) -> None:
-        done = {} if output.kv_connector_worker_meta is None else output.kv_connector_worker_meta.completed_store_events
-        if any(count < self._expected_worker_count for count in done.values()):
-            bed.strikes()
-        with mock.patch.object(self, "_expected_worker_count", 1):
-            original(self, output)
+    done = {} if output.kv_connector_worker_meta is None else output.kv_connector_worker_meta.completed_store_events
+    if any(count < self._expected_worker_count for count in done.values()):
+        bed.strikes()
+    with mock.patch.object(self, "_expected_worker_count", 1):
+        original(self, output)
 
 
-@planted("simple", "simple-hybrid")
-def simple_stored_while_it_is_stored(bed: Bed) -> None:
+@planted_at(SimpleCPUOffloadScheduler, "_classify_store_candidate", "simple", "simple-hybrid")
+def simple_stored_while_it_is_stored(bed: Bed, original: Original, self: Any, block: KVCacheBlock) -> object:
     """What is being stored is stored again (as vllm#41289)."""
-
-    @bed.around(SimpleCPUOffloadScheduler, "_classify_store_candidate")
-    def classifies(original: Original, self: SimpleCPUOffloadScheduler, block: KVCacheBlock) -> object:
-        if block.block_id in self._in_flight_store_gpu_blocks:
-            bed.strikes()
-        with mock.patch.object(self, "_in_flight_store_gpu_blocks", set()):
-            return original(self, block)
+    if block.block_id in self._in_flight_store_gpu_blocks:
+        bed.strikes()
+    with mock.patch.object(self, "_in_flight_store_gpu_blocks", set()):
+        return original(self, block)
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_found_before_it_is_stored(bed: Bed) -> None:
+@planted_by(_change_step, "simple", "simple-hybrid", "lazy")
+def simple_found_before_it_is_stored(bed: Bed, scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
     """A lookup finds what is to be stored from the moment of its plan on."""
-
-    def name(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
-        slots = _blocks(scheduler.cpu_block_pool, meta.store_cpu_blocks)
-        for block, slot in zip(_blocks(scheduler._gpu_block_pool, meta.store_gpu_blocks), slots, strict=True):
-            bed.strikes()
-            scheduler.cpu_block_pool._insert_block_hash(block.block_hash, slot, num_tokens=block.block_hash_num_tokens)
-
-    _change_step(bed, name)
+    slots = _blocks(scheduler.cpu_block_pool, meta.store_cpu_blocks)
+    for block, slot in zip(_blocks(scheduler._gpu_block_pool, meta.store_gpu_blocks), slots, strict=True):
+        bed.strikes()
+        scheduler.cpu_block_pool._insert_block_hash(block.block_hash, slot, num_tokens=block.block_hash_num_tokens)
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_store_to_neighbours(bed: Bed) -> None:
+@planted_by(_change_step, "simple", "simple-hybrid", "lazy")
+def simple_store_to_neighbours(bed: Bed, scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
     """The slots of a store are one place off."""
-
-    def change(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
-        if len(meta.store_cpu_blocks) > 1 and bed.strikes():
-            meta.store_cpu_blocks = _rotated(meta.store_cpu_blocks)
-
-    _change_step(bed, change)
+    if len(meta.store_cpu_blocks) > 1 and bed.strikes():
+        meta.store_cpu_blocks = _rotated(meta.store_cpu_blocks)
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_store_of_foreign_block(bed: Bed) -> None:
+@planted_by(_change_step, "simple", "simple-hybrid", "lazy")
+def simple_store_of_foreign_block(bed: Bed, scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
     """Now and then the first block of a store is any other block."""
-
-    def change(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
-        if meta.store_gpu_blocks and bed.strikes(0.2):
-            others = set(range(1, scheduler._gpu_block_pool.num_gpu_blocks)).difference(meta.store_gpu_blocks)
-            meta.store_gpu_blocks = [bed.rng.choice(sorted(others)), *meta.store_gpu_blocks[1:]]
-
-    _change_step(bed, change)
+    if meta.store_gpu_blocks and bed.strikes(0.2):
+        others = set(range(1, scheduler._gpu_block_pool.num_gpu_blocks)).difference(meta.store_gpu_blocks)
+        meta.store_gpu_blocks = [bed.rng.choice(sorted(others)), *meta.store_gpu_blocks[1:]]
 
 
-@planted("simple", "simple-hybrid")
-def simple_last_store_forgotten(bed: Bed) -> None:
+@planted_at(SimpleCPUOffloadScheduler, "build_connector_meta", "simple", "simple-hybrid")
+def simple_last_store_forgotten(bed: Bed, original: Original, self: Any, output: SchedulerOutput) -> SimpleCPUOffloadMetadata:
     """What a request leaves to be stored when it ends is not stored, and stays held."""
-
-    @bed.around(SimpleCPUOffloadScheduler, "build_connector_meta")
-    def builds(original: Original, self: SimpleCPUOffloadScheduler, output: SchedulerOutput) -> SimpleCPUOffloadMetadata:
-        if self._pending_finished_stores:
-            bed.strikes()
-        self._pending_finished_stores.clear()
-        return original(self, output)
+    if self._pending_finished_stores:
+        bed.strikes()
+    self._pending_finished_stores.clear()
+    return original(self, output)
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_sleeps_with_stores_out(bed: Bed) -> None:
+@planted_at(SimpleCPUOffloadScheduler, "has_pending_stores", "simple", "simple-hybrid", "lazy")
+def simple_sleeps_with_stores_out(bed: Bed, original: Original, self: Any) -> bool:
     """The engine is not kept awake for stores that are out."""
-
-    @bed.around(SimpleCPUOffloadScheduler, "has_pending_stores")
-    def has_stores(original: Original, self: SimpleCPUOffloadScheduler) -> bool:
-        return bool(original(self)) and not bed.strikes()
+    return bool(original(self)) and not bed.strikes()
 
 
 # --- loads ----------------------------------------------------------------------------------------------------------------
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_load_of_neighbours(bed: Bed) -> None:
+@planted_by(_change_step, "simple", "simple-hybrid", "lazy")
+def simple_load_of_neighbours(bed: Bed, scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
     """The slots of a load are one place off."""
-
-    def change(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
-        if len(meta.load_cpu_blocks) > 1 and bed.strikes():
-            meta.load_cpu_blocks = _rotated(meta.load_cpu_blocks)
-
-    _change_step(bed, change)
+    if len(meta.load_cpu_blocks) > 1 and bed.strikes():
+        meta.load_cpu_blocks = _rotated(meta.load_cpu_blocks)
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_load_is_too_short(bed: Bed) -> None:
+@planted_by(_change_step, "simple", "simple-hybrid", "lazy")
+def simple_load_is_too_short(bed: Bed, scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
     """The last block of a hit is not loaded."""
-
-    def change(scheduler: SimpleCPUOffloadScheduler, meta: SimpleCPUOffloadMetadata) -> None:
-        if len(meta.load_gpu_blocks) > 1 and bed.strikes():
-            meta.load_gpu_blocks, meta.load_cpu_blocks = meta.load_gpu_blocks[:-1], meta.load_cpu_blocks[:-1]
-
-    _change_step(bed, change)
+    if len(meta.load_gpu_blocks) > 1 and bed.strikes():
+        meta.load_gpu_blocks, meta.load_cpu_blocks = meta.load_gpu_blocks[:-1], meta.load_cpu_blocks[:-1]
 
 
-@planted("simple", "simple-hybrid", "lazy")
-def simple_lookup_promises_one_more(bed: Bed) -> None:
+@planted_at(SimpleCPUOffloadScheduler, "get_num_new_matched_tokens", "simple", "simple-hybrid", "lazy")
+def simple_lookup_promises_one_more(
+    bed: Bed, original: Original, self: Any, request: Request, computed: int
+) -> tuple[object, bool]:
     """A lookup promises the tokens of one block more than it has found."""
-
-    @bed.around(SimpleCPUOffloadScheduler, "get_num_new_matched_tokens")
-    def matches(original: Original, self: SimpleCPUOffloadScheduler, request: Request, computed: int) -> tuple[object, bool]:
-        tokens, asynchronous = original(self, request, computed)
-        more = tokens + self.group_block_sizes[0] if tokens else 0
-        return (more, True) if more and computed + more < request.num_tokens and bed.strikes(0.3) else (tokens, asynchronous)
+    tokens, asynchronous = original(self, request, computed)
+    more = tokens + self.group_block_sizes[0] if tokens else 0
+    return (more, True) if more and computed + more < request.num_tokens and bed.strikes(0.3) else (tokens, asynchronous)

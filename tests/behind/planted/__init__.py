@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from random import Random
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -88,6 +89,10 @@ def said_of(plant: Callable[..., None]) -> str:
     return " ".join((plant.__doc__ or "").split())
 
 
+Hook: TypeAlias = Callable[..., Any]
+"""What has the calls of a method, or is given what it changes; a bed comes first."""
+
+
 def planted(*worlds: str, seen: bool = True) -> Callable[[Callable[[B], None]], Planted[B]]:
     """Make a bug of a function; its docstring is what is said of it."""
 
@@ -95,6 +100,27 @@ def planted(*worlds: str, seen: bool = True) -> Callable[[Callable[[B], None]], 
         return Planted(plant.__name__, said_of(plant), worlds, plant, seen)
 
     return made
+
+
+def planted_by(way: Callable[[B, Hook], object], *worlds: str, seen: bool = True) -> Callable[[Hook], Planted[B]]:
+    """Make a bug of a function that a *way* puts in its place."""
+
+    def made(hook: Hook) -> Planted[B]:
+        def plant(bed: B) -> None:
+            way(bed, partial(hook, bed))
+
+        return Planted(hook.__name__, said_of(hook), worlds, plant, seen)
+
+    return made
+
+
+def planted_at(owner: type, name: str, *worlds: str, seen: bool = True) -> Callable[[Hook], Planted[Bed]]:
+    """Make a bug of a function that has the calls of a method, as with `Bed.around`."""
+
+    def way(bed: Bed, hook: Hook) -> None:
+        bed.around(owner, name)(hook)
+
+    return planted_by(way, *worlds, seen=seen)
 
 
 def without(bugs: Sequence[Planted[B]]) -> Planted[Bed]:

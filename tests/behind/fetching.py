@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.shelf import PROJECT, Shelf, entry_points, version
+from tests.behind.shelf import PROJECT, Shelf, entry_points, version
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 STEP_S = 2.0

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 from attrs import frozen
 
-from tests.planted import NOBODY, Bed, planted, without
-from tests.planted.program import Played, cells, chosen_bugs, parser, problems, totals
+from tests.behind.planted import NOBODY, Bed, planted, without
+from tests.behind.planted.program import Played, cells, chosen_bugs, parser, problems, totals
 
 
 @frozen

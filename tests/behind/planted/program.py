@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 from attrs import asdict, frozen
 
-from tests.planted import NOBODY, B, Planted, without
+from tests.behind.planted import NOBODY, B, Planted, without
 from tests.programs import natural, positive, refused, target
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.programs import ENGINES, refused
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 ON_PATH = (str(PROJECT), str(PROJECT / "tests" / "plugins"))
 """What of ours is on the path of whatever is run, behind the engine's: the working tree, and plugins for any run of pytest."""
 
