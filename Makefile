@@ -34,9 +34,7 @@ LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_wa
   tests/testing/test_walk.py::test_walk_finds_nothing_in_a_pinned_world \
   tests/test_oracle.py::test_long_walks_agree_step_by_step \
   tests/test_files.py::test_file_without_end_is_refused_with_little_memory \
-  tests/ledger/test_ledger_bulk.py::test_many_is_one_by_one \
   tests/ledger/test_connector_ledger.py::test_what_is_told_of_a_step_is_what_is_told_one_by_one \
-  tests/offload/test_acceptance.py::test_a50_random_actions_leave_every_rule_intact \
   $(addprefix tests/recording/test_recording_check.py::test_check_finds_,nothing_in_hybrid_runs any_line_that_is_missing \
     a_missing_line_without_sizes_or_it_has_no_consequence) \
   $(addprefix tests/recording/test_lives.py::test_,lives_end_where_the_ledger_stands one_place_is_told_as_among_all) \

@@ -18,8 +18,7 @@ from blocklife.ledger import Batch, Completion, Contract, JobId, Ledger, Limits,
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import GroupTransfer, Storable, Store
 from blocklife.states import COPYING, KEYED, Block, Request, Slot, Trait, states_with
-from tests.ledger.test_ledger_bulk import facts
-from tests.ledger.test_ledger_groups import sound
+from tests.ledger.test_ledger_groups import owners, planned, sound
 from tests.worlds import keys, refuses
 
 NAMES = keys(*"klmnopqrst")
@@ -214,6 +213,17 @@ def test_what_is_told_of_a_step_is_what_is_told_one_by_one() -> None:
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------
+
+
+def facts(ledger: Ledger) -> tuple[object, ...]:
+    """Everything that two equal ledgers agree on, the journal and the order of free blocks apart."""
+    views = (ledger.blocks, ledger.slots, ledger.jobs, ledger.requests)
+    return (
+        ledger.snapshot()._replace(queue=()),
+        [list(view.row_counts()) for view in views],
+        *(ledger.counts.tally, dict(ledger.counts.flushes), ledger.counts.ended, ledger.counts.moved),
+        *(owners(ledger), planned(ledger), ledger.slots.next_empty(len(ledger.slots))),
+    )
 
 
 def known(ledger: Ledger) -> int:
