@@ -27,7 +27,7 @@ ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \
   $(addprefix testing/test_,explore.py ledger_world.py scenarios.py walk.py world.py worlds.py))
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
-LONG := tests/both_ways tests/ledger/test_walks.py tests/offload/test_offload_walks.py \
+LONG := tests/both_ways tests/offload/test_offload_walks.py \
   $(addprefix tests/testing/test_,ledger_world.py machine.py mutants.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \

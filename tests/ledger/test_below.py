@@ -1,6 +1,6 @@
 """Demotions and promotions: what a plan tells the workers, what is refused, and what two jobs on one slot do.
 
-What each coupling does is in `test_coupling_marks.py`; every reachable state of small worlds is in `tests/testing/test_worlds.py`.
+What each coupling does is in `test_coupling_marks.py`; every reachable state of small worlds is in `tests/testing`.
 """
 
 from __future__ import annotations

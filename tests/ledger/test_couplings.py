@@ -1,6 +1,6 @@
 """What couplings do beyond a row's own effects: a reset, a report that is not the last, and a proof in the place of a report.
 
-That each row runs, and with all its effects, is in `test_coupling_marks.py`; every way to take each is explored in small worlds.
+That each row runs, with all its effects, is in `test_coupling_marks.py`; every way to take each is explored in small worlds.
 """
 
 from __future__ import annotations
