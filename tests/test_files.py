@@ -29,7 +29,6 @@ COMMANDS = {
     "tests": ["check", "--mutants", "sleep", "--tests", "{file}"],
     "coverage": ["draw", "block", "--coverage", "{file}"],
     "mutants": ["draw", "block", "--mutants", "{file}"],
-    "markup": ["draw", "--diff", "block", "{file}"],
     "recording check": ["recording", "check", "{file}"],
     "recording show": ["recording", "show", "{file}", "--block", "1"],
     "recording stats": ["recording", "stats", "{file}"],
@@ -39,7 +38,7 @@ COMMANDS = {
     "workload": ["replay", "{file}"],
 }
 """Every command that reads a file."""
-WHOLE = ("scenario run", "scenario list", "world", "tests", "coverage", "mutants", "markup")
+WHOLE = ("scenario run", "scenario list", "world", "tests", "coverage", "mutants")
 """Those that read it as a whole."""
 TOML = WHOLE[:4]
 JSON = WHOLE[4:]

@@ -10,12 +10,12 @@ command is called. So a command imports only what it uses, and the help imports 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import errno
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from blocklife import __version__
 from blocklife.cli._common import BAD_INPUT, INTERRUPTED, OK, Parser, add_commands, complain
@@ -39,8 +39,8 @@ exit status: 0 all is well, 1 something is wrong or stale, 2 bad input or option
 Errors are one line on standard error; then there is no report, not even with --json.
 """
 
-
-_STDOUT = "standard output"
+_NOT_TAKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What an error that names no file says of standard output; an error of any other file names it."""
 
 
 class _Version(argparse.Action):
@@ -68,8 +68,8 @@ def _check_stdout() -> None:
         raise MisuseError("standard output is closed (send it to a file, or to /dev/null)")
 
 
-def _leave_stdout() -> None:
-    """Keep the interpreter from failing at exit because of unwritten output."""
+def _drop_output() -> None:
+    """Keep Python from failing at its exit because of what standard output did not take."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -78,57 +78,21 @@ def _name(file: object) -> str:
     return os.fsdecode(file) if isinstance(file, bytes) else str(file)
 
 
-@contextlib.contextmanager
-def _naming_stdout() -> Iterator[None]:
-    """Errors of standard output get its name as that of their file, so that it is blamed for no others.
-
-    Where it is not the process's own, as in a test, errors stay as they are.
-    """
-    stdout = sys.stdout
-    if stdout is None or stdout is not sys.__stdout__ or not isinstance(stdout, io.TextIOWrapper):
-        yield
-        return
-    raw: Any = getattr(stdout.buffer, "raw", stdout.buffer)  # without buffers (python -u) there is one layer less
-    write = raw.write
-
-    def named(data: bytes) -> int | None:
-        try:
-            written: int | None = write(data)
-        except OSError as problem:
-            problem.filename = _STDOUT
-            raise
-        return written
-
-    raw.write = named
-    try:
-        yield
-    finally:
-        del raw.write
-
-
-@contextlib.contextmanager
-def _spelling_out() -> Iterator[None]:
-    """Spell out what standard output cannot encode (the names of files, titles), as standard error does by itself."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
     stdout = sys.stdout
     if not isinstance(stdout, io.TextIOWrapper):
-        yield
-        return
+        return _run(argv)
     before = stdout.errors
-    stdout.reconfigure(errors="backslashreplace")
+    stdout.reconfigure(errors="backslashreplace")  # spells out what it cannot encode: names of files, titles
     try:
-        yield
+        return _run(argv)
     finally:
         if not stdout.closed:
             stdout.reconfigure(errors=before)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
-    with _spelling_out(), _naming_stdout():
-        return _main(argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None) -> int:
     try:
         _check_stdout()
         args = _parser().parse_args(argv)
@@ -138,13 +102,15 @@ def _main(argv: Sequence[str] | None) -> int:
         complain(str(problem))
         return BAD_INPUT
     except BrokenPipeError:  # the reader has gone (head, for example)
-        _leave_stdout()
+        _drop_output()
         return OK
     except OSError as problem:
-        if problem.filename == _STDOUT:
-            _leave_stdout()
+        name = None if problem.filename is None else _name(problem.filename)
+        if name is None and problem.errno in _NOT_TAKEN:
+            name = "standard output"
+            _drop_output()
         reason = problem.strerror or str(problem)
-        complain(reason if problem.filename is None else f"{_name(problem.filename)}: {reason}")
+        complain(reason if name is None else f"{name}: {reason}")
         return BAD_INPUT
     except KeyboardInterrupt:
         complain("interrupted")

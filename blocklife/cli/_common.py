@@ -47,6 +47,11 @@ class Parser(argparse.ArgumentParser):
         self.description, self.epilog = description, examples
         self.formatter_class = argparse.RawDescriptionHelpFormatter
 
+    def exit(self, status: int = OK, message: str | None = None) -> NoReturn:
+        """Leave, once the help is written: where it cannot be, that is an error like any other."""
+        print(end="", flush=True)
+        super().exit(status, message)
+
     def error(self, message: str) -> NoReturn:
         """Print what is wrong, and exit."""
         self.exit(BAD_INPUT, one_line(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -19,15 +18,11 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from blocklife.cli._common import OK, WRONG, Parser, file, put_out, reading, refuse_overwriting, write_whole
-from blocklife.connector_states import REQUEST_MACHINES
+from blocklife.cli._common import OK, Parser, file, put_out, reading, refuse_overwriting, write_whole
 from blocklife.errors import MisuseError
-from blocklife.files import parse_json, read_text
-from blocklife.states import MACHINES
 
 if TYPE_CHECKING:
-    from blocklife.drawing._diff import Difference
-    from blocklife.drawing._picture import Marks, Panel, Picture
+    from blocklife.drawing._picture import Marks, Panel
     from blocklife.drawing._theme import Theme
     from blocklife.lifecycle import Table
 
@@ -42,7 +37,7 @@ examples:
   blocklife draw mymodule:DoorLife -o door.svg      a lifecycle of your own
   blocklife draw block -o run.svg --recording run.jsonl
                                                     what a run did: rows taken, time in states, refusals
-exit status: 0 drawn, or with --diff: equal; 1 with --diff: different; 2 bad input, or the file cannot be written
+exit status: 0 drawn; 2 bad input, or the file cannot be written
 """
 
 THEMES = ("auto", "light", "dark")
@@ -85,19 +80,12 @@ def add_options(parser: Parser) -> None:
     add("--plain", action="store_true", help="leave out the couplings to other machines")
     add("--theme", default="auto", metavar="NAME", help="light, dark, or auto: follow the reader's system (default auto)")
     add_overlays(parser)
-    compared = "compare two: machines, module:Class, or markup files"
-    add("--diff", nargs=2, metavar=("A", "B"), help=f"{compared}; a summary, or a drawing if a file or format is given")
-    add("--json", action="store_true", help="with --diff: print the summary as JSON")
     parser.set_defaults(run=_draw)
 
 
 def _draw(args: argparse.Namespace) -> int:
     chosen = _format(args.format, args.output)
-    refuse_overwriting(args.output, args.recording, args.coverage, args.mutants, *(args.diff or ()))
-    if args.diff is not None:
-        return _draw_difference(args, chosen)
-    if args.json:
-        raise MisuseError("--json goes with --diff (a machine as JSON is --format markup)")
+    refuse_overwriting(args.output, args.recording, args.coverage, args.mutants)
     if not args.machines:
         raise MisuseError("no machine is named (blocklife draw block; there is more in blocklife draw --help)")
     if chosen.name in _OF_TABLES:
@@ -118,29 +106,6 @@ def _put(output: str, chosen: Format, sheet: Sheet) -> None:
         _print(chosen, chosen.draw(sheet))
     else:
         write_whole(output, chosen.draw(sheet))
-
-
-def _draw_difference(args: argparse.Namespace, chosen: Format) -> int:
-    """As diff does: 0 where there is none, 1 where there is one."""
-    from blocklife.drawing._picture import Panel
-
-    if args.machines:
-        raise MisuseError(f"--diff compares two, and {args.machines[0]} is one more (leave it out)")
-    if chosen.name in _OF_TABLES:
-        raise MisuseError(f"--diff: {chosen.name} holds one lifecycle and no comparison (choose another format)")
-    _refuse_overlays(args, "a comparison has marks of its own")
-    if args.json and (args.format is not None or args.output != "-"):
-        raise MisuseError("--json is printed, not drawn (leave --format and -o out)")
-    difference = compared(*args.diff)
-    if args.json:
-        put_out(json.dumps(difference.as_json()) + "\n")
-    elif args.format is None and args.output == "-":
-        put_out(f"{difference}\n")
-    else:
-        panel = Panel(difference.picture, difference.marks)
-        terminal = _columns() if args.output == "-" else None
-        _put(args.output, chosen, Sheet((panel,), {}, _theme(args.theme), terminal=terminal))
-    return OK if difference.equal else WRONG
 
 
 def _sheet(args: argparse.Namespace) -> Sheet:
@@ -342,43 +307,3 @@ def _run_overlay(path: str, machines: list[str]) -> Overlay:
     with reading() as progress:
         run = count_file(path, progress)
     return Overlay({name: marks_of_run(run, name) for name in machines}, lambda name, theme: population_chart(run, name, theme))
-
-
-# --- what --diff compares ------------------------------------------------------------------------------------------------
-
-
-def compared(first: str, second: str) -> Difference:
-    """The difference of two sides: ``block``, ``module:Class`` or ``FILE.json``."""
-    from blocklife.drawing._diff import compare
-
-    return compare(_side(first), _side(second), (first, second))
-
-
-def _side(name: str) -> Picture:
-    """The picture of one side; couplings are left out, for a file knows none."""
-    from blocklife.cli._lifecycles import table_named
-    from blocklife.drawing._picture import picture
-
-    if not {":", name} & {*name, *MACHINES, *REQUEST_MACHINES} and (os.path.isfile(name) or Path(name).suffix):
-        return _read_markup(Path(name))
-    try:
-        return picture(table_named(name), name if name in MACHINES else "")
-    except MisuseError as problem:
-        raise MisuseError(f"{problem}; files of markup are compared too") from None
-
-
-def _read_markup(path: Path) -> Picture:
-    """The picture of what `--format markup` has written."""
-    from blocklife.drawing._picture import picture
-    from blocklife.machines import import_markup, stand_ins
-
-    try:
-        said = parse_json(read_text(path))
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        raise MisuseError(f"{path}: it is no markup (write it with blocklife draw block --format markup -o {path})")
-    try:
-        return picture(import_markup(said, stand_ins(said)))
-    except MisuseError as problem:
-        raise MisuseError(f"{path}: {problem}") from problem

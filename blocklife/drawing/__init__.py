@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from blocklife._doors import door
 
 if TYPE_CHECKING:
-    from blocklife.drawing._diff import Difference, compare
     from blocklife.drawing._dot import dot
     from blocklife.drawing._mermaid import mermaid
     from blocklife.drawing._notebook import disable, enable, load_ipython_extension, unload_ipython_extension
@@ -27,14 +26,12 @@ if TYPE_CHECKING:
     from blocklife.drawing._theme import Theme
 
 __all__ = [
-    "Difference",
     "Emphasis",
     "Mark",
     "Marks",
     "Panel",
     "Picture",
     "Theme",
-    "compare",
     "coupling_table",
     "disable",
     "dot",
@@ -60,7 +57,6 @@ if not TYPE_CHECKING:  # type checkers see only the imports above
     __getattr__, __dir__ = door(
         __name__,
         {
-            "_diff": "Difference compare",
             "_dot": "dot",
             "_mermaid": "mermaid",
             "_notebook": "disable enable load_ipython_extension unload_ipython_extension",

@@ -71,7 +71,7 @@ def _node(panel: Panel, node: Node, palette: Palette) -> str:
     ]
     if node.final:
         words.append('peripheries="2"')
-    if mark.emphasis in (Emphasis.UNUSED, Emphasis.REMOVED):
+    if mark.emphasis is Emphasis.UNUSED:
         words.append('style="rounded,filled,dashed"')
     if mark.weight > 0 or mark.emphasis is Emphasis.ALARM:
         words.append(f'penwidth="{1 + 2.5 * max(mark.weight, 0.4):.2f}"')
@@ -87,7 +87,7 @@ def _edge(panel: Panel, arrow: Arrow, mark: Mark, tint: Tint) -> str:
         f'fontcolor="{tint.text}"',
         f"tooltip={quoted(': '.join(filter(None, [f'{arrow.source} to {arrow.target}', about])))}",
     ]
-    if mark.emphasis in (Emphasis.UNUSED, Emphasis.REMOVED):
+    if mark.emphasis is Emphasis.UNUSED:
         words.append('style="dashed"')
     if mark.weight > 0 or mark.emphasis is Emphasis.ALARM:
         words.append(f'penwidth="{1 + 3 * max(mark.weight, 0.4):.2f}"')

@@ -144,9 +144,7 @@ _SHAPES = f"""\
 .bl-line{{fill:none;stroke-width:1.3}}
 .bl-line.bl-trouble{{stroke-width:1}}
 .bl-line.bl-unused,.bl-box.bl-unused{{stroke-dasharray:3 3}}
-.bl-line.bl-removed,.bl-box.bl-removed{{stroke-dasharray:6 3}}
 .bl-line.bl-alarm,.bl-box.bl-alarm{{stroke-width:2.4}}
-.bl-removed-text{{text-decoration:line-through}}
 .bl-loop{{fill:none;stroke-width:1.2}}
 .bl-follows{{stroke-width:1}}
 """

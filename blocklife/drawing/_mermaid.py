@@ -24,9 +24,6 @@ _ENTITIES = {character: f"#{ord(character)};" for character in '#;:"<>&\\%{}`'}
 
 _SIGNS: Mapping[Emphasis, str] = {
     Emphasis.UNUSED: "(never) ",
-    Emphasis.ADDED: "(+) ",
-    Emphasis.REMOVED: "(-) ",
-    Emphasis.CHANGED: "(~) ",
     Emphasis.ALARM: "(!) ",
 }
 """What a label with this mark says before its event."""
@@ -83,7 +80,7 @@ def _classes(panels: Sequence[Panel]) -> list[str]:
     for emphasis in Emphasis:
         if emphasis in used and emphasis is not Emphasis.PLAIN:
             tint = Theme.LIGHT.value.emphases[emphasis]
-            dashed = ",stroke-dasharray:4 3" if emphasis in (Emphasis.UNUSED, Emphasis.REMOVED) else ""
+            dashed = ",stroke-dasharray:4 3" if emphasis is Emphasis.UNUSED else ""
             colours = f"fill:{tint.fill},stroke:{tint.line},color:{tint.text}{dashed}"
             found.append(f"    classDef {_class(emphasis)} {colours}")
     return found

@@ -161,9 +161,6 @@ def _mark_cells(mark: Mark) -> tuple[str, str]:
 
 _MARKS = {
     Emphasis.UNUSED: "never",
-    Emphasis.ADDED: "added",
-    Emphasis.REMOVED: "removed",
-    Emphasis.CHANGED: "changed",
     Emphasis.ALARM: "wrong",
 }
 
@@ -189,7 +186,6 @@ figure svg{{max-width:100%;height:auto}}
 table{{border-collapse:collapse;font-size:13px}}
 th,td{{border:1px solid;padding:4px 8px;text-align:left;vertical-align:top}}
 code{{font-family:{elements.FIXED_FONT};font-size:12px;white-space:nowrap}}
-.removed{{text-decoration:line-through}}
 """
 
 

@@ -3,7 +3,7 @@
 Rules of this file:
 
 * A picture is a value, made from a compiled table and the couplings. It knows no format: renderers turn it into text.
-* Runs, proofs and comparisons add *marks* to a picture. No renderer knows where they come from.
+* Runs and proofs add *marks* to a picture. No renderer knows where they come from.
 * Everything is in the order of the tables, so that the same input gives the same bytes.
 """
 
@@ -112,9 +112,6 @@ class Emphasis(enum.Enum):
     PLAIN = "nothing is said about it"
     USED = "it happened; the weight says how much"
     UNUSED = "it never happened"
-    ADDED = "it is in the second of two lifecycles only"
-    REMOVED = "it is in the first of two lifecycles only"
-    CHANGED = "it is in both, and differs"
     ALARM = "something is wrong with it"
 
 
@@ -153,10 +150,7 @@ class Marks:
         return self.rows.get(label.row, _PLAIN)
 
 
-_STRENGTH = (
-    *(Emphasis.PLAIN, Emphasis.UNUSED, Emphasis.USED),
-    *(Emphasis.CHANGED, Emphasis.ADDED, Emphasis.REMOVED, Emphasis.ALARM),
-)
+_STRENGTH = (Emphasis.PLAIN, Emphasis.UNUSED, Emphasis.USED, Emphasis.ALARM)
 """From weak to strong."""
 _PLAIN = Mark()
 UNMARKED = Marks()
@@ -177,10 +171,7 @@ class Panel:
     def mark_of(self, arrow: Arrow) -> Mark:
         """The mark of a whole arrow: the strongest emphasis of its rows, with the largest weight."""
         marks = [self.marks.row(label) for label in arrow.labels]
-        found = {mark.emphasis for mark in marks}
-        strongest = max(found, key=_STRENGTH.index)
-        if len(found) > 1 and strongest in (Emphasis.ADDED, Emphasis.REMOVED):
-            strongest = Emphasis.CHANGED  # some of its rows are in both
+        strongest = max((mark.emphasis for mark in marks), key=_STRENGTH.index)
         return Mark(strongest, weight=max(mark.weight for mark in marks))
 
     def emphases(self) -> set[Emphasis]:

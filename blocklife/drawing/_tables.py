@@ -132,9 +132,6 @@ def _marked(said: str, mark: Mark) -> str:
     note = f" {plain(mark.note)}" if mark.note else ""
     forms = {
         Emphasis.UNUSED: f"{said} (never)",
-        Emphasis.ADDED: f"**+** {said}",
-        Emphasis.REMOVED: f"~~{said}~~",
-        Emphasis.CHANGED: f"**~** {said}",
         Emphasis.ALARM: f"**!** {said}",
     }
     return forms.get(mark.emphasis, said) + note

@@ -23,9 +23,6 @@ COLUMNS = 120
 
 _SIGNS: Mapping[Emphasis, str] = {
     Emphasis.UNUSED: "never ",
-    Emphasis.ADDED: "+ ",
-    Emphasis.REMOVED: "- ",
-    Emphasis.CHANGED: "~ ",
     Emphasis.ALARM: "! ",
 }
 """In words, too, for readers without colours."""

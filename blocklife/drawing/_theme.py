@@ -70,9 +70,6 @@ class Theme(enum.Enum):
             Emphasis.PLAIN: Tint("#1f2328", "#818b98", "#ffffff"),
             Emphasis.USED: Tint("#0550ae", "#2f7de1", "#ddefff"),
             Emphasis.UNUSED: Tint("#6e7781", "#afb8c1", "#f6f8fa"),
-            Emphasis.ADDED: Tint("#116329", "#2da44e", "#dafbe1"),
-            Emphasis.REMOVED: Tint("#a40e26", "#cf222e", "#ffebe9"),
-            Emphasis.CHANGED: Tint("#7d4e00", "#bf8700", "#fff8c5"),
             Emphasis.ALARM: Tint("#99286e", "#bf3989", "#ffeff7"),
         },
     )
@@ -96,9 +93,6 @@ class Theme(enum.Enum):
             Emphasis.PLAIN: Tint("#e6edf3", "#7d8590", "#0d1117"),
             Emphasis.USED: Tint("#79c0ff", "#388bfd", "#12305a"),
             Emphasis.UNUSED: Tint("#8b949e", "#484f58", "#161b22"),
-            Emphasis.ADDED: Tint("#7ee787", "#2ea043", "#12351f"),
-            Emphasis.REMOVED: Tint("#ffa198", "#f85149", "#4d1618"),
-            Emphasis.CHANGED: Tint("#e3b341", "#bb8009", "#3b2a05"),
             Emphasis.ALARM: Tint("#ff9bce", "#e85aad", "#42162f"),
         },
     )
@@ -114,9 +108,6 @@ TERMINAL_TONES: Mapping[Tone, str] = {
 TERMINAL_EMPHASES: Mapping[Emphasis, str] = {
     Emphasis.USED: "blue",
     Emphasis.UNUSED: "dim",
-    Emphasis.ADDED: "bold green",
-    Emphasis.REMOVED: "strike red",
-    Emphasis.CHANGED: "yellow",
     Emphasis.ALARM: "bold reverse red",
 }
 """Colours by name; the terminal chooses the shades."""

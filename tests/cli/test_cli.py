@@ -286,7 +286,6 @@ def test_cli_refuses_a_file_that_cannot_be_written(tmp_path: Path, workload: Pat
         "draw block --recording FILE -o OUT",
         "draw block --coverage FILE -o OUT",
         "draw block --mutants FILE -o OUT",
-        "draw --diff FILE block -o OUT",
         "check --mutants --tests FILE --page OUT",
         "check FILE --write .",
     ],
@@ -430,10 +429,14 @@ def test_cli_says_that_the_disk_is_full(requests: int, capsys: Capture) -> None:
     "command",
     ["replay --requests 1", "replay --requests 1 --json", "replay --requests 30 --record -", "workload generate"],
 )
-def test_cli_says_that_standard_output_is_full(command: str) -> None:
-    ran = shell(f"BLOCKLIFE {command} > /dev/full")
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+def test_cli_says_that_standard_output_is_full(command: str, buffered: bool) -> None:
+    """In one line, whether Python keeps what it prints for a while or not; a recorder that had begun says so in its own."""
+    ran = shell(f"PYTHONUNBUFFERED={'' if buffered else 1} BLOCKLIFE {command} > /dev/full")
+    *logged, last = ran.stderr.splitlines()
 
-    assert (ran.returncode, ran.stderr) == (2, "blocklife: standard output: No space left on device\n")
+    assert (ran.returncode, last) == (2, "blocklife: standard output: No space left on device")
+    assert len(logged) == ("--record" in command and buffered)
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,7 @@ def test_draw_says_which_lifecycles_there_are(name: str, complaint: str, folder:
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
+        (("job", "--format", "markup"), "markup holds one lifecycle, not slot, job (name one of them)"),
         (("--format", "sgv"), "no format 'sgv' (did you mean svg? there are text, table, mermaid, dot, svg, png, html"),
         (("--theme", "drak"), "no theme 'drak' (did you mean dark? there are auto, light, dark)"),
         (("-o", "slot.svg", "--format", "png"), "slot.svg: the ending says svg, --format png (leave one of them out)"),
