@@ -36,10 +36,8 @@ element by element (``>``, ``&``) and not ``and`` or ``if``.
 """
 
 from blocklife.lifecycle._column import Column, Facts, Ids, Rows
-from blocklife.lifecycle._compiling import MAX_GUARDS, MAX_ROWS
-from blocklife.lifecycle._edges import Edge, edge
 from blocklife.lifecycle._hooks import Hooks, Listeners, Move, Subscription, Transition, What
-from blocklife.lifecycle._machine import Lifecycle, painted, painters
+from blocklife.lifecycle._lifecycle import MAX_GUARDS, MAX_ROWS, Edge, Lifecycle, edge, painted, painters
 from blocklife.lifecycle._pool import Handle, Pool
 from blocklife.lifecycle._table import REFUSED, Event, Guard, Row, Table, guard
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from attrs import frozen
@@ -21,11 +21,7 @@ from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
 from blocklife.hook_errors import HookErrors
-from blocklife.lifecycle._edges import Edge
 from blocklife.lifecycle._table import Event, Row, Table, runs_later
-
-if TYPE_CHECKING:
-    from blocklife.lifecycle._machine import Lifecycle
 
 RowsTaken: TypeAlias = int | Sequence[int] | NDArray[np.uint8]
 """The row that each place took; one number if all took the same."""
@@ -39,7 +35,15 @@ class AnyEdge(Protocol):
         """The compiled event."""
 
 
-What: TypeAlias = "type[Lifecycle] | AnyEdge"
+class AnyLifecycle(Protocol):
+    """The class of a lifecycle."""
+
+    @property
+    def table(self) -> Table:
+        """Its compiled table."""
+
+
+What: TypeAlias = "AnyLifecycle | AnyEdge"
 """What a hook can be registered for: all events of a lifecycle, or one event."""
 
 NO_PAYLOAD: Mapping[str, object] = {}
@@ -259,17 +263,14 @@ class Hooks(Listeners[TransitionT]):
             return {machine: list(table.rows) for machine, table in self._tables.items()}
         found: dict[str, list[Row]] = {}
         for each in what:
-            rows: Sequence[Row] | None = None
-            if isinstance(each, Edge):
-                rows, said = each.event.rows, f"{each.event.table.name}.{each.name}"
-            else:
-                said = getattr(each, "__name__", repr(each))
-            table: object = each.event.table if isinstance(each, Edge) else getattr(each, "table", None)
+            event = _event_of(each)
+            said = getattr(each, "__name__", repr(each)) if event is None else f"{event.table.name}.{event.name}"
+            table: object = getattr(each, "table", None) if event is None else event.table
             machine = next((name for name, known in self._tables.items() if known is table), None)
             if machine is None or not isinstance(table, Table):
                 known = ", ".join(table.name for table in self._tables.values())
                 raise MisuseError(f"{said}: nothing of it can be heard here ({self._hint(each, known)})")
-            found.setdefault(machine, []).extend(table.rows if rows is None else rows)
+            found.setdefault(machine, []).extend(table.rows if event is None else event.rows)
         return found
 
     def _hint(self, given: object, known: str) -> str:
@@ -288,9 +289,8 @@ class Hooks(Listeners[TransitionT]):
                 known = ", ".join(table.name for table in tables)
                 hint = " (give the member of the enum)" if isinstance(state, str) else ""
                 raise MisuseError(f"{state!r} is no state of {known}{hint}")
-        events = (
-            ", ".join(each.name if isinstance(each, Edge) else getattr(each, "__name__", "") for each in what) or "any event"
-        )
+        named = [getattr(each, "__name__", "") if (event := _event_of(each)) is None else event.name for each in what]
+        events = ", ".join(named) or "any event"
         ways = [f"enters {entered}"] if entered is not None else []
         ways += [f"leaves {left}"] if left is not None else []
         raise MisuseError(f"no row of {events} {' and '.join(ways)}: this hook would never run")
@@ -334,6 +334,12 @@ class Hooks(Listeners[TransitionT]):
                     each.hear(heard, errors)
         if self._errors is None:
             errors.end()
+
+
+def _event_of(what: object) -> Event | None:
+    """The event that was named; None for anything else."""
+    event = getattr(what, "event", None)
+    return event if isinstance(event, Event) else None
 
 
 def _heard(transition: TransitionT, subscription: Subscription[TransitionT]) -> TransitionT | None:

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.lifecycle._column import Column
-from blocklife.lifecycle._edges import Edge
 from blocklife.lifecycle._hooks import Subscription, Transition, What
-from blocklife.lifecycle._machine import Lifecycle
+from blocklife.lifecycle._lifecycle import Edge, Lifecycle
 from blocklife.lifecycle._table import Table
 
 P = ParamSpec("P")

@@ -1,6 +1,6 @@
-"""From the edges of a class to its table: the checks of a definition, the look-up of an event, and the generated methods.
+"""Lifecycles: the decorator of their events, the base of their classes, and how a class becomes a checked, compiled table.
 
-The checks find rows that can never be tried, states that cannot be reached, and states that cannot be left.
+The checks of a definition find rows that can never be tried, states that cannot be reached, and states that cannot be left.
 """
 
 from __future__ import annotations
@@ -9,18 +9,223 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
-from blocklife.errors import DefinitionError
-from blocklife.lifecycle._edges import Edge
-from blocklife.lifecycle._table import Event, Guard, Row, Table
+from attrs import frozen
+
+from blocklife.errors import DefinitionError, MisuseError
+from blocklife.lifecycle._hooks import Hooks, Subscription, Transition, What
+from blocklife.lifecycle._table import Event, Guard, Row, Table, runs_later
 
 if TYPE_CHECKING:
-    from blocklife.lifecycle._machine import Lifecycle
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    StateT_co = TypeVarWithDefault("StateT_co", bound=enum.Enum, covariant=True, default=enum.Enum)
+else:
+    StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True)
+
+P = ParamSpec("P")
+MachineT = TypeVar("MachineT")
+SourceT = TypeVar("SourceT", bound=enum.Enum)
+TargetT = TypeVar("TargetT", bound=enum.Enum)
+OtherT = TypeVar("OtherT", bound=enum.Enum)
+NextT = TypeVar("NextT", bound=enum.Enum)
 
 MAX_ROWS = 255
 MAX_GUARDS = 8
+
+painters: dict[str, Callable[[object], str | None]] = {}
+"""How a notebook displays objects of this package, by display method. Empty until the drawing code is imported."""
+
+
+def painted(method: str, thing: object) -> str | None:
+    """What a notebook displays for *thing*; None, so that it shows the repr, if no drawing code is loaded."""
+    painter = painters.get(method)
+    return None if painter is None else painter(thing)
+
+
+# --- events -------------------------------------------------------------------------------------------------------------
+
+
+class edge(Generic[SourceT, TargetT]):  # noqa: N801 - it is used as a decorator
+    """One row, or one per source state: ``@edge(S.FREED, to=S.ALLOCATED, when=guard)``.
+
+    If the states are also given as types, ``@edge[Closed, Locked](Door.CLOSED, to=Door.LOCKED)``, mypy knows which handles the
+    event accepts (`Pool.fire`) and checks that types and values agree.
+    """
+
+    def __init__(self, *sources: SourceT, to: TargetT, when: Guard[...] | None = None) -> None:
+        self._sources = sources
+        self._to = to
+        self._when = when
+
+    @overload
+    def __call__(self, method: Callable[Concatenate[MachineT, P], None]) -> Edge[SourceT, TargetT, P]: ...
+    @overload
+    def __call__(self, method: Edge[OtherT, NextT, P]) -> Edge[SourceT | OtherT, TargetT | NextT, P]: ...
+
+    def __call__(self, method: object) -> object:
+        """Add these rows above the rows that *method* already has."""
+        below = method.pending if isinstance(method, Edge) else ()
+        written = method.method if isinstance(method, Edge) else method
+        if not inspect.isfunction(written) or runs_later(written):
+            raise DefinitionError(f"an edge must be a plain method, not {written!r}")
+        here = tuple(_Pending(source, self._to, self._when) for source in self._sources)
+        if not here:
+            raise DefinitionError(f"edge {written.__name__}: name at least one state it starts from")
+        return Edge(written, here + below)
+
+
+@frozen
+class _Pending:
+    """A row as written, before the class exists."""
+
+    source: enum.Enum
+    target: enum.Enum
+    guard: Guard[...] | None
+
+
+if TYPE_CHECKING:
+
+    class _Descriptor:
+        """The base as mypy sees it: empty, so that `Edge` can declare its own return types."""
+
+else:
+    # property's __get__ runs in C and costs half as much as one in Python, on the hottest path of a single machine.
+    _Descriptor = property
+
+
+class Edge(_Descriptor, Generic[SourceT, TargetT, P]):
+    """An event of a lifecycle: on the class the edge itself, on an instance the bound method that fires it."""
+
+    def __init__(self, method: types.FunctionType, pending: tuple[_Pending, ...]) -> None:
+        self.method = method
+        self.pending = pending
+        self.name = method.__name__
+        self._event: Event | None = None
+
+    @property
+    def event(self) -> Event:
+        """The compiled event."""
+        if self._event is None:
+            raise DefinitionError(f"edge {self.name} stands outside a Lifecycle class")
+        return self._event
+
+    def _compiled(self, event: Event, fire: Callable[..., None]) -> None:
+        self._event = event
+        if not TYPE_CHECKING:
+            property.__init__(self, functools.partial(types.MethodType, fire), doc=event.doc)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, machine: None, owner: type) -> Self: ...
+        @overload
+        def __get__(self, machine: Lifecycle, owner: type) -> Callable[P, None]: ...
+        def __get__(self, machine: object, owner: type) -> object: ...
+
+
+# --- machines -----------------------------------------------------------------------------------------------------------
+
+
+class Lifecycle(Generic[StateT_co]):
+    """Base of all lifecycles; an instance is one machine, which starts in its initial state, or in the state *at*.
+
+    ``class DoorLife(Lifecycle[Door], initial=Door.CLOSED, finals={...})``. The enum of the states, given as type parameter, is
+    the type of `state`. A state without outgoing rows must be final. Every state must be reachable, and from every state there
+    must be a way to a final state, or to the initial one if none is final.
+    """
+
+    table: ClassVar[Table]
+    _at: int
+    _hooks: Hooks[Transition] | None = None
+    _place: int = 0
+    _context: Mapping[str, object] = {}
+
+    def __init_subclass__(cls, *, initial: enum.Enum, finals: Iterable[enum.Enum] = (), **rest: object) -> None:
+        super().__init_subclass__(**rest)
+        if any(issubclass(base, Lifecycle) and base is not Lifecycle for base in cls.__bases__):
+            raise DefinitionError(f"{cls.__name__}: a lifecycle cannot extend another; write its rows out")
+        cls.table = compile_table(cls, initial, frozenset(finals), _edges_of(cls))
+        cls._at = cls.table.index[initial]
+
+    def __init__(self, at: StateT_co | None = None) -> None:
+        if at is None:
+            return
+        found = self.table.index.get(at)
+        if found is None:
+            known = ", ".join(state.name for state in self.table.states)
+            raise MisuseError(f"{self.table.name}: it cannot begin at {at!r} (its states are {known})")
+        self._at = found
+
+    @property
+    def state(self) -> StateT_co:
+        """The current state."""
+        return cast(StateT_co, self.table.states[self._at])
+
+    def on(
+        self,
+        *what: What,
+        entered: enum.Enum | None = None,
+        left: enum.Enum | None = None,
+        hook: Callable[[Transition], object] | None = None,
+    ) -> Subscription[Transition]:
+        """Register a hook for the steps of this machine: of some of its events (all by default), into or out of a state.
+
+        A hook runs after the commit and the body of the edge, and gets a `Transition`. It cannot undo the step: the machine is
+        in its new state, and an error of a hook reaches the caller after all have run. See `Hooks.on`.
+        """
+        if self._hooks is None:
+            self._hooks = Hooks({self.table.name: self.table})
+        return self._hooks.on(*what, entered=entered, left=left, hook=hook)
+
+    def tell_to(self, hooks: Hooks[Transition], place: int, **context: object) -> None:
+        """Report the steps of this machine to the hooks of an owner, as place *place*; *context* is added to every payload."""
+        self._hooks, self._place, self._context = hooks, place, context
+
+    def _tell(self, event: str, before: int, row: int, payload: Mapping[str, object]) -> None:
+        """Called after an event was committed; *row* is 0 if the state has only one row."""
+        hooks, table = self._hooks, self.table
+        if hooks is not None and hooks.active:
+            row = row or table.events[event].lut[before << len(table.events[event].guards)]
+            if hooks.hears(table.name, row):
+                hooks.tell([Transition(table, event, [self._place], row, {**self._context, **payload})])
+
+    def can(self, event: str) -> bool:
+        """Whether *event* has a row in this state, whatever the guards say."""
+        return bool(self.table.event(event).rows_of(self.state))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.state.name}>"
+
+    def _repr_svg_(self) -> str | None:
+        return painted("_repr_svg_", self)
+
+    def _repr_html_(self) -> str | None:
+        return painted("_repr_html_", self)
+
+
+# --- tables -------------------------------------------------------------------------------------------------------------
+
+
+def _edges_of(cls: type[Lifecycle]) -> list[Edge[enum.Enum, enum.Enum, ...]]:
+    """The edges defined in the body of *cls*; each must have its own name and belong to this class only."""
+    for base in cls.__mro__[1:]:
+        for name, value in vars(base).items():
+            if isinstance(value, Edge):
+                raise DefinitionError(f"{cls.__name__}: edge {name} comes from {base.__name__}; write its rows out")
+    found = []
+    for name, value in vars(cls).items():
+        if isinstance(value, Edge):
+            if name != value.name:
+                raise DefinitionError(f"{cls.__name__}.{name}: the edge is called {value.name}; use one name")
+            if name in vars(Lifecycle) or name in Lifecycle.__annotations__:
+                raise DefinitionError(f"{cls.__name__}.{name}: the name is taken by every lifecycle; choose another verb")
+            if value._event is not None:
+                raise DefinitionError(f"{cls.__name__}.{name}: the edge belongs to {value.event.table.name} already")
+            found.append(value)
+    return found
 
 
 def _spelt(annotation: object) -> str:
