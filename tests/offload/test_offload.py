@@ -61,22 +61,6 @@ def test_chunk_of_several_blocks_is_stored_as_it_fills() -> None:
     assert rig.stored() == ["abcdefgh"]
 
 
-def test_hit_on_the_device_is_shared_and_needs_no_load() -> None:
-    """Two requests with one prompt hold the same blocks; only the end is computed."""
-    rig = Rig()
-    rig.add("a", letters(10))
-    rig.let_in("a")
-    rig.tick()
-    rig.add("b", letters(8) + "zz")
-    hit = rig.hit("b")
-    runs = rig.scheduler.admit("b", hit, 2)
-
-    assert (hit.tokens, hit.device_tokens, hit.compute_from) == (8, 8, 8)
-    assert runs
-    assert rig.blocks("b")[:2] == rig.blocks("a")[:2]
-    assert rig.scheduler.statistics().device_hits == (2,)
-
-
 def test_hit_goes_on_in_the_host_tier_behind_the_device() -> None:
     """The device has the first half, the host both: only the second half is loaded."""
     rig = Rig(blocks=5)
@@ -309,76 +293,7 @@ def test_max_load_failures_ends_the_looking(failures: int) -> None:
     assert rig.hit("c").host_tokens == (8 if failures else 0)
 
 
-def test_no_load_for_a_request_whose_own_store_is_unresolved() -> None:
-    """Its earlier store may still fail: it waits for the store, and loads when it is over."""
-    rig = Rig()
-    rig.fill("b", letters(4))
-    rig.add("a", letters(9))
-    rig.let_in("a")
-    rig.tick(land=False)
-    rig.tick(land=False)
-    rig.scheduler.preempt("a")
-    job = rig.out[0]
-    rig.forget_device()
-    hit = rig.hit("a")
-    plan = rig.plan()
-
-    assert hit.deferred
-    assert plan.flushes == (job,)
-    rig.settle()
-    assert rig.hit("a").host_tokens == 8
-
-
 # --- many want one -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [2, 5, 12])
-@pytest.mark.parametrize("contract", list(Contract), ids=["fence", "hold"])
-def test_many_that_want_what_is_being_stored_wait_for_one_store(count: int, contract: Contract) -> None:
-    """They are released by its landing, all in the same step, however many they are."""
-    rig = Rig(blocks=40, contract=contract, policies=Policies(last_step=LastStep.DRAIN))
-    rig.add("a", letters(8))
-    rig.let_in("a")
-    rig.tick(land=False)
-    rig.tick(land=False)
-    rig.scheduler.finish("a")
-    for place in (1, 2):
-        rig.ledger.drop([rig.ledger.blocks.life(place)])
-    for number in range(count):
-        rig.add(f"b{number}", letters(9))
-    waits = [rig.hit(f"b{number}").deferred for number in range(count)]
-    rig.tick()
-    hits = [rig.hit(f"b{number}") for number in range(count)]
-
-    assert all(waits)
-    assert [(hit.host_tokens, hit.deferred) for hit in hits] == [(8, False)] * count
-    assert rig.ledger.counts.moved["STORE"] == 2
-
-
-@pytest.mark.parametrize("count", [2, 5, 12])
-def test_many_that_want_one_content_load_it_once(count: int) -> None:
-    """The first loads, the others wait for it and find it on the device: two steps, however many they are."""
-    rig = Rig(blocks=40)
-    rig.fill("a", letters(8))
-    rig.forget_device()
-    names = [f"b{number}" for number in range(count)]
-    for name in names:
-        rig.add(name, letters(9))
-    steps = 0
-    waiting = list(names)
-    while waiting:
-        steps += 1
-        for name in list(waiting):
-            hit = rig.hit(name)
-            if not hit.deferred:
-                rig.scheduler.admit(name, hit, 1)
-                waiting.remove(name)
-        rig.tick()
-
-    assert steps == 2
-    assert rig.scheduler.statistics().host_hits == (2,)
-    assert len({tuple(rig.blocks(name)[:2]) for name in names}) == 1
-    assert all(rig.ledger.requests.state(name) is Request.RUNNING for name in names)
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -588,38 +503,6 @@ def test_end_of_who_is_in_a_plan_waits_for_the_plan(how: str) -> None:
     assert "a" not in rig.ledger.requests
 
 
-@pytest.mark.parametrize("sampled", [0, 1, 2, 3])
-def test_sampled_counts_and_rolls_back(sampled: int) -> None:
-    """Two drafts were scheduled behind the last known token: what was not accepted is neither known nor computed."""
-    rig = Rig()
-    rig.add("a", letters(20), prompt=5)
-    rig.let_in("a", 7)
-    rig.tick(sampled={"a": sampled})
-    progress = rig.scheduler.requests.progress("a")
-
-    assert (progress.known, progress.computed, progress.in_flight) == (5 + sampled, 5 + max(0, sampled - 1), 0)
-
-
-def test_a_rolled_back_block_is_neither_sealed_nor_stored_before_it_is_right() -> None:
-    """Drafts fill a block, and half of them are refused: its content is final only when it was computed again."""
-    rig = Rig()
-    rig.add("a", letters(20), prompt=5)
-    rig.let_in("a", 8)
-    rig.tick(sampled={"a": 2})
-    before = rig.cached()
-    rig.scheduler.grow({"a": 1})
-    rig.tick()
-    middle = rig.cached()
-    rig.scheduler.grow({"a": 1})
-    rig.tick()
-    rig.drain()
-
-    assert middle == ["abcd"]
-    assert before == ["abcd"]
-    assert rig.cached() == ["abcd", "abcdefgh"]
-    assert rig.stored() == ["abcd", "abcdefgh"]
-
-
 def test_who_is_refused_admission_has_cost_nothing() -> None:
     """Without a job for its load nothing is taken: the device keeps what it has cached."""
     rig = Rig(blocks=6, max_jobs=1, policies=Policies(last_step=LastStep.DRAIN))
@@ -806,29 +689,6 @@ def test_upheavals_name_everybody_they_preempt(what: str, workers: int) -> None:
     assert rig.settled.loaded == rig.settled.failed == ()
 
 
-def test_reset_now_leaves_copies_their_places() -> None:
-    """What is out lands on places that nobody else has got; then everything is free."""
-    rig = loading_and_running()
-    rig.scheduler.reset()
-    held = rig.ledger.statistics()
-    rig.drain()
-    after = rig.ledger.statistics()
-
-    assert held.free < 29
-    assert after.free == 29
-    assert after.slots["EMPTY"] == 8
-
-
-def test_reset_that_drains_waits_for_copies() -> None:
-    """It says how many are out; when they have landed it goes."""
-    rig = loading_and_running()
-    with scheduler_refuses(rig, CapacityError, "2 jobs are still out"):
-        rig.scheduler.reset(drain=True)
-    rig.tick()
-
-    assert sorted(rig.scheduler.reset(drain=True)) == ["b", "c"]
-
-
 @pytest.mark.parametrize("what", ["planned", "candidates", "landed", "state"])
 def test_reset_leaves_no_more_than_a_new_scheduler_has(what: str) -> None:
     """No wish, no note of a job and no state outlives the content: when nobody is left, nothing tells it from a new one."""
@@ -895,21 +755,6 @@ def test_scheduler_remembers_nobody_who_is_over() -> None:
 
     assert [len(each) for each in kept] == [0] * len(kept)
     assert not any(scheduler._state.progress.known)
-
-
-def test_sleep_keeps_the_host_and_nothing_of_the_device() -> None:
-    """Copies are waited for in the next plan; after waking, content comes back from the host."""
-    rig = loading_and_running()
-    rig.scheduler.sleep()
-    with scheduler_refuses(rig, CapacityError, "2 jobs and 0 plans are still out"):
-        rig.scheduler.wake()
-    plan = rig.tick()
-    rig.scheduler.wake()
-
-    assert len(plan.flushes) == 2
-    assert not rig.scheduler.has_pending_work()
-    assert rig.hit("b").host_tokens == 8
-    assert rig.hit("c").host_tokens == 8
 
 
 def test_a_lost_worker_stops_stores_until_it_is_back() -> None:
@@ -2119,20 +1964,6 @@ def test_last_block_of_a_request_that_ends_while_its_plan_is_out_is_stored() -> 
     rig.drain()
 
     assert len(rig.stored(1)) == len(rig.cached(1)) == 3
-
-
-def test_last_block_of_a_preempted_request_is_not_stored() -> None:
-    """It goes on, and its drafter may have been wrong."""
-    rig = drafting()
-    rig.add("a", letters(30), prompt=8)
-    rig.let_in("a")
-    rig.tick()
-    assert list(decode(rig, 5))[-1] == 13
-    rig.scheduler.preempt("a")
-    rig.drain()
-
-    assert (len(rig.stored(0)), len(rig.stored(1))) == (3, 2)
-    assert len(rig.cached(1)) == 2
 
 
 def test_chunk_of_several_blocks_waits_for_the_next_chunk() -> None:

@@ -27,7 +27,7 @@ from blocklife.recording import Recorder
 from blocklife.recording._lives import Life, Lives, RecordedStep
 from blocklife.recording._reading import open_recording
 from blocklife.states import COUPLINGS, MACHINES
-from tests.engines import planted
+from tests.planting import planted
 from tests.worlds import block_of, held, in_flight, keys, make_ledger, ready, report, sealed, store
 
 # --- recorded runs -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from blocklife.ledger._checks import Checks
 from blocklife.states import MACHINES, Slot, SlotLife
 from blocklife.testing.exploring._explore import Bounds, Exploration, Kind, Property, Verdict, explore
 from blocklife.testing.worlds._ledger_world import LedgerAction, LedgerSettings, LedgerState, LedgerWorld
-from tests.engines import planted
+from tests.planting import planted
 
 COUNTS: dict[str, tuple[int, int]] = {
     "smallest": (212, 162),

@@ -36,7 +36,7 @@ from blocklife.testing.scenarios._running import (
     run_scenario,
 )
 from blocklife.testing.scenarios._telling import list_files
-from tests.engines import without
+from tests.planting import without
 
 CASES = tuple(
     f"A{number:02}"

@@ -27,7 +27,7 @@ from blocklife.testing.worlds._cross_checks import LAST_STEP, TOLD
 from blocklife.testing.worlds._engine import Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
-from tests.engines import without
+from tests.planting import without
 
 MUTANTS = {each.name: each for each in all_mutants()}
 LOADS = pinned_world("loads-fence").settings

@@ -47,7 +47,7 @@ from blocklife.testing.worlds._format import (
 )
 from blocklife.testing.worlds._pinned import COUNTS, WORLDS, Counts, Pinned, pinned_world, worlds_table
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
-from tests.engines import without
+from tests.planting import without
 from tests.sparing import once
 
 PAGE = Path(__file__).parents[2] / "specs" / "testing.md"

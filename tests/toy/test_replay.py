@@ -39,7 +39,7 @@ from blocklife.lifecycle import Event
 from blocklife.offload import Mode
 from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.states import MACHINES, Block, BlockLife, Job
-from tests.engines import planted
+from tests.planting import planted
 
 STEPS_MAX = 60_000
 """No small world needs so many; what does, hangs."""
