@@ -6,8 +6,8 @@ each of which must give one line that begins with the file and the line; and fil
 
 from __future__ import annotations
 
-import inspect
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blocklife.testing.scenarios._cases import METHODS, REQUIRED, SHIPPED, needs
-from blocklife.testing.scenarios._driver import EngineSetup
+from blocklife.testing.scenarios._cases import METHODS, SHIPPED, needs
+from blocklife.testing.scenarios._driver import Driver, EngineSetup
 from blocklife.testing.scenarios._format import (
+    COMMON,
     Scenario,
     ScenarioError,
     ScenarioStep,
@@ -25,18 +26,10 @@ from blocklife.testing.scenarios._format import (
     read_scenario,
     write_scenario,
 )
-from blocklife.testing.scenarios._judge import JUDGED
-from blocklife.testing.scenarios._random_walk import WalkingStage
-from blocklife.testing.scenarios._schema import (
-    CHOICES,
-    COMMON,
-    COUNTS,
-    EXPECTATIONS,
-    SETTING_DOCS,
-    SETTINGS,
-    VERBS,
-    tables,
-)
+from blocklife.testing.scenarios._schema import CHOICES, EXPECTATIONS, SETTING_DOCS, SETTINGS, VERBS
+from blocklife.testing.scenarios._telling import tables
+from blocklife.testing.scenarios._values import COUNTS, Blocks, Job, RequestName
+from blocklife.testing.scenarios._words import REQUIRED, verb, verbs_of
 
 FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
 FILES = sorted(SHIPPED.glob("*.toml"))
@@ -256,20 +249,42 @@ def test_any_text_survives_writing(text: str, nothing: dict[str, str]) -> None:
 # --- the vocabulary ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_word_is_done() -> None:
-    """Each verb has a method that takes what the table says, and each expectation a judge."""
-    for verb in VERBS.values():
-        taken = list(inspect.signature(getattr(WalkingStage, f"do_{verb.name}")).parameters.values())[1:]
+class Slower(Driver):
+    """A driver with a verb more."""
 
-        assert [each.name for each in taken] == list(verb.known), verb.name
-        for each in taken:
-            assert (each.default is inspect.Parameter.empty) is verb.known[each.name].needed, f"{verb.name}: {each.name}"
-    assert set(EXPECTATIONS) == JUDGED
+    @verb("scenes", weight=1)
+    def slow(self, request: RequestName, blocks: Blocks, *, weight: int) -> Job:
+        """A request is slower.
+
+        What only whoever writes a driver must know.
+        """
+        return weight
 
 
-def test_every_method_is_a_verb() -> None:
-    """What a stage can do stands in the table, and so on the page."""
-    assert {name.removeprefix("do_") for name in dir(WalkingStage) if name.startswith("do_")} == set(VERBS)
+def test_method_of_a_driver_is_all_that_a_verb_needs() -> None:
+    """Its parameters with their kinds, what a file may leave out, what it makes, and its sentence."""
+    made = verbs_of(Slower, Slower)
+
+    assert set(made) - set(VERBS) == {"slow"}
+    assert (made["slow"].section, made["slow"].doc) == ("scenes", "A request is slower.")
+    assert (made["slow"].binds, made["slow"].needs) == ("job", ("slow",))
+    assert [(each.name, each.kind.said, each.needed) for each in made["slow"].parameters] == [
+        ("request", "the name of a request", True),
+        ("blocks", "a list of blocks", True),
+        ("weight", "a whole number", False),
+    ]
+
+
+def test_parameter_of_no_kind_is_refused() -> None:
+    """As soon as the class is read."""
+
+    class Wrong(Driver):
+        @verb()
+        def slow(self, requests: Sequence[str]) -> None:
+            """Which of them are what?"""
+
+    with pytest.raises(TypeError, match=r"^slow: requests has no kind \(annotate it with one of _values\)$"):
+        verbs_of(Wrong, Driver)
 
 
 def test_every_setting_is_told() -> None:
@@ -304,7 +319,7 @@ def test_page_prints_the_vocabulary() -> None:
     """Every verb, expectation, count, key and setting, with its sentence, as it is in the code."""
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
 
-    assert "\n".join(tables()) in page, "replace what stands below 'All words' by what _schema.tables() gives"
+    assert "\n".join(tables()) in page, "replace what stands below 'All words' by what _telling.tables() gives"
     for words in (VERBS, EXPECTATIONS, COUNTS, COMMON, SETTINGS):
         assert all(f"`{word}`" in page for word in words)
 

@@ -10,26 +10,22 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from attrs import define, field
-
 from blocklife.errors import MisuseError
-from blocklife.offload import Geometry
 from blocklife.testing.scenarios._driver import Driver
-from blocklife.testing.scenarios._format import BLOCK, JOB, SLOT, Scenario, ScenarioStep, read_scenario
+from blocklife.testing.scenarios._format import Scenario, read_scenario
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
-from blocklife.testing.scenarios._schema import EXPECTATIONS, SETTINGS, VERBS, Value, ValueKind
+from blocklife.testing.scenarios._schema import SETTINGS
+from blocklife.testing.scenarios._values import Value
 
 SHIPPED = Path(__file__).parent / "cases"
 """The scenarios of the package; those for engines that decide for themselves are in its folders ``vllm`` and
 ``sglang``."""
 METHODS = tuple(name for name, each in vars(Driver).items() if inspect.isfunction(each) and not name.startswith("_"))
 """Every method of a driver, in the order of the protocol."""
-REQUIRED = ("start", "arrive", "step", "settle", "table")
-"""The methods that every driver must have."""
 _SIZES = ("blocks", "slots", "jobs", "lazy_blocks", "seed")
 """Settings that every engine has."""
 
@@ -77,73 +73,7 @@ def run_files(
 
 def needs(scenario: Scenario) -> tuple[str, ...]:
     """The methods of a driver without which the scenario is not applicable, besides the required ones."""
-    asked = _Asked(Geometry.parse(str(scenario.world.get("groups", SETTINGS["groups"].default))).block_tokens)
-    for step in scenario.steps:
-        asked.step(step)
-    asked.expected(scenario.end)
-    return tuple(each for each in METHODS if each in asked.methods and each not in REQUIRED)
-
-
-@define(eq=False)
-class _Asked:
-    """What the steps so far need of a driver.
-
-    Invariant: ``kinds`` has the kind of each name, and ``prompts`` the prompt of each request.
-    """
-
-    block_tokens: Sequence[int]
-    methods: set[str] = field(factory=set)
-    kinds: dict[str, str] = field(factory=dict)
-    prompts: dict[str, str] = field(factory=dict)
-
-    def step(self, step: ScenarioStep) -> None:
-        """Add what one step needs."""
-        verb = VERBS[step.verb]
-        self.methods.update(verb.methods)
-        for parameter in verb.parameters:
-            if parameter.name not in step.arguments:
-                continue
-            self.methods.update(parameter.calls)
-            value = step.arguments[parameter.name]
-            if parameter.kind is ValueKind.EXPECTATIONS and isinstance(value, Mapping):
-                self.expected(value)
-            elif parameter.kind is ValueKind.CONTENTS:
-                self.contents(value)
-        if step.verb == "arrive":
-            self.prompts[str(step.arguments["request"])] = str(step.arguments["prompt"])
-        self.kinds.update(dict.fromkeys(step.bind, "block" if verb.binds == "blocks" else "job"))
-        for name, text in step.remember.items():
-            self.kinds[name] = self.kind(text)
-        if step.name:
-            self.methods.add("picture")
-        self.expected(step.expect)
-
-    def expected(self, expected: Mapping[str, Value]) -> None:
-        """Add what expectations need."""
-        for key, value in expected.items():
-            self.methods.update(EXPECTATIONS[key].asks)
-            if EXPECTATIONS[key].kind is ValueKind.CONTENTS:
-                self.contents(value)
-            elif key == "holds" and isinstance(value, Mapping):
-                self.contents(list(value.values()))
-            elif key == "state" and isinstance(value, Mapping):
-                self.methods.update([f"{self.kind(name)}_state" for name in value])
-
-    def contents(self, value: Value) -> None:
-        """Add `tokens` for content with sampled tokens, which only the driver can name."""
-        for text in value if isinstance(value, Sequence) else ():
-            found = BLOCK.fullmatch(str(text))
-            if found and (int(found[1]) + 1) * self.block_tokens[int(found[3] or 0)] > len(self.prompts.get(found[2], "")):
-                self.methods.add("tokens")
-
-    def kind(self, text: str) -> str:
-        """The kind of thing that a name stands for; a slot is found by its content."""
-        if text in self.kinds:
-            return self.kinds[text]
-        if SLOT.fullmatch(text):
-            self.methods.add("slot_of")
-            return "slot"
-        return "block" if BLOCK.fullmatch(text) else "job" if JOB.fullmatch(text) else "request"
+    return tuple(each for each in METHODS if each in scenario.needs)
 
 
 def worlds(scenario: Scenario) -> dict[str, tuple[Value, ...]]:

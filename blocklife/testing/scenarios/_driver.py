@@ -10,7 +10,8 @@ Rules of this file:
   and has changed nothing.
 
 Required are `start`, `arrive`, `step`, `settle` and `table`. Every other method is one verb or one query, and is needed only by
-scenarios that use it: ``blocklife scenario list`` says which methods a scenario needs, and ``list --methods`` which scenarios a
+scenarios that use it. One that is marked as a `verb` is a verb of files, with the same parameters: the runner translates names
+and calls it. ``blocklife scenario list`` says which methods a scenario needs, and ``list --methods`` which scenarios a
 method opens. ``blocklife scenario run --driver your_module:YourDriver`` runs them.
 
 Content. A prompt is text, one letter a token. A block that is full with the tokens up to some point of a request holds the text
@@ -22,10 +23,22 @@ makes these up, different ones for each request (`tokens`).
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 from attrs import field, frozen
 
+from blocklife.testing.scenarios._values import (
+    BLOCKS,
+    Block,
+    Blocks,
+    Content,
+    Contents,
+    Job,
+    Jobs,
+    Numbers,
+    RequestName,
+)
+from blocklife.testing.scenarios._words import verb
 from blocklife.testing.worlds._device import Device, Landing, Orders, Pass
 
 NOBODY = 0
@@ -230,23 +243,28 @@ class Driver:
 
     # --- verbs of the engine -------------------------------------------------------------------------------------------------
 
-    def finish(self, request: str) -> None:
+    @verb()
+    def finish(self, request: RequestName) -> None:
         """The engine ends a request."""
         self._not("finish")
 
-    def abort(self, request: str) -> None:
-        """The client aborts a request, in any state."""
+    @verb()
+    def abort(self, request: RequestName) -> None:
+        """The client of a request, in any state, is gone."""
         self._not("abort")
 
-    def preempt(self, request: str) -> None:
-        """Preempt a request between two steps."""
+    @verb()
+    def preempt(self, request: RequestName) -> None:
+        """A request is preempted between two steps, and loses all its blocks."""
         self._not("preempt")
 
-    def draft(self, request: str, guess: str) -> None:
-        """A drafter guesses these tokens behind the known ones of a running request; no plan of it is out.
+    @verb()
+    def draft(self, request: RequestName, guess: str) -> None:
+        """A drafter guesses tokens behind the known ones of a running request. Its next step computes these too, and what it
+        samples follows: the right guesses and one token more. Wrong guesses leave wrong content on the device.
 
-        The next step computes them too, and the forward pass writes them as they were guessed. When its plan settles without
-        *sampled* for this request, it gets the guesses before the first wrong one, and one token more.
+        No plan of the request is out. When the next one settles without *sampled* for it, it gets the guesses before the first
+        wrong one, and one token more.
         """
         self._not("draft")
 
@@ -265,20 +283,24 @@ class Driver:
         """The prefix-cache hit of a request's prompt; the content that was hit stays until the next plan."""
         self._not("lookup")
 
+    @verb(drain=False)
     def reset(self, *, drain: bool) -> None:
-        """Forget all content, now or only when no copy is in flight."""
+        """All content is forgotten; with `drain` only once no copy is outstanding."""
         self._not("reset")
 
+    @verb()
     def renew(self, generation: str) -> None:
-        """New weights: no earlier content is ever found again."""
+        """New weights or another customer: no earlier content is found."""
         self._not("renew")
 
+    @verb()
     def sleep(self) -> None:
-        """Give up the device memory; the host keeps its content."""
+        """The device memory is given up; the host keeps its content."""
         self._not("sleep")
 
+    @verb()
     def wake(self) -> None:
-        """Take the device memory back, empty."""
+        """The device memory is back, empty."""
         self._not("wake")
 
     def lose_worker(self, worker: int) -> None:
@@ -297,24 +319,30 @@ class Driver:
         """The device was synchronised with these copies."""
         self._not("prove_quiet")
 
+    # --- scenes --------------------------------------------------------------------------------------------------------------
+
+    @verb("scenes")
     def fill_host(self) -> None:
-        """Fill every host slot with pinned content: stores are refused until `free_host`."""
+        """Every slot of the host is filled and pinned: all stores are refused."""
         self._not("fill_host")
 
+    @verb("scenes")
     def free_host(self) -> None:
-        """Unpin the content of `fill_host`; it may be evicted."""
+        """The slots are unpinned, and may be evicted."""
         self._not("free_host")
 
     def crowd_host(self, slots: int) -> bool:
         """Evict so many least recently used slots, as for other content. False where that is impossible."""
         self._not("crowd_host")
 
-    def forget(self, contents: Sequence[str]) -> None:
-        """Drop this content from the host."""
+    @verb("scenes")
+    def forget(self, contents: Contents) -> None:
+        """The host loses these contents."""
         self._not("forget")
 
-    def forget_on_device(self, contents: Sequence[str]) -> None:
-        """Drop this unheld content from the device."""
+    @verb("scenes")
+    def forget_on_device(self, contents: Contents) -> None:
+        """The device loses these contents, which no request holds."""
         self._not("forget_on_device")
 
     # --- verbs of single blocks ---------------------------------------------------------------------------------------------
@@ -323,84 +351,107 @@ class Driver:
         """Add a request, running or waiting, that only the verbs of single blocks use; it is not scheduled."""
         self._not("enter")
 
-    def allocate(self, request: str, count: int, group: int = 0) -> list[int]:
-        """Hand blocks out to a request; the next step reports them as handed out."""
+    @verb("single blocks", count=1)
+    def allocate(self, request: RequestName, count: int, group: int = 0) -> Annotated[list[int], BLOCKS]:
+        """Blocks for such a request, named with `as`.
+
+        The next step reports them as handed out.
+        """
         self._not("allocate")
 
-    def acquire(self, request: str, contents: Sequence[str]) -> list[int]:
-        """A prefix hit: a request holds cached content on the device."""
+    @verb("single blocks")
+    def acquire(self, request: RequestName, contents: Contents) -> Annotated[list[int], BLOCKS]:
+        """It takes content that is on the device, as after a prefix hit."""
         self._not("acquire")
 
-    def release(self, request: str, blocks: Sequence[int]) -> None:
-        """A request releases some blocks."""
+    @verb("single blocks")
+    def release(self, request: RequestName, blocks: Blocks) -> None:
+        """It releases blocks."""
         self._not("release")
 
     def seal(self, blocks: Sequence[int], contents: Sequence[str]) -> None:
         """Declare the content of these blocks final, under these keys."""
         self._not("seal")
 
-    def plan_store(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
-        """Plan a store of blocks for the next step; returns the job."""
+    @verb("single blocks")
+    def plan_store(self, request: RequestName, blocks: Blocks, contents: Contents) -> Job:
+        """Plan a store of blocks to the host, under these names, for the next step."""
         self._not("plan_store")
 
-    def plan_load(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
-        """Plan a load from the host into blocks of a request for the next step; returns the job."""
+    @verb("single blocks")
+    def plan_load(self, request: RequestName, blocks: Blocks, contents: Contents) -> Job:
+        """Plan a load of contents of the host into blocks of a request, for the next step."""
         self._not("plan_load")
 
-    def cancel(self, job: int) -> None:
-        """Cancel a store that was not launched."""
+    @verb("single blocks")
+    def cancel(self, job: Job) -> None:
+        """A store that was not launched is cancelled."""
         self._not("cancel")
 
-    def abandon(self, job: int) -> None:
-        """Abandon a store in flight: its result is not wanted any more."""
-        self._not("abandon")
-
-    def submit(self, job: int) -> None:
-        """Submit a job to the workers at once, without a plan."""
+    @verb("single blocks")
+    def submit(self, job: Job) -> None:
+        """A copy is handed to the workers at once, without a step."""
         self._not("submit")
 
-    def flush(self, jobs: Sequence[int]) -> None:
-        """The next plan waits for these jobs."""
+    @verb("single blocks")
+    def abandon(self, job: Job) -> None:
+        """The result of a store in flight is not wanted any more."""
+        self._not("abandon")
+
+    @verb("single blocks")
+    def flush(self, jobs: Jobs) -> None:
+        """The next plan waits for these copies."""
         self._not("flush")
 
-    def free(self, request: str, blocks: Sequence[int]) -> None:
-        """The engine's allocator frees these blocks (``pool = "engine"``)."""
+    @verb("single blocks")
+    def free(self, request: RequestName, blocks: Blocks) -> None:
+        """The engine's allocator takes blocks back (`pool` is `engine`)."""
         self._not("free")
 
-    def pin(self, holder: str, contents: Sequence[str]) -> None:
-        """Pin content of the host for a holder."""
+    @verb("single blocks")
+    def pin(self, holder: str, contents: Contents) -> None:
+        """A holder pins contents of the host."""
         self._not("pin")
 
-    def unpin(self, holder: str, contents: Sequence[str]) -> None:
-        """Unpin content of the host."""
+    @verb("single blocks")
+    def unpin(self, holder: str, contents: Contents) -> None:
+        """A holder unpins them."""
         self._not("unpin")
 
-    def evict(self, contents: Sequence[str]) -> None:
-        """Evict content from the host, unless it is pinned."""
+    @verb("single blocks")
+    def evict(self, contents: Contents) -> None:
+        """Contents of the host are evicted, unless they are pinned."""
         self._not("evict")
 
-    def build_job(self, blocks: Sequence[int], sizes: Sequence[int]) -> None:
-        """Build the record of a copy of these blocks with these block counts by group."""
+    @verb("single blocks")
+    def build_job(self, blocks: Blocks, sizes: Numbers) -> None:
+        """Build the record of a copy that claims to have these sizes by group."""
         self._not("build_job")
 
     def agree(self, ranks: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
         """The settings that ranks with these offers (``blocks``, ``slots``, ``workers``, ``jobs``) agree on."""
         self._not("agree")
 
-    def swap(self, block: int, content: str) -> None:
-        """Exchange a device block and the host slot of some content in place."""
+    # --- verbs of other engines ----------------------------------------------------------------------------------------------
+
+    @verb("of other engines")
+    def swap(self, block: Block, content: Content) -> None:
+        """A block and the host slot of a content change places."""
         self._not("swap")
 
-    def split(self, content: str, at: int) -> None:
-        """Split a node of the prefix tree after so many tokens."""
+    @verb("of other engines")
+    def split(self, content: Content, at: int) -> None:
+        """A node of a prefix tree is split after so many tokens."""
         self._not("split")
 
-    def publish(self, content: str) -> None:
-        """Make a child of the prefix tree visible in a tier."""
+    @verb("of other engines")
+    def publish(self, content: Content) -> None:
+        """A node of a prefix tree becomes visible in a tier."""
         self._not("publish")
 
+    @verb("of other engines")
     def attach(self, other: str) -> None:
-        """Add a second connector beside the first."""
+        """A second connector is added beside the first."""
         self._not("attach")
 
     # --- queries ------------------------------------------------------------------------------------------------------------

@@ -3,49 +3,38 @@
 Rules of this file:
 
 * A file is refused as a whole, before its first step is taken, in one line that begins with file and line.
-* This file runs nothing and knows no engine. A `Scenario` is data; `write_scenario` makes a file that reads as the same.
+* This file runs nothing. A `Scenario` is data; `write_scenario` makes a file that reads as the same.
 
-Theory. `tomllib` gives line numbers only for errors of TOML itself. So `_Lines` finds headers and keys in the text again; it
-needs to be right only for files that `tomllib` has accepted.
+Theory. `tomllib` gives line numbers only for errors of TOML itself. In a text that is TOML, each header and each key with its
+value is TOML by itself, too. So `_Lines` reads the text once more, statement by statement.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
-from attrs import define, field, frozen
+from attrs import define, field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
 from blocklife.offload import Geometry
 from blocklife.testing.scenarios._schema import (
     CHOICES,
-    COMMON,
-    COUNTS,
-    EXPECTATIONS,
     RULES,
     SAFETY,
     SETTINGS,
     TESTS,
-    TOP,
     VERBS,
-    Parameter,
-    Value,
-    ValueKind,
 )
+from blocklife.testing.scenarios._values import NEW_REQUEST, TEXT, Known, Value, nearest, one_of, shown
+from blocklife.testing.scenarios._words import Verb, check_expectations
 
-NAME = re.compile(r"[A-Za-z_][\w.~-]*")
-BLOCK = re.compile(r"block ([0-9]{1,9}) of (\S+)(?: in group ([0-9]{1,9}))?")
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-JOB = re.compile(rf"the (?:({'|'.join(ORDINALS)}) )?(store|load) of (\S+)")
-SLOT = re.compile(r"the slot of (.+)")
-CONTENT = re.compile(r"(?:([0-9]{1,9}):)?([^\s:]+)")
 LIMITS: Mapping[str, tuple[int, int]] = {
     "blocks": (1, 100_000),
     "slots": (1, 100_000),
@@ -56,39 +45,63 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "deadline": (1, 10**9),
 }
 """The minimum and maximum of settings that cannot be any number from 0 on."""
-COMPARED = re.compile(r"(>=|<=|>|<) ([0-9]{1,9})")
 VARIANTS_MAX = 1000
 """The most runs of one file: one for each combination of its variants."""
-LETTERS_MAX = 4096
-"""The most letters of a prompt, and of a reply."""
-NUMBER_MAX = 10**9
-MOST: Mapping[str, int] = {"times": 10_000, "actions": 100_000, "slots": 100_000}
-"""The maximum of parameters that repeat something; for other numbers it is `NUMBER_MAX`."""
 
 
 class ScenarioError(MisuseError):
     """A file that is not a scenario; the message begins with the file, and the line if it is known."""
 
 
+def _said(doc: str, name: str = "") -> dict[str, str]:
+    """What the page says of a key that every step can have; its *name*, if the field has another."""
+    return {"doc": doc, "name": name}
+
+
 @frozen(kw_only=True)
 class ScenarioStep:
     """One step of a scenario."""
 
-    verb: str
+    verb: str = field(metadata=_said("the verb", "do"))
     arguments: Mapping[str, Value] = field(factory=dict)
-    note: str = ""
-    when: Mapping[str, tuple[Value, ...]] = field(factory=dict)
-    bind: tuple[str, ...] = ()
-    """Names for what the verb made (``as``)."""
-    remember: Mapping[str, str] = field(factory=dict)
-    name: str = ""
-    refused: str = ""
-    says: str = ""
-    fault: str = ""
-    expect: Mapping[str, Value] = field(factory=dict)
-    policy: Mapping[str, Value] = field(factory=dict)
-    """What engines may do otherwise."""
+    note: str = field(default="", metadata=_said("a sentence for the reader; printed with `-v`, and where the step fails"))
+    when: Mapping[str, tuple[Value, ...]] = field(
+        factory=dict, metadata=_said("a table of variants in which the step is taken; in others it is skipped")
+    )
+    bind: tuple[str, ...] = field(
+        default=(), metadata=_said("names for what the verb made: blocks in their order, or the copy", "as")
+    )
+    remember: Mapping[str, str] = field(
+        factory=dict,
+        metadata=_said("a table of new names for blocks, slots (`the slot of CONTENT`) and copies; `expect` may use them"),
+    )
+    name: str = field(default="", metadata=_said("a name for the step, for `same_as`"))
+    refused: str = field(
+        default="",
+        metadata=_said("the verb must be refused, and nothing may change (`misuse`, `capacity`, `any`)"),
+    )
+    says: str = field(default="", metadata=_said("part of the refusal's message"))
+    fault: str = field(
+        default="",
+        metadata=_said("the step must break this rule, as the device or the engine finds; the scenario ends there"),
+    )
+    expect: Mapping[str, Value] = field(factory=dict, metadata=_said("what must hold after the step"))
+    policy: Mapping[str, Value] = field(
+        factory=dict,
+        metadata=_said(
+            "in a scenario that tests safety: expectations that engines may meet or not. An unmet one is reported, and the "
+            "run goes on; one that the engine cannot answer is skipped"
+        ),
+    )
     line: int = field(default=0, eq=False)
+
+
+COMMON: Mapping[str, str] = {
+    each.metadata["name"] or each.name: each.metadata["doc"] for each in fields(ScenarioStep) if each.metadata
+}
+"""The keys that every step can have besides the parameters of its verb, with what each means."""
+_TEXTS = ("note", "name", "refused", "says", "fault")
+_REFUSED = one_of("misuse", "capacity", "any")
 
 
 @frozen(kw_only=True)
@@ -110,6 +123,8 @@ class Scenario:
     """What engines may do otherwise."""
     path: str = field(default="", eq=False)
     end_line: int = field(default=0, eq=False)
+    needs: frozenset[str] = field(default=frozenset(), eq=False, repr=False)
+    """The methods of a driver without which it is not applicable, as the reader of its file has found."""
 
     def each_variant(self) -> Iterator[dict[str, Value]]:
         """Every combination of the variants; a single empty one if there are none."""
@@ -117,16 +132,16 @@ class Scenario:
             yield dict(zip(self.variants, values, strict=True))
 
 
+TOP = ("id", "title", "source", "tests", "invariants", "story", "world", "variants", "step", "end")
+"""The keys of a file."""
+
+
 # --- lines ------------------------------------------------------------------------------------------------------------------
 
-_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
-_PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
-_TOKEN = re.compile(r'"""|\'\'\'|"(?:[^"\\]++|\\.)*+"|\'[^\']*\'|#.*|[\[\]{}]')
-
-
-def _path(text: str) -> tuple[str, ...]:
-    return tuple(part.strip("\"'") for part in _PART.findall(text))
+_CLOSES = re.compile(r"""\]|\"\"\"|'''""")
+"""What the last line of a statement of several lines has."""
+_EFFORT = 16
+"""How many times as long as the text all attempts to read a part of it may be; what lies behind has no lines."""
 
 
 @define(eq=False)
@@ -139,24 +154,16 @@ class _Lines:
     def of(cls, text: str) -> _Lines:
         """Read the text again, only for its lines."""
         found = cls()
-        section, count, prefix = "", 0, tuple[str, ...]()
-        numbers: dict[str, int] = {}
-        depth, quote = 0, ""
-        for number, line in enumerate(text.splitlines(), start=1):
-            if not depth and not quote:
-                if header := _HEADER.match(line):
-                    section, *rest = _path(header[2])
-                    prefix = tuple(rest)
-                    if header[1] == "[[" and not rest:
-                        numbers[section] = numbers.get(section, 0) + 1
-                    count = numbers.get(section, 0)
-                    found.where.setdefault((section, count, prefix), number)
-                    continue
-                if key := _KEY.match(line):
-                    path = prefix + _path(key[1])
-                    for stop in range(len(prefix) + 1, len(path) + 1):
-                        found.where.setdefault((section, count, path[:stop]), number)
-            depth, quote = _after(line, depth, quote)
+        section, prefix, counts = "", tuple[str, ...](), dict[str, int]()
+        for line, statement, data in _statements(text):
+            paths = list(_paths(data))
+            if statement.lstrip().startswith("["):
+                section, *rest = paths[-1]
+                prefix, paths = tuple(rest), [()]
+                if not rest and statement.lstrip().startswith("[["):
+                    counts[section] = counts.get(section, 0) + 1
+            for path in paths:
+                found.where.setdefault((section, counts.get(section, 0), prefix + path), line)
         return found
 
     def at(self, section: str, count: int, *path: str) -> int:
@@ -167,27 +174,30 @@ class _Lines:
         return 1
 
 
-def _after(line: str, depth: int, quote: str) -> tuple[int, str]:
-    """How many brackets, and which long quote, are open after a line."""
-    at = 0
-    while at < len(line):
-        if quote:
-            end = line.find(quote, at)
-            if end < 0:
-                return depth, quote
-            at, quote = end + 3, ""
-            continue
-        token = _TOKEN.search(line, at)
-        if token is None:
-            break
-        at = token.end()
-        if token[0] in ('"""', "'''"):
-            quote = token[0]
-        elif token[0] in ("[", "{"):
-            depth += 1
-        elif token[0] in ("]", "}"):
-            depth -= 1
-    return depth, quote
+def _statements(text: str) -> Iterator[tuple[int, str, dict[str, object]]]:
+    """Each header and each key with its value: its first line, the text, and what it says."""
+    part: list[str] = []
+    effort = 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        part.append(line)
+        if len(part) == 1 or _CLOSES.search(line):
+            said = "\n".join(part)
+            effort += len(said)
+            try:
+                yield number - len(part) + 1, said, tomllib.loads(said)
+            except tomllib.TOMLDecodeError:  # it goes on
+                if effort > _EFFORT * len(text):
+                    return
+            else:
+                part.clear()
+
+
+def _paths(table: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
+    """The paths of all keys of a table, those of a table in it behind its own."""
+    for key, value in table.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, *rest) for rest in _paths(value))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------------
@@ -211,32 +221,16 @@ def parse_scenario(text: str, path: str = "scenario") -> Scenario:
     return _ScenarioReader(path, _Lines.of(text)).scenario(data)
 
 
-def _known(word: str, words: Iterable[str], what: str) -> str:
-    """A hint with the nearest known word, or all of them."""
-    names = list(words)
-    near = difflib.get_close_matches(word, names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"known {what}: {', '.join(names)}"
-
-
-@define(eq=False)
 class _ScenarioReader:
-    """Checks one file and makes a scenario of it.
+    """Checks one file and makes a scenario of it, in the order of the file: what is `Known` grows step by step."""
 
-    Invariant: ``names`` and ``requests`` have what is known before the step that is being read.
-    """
-
-    path: str
-    lines: _Lines
-    section: str = ""
-    count: int = 0
-    names: dict[str, str] = field(factory=dict)
-    requests: set[str] = field(factory=set)
-    tests: str = ""
-    labels: set[str] = field(factory=set)
-    groups: int = 1
-    workers: int = 1
-    """The number of workers in the variant with the most."""
-    variants: Mapping[str, tuple[Value, ...]] = field(factory=dict)
+    def __init__(self, path: str, lines: _Lines) -> None:
+        self.path = path
+        self.lines = lines
+        self.section, self.count = "", 0
+        self.tests = ""
+        self.variants: Mapping[str, tuple[Value, ...]] = {}
+        self.known = Known(self.fail)
 
     def fail(self, message: str, *path: str) -> NoReturn:
         """Refuse the file, at the line of the key that *path* leads to."""
@@ -246,42 +240,31 @@ class _ScenarioReader:
     # --- the file -----------------------------------------------------------------------------------------------------------
 
     def scenario(self, data: Mapping[str, object]) -> Scenario:
-        """Read everything, in the order of the file."""
-        for key in data:
-            if key not in TOP:
-                if isinstance(data[key], dict | list):
-                    self.section, self.count = key, 1 if (key, 1, ()) in self.lines.where else 0
-                line = self.lines.at(self.section, self.count, *(() if self.section else (key,)))
-                raise ScenarioError(f"{self.path}:{line}: unknown key {key!r} ({_known(key, TOP, 'keys')})")
-        for key in ("id", "title", "source", "story"):
-            self.check_type(data.get(key, "" if key in ("source", "story") else None), str, "a text", key)
-        self.tests = self.what_it_tests(data.get("tests"))
-        invariants = self.list_of(data.get("invariants", []), "invariants")
+        """Read everything."""
+        self.check_top(data)
+        texts = {key: str(data.get(key, "")) for key in ("id", "title", "source", "story")}
+        invariants = self.known.list_of(data.get("invariants", []), "invariants")
         for rule in invariants:
             if rule not in RULES:
                 self.fail(f"unknown invariant {rule!r} (they are I1 to I15)", "invariants")
         world = self.world(data.get("world", {}))
         self.variants = self.read_variants(data.get("variants", {}))
-        self.workers = max(map(int, map(str, self.variants.get("workers", (world.get("workers", 1),)))))
+        self.known.block_tokens = Geometry.parse(str(world.get("groups", SETTINGS["groups"].default))).block_tokens
+        self.known.workers = max(map(int, map(str, self.variants.get("workers", (world.get("workers", 1),)))))
         self.section, self.count = "", 0
         steps = data.get("step")
         if not isinstance(steps, list) or not steps:
             self.fail("a scenario has steps: write [[step]]", "step")
-        self.section = "step"
-        read = []
-        for number, step in enumerate(steps, start=1):
-            self.count = number
+        self.section, read = "step", []
+        for self.count, step in enumerate(steps, start=1):
             read.append(self.step(step))
         self.section, self.count = "end", 0
         end = dict(self.table(data.get("end", {})))
         end_policy = self.policy(end.pop("policy", {}))
-        self.expectations(end)
+        check_expectations(self.known, end)
         return Scenario(
-            id=str(data["id"]),
-            title=str(data["title"]),
+            **texts,
             tests=self.tests,
-            source=str(data.get("source", "")),
-            story=str(data.get("story", "")),
             invariants=tuple(map(str, invariants)),
             world=world,
             variants=self.variants,
@@ -290,23 +273,40 @@ class _ScenarioReader:
             end_policy=end_policy,
             path=self.path,
             end_line=self.lines.at("end", 0),
+            needs=frozenset(self.known.needs),
         )
 
-    def what_it_tests(self, found: object) -> str:
-        """What the scenario tests: safety, or a policy."""
+    def check_top(self, data: Mapping[str, object]) -> None:
+        """Check the keys of the file, its texts, and what it tests."""
+        for key in data:
+            if key not in TOP:
+                if isinstance(data[key], dict | list):
+                    self.section, self.count = key, 1 if (key, 1, ()) in self.lines.where else 0
+                line = self.lines.at(self.section, self.count, *(() if self.section else (key,)))
+                raise ScenarioError(f"{self.path}:{line}: unknown key {key!r} ({nearest(key, TOP, 'keys')})")
+        for key in ("id", "title", "source", "story"):
+            if key in data:
+                TEXT.check(self.known, data[key], key)
+            elif key in ("id", "title"):
+                self.fail(f"it has no {key!r}: a text", key)
+        known, found = " or ".join(f"'{each}'" for each in TESTS), data.get("tests")
+        if found is None:
+            self.fail(f"it does not say what it tests: write tests = {known}")
         if not isinstance(found, str) or found not in TESTS:
-            known = " or ".join(f"'{each}'" for each in TESTS)
-            if found is None:
-                self.fail(f"it does not say what it tests: write tests = {known}")
-            self.fail(f"tests must be {known}, not {_said(found)}", "tests")
-        return found
+            self.fail(f"tests must be {known}, not {shown(found)}", "tests")
+        self.tests = found
+
+    def table(self, found: object) -> dict[str, Value]:
+        """The table of a section."""
+        return self.known.table(found, called=repr(self.section))
 
     def policy(self, found: object) -> Mapping[str, Value]:
-        """What engines may do otherwise, in a scenario that tests safety."""
-        policy = self.table(found, "policy")
+        """What engines may do otherwise, in a scenario that tests safety; they need not answer it."""
+        policy, needs = self.known.table(found, "policy"), set(self.known.needs)
         if policy and self.tests != SAFETY:
             self.fail(f"it tests a {self.tests}, so every expectation is one: write 'expect', not 'policy'", "policy")
-        self.expectations(policy, "policy")
+        check_expectations(self.known, policy, "policy")
+        self.known.needs = needs
         return policy
 
     def world(self, found: object) -> Mapping[str, Value]:
@@ -315,9 +315,8 @@ class _ScenarioReader:
         world = self.table(found)
         for key, value in world.items():
             if key not in SETTINGS:
-                self.fail(f"unknown setting {key!r} ({_known(key, SETTINGS, 'settings')})", key)
+                self.fail(f"unknown setting {key!r} ({nearest(key, SETTINGS, 'settings')})", key)
             self.setting(key, value, key)
-        self.groups = len(str(world.get("groups", "full:4")).split(","))
         return world
 
     def setting(self, key: str, value: Value, *path: str) -> None:
@@ -325,9 +324,9 @@ class _ScenarioReader:
         default = SETTINGS[key].default
         if type(value) is not type(default):
             wanted = {bool: "true or false", int: "a whole number", str: "a text"}[type(default)]
-            self.fail(f"{key} must be {wanted}, not {_said(value)}", *path)
+            self.fail(f"{key} must be {wanted}, not {shown(value)}", *path)
         if key in CHOICES and value not in CHOICES[key]:
-            self.fail(f"{key} must be one of {', '.join(CHOICES[key])}, not {_said(value)}", *path)
+            self.fail(f"{key} must be one of {', '.join(CHOICES[key])}, not {shown(value)}", *path)
         if key == "groups":
             try:
                 Geometry.parse(str(value))
@@ -343,14 +342,14 @@ class _ScenarioReader:
         self.section, self.count = "variants", 0
         variants = self.table(found)
         for key, values in variants.items():
-            for value in self.list_of(values, key):
+            for value in self.known.list_of(values, key):
                 if key in SETTINGS:
                     self.setting(key, value, key)
                 elif not isinstance(value, str):
-                    self.fail(f"{key} is a list of texts, or the name of a setting; {_said(value)} is neither", key)
+                    self.fail(f"{key} is a list of texts, or the name of a setting; {shown(value)} is neither", key)
             if not values:
                 self.fail(f"{key} needs at least one value", key)
-        found = {key: tuple(self.list_of(values, key)) for key, values in variants.items()}
+        found = {key: tuple(self.known.list_of(values, key)) for key, values in variants.items()}
         runs = 1
         for key, values in found.items():
             runs *= len(values)
@@ -362,355 +361,103 @@ class _ScenarioReader:
 
     def step(self, found: object) -> ScenarioStep:
         """One step, and the names that it defines for later ones."""
-        step = self.table(found)
+        step, known = self.table(found), self.known
+        verb = self.verb(step)
+        known.needs.update(verb.needs)
+        for each in verb.parameters:
+            if each.name in step:
+                each.kind.check(known, step[each.name], each.name)
+                known.needs.update(each.kind.needs)
+            elif each.needed:
+                self.fail(f"{verb.name} needs {each.name!r}: {each.kind.said}")
+        texts = {key: str(step.get(key, "")) for key in _TEXTS}
+        for key in _TEXTS:
+            TEXT.check(known, step.get(key, ""), key)
+        self.check_ending(step)
+        when = {key: self.when(key, value) for key, value in known.table(step.get("when", {}), "when").items()}
+        bind = self.bind(step, verb)
+        if any(each.kind == NEW_REQUEST for each in verb.parameters):
+            known.prompts[str(step["request"])] = str(step.get("prompt", ""))
+        remember = self.remember(known.table(step.get("remember", {}), "remember"))
+        expect = known.table(step.get("expect", {}), "expect")
+        check_expectations(known, expect, "expect")
+        policy = self.policy(step.get("policy", {}))
+        if texts["name"]:
+            known.labels.add(texts["name"])
+            known.needs.add("picture")
+        return ScenarioStep(
+            verb=verb.name,
+            arguments={each.name: step[each.name] for each in verb.parameters if each.name in step},
+            when=when,
+            bind=bind,
+            remember=remember,
+            expect=expect,
+            policy=policy,
+            line=self.lines.at("step", self.count),
+            **texts,
+        )
+
+    def verb(self, step: Mapping[str, Value]) -> Verb:
+        """The verb of a step, which has no key but those that the verb takes and those of every step."""
         if "do" not in step:
             self.fail(f'it does nothing: write do = "VERB" (known verbs: {", ".join(VERBS)})')
         name = step["do"]
         verb = VERBS.get(name) if isinstance(name, str) else None
         if verb is None:
-            self.fail(f"unknown verb {_said(name)} ({_known(str(name), VERBS, 'verbs')})", "do")
-        known = verb.known
+            self.fail(f"unknown verb {shown(name)} ({nearest(str(name), VERBS, 'verbs')})", "do")
+        words = [*(each.name for each in verb.parameters), *COMMON]
         for key in step:
-            if key not in known and key not in COMMON:
-                words = [*known, *COMMON]
-                self.fail(f"{verb.name} takes no {key!r} ({_known(key, words, 'keys')})", key)
-        for parameter in verb.parameters:
-            if parameter.name in step:
-                self.parameter(parameter, step[parameter.name])
-            elif parameter.needed:
-                self.fail(f"{verb.name} needs {parameter.name!r}: {parameter.kind.value}")
-        for key in ("note", "name", "refused", "says", "fault"):
-            self.check_type(step.get(key, ""), str, "a text", key)
-        self.judged(step)
-        when = {key: self.when(key, value) for key, value in self.table(step.get("when", {}), "when").items()}
-        bind = self.bind(step, verb.binds, verb.name)
-        if verb.name in ("arrive", "enter"):
-            self.requests.add(str(step["request"]))
-        remember = self.remember(self.table(step.get("remember", {}), "remember"))
-        expect = self.table(step.get("expect", {}), "expect")
-        self.expectations(expect, "expect")
-        policy = self.policy(step.get("policy", {}))
-        if label := str(step.get("name", "")):
-            self.labels.add(label)
-        return ScenarioStep(
-            verb=verb.name,
-            arguments={key: step[key] for key in known if key in step},
-            note=str(step.get("note", "")),
-            when=when,
-            bind=bind,
-            remember=remember,
-            name=label,
-            refused=str(step.get("refused", "")),
-            says=str(step.get("says", "")),
-            fault=str(step.get("fault", "")),
-            expect=expect,
-            policy=policy,
-            line=self.lines.at("step", self.count),
-        )
+            if key not in words:
+                self.fail(f"{verb.name} takes no {key!r} ({nearest(key, words, 'keys')})", key)
+        return verb
 
-    def judged(self, step: Mapping[str, Value]) -> None:
+    def check_ending(self, step: Mapping[str, Value]) -> None:
         """How the step must end: successfully, refused, or in a fault."""
-        if (refused := step.get("refused", "misuse")) not in COMMON["refused"].choices:
-            self.fail(f"refused must be one of {', '.join(COMMON['refused'].choices)}, not {_said(refused)}", "refused")
-        if "says" in step and "refused" not in step:
+        if "refused" in step:
+            _REFUSED.check(self.known, step["refused"], "refused")
+        elif "says" in step:
             self.fail("'says' is about a refusal: say refused, too", "says")
         if (fault := step.get("fault", "I1")) not in RULES:
-            self.fail(f"unknown invariant {_said(fault)} (they are I1 to I15)", "fault")
+            self.fail(f"unknown invariant {shown(fault)} (they are I1 to I15)", "fault")
         if "fault" in step and "refused" in step:
             self.fail("it is either refused or a fault", "fault")
 
     def when(self, key: str, value: Value) -> tuple[Value, ...]:
         """In which variants the step is taken."""
         if key not in self.variants:
-            others = _known(key, self.variants, "variants") if self.variants else "there are none"
+            others = nearest(key, self.variants, "variants") if self.variants else "there are none"
             self.fail(f"no variant is called {key!r} ({others})", "when", key)
         values = tuple(value) if isinstance(value, list) else (value,)
         for each in values:
             if each not in self.variants[key]:
-                self.fail(f"{key} is never {_said(each)} (it is {', '.join(map(str, self.variants[key]))})", "when", key)
+                self.fail(f"{key} is never {shown(each)} (it is {', '.join(map(str, self.variants[key]))})", "when", key)
         return values
 
-    def bind(self, step: Mapping[str, Value], binds: str, verb: str) -> tuple[str, ...]:
+    def bind(self, step: Mapping[str, Value], verb: Verb) -> tuple[str, ...]:
         """The names of what the step makes, for later steps."""
         if "as" not in step:
             return ()
-        if not binds:
-            self.fail(f"{verb} makes nothing that could be named", "as")
+        if not verb.binds:
+            self.fail(f"{verb.name} makes nothing that could be named", "as")
         value = step["as"]
         names = value if isinstance(value, list) else [value]
-        count = step.get("count", 1) if verb == "allocate" else len(names) if verb == "acquire" else 1
+        words = [each.name for each in verb.parameters]
+        count = step.get("count", 1) if "count" in words else 1 if verb.binds == "job" else len(names)
         if len(names) != count:
             self.fail(f"{len(names)} names for {count} things", "as")
         for name in names:
-            self.new_name(name, "block" if binds == "blocks" else "job", "as")
+            self.known.name(name, verb.binds, "as")
         return tuple(map(str, names))
 
     def remember(self, found: Mapping[str, Value]) -> Mapping[str, str]:
         """Further names for things that have one."""
         for name, value in found.items():
-            text = self.check_type(value, str, "a text", "remember", name)
-            kind = self.kind_of(text)
+            TEXT.check(self.known, value, "remember", name)
+            kind = self.known.kind_of(str(value))
             if kind not in ("block", "job", "slot"):
-                self.fail(f"{text!r} is not a block, copy or slot", "remember", name)
-            self.new_name(name, kind, "remember", name)
+                self.fail(f"{value!r} is not a block, copy or slot", "remember", name)
+            self.known.name(name, kind, "remember", name)
         return {name: str(value) for name, value in found.items()}
-
-    def new_name(self, name: Value, kind: str, *path: str) -> None:
-        """A name that no request has; it may move to another thing of its kind."""
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            self.fail(f"{_said(name)} is not a name (letters, digits and . _ ~ -)", *path)
-        if name in self.requests or self.names.get(name, kind) != kind:
-            self.fail(f"{name!r} is the name of something else", *path)
-        self.names[name] = kind
-
-    # --- values -------------------------------------------------------------------------------------------------------------
-
-    def parameter(self, parameter: Parameter, value: Value) -> None:
-        """A parameter of a verb."""
-        if parameter.kind is ValueKind.EXPECTATIONS:
-            self.expectations(self.table(value, parameter.name), parameter.name)
-            return
-        self.value(parameter.kind, value, parameter.name)
-        if parameter.choices and value not in parameter.choices:
-            self.fail(f"{parameter.name} must be one of {', '.join(parameter.choices)}, not {_said(value)}", parameter.name)
-        if parameter.name == "request" and parameter.kind is ValueKind.TEXT and not NAME.fullmatch(str(value)):
-            self.fail(f"{_said(value)} is not a name for a request (letters, digits and . _ ~ -)", parameter.name)
-        if parameter.name in ("prompt", "reply") and not re.fullmatch(r"[^\s:]+", str(value)):
-            self.fail(f"a {parameter.name} has letters without spaces, one for each token, not {_said(value)}", parameter.name)
-        if parameter.name in ("prompt", "reply") and len(str(value)) > LETTERS_MAX:
-            self.fail(f"a {parameter.name} has at most {LETTERS_MAX:,} letters, not {len(str(value)):,}", parameter.name)
-
-    def expectations(self, found: Mapping[str, Value], *path: str) -> None:
-        """A table of what must hold."""
-        for key, value in found.items():
-            if key not in EXPECTATIONS:
-                self.fail(f"unknown expectation {key!r} ({_known(key, EXPECTATIONS, 'expectations')})", *path, key)
-            self.value(EXPECTATIONS[key].kind, value, *path, key)
-
-    def value(self, kind: ValueKind, value: Value, *path: str) -> None:
-        """One value of one kind, with everything that it names."""
-        if kind in _SINGLE:
-            _SINGLE[kind](self, value, *path)
-        elif kind in _LISTS:
-            for each in self.list_of(value, *path):
-                _LISTS[kind](self, each, *path)
-        elif kind is ValueKind.LET_IN and isinstance(value, list):
-            self.value(ValueKind.REQUESTS, value, *path)
-        else:
-            for key, each in self.table(value, *path).items():
-                _TABLES[kind](self, key, each, *path, key)
-
-    def check_type(self, value: object, wanted: type, said: str, *path: str) -> str:
-        """A value of one Python type; gives it as text."""
-        if type(value) is not wanted:
-            if value is None:
-                self.fail(f"it has no {path[-1]!r}: {said}")
-            self.fail(f"{path[-1]!r} must be {said}, not {_said(value)}", *path)
-        return str(value)
-
-    def list_of(self, value: object, *path: str) -> list[Value]:
-        """A list."""
-        if not isinstance(value, list):
-            self.fail(f"{path[-1]!r} must be a list, not {_said(value)}", *path)
-        return value
-
-    def table(self, value: object, *path: str) -> dict[str, Value]:
-        """A table."""
-        if not isinstance(value, dict):
-            self.fail(f"{path[-1] if path else self.section!r} must be a table, not {_said(value)}", *path)
-        return value
-
-    def number(self, value: Value, *path: str) -> None:
-        """A count."""
-        self.check_type(value, int, ValueKind.NUMBER.value, *path)
-        most = MOST.get(path[0], NUMBER_MAX) if self.section == "step" else NUMBER_MAX
-        if isinstance(value, int) and not 0 <= value <= most:
-            bound = "at least 0" if value < 0 else f"at most {most:,}"
-            self.fail(f"{path[-1]!r} must be {bound}, not {value}", *path)
-
-    def worker(self, value: Value, *path: str) -> None:
-        """A worker that exists in some variant."""
-        self.number(value, *path)
-        if isinstance(value, int) and value >= self.workers:
-            self.fail(f"there is no worker {value}: they are numbered from 0 to {self.workers - 1}", *path)
-
-    def request(self, value: Value, *path: str) -> None:
-        """A request that has arrived so far."""
-        text = self.check_type(value, str, ValueKind.REQUEST.value, *path)
-        if text not in self.requests:
-            known = ", ".join(sorted(self.requests)) or "none"
-            self.fail(f"no request {text!r} has arrived so far (known requests: {known})", *path)
-
-    def kind_of(self, text: str, *path: str) -> str:
-        """The kind that a text names: ``block``, ``job``, ``slot``, ``request``, or empty; requests in it are checked."""
-        if text in self.names:
-            return self.names[text]
-        if found := BLOCK.fullmatch(text):
-            self.request(found[2], *path)
-            if int(found[3] or 0) >= self.groups:
-                self.fail(f"there is no group {found[3]}: they are numbered from 0 to {self.groups - 1}", *path)
-            return "block"
-        if found := JOB.fullmatch(text):
-            self.request(found[3], *path)
-            return "job"
-        if found := SLOT.fullmatch(text):
-            self.content(found[1], *path)
-            return "slot"
-        return "request" if text in self.requests else ""
-
-    def named(self, kind: str, said: str, value: Value, *path: str) -> None:
-        """A text that names something of one kind."""
-        text = self.check_type(value, str, said, *path)
-        found = self.kind_of(text, *path)
-        if found != kind:
-            other = f"it is the name of a {found}" if found else f"nothing has this name so far{self.near(text)}"
-            self.fail(f"{text!r} is not {said} ({other})", *path)
-
-    def near(self, text: str) -> str:
-        """A hint with the name that may have been meant."""
-        close = difflib.get_close_matches(text, [*self.names, *self.requests], 1)
-        return f"; did you mean {close[0]!r}?" if close else ""
-
-    def block(self, value: Value, *path: str) -> None:
-        """``block 1 of a``, or a name."""
-        self.named("block", "a block, like 'block 0 of a'", value, *path)
-
-    def job(self, value: Value, *path: str) -> None:
-        """``the store of a``, or a name."""
-        if value != "nobody":
-            self.named("job", "a copy, like 'the store of a'", value, *path)
-
-    def content(self, value: Value, *path: str) -> None:
-        """Letters, with a group before them, or the content of a position of a request."""
-        text = self.check_type(value, str, ValueKind.CONTENT.value, *path)
-        if BLOCK.fullmatch(text):
-            self.kind_of(text, *path)
-        elif not (found := CONTENT.fullmatch(text)):
-            self.fail(f"{text!r} is not content (letters, 'GROUP:letters', or 'block 0 of a')", *path)
-        elif int(found[1] or 0) >= self.groups:
-            self.fail(f"there is no group {found[1]}: they are numbered from 0 to {self.groups - 1}", *path)
-
-    def text(self, value: Value, *path: str) -> None:
-        """Any text."""
-        self.check_type(value, str, "a text", *path)
-
-    def flag(self, value: Value, *path: str) -> None:
-        """True or false."""
-        self.check_type(value, bool, ValueKind.FLAG.value, *path)
-
-    def label(self, value: Value, *path: str) -> None:
-        """An earlier step."""
-        if not isinstance(value, str) or value not in self.labels:
-            self.fail(f"no earlier step is called {_said(value)}", *path)
-
-    def pair(self, value: Value, *path: str) -> None:
-        """Two blocks."""
-        blocks = self.list_of(value, *path)
-        if len(blocks) != 2:
-            self.fail(f"a pair has two blocks, not {len(blocks)}", *path)
-        for each in blocks:
-            self.block(each, *path)
-
-    def window(self, value: Value, *path: str) -> None:
-        """A number, or all."""
-        if value != "all":
-            self.number(value, *path)
-
-    def counted(self, value: Value, *path: str) -> None:
-        """A number, or a comparison with one."""
-        if not (isinstance(value, str) and COMPARED.fullmatch(value)):
-            self.check_type(value, int, "a whole number, or a text like '>= 2'", *path)
-
-
-_Check: TypeAlias = Callable[..., None]
-
-
-def _request_number(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
-    reader.request(key, *path)
-    reader.number(value, *path)
-
-
-def _state(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
-    if not reader.kind_of(key, *path):
-        reader.fail(f"{key!r} is not a block, slot, copy or request{reader.near(key)}", *path)
-    for each in value if isinstance(value, list) else [value]:
-        reader.text(each, *path)
-
-
-def _holds(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
-    reader.block(key, *path)
-    reader.content(value, *path)
-
-
-def _hit(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
-    reader.request(key, *path)
-    if value != "deferred":
-        reader.number(value, *path)
-
-
-def _sizes(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
-    reader.job(key, *path)
-    reader.value(ValueKind.NUMBERS, value, *path)
-
-
-def _count(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
-    if key not in COUNTS:
-        reader.fail(f"unknown count {key!r} ({_known(key, COUNTS, 'counts')})", *path)
-    reader.counted(value, *path)
-
-
-def _has(reader: _ScenarioReader, key: str, value: Value, *path: str) -> None:
-    reader.request(key, *path)
-    reader.value(ValueKind.BLOCKS, value, *path)
-
-
-def _limit(reader: _ScenarioReader, _key: str, value: Value, *path: str) -> None:
-    reader.number(value, *path)
-
-
-_SINGLE: Mapping[ValueKind, _Check] = {
-    ValueKind.TEXT: _ScenarioReader.text,
-    ValueKind.NUMBER: _ScenarioReader.number,
-    ValueKind.WORKER: _ScenarioReader.worker,
-    ValueKind.FLAG: _ScenarioReader.flag,
-    ValueKind.REQUEST: _ScenarioReader.request,
-    ValueKind.BLOCK: _ScenarioReader.block,
-    ValueKind.JOB: _ScenarioReader.job,
-    ValueKind.CONTENT: _ScenarioReader.content,
-    ValueKind.STEP: _ScenarioReader.label,
-}
-_LISTS: Mapping[ValueKind, _Check] = {
-    ValueKind.REQUESTS: _ScenarioReader.request,
-    ValueKind.BLOCKS: _ScenarioReader.block,
-    ValueKind.JOBS: _ScenarioReader.job,
-    ValueKind.CONTENTS: _ScenarioReader.content,
-    ValueKind.NUMBERS: _ScenarioReader.number,
-    ValueKind.PAIRS: _ScenarioReader.pair,
-    ValueKind.WINDOWS: _ScenarioReader.window,
-    ValueKind.RANKS: lambda reader, value, *path: reader.value(ValueKind.LIMITS, value, *path),
-}
-_TABLES: Mapping[ValueKind, _Check] = {
-    ValueKind.TOKENS: _request_number,
-    ValueKind.LET_IN: _request_number,
-    ValueKind.STATES: _state,
-    ValueKind.HOLDS: _holds,
-    ValueKind.HITS: _hit,
-    ValueKind.SIZES: _sizes,
-    ValueKind.COUNTS: _count,
-    ValueKind.HAS: _has,
-    ValueKind.LIMITS: _limit,
-}
-
-
-def _said(value: object) -> str:
-    """A value as it is in the file."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "a table"
-    if isinstance(value, list):
-        return "a list"
-    return repr(value)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------------

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import TypeAlias
 
 from blocklife.testing.scenarios._driver import LookedUp
-from blocklife.testing.scenarios._format import COMPARED
-from blocklife.testing.scenarios._schema import Value
 from blocklife.testing.scenarios._stage import GARBAGE, Stage, StageError, worded
+from blocklife.testing.scenarios._values import (
+    COMPARED,
+    BlockNames,
+    Contents,
+    CopyNames,
+    Counts,
+    EarlierStep,
+    HeldBlocks,
+    Hits,
+    Holds,
+    Offer,
+    Pairs,
+    RequestNames,
+    Sizes,
+    States,
+    Value,
+    Windows,
+)
+from blocklife.testing.scenarios._words import EXPECTATIONS, Expectation, expectation
 from blocklife.testing.worlds._device import CopyOrder
 
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
-    ">=": lambda found, least: found >= least,
-    "<=": lambda found, most: found <= most,
-    ">": lambda found, less: found > less,
-    "<": lambda found, more: found < more,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
 }
 
 
@@ -27,7 +44,7 @@ def judge(stage: Stage, expected: Mapping[str, Value]) -> str:
     """
     for key, value in expected.items():
         try:
-            if problem := _JUDGES[key](stage, value):
+            if problem := EXPECTATIONS[key].judge(stage, value):
                 return f"{key}: {problem}"
         except StageError as problem:
             raise StageError(f"{key}: {problem}") from problem
@@ -46,20 +63,13 @@ def _listed(names: Iterable[object]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
-def _texts(value: Value) -> list[str]:
-    return [str(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else [str(value)]
-
-
-def _table(value: Value) -> Mapping[str, Value]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _exactly(wanted: Iterable[int], found: Iterable[int], say: Callable[[int], str]) -> str:
-    """How two sets of numbers differ; empty if they are equal."""
-    left, right = set(wanted), set(found)
+def _blocks(stage: Stage, wanted: Sequence[str], jobs: Iterable[int], side: Callable[[CopyOrder], Sequence[int]]) -> str:
+    """How the blocks of these jobs differ from these names; empty if they are the same."""
+    left = set(stage.blocks(wanted))
+    right = {block for job in jobs for block in side(stage.copies[job].order)}
     if left == right:
         return ""
-    return f"expected {_listed(map(say, sorted(left)))}; found {_listed(map(say, sorted(right)))}"
+    return f"expected {_listed(map(stage.said, sorted(left)))}; found {_listed(map(stage.said, sorted(right)))}"
 
 
 def _copies(stage: Stage, names: Iterable[str], found: Sequence[int]) -> str:
@@ -71,34 +81,13 @@ def _copies(stage: Stage, names: Iterable[str], found: Sequence[int]) -> str:
     return f"expected {said[0]}; found {said[1]}"
 
 
-# --- what the step did ------------------------------------------------------------------------------------------------------
+def _requests(wanted: Sequence[str], found: Iterable[str]) -> str:
+    there = list(dict.fromkeys(found))
+    return "" if set(wanted) == set(there) else f"expected {_listed(wanted)}; found {_listed(there)}"
 
 
-_Judge: TypeAlias = Callable[[Stage, Value], str]
-
-
-def _blocks(side: Callable[[Stage], Sequence[int]], part: Callable[[CopyOrder], Sequence[int]]) -> _Judge:
-    def check(stage: Stage, value: Value) -> str:
-        found = [block for job in side(stage) for block in part(stage.copies[job].order)]
-        return _exactly(stage.blocks(_texts(value)), found, stage.said)
-
-    return check
-
-
-def _flushes(stage: Stage, value: Value) -> str:
-    return _copies(stage, _texts(value), stage.happened.flushes)
-
-
-def _hit(stage: Stage, value: Value) -> str:
-    return _hits(stage, value, lambda hit: hit.tokens)
-
-
-def _hit_on_device(stage: Stage, value: Value) -> str:
-    return _hits(stage, value, lambda hit: hit.device_tokens)
-
-
-def _hits(stage: Stage, value: Value, length: Callable[[LookedUp], int]) -> str:
-    for request, wanted in _table(value).items():
+def _hits(stage: Stage, expected: Mapping[str, int | str], length: Callable[[LookedUp], int]) -> str:
+    for request, wanted in expected.items():
         hit = stage.happened.hits.get(request)
         found: object = "no lookup" if hit is None else "deferred" if hit.deferred else length(hit)
         if found != wanted and (hit is not None or wanted != 0):  # without a lookup nothing is found
@@ -106,39 +95,118 @@ def _hits(stage: Stage, value: Value, length: Callable[[LookedUp], int]) -> str:
     return ""
 
 
-def _requests(side: Callable[[Stage], Iterable[str]]) -> _Judge:
-    def check(stage: Stage, value: Value) -> str:
-        wanted, found = _texts(value), list(dict.fromkeys(side(stage)))
-        return "" if set(wanted) == set(found) else f"expected {_listed(wanted)}; found {_listed(found)}"
-
-    return check
-
-
-def _handed_out(stage: Stage, value: Value) -> str:
-    missing = [text for text in _texts(value) if stage.block(text) not in stage.happened.handed_out]
-    return f"{_listed(missing)} was not handed out (handed out: {_all_handed(stage)})" if missing else ""
+def _handed(stage: Stage, blocks: Sequence[str], *, out: bool) -> str:
+    """Which of these blocks were not, or were, handed out."""
+    found = stage.happened.handed_out
+    wrong = [text for text in blocks if (stage.block(text) in found) is not out]
+    said = "was not" if out else "was"
+    return f"{_listed(wrong)} {said} handed out (handed out: {_listed(map(stage.said, sorted(found)))})" if wrong else ""
 
 
-def _not_handed_out(stage: Stage, value: Value) -> str:
-    wrong = [text for text in _texts(value) if stage.block(text) in stage.happened.handed_out]
-    return f"{_listed(wrong)} was handed out (handed out: {_all_handed(stage)})" if wrong else ""
+def _findable(stage: Stage, contents: Sequence[str], where: str, *, there: bool) -> str:
+    blocks, places = stage.driver.claims()
+    found = {each.partition("@")[0] for each in (places if where == "host" else blocks).values()}
+    for text in contents:
+        if (stage.content(text) in found) is not there:
+            said = "cannot" if there else "can"
+            return f"{text} ({stage.content(text)}) {said} be found in the {where} (there are: {_listed(sorted(found))})"
+    return ""
 
 
-def _all_handed(stage: Stage) -> str:
-    return _listed(map(stage.said, sorted(stage.happened.handed_out)))
+def _pairs(stage: Stage, pairs: Sequence[Sequence[str]], *, alike: bool) -> str:
+    for one, another in pairs:
+        if (stage.block(one) == stage.block(another)) is not alike:
+            return f"{one} and {another} are {'two blocks' if alike else 'one block'}"
+    return ""
 
 
-def _answer(stage: Stage, value: Value) -> str:
+# --- what the step did ------------------------------------------------------------------------------------------------------
+
+_STEP, _STATE = "what the step did", "the state"
+
+
+@expectation(_STEP)
+def stores(stage: Stage, blocks: BlockNames) -> str:
+    """The stores planned in it read exactly these blocks, in one copy or in several."""
+    return _blocks(stage, blocks, stage.happened.stores, lambda order: order.source)
+
+
+@expectation(_STEP)
+def loads(stage: Stage, blocks: BlockNames) -> str:
+    """The loads planned in it write exactly these blocks, in one copy or in several."""
+    return _blocks(stage, blocks, stage.happened.loads, lambda order: order.target)
+
+
+@expectation(_STEP)
+def flushes(stage: Stage, copies: CopyNames) -> str:
+    """Its plans wait for exactly these copies."""
+    return _copies(stage, copies, stage.happened.flushes)
+
+
+@expectation(_STEP)
+def hit(stage: Stage, expected: Hits) -> str:
+    """Length of the prefix hit of a request, in tokens, or `deferred`."""
+    return _hits(stage, expected, lambda hit: hit.tokens)
+
+
+@expectation(_STEP)
+def hit_on_device(stage: Stage, expected: Hits) -> str:
+    """How much of the hit is on the device."""
+    return _hits(stage, expected, lambda hit: hit.device_tokens)
+
+
+@expectation(_STEP)
+def no_room(stage: Stage, requests: RequestNames) -> str:
+    """There was no room for exactly these requests."""
+    return _requests(requests, stage.happened.no_room)
+
+
+@expectation(_STEP)
+def handed_out(stage: Stage, blocks: BlockNames) -> str:
+    """These blocks were handed out, maybe others, too."""
+    return _handed(stage, blocks, out=True)
+
+
+@expectation(_STEP)
+def not_handed_out(stage: Stage, blocks: BlockNames) -> str:
+    """These were not."""
+    return _handed(stage, blocks, out=False)
+
+
+@expectation(_STEP)
+def loaded(stage: Stage, requests: RequestNames) -> str:
+    """The loads of exactly these requests are done."""
+    return _requests(requests, stage.happened.loaded)
+
+
+@expectation(_STEP)
+def load_failed(stage: Stage, requests: RequestNames) -> str:
+    """The loads of exactly these requests have failed."""
+    return _requests(requests, stage.happened.failed)
+
+
+@expectation(_STEP)
+def ended(stage: Stage, requests: RequestNames) -> str:
+    """Exactly these requests ended, which had to wait for this plan."""
+    return _requests(requests, stage.happened.ended)
+
+
+@expectation(_STEP)
+def answer(stage: Stage, expected: Offer) -> str:
+    """What `agree` agreed on."""
     found = stage.happened.answer or {}
-    wrong = {key: found.get(key) for key, wanted in _table(value).items() if found.get(key) != wanted}
+    wrong = {key: found.get(key) for key, wanted in expected.items() if found.get(key) != wanted}
     return f"found {_listed(f'{key} = {each}' for key, each in wrong.items())}" if wrong else ""
 
 
 # --- what holds after it ----------------------------------------------------------------------------------------------------
 
 
-def _state(stage: Stage, value: Value) -> str:
-    for text, wanted in _table(value).items():
+@expectation(_STATE)
+def state(stage: Stage, expected: States) -> str:
+    """The state of blocks, slots, copies and requests; a list means one of these."""
+    for text, wanted in expected.items():
+        states = [wanted] if isinstance(wanted, str) else wanted
         kind = stage.kind(text)
         driver = stage.driver
         if kind == "request":
@@ -146,15 +214,17 @@ def _state(stage: Stage, value: Value) -> str:
         else:
             ask = {"block": driver.block_state, "job": driver.job_state, "slot": driver.slot_state}[kind]
             found = list(map(ask, stage.numbers(text)[1]))
-        if wrong := [each for each in found if each not in _texts(wanted)]:
-            return f"expected {text} to be {' or '.join(_texts(wanted))}; it is {wrong[0]}"
+        if wrong := [each for each in found if each not in states]:
+            return f"expected {text} to be {' or '.join(states)}; it is {wrong[0]}"
     return ""
 
 
-def _holds(stage: Stage, value: Value) -> str:
-    for text, wanted in _table(value).items():
+@expectation(_STATE)
+def holds(stage: Stage, expected: Holds) -> str:
+    """The content of a block on every worker's device; `garbage` for invalid content."""
+    for text, wanted in expected.items():
         block = stage.block(text)
-        content = GARBAGE if wanted == GARBAGE else stage.content(str(wanted))
+        content = GARBAGE if wanted == GARBAGE else stage.content(wanted)
         for worker in stage.device.present:
             found = worded(worker.blocks[block])
             if found.partition("@")[0] != content:
@@ -162,49 +232,65 @@ def _holds(stage: Stage, value: Value) -> str:
     return ""
 
 
-def _findable(where: str, wanted: bool) -> _Judge:
-    def check(stage: Stage, value: Value) -> str:
-        blocks, places = stage.driver.claims()
-        found = {each.partition("@")[0] for each in (places if where == "host" else blocks).values()}
-        for text in _texts(value):
-            if (stage.content(text) in found) is not wanted:
-                there = _listed(sorted(found))
-                is_there = "can" if not wanted else "cannot"
-                return f"{text} ({stage.content(text)}) {is_there} be found in the {where} (there are: {there})"
-        return ""
-
-    return check
+@expectation(_STATE, needs="claims")
+def in_host(stage: Stage, contents: Contents) -> str:
+    """These are found in the host."""
+    return _findable(stage, contents, "host", there=True)
 
 
-def _pairs(same: bool) -> _Judge:
-    def check(stage: Stage, value: Value) -> str:
-        for pair in value if isinstance(value, Sequence) else ():
-            one, other = _texts(pair)
-            if (stage.block(one) == stage.block(other)) is not same:
-                return f"{one} and {other} are {'two blocks' if same else 'one block'}"
-        return ""
-
-    return check
+@expectation(_STATE, needs="claims")
+def not_in_host(stage: Stage, contents: Contents) -> str:
+    """These are not."""
+    return _findable(stage, contents, "host", there=False)
 
 
-def _has(stage: Stage, value: Value) -> str:
+@expectation(_STATE, needs="claims")
+def on_device(stage: Stage, contents: Contents) -> str:
+    """These are found on the device."""
+    return _findable(stage, contents, "device", there=True)
+
+
+@expectation(_STATE, needs="claims")
+def not_on_device(stage: Stage, contents: Contents) -> str:
+    """These are not."""
+    return _findable(stage, contents, "device", there=False)
+
+
+@expectation(_STATE)
+def same(stage: Stage, pairs: Pairs) -> str:
+    """Both names are the same block."""
+    return _pairs(stage, pairs, alike=True)
+
+
+@expectation(_STATE)
+def other(stage: Stage, pairs: Pairs) -> str:
+    """The names are different blocks."""
+    return _pairs(stage, pairs, alike=False)
+
+
+@expectation(_STATE)
+def has(stage: Stage, expected: HeldBlocks) -> str:
+    """A request holds these blocks, maybe others, too."""
     groups = range(len(stage.geometry.groups))
-    for request, blocks in _table(value).items():
+    for request, blocks in expected.items():
         held = {block for group in groups for block in stage.driver.table(request, group) if block}
-        missing = [text for text in _texts(blocks) if stage.block(text) not in held]
-        if missing:
-            return f"{request} does not hold {_listed(missing)} (it holds {len(held)} blocks)"
+        if absent := [text for text in blocks if stage.block(text) not in held]:
+            return f"{request} does not hold {_listed(absent)} (it holds {len(held)} blocks)"
     return ""
 
 
-def _out(stage: Stage, value: Value) -> str:
-    return _copies(stage, _texts(value), stage.out())
+@expectation(_STATE)
+def out(stage: Stage, copies: CopyNames) -> str:
+    """Exactly these copies run on the device."""
+    return _copies(stage, copies, stage.out())
 
 
-def _sizes(stage: Stage, value: Value) -> str:
-    for text, wanted in _table(value).items():
+@expectation(_STATE)
+def sizes(stage: Stage, expected: Sizes) -> str:
+    """How many blocks of each group a copy has."""
+    for text, wanted in expected.items():
         seen = [stage.copies[job] for job in stage.jobs(text) if job in stage.copies]
-        found = [sum(sizes) for sizes in zip_longest(*(each.sizes for each in seen), fillvalue=0)]
+        found = [sum(each) for each in zip_longest(*(each.sizes for each in seen), fillvalue=0)]
         if found != wanted:
             return f"expected {text} to have {wanted}; it has {found}"
         if seen and sum(found) != (moved := sum(len(each.order.source) for each in seen)):
@@ -212,76 +298,52 @@ def _sizes(stage: Stage, value: Value) -> str:
     return ""
 
 
-def _tokens(stage: Stage, value: Value) -> str:
-    for request, wanted in _table(value).items():
+@expectation(_STATE, needs="progress")
+def tokens(stage: Stage, expected: Hits) -> str:
+    """Settled tokens of a request."""
+    for request, wanted in expected.items():
         if (found := stage.driver.progress(request).computed) != wanted:
             return f"expected {wanted} settled tokens of {request}; it has {found}"
     return ""
 
 
-def _pending(stage: Stage, value: Value) -> str:
+@expectation(_STATE, needs="pending")
+def pending(stage: Stage, expected: bool) -> str:
+    """Whether more ticks are needed."""
     found = stage.driver.pending()
-    return "" if found is value else f"ticking {'must go on' if found else 'may end'}"
+    return "" if found is expected else f"ticking {'must go on' if found else 'may end'}"
 
 
-def _nothing_left(stage: Stage, value: Value) -> str:
+@expectation(_STATE, needs="left_behind")
+def nothing_left(stage: Stage, expected: bool) -> str:
+    """No request, copy or pin is left, and every block and slot is at rest."""
     found = [*stage.driver.left_behind(), *(f"copy {stage.said_job(job)}" for job in stage.out())]
-    if bool(found) is value:
-        return f"left behind: {_listed(found)}"
-    return ""
+    return f"left behind: {_listed(found)}" if bool(found) is expected else ""
 
 
-def _windows(stage: Stage, value: Value) -> str:
+@expectation(_STATE, needs="windows")
+def windows(stage: Stage, expected: Windows) -> str:
+    """Chunks that a hit needs before its end, by group."""
     found = ["all" if each is None else each for each in stage.driver.windows()]
-    return "" if found == value else f"expected {value}; found {found}"
+    return "" if found == expected else f"expected {expected}; found {found}"
 
 
-def _count(stage: Stage, value: Value) -> str:
-    for what, wanted in _table(value).items():
+@expectation(_STATE, needs="count")
+def count(stage: Stage, expected: Counts) -> str:
+    """Counts, see below: a number, or a comparison such as `>= 2`."""
+    for what, wanted in expected.items():
         found = stage.driver.count(what)
         compared = COMPARED.fullmatch(wanted) if isinstance(wanted, str) else None
-        holds = _COMPARISONS[compared[1]](found, int(compared[2])) if compared else found == wanted
-        if not holds:
+        if not (_COMPARISONS[compared[1]](found, int(compared[2])) if compared else found == wanted):
             return f"expected {what} {wanted}; found {found}"
     return ""
 
 
-def _same_as(stage: Stage, value: Value) -> str:
-    if stage.picture() == stage.pictures.get(str(value)):
-        return ""
-    return f"something has changed since {value!r}"
+@expectation(_STATE, needs="picture")
+def same_as(stage: Stage, step: EarlierStep) -> str:
+    """Everything is as it was after that step, except job numbers."""
+    return "" if stage.picture() == stage.pictures.get(step) else f"something has changed since {step!r}"
 
 
-_JUDGES: Mapping[str, _Judge] = {
-    "stores": _blocks(lambda stage: stage.happened.stores, lambda order: order.source),
-    "loads": _blocks(lambda stage: stage.happened.loads, lambda order: order.target),
-    "flushes": _flushes,
-    "hit": _hit,
-    "hit_on_device": _hit_on_device,
-    "no_room": _requests(lambda stage: stage.happened.no_room),
-    "handed_out": _handed_out,
-    "not_handed_out": _not_handed_out,
-    "loaded": _requests(lambda stage: stage.happened.loaded),
-    "load_failed": _requests(lambda stage: stage.happened.failed),
-    "ended": _requests(lambda stage: stage.happened.ended),
-    "answer": _answer,
-    "state": _state,
-    "holds": _holds,
-    "in_host": _findable("host", True),
-    "not_in_host": _findable("host", False),
-    "on_device": _findable("device", True),
-    "not_on_device": _findable("device", False),
-    "same": _pairs(True),
-    "other": _pairs(False),
-    "has": _has,
-    "out": _out,
-    "sizes": _sizes,
-    "tokens": _tokens,
-    "pending": _pending,
-    "nothing_left": _nothing_left,
-    "windows": _windows,
-    "count": _count,
-    "same_as": _same_as,
-}
-JUDGED = frozenset(_JUDGES)
-"""The expectations that can be judged."""
+JUDGED: Mapping[str, Expectation] = EXPECTATIONS
+"""All of the above, by name."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+from typing import Annotated
 
 from attrs import define, field
 
 from blocklife.errors import CapacityError
 from blocklife.states import ADMITTED
 from blocklife.testing.scenarios._stage import Stage
+from blocklife.testing.scenarios._values import number
+from blocklife.testing.scenarios._words import verb
 
 _PROMPTS = ("abcdefghijklmnopqrstuvwx", "abcdefghzzzzyyyyxxxxwwww", "mnopqrstuvwxabcdefghijkl")
 """The prompts; the first two have a common prefix."""
 _RUNS = frozenset(state.name for state in ADMITTED)
 _MOST = 5
+ACTIONS_MAX = 100_000
 
 
 @define(eq=False)
@@ -45,7 +49,7 @@ class Walk:
         elif roll < 0.575:
             self.prove()
         elif roll < 0.585:
-            self.stage.do_reset()
+            self.stage.driver.reset(drain=False)
         elif roll < 0.61:
             self.stage.do_empty_device()
         else:
@@ -101,18 +105,18 @@ class Walk:
         """Finish or abort a request."""
         if self.alive:
             name = self.alive.pop(self.chance.randrange(len(self.alive)))
-            self.chance.choice([self.stage.do_finish, self.stage.do_abort])(name)
+            self.chance.choice([self.stage.driver.finish, self.stage.driver.abort])(name)
 
     def give_way(self) -> None:
         """Preempt a running or loading request."""
         able = [name for name in self.alive if self.state(name) in _RUNS]
         if able:
-            self.stage.do_preempt(self.chance.choice(able))
+            self.stage.driver.preempt(self.chance.choice(able))
 
     def end(self) -> None:
         """End every request, prove hanging copies quiet, and land all others."""
         for name in self.alive:
-            self.stage.do_abort(name)
+            self.stage.driver.abort(name)
         self.alive.clear()
         self.stage.tick()
         self.prove()
@@ -122,8 +126,12 @@ class Walk:
 class WalkingStage(Stage):
     """A stage with all verbs: those of `Stage`, and `walk`, which takes them at random."""
 
-    def do_walk(self, actions: int) -> None:
-        """Take *actions* random actions, and then end everything."""
+    @verb(needs="finish abort preempt reset sleep wake prove_quiet request_state pending")
+    def do_walk(self, actions: Annotated[int, number(ACTIONS_MAX)]) -> None:
+        """Random actions, drawn with the world's `seed`: requests arrive, grow, are preempted and end; copies land in any
+        order, fail, hang and report twice; now and then the device's or all content is forgotten. At the end all requests
+        end, hanging copies are proven quiet, and all others land.
+        """
         going = Walk(self, random.Random(self.world.seed))
         for _ in range(actions):
             try:

@@ -38,8 +38,10 @@ from blocklife.testing.scenarios._format import (
 from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._random_walk import WalkingStage
-from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, SAFETY, SETTINGS, Value
+from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, SAFETY, SETTINGS, VERBS
 from blocklife.testing.scenarios._stage import AnswerError, Stage, StageError, UnmetError
+from blocklife.testing.scenarios._values import Value
+from blocklife.testing.scenarios._words import REQUIRED
 from blocklife.testing.worlds._device import DeviceFault
 
 __all__ = [
@@ -258,7 +260,7 @@ class _ScenarioRun:
             return
         else:
             self.guarded(stage, where, lambda: self.take(stage, step))
-        self.guarded(stage, where, lambda: stage.remember(step))
+        self.guarded(stage, where, lambda: stage.remember(step.remember, step.name))
         self.guarded(stage, where, lambda: self.expect(stage, step.expect, where))
         self.guarded(stage, where, lambda: self.compare(stage, step.policy, where))
 
@@ -267,9 +269,9 @@ class _ScenarioRun:
         until = step.arguments.get("until")
         if isinstance(until, Mapping):
             waited = {**step.arguments, "until": lambda: missing(stage, until)}
-            stage.take(step.verb, waited, step.bind)
+            stage.take(VERBS[step.verb], waited, step.bind)
         else:
-            stage.take(step.verb, step.arguments, step.bind)
+            stage.take(VERBS[step.verb], step.arguments, step.bind)
         stage.check()
 
     def refused(self, stage: Stage, step: ScenarioStep, where: str) -> None:
@@ -411,7 +413,7 @@ def driver_named(name: str) -> Callable[[], Driver]:
         raise DriverError(f"--driver {name}: it cannot be imported ({_in_words(problem)})") from problem
     if not callable(found):
         raise MisuseError(f"--driver {name}: {attribute} is not a class")
-    missing = [each for each in ("start", "arrive", "step", "settle", "table") if not hasattr(found, each)]
+    missing = [each for each in REQUIRED if not hasattr(found, each)]
     if missing:
         raise MisuseError(
             f"--driver {name}: {attribute} is not a driver (it has no {missing[0]}; see blocklife/testing/scenarios/_driver.py)"

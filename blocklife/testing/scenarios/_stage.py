@@ -2,7 +2,8 @@
 
 Rules of this file:
 
-* Each method ``do_VERB`` is one verb; it translates the names of the file into places, jobs and contents.
+* Each method ``do_VERB`` is a verb of files, with the same parameters. Verbs that an engine does alone are methods of `Driver`:
+  `pass_on` calls them with places, jobs and contents instead of names.
 * The device gets only what the driver told the workers. It checks every step; `check` checks the rest.
 * A scenario that refers to something that does not exist (a copy that does not run) raises a `StageError`, never a refusal.
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 import re
 import reprlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from attrs import define, field
 
@@ -33,8 +34,39 @@ from blocklife.testing.scenarios._driver import (
     SettledPlan,
     Unsupported,
 )
-from blocklife.testing.scenarios._format import BLOCK, CONTENT, JOB, ORDINALS, SLOT, ScenarioStep
-from blocklife.testing.worlds._device import Content, CopyOrder, Device, DeviceFault, Landing, Pass
+from blocklife.testing.scenarios._values import (
+    BLOCK,
+    BLOCK_NAME,
+    BLOCKS,
+    CONTENT,
+    CONTENT_NAME,
+    CONTENTS,
+    COPIES,
+    COPY,
+    COPY_NAME,
+    NO_COPY,
+    ORDINALS,
+    SLOT_NAME,
+    BlockNames,
+    Contents,
+    CopyName,
+    CopyNames,
+    Kind,
+    LetIn,
+    Letters,
+    NewRequest,
+    Offers,
+    RequestName,
+    RequestNames,
+    Times,
+    Tokens,
+    Worker,
+    number,
+    one_of,
+)
+from blocklife.testing.scenarios._words import Until, Verb, verb
+from blocklife.testing.worlds._device import Content as Held
+from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, Landing, Pass
 
 LIMIT = 64
 """The most steps to wait for a condition."""
@@ -43,10 +75,12 @@ PLACES_MAX = 10_000_000
 GARBAGE = "garbage"
 _FEW = 8
 """How many values an error lists."""
+SLOTS_MAX = 100_000
 AnswerT = TypeVar("AnswerT")
+Report = Annotated[str, one_of("sent", "twice", "lost")]
 
 
-def worded(content: Content) -> str:
+def worded(content: Held) -> str:
     """The content of a place, for messages."""
     return GARBAGE if content is None else str(content)
 
@@ -106,7 +140,7 @@ class StepOutcome:
 
 
 class Stage:
-    """One run of one scenario in one variant. Every verb is a method, except `walk`, which is in `WalkingStage`."""
+    """One run of one scenario in one variant. It has every verb except `walk`, which is in `WalkingStage`."""
 
     def __init__(self, driver: Driver, world: EngineSetup) -> None:
         self.driver = driver
@@ -127,7 +161,7 @@ class Stage:
         self.reports: list[Landing] = []
         self.launched: list[tuple[int, int]] = []
         self.begun: set[tuple[int, int]] = set()
-        self.still_written: list[tuple[int, Content]] = []
+        self.still_written: list[tuple[int, Held]] = []
         """Content that was sealed and that the next step still writes."""
         self.lent: dict[str, Mapping[int, str]] = {}
         """What another owner reads in every step, by request: blocks with their contents."""
@@ -136,6 +170,14 @@ class Stage:
         self._passes = 0
         self._prepared: list[str] = []
         """The requests that `prepare` adds by itself."""
+        self.meanings: Mapping[Kind, Callable[..., object]] = {
+            BLOCK: self.block,
+            BLOCKS: self.blocks,
+            CONTENT: self.content,
+            CONTENTS: self.contents,
+            COPIES: self.all_jobs,
+        }
+        """What a driver gets for the names in a file, by kind of parameter."""
         driver.start(world)
 
     # --- names --------------------------------------------------------------------------------------------------------------
@@ -144,7 +186,7 @@ class Stage:
         """The block for a name of the scenario."""
         if text in self.names:
             return self.names[text][1][0]
-        found = BLOCK.fullmatch(text)
+        found = BLOCK_NAME.fullmatch(text)
         if found is None:
             raise StageError(f"{text!r} names no block")
         table = self.seen.get((found[2], int(found[3] or 0)), [])
@@ -155,11 +197,11 @@ class Stage:
 
     def jobs(self, text: str) -> tuple[int, ...]:
         """The jobs of the copy for a name of the scenario."""
-        if text == "nobody":
+        if text == NO_COPY:
             return (NOBODY,)
         if text in self.names:
             return self.names[text][1]
-        found = JOB.fullmatch(text)
+        found = COPY_NAME.fullmatch(text)
         if found is None:
             raise StageError(f"{text!r} names no copy")
         which, kind, request = found.groups()
@@ -181,7 +223,7 @@ class Stage:
 
     def content(self, text: str) -> str:
         """The content for a name of the scenario, with its group."""
-        found = BLOCK.fullmatch(text)
+        found = BLOCK_NAME.fullmatch(text)
         if found is not None:
             group = int(found[3] or 0)
             end = (int(found[1]) + 1) * self.geometry.block_tokens[group]
@@ -191,7 +233,7 @@ class Stage:
             if len(said) < end:
                 raise StageError(f"{text} has no content: {found[2]} has {len(said)} tokens, and it ends at {end}")
             return f"{group}:{said[:end]}"
-        parts = CONTENT.fullmatch(text)
+        parts = CONTENT_NAME.fullmatch(text)
         if parts is None:
             raise StageError(f"{text!r} is not content")
         return f"{int(parts[1] or 0)}:{parts[2]}"
@@ -200,7 +242,7 @@ class Stage:
         """The host slot for a name of the scenario."""
         if text in self.names:
             return self.names[text][1][0]
-        found = SLOT.fullmatch(text)
+        found = SLOT_NAME.fullmatch(text)
         slot = self.driver.slot_of(self.content(found[1])) if found else None
         if slot is None:
             raise StageError(f"{text} does not exist: no slot has or will get this content")
@@ -210,7 +252,7 @@ class Stage:
         """The kind of thing that a name stands for."""
         if text in self.names:
             return self.names[text][0]
-        for kind, form in (("block", BLOCK), ("job", JOB), ("slot", SLOT)):
+        for kind, form in (("block", BLOCK_NAME), ("job", COPY_NAME), ("slot", SLOT_NAME)):
             if form.fullmatch(text):
                 return kind
         return "request"
@@ -271,21 +313,52 @@ class Stage:
 
     # --- one step of the scenario -------------------------------------------------------------------------------------------
 
-    def take(self, verb: str, arguments: Mapping[str, object], bind: Sequence[str] = ()) -> None:
-        """Carry out one step of the scenario, and note its outcome."""
+    def take(self, verb: Verb, arguments: Mapping[str, object], names: Sequence[str] = ()) -> None:
+        """Carry out one step of the scenario, name what it made, and note its outcome."""
         self.happened = StepOutcome()
-        made: tuple[str, list[int]] | None = getattr(self, f"do_{verb}")(**arguments)
-        if made is not None and bind:
-            for name, number in zip(bind, made[1], strict=True):
-                self.names[name] = (made[0], (number,))
+        own: Callable[..., None] | None = getattr(self, f"do_{verb.name}", None)
+        if own is not None:
+            own(**arguments)
+        else:
+            made = self.pass_on(verb, arguments)
+            self.names.update((name, (verb.binds, (each,))) for name, each in zip(names, made if names else [], strict=True))
         self.look()
 
-    def remember(self, step: ScenarioStep) -> None:
-        """Store the names that a step introduces."""
-        for name, text in step.remember.items():
+    def pass_on(self, verb: Verb, arguments: Mapping[str, object]) -> list[int]:
+        """Call the driver's method with what the names stand for; of a copy, for each of its jobs. Returns what it made."""
+        method: Callable[..., int | list[int] | None] = getattr(self.driver, verb.name)
+        made: int | list[int] | None = None
+        for job in self.jobs(str(arguments["copy"])) if "copy" in arguments else (NOBODY,):
+            given: list[object] = []
+            by_name: dict[str, object] = {}
+            for each in verb.parameters:
+                value = arguments.get(each.name, each.default)
+                meant = job if each.kind == COPY else self.meanings[each.kind](value) if each.kind in self.meanings else value
+                if each.by_name:
+                    by_name[each.name] = meant
+                else:
+                    given.append(meant)
+            made = method(*given, **by_name)
+        return made if isinstance(made, list) else [] if made is None else [made]
+
+    def blocks(self, texts: Iterable[str]) -> list[int]:
+        """The blocks for some names."""
+        return list(map(self.block, texts))
+
+    def contents(self, texts: Iterable[str]) -> list[str]:
+        """The contents for some names."""
+        return list(map(self.content, texts))
+
+    def all_jobs(self, texts: Iterable[str]) -> list[int]:
+        """The jobs of some copies."""
+        return [job for text in texts for job in self.jobs(text)]
+
+    def remember(self, names: Mapping[str, str], label: str) -> None:
+        """Store the names that a step introduces, and the picture of a step that has a name."""
+        for name, text in names.items():
             self.names[name] = self.numbers(text)
-        if step.name:
-            self.pictures[step.name] = self.picture()
+        if label:
+            self.pictures[label] = self.picture()
 
     def picture(self) -> object:
         """The whole state of engine and device as one value."""
@@ -394,7 +467,7 @@ class Stage:
                     f"{_listed(known)} (use the name that arrive was given, and '' for a copy of no request)"
                 )
 
-    def as_it_lies(self, reads: Iterable[tuple[int, Content]]) -> Iterator[tuple[int, Content]]:
+    def as_it_lies(self, reads: Iterable[tuple[int, Held]]) -> Iterator[tuple[int, Held]]:
         """The reads of a pass, with partly filled blocks as they are on the device.
 
         Tokens that were computed and rolled back stay there, behind the valid ones; a pass reads the valid ones only.
@@ -403,7 +476,7 @@ class Stage:
             found = (worker.blocks[block] for worker in self.device.present)
             yield block, next((each for each in found if self.goes_on(wanted, each)), wanted)
 
-    def goes_on(self, wanted: Content, found: Content) -> bool:
+    def goes_on(self, wanted: Held, found: Held) -> bool:
         """Whether found content begins with the wanted one, within one block; the state of a Mamba group must be equal."""
         if not (isinstance(wanted, str) and isinstance(found, str)):
             return False
@@ -443,12 +516,11 @@ class Stage:
 
     # --- verbs: the engine --------------------------------------------------------------------------------------------------
 
-    def do_arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
-        """Add a request."""
-        if reply:
-            self.driver.arrive(request, prompt, tokens, reply)
-        else:
-            self.driver.arrive(request, prompt, tokens)
+    def do_arrive(self, request: NewRequest, prompt: Letters, tokens: int | None = None, reply: Letters = "") -> None:
+        """A request arrives with a prompt, one letter per token, and waits. `tokens`: it ends when it has so many in all.
+        `reply`: what it will sample; then it ends.
+        """
+        self.driver.arrive(request, prompt, tokens, *([reply] if reply else []))
         self.requests[request] = None
         for key in [each for each in self.seen if each[0] == request]:
             del self.seen[key]
@@ -456,21 +528,26 @@ class Stage:
 
     def do_step(
         self,
-        compute: Mapping[str, int] | None = None,
-        let_in: Collection[str] | Mapping[str, int] | None = None,
-        preempt: Sequence[str] = (),
-        sampled: Mapping[str, int] | None = None,
+        compute: Tokens | None = None,
+        let_in: LetIn | None = None,
+        preempt: RequestNames = (),
+        sampled: Tokens | None = None,
         failing: bool = False,
         settle: bool = True,
-        times: int = 1,
-        until: Callable[[], str] | None = None,
+        times: Times = 1,
+        until: Until | None = None,
     ) -> None:
-        """Take engine steps."""
+        """One engine step: preempt, schedule, admit, plan, execute, settle (`async`: settle the previous plan). `compute`:
+        tokens of running requests, 0 for those not named; without it the engine chooses. `let_in`: the requests to look up
+        and admit, with a number if not all known tokens are computed at once; without it all that wait. `sampled`: how many
+        tokens a request gets. `failing`: the copies that the plan waits for fail. `settle = false`: the plan stays
+        outstanding. `times`, `until`: repeat.
+        """
         entering = let_in if let_in is None or isinstance(let_in, Mapping) else dict.fromkeys(let_in, 0)
         self.repeat(times, lambda: self.run_step(compute, entering, preempt, sampled, settle, failing), until)
 
-    def do_tick(self, times: int = 1, until: Callable[[], str] | None = None) -> None:
-        """Take steps that compute and admit nothing."""
+    def do_tick(self, times: Times = 1, until: Until | None = None) -> None:
+        """A step that computes and admits nothing; then all outstanding plans settle."""
         self.repeat(times, self.tick, until)
 
     def tick(self) -> None:
@@ -479,14 +556,15 @@ class Stage:
         while self.plans:
             self.settle_one()
 
-    def do_settle(self, sampled: Mapping[str, int] | None = None, after: int = 0) -> None:
-        """Settle the oldest plan."""
+    def do_settle(self, sampled: Tokens | None = None, after: Annotated[int, number(needs=("advance",))] = 0) -> None:
+        """The oldest outstanding plan settles, with all reports. `after`: first the time of so many steps passes."""
         if after:
             self.driver.advance(after)
         self.settle_one(sampled)
 
-    def do_compute(self, request: str, tokens: int) -> None:
-        """Compute tokens of one request only."""
+    @verb(needs="progress")
+    def do_compute(self, request: RequestName, tokens: int) -> None:
+        """Steps in which only this request computes, until exactly so many of its tokens are settled and none is in flight."""
         for _ in range(LIMIT):
             now = self.driver.progress(request)
             if now.computed == tokens and not now.in_flight:
@@ -496,41 +574,29 @@ class Stage:
             self.run_step({request: more} if more > 0 else {}, {})
         raise StageError(f"{request} is at {self.driver.progress(request)} after {LIMIT} steps")
 
-    def do_draft(self, request: str, guess: str) -> None:
-        """Guess tokens for the next step of a request."""
-        self.driver.draft(request, guess)
+    def do_lookup(self, request: RequestName) -> None:
+        """Look up the prefix hit of a request; the content that was hit stays until the next plan."""
+        self.happened.hits[request] = self.driver.lookup(request)
 
-    def do_lend(self, request: str) -> None:
-        """Another owner reads the final blocks of a request from now on."""
+    def do_lend(self, request: RequestName) -> None:
+        """Another owner, such as a second connector, begins to read what is final of a request; it reads in every step,
+        whatever becomes of the request.
+        """
         self.lent[request] = dict(self.driver.lend(request))
 
-    def do_give_back(self, request: str) -> None:
-        """It is done."""
+    def do_give_back(self, request: RequestName) -> None:
+        """That owner is done with it."""
         self.driver.give_back(request)
         self.lent.pop(request, None)
 
-    def do_lookup(self, request: str) -> None:
-        """Look a request up; the hit becomes the outcome of the step."""
-        self.happened.hits[request] = self.driver.lookup(request)
-
-    def do_finish(self, request: str) -> None:
-        """Finish a request."""
-        self.driver.finish(request)
-
-    def do_abort(self, request: str) -> None:
-        """Abort a request."""
-        self.driver.abort(request)
-
-    def do_preempt(self, request: str) -> None:
-        """Preempt a request."""
-        self.driver.preempt(request)
-
-    def do_land(self, copies: Sequence[str] | None = None, worker: int | None = None, report: str = "sent") -> None:
-        """Copies land."""
+    def do_land(self, copies: CopyNames | None = None, worker: Worker | None = None, report: Report = "sent") -> None:
+        """Copies land on the device: those named, or all that run; on one `worker`, or on all. Their reports come with
+        the next plan that settles; `report`: `twice`, or `lost`.
+        """
         self.land(copies, worker, report, ok=True)
 
-    def do_fail(self, copies: Sequence[str] | None = None, worker: int | None = None, report: str = "sent") -> None:
-        """Copies fail, and leave garbage."""
+    def do_fail(self, copies: CopyNames | None = None, worker: Worker | None = None, report: Report = "sent") -> None:
+        """As `land`, but the bytes are garbage, and the report says so."""
         self.land(copies, worker, report, ok=False)
 
     def land(self, copies: Sequence[str] | None, worker: int | None, report: str, *, ok: bool) -> None:
@@ -559,17 +625,17 @@ class Stage:
             found += own
         return found
 
-    def do_hang(self, copies: Sequence[str] | None = None, worker: int | None = None) -> None:
-        """Copies hang for ever."""
+    def do_hang(self, copies: CopyNames | None = None, worker: Worker | None = None) -> None:
+        """Copies never land by themselves; a wait for them ends them without a report."""
         for job, rank in self.running(copies, worker):
             self.device.hang(job, rank)
 
-    def do_report(self, copy: str, worker: int = 0, failed: bool = False) -> None:
-        """Report the end of a copy, whatever the device did."""
+    def do_report(self, copy: CopyName, worker: Worker = 0, failed: bool = False) -> None:
+        """A report comes although nothing lands now: a repeated, late or early one, or one of a copy that `nobody` made."""
         self.reports += [Landing(job, self.worker(worker), not failed) for job in self.jobs(copy)]
 
-    def do_lose_report(self, copy: str, worker: int = 0) -> None:
-        """Drop a report that waits for the next plan to settle."""
+    def do_lose_report(self, copy: CopyName, worker: Worker = 0) -> None:
+        """A report that was sent but not delivered yet gets lost."""
         jobs, rank = self.jobs(copy), self.worker(worker)
         found = [next((each for each in self.reports if (each.job, each.worker) == (job, rank)), None) for job in jobs]
         if not any(found):
@@ -577,40 +643,25 @@ class Stage:
         for each in filter(None, found):
             self.reports.remove(each)
 
-    def do_reset(self, drain: bool = False) -> None:
-        """Forget all content."""
-        self.driver.reset(drain=drain)
-
-    def do_renew(self, generation: str) -> None:
-        """Change the weights: all content is forgotten for good."""
-        self.driver.renew(generation)
-
-    def do_sleep(self) -> None:
-        """Give up the device memory."""
-        self.driver.sleep()
-
-    def do_wake(self) -> None:
-        """Take the device memory back."""
-        self.driver.wake()
-
-    def do_lose_worker(self, worker: int) -> None:
-        """Lose a worker with its memory. Here and below the engine comes first: what it refuses does not happen."""
-        self.driver.lose_worker(self.worker(worker))
+    def do_lose_worker(self, worker: Worker) -> None:
+        """A worker is lost, with its copies and its memory."""
+        self.driver.lose_worker(self.worker(worker))  # the engine comes first: what it refuses does not happen
         self.device.lose(worker)
 
-    def do_regain_worker(self, worker: int) -> None:
-        """Get a worker back, with empty memory."""
+    def do_regain_worker(self, worker: Worker) -> None:
+        """It is back, with empty memory."""
         self.driver.regain_worker(self.worker(worker))
         self.device.regain(worker)
 
+    @verb(needs="advance")
     def do_pass_time(self, steps: int) -> None:
-        """Let time pass, and take a tick, so that deadlines are checked."""
+        """The time of so many steps passes, then a tick."""
         self.driver.advance(steps)
         self.tick()
 
-    def do_prove_quiet(self, copies: Sequence[str] | None = None) -> None:
-        """Prove these copies quiet, or all that run."""
-        self.prove_quiet(self.out() if copies is None else [job for text in copies for job in self.jobs(text)])
+    def do_prove_quiet(self, copies: CopyNames | None = None) -> None:
+        """The device is synchronised with these copies, or with all that run."""
+        self.prove_quiet(self.out() if copies is None else self.all_jobs(copies))
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
         """Stop the copies on the device first and then tell the engine, so that the proof is true."""
@@ -621,8 +672,9 @@ class Stage:
             worker.held_back = [order for order in worker.held_back if order.job not in jobs]
         self.driver.prove_quiet(jobs)
 
+    @verb(needs="pending")
     def do_drain(self) -> None:
-        """Tick until nothing is pending."""
+        """Ticks in which everything lands, until nothing is pending."""
         for _ in range(LIMIT):
             if not self.driver.pending() and not self.plans:
                 return
@@ -634,17 +686,18 @@ class Stage:
         """The running copies."""
         return list(dict.fromkeys(job for job, _, _ in self.device.running()))
 
-    def do_agree(self, ranks: Sequence[Mapping[str, int]]) -> None:
-        """Let ranks agree; the result becomes the outcome of the step."""
+    def do_agree(self, ranks: Offers) -> None:
+        """Ranks report what they have; the answer is what all of them use."""
         self.happened.answer = self.driver.agree(ranks)
 
     def do_check(self) -> None:
-        """Do nothing; the checks after every step follow."""
+        """Nothing happens: a step only for expectations."""
 
     # --- verbs: scenes ------------------------------------------------------------------------------------------------------
 
-    def do_prepare(self, prompt: str, stride: int | None = None) -> None:
-        """Let an extra request compute the prompt and one more token, finish it, and empty the device."""
+    @verb("scenes", needs="finish sleep wake progress pending")
+    def do_prepare(self, prompt: Letters, stride: int | None = None) -> None:
+        """The content of a prompt is stored in the host, and the device is empty afterwards. `stride`: tokens per step."""
         name = f"prepared~{len(self._prepared) + 1}"
         self._prepared.append(name)
         self.driver.arrive(name, prompt, None)
@@ -670,131 +723,38 @@ class Stage:
         now = self.driver.progress(request)
         return now.computed + now.in_flight
 
+    @verb("scenes", needs="sleep wake pending")
     def do_empty_device(self) -> None:
-        """Empty the device by sleep and wake."""
+        """The device loses its content, the host does not: sleep, drain, wake."""
         self.driver.sleep()
         self.do_drain()
         self.driver.wake()
 
-    def do_fill_host(self) -> None:
-        """Fill the host with pinned content."""
-        self.driver.fill_host()
-
-    def do_free_host(self) -> None:
-        """Unpin it."""
-        self.driver.free_host()
-
-    def do_crowd_host(self, slots: int, fits: bool = True) -> None:
-        """Evict slots of the host, as under memory pressure."""
+    @verb("scenes")
+    def do_crowd_host(self, slots: Annotated[int, number(SLOTS_MAX)], fits: bool = True) -> None:
+        """So many slots are needed for other content: the least recently used are evicted. `fits`: whether there is room."""
         if self.driver.crowd_host(slots) is not fits:
             raise UnmetError(f"there is {'no ' if fits else ''}room for {slots} more slots in the host")
 
-    def do_forget(self, contents: Sequence[str]) -> None:
-        """Drop content from the host."""
-        self.driver.forget(self.contents(contents))
-
-    def do_forget_on_device(self, contents: Sequence[str]) -> None:
-        """Drop content from the device."""
-        self.driver.forget_on_device(self.contents(contents))
-
-    def contents(self, texts: Iterable[str]) -> list[str]:
-        """The contents for some names."""
-        return [self.content(text) for text in texts]
-
     # --- verbs: single blocks -----------------------------------------------------------------------------------------------
 
-    def do_enter(self, request: str, waiting: bool = False) -> None:
-        """Add a request that is not scheduled."""
+    @verb("single blocks")
+    def do_enter(self, request: NewRequest, waiting: bool = False) -> None:
+        """A request runs that is not scheduled: only the verbs of this section act on it. `waiting`: it does not run yet."""
         self.driver.enter(request, waiting=waiting)
         self.requests[request] = None
 
-    def do_allocate(self, request: str, count: int = 1, group: int = 0) -> tuple[str, list[int]]:
-        """Hand out blocks, which get names."""
-        return "block", self.driver.allocate(request, count, group)
-
-    def do_acquire(self, request: str, contents: Sequence[str]) -> tuple[str, list[int]]:
-        """Acquire cached blocks, which get names."""
-        return "block", self.driver.acquire(request, self.contents(contents))
-
-    def do_release(self, request: str, blocks: Sequence[str]) -> None:
-        """Release some blocks of a request."""
-        self.driver.release(request, self.blocks(blocks))
-
-    def blocks(self, texts: Iterable[str]) -> list[int]:
-        """The blocks for some names."""
-        return [self.block(text) for text in texts]
-
-    def do_seal(self, blocks: Sequence[str], contents: Sequence[str], running: bool = False) -> None:
-        """Write blocks in a forward pass of their own, and seal them. What the engine refuses is not written."""
+    @verb("single blocks")
+    def do_seal(self, blocks: BlockNames, contents: Contents, running: bool = False) -> None:
+        """These blocks are computed, final, and found under these names. `running`: only the next step computes them; they
+        are sealed before it has settled.
+        """
         places, names = self.blocks(blocks), self.contents(contents)
-        self.driver.seal(places, names)
+        self.driver.seal(places, names)  # what the engine refuses is not written
         self._passes -= 1
-        written: list[tuple[int, Content]] = list(zip(places, names, strict=True))
+        written: list[tuple[int, Held]] = list(zip(places, names, strict=True))
         for worker in self.device.present:
             worker.forward(self._passes, Pass(writes=tuple(written)))
             del worker.passes[self._passes]
         if running:
             self.still_written += written
-
-    def do_plan_store(self, request: str, blocks: Sequence[str], contents: Sequence[str]) -> tuple[str, list[int]]:
-        """Plan a store, which gets a name."""
-        return "job", [self.driver.plan_store(request, self.blocks(blocks), self.contents(contents))]
-
-    def do_plan_load(self, request: str, blocks: Sequence[str], contents: Sequence[str]) -> tuple[str, list[int]]:
-        """Plan a load, which gets a name."""
-        return "job", [self.driver.plan_load(request, self.blocks(blocks), self.contents(contents))]
-
-    def do_cancel(self, copy: str) -> None:
-        """Cancel a copy that was not launched."""
-        for job in self.jobs(copy):
-            self.driver.cancel(job)
-
-    def do_submit(self, copy: str) -> None:
-        """Submit a copy at once."""
-        for job in self.jobs(copy):
-            self.driver.submit(job)
-
-    def do_abandon(self, copy: str) -> None:
-        """Abandon a copy in flight."""
-        for job in self.jobs(copy):
-            self.driver.abandon(job)
-
-    def do_flush(self, copies: Sequence[str]) -> None:
-        """Flush copies in the next plan."""
-        self.driver.flush([job for text in copies for job in self.jobs(text)])
-
-    def do_free(self, request: str, blocks: Sequence[str]) -> None:
-        """Free blocks of the engine's allocator."""
-        self.driver.free(request, self.blocks(blocks))
-
-    def do_pin(self, holder: str, contents: Sequence[str]) -> None:
-        """Pin content of the host."""
-        self.driver.pin(holder, self.contents(contents))
-
-    def do_unpin(self, holder: str, contents: Sequence[str]) -> None:
-        """Unpin content of the host."""
-        self.driver.unpin(holder, self.contents(contents))
-
-    def do_evict(self, contents: Sequence[str]) -> None:
-        """Evict content from the host."""
-        self.driver.evict(self.contents(contents))
-
-    def do_build_job(self, blocks: Sequence[str], sizes: Sequence[int]) -> None:
-        """Build the record of a copy."""
-        self.driver.build_job(self.blocks(blocks), sizes)
-
-    def do_swap(self, block: str, content: str) -> None:
-        """Exchange a block with a slot, where the engine supports it."""
-        self.driver.swap(self.block(block), self.content(content))
-
-    def do_split(self, content: str, at: int) -> None:
-        """Split a node of the prefix tree, where the engine supports it."""
-        self.driver.split(self.content(content), at)
-
-    def do_publish(self, content: str) -> None:
-        """Publish a node of the prefix tree, where the engine supports it."""
-        self.driver.publish(self.content(content))
-
-    def do_attach(self, other: str) -> None:
-        """Attach a second connector, where the engine supports it."""
-        self.driver.attach(other)

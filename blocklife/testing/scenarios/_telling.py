@@ -1,4 +1,4 @@
-"""The output of the command line for scenarios: results of runs, lists of scenarios, and the methods that they need."""
+"""What is printed of scenarios: results of runs, lists of scenarios, the methods that they need, the tables of the page."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from blocklife.testing.scenarios._cases import METHODS, REQUIRED, files_of, needs, worlds
-from blocklife.testing.scenarios._format import Scenario, read_scenario
+from blocklife.testing.scenarios._cases import METHODS, files_of, needs, worlds
+from blocklife.testing.scenarios._format import COMMON, Scenario, read_scenario
 from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict
-from blocklife.testing.scenarios._schema import TESTS
+from blocklife.testing.scenarios._schema import CHOICES, EXPECTATIONS, SETTING_DOCS, SETTINGS, TESTS, VERBS
+from blocklife.testing.scenarios._values import COUNTS
+from blocklife.testing.scenarios._words import REQUIRED
 
 _NAMED = 8
 """The most scenarios that a line names; the others are counted."""
@@ -126,3 +128,41 @@ def list_records(paths: Sequence[str]) -> Iterator[str]:
 
 def _read(paths: Sequence[str]) -> Iterator[Scenario]:
     return map(read_scenario, files_of(paths))
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------------
+
+
+def tables() -> Iterator[str]:
+    """All words as `specs/scenarios/README.md` prints them, line by line."""
+    for section in ("the engine", "scenes", "single blocks", "of other engines"):
+        takes = [
+            (verb, [f"`{each.name}`" + ("" if each.needed else "?") for each in verb.parameters] + ["`as`"] * bool(verb.binds))
+            for verb in VERBS.values()
+            if verb.section == section
+        ]
+        rows = [(f"`{verb.name}`", ", ".join(given) or "-", verb.doc) for verb, given in takes]
+        yield from _table(f"Verbs: {section}", ("verb", "takes", "does"), rows)
+    for about in dict.fromkeys(each.about for each in EXPECTATIONS.values()):
+        known = [(f"`{each.name}`", each.kind.said, each.doc) for each in EXPECTATIONS.values() if each.about == about]
+        yield from _table(f"Expectations: {about}", ("key", "value", "means"), known)
+    yield from _table("Counts", ("key", "counts"), _words(COUNTS))
+    yield from _table("Keys of every step", ("key", "means"), _words(COMMON))
+    settings = [(f"`{name}`", _plain(SETTINGS[name].default), _setting(name)) for name in SETTING_DOCS]
+    yield from _table("Settings of a world", ("key", "default", "means"), settings)
+    yield from _table("What a scenario tests", ("`tests`", "means"), _words(TESTS))
+    yield ""
+
+
+def _words(words: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(f"`{name}`", doc) for name, doc in words.items()]
+
+
+def _setting(name: str) -> str:
+    choices = f" ({', '.join(f'`{each}`' for each in CHOICES[name])})" if name in CHOICES else ""
+    return SETTING_DOCS[name] + choices
+
+
+def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield from ("", f"### {title}", "", f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |")
+    yield from (f"| {' | '.join(row)} |" for row in rows)
