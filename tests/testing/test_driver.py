@@ -18,9 +18,9 @@ from blocklife.errors import MisuseError
 from blocklife.states import Job
 from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp, SettledPlan, Unsupported
+from blocklife.testing.scenarios._format import SAFETY
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict, driver_named, read_scenario, run_scenario
-from blocklife.testing.scenarios._schema import SAFETY
 from blocklife.testing.worlds._device import Landing
 from tests import naive
 
@@ -99,12 +99,12 @@ def test_every_method_of_a_driver_says_what_is_missing() -> None:
 
 
 def test_our_driver_has_everything() -> None:
-    """Each method is there, with the parameters of the protocol."""
+    """Each method is there, with the parameters of the protocol; or says why not."""
     for name, each in vars(Driver).items():
         if inspect.isfunction(each) and not name.startswith("_"):
             own = getattr(OurDriver, name)
 
-            assert own is not each, name
+            assert (own is not each) is (name not in ("swap", "split", "publish", "attach")), name
             assert list(inspect.signature(own).parameters) == list(inspect.signature(each).parameters), name
 
 

@@ -18,7 +18,11 @@ from hypothesis import strategies as st
 from blocklife.testing.scenarios._cases import METHODS, SHIPPED, needs
 from blocklife.testing.scenarios._driver import Driver, EngineSetup
 from blocklife.testing.scenarios._format import (
+    CHOICES,
     COMMON,
+    SETTING_DOCS,
+    SETTINGS,
+    VERBS,
     Scenario,
     ScenarioError,
     ScenarioStep,
@@ -26,10 +30,9 @@ from blocklife.testing.scenarios._format import (
     read_scenario,
     write_scenario,
 )
-from blocklife.testing.scenarios._schema import CHOICES, EXPECTATIONS, SETTING_DOCS, SETTINGS, VERBS
+from blocklife.testing.scenarios._kinds import COUNTS, Blocks, Job, RequestName
 from blocklife.testing.scenarios._telling import tables
-from blocklife.testing.scenarios._values import COUNTS, Blocks, Job, RequestName
-from blocklife.testing.scenarios._words import REQUIRED, verb, verbs_of
+from blocklife.testing.scenarios._words import EXPECTATIONS, REQUIRED, verb, verbs_of
 
 FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
 FILES = sorted(SHIPPED.glob("*.toml"))
@@ -283,7 +286,7 @@ def test_parameter_of_no_kind_is_refused() -> None:
         def slow(self, requests: Sequence[str]) -> None:
             """Which of them are what?"""
 
-    with pytest.raises(TypeError, match=r"^slow: requests has no kind \(annotate it with one of _values\)$"):
+    with pytest.raises(TypeError, match=r"^slow: requests has no kind \(annotate it with one of _kinds\)$"):
         verbs_of(Wrong, Driver)
 
 

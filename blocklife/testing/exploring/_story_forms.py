@@ -17,10 +17,9 @@ from blocklife.drawing._sequence import Item, Message, Note, Party, PartySequenc
 from blocklife.errors import MisuseError
 from blocklife.states import Tone
 from blocklife.testing.exploring._story import Change, Happened, Story
-from blocklife.testing.scenarios._format import Scenario, ScenarioStep, write_scenario
+from blocklife.testing.scenarios._format import MEMORY_RULES, POLICY, RULES, SAFETY, Scenario, ScenarioStep, write_scenario
+from blocklife.testing.scenarios._kinds import ORDINALS, Value
 from blocklife.testing.scenarios._running import WRONG, Outcome, parse_scenario, run_scenario
-from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, RULES, SAFETY
-from blocklife.testing.scenarios._values import ORDINALS, Value
 from blocklife.testing.worlds._cross_checks import LAST_STEP
 from blocklife.testing.worlds._device import Landing
 from blocklife.testing.worlds._engine import FOREVER, NO_TIER

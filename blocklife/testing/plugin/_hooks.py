@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from blocklife.ledger import Checking, Contract, Ledger
     from blocklife.testing.plugin._coverage import Coverage
     from blocklife.testing.plugin._visit import Visit
+    from blocklife.testing.scenarios._kinds import Value
     from blocklife.testing.scenarios._running import Scenario, ScenarioVerdict
-    from blocklife.testing.scenarios._values import Value
     from blocklife.testing.worlds._engine import Settings
 
 REPORT, REQUIRE, DRIVER = "--blocklife-report", "--blocklife-require-rows", "blocklife_driver"

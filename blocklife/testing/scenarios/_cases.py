@@ -15,11 +15,10 @@ from pathlib import Path
 
 from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._driver import Driver
-from blocklife.testing.scenarios._format import Scenario, read_scenario
+from blocklife.testing.scenarios._format import SETTINGS, Scenario, read_scenario
+from blocklife.testing.scenarios._kinds import Value
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
-from blocklife.testing.scenarios._schema import SETTINGS
-from blocklife.testing.scenarios._values import Value
 
 SHIPPED = Path(__file__).parent / "cases"
 """The scenarios of the package; those for engines that decide for themselves are in its folders ``vllm`` and

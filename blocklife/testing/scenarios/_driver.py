@@ -27,17 +27,7 @@ from typing import Annotated, NoReturn
 
 from attrs import field, frozen
 
-from blocklife.testing.scenarios._values import (
-    BLOCKS,
-    Block,
-    Blocks,
-    Content,
-    Contents,
-    Job,
-    Jobs,
-    Numbers,
-    RequestName,
-)
+from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._words import verb
 from blocklife.testing.worlds._device import Device, Landing, Orders, Pass
 
@@ -244,22 +234,22 @@ class Driver:
     # --- verbs of the engine -------------------------------------------------------------------------------------------------
 
     @verb()
-    def finish(self, request: RequestName) -> None:
+    def finish(self, request: kinds.RequestName) -> None:
         """The engine ends a request."""
         self._not("finish")
 
     @verb()
-    def abort(self, request: RequestName) -> None:
+    def abort(self, request: kinds.RequestName) -> None:
         """The client of a request, in any state, is gone."""
         self._not("abort")
 
     @verb()
-    def preempt(self, request: RequestName) -> None:
+    def preempt(self, request: kinds.RequestName) -> None:
         """A request is preempted between two steps, and loses all its blocks."""
         self._not("preempt")
 
     @verb()
-    def draft(self, request: RequestName, guess: str) -> None:
+    def draft(self, request: kinds.RequestName, guess: str) -> None:
         """A drafter guesses tokens behind the known ones of a running request. Its next step computes these too, and what it
         samples follows: the right guesses and one token more. Wrong guesses leave wrong content on the device.
 
@@ -336,12 +326,12 @@ class Driver:
         self._not("crowd_host")
 
     @verb("scenes")
-    def forget(self, contents: Contents) -> None:
+    def forget(self, contents: kinds.Contents) -> None:
         """The host loses these contents."""
         self._not("forget")
 
     @verb("scenes")
-    def forget_on_device(self, contents: Contents) -> None:
+    def forget_on_device(self, contents: kinds.Contents) -> None:
         """The device loses these contents, which no request holds."""
         self._not("forget_on_device")
 
@@ -352,7 +342,7 @@ class Driver:
         self._not("enter")
 
     @verb("single blocks", count=1)
-    def allocate(self, request: RequestName, count: int, group: int = 0) -> Annotated[list[int], BLOCKS]:
+    def allocate(self, request: kinds.RequestName, count: int, group: int = 0) -> Annotated[list[int], kinds.BLOCKS]:
         """Blocks for such a request, named with `as`.
 
         The next step reports them as handed out.
@@ -360,12 +350,12 @@ class Driver:
         self._not("allocate")
 
     @verb("single blocks")
-    def acquire(self, request: RequestName, contents: Contents) -> Annotated[list[int], BLOCKS]:
+    def acquire(self, request: kinds.RequestName, contents: kinds.Contents) -> Annotated[list[int], kinds.BLOCKS]:
         """It takes content that is on the device, as after a prefix hit."""
         self._not("acquire")
 
     @verb("single blocks")
-    def release(self, request: RequestName, blocks: Blocks) -> None:
+    def release(self, request: kinds.RequestName, blocks: kinds.Blocks) -> None:
         """It releases blocks."""
         self._not("release")
 
@@ -374,57 +364,57 @@ class Driver:
         self._not("seal")
 
     @verb("single blocks")
-    def plan_store(self, request: RequestName, blocks: Blocks, contents: Contents) -> Job:
+    def plan_store(self, request: kinds.RequestName, blocks: kinds.Blocks, contents: kinds.Contents) -> kinds.Job:
         """Plan a store of blocks to the host, under these names, for the next step."""
         self._not("plan_store")
 
     @verb("single blocks")
-    def plan_load(self, request: RequestName, blocks: Blocks, contents: Contents) -> Job:
+    def plan_load(self, request: kinds.RequestName, blocks: kinds.Blocks, contents: kinds.Contents) -> kinds.Job:
         """Plan a load of contents of the host into blocks of a request, for the next step."""
         self._not("plan_load")
 
     @verb("single blocks")
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: kinds.Job) -> None:
         """A store that was not launched is cancelled."""
         self._not("cancel")
 
     @verb("single blocks")
-    def submit(self, job: Job) -> None:
+    def submit(self, job: kinds.Job) -> None:
         """A copy is handed to the workers at once, without a step."""
         self._not("submit")
 
     @verb("single blocks")
-    def abandon(self, job: Job) -> None:
+    def abandon(self, job: kinds.Job) -> None:
         """The result of a store in flight is not wanted any more."""
         self._not("abandon")
 
     @verb("single blocks")
-    def flush(self, jobs: Jobs) -> None:
+    def flush(self, jobs: kinds.Jobs) -> None:
         """The next plan waits for these copies."""
         self._not("flush")
 
     @verb("single blocks")
-    def free(self, request: RequestName, blocks: Blocks) -> None:
+    def free(self, request: kinds.RequestName, blocks: kinds.Blocks) -> None:
         """The engine's allocator takes blocks back (`pool` is `engine`)."""
         self._not("free")
 
     @verb("single blocks")
-    def pin(self, holder: str, contents: Contents) -> None:
+    def pin(self, holder: str, contents: kinds.Contents) -> None:
         """A holder pins contents of the host."""
         self._not("pin")
 
     @verb("single blocks")
-    def unpin(self, holder: str, contents: Contents) -> None:
+    def unpin(self, holder: str, contents: kinds.Contents) -> None:
         """A holder unpins them."""
         self._not("unpin")
 
     @verb("single blocks")
-    def evict(self, contents: Contents) -> None:
+    def evict(self, contents: kinds.Contents) -> None:
         """Contents of the host are evicted, unless they are pinned."""
         self._not("evict")
 
     @verb("single blocks")
-    def build_job(self, blocks: Blocks, sizes: Numbers) -> None:
+    def build_job(self, blocks: kinds.Blocks, sizes: kinds.Numbers) -> None:
         """Build the record of a copy that claims to have these sizes by group."""
         self._not("build_job")
 
@@ -435,17 +425,17 @@ class Driver:
     # --- verbs of other engines ----------------------------------------------------------------------------------------------
 
     @verb("of other engines")
-    def swap(self, block: Block, content: Content) -> None:
+    def swap(self, block: kinds.Block, content: kinds.Content) -> None:
         """A block and the host slot of a content change places."""
         self._not("swap")
 
     @verb("of other engines")
-    def split(self, content: Content, at: int) -> None:
+    def split(self, content: kinds.Content, at: int) -> None:
         """A node of a prefix tree is split after so many tokens."""
         self._not("split")
 
     @verb("of other engines")
-    def publish(self, content: Content) -> None:
+    def publish(self, content: kinds.Content) -> None:
         """A node of a prefix tree becomes visible in a tier."""
         self._not("publish")
 

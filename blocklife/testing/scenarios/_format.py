@@ -11,29 +11,81 @@ value is TOML by itself, too. So `_Lines` reads the text once more, statement by
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import attrs
 from attrs import define, field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
-from blocklife.offload import Geometry
-from blocklife.testing.scenarios._schema import (
-    CHOICES,
-    RULES,
-    SAFETY,
-    SETTINGS,
-    TESTS,
-    VERBS,
-)
-from blocklife.testing.scenarios._values import NEW_REQUEST, TEXT, Known, Value, nearest, one_of, shown
-from blocklife.testing.scenarios._words import Verb, check_expectations
+from blocklife.ledger import Contract
+from blocklife.offload import FullHit, Geometry, LastStep, Mode
+from blocklife.offload.replacement import BUILT_IN
+from blocklife.testing.scenarios._driver import Driver, EngineSetup
+from blocklife.testing.scenarios._kinds import NEW_REQUEST, TEXT, Known, Value, nearest, one_of, shown
+from blocklife.testing.scenarios._random_walk import WalkingStage
+from blocklife.testing.scenarios._words import Verb, check_expectations, verbs_of
+
+VERBS: Mapping[str, Verb] = {**verbs_of(WalkingStage, Driver, "do_"), **verbs_of(Driver, Driver)}
+"""Every verb by name."""
+
+SETTINGS: Mapping[str, attrs.Attribute[object]] = {each.name: each for each in attrs.fields(EngineSetup)}
+"""Every setting of a world, by name."""
+
+
+def _names(policy: type[enum.Enum]) -> tuple[str, ...]:
+    return tuple(each.name.lower() for each in policy)
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "contract": _names(Contract),
+    "scheduling": ("sync", "async"),
+    "pool": ("own", "engine"),
+    "mode": _names(Mode),
+    "replacement": BUILT_IN,
+    "full_hit": _names(FullHit),
+    "last_step": _names(LastStep),
+    "events": ("own", "none", "shared"),
+}
+"""Settings with a fixed set of values."""
+
+SETTING_DOCS: Mapping[str, str] = {
+    "groups": "the model's groups, with commas: `full:BLOCK`, `swa:BLOCK:WINDOW`, `local:BLOCK:PART`, `mamba:BLOCK`, in tokens"
+    "; `/1` behind them: prefixes in the host may end inside a block, at every token",
+    "blocks_per_chunk": "blocks that are stored as one",
+    "blocks": "device blocks that can be handed out, without the null block",
+    "slots": "host slots, each for one chunk",
+    "workers": "ranks; every copy runs on each of them",
+    "jobs": "copies that can be outstanding at the same time",
+    "contract": "what may happen to a block that a store reads: it is handed out and the step waits, or it is held back",
+    "scheduling": "whether a plan settles before the next one is made, or after it",
+    "pool": "who hands out blocks: the ledger, or an allocator of the engine (single blocks only)",
+    "deadline": "steps until a copy is past its deadline",
+    "mode": "when content is stored: when its chunk is full, or shortly before its block is evicted",
+    "lazy_blocks": "in lazy mode: how many of the next free blocks are kept stored",
+    "replacement": "the eviction policy of the host tier",
+    "full_hit": "what happens to a hit on the whole prompt",
+    "last_step": "what happens to copies in flight when the last request ends",
+    "partial_chunks": "whether a chunk with a hole that a hit could need is stored",
+    "prompt_only": "whether only tokens of prompts are stored",
+    "step_tokens": "the most tokens that one request computes per step, by the engine's own policy; 0 for no limit",
+    "max_load_failures": "failed loads after which a request computes",
+    "load_within_tokens": "how many tokens the loads of one step may bring together before its forward pass; 0: every load "
+    "takes two steps",
+    "state_drafts": "how many drafts a step may compute beside Mamba groups, each with a block for the state after it; 0: none",
+    "events": "how copies wait for forward passes: each by its own event, not at all, or all by one event "
+    "(then all count as landed when one has)",
+    "seed": "the seed for `walk`",
+}
+"""What each setting means."""
+
 
 LIMITS: Mapping[str, tuple[int, int]] = {
     "blocks": (1, 100_000),
@@ -45,6 +97,20 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "deadline": (1, 10**9),
 }
 """The minimum and maximum of settings that cannot be any number from 0 on."""
+SAFETY, POLICY = "safety", "policy"
+TESTS: Mapping[str, str] = {
+    SAFETY: "whatever an engine decides, no copy or forward pass touches memory that is no longer its own, nothing is found "
+    "that is not there, and no place is lost; an unmet expectation is unsafe",
+    POLICY: "what is stored, found, waited for, retried or forgotten, and when; engines may decide otherwise, so an unmet "
+    "expectation is another policy",
+}
+"""What a scenario can test."""
+
+RULES = tuple(f"I{number}" for number in range(1, 16))
+"""The invariants."""
+MEMORY_RULES = frozenset(RULES) - {"I12", "I14"}
+"""Those whose violation is unsafe; the others say that everything ends, and that nothing is copied twice."""
+
 VARIANTS_MAX = 1000
 """The most runs of one file: one for each combination of its variants."""
 
@@ -53,45 +119,34 @@ class ScenarioError(MisuseError):
     """A file that is not a scenario; the message begins with the file, and the line if it is known."""
 
 
-def _said(doc: str, name: str = "") -> dict[str, str]:
-    """What the page says of a key that every step can have; its *name*, if the field has another."""
-    return {"doc": doc, "name": name}
+def _key(doc: str, empty: type = str, *, name: str = "") -> Any:
+    """A key that every step can have: what the page says of it; its *name*, if the field has another."""
+    return field(factory=empty, metadata={"doc": doc, "name": name})
 
 
 @frozen(kw_only=True)
 class ScenarioStep:
     """One step of a scenario."""
 
-    verb: str = field(metadata=_said("the verb", "do"))
+    verb: str = _key("the verb", name="do")
     arguments: Mapping[str, Value] = field(factory=dict)
-    note: str = field(default="", metadata=_said("a sentence for the reader; printed with `-v`, and where the step fails"))
-    when: Mapping[str, tuple[Value, ...]] = field(
-        factory=dict, metadata=_said("a table of variants in which the step is taken; in others it is skipped")
+    note: str = _key("a sentence for the reader; printed with `-v`, and where the step fails")
+    when: Mapping[str, tuple[Value, ...]] = _key(
+        "a table of variants in which the step is taken; in others it is skipped", dict
     )
-    bind: tuple[str, ...] = field(
-        default=(), metadata=_said("names for what the verb made: blocks in their order, or the copy", "as")
+    bind: tuple[str, ...] = _key("names for what the verb made: blocks in their order, or the copy", tuple, name="as")
+    remember: Mapping[str, str] = _key(
+        "a table of new names for blocks, slots (`the slot of CONTENT`) and copies; `expect` may use them", dict
     )
-    remember: Mapping[str, str] = field(
-        factory=dict,
-        metadata=_said("a table of new names for blocks, slots (`the slot of CONTENT`) and copies; `expect` may use them"),
-    )
-    name: str = field(default="", metadata=_said("a name for the step, for `same_as`"))
-    refused: str = field(
-        default="",
-        metadata=_said("the verb must be refused, and nothing may change (`misuse`, `capacity`, `any`)"),
-    )
-    says: str = field(default="", metadata=_said("part of the refusal's message"))
-    fault: str = field(
-        default="",
-        metadata=_said("the step must break this rule, as the device or the engine finds; the scenario ends there"),
-    )
-    expect: Mapping[str, Value] = field(factory=dict, metadata=_said("what must hold after the step"))
-    policy: Mapping[str, Value] = field(
-        factory=dict,
-        metadata=_said(
-            "in a scenario that tests safety: expectations that engines may meet or not. An unmet one is reported, and the "
-            "run goes on; one that the engine cannot answer is skipped"
-        ),
+    name: str = _key("a name for the step, for `same_as`")
+    refused: str = _key("the verb must be refused, and nothing may change (`misuse`, `capacity`, `any`)")
+    says: str = _key("part of the refusal's message")
+    fault: str = _key("the step must break this rule, as the device or the engine finds; the scenario ends there")
+    expect: Mapping[str, Value] = _key("what must hold after the step", dict)
+    policy: Mapping[str, Value] = _key(
+        "in a scenario that tests safety: expectations that engines may meet or not. An unmet one is reported, and the run "
+        "goes on; one that the engine cannot answer is skipped",
+        dict,
     )
     line: int = field(default=0, eq=False)
 
@@ -465,44 +520,36 @@ class _ScenarioReader:
 
 def write_scenario(scenario: Scenario) -> str:
     """A file that reads as this scenario."""
-    lines = [f"id = {_toml(scenario.id)}", f"title = {_toml(scenario.title)}", f"tests = {_toml(scenario.tests)}"]
-    lines += [f"source = {_toml(scenario.source)}"] if scenario.source else []
-    lines += [f"invariants = {_toml(list(scenario.invariants))}"] if scenario.invariants else []
-    lines += [f"story = {_toml(scenario.story)}"] if scenario.story else []
-    for title, table in (("world", scenario.world), ("variants", {key: list(each) for key, each in scenario.variants.items()})):
-        if table:
-            lines += ["", f"[{title}]", *(f"{_key(key)} = {_toml(value)}" for key, value in table.items())]
-    for step in scenario.steps:
-        lines += ["", "[[step]]", *_step_lines(step)]
+    head = {"id": scenario.id, "title": scenario.title, "tests": scenario.tests}
+    more = {"source": scenario.source, "invariants": list(scenario.invariants), "story": scenario.story}
+    variants = {key: list(each) for key, each in scenario.variants.items()}
+    parts = [[*_keys(head), *_keys(_filled(more))]]
+    parts += [[f"[{name}]", *_keys(each)] for name, each in (("world", scenario.world), ("variants", variants)) if each]
+    parts += [["[[step]]", *_step_lines(each)] for each in scenario.steps]
     if scenario.end or scenario.end_policy:
-        lines += ["", "[end]", *(f"{_key(key)} = {_toml(value)}" for key, value in scenario.end.items())]
-        lines += [f"policy.{_key(key)} = {_toml(value)}" for key, value in scenario.end_policy.items()]
-    return "\n".join(lines) + "\n"
+        parts.append(["[end]", *_keys(scenario.end), *_keys(scenario.end_policy, "policy.")])
+    return "\n\n".join(map("\n".join, parts)) + "\n"
 
 
 def _step_lines(step: ScenarioStep) -> Iterator[str]:
-    if step.note:
-        yield f"note = {_toml(step.note)}"
-    if step.when:
-        chosen = {key: each[0] if len(each) == 1 else list(each) for key, each in step.when.items()}
-        yield f"when = {_toml(chosen)}"
-    yield f"do = {_toml(step.verb)}"
-    for key, value in step.arguments.items():
-        yield f"{_key(key)} = {_toml(value)}"
-    if step.bind:
-        yield f"as = {_toml(step.bind[0] if len(step.bind) == 1 else list(step.bind))}"
-    for key, text in (("name", step.name), ("refused", step.refused), ("says", step.says), ("fault", step.fault)):
-        if text:
-            yield f"{key} = {_toml(text)}"
-    if step.remember:
-        yield f"remember = {_toml(step.remember)}"
-    for key, value in step.expect.items():
-        yield f"expect.{_key(key)} = {_toml(value)}"
-    for key, value in step.policy.items():
-        yield f"policy.{_key(key)} = {_toml(value)}"
+    when = {key: each[0] if len(each) == 1 else list(each) for key, each in step.when.items()}
+    names = step.bind[0] if len(step.bind) == 1 else list(step.bind)
+    yield from _keys({**_filled({"note": step.note, "when": when}), "do": step.verb, **step.arguments})
+    ends = {"name": step.name, "refused": step.refused, "says": step.says, "fault": step.fault}
+    yield from _keys(_filled({"as": names, **ends, "remember": step.remember}))
+    yield from (*_keys(step.expect, "expect."), *_keys(step.policy, "policy."))
 
 
-def _key(text: str) -> str:
+def _filled(table: Mapping[str, Value]) -> dict[str, Value]:
+    return {key: value for key, value in table.items() if value}
+
+
+def _keys(table: Mapping[str, Value], before: str = "") -> Iterator[str]:
+    """The lines of a table, each with this text before its key."""
+    return (f"{before}{_named(key)} = {_toml(value)}" for key, value in table.items())
+
+
+def _named(text: str) -> str:
     return text if re.fullmatch(r"[\w-]+", text, re.ASCII) else _toml(text)
 
 
@@ -514,7 +561,7 @@ def _toml(value: Value) -> str:
         # JSON's escapes are TOML's, but for the one control character that JSON leaves alone
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{_key(key)} = {_toml(each)}" for key, each in value.items())
+        inside = ", ".join(f"{_named(key)} = {_toml(each)}" for key, each in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, Sequence):
         return f"[{', '.join(map(_toml, value))}]"

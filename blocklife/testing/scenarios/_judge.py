@@ -6,26 +6,10 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
+from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._driver import LookedUp
+from blocklife.testing.scenarios._kinds import COMPARED, Value
 from blocklife.testing.scenarios._stage import GARBAGE, Stage, StageError, worded
-from blocklife.testing.scenarios._values import (
-    COMPARED,
-    BlockNames,
-    Contents,
-    CopyNames,
-    Counts,
-    EarlierStep,
-    HeldBlocks,
-    Hits,
-    Holds,
-    Offer,
-    Pairs,
-    RequestNames,
-    Sizes,
-    States,
-    Value,
-    Windows,
-)
 from blocklife.testing.scenarios._words import EXPECTATIONS, Expectation, expectation
 from blocklife.testing.worlds._device import CopyOrder
 
@@ -44,7 +28,7 @@ def judge(stage: Stage, expected: Mapping[str, Value]) -> str:
     """
     for key, value in expected.items():
         try:
-            if problem := EXPECTATIONS[key].judge(stage, value):
+            if problem := EXPECTATIONS[key].judge(Judge(stage), value):
                 return f"{key}: {problem}"
         except StageError as problem:
             raise StageError(f"{key}: {problem}") from problem
@@ -120,229 +104,206 @@ def _pairs(stage: Stage, pairs: Sequence[Sequence[str]], *, alike: bool) -> str:
     return ""
 
 
-# --- what the step did ------------------------------------------------------------------------------------------------------
-
-_STEP, _STATE = "what the step did", "the state"
+STEP, STATE = "what the step did", "the state"
 
 
-@expectation(_STEP)
-def stores(stage: Stage, blocks: BlockNames) -> str:
-    """The stores planned in it read exactly these blocks, in one copy or in several."""
-    return _blocks(stage, blocks, stage.happened.stores, lambda order: order.source)
+class Judge:
+    """Each method is an expectation of files: it takes what is expected, and says what is not so."""
 
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
 
-@expectation(_STEP)
-def loads(stage: Stage, blocks: BlockNames) -> str:
-    """The loads planned in it write exactly these blocks, in one copy or in several."""
-    return _blocks(stage, blocks, stage.happened.loads, lambda order: order.target)
+    # --- what the step did --------------------------------------------------------------------------------------------------
 
+    @expectation(STEP)
+    def stores(self, blocks: kinds.BlockNames) -> str:
+        """The stores planned in it read exactly these blocks, in one copy or in several."""
+        return _blocks(self.stage, blocks, self.stage.happened.stores, lambda order: order.source)
 
-@expectation(_STEP)
-def flushes(stage: Stage, copies: CopyNames) -> str:
-    """Its plans wait for exactly these copies."""
-    return _copies(stage, copies, stage.happened.flushes)
+    @expectation(STEP)
+    def loads(self, blocks: kinds.BlockNames) -> str:
+        """The loads planned in it write exactly these blocks, in one copy or in several."""
+        return _blocks(self.stage, blocks, self.stage.happened.loads, lambda order: order.target)
 
+    @expectation(STEP)
+    def flushes(self, copies: kinds.CopyNames) -> str:
+        """Its plans wait for exactly these copies."""
+        return _copies(self.stage, copies, self.stage.happened.flushes)
 
-@expectation(_STEP)
-def hit(stage: Stage, expected: Hits) -> str:
-    """Length of the prefix hit of a request, in tokens, or `deferred`."""
-    return _hits(stage, expected, lambda hit: hit.tokens)
+    @expectation(STEP)
+    def hit(self, expected: kinds.Hits) -> str:
+        """Length of the prefix hit of a request, in tokens, or `deferred`."""
+        return _hits(self.stage, expected, lambda hit: hit.tokens)
 
+    @expectation(STEP)
+    def hit_on_device(self, expected: kinds.Hits) -> str:
+        """How much of the hit is on the device."""
+        return _hits(self.stage, expected, lambda hit: hit.device_tokens)
 
-@expectation(_STEP)
-def hit_on_device(stage: Stage, expected: Hits) -> str:
-    """How much of the hit is on the device."""
-    return _hits(stage, expected, lambda hit: hit.device_tokens)
+    @expectation(STEP)
+    def no_room(self, requests: kinds.RequestNames) -> str:
+        """There was no room for exactly these requests."""
+        return _requests(requests, self.stage.happened.no_room)
 
+    @expectation(STEP)
+    def handed_out(self, blocks: kinds.BlockNames) -> str:
+        """These blocks were handed out, maybe others, too."""
+        return _handed(self.stage, blocks, out=True)
 
-@expectation(_STEP)
-def no_room(stage: Stage, requests: RequestNames) -> str:
-    """There was no room for exactly these requests."""
-    return _requests(requests, stage.happened.no_room)
+    @expectation(STEP)
+    def not_handed_out(self, blocks: kinds.BlockNames) -> str:
+        """These were not."""
+        return _handed(self.stage, blocks, out=False)
 
+    @expectation(STEP)
+    def loaded(self, requests: kinds.RequestNames) -> str:
+        """The loads of exactly these requests are done."""
+        return _requests(requests, self.stage.happened.loaded)
 
-@expectation(_STEP)
-def handed_out(stage: Stage, blocks: BlockNames) -> str:
-    """These blocks were handed out, maybe others, too."""
-    return _handed(stage, blocks, out=True)
+    @expectation(STEP)
+    def load_failed(self, requests: kinds.RequestNames) -> str:
+        """The loads of exactly these requests have failed."""
+        return _requests(requests, self.stage.happened.failed)
 
+    @expectation(STEP)
+    def ended(self, requests: kinds.RequestNames) -> str:
+        """Exactly these requests ended, which had to wait for this plan."""
+        return _requests(requests, self.stage.happened.ended)
 
-@expectation(_STEP)
-def not_handed_out(stage: Stage, blocks: BlockNames) -> str:
-    """These were not."""
-    return _handed(stage, blocks, out=False)
+    @expectation(STEP)
+    def answer(self, expected: kinds.Offer) -> str:
+        """What `agree` agreed on."""
+        found = self.stage.happened.answer or {}
+        wrong = {key: found.get(key) for key, wanted in expected.items() if found.get(key) != wanted}
+        return f"found {_listed(f'{key} = {each}' for key, each in wrong.items())}" if wrong else ""
 
+    # --- what holds after it ------------------------------------------------------------------------------------------------
 
-@expectation(_STEP)
-def loaded(stage: Stage, requests: RequestNames) -> str:
-    """The loads of exactly these requests are done."""
-    return _requests(requests, stage.happened.loaded)
+    @expectation(STATE)
+    def state(self, expected: kinds.States) -> str:
+        """The state of blocks, slots, copies and requests; a list means one of these."""
+        for text, wanted in expected.items():
+            states = [wanted] if isinstance(wanted, str) else wanted
+            kind = self.stage.kind(text)
+            driver = self.stage.driver
+            if kind == "request":
+                found = [driver.request_state(text)]
+            else:
+                ask = {"block": driver.block_state, "job": driver.job_state, "slot": driver.slot_state}[kind]
+                found = list(map(ask, self.stage.numbers(text)[1]))
+            if wrong := [each for each in found if each not in states]:
+                return f"expected {text} to be {' or '.join(states)}; it is {wrong[0]}"
+        return ""
 
+    @expectation(STATE)
+    def holds(self, expected: kinds.Holds) -> str:
+        """The content of a block on every worker's device; `garbage` for invalid content."""
+        for text, wanted in expected.items():
+            block = self.stage.block(text)
+            content = GARBAGE if wanted == GARBAGE else self.stage.content(wanted)
+            for worker in self.stage.device.present:
+                found = worded(worker.blocks[block])
+                if found.partition("@")[0] != content:
+                    return f"expected {text} to hold {content}; on worker {worker.rank} it holds {found}"
+        return ""
 
-@expectation(_STEP)
-def load_failed(stage: Stage, requests: RequestNames) -> str:
-    """The loads of exactly these requests have failed."""
-    return _requests(requests, stage.happened.failed)
+    @expectation(STATE, needs="claims")
+    def in_host(self, contents: kinds.Contents) -> str:
+        """These are found in the host."""
+        return _findable(self.stage, contents, "host", there=True)
 
+    @expectation(STATE, needs="claims")
+    def not_in_host(self, contents: kinds.Contents) -> str:
+        """These are not."""
+        return _findable(self.stage, contents, "host", there=False)
 
-@expectation(_STEP)
-def ended(stage: Stage, requests: RequestNames) -> str:
-    """Exactly these requests ended, which had to wait for this plan."""
-    return _requests(requests, stage.happened.ended)
+    @expectation(STATE, needs="claims")
+    def on_device(self, contents: kinds.Contents) -> str:
+        """These are found on the device."""
+        return _findable(self.stage, contents, "device", there=True)
 
+    @expectation(STATE, needs="claims")
+    def not_on_device(self, contents: kinds.Contents) -> str:
+        """These are not."""
+        return _findable(self.stage, contents, "device", there=False)
 
-@expectation(_STEP)
-def answer(stage: Stage, expected: Offer) -> str:
-    """What `agree` agreed on."""
-    found = stage.happened.answer or {}
-    wrong = {key: found.get(key) for key, wanted in expected.items() if found.get(key) != wanted}
-    return f"found {_listed(f'{key} = {each}' for key, each in wrong.items())}" if wrong else ""
+    @expectation(STATE)
+    def same(self, pairs: kinds.Pairs) -> str:
+        """Both names are the same block."""
+        return _pairs(self.stage, pairs, alike=True)
 
+    @expectation(STATE)
+    def other(self, pairs: kinds.Pairs) -> str:
+        """The names are different blocks."""
+        return _pairs(self.stage, pairs, alike=False)
 
-# --- what holds after it ----------------------------------------------------------------------------------------------------
+    @expectation(STATE)
+    def has(self, expected: kinds.HeldBlocks) -> str:
+        """A request holds these blocks, maybe others, too."""
+        groups = range(len(self.stage.geometry.groups))
+        for request, blocks in expected.items():
+            held = {block for group in groups for block in self.stage.driver.table(request, group) if block}
+            if absent := [text for text in blocks if self.stage.block(text) not in held]:
+                return f"{request} does not hold {_listed(absent)} (it holds {len(held)} blocks)"
+        return ""
 
+    @expectation(STATE)
+    def out(self, copies: kinds.CopyNames) -> str:
+        """Exactly these copies run on the device."""
+        return _copies(self.stage, copies, self.stage.out())
 
-@expectation(_STATE)
-def state(stage: Stage, expected: States) -> str:
-    """The state of blocks, slots, copies and requests; a list means one of these."""
-    for text, wanted in expected.items():
-        states = [wanted] if isinstance(wanted, str) else wanted
-        kind = stage.kind(text)
-        driver = stage.driver
-        if kind == "request":
-            found = [driver.request_state(text)]
-        else:
-            ask = {"block": driver.block_state, "job": driver.job_state, "slot": driver.slot_state}[kind]
-            found = list(map(ask, stage.numbers(text)[1]))
-        if wrong := [each for each in found if each not in states]:
-            return f"expected {text} to be {' or '.join(states)}; it is {wrong[0]}"
-    return ""
+    @expectation(STATE)
+    def sizes(self, expected: kinds.Sizes) -> str:
+        """How many blocks of each group a copy has."""
+        for text, wanted in expected.items():
+            seen = [self.stage.copies[job] for job in self.stage.jobs(text) if job in self.stage.copies]
+            found = [sum(each) for each in zip_longest(*(each.sizes for each in seen), fillvalue=0)]
+            if found != wanted:
+                return f"expected {text} to have {wanted}; it has {found}"
+            if seen and sum(found) != (moved := sum(len(each.order.source) for each in seen)):
+                return f"{text} says {found}, and moves {moved} blocks"
+        return ""
 
+    @expectation(STATE, needs="progress")
+    def tokens(self, expected: kinds.Hits) -> str:
+        """Settled tokens of a request."""
+        for request, wanted in expected.items():
+            if (found := self.stage.driver.progress(request).computed) != wanted:
+                return f"expected {wanted} settled tokens of {request}; it has {found}"
+        return ""
 
-@expectation(_STATE)
-def holds(stage: Stage, expected: Holds) -> str:
-    """The content of a block on every worker's device; `garbage` for invalid content."""
-    for text, wanted in expected.items():
-        block = stage.block(text)
-        content = GARBAGE if wanted == GARBAGE else stage.content(wanted)
-        for worker in stage.device.present:
-            found = worded(worker.blocks[block])
-            if found.partition("@")[0] != content:
-                return f"expected {text} to hold {content}; on worker {worker.rank} it holds {found}"
-    return ""
+    @expectation(STATE, needs="pending")
+    def pending(self, expected: bool) -> str:
+        """Whether more ticks are needed."""
+        found = self.stage.driver.pending()
+        return "" if found is expected else f"ticking {'must go on' if found else 'may end'}"
 
+    @expectation(STATE, needs="left_behind")
+    def nothing_left(self, expected: bool) -> str:
+        """No request, copy or pin is left, and every block and slot is at rest."""
+        found = [*self.stage.driver.left_behind(), *(f"copy {self.stage.said_job(job)}" for job in self.stage.out())]
+        return f"left behind: {_listed(found)}" if bool(found) is expected else ""
 
-@expectation(_STATE, needs="claims")
-def in_host(stage: Stage, contents: Contents) -> str:
-    """These are found in the host."""
-    return _findable(stage, contents, "host", there=True)
+    @expectation(STATE, needs="windows")
+    def windows(self, expected: kinds.Windows) -> str:
+        """Chunks that a hit needs before its end, by group."""
+        found = ["all" if each is None else each for each in self.stage.driver.windows()]
+        return "" if found == expected else f"expected {expected}; found {found}"
 
+    @expectation(STATE, needs="count")
+    def count(self, expected: kinds.Counts) -> str:
+        """Counts, see below: a number, or a comparison such as `>= 2`."""
+        for what, wanted in expected.items():
+            found = self.stage.driver.count(what)
+            compared = COMPARED.fullmatch(wanted) if isinstance(wanted, str) else None
+            if not (_COMPARISONS[compared[1]](found, int(compared[2])) if compared else found == wanted):
+                return f"expected {what} {wanted}; found {found}"
+        return ""
 
-@expectation(_STATE, needs="claims")
-def not_in_host(stage: Stage, contents: Contents) -> str:
-    """These are not."""
-    return _findable(stage, contents, "host", there=False)
-
-
-@expectation(_STATE, needs="claims")
-def on_device(stage: Stage, contents: Contents) -> str:
-    """These are found on the device."""
-    return _findable(stage, contents, "device", there=True)
-
-
-@expectation(_STATE, needs="claims")
-def not_on_device(stage: Stage, contents: Contents) -> str:
-    """These are not."""
-    return _findable(stage, contents, "device", there=False)
-
-
-@expectation(_STATE)
-def same(stage: Stage, pairs: Pairs) -> str:
-    """Both names are the same block."""
-    return _pairs(stage, pairs, alike=True)
-
-
-@expectation(_STATE)
-def other(stage: Stage, pairs: Pairs) -> str:
-    """The names are different blocks."""
-    return _pairs(stage, pairs, alike=False)
-
-
-@expectation(_STATE)
-def has(stage: Stage, expected: HeldBlocks) -> str:
-    """A request holds these blocks, maybe others, too."""
-    groups = range(len(stage.geometry.groups))
-    for request, blocks in expected.items():
-        held = {block for group in groups for block in stage.driver.table(request, group) if block}
-        if absent := [text for text in blocks if stage.block(text) not in held]:
-            return f"{request} does not hold {_listed(absent)} (it holds {len(held)} blocks)"
-    return ""
-
-
-@expectation(_STATE)
-def out(stage: Stage, copies: CopyNames) -> str:
-    """Exactly these copies run on the device."""
-    return _copies(stage, copies, stage.out())
-
-
-@expectation(_STATE)
-def sizes(stage: Stage, expected: Sizes) -> str:
-    """How many blocks of each group a copy has."""
-    for text, wanted in expected.items():
-        seen = [stage.copies[job] for job in stage.jobs(text) if job in stage.copies]
-        found = [sum(each) for each in zip_longest(*(each.sizes for each in seen), fillvalue=0)]
-        if found != wanted:
-            return f"expected {text} to have {wanted}; it has {found}"
-        if seen and sum(found) != (moved := sum(len(each.order.source) for each in seen)):
-            return f"{text} says {found}, and moves {moved} blocks"
-    return ""
-
-
-@expectation(_STATE, needs="progress")
-def tokens(stage: Stage, expected: Hits) -> str:
-    """Settled tokens of a request."""
-    for request, wanted in expected.items():
-        if (found := stage.driver.progress(request).computed) != wanted:
-            return f"expected {wanted} settled tokens of {request}; it has {found}"
-    return ""
-
-
-@expectation(_STATE, needs="pending")
-def pending(stage: Stage, expected: bool) -> str:
-    """Whether more ticks are needed."""
-    found = stage.driver.pending()
-    return "" if found is expected else f"ticking {'must go on' if found else 'may end'}"
-
-
-@expectation(_STATE, needs="left_behind")
-def nothing_left(stage: Stage, expected: bool) -> str:
-    """No request, copy or pin is left, and every block and slot is at rest."""
-    found = [*stage.driver.left_behind(), *(f"copy {stage.said_job(job)}" for job in stage.out())]
-    return f"left behind: {_listed(found)}" if bool(found) is expected else ""
-
-
-@expectation(_STATE, needs="windows")
-def windows(stage: Stage, expected: Windows) -> str:
-    """Chunks that a hit needs before its end, by group."""
-    found = ["all" if each is None else each for each in stage.driver.windows()]
-    return "" if found == expected else f"expected {expected}; found {found}"
-
-
-@expectation(_STATE, needs="count")
-def count(stage: Stage, expected: Counts) -> str:
-    """Counts, see below: a number, or a comparison such as `>= 2`."""
-    for what, wanted in expected.items():
-        found = stage.driver.count(what)
-        compared = COMPARED.fullmatch(wanted) if isinstance(wanted, str) else None
-        if not (_COMPARISONS[compared[1]](found, int(compared[2])) if compared else found == wanted):
-            return f"expected {what} {wanted}; found {found}"
-    return ""
-
-
-@expectation(_STATE, needs="picture")
-def same_as(stage: Stage, step: EarlierStep) -> str:
-    """Everything is as it was after that step, except job numbers."""
-    return "" if stage.picture() == stage.pictures.get(step) else f"something has changed since {step!r}"
+    @expectation(STATE, needs="picture")
+    def same_as(self, step: kinds.EarlierStep) -> str:
+        """Everything is as it was after that step, except job numbers."""
+        return "" if self.stage.picture() == self.stage.pictures.get(step) else f"something has changed since {step!r}"
 
 
 JUDGED: Mapping[str, Expectation] = EXPECTATIONS

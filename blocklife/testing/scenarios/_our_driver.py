@@ -9,10 +9,10 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-from attrs import evolve
+from attrs import asdict, evolve
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
@@ -67,6 +67,14 @@ from blocklife.testing.worlds._engine import Engine, Settings, Stepped
 _SAID = 200
 """Tokens that a request samples if no end is given."""
 _ALIEN = "alien"
+_WHY = {
+    "swap": "places are never swapped between tiers: a job copies, and both ends stay pinned until it is over",
+    "split": "there are no nodes to split: keys name single blocks or chunks, and each place is pinned by itself",
+    "publish": "there are no parents: content is indexed by key alone, and a lookup asks for every key of the prefix, so that "
+    "a child without its parent is never a hit",
+    "attach": "there is one ledger and it has hooks; a second connector would be a second ledger",
+}
+"""What there is no method for, and why."""
 _FREE = states_with(Trait.FREE, Block)
 _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
 
@@ -193,7 +201,6 @@ class OurDriver(Driver):
     own_words = True
 
     def start(self, world: EngineSetup) -> None:
-        """A new engine."""
         self.world = world
         self.engine = _ScenarioEngine(world)
         self.ledger = self.engine.ledger
@@ -220,7 +227,6 @@ class OurDriver(Driver):
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
     ) -> EngineStep:
-        """One step of the engine."""
         if let_in is not None and any(let_in.values()):
             let_in = {name: count or self._all_of(name) for name, count in let_in.items()}
             found = self.engine.step(compute, admit=let_in, preempt=preempt)
@@ -245,7 +251,6 @@ class OurDriver(Driver):
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
-        """Settle the oldest plan."""
         found = self.engine.settle(reports, launched=launched, sampled=sampled)
         return SettledPlan(loaded=found.loaded, failed=found.failed, ended=found.ended)
 
@@ -256,31 +261,19 @@ class OurDriver(Driver):
         return [life & ID_MASK for life in self.ledger.requests.table(request, group)]
 
     def finish(self, request: str) -> None:
-        """Finish a request of the scheduler, or one that only the ledger knows."""
-        if self._is_entered(request):
-            self.ledger.finish(request)
-        else:
-            self.engine.finish(request)
+        (self.ledger if self._is_entered(request) else self.engine).finish(request)
 
     def abort(self, request: str) -> None:
-        """Abort a request of the scheduler, or one that only the ledger knows."""
-        if self._is_entered(request):
-            self.ledger.finish(request)
-        else:
-            self.engine.abort(request)
+        (self.ledger.finish if self._is_entered(request) else self.engine.abort)(request)
 
     def preempt(self, request: str) -> None:
-        """Preempt a request of the scheduler, or one that only the ledger knows."""
-        if self._is_entered(request):
-            self.ledger.preempt(request)
-        else:
-            self.engine.preempt(request)
+        (self.ledger if self._is_entered(request) else self.engine).preempt(request)
 
     def _is_entered(self, request: str) -> bool:
+        """Whether only the ledger knows it, and not the scheduler."""
         return request in self.ledger.requests and request not in self.engine.texts
 
     def draft(self, request: str, guess: str) -> None:
-        """Guess for the next step."""
         self.engine.guess(request, guess)
 
     def lend(self, request: str) -> Mapping[int, str]:
@@ -291,7 +284,6 @@ class OurDriver(Driver):
         return {block: str(content(group, texts[host][:end])) for host, group, end, block in found if host == request}
 
     def give_back(self, request: str) -> None:
-        """The guest lets go."""
         self.engine.give_back(request)
 
     def lookup(self, request: str) -> LookedUp:
@@ -299,31 +291,24 @@ class OurDriver(Driver):
         return _found(self.scheduler.lookup(request, self.scheduler.requests.progress(request).known))
 
     def reset(self, *, drain: bool) -> None:
-        """Forget all content."""
         self.scheduler.reset(drain=drain)
 
     def renew(self, generation: str) -> None:
-        """New weights."""
         self.engine.renew(generation)
 
     def sleep(self) -> None:
-        """Give up the device memory."""
         self.scheduler.sleep()
 
     def wake(self) -> None:
-        """Take the device memory back."""
         self.scheduler.wake()
 
     def lose_worker(self, worker: int) -> None:
-        """Lose a worker."""
         self.scheduler.lose_worker(worker)
 
     def regain_worker(self, worker: int) -> None:
-        """Get a lost worker back."""
         self.scheduler.regain_worker(worker)
 
     def advance(self, steps: int) -> None:
-        """Advance the engine's clock."""
         self.engine.now += steps
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
@@ -378,17 +363,14 @@ class OurDriver(Driver):
         return self.engine.tier.reserve(wanted) is not None
 
     def forget(self, contents: Sequence[str]) -> None:
-        """Drop content from the host, as an eviction does."""
         self.ledger.evict(self._slots(contents))
 
     def forget_on_device(self, contents: Sequence[str]) -> None:
-        """Drop unheld content from the device."""
         self.ledger.drop([self._life_of(each) for each in contents])
 
     # --- single blocks ------------------------------------------------------------------------------------------------------
 
     def enter(self, request: str, *, waiting: bool = False) -> None:
-        """Add a request to the ledger only."""
         self.ledger.add_request(request)
         if not waiting:
             self.ledger.admit(request)
@@ -401,7 +383,6 @@ class OurDriver(Driver):
         return _blocks(self.ledger.observe_place(request, [Placement(group, allocated=free[:count])])[0].lives)
 
     def acquire(self, request: str, contents: Sequence[str]) -> list[int]:
-        """A prefix hit."""
         lives = [self._life_of(each) for each in contents]
         return _blocks(self.ledger.acquire(request, lives, _group(contents[0]) if contents else 0).lives)
 
@@ -414,7 +395,6 @@ class OurDriver(Driver):
         self.ledger.release(request, [table.index(block) for block in blocks])
 
     def seal(self, blocks: Sequence[int], contents: Sequence[str]) -> None:
-        """Seal the current lives of these blocks."""
         self.ledger.seal(self._batch(blocks, contents), [_key(each) for each in contents])
 
     def plan_store(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
@@ -426,15 +406,12 @@ class OurDriver(Driver):
         return self.ledger.plan_store(Store.of(self._batch(blocks, contents), slots, keys, owner=request)).ids[0].number
 
     def plan_load(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
-        """Plan a load from the slots with this content."""
         return self.ledger.plan_load(request, GroupTransfer(self._batch(blocks, contents), self._slots(contents))).ids[0].number
 
     def cancel(self, job: int) -> None:
-        """Cancel a planned store."""
         self.ledger.cancel(self._jobs(job))
 
     def abandon(self, job: int) -> None:
-        """Abandon a store in flight."""
         self.ledger.abandon(self._jobs(job))
 
     def submit(self, job: int) -> None:
@@ -442,23 +419,18 @@ class OurDriver(Driver):
         self.ledger.submit(self._jobs(job))
 
     def flush(self, jobs: Sequence[int]) -> None:
-        """Flush these jobs in the next plan."""
         self.ledger.flush(self._jobs(*jobs))
 
     def free(self, request: str, blocks: Sequence[int]) -> None:
-        """Free blocks of the engine's allocator."""
         self.ledger.observe_free(request, blocks)
 
     def pin(self, holder: str, contents: Sequence[str]) -> None:
-        """Pin the slots of this content."""
         self.ledger.pin(holder, self._slots(contents))
 
     def unpin(self, holder: str, contents: Sequence[str]) -> None:
-        """Unpin them."""
         self.ledger.unpin(holder, self._slots(contents))
 
     def evict(self, contents: Sequence[str]) -> None:
-        """Evict them."""
         self.ledger.evict(self._slots(contents))
 
     def build_job(self, blocks: Sequence[int], sizes: Sequence[int]) -> None:
@@ -485,41 +457,18 @@ class OurDriver(Driver):
             "jobs": agreed.max_jobs,
         }
 
-    def swap(self, block: int, content: str) -> None:
-        """Not supported."""
-        raise Unsupported("places are never swapped between tiers: a job copies, and both ends stay pinned until it is over")
-
-    def split(self, content: str, at: int) -> None:
-        """Not supported."""
-        raise Unsupported("there are no nodes to split: keys name single blocks or chunks, and each place is pinned by itself")
-
-    def publish(self, content: str) -> None:
-        """Not supported."""
-        raise Unsupported(
-            "there are no parents: content is indexed by key alone, and a lookup asks for every key of the prefix, so that a "
-            "child without its parent is never a hit"
-        )
-
-    def attach(self, other: str) -> None:
-        """Not supported."""
-        raise Unsupported("there is one ledger and it has hooks; a second connector would be a second ledger")
-
     # --- queries ------------------------------------------------------------------------------------------------------------
 
     def block_state(self, block: int) -> str:
-        """The state in the ledger."""
         return self.ledger.blocks.state(block).name
 
     def slot_state(self, slot: int) -> str:
-        """The state in the ledger."""
         return self.ledger.slots.state(slot).name
 
     def job_state(self, job: int) -> str:
-        """The state in the ledger."""
         return self.ledger.jobs.state(self._id(job)).name
 
     def request_state(self, request: str) -> str:
-        """The state in the ledger."""
         return self.ledger.requests.state(request).name if request in self.ledger.requests else "FINISHED"
 
     def slot_of(self, content: str) -> int | None:
@@ -544,11 +493,9 @@ class OurDriver(Driver):
         return str(self.engine.content(int(group), text))
 
     def tokens(self, request: str) -> str:
-        """All tokens that the request will have."""
         return self.engine.texts[request]
 
     def progress(self, request: str) -> RequestProgress:
-        """The progress according to the scheduler."""
         found = self.scheduler.requests.progress(request)
         return RequestProgress(found.known, found.computed, found.in_flight)
 
@@ -557,30 +504,17 @@ class OurDriver(Driver):
         return self.scheduler.has_pending_work()
 
     def count(self, what: str) -> int:
-        """A count of the ledger, the host tier or the scheduler."""
         ledger, offload, tier = self.ledger.statistics(), self.scheduler.statistics(), self.engine.tier.statistics()
         counts = {
-            "free": ledger.free,
-            "freeing_soon": ledger.freeing_soon,
-            "quarantined": ledger.quarantined,
-            "late": ledger.late,
-            "duplicate": ledger.duplicate,
-            "unknown": ledger.unknown,
+            **asdict(tier),
+            **asdict(ledger),
+            **asdict(offload),
             "jobs_made": self.ledger.jobs.last_number,
             "jobs_out": ledger.jobs_alive,
-            "ready": tier.ready,
-            "empty": tier.empty,
-            "stale": offload.stale,
-            "refused_stores": offload.refused_stores,
-            "already_stored": offload.already_stored,
-            "in_flight": offload.in_flight,
-            "partial": offload.partial,
-            "requests": ledger.requests,
         }
-        return counts[what]
+        return int(counts[what])
 
     def windows(self) -> list[int | None]:
-        """The windows of the geometry."""
         return list(self.engine.geometry.window_chunks)
 
     def left_behind(self) -> list[str]:
@@ -621,9 +555,11 @@ class OurDriver(Driver):
                     yield Problem("I1", f"copy {order.job} touches slot {slot}, which is {now.name} in the ledger")
 
     def transitions(self) -> list[str]:
-        """Every row that was taken since the last call."""
         found, self._heard = self._heard, []
         return found
+
+    def _not(self, method: str) -> NoReturn:
+        raise Unsupported(_WHY[method])
 
     # --- names --------------------------------------------------------------------------------------------------------------
 

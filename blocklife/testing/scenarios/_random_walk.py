@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import random
-from typing import Annotated
 
 from attrs import define, field
 
 from blocklife.errors import CapacityError
 from blocklife.states import ADMITTED
+from blocklife.testing.scenarios._kinds import Many
 from blocklife.testing.scenarios._stage import Stage
-from blocklife.testing.scenarios._values import number
 from blocklife.testing.scenarios._words import verb
 
 _PROMPTS = ("abcdefghijklmnopqrstuvwx", "abcdefghzzzzyyyyxxxxwwww", "mnopqrstuvwxabcdefghijkl")
 """The prompts; the first two have a common prefix."""
 _RUNS = frozenset(state.name for state in ADMITTED)
 _MOST = 5
-ACTIONS_MAX = 100_000
 
 
 @define(eq=False)
@@ -127,7 +125,7 @@ class WalkingStage(Stage):
     """A stage with all verbs: those of `Stage`, and `walk`, which takes them at random."""
 
     @verb(needs="finish abort preempt reset sleep wake prove_quiet request_state pending")
-    def do_walk(self, actions: Annotated[int, number(ACTIONS_MAX)]) -> None:
+    def do_walk(self, actions: Many) -> None:
         """Random actions, drawn with the world's `seed`: requests arrive, grow, are preempted and end; copies land in any
         order, fail, hang and report twice; now and then the device's or all content is forgotten. At the end all requests
         end, hanging copies are proven quiet, and all others land.

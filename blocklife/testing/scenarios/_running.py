@@ -21,13 +21,18 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from attrs import asdict, field, frozen
 
 from blocklife.errors import BlocklifeError, CapacityError, InvariantError, MisuseError
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, Unsupported
 from blocklife.testing.scenarios._format import (
+    MEMORY_RULES,
+    POLICY,
+    SAFETY,
+    SETTINGS,
+    VERBS,
     Scenario,
     ScenarioError,
     ScenarioStep,
@@ -36,11 +41,10 @@ from blocklife.testing.scenarios._format import (
     write_scenario,
 )
 from blocklife.testing.scenarios._judge import judge, missing
+from blocklife.testing.scenarios._kinds import Value, plain
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._random_walk import WalkingStage
-from blocklife.testing.scenarios._schema import MEMORY_RULES, POLICY, SAFETY, SETTINGS, VERBS
 from blocklife.testing.scenarios._stage import AnswerError, Stage, StageError, UnmetError
-from blocklife.testing.scenarios._values import Value
 from blocklife.testing.scenarios._words import REQUIRED
 from blocklife.testing.worlds._device import DeviceFault
 
@@ -108,17 +112,13 @@ class ScenarioVerdict:
     """Every step with its transitions, if requested."""
 
     def __str__(self) -> str:
-        which = ", ".join(f"{key}={_plain(value)}" for key, value in self.variant.items())
+        which = ", ".join(f"{key}={plain(value)}" for key, value in self.variant.items())
         said = f": {self.message}" if self.message else ""
         return f"{self.scenario}{f' ({which})' if which else ''}: {self.outcome.value}{said}"
 
     def record(self) -> dict[str, object]:
         """The verdict as data for JSON."""
         return {**asdict(self), "outcome": self.outcome.name.lower(), "variant": dict(self.variant), "log": list(self.log)}
-
-
-def _plain(value: Value) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
 
 class _Over(Exception):  # noqa: N818 - how a run ends
@@ -204,6 +204,7 @@ class _ScenarioRun:
         self.differs: list[str] = []
         """Unmet policies, in a scenario that tests safety."""
         self.where = scenario.path
+        """The step that is being taken, for messages."""
 
     def all(self, make: Callable[[], Driver]) -> None:
         """Take every step of this variant, and check the end. Raises `_Over` if the run ends early."""
@@ -212,14 +213,13 @@ class _ScenarioRun:
             if all(self.variant[key] in values for key, values in step.when.items()):
                 self.say(f"step {number} (line {step.line}): {_told(step)}")
                 self.where = f"{self.scenario.path}:{step.line}: step {number} ({step.verb})"
-                self.noted(stage, step, self.where)
-                self.taken += 1
-                self.guarded(stage, self.where, lambda: self.tell(stage))
+                self.one(stage, step)
                 if step.fault:
                     return
-        self.where = where = f"{self.scenario.path}:{self.scenario.end_line}: at the end"
-        self.guarded(stage, where, lambda: self.expect(stage, self.scenario.end, where))
-        self.guarded(stage, where, lambda: self.compare(stage, self.scenario.end_policy, where))
+        self.where = f"{self.scenario.path}:{self.scenario.end_line}: at the end"
+        with self.judged(stage):
+            self.expect(stage, self.scenario.end)
+            self.compare(stage, self.scenario.end_policy)
 
     def stage(self, make: Callable[[], Driver]) -> Stage:
         """Make a new engine and its device."""
@@ -236,45 +236,39 @@ class _ScenarioRun:
         except Unsupported as reason:
             raise _Over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
         except (BlocklifeError, StageError) as problem:
-            raise _Over(Outcome.FAILED, f"{self.scenario.path}: the engine cannot be made: {problem}") from problem
+            raise _Over(Outcome.FAILED, f"{self.where}: the engine cannot be made: {problem}") from problem
         except Exception as problem:
-            raise self.raised(f"{self.scenario.path}: the engine cannot be made: it raises", problem) from problem
+            raise self.raised("the engine cannot be made: it raises", problem) from problem
 
-    def noted(self, stage: Stage, step: ScenarioStep, where: str) -> None:
-        """Take one step; if it fails, its note becomes part of the message."""
+    def one(self, stage: Stage, step: ScenarioStep) -> None:
+        """Take one step, and check its expectations; if it fails, its note becomes part of the message."""
         try:
-            self.one(stage, step, where)
+            with self.judged(stage):
+                if step.fault:
+                    self.fault(stage, step)
+                else:
+                    (self.refused if step.refused else self.take)(stage, step)
+                    stage.remember(step.remember, step.name)
+                    self.expect(stage, step.expect)
+                    self.compare(stage, step.policy)
         except _Over as over:
             if over.outcome in WRONG and step.note:
                 over.message += f" (the step: {step.note})"
             with contextlib.suppress(Exception):  # the failed step is what counts, whatever else the engine raises
                 self.tell(stage)
             raise
-
-    def one(self, stage: Stage, step: ScenarioStep, where: str) -> None:
-        """Take one step, which must succeed, be refused or break a rule; then check its expectations."""
-        if step.refused:
-            self.guarded(stage, where, lambda: self.refused(stage, step, where))
-        elif step.fault:
-            self.fault(stage, step, where)
-            return
-        else:
-            self.guarded(stage, where, lambda: self.take(stage, step))
-        self.guarded(stage, where, lambda: stage.remember(step.remember, step.name))
-        self.guarded(stage, where, lambda: self.expect(stage, step.expect, where))
-        self.guarded(stage, where, lambda: self.compare(stage, step.policy, where))
+        self.taken += 1
+        with self.judged(stage):
+            self.tell(stage)
 
     def take(self, stage: Stage, step: ScenarioStep) -> None:
         """Take the verb; ``until`` becomes a function that tells what is missing."""
         until = step.arguments.get("until")
-        if isinstance(until, Mapping):
-            waited = {**step.arguments, "until": lambda: missing(stage, until)}
-            stage.take(VERBS[step.verb], waited, step.bind)
-        else:
-            stage.take(VERBS[step.verb], step.arguments, step.bind)
+        waited = {"until": lambda: missing(stage, until)} if isinstance(until, Mapping) else {}
+        stage.take(VERBS[step.verb], {**step.arguments, **waited}, step.bind)
         stage.check()
 
-    def refused(self, stage: Stage, step: ScenarioStep, where: str) -> None:
+    def refused(self, stage: Stage, step: ScenarioStep) -> None:
         """The verb must be refused, in the right way, and leave everything as it was."""
         before = stage.asked(stage.picture, None)
         try:
@@ -283,40 +277,39 @@ class _ScenarioRun:
             kind = "capacity" if isinstance(refusal, CapacityError) else "misuse"
             told = isinstance(refusal, MisuseError | CapacityError)
             if told and step.refused not in ("any", kind):
-                raise self.not_so(f"{where}: expected a refusal for {step.refused}; it was {kind}: {refusal}") from None
+                raise self.not_so(f"expected a refusal for {step.refused}; it was {kind}: {refusal}") from None
             if step.says not in str(refusal) and stage.driver.own_words:
-                raise self.not_so(f"{where}: expected a refusal with {step.says!r}; it said: {refusal}") from None
+                raise self.not_so(f"expected a refusal with {step.says!r}; it said: {refusal}") from None
             self.say(f"    refused: {refusal}")
         else:
-            raise self.not_so(f"{where}: expected a refusal; it was done")
+            raise self.not_so("expected a refusal; it was done")
         if before is not None and stage.picture() != before:
-            raise self.not_so(f"{where}: it was refused, but has changed something")
+            raise self.not_so("it was refused, but has changed something")
         stage.check()
 
-    def fault(self, stage: Stage, step: ScenarioStep, where: str) -> None:
+    def fault(self, stage: Stage, step: ScenarioStep) -> None:
         """The step must break a rule."""
         try:
-            self.guarded(stage, where, lambda: self.take(stage, step), faults=True)
+            self.take(stage, step)
         except DeviceFault as fault:
+            said = stage.in_words(str(fault))
             if fault.rule != step.fault:
-                raise _Over(
-                    Outcome.UNSAFE, f"{where}: expected {step.fault} to be broken; instead: {stage.in_words(str(fault))}"
-                ) from fault
-            self.say(f"    as expected: {stage.in_words(str(fault))}")
+                raise self.over(Outcome.UNSAFE, f"expected {step.fault} to be broken; instead: {said}") from fault
+            self.say(f"    as expected: {said}")
             return
         if step.fault == SEEN_IN_CLAIMS:
             try:
                 stage.driver.claims()
             except Unsupported as reason:
                 raise _Over(Outcome.NOT_APPLICABLE, f"breaking {step.fault} cannot be seen: {reason}", str(reason)) from None
-        raise self.not_so(f"{where}: expected {step.fault} to be broken; every rule holds")
+        raise self.not_so(f"expected {step.fault} to be broken; every rule holds")
 
-    def expect(self, stage: Stage, expected: Mapping[str, Value], where: str) -> None:
+    def expect(self, stage: Stage, expected: Mapping[str, Value]) -> None:
         """Check expectations."""
         if problem := judge(stage, expected):
-            raise self.not_so(f"{where}: {problem}")
+            raise self.not_so(problem)
 
-    def compare(self, stage: Stage, policy: Mapping[str, Value], where: str) -> None:
+    def compare(self, stage: Stage, policy: Mapping[str, Value]) -> None:
         """Check policies; those that the engine cannot answer are skipped."""
         for key, value in policy.items():
             try:
@@ -325,44 +318,47 @@ class _ScenarioRun:
                 self.say(f"    not asked: {key}: {reason}")
                 continue
             if problem:
-                self.differs.append(f"{where}: {problem}")
+                self.differs.append(f"{self.where}: {problem}")
                 self.say(f"    another policy: {problem}")
 
-    def not_so(self, message: str) -> _Over:
-        """The end of a run with an unmet expectation."""
-        return _Over(NOT_SO[self.scenario.tests], message)
-
-    def guarded(self, stage: Stage, where: str, act: Callable[[], None], *, faults: bool = False) -> None:
-        """Call *act*; an error that it raises ends the run."""
+    @contextlib.contextmanager
+    def judged(self, stage: Stage) -> Iterator[None]:
+        """An error inside ends the run, in the way that it stands for."""
         try:
-            act()
+            yield
         except _Over:
             raise
         except Unsupported as reason:
-            raise _Over(Outcome.NOT_APPLICABLE, f"{where}: {reason}", str(reason)) from reason
+            raise self.over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
         except DeviceFault as fault:
-            if faults:
-                raise
             outcome = Outcome.UNSAFE if fault.rule in MEMORY_RULES else Outcome.FAILED
-            raise _Over(outcome, f"{where}: a rule is broken: {stage.in_words(str(fault))}") from fault
+            raise self.over(outcome, f"a rule is broken: {stage.in_words(str(fault))}") from fault
         except StageError as problem:
-            raise _Over(Outcome.OTHER_POLICY, f"{where}: {problem}") from problem
+            raise self.over(Outcome.OTHER_POLICY, str(problem)) from problem
         except AnswerError as problem:
-            raise _Over(Outcome.FAILED, f"{where}: the driver is wrong: {problem}") from problem
+            raise self.over(Outcome.FAILED, f"the driver is wrong: {problem}") from problem
         except UnmetError as problem:
-            raise self.not_so(f"{where}: {problem}") from problem
+            raise self.not_so(str(problem)) from problem
         except _refusals(stage.driver) as refusal:
-            raise _Over(Outcome.FAILED, f"{where}: the engine refuses: {refusal}") from refusal
+            raise self.over(Outcome.FAILED, f"the engine refuses: {refusal}") from refusal
         except InvariantError as broken:
-            raise self.raised(f"{where}: the engine reports a broken invariant:", broken, Outcome.UNSAFE) from broken
+            raise self.raised("the engine reports a broken invariant:", broken, Outcome.UNSAFE) from broken
         except Exception as problem:
-            raise self.raised(f"{where}: the engine raises", problem) from problem
+            raise self.raised("the engine raises", problem) from problem
+
+    def over(self, outcome: Outcome, message: str, reason: str = "") -> _Over:
+        """The end of a run at this step."""
+        return _Over(outcome, f"{self.where}: {message}", reason)
+
+    def not_so(self, message: str) -> _Over:
+        """The end of a run with an unmet expectation."""
+        return self.over(NOT_SO[self.scenario.tests], message)
 
     def raised(self, said: str, problem: Exception, outcome: Outcome = Outcome.FAILED) -> _Over:
         """The end of a run in which the engine raised an error; the traceback goes into the log, if there is one."""
         name = "" if isinstance(problem, InvariantError) else f" {type(problem).__name__}:"
         self.lines += [f"    {line}" for line in _traceback(problem)] if self.log else []
-        return _Over(outcome, f"{said}{name} {problem}" + ("" if self.log else " (-v shows the traceback)"))
+        return self.over(outcome, f"{said}{name} {problem}" + ("" if self.log else " (-v shows the traceback)"))
 
     def say(self, line: str) -> None:
         """A line of the log."""
@@ -383,16 +379,8 @@ def _refusals(driver: Driver) -> tuple[type[Exception], ...]:
 
 
 def _told(step: ScenarioStep) -> str:
-    takes = ", ".join(f"{key}={_value(value)}" for key, value in step.arguments.items())
+    takes = ", ".join(f"{key}={plain(value)}" for key, value in step.arguments.items())
     return f"{step.verb} {takes}".rstrip() + (f"  # {step.note}" if step.note else "")
-
-
-def _value(value: Value) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_value(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return _plain(value)
 
 
 # --- the command line -------------------------------------------------------------------------------------------------------

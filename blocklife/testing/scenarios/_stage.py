@@ -24,6 +24,7 @@ from typing import Annotated, TypeVar
 from attrs import define, field
 
 from blocklife.offload import Geometry, Mamba
+from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._driver import (
     NOBODY,
     Driver,
@@ -34,39 +35,8 @@ from blocklife.testing.scenarios._driver import (
     SettledPlan,
     Unsupported,
 )
-from blocklife.testing.scenarios._values import (
-    BLOCK,
-    BLOCK_NAME,
-    BLOCKS,
-    CONTENT,
-    CONTENT_NAME,
-    CONTENTS,
-    COPIES,
-    COPY,
-    COPY_NAME,
-    NO_COPY,
-    ORDINALS,
-    SLOT_NAME,
-    BlockNames,
-    Contents,
-    CopyName,
-    CopyNames,
-    Kind,
-    LetIn,
-    Letters,
-    NewRequest,
-    Offers,
-    RequestName,
-    RequestNames,
-    Times,
-    Tokens,
-    Worker,
-    number,
-    one_of,
-)
 from blocklife.testing.scenarios._words import Until, Verb, verb
-from blocklife.testing.worlds._device import Content as Held
-from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, Landing, Pass
+from blocklife.testing.worlds._device import Content, CopyOrder, Device, DeviceFault, Landing, Pass
 
 LIMIT = 64
 """The most steps to wait for a condition."""
@@ -75,12 +45,10 @@ PLACES_MAX = 10_000_000
 GARBAGE = "garbage"
 _FEW = 8
 """How many values an error lists."""
-SLOTS_MAX = 100_000
 AnswerT = TypeVar("AnswerT")
-Report = Annotated[str, one_of("sent", "twice", "lost")]
 
 
-def worded(content: Held) -> str:
+def worded(content: Content) -> str:
     """The content of a place, for messages."""
     return GARBAGE if content is None else str(content)
 
@@ -161,7 +129,7 @@ class Stage:
         self.reports: list[Landing] = []
         self.launched: list[tuple[int, int]] = []
         self.begun: set[tuple[int, int]] = set()
-        self.still_written: list[tuple[int, Held]] = []
+        self.still_written: list[tuple[int, Content]] = []
         """Content that was sealed and that the next step still writes."""
         self.lent: dict[str, Mapping[int, str]] = {}
         """What another owner reads in every step, by request: blocks with their contents."""
@@ -170,12 +138,12 @@ class Stage:
         self._passes = 0
         self._prepared: list[str] = []
         """The requests that `prepare` adds by itself."""
-        self.meanings: Mapping[Kind, Callable[..., object]] = {
-            BLOCK: self.block,
-            BLOCKS: self.blocks,
-            CONTENT: self.content,
-            CONTENTS: self.contents,
-            COPIES: self.all_jobs,
+        self.meanings: Mapping[kinds.Kind, Callable[..., object]] = {
+            kinds.BLOCK: self.block,
+            kinds.BLOCKS: self.blocks,
+            kinds.CONTENT: self.content,
+            kinds.CONTENTS: self.contents,
+            kinds.COPIES: self.all_jobs,
         }
         """What a driver gets for the names in a file, by kind of parameter."""
         driver.start(world)
@@ -186,7 +154,7 @@ class Stage:
         """The block for a name of the scenario."""
         if text in self.names:
             return self.names[text][1][0]
-        found = BLOCK_NAME.fullmatch(text)
+        found = kinds.BLOCK_NAME.fullmatch(text)
         if found is None:
             raise StageError(f"{text!r} names no block")
         table = self.seen.get((found[2], int(found[3] or 0)), [])
@@ -197,16 +165,16 @@ class Stage:
 
     def jobs(self, text: str) -> tuple[int, ...]:
         """The jobs of the copy for a name of the scenario."""
-        if text == NO_COPY:
+        if text == kinds.NO_COPY:
             return (NOBODY,)
         if text in self.names:
             return self.names[text][1]
-        found = COPY_NAME.fullmatch(text)
+        found = kinds.COPY_NAME.fullmatch(text)
         if found is None:
             raise StageError(f"{text!r} names no copy")
         which, kind, request = found.groups()
         own = self.copies_of(request, stores=kind == "store")
-        at = ORDINALS.index(which) if which else -1
+        at = kinds.ORDINALS.index(which) if which else -1
         if len(own) <= max(at, 0):
             unowned = sum(not each.owner and each.order.stores is (kind == "store") for each in self.copies.values())
             more = f"; {_some(unowned, kind)} no request (EngineStep.owners)" if unowned else ""
@@ -223,7 +191,7 @@ class Stage:
 
     def content(self, text: str) -> str:
         """The content for a name of the scenario, with its group."""
-        found = BLOCK_NAME.fullmatch(text)
+        found = kinds.BLOCK_NAME.fullmatch(text)
         if found is not None:
             group = int(found[3] or 0)
             end = (int(found[1]) + 1) * self.geometry.block_tokens[group]
@@ -233,7 +201,7 @@ class Stage:
             if len(said) < end:
                 raise StageError(f"{text} has no content: {found[2]} has {len(said)} tokens, and it ends at {end}")
             return f"{group}:{said[:end]}"
-        parts = CONTENT_NAME.fullmatch(text)
+        parts = kinds.CONTENT_NAME.fullmatch(text)
         if parts is None:
             raise StageError(f"{text!r} is not content")
         return f"{int(parts[1] or 0)}:{parts[2]}"
@@ -242,7 +210,7 @@ class Stage:
         """The host slot for a name of the scenario."""
         if text in self.names:
             return self.names[text][1][0]
-        found = SLOT_NAME.fullmatch(text)
+        found = kinds.SLOT_NAME.fullmatch(text)
         slot = self.driver.slot_of(self.content(found[1])) if found else None
         if slot is None:
             raise StageError(f"{text} does not exist: no slot has or will get this content")
@@ -252,7 +220,7 @@ class Stage:
         """The kind of thing that a name stands for."""
         if text in self.names:
             return self.names[text][0]
-        for kind, form in (("block", BLOCK_NAME), ("job", COPY_NAME), ("slot", SLOT_NAME)):
+        for kind, form in (("block", kinds.BLOCK_NAME), ("job", kinds.COPY_NAME), ("slot", kinds.SLOT_NAME)):
             if form.fullmatch(text):
                 return kind
         return "request"
@@ -285,7 +253,7 @@ class Stage:
         stores = seen.order.stores
         own = self.copies_of(seen.owner, stores=stores)
         at = next(at for at, jobs in enumerate(own) if job in jobs)
-        which = f"{ORDINALS[at]} " if len(own) > 1 and at < len(ORDINALS) else ""
+        which = f"{kinds.ORDINALS[at]} " if len(own) > 1 and at < len(kinds.ORDINALS) else ""
         return f"the {which}{'store' if stores else 'load'} of {seen.owner}" if seen.owner else f"copy number {job}"
 
     def in_words(self, text: str) -> str:
@@ -333,7 +301,9 @@ class Stage:
             by_name: dict[str, object] = {}
             for each in verb.parameters:
                 value = arguments.get(each.name, each.default)
-                meant = job if each.kind == COPY else self.meanings[each.kind](value) if each.kind in self.meanings else value
+                meant = (
+                    job if each.kind == kinds.COPY else self.meanings[each.kind](value) if each.kind in self.meanings else value
+                )
                 if each.by_name:
                     by_name[each.name] = meant
                 else:
@@ -467,7 +437,7 @@ class Stage:
                     f"{_listed(known)} (use the name that arrive was given, and '' for a copy of no request)"
                 )
 
-    def as_it_lies(self, reads: Iterable[tuple[int, Held]]) -> Iterator[tuple[int, Held]]:
+    def as_it_lies(self, reads: Iterable[tuple[int, Content]]) -> Iterator[tuple[int, Content]]:
         """The reads of a pass, with partly filled blocks as they are on the device.
 
         Tokens that were computed and rolled back stay there, behind the valid ones; a pass reads the valid ones only.
@@ -476,7 +446,7 @@ class Stage:
             found = (worker.blocks[block] for worker in self.device.present)
             yield block, next((each for each in found if self.goes_on(wanted, each)), wanted)
 
-    def goes_on(self, wanted: Held, found: Held) -> bool:
+    def goes_on(self, wanted: Content, found: Content) -> bool:
         """Whether found content begins with the wanted one, within one block; the state of a Mamba group must be equal."""
         if not (isinstance(wanted, str) and isinstance(found, str)):
             return False
@@ -516,7 +486,9 @@ class Stage:
 
     # --- verbs: the engine --------------------------------------------------------------------------------------------------
 
-    def do_arrive(self, request: NewRequest, prompt: Letters, tokens: int | None = None, reply: Letters = "") -> None:
+    def do_arrive(
+        self, request: kinds.NewRequest, prompt: kinds.Letters, tokens: int | None = None, reply: kinds.Letters = ""
+    ) -> None:
         """A request arrives with a prompt, one letter per token, and waits. `tokens`: it ends when it has so many in all.
         `reply`: what it will sample; then it ends.
         """
@@ -528,13 +500,13 @@ class Stage:
 
     def do_step(
         self,
-        compute: Tokens | None = None,
-        let_in: LetIn | None = None,
-        preempt: RequestNames = (),
-        sampled: Tokens | None = None,
+        compute: kinds.Tokens | None = None,
+        let_in: kinds.LetIn | None = None,
+        preempt: kinds.RequestNames = (),
+        sampled: kinds.Tokens | None = None,
         failing: bool = False,
         settle: bool = True,
-        times: Times = 1,
+        times: kinds.Times = 1,
         until: Until | None = None,
     ) -> None:
         """One engine step: preempt, schedule, admit, plan, execute, settle (`async`: settle the previous plan). `compute`:
@@ -546,7 +518,7 @@ class Stage:
         entering = let_in if let_in is None or isinstance(let_in, Mapping) else dict.fromkeys(let_in, 0)
         self.repeat(times, lambda: self.run_step(compute, entering, preempt, sampled, settle, failing), until)
 
-    def do_tick(self, times: Times = 1, until: Until | None = None) -> None:
+    def do_tick(self, times: kinds.Times = 1, until: Until | None = None) -> None:
         """A step that computes and admits nothing; then all outstanding plans settle."""
         self.repeat(times, self.tick, until)
 
@@ -556,14 +528,16 @@ class Stage:
         while self.plans:
             self.settle_one()
 
-    def do_settle(self, sampled: Tokens | None = None, after: Annotated[int, number(needs=("advance",))] = 0) -> None:
+    def do_settle(
+        self, sampled: kinds.Tokens | None = None, after: Annotated[int, kinds.number(needs=("advance",))] = 0
+    ) -> None:
         """The oldest outstanding plan settles, with all reports. `after`: first the time of so many steps passes."""
         if after:
             self.driver.advance(after)
         self.settle_one(sampled)
 
     @verb(needs="progress")
-    def do_compute(self, request: RequestName, tokens: int) -> None:
+    def do_compute(self, request: kinds.RequestName, tokens: int) -> None:
         """Steps in which only this request computes, until exactly so many of its tokens are settled and none is in flight."""
         for _ in range(LIMIT):
             now = self.driver.progress(request)
@@ -574,28 +548,32 @@ class Stage:
             self.run_step({request: more} if more > 0 else {}, {})
         raise StageError(f"{request} is at {self.driver.progress(request)} after {LIMIT} steps")
 
-    def do_lookup(self, request: RequestName) -> None:
+    def do_lookup(self, request: kinds.RequestName) -> None:
         """Look up the prefix hit of a request; the content that was hit stays until the next plan."""
         self.happened.hits[request] = self.driver.lookup(request)
 
-    def do_lend(self, request: RequestName) -> None:
+    def do_lend(self, request: kinds.RequestName) -> None:
         """Another owner, such as a second connector, begins to read what is final of a request; it reads in every step,
         whatever becomes of the request.
         """
         self.lent[request] = dict(self.driver.lend(request))
 
-    def do_give_back(self, request: RequestName) -> None:
+    def do_give_back(self, request: kinds.RequestName) -> None:
         """That owner is done with it."""
         self.driver.give_back(request)
         self.lent.pop(request, None)
 
-    def do_land(self, copies: CopyNames | None = None, worker: Worker | None = None, report: Report = "sent") -> None:
+    def do_land(
+        self, copies: kinds.CopyNames | None = None, worker: kinds.Worker | None = None, report: kinds.Report = "sent"
+    ) -> None:
         """Copies land on the device: those named, or all that run; on one `worker`, or on all. Their reports come with
         the next plan that settles; `report`: `twice`, or `lost`.
         """
         self.land(copies, worker, report, ok=True)
 
-    def do_fail(self, copies: CopyNames | None = None, worker: Worker | None = None, report: Report = "sent") -> None:
+    def do_fail(
+        self, copies: kinds.CopyNames | None = None, worker: kinds.Worker | None = None, report: kinds.Report = "sent"
+    ) -> None:
         """As `land`, but the bytes are garbage, and the report says so."""
         self.land(copies, worker, report, ok=False)
 
@@ -625,16 +603,16 @@ class Stage:
             found += own
         return found
 
-    def do_hang(self, copies: CopyNames | None = None, worker: Worker | None = None) -> None:
+    def do_hang(self, copies: kinds.CopyNames | None = None, worker: kinds.Worker | None = None) -> None:
         """Copies never land by themselves; a wait for them ends them without a report."""
         for job, rank in self.running(copies, worker):
             self.device.hang(job, rank)
 
-    def do_report(self, copy: CopyName, worker: Worker = 0, failed: bool = False) -> None:
+    def do_report(self, copy: kinds.CopyName, worker: kinds.Worker = 0, failed: bool = False) -> None:
         """A report comes although nothing lands now: a repeated, late or early one, or one of a copy that `nobody` made."""
         self.reports += [Landing(job, self.worker(worker), not failed) for job in self.jobs(copy)]
 
-    def do_lose_report(self, copy: CopyName, worker: Worker = 0) -> None:
+    def do_lose_report(self, copy: kinds.CopyName, worker: kinds.Worker = 0) -> None:
         """A report that was sent but not delivered yet gets lost."""
         jobs, rank = self.jobs(copy), self.worker(worker)
         found = [next((each for each in self.reports if (each.job, each.worker) == (job, rank)), None) for job in jobs]
@@ -643,12 +621,12 @@ class Stage:
         for each in filter(None, found):
             self.reports.remove(each)
 
-    def do_lose_worker(self, worker: Worker) -> None:
+    def do_lose_worker(self, worker: kinds.Worker) -> None:
         """A worker is lost, with its copies and its memory."""
         self.driver.lose_worker(self.worker(worker))  # the engine comes first: what it refuses does not happen
         self.device.lose(worker)
 
-    def do_regain_worker(self, worker: Worker) -> None:
+    def do_regain_worker(self, worker: kinds.Worker) -> None:
         """It is back, with empty memory."""
         self.driver.regain_worker(self.worker(worker))
         self.device.regain(worker)
@@ -659,7 +637,7 @@ class Stage:
         self.driver.advance(steps)
         self.tick()
 
-    def do_prove_quiet(self, copies: CopyNames | None = None) -> None:
+    def do_prove_quiet(self, copies: kinds.CopyNames | None = None) -> None:
         """The device is synchronised with these copies, or with all that run."""
         self.prove_quiet(self.out() if copies is None else self.all_jobs(copies))
 
@@ -686,7 +664,7 @@ class Stage:
         """The running copies."""
         return list(dict.fromkeys(job for job, _, _ in self.device.running()))
 
-    def do_agree(self, ranks: Offers) -> None:
+    def do_agree(self, ranks: kinds.Offers) -> None:
         """Ranks report what they have; the answer is what all of them use."""
         self.happened.answer = self.driver.agree(ranks)
 
@@ -696,7 +674,7 @@ class Stage:
     # --- verbs: scenes ------------------------------------------------------------------------------------------------------
 
     @verb("scenes", needs="finish sleep wake progress pending")
-    def do_prepare(self, prompt: Letters, stride: int | None = None) -> None:
+    def do_prepare(self, prompt: kinds.Letters, stride: int | None = None) -> None:
         """The content of a prompt is stored in the host, and the device is empty afterwards. `stride`: tokens per step."""
         name = f"prepared~{len(self._prepared) + 1}"
         self._prepared.append(name)
@@ -731,7 +709,7 @@ class Stage:
         self.driver.wake()
 
     @verb("scenes")
-    def do_crowd_host(self, slots: Annotated[int, number(SLOTS_MAX)], fits: bool = True) -> None:
+    def do_crowd_host(self, slots: kinds.Many, fits: bool = True) -> None:
         """So many slots are needed for other content: the least recently used are evicted. `fits`: whether there is room."""
         if self.driver.crowd_host(slots) is not fits:
             raise UnmetError(f"there is {'no ' if fits else ''}room for {slots} more slots in the host")
@@ -739,20 +717,20 @@ class Stage:
     # --- verbs: single blocks -----------------------------------------------------------------------------------------------
 
     @verb("single blocks")
-    def do_enter(self, request: NewRequest, waiting: bool = False) -> None:
+    def do_enter(self, request: kinds.NewRequest, waiting: bool = False) -> None:
         """A request runs that is not scheduled: only the verbs of this section act on it. `waiting`: it does not run yet."""
         self.driver.enter(request, waiting=waiting)
         self.requests[request] = None
 
     @verb("single blocks")
-    def do_seal(self, blocks: BlockNames, contents: Contents, running: bool = False) -> None:
+    def do_seal(self, blocks: kinds.BlockNames, contents: kinds.Contents, running: bool = False) -> None:
         """These blocks are computed, final, and found under these names. `running`: only the next step computes them; they
         are sealed before it has settled.
         """
         places, names = self.blocks(blocks), self.contents(contents)
         self.driver.seal(places, names)  # what the engine refuses is not written
         self._passes -= 1
-        written: list[tuple[int, Held]] = list(zip(places, names, strict=True))
+        written: list[tuple[int, Content]] = list(zip(places, names, strict=True))
         for worker in self.device.present:
             worker.forward(self._passes, Pass(writes=tuple(written)))
             del worker.passes[self._passes]

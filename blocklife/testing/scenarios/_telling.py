@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from blocklife.testing.scenarios._cases import METHODS, files_of, needs, worlds
-from blocklife.testing.scenarios._format import COMMON, Scenario, read_scenario
+from blocklife.testing.scenarios._format import CHOICES, COMMON, SETTING_DOCS, SETTINGS, TESTS, VERBS, Scenario, read_scenario
+from blocklife.testing.scenarios._kinds import COUNTS, plain
 from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict
-from blocklife.testing.scenarios._schema import CHOICES, EXPECTATIONS, SETTING_DOCS, SETTINGS, TESTS, VERBS
-from blocklife.testing.scenarios._values import COUNTS
-from blocklife.testing.scenarios._words import REQUIRED
+from blocklife.testing.scenarios._words import EXPECTATIONS, REQUIRED
 
 _NAMED = 8
 """The most scenarios that a line names; the others are counted."""
@@ -87,14 +86,10 @@ def list_files(paths: Sequence[str]) -> Iterator[str]:
         runs = sum(1 for _ in each.each_variant())
         source = f" ({each.source})" if each.source else ""
         yield f"{each.id} ({each.tests}): {each.title}{source}; {', '.join(each.invariants)}; {runs} variant{'s' * (runs != 1)}"
-        settings = [f"{key}={'|'.join(map(_plain, values))}" for key, values in worlds(each).items()]
+        settings = [f"{key}={'|'.join(map(plain, values))}" for key, values in worlds(each).items()]
         asked = [f"worlds {', '.join(settings)}"] if settings else []
         asked += [f"methods {', '.join(needs(each))}"] if needs(each) else []
         yield f"    needs {'; '.join(asked) or 'nothing that a driver may lack'}"
-
-
-def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def list_methods(paths: Sequence[str]) -> Iterator[str]:
@@ -148,7 +143,7 @@ def tables() -> Iterator[str]:
         yield from _table(f"Expectations: {about}", ("key", "value", "means"), known)
     yield from _table("Counts", ("key", "counts"), _words(COUNTS))
     yield from _table("Keys of every step", ("key", "means"), _words(COMMON))
-    settings = [(f"`{name}`", _plain(SETTINGS[name].default), _setting(name)) for name in SETTING_DOCS]
+    settings = [(f"`{name}`", plain(SETTINGS[name].default), _setting(name)) for name in SETTING_DOCS]
     yield from _table("Settings of a world", ("key", "default", "means"), settings)
     yield from _table("What a scenario tests", ("`tests`", "means"), _words(TESTS))
     yield ""

@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar, Union, get_args, get_origin, get_type_hin
 
 from attrs import frozen
 
-from blocklife.testing.scenarios._values import BLOCKS, COPY, FLAG, NUMBER, TEXT, Kind, Known, Value, nearest
+from blocklife.testing.scenarios._kinds import BLOCKS, COPY, FLAG, NUMBER, TEXT, Kind, Known, Value, nearest
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 REQUIRED = ("start", "arrive", "step", "settle", "table")
@@ -67,7 +67,7 @@ class Expectation:
     needs: tuple[str, ...]
     """Methods of a driver that answer it."""
     judge: Callable[..., str]
-    """Takes the stage and the value; says what is not so."""
+    """Takes the judge and the value; says what is not so."""
 
 
 @frozen
@@ -99,7 +99,7 @@ def verb(section: str = "the engine", *, needs: str = "", **defaults: object) ->
 
 
 def expectation(about: str, *, needs: str = "") -> Callable[[FunctionT], FunctionT]:
-    """Makes an expectation of a function that takes the stage and what is expected, and says what is not so."""
+    """Makes an expectation of a method that takes what is expected, and says what is not so."""
 
     def mark(function: FunctionT) -> FunctionT:
         name, judge = function.__name__, function
@@ -156,7 +156,7 @@ def _kinds(function: Callable[..., object]) -> list[tuple[str, Kind]]:
     hints = get_type_hints(function, include_extras=True)
     found = [(name, _kind_of(hints[name])) for name in list(inspect.signature(function).parameters)[1:]]
     if without := [name for name, kind in found if kind is None]:
-        raise TypeError(f"{function.__name__}: {without[0]} has no kind (annotate it with one of _values)")
+        raise TypeError(f"{function.__name__}: {without[0]} has no kind (annotate it with one of _kinds)")
     return [(name, kind) for name, kind in found if kind is not None]
 
 

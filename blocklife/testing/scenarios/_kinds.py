@@ -29,7 +29,6 @@ COMPARED = re.compile(r"(>=|<=|>|<) ([0-9]{1,9})")
 LETTERS_MAX = 4096
 """The most letters of a prompt, and of a reply."""
 NUMBER_MAX = 10**9
-REPEATS_MAX = 10_000
 NO_COPY = "nobody"
 """The copy that nobody made."""
 
@@ -57,8 +56,17 @@ COUNTS: Mapping[str, str] = {
 def shown(value: object) -> str:
     """A value as it is in the file."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return plain(value)
     return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+
+
+def plain(value: object) -> str:
+    """A value without quotes, for people."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {plain(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(plain, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def nearest(word: str, words: Iterable[str], what: str) -> str:
@@ -348,7 +356,9 @@ Tokens: TypeAlias = Annotated[Mapping[str, int], TOKENS]
 LetIn: TypeAlias = Annotated[Collection[str] | Mapping[str, int], LET_IN]
 Offers: TypeAlias = Annotated[Sequence[Mapping[str, int]], _list_of("a list of tables of numbers", OFFER)]
 Offer: TypeAlias = Annotated[Mapping[str, int], OFFER]
-Times: TypeAlias = Annotated[int, number(REPEATS_MAX)]
+Times: TypeAlias = Annotated[int, number(10_000)]
+Many: TypeAlias = Annotated[int, number(100_000)]
+Report: TypeAlias = Annotated[str, one_of("sent", "twice", "lost")]
 
 _HIT = _or("deferred", NUMBER)
 Hits: TypeAlias = Annotated[Mapping[str, int | str], _table_of("a table of requests with numbers or 'deferred'", REQUEST, _HIT)]
