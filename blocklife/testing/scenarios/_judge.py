@@ -9,7 +9,8 @@ from itertools import zip_longest
 from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._driver import LookedUp
 from blocklife.testing.scenarios._kinds import COMPARED, Value
-from blocklife.testing.scenarios._stage import GARBAGE, Stage, StageError, worded
+from blocklife.testing.scenarios._names import StageError
+from blocklife.testing.scenarios._stage import GARBAGE, Stage, worded
 from blocklife.testing.scenarios._words import EXPECTATIONS, Expectation, expectation
 from blocklife.testing.worlds._device import CopyOrder
 
@@ -49,19 +50,21 @@ def _listed(names: Iterable[object]) -> str:
 
 def _blocks(stage: Stage, wanted: Sequence[str], jobs: Iterable[int], side: Callable[[CopyOrder], Sequence[int]]) -> str:
     """How the blocks of these jobs differ from these names; empty if they are the same."""
-    left = set(stage.blocks(wanted))
-    right = {block for job in jobs for block in side(stage.copies[job].order)}
+    left = set(stage.names.blocks(wanted))
+    right = {block for job in jobs for block in side(stage.names.copies[job].order)}
     if left == right:
         return ""
-    return f"expected {_listed(map(stage.said, sorted(left)))}; found {_listed(map(stage.said, sorted(right)))}"
+    return f"expected {_listed(map(stage.names.said, sorted(left)))}; found {_listed(map(stage.names.said, sorted(right)))}"
 
 
 def _copies(stage: Stage, names: Iterable[str], found: Sequence[int]) -> str:
     """How these jobs differ from these copies; empty if they are the same. Of a copy in several jobs, one is enough."""
-    wanted = list(map(stage.jobs, names))
+    wanted = [stage.names.jobs(name) for name in names]
     if all(set(jobs) & set(found) for jobs in wanted) and set(found) <= {job for jobs in wanted for job in jobs}:
         return ""
-    said = [_listed(dict.fromkeys(map(stage.said_job, sorted(each)))) for each in ((jobs[0] for jobs in wanted), set(found))]
+    said = [
+        _listed(dict.fromkeys(map(stage.names.said_job, sorted(each)))) for each in ((jobs[0] for jobs in wanted), set(found))
+    ]
     return f"expected {said[0]}; found {said[1]}"
 
 
@@ -82,24 +85,24 @@ def _hits(stage: Stage, expected: Mapping[str, int | str], length: Callable[[Loo
 def _handed(stage: Stage, blocks: Sequence[str], *, out: bool) -> str:
     """Which of these blocks were not, or were, handed out."""
     found = stage.happened.handed_out
-    wrong = [text for text in blocks if (stage.block(text) in found) is not out]
+    wrong = [text for text in blocks if (stage.names.block(text) in found) is not out]
     said = "was not" if out else "was"
-    return f"{_listed(wrong)} {said} handed out (handed out: {_listed(map(stage.said, sorted(found)))})" if wrong else ""
+    return f"{_listed(wrong)} {said} handed out (handed out: {_listed(map(stage.names.said, sorted(found)))})" if wrong else ""
 
 
 def _findable(stage: Stage, contents: Sequence[str], where: str, *, there: bool) -> str:
     blocks, places = stage.driver.claims()
     found = {each.partition("@")[0] for each in (places if where == "host" else blocks).values()}
     for text in contents:
-        if (stage.content(text) in found) is not there:
+        if (stage.names.content(text) in found) is not there:
             said = "cannot" if there else "can"
-            return f"{text} ({stage.content(text)}) {said} be found in the {where} (there are: {_listed(sorted(found))})"
+            return f"{text} ({stage.names.content(text)}) {said} be found in the {where} (there are: {_listed(sorted(found))})"
     return ""
 
 
 def _pairs(stage: Stage, pairs: Sequence[Sequence[str]], *, alike: bool) -> str:
     for one, another in pairs:
-        if (stage.block(one) == stage.block(another)) is not alike:
+        if (stage.names.block(one) == stage.names.block(another)) is not alike:
             return f"{one} and {another} are {'two blocks' if alike else 'one block'}"
     return ""
 
@@ -184,13 +187,13 @@ class Judge:
         """The state of blocks, slots, copies and requests; a list means one of these."""
         for text, wanted in expected.items():
             states = [wanted] if isinstance(wanted, str) else wanted
-            kind = self.stage.kind(text)
+            kind = self.stage.names.kind(text)
             driver = self.stage.driver
             if kind == "request":
                 found = [driver.request_state(text)]
             else:
                 ask = {"block": driver.block_state, "job": driver.job_state, "slot": driver.slot_state}[kind]
-                found = list(map(ask, self.stage.numbers(text)[1]))
+                found = list(map(ask, self.stage.names.numbers(text)[1]))
             if wrong := [each for each in found if each not in states]:
                 return f"expected {text} to be {' or '.join(states)}; it is {wrong[0]}"
         return ""
@@ -199,8 +202,8 @@ class Judge:
     def holds(self, expected: kinds.Holds) -> str:
         """The content of a block on every worker's device; `garbage` for invalid content."""
         for text, wanted in expected.items():
-            block = self.stage.block(text)
-            content = GARBAGE if wanted == GARBAGE else self.stage.content(wanted)
+            block = self.stage.names.block(text)
+            content = GARBAGE if wanted == GARBAGE else self.stage.names.content(wanted)
             for worker in self.stage.device.present:
                 found = worded(worker.blocks[block])
                 if found.partition("@")[0] != content:
@@ -243,7 +246,7 @@ class Judge:
         groups = range(len(self.stage.geometry.groups))
         for request, blocks in expected.items():
             held = {block for group in groups for block in self.stage.driver.table(request, group) if block}
-            if absent := [text for text in blocks if self.stage.block(text) not in held]:
+            if absent := [text for text in blocks if self.stage.names.block(text) not in held]:
                 return f"{request} does not hold {_listed(absent)} (it holds {len(held)} blocks)"
         return ""
 
@@ -256,7 +259,7 @@ class Judge:
     def sizes(self, expected: kinds.Sizes) -> str:
         """How many blocks of each group a copy has."""
         for text, wanted in expected.items():
-            seen = [self.stage.copies[job] for job in self.stage.jobs(text) if job in self.stage.copies]
+            seen = [self.stage.names.copies[job] for job in self.stage.names.jobs(text) if job in self.stage.names.copies]
             found = [sum(each) for each in zip_longest(*(each.sizes for each in seen), fillvalue=0)]
             if found != wanted:
                 return f"expected {text} to have {wanted}; it has {found}"
@@ -281,7 +284,7 @@ class Judge:
     @expectation(STATE, needs="left_behind")
     def nothing_left(self, expected: bool) -> str:
         """No request, copy or pin is left, and every block and slot is at rest."""
-        found = [*self.stage.driver.left_behind(), *(f"copy {self.stage.said_job(job)}" for job in self.stage.out())]
+        found = [*self.stage.driver.left_behind(), *(f"copy {self.stage.names.said_job(job)}" for job in self.stage.out())]
         return f"left behind: {_listed(found)}" if bool(found) is expected else ""
 
     @expectation(STATE, needs="windows")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NoReturn, TypeAlias
 
 from attrs import define, field, frozen
@@ -51,6 +51,13 @@ COUNTS: Mapping[str, str] = {
     "requests": "requests that are not over",
 }
 """What can be counted."""
+
+
+def forms_of(text: str) -> Iterator[tuple[str, re.Match[str]]]:
+    """The kind of thing that a text names by its form, with its parts; nothing for names of the scenario's own."""
+    for kind, form in (("block", BLOCK_NAME), ("job", COPY_NAME), ("slot", SLOT_NAME)):
+        if found := form.fullmatch(text):
+            yield kind, found
 
 
 def shown(value: object) -> str:
@@ -117,17 +124,15 @@ class Known:
         """The kind that a text names: ``block``, ``job``, ``slot``, ``request``, or empty; requests in it are checked."""
         if text in self.names:
             return self.names[text]
-        if found := BLOCK_NAME.fullmatch(text):
-            REQUEST.check(self, found[2], *path)
-            self.group(found[3], *path)
-            return "block"
-        if found := COPY_NAME.fullmatch(text):
-            REQUEST.check(self, found[3], *path)
-            return "job"
-        if found := SLOT_NAME.fullmatch(text):
-            CONTENT.check(self, found[1], *path)
-            self.needs.add("slot_of")
-            return "slot"
+        for kind, found in forms_of(text):
+            if kind == "slot":
+                CONTENT.check(self, found[1], *path)
+                self.needs.add("slot_of")
+            else:
+                REQUEST.check(self, found[2 if kind == "block" else 3], *path)
+            if kind == "block":
+                self.group(found[3], *path)
+            return kind
         return "request" if text in self.prompts else ""
 
     def near(self, text: str) -> str:

@@ -559,7 +559,7 @@ class OurDriver(Driver):
         return found
 
     def _not(self, method: str) -> NoReturn:
-        raise Unsupported(_WHY[method])
+        raise Unsupported(_WHY.get(method, f"{type(self).__name__} has no {method}"))
 
     # --- names --------------------------------------------------------------------------------------------------------------
 
