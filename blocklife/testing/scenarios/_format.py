@@ -30,10 +30,10 @@ from blocklife.offload import FullHit, Geometry, LastStep, Mode
 from blocklife.offload.replacement import BUILT_IN
 from blocklife.testing.scenarios._driver import Driver, EngineSetup
 from blocklife.testing.scenarios._kinds import NEW_REQUEST, TEXT, Known, Value, nearest, one_of, shown
-from blocklife.testing.scenarios._verbs import Verbs
+from blocklife.testing.scenarios._verbs import VerbStage
 from blocklife.testing.scenarios._words import Verb, check_expectations, verbs_of
 
-VERBS: Mapping[str, Verb] = {**verbs_of(Verbs, Driver, "do_"), **verbs_of(Driver, Driver)}
+VERBS: Mapping[str, Verb] = {**verbs_of(VerbStage, Driver, "do_"), **verbs_of(Driver, Driver)}
 """Every verb by name."""
 
 SETTINGS: Mapping[str, attrs.Attribute[object]] = {each.name: each for each in attrs.fields(EngineSetup)}

@@ -150,7 +150,7 @@ class Known:
 
 
 @frozen
-class Kind:
+class ValueKind:
     """A kind of value."""
 
     said: str
@@ -164,15 +164,15 @@ class Kind:
 # --- how kinds are made -----------------------------------------------------------------------------------------------------
 
 
-def _typed(said: str, wanted: type) -> Kind:
+def _typed(said: str, wanted: type) -> ValueKind:
     def check(known: Known, value: Value, *path: str) -> None:
         if type(value) is not wanted:
             known.refuse(f"{path[-1]!r} must be {said}, not {shown(value)}", *path)
 
-    return Kind(said, check)
+    return ValueKind(said, check)
 
 
-def number(most: int = NUMBER_MAX, *, needs: tuple[str, ...] = ()) -> Kind:
+def number(most: int = NUMBER_MAX, *, needs: tuple[str, ...] = ()) -> ValueKind:
     """A count."""
 
     def check(known: Known, value: Value, *path: str) -> None:
@@ -182,10 +182,10 @@ def number(most: int = NUMBER_MAX, *, needs: tuple[str, ...] = ()) -> Kind:
             bound = "at least 0" if value < 0 else f"at most {most:,}"
             known.refuse(f"{path[-1]!r} must be {bound}, not {value}", *path)
 
-    return Kind("a whole number", check, needs)
+    return ValueKind("a whole number", check, needs)
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> ValueKind:
     """One of these texts."""
 
     def check(known: Known, value: Value, *path: str) -> None:
@@ -193,20 +193,20 @@ def one_of(*choices: str) -> Kind:
         if value not in choices:
             known.refuse(f"{path[-1]} must be one of {', '.join(choices)}, not {shown(value)}", *path)
 
-    return Kind("a text", check)
+    return ValueKind("a text", check)
 
 
-def _or(text: str, kind: Kind) -> Kind:
+def _or(text: str, kind: ValueKind) -> ValueKind:
     """This text, or another kind of value."""
 
     def check(known: Known, value: Value, *path: str) -> None:
         if value != text:
             kind.check(known, value, *path)
 
-    return Kind(kind.said, check)
+    return ValueKind(kind.said, check)
 
 
-def _named(kind: str, said: str) -> Kind:
+def _named(kind: str, said: str) -> ValueKind:
     """The name of a thing of this kind."""
 
     def check(known: Known, value: Value, *path: str) -> None:
@@ -217,33 +217,33 @@ def _named(kind: str, said: str) -> Kind:
             other = f"it is the name of a {found}" if found else f"nothing has this name so far{known.near(value)}"
             known.refuse(f"{value!r} is not {said} ({other})", *path)
 
-    return Kind(said, check)
+    return ValueKind(said, check)
 
 
-def _list_of(said: str, kind: Kind) -> Kind:
+def _list_of(said: str, kind: ValueKind) -> ValueKind:
     def check(known: Known, value: Value, *path: str) -> None:
         for each in known.list_of(value, *path):
             kind.check(known, each, *path)
 
-    return Kind(said, check)
+    return ValueKind(said, check)
 
 
-def _table_of(said: str, keys: Kind, values: Kind) -> Kind:
+def _table_of(said: str, keys: ValueKind, values: ValueKind) -> ValueKind:
     def check(known: Known, value: Value, *path: str) -> None:
         for key, each in known.table(value, *path).items():
             keys.check(known, key, *path, key)
             values.check(known, each, *path, key)
 
-    return Kind(said, check)
+    return ValueKind(said, check)
 
 
-def _list_or(lists: Kind, other: Kind, said: str = "") -> Kind:
+def _list_or(lists: ValueKind, other: ValueKind, said: str = "") -> ValueKind:
     """A list of one kind, or a value of another."""
 
     def check(known: Known, value: Value, *path: str) -> None:
         (lists if isinstance(value, list) else other).check(known, value, *path)
 
-    return Kind(said or other.said, check)
+    return ValueKind(said or other.said, check)
 
 
 # --- checks of single values ------------------------------------------------------------------------------------------------
@@ -326,16 +326,16 @@ def _counted(known: Known, value: Value, *path: str) -> None:
 TEXT = _typed("a text", str)
 FLAG = _typed("true or false", bool)
 NUMBER = number()
-WORKER = Kind("the number of a worker", _worker)
-REQUEST = Kind("the name of a request", _request)
+WORKER = ValueKind("the number of a worker", _worker)
+REQUEST = ValueKind("the name of a request", _request)
 REQUESTS = _list_of("a list of requests", REQUEST)
-NEW_REQUEST = Kind("a text", _new_request)
-LETTERS = Kind("a text", _letters)
+NEW_REQUEST = ValueKind("a text", _new_request)
+LETTERS = ValueKind("a text", _letters)
 BLOCK = _named("block", "a block, like 'block 0 of a'")
 BLOCKS = _list_of("a list of blocks", BLOCK)
 COPY = _or(NO_COPY, _named("job", "a copy, like 'the store of a'"))
 COPIES = _list_of("a list of copies", COPY)
-CONTENT = Kind("a content", _content)
+CONTENT = ValueKind("a content", _content)
 CONTENTS = _list_of("a list of contents", CONTENT)
 NUMBERS = _list_of("a list of whole numbers", NUMBER)
 TOKENS = _table_of("a table of requests with numbers", REQUEST, NUMBER)
@@ -369,16 +369,16 @@ _HIT = _or("deferred", NUMBER)
 Hits: TypeAlias = Annotated[Mapping[str, int | str], _table_of("a table of requests with numbers or 'deferred'", REQUEST, _HIT)]
 _STATE = _list_or(_list_of("a list of states", TEXT), TEXT)
 States: TypeAlias = Annotated[
-    Mapping[str, str | Sequence[str]], _table_of("a table of things with their states", Kind("a thing", _thing), _STATE)
+    Mapping[str, str | Sequence[str]], _table_of("a table of things with their states", ValueKind("a thing", _thing), _STATE)
 ]
 Holds: TypeAlias = Annotated[Mapping[str, str], _table_of("a table of blocks with contents", BLOCK, CONTENT)]
 Sizes: TypeAlias = Annotated[Mapping[str, Sequence[int]], _table_of("a table of copies with lists of numbers", COPY, NUMBERS)]
-Pairs: TypeAlias = Annotated[Sequence[Sequence[str]], _list_of("a list of pairs of blocks", Kind("a pair", _pair))]
+Pairs: TypeAlias = Annotated[Sequence[Sequence[str]], _list_of("a list of pairs of blocks", ValueKind("a pair", _pair))]
 Counts: TypeAlias = Annotated[
-    Mapping[str, int | str], _table_of("a table of counts", Kind("a count", _count), Kind("a number", _counted))
+    Mapping[str, int | str], _table_of("a table of counts", ValueKind("a count", _count), ValueKind("a number", _counted))
 ]
 Windows: TypeAlias = Annotated[Sequence[int | str], _list_of("a list of numbers and 'all'", _or("all", NUMBER))]
 HeldBlocks: TypeAlias = Annotated[
     Mapping[str, Sequence[str]], _table_of("a table of requests with lists of blocks", REQUEST, BLOCKS)
 ]
-EarlierStep: TypeAlias = Annotated[str, Kind("the name of an earlier step", _label)]
+EarlierStep: TypeAlias = Annotated[str, ValueKind("the name of an earlier step", _label)]

@@ -37,7 +37,7 @@ class SeenCopy:
     plan: int
 
 
-class Names:
+class ScenarioNames:
     """What the names of a file stand for."""
 
     def __init__(self, driver: Driver, geometry: Geometry) -> None:
@@ -140,7 +140,7 @@ class Names:
         """The contents for some names."""
         return list(map(self.content, texts))
 
-    def meant(self, kind: kinds.Kind, value: object) -> object:
+    def meant(self, kind: kinds.ValueKind, value: object) -> object:
         """What a driver gets for a value of this kind."""
         texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
         if kind in (kinds.BLOCK, kinds.BLOCKS):

@@ -42,10 +42,10 @@ from blocklife.testing.scenarios._format import (
 )
 from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._kinds import Value, plain
-from blocklife.testing.scenarios._names import Names, StageError
+from blocklife.testing.scenarios._names import ScenarioNames, StageError
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._stage import AnswerError, Stage, UnmetError
-from blocklife.testing.scenarios._verbs import Verbs
+from blocklife.testing.scenarios._verbs import VerbStage
 from blocklife.testing.scenarios._words import REQUIRED
 from blocklife.testing.worlds._device import DeviceFault
 
@@ -179,7 +179,7 @@ def _in_words(problem: BaseException) -> str:
 def _traceback(problem: BaseException) -> list[str]:
     """The traceback of an engine's error, from the point where the runner called the engine."""
     frames = list(traceback.walk_tb(problem.__traceback__))
-    ours = {each.__code__.co_filename for each in (_ScenarioRun.all, Verbs.take, Stage.run_step, Names.look)}
+    ours = {each.__code__.co_filename for each in (_ScenarioRun.all, VerbStage.take, Stage.run_step, ScenarioNames.look)}
     first = next((at for at, (frame, _) in enumerate(frames) if frame.f_code.co_filename not in ours), 0)
     found = traceback.TracebackException.from_exception(problem)
     found.stack = traceback.StackSummary.from_list(found.stack[first:])
@@ -222,7 +222,7 @@ class _ScenarioRun:
             self.expect(stage, self.scenario.end)
             self.compare(stage, self.scenario.end_policy)
 
-    def stage(self, make: Callable[[], Driver]) -> Verbs:
+    def stage(self, make: Callable[[], Driver]) -> VerbStage:
         """Make a new engine and its device."""
         try:
             driver = make()
@@ -233,7 +233,7 @@ class _ScenarioRun:
         except Exception as problem:
             raise DriverError(f"{self.where}: the driver cannot be made ({_in_words(problem)})") from problem
         try:
-            return Verbs(driver, world_of(self.scenario, self.variant))
+            return VerbStage(driver, world_of(self.scenario, self.variant))
         except Unsupported as reason:
             raise _Over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
         except (BlocklifeError, StageError) as problem:
@@ -241,7 +241,7 @@ class _ScenarioRun:
         except Exception as problem:
             raise self.raised("the engine cannot be made: it raises", problem) from problem
 
-    def one(self, stage: Verbs, step: ScenarioStep) -> None:
+    def one(self, stage: VerbStage, step: ScenarioStep) -> None:
         """Take one step, and check its expectations; if it fails, its note becomes part of the message."""
         try:
             with self.judged(stage):
@@ -262,14 +262,14 @@ class _ScenarioRun:
         with self.judged(stage):
             self.tell(stage)
 
-    def take(self, stage: Verbs, step: ScenarioStep) -> None:
+    def take(self, stage: VerbStage, step: ScenarioStep) -> None:
         """Take the verb; ``until`` becomes a function that tells what is missing."""
         until = step.arguments.get("until")
         waited = {"until": lambda: missing(stage, until)} if isinstance(until, Mapping) else {}
         stage.take(VERBS[step.verb], {**step.arguments, **waited}, step.bind)
         stage.check()
 
-    def refused(self, stage: Verbs, step: ScenarioStep) -> None:
+    def refused(self, stage: VerbStage, step: ScenarioStep) -> None:
         """The verb must be refused, in the right way, and leave everything as it was."""
         before = stage.asked(stage.picture, None)
         try:
@@ -288,7 +288,7 @@ class _ScenarioRun:
             raise self.not_so("it was refused, but has changed something")
         stage.check()
 
-    def fault(self, stage: Verbs, step: ScenarioStep) -> None:
+    def fault(self, stage: VerbStage, step: ScenarioStep) -> None:
         """The step must break a rule."""
         try:
             self.take(stage, step)
@@ -305,12 +305,12 @@ class _ScenarioRun:
                 raise _Over(Outcome.NOT_APPLICABLE, f"breaking {step.fault} cannot be seen: {reason}", str(reason)) from None
         raise self.not_so(f"expected {step.fault} to be broken; every rule holds")
 
-    def expect(self, stage: Verbs, expected: Mapping[str, Value]) -> None:
+    def expect(self, stage: VerbStage, expected: Mapping[str, Value]) -> None:
         """Check expectations."""
         if problem := judge(stage, expected):
             raise self.not_so(problem)
 
-    def compare(self, stage: Verbs, policy: Mapping[str, Value]) -> None:
+    def compare(self, stage: VerbStage, policy: Mapping[str, Value]) -> None:
         """Check policies; those that the engine cannot answer are skipped."""
         for key, value in policy.items():
             try:
@@ -323,7 +323,7 @@ class _ScenarioRun:
                 self.say(f"    another policy: {problem}")
 
     @contextlib.contextmanager
-    def judged(self, stage: Verbs) -> Iterator[None]:
+    def judged(self, stage: VerbStage) -> Iterator[None]:
         """An error inside ends the run, in the way that it stands for."""
         try:
             yield
@@ -366,7 +366,7 @@ class _ScenarioRun:
         if self.log:
             self.lines.append(line)
 
-    def tell(self, stage: Verbs) -> None:
+    def tell(self, stage: VerbStage) -> None:
         """The transitions of a step, for the log."""
         if self.log:
             none: list[str] = []

@@ -19,7 +19,7 @@ from attrs import define, field
 
 from blocklife.offload import Geometry, Mamba
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp, Problem, Unsupported
-from blocklife.testing.scenarios._names import Names, SeenCopy, StageError
+from blocklife.testing.scenarios._names import ScenarioNames, SeenCopy, StageError
 from blocklife.testing.worlds._device import Content, Device, DeviceFault, Landing, Pass
 
 LIMIT = 64
@@ -72,7 +72,7 @@ class Stage:
         if (size := (world.blocks + 1 + places) * world.workers) > PLACES_MAX:
             raise StageError(f"a world of {size:,} places is too large (at most {PLACES_MAX:,} on all workers together)")
         self.device = Device(world.blocks + 1, places, world.workers, events=world.events != "none")
-        self.names = Names(driver, self.geometry)
+        self.names = ScenarioNames(driver, self.geometry)
         self.plans: deque[int] = deque()
         self.reports: list[Landing] = []
         self.launched: list[tuple[int, int]] = []

@@ -32,7 +32,7 @@ _REQUESTS = 5
 _RUNS = frozenset(state.name for state in ADMITTED)
 
 
-class Verbs(Stage):
+class VerbStage(Stage):
     """A stage with all verbs."""
 
     def take(self, verb: Verb, arguments: Mapping[str, object], names: Sequence[str] = ()) -> None:
@@ -328,7 +328,7 @@ class Walk:
     Invariant: ``alive`` are the requests that were neither finished nor aborted.
     """
 
-    stage: Verbs
+    stage: VerbStage
     chance: random.Random
     alive: list[str] = field(factory=list)
     hung: dict[int, None] = field(factory=dict)

@@ -16,12 +16,12 @@ from typing import Annotated, TypeVar, Union, get_args, get_origin, get_type_hin
 
 from attrs import frozen
 
-from blocklife.testing.scenarios._kinds import BLOCKS, COPY, FLAG, NUMBER, TEXT, Kind, Known, Value, nearest
+from blocklife.testing.scenarios._kinds import BLOCKS, COPY, FLAG, NUMBER, TEXT, Known, Value, ValueKind, nearest
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 REQUIRED = ("start", "arrive", "step", "settle", "table")
 """The methods that every driver must have."""
-_PLAIN: Mapping[object, Kind] = {str: TEXT, int: NUMBER, bool: FLAG}
+_PLAIN: Mapping[object, ValueKind] = {str: TEXT, int: NUMBER, bool: FLAG}
 _KEYS = {"job": "copy", "jobs": "copies"}
 """A file speaks of copies, and a driver of the jobs that they consist of."""
 _BINDS = {BLOCKS: "block", COPY: "job"}
@@ -32,7 +32,7 @@ class Parameter:
     """One parameter of a verb."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     default: object
     by_name: bool
 
@@ -62,7 +62,7 @@ class Expectation:
 
     name: str
     doc: str
-    kind: Kind
+    kind: ValueKind
     about: str
     needs: tuple[str, ...]
     """Methods of a driver that answer it."""
@@ -147,11 +147,11 @@ def _until(known: Known, value: Value, *path: str) -> None:
     check_expectations(known, known.table(value, *path), *path)
 
 
-Until = Annotated[Callable[[], str], Kind("a table of expectations", _until)]
+Until = Annotated[Callable[[], str], ValueKind("a table of expectations", _until)]
 """In a file a table of expectations; for the stage, a function that says which of them is not met."""
 
 
-def _kinds(function: Callable[..., object]) -> list[tuple[str, Kind]]:
+def _kinds(function: Callable[..., object]) -> list[tuple[str, ValueKind]]:
     """The parameters of a function behind the first, with their kinds."""
     hints = get_type_hints(function, include_extras=True)
     found = [(name, _kind_of(hints[name])) for name in list(inspect.signature(function).parameters)[1:]]
@@ -160,9 +160,9 @@ def _kinds(function: Callable[..., object]) -> list[tuple[str, Kind]]:
     return [(name, kind) for name, kind in found if kind is not None]
 
 
-def _kind_of(hint: object) -> Kind | None:
+def _kind_of(hint: object) -> ValueKind | None:
     for each in getattr(hint, "__metadata__", ()):
-        if isinstance(each, Kind):
+        if isinstance(each, ValueKind):
             return each
     if get_origin(hint) in (Union, UnionType):
         return next((kind for each in get_args(hint) if (kind := _kind_of(each)) is not None), None)
