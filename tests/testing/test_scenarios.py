@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,7 @@ from blocklife.testing.scenarios._running import (
 )
 from blocklife.testing.scenarios._telling import list_files
 from tests.planting import without
+from tests.wrong_engines import Forgetful, Wrong
 
 CASES = tuple(
     f"A{number:02}"
@@ -421,14 +422,6 @@ class Odd(OurDriver):
         raise ZeroDivisionError("of 3 by 0")
 
 
-class Forgetful(OurDriver):
-    """Does not tell its workers to wait."""
-
-    def step(self, **told: object) -> EngineStep:
-        found = super().step(**told)  # type: ignore[arg-type]
-        return EngineStep(orders=found.orders._replace(flushes=()), handed_out=found.handed_out, owners=found.owners)
-
-
 @pytest.mark.parametrize(
     ("driver", "said"),
     [
@@ -468,148 +461,13 @@ def test_rule_that_a_fault_does_not_break_is_told() -> None:
 
 # --- verbs that no case needs -----------------------------------------------------------------------------------------------
 
-OTHER_VERBS = """\
-id = "X"
-title = "Verbs that no case needs"
-tests = "safety"
-[world]
-blocks = 6
-workers = 2
-
-[variants]
-scheduling = ["sync", "async"]
-
-[[step]]
-do = "enter"
-request = "a"
-
-[[step]]
-do = "allocate"
-request = "a"
-count = 2
-as = ["x", "y"]
-
-[[step]]
-do = "seal"
-blocks = ["x", "y"]
-contents = ["abcd", "abcdefgh"]
-
-[[step]]
-do = "enter"
-request = "b"
-
-[[step]]
-do = "acquire"
-request = "b"
-contents = ["abcd"]
-as = "z"
-expect.same = [["x", "z"]]
-
-[[step]]
-do = "plan_store"
-request = "a"
-blocks = ["x"]
-contents = ["abcd"]
-as = "s"
-
-[[step]]
-do = "tick"
-until = { out = ["s"] }
-
-[[step]]
-do = "land"
-copies = ["s"]
-worker = 0
-
-[[step]]
-do = "lose_report"
-copy = "s"
-
-[[step]]
-do = "tick"
-expect.state = { s = "IN_FLIGHT" }
-
-[[step]]
-do = "flush"
-copies = ["s"]
-
-[[step]]
-note = "only worker 1 has anything to wait for; the lost report does no harm"
-do = "tick"
-expect.flushes = ["s"]
-expect.state = { s = "FAILED" }
-
-[[step]]
-do = "plan_store"
-request = "a"
-blocks = ["y"]
-contents = ["abcdefgh"]
-as = "t"
-
-[[step]]
-do = "tick"
-until = { out = ["t"] }
-
-[[step]]
-do = "abandon"
-copy = "t"
-expect.state = { t = "UNWANTED" }
-
-[[step]]
-do = "release"
-request = "b"
-blocks = ["z"]
-expect.has = { a = ["x"] }
-
-[[step]]
-do = "release"
-request = "b"
-blocks = ["z"]
-refused = "misuse"
-says = "does not hold it"
-
-[[step]]
-do = "lose_worker"
-worker = 1
-
-[[step]]
-do = "drain"
-
-[[step]]
-do = "regain_worker"
-worker = 1
-
-[[step]]
-do = "sleep"
-
-[[step]]
-do = "step"
-let_in = []
-
-[[step]]
-do = "drain"
-
-[[step]]
-do = "wake"
-
-[[step]]
-do = "abort"
-request = "a"
-
-[[step]]
-do = "finish"
-request = "b"
-
-[end]
-nothing_left = true
-not_in_host = ["abcd", "abcdefgh"]
-"""
+OTHER_VERBS = Path(__file__).with_name("other_verbs.toml")
 
 
 @pytest.mark.parametrize("scheduling", ["sync", "async"])
 def test_verbs_that_no_case_needs(scheduling: str) -> None:
     """Shared blocks, given-up stores, lost reports, lost workers, and a night."""
-    verdict = run_scenario(parse_scenario(OTHER_VERBS, "x"), OurDriver, {"scheduling": scheduling})
+    verdict = run_scenario(read_scenario(OTHER_VERBS), OurDriver, {"scheduling": scheduling})
 
     assert verdict.message == ""
 
@@ -659,14 +517,10 @@ def test_rollback_breaks_no_rule(groups: str, scheduling: str, sampled: int) -> 
     assert verdict.message == ""
 
 
-class Swapping(OurDriver):
-    """An engine that mixes its blocks up."""
+class Swapping(Wrong):
+    """An engine that mixes its blocks up: the forward pass reads the first block of another request."""
 
-    def step(
-        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> EngineStep:
-        """The forward pass reads the first block of another request."""
-        found = super().step(compute=compute, let_in=let_in, preempt=preempt)
+    def told(self, found: EngineStep) -> EngineStep:
         forward = found.orders.forward
         wrong = forward._replace(reads=tuple((block % 2 + 1, content) for block, content in forward.reads))
         return evolve(found, orders=found.orders._replace(forward=wrong))

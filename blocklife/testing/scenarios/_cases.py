@@ -3,7 +3,7 @@
 Rules of this file:
 
 * The files in `cases/` are package data: a checkout and an installed wheel have the same ones, and there is no second copy.
-* What a scenario needs is computed from its steps and the tables of `_schema`; no scenario is named here.
+* What a scenario needs is computed from its steps and the signatures of verbs as the file is read; no scenario is named here.
 """
 
 from __future__ import annotations

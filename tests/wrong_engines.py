@@ -1,0 +1,281 @@
+"""Our engine with a bug each: what it tells its workers, hears of them, or claims of itself is wrong.
+
+`tests/testing/test_driver.py` shows for each scenario that some of them does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from attrs import evolve
+
+from blocklife.errors import MisuseError
+from blocklife.states import Job
+from blocklife.testing.scenarios._driver import EngineSetup, EngineStep, LookedUp, SettledPlan
+from blocklife.testing.scenarios._our_driver import OurDriver
+from blocklife.testing.worlds._device import Landing
+
+
+class Wrong(OurDriver):
+    """Tells its workers something else, or believes something else of them."""
+
+    def told(self, found: EngineStep) -> EngineStep:
+        """What the workers are told of a step."""
+        return found
+
+    def heard(self, reports: Sequence[Landing]) -> Sequence[Landing]:
+        """The reports as the engine takes them."""
+        return reports
+
+    def step(
+        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
+    ) -> EngineStep:
+        return self.told(super().step(compute=compute, let_in=let_in, preempt=preempt))
+
+    def settle(
+        self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
+    ) -> SettledPlan:
+        return super().settle(self.heard(reports), launched=launched, sampled=sampled)
+
+
+class Forgetful(Wrong):
+    """Does not tell its workers to wait."""
+
+    def told(self, found: EngineStep) -> EngineStep:
+        return evolve(found, orders=found.orders._replace(flushes=()))
+
+
+class Idle(Wrong):
+    """Does not tell its workers to copy."""
+
+    def told(self, found: EngineStep) -> EngineStep:
+        return evolve(found, orders=found.orders._replace(loads=(), stores=()))
+
+
+class Gullible(Wrong):
+    """Takes every report for a good one."""
+
+    def heard(self, reports: Sequence[Landing]) -> Sequence[Landing]:
+        return [each._replace(ok=True) for each in reports]
+
+
+class Upset(Wrong):
+    """Does not expect a report of what it does not know."""
+
+    def heard(self, reports: Sequence[Landing]) -> Sequence[Landing]:
+        for each in reports:
+            if not self.ledger.jobs.is_out(each.job):
+                raise KeyError(each.job)
+        return reports
+
+
+class Hasty(Wrong):
+    """Takes one worker's report for that of all."""
+
+    def heard(self, reports: Sequence[Landing]) -> Sequence[Landing]:
+        return [each._replace(worker=rank) for each in reports for rank in range(self.world.workers)]
+
+
+def submitted(driver: OurDriver) -> list[int]:
+    """The jobs that the workers have."""
+    return [job.number for job in driver.ledger.jobs.alive() if job.state is not Job.PLANNED]
+
+
+class Careless(OurDriver):
+    """Calls the device quiet whenever somebody goes, or time passes."""
+
+    def abort(self, request: str) -> None:
+        super().abort(request)
+        self.prove_quiet([job.number for job in self.ledger.jobs.alive()])
+
+    def advance(self, steps: int) -> None:
+        super().advance(steps)
+        if steps > 1:
+            self.prove_quiet(submitted(self))
+
+
+class Stubborn(OurDriver):
+    """Forgets nothing, whatever it is told, and finds room in a full host."""
+
+    def reset(self, *, drain: bool) -> None:
+        pass
+
+    def renew(self, generation: str) -> None:
+        pass
+
+    def crowd_host(self, slots: int) -> bool:
+        return True
+
+
+class Yielding(OurDriver):
+    """Does nothing instead of refusing."""
+
+    def free(self, request: str, blocks: Sequence[int]) -> None:
+        with suppress(MisuseError):
+            super().free(request, blocks)
+
+    def unpin(self, holder: str, contents: Sequence[str]) -> None:
+        with suppress(MisuseError):
+            super().unpin(holder, contents)
+
+    def cancel(self, job: int) -> None:
+        with suppress(MisuseError):
+            super().cancel(job)
+
+    def submit(self, job: int) -> None:
+        with suppress(MisuseError):
+            super().submit(job)
+
+    def agree(self, ranks: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+        return ranks[0] if ranks else {}
+
+    def plan_store(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
+        return super().plan_store(request, blocks, contents) if blocks else 1
+
+
+class Rash(OurDriver):
+    """Gives back at once what a plan still writes, and counts on content that nobody asked for."""
+
+    def finish(self, request: str) -> None:
+        if self.request_state(request) == "RUNNING":
+            self.preempt(request)
+        super().finish(request)
+
+    def abort(self, request: str) -> None:
+        super().abort(request)
+        self.ledger.pin("nobody", [0])
+
+
+class OneEvent(Wrong):
+    """Takes one report for that of every copy that is out."""
+
+    def heard(self, reports: Sequence[Landing]) -> Sequence[Landing]:
+        return [each._replace(job=job) for each in reports for job in submitted(self)]
+
+
+class Certain(OurDriver):
+    """Takes a token for computed once it is known, and a chunk for whole once a part of it is there."""
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        blocks, places = super().claims()
+        size = self.world.blocks_per_chunk
+        whole = {slot * size + at: "0:whole" for slot in {place // size for place in places} for at in range(size)}
+        known = {
+            block: f"0:{self.engine.texts[name][: (at + 1) * 4]}"
+            for name in self.ledger.requests
+            for at, block in enumerate(self.table(name, 0))
+            if block and size == 1
+        }
+        return {**blocks, **known}, {**whole, **places}
+
+
+class Believing(OurDriver):
+    """Counts every guess of a drafter as right, whatever was sampled."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self.engine._right_of = lambda name, known: len(self.engine._guesses[name])  # type: ignore[method-assign]
+
+
+class Clinging(OurDriver):
+    """Lets a request go on whose step is out, though it was preempted."""
+
+    def preempt(self, request: str) -> None:
+        if not self.scheduler.plans_out:
+            super().preempt(request)
+
+
+class Unproven(OurDriver):
+    """Lets hits of a drafter's groups end with the last block that is there."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(evolve(world, groups=world.groups.replace("+drafter", "")))
+
+
+class Uniform(OurDriver):
+    """Takes the blocks of every group for as large as those of the first."""
+
+    def start(self, world: EngineSetup) -> None:
+        first, *others = world.groups.split(",")
+        size = first.split(":")[1]
+        super().start(evolve(world, groups=",".join([first, *(f"{each.split(':')[0]}:{size}" for each in others)])))
+
+
+class Unaligned(OurDriver):
+    """Lets a hit end wherever one of its groups has a block's end."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self.scheduler._search._host_units.alignment = 1
+
+
+class Deaf(OurDriver):
+    """Does not hold what another owner reads."""
+
+    def lend(self, request: str) -> Mapping[int, str]:
+        found = super().lend(request)
+        super().give_back(request)
+        return found
+
+    def give_back(self, request: str) -> None:
+        pass
+
+
+class Advertising(Wrong):
+    """Counts blocks that are stored as one as if each of them could be hit alone."""
+
+    def told(self, found: EngineStep) -> EngineStep:
+        told = set(self.claims()[1].values())
+        hits = {
+            name: LookedUp(4 * sum(f"0:{self.engine.texts[name][: 4 * at]}" in told for at in range(1, 5)))
+            for name in found.hits
+        }
+        return evolve(found, hits=hits)
+
+
+class Deepest(OurDriver):
+    """Begins where the deepest state is, whatever the attention before it has."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self.scheduler._search._device_units.full.clear()
+
+
+class Greedy(Wrong):
+    """Counts for the host what another request has brought already."""
+
+    def told(self, found: EngineStep) -> EngineStep:
+        return evolve(found, hits={name: evolve(hit, device_tokens=min(4, hit.tokens)) for name, hit in found.hits.items()})
+
+
+class Thrifty(OurDriver):
+    """Stores only what it knows the name of when it plans: the prompt."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(evolve(world, prompt_only=True))
+
+
+class Lingering(Wrong):
+    """Finds the block of a tail under the tail's name, although its request writes on behind it."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self._ends: dict[str, int] = {}
+
+    def told(self, found: EngineStep) -> EngineStep:
+        self._ends.update({name: hit.tokens for name, hit in found.hits.items() if hit.tokens % 4})
+        return found
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        blocks, places = super().claims()
+        running = [(name, end) for name, end in self._ends.items() if self.request_state(name) == "RUNNING"]
+        tails = {self.table(name, 0)[end // 4]: f"0:{self.engine.texts[name][:end]}" for name, end in running}
+        return {**blocks, **tails}, places
+
+
+class Tailless(OurDriver):
+    """Lets every prefix end with a block."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(evolve(world, groups=world.groups.partition("/")[0]))
