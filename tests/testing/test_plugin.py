@@ -351,7 +351,7 @@ def test_a(blocklife_ledger):
 def test_mutant_is_planted_for_a_whole_run_and_a_suite_that_looks_notices(tmp_path: Path, workers: tuple[str, ...]) -> None:
     """In every process that runs tests."""
     write(tmp_path, test_a=NOTICES)
-    name = "verbs.finish without give_up(core, row, R_FINISH)"
+    name = "verbs.finish without give_up()"
     noticed = run(tmp_path, MUTANT, name, "-v", *workers)
 
     assert noticed.code == pytest.ExitCode.TESTS_FAILED
@@ -360,7 +360,7 @@ def test_mutant_is_planted_for_a_whole_run_and_a_suite_that_looks_notices(tmp_pa
 
 def test_suite_passes_without_a_mutant_and_under_one_that_it_does_not_need(tmp_path: Path) -> None:
     write(tmp_path, test_a=NOTICES)
-    plain, other = run(tmp_path), run(tmp_path, MUTANT, "StoreLine.clear without self._line.clear()")
+    plain, other = run(tmp_path), run(tmp_path, MUTANT, "StoreLine.clear without _line.clear()")
 
     assert plain.last.startswith("1 passed")
     assert "planted" not in plain.text
@@ -371,7 +371,7 @@ def test_mutant_goes_with_the_run_that_planted_it(tmp_path: Path) -> None:
     """Several runs in one process: the code is whole again when the first one is over."""
     write(tmp_path, test_a=NOTICES)
     options = f'["-q", "-p", "no:cacheprovider", "{tmp_path / "test_a.py"}"]'
-    name = "verbs.finish without give_up(core, row, R_FINISH)"
+    name = "verbs.finish without give_up()"
     program = f"import pytest; print(pytest.main([*{options}, '{MUTANT}', '{name}']), pytest.main({options}))"
     script = "from blocklife.core import _verbs; was = _verbs.finish\n" + program + "\nprint(_verbs.finish is was)"
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -382,11 +382,11 @@ def test_mutant_goes_with_the_run_that_planted_it(tmp_path: Path) -> None:
 def test_mutant_that_is_none_is_an_error_of_usage(tmp_path: Path) -> None:
     """It names the nearest one, and no test runs; the option is explained where options are."""
     write(tmp_path, test_a=NOTICES)
-    ran = run(tmp_path, MUTANT, "verbs.finish without give_up(core, row)")
+    ran = run(tmp_path, MUTANT, "verbs.finish without give_ups()")
 
     assert ran.code == pytest.ExitCode.USAGE_ERROR
-    assert f"{MUTANT}: no mutant is called 'verbs.finish without give_up(core, row)'" in ran.text
-    assert "the nearest is 'verbs.finish without give_up(core, row, R_FINISH)'" in ran.text
+    assert f"{MUTANT}: no mutant is called 'verbs.finish without give_ups()'" in ran.text
+    assert "the nearest is 'verbs.finish without give_up()'" in ran.text
     assert "while one rule of blocklife is switched off" in " ".join(run(tmp_path, "--help").text.split())
 
 

@@ -17,6 +17,12 @@ a verb that ends a job, a hold, a request or content. State is what snapshots co
 name they have. An assignment to something else (a counter, a scratch column) is not a step, and neither is a call of a function
 that changes no state: nothing later depends on it. If such a function takes an entry out of a table while it reads it
 (``pop``), that is a step, too: without it the entry is read, and stays.
+
+*Names* say what is lost, not how it is written, so that other code in the same place keeps them: a guard by its row
+(``block.release from SEALED to SEALED without held``), an effect by its coupling (``life-ends: no job.cancel``), a step by its
+function and what it does there: ``moves.write without state =`` (writes a column), ``without free -=`` (counts),
+``without blocks.unlink()`` (calls), ``without del planned``, ``without taking out of pinned`` (a ``pop`` whose value is used).
+Where a function does the same thing again, `` #2`` follows, in the order of the source.
 """
 
 from __future__ import annotations
@@ -324,6 +330,9 @@ _EDGES = frozenset({"edge", "ours", "self._check"})
 """Modules and parts, by their names where they are used, all of whose functions only check."""
 _TAKES_OUT = frozenset({"pop", "popleft"})
 """The methods that take an entry out of a table and return it."""
+_SELF = frozenset({"self", "core"})
+"""Names that say only: of this part."""
+_SIGNS: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.BitOr: "|", ast.BitAnd: "&"}
 
 
 def step_mutants() -> Iterator[Mutant]:
@@ -333,14 +342,41 @@ def step_mutants() -> Iterator[Mutant]:
     for owner, name in _ending_functions():
         seen: Counter[str] = Counter()
         for number, step in enumerate(_steps(owner, _source_of(owner, name))):
-            text = " ".join(ast.unparse(step).split())
-            if isinstance(step, ast.Call) and isinstance(step.func, ast.Attribute):
-                text = f".{step.func.attr} in {text}"
-            seen[text] += 1
-            again = f" #{seen[text]}" if seen[text] > 1 else ""
+            what = _what(step)
+            seen[what] += 1
+            again = f" #{seen[what]}" if seen[what] > 1 else ""
             where = owner.__name__.rpartition(".")[2].removeprefix("_")
             plant, site = functools.partial(_drop_step, owner, name, number), Site(owner, name, number)
-            yield Mutant(f"{where}.{name} without {text}{again}", "step", plant, site)
+            yield Mutant(f"{where}.{name} without {what}{again}", "step", plant, site)
+
+
+def _what(step: ast.stmt | ast.Call) -> str:
+    """What a cleanup step writes, takes out or calls: no values, no arguments, and of a long path its end."""
+    match step:
+        case ast.Call(ast.Attribute(value=table)):
+            return f"taking out of {_path(table)[-1]}"
+        case ast.Expr(ast.Call(called)):
+            return ".".join([each for each in _path(called) if each not in _SELF][-2:]) + "()"
+        case ast.Delete(targets):
+            return "del " + ", ".join(_path(each)[-1] for each in targets)
+        case ast.AugAssign(target, sign) if type(sign) in _SIGNS:
+            return f"{_path(target)[-1]} {_SIGNS[type(sign)]}="
+        case ast.Assign(targets):
+            written = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            return ", ".join(_path(each)[-1] for each in written) + " ="
+    raise MisuseError(f"{ast.unparse(step)}: a step of this kind has no name (give it one in _what)")
+
+
+def _path(node: ast.expr) -> list[str]:
+    """The names on the way to what an expression reads, without what is between brackets."""
+    names = list[str]()
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+        if not isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+            return names
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return [node.id, *names]
 
 
 @functools.cache
@@ -428,8 +464,9 @@ def _idle() -> frozenset[str]:
 
 
 def _steps(owner: _Owner, tree: ast.FunctionDef) -> list[ast.stmt | ast.Call]:
-    """The cleanup steps of a function: whole statements, and calls within others that take an entry out."""
-    return [*_changes(owner, tree, _idle() if owner in _KERNEL else ()), *_taken_out(owner, tree)]
+    """The cleanup steps of a function as they stand there: statements, and calls within others that take an entry out."""
+    found: list[ast.stmt | ast.Call] = [*_changes(owner, tree, _idle() if owner in _KERNEL else ()), *_taken_out(owner, tree)]
+    return sorted(found, key=lambda step: (step.lineno, step.col_offset))
 
 
 def _changes(owner: _Owner, tree: ast.FunctionDef, idle: Collection[str]) -> Iterator[ast.stmt]:
