@@ -2,3 +2,14 @@
 
 `tests.vllm`, `tests.sglang` and `tests.model` have what is one engine's own.
 """
+
+from __future__ import annotations
+
+import importlib.util
+
+from tests.programs import ENGINES
+
+
+def engine_here() -> str | None:
+    """The engine in whose environment this process runs, by its package; None in that of the project."""
+    return next((each for each in ENGINES if importlib.util.find_spec(each) is not None), None)

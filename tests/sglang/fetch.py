@@ -10,7 +10,6 @@ package: ``--sources`` takes them from a checkout.
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,7 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.behind import fetching
-from tests.behind.fetching import INSTALL, FetchError, carry_out, install_blocklife, say, watched, with_releases
+from tests.behind.fetching import (
+    INSTALL,
+    FetchError,
+    carry_out,
+    downloaded,
+    install_blocklife,
+    making,
+    say,
+    watched,
+    with_releases,
+)
 from tests.sglang.releases import CHECKSUMS, DEFAULT, Shelf, transformers_of
 from tests.sglang.run import surroundings
 
@@ -56,18 +65,11 @@ def make_environment(shelf: Shelf) -> None:
     fetching.make_environment(shelf, SIZE, ASKED)
 
 
-def download(shelf: Shelf, release: str, target: Path) -> Path:
-    """The wheel of a release, with the checksum that is known here."""
-    downloaded, wanted = target / "download", target / "wanted.txt"
+def download(shelf: Shelf, release: str, tree: Path) -> Path:
+    """The wheel of a release."""
     checksum = CHECKSUMS.get(release) if sys.version_info[:2] == (3, 11) else None
-    say(f"SGLang {release}: the wheel, 10 to 40 MB" + ("" if checksum else " (its checksum is not known here)"))
-    wanted.write_text(f"sglang=={release}" + (f" --hash=sha256:{checksum}" if checksum else "") + "\n", encoding="utf-8")
-    pip = (shelf.python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:")
-    watched([*pip, "--requirement", wanted, "--dest", downloaded], shelf, f"SGLang {release}")
-    wheels = sorted(downloaded.glob("sglang-*.whl"))
-    if len(wheels) != 1:
-        raise FetchError(f"SGLang {release}: pip brought {len(wheels)} wheels, not one")
-    return wheels[0]
+    what, size, pin = f"SGLang {release}", "the wheel, 10 to 40 MB", f"sglang=={release}"
+    return downloaded(shelf, what, size, pin, checksum, tree, "--only-binary", ":all:")
 
 
 def make_release(shelf: Shelf, release: str) -> None:
@@ -75,21 +77,19 @@ def make_release(shelf: Shelf, release: str) -> None:
     if shelf.has(release):
         say(f"SGLang {release}: here")
     else:
-        partial = shelf.source(f".part-{release}")
-        if partial.exists():
-            shutil.rmtree(partial)
-        tree = partial / "tree"
-        tree.mkdir(parents=True)
-        try:
-            with zipfile.ZipFile(download(shelf, release, partial)) as opened:
-                opened.extractall(tree)
-            tree.rename(shelf.source(release))
-        except (zipfile.BadZipFile, OSError) as error:
-            raise FetchError(f"SGLang {release}: the wheel cannot be unpacked: {error}") from error
-        finally:
-            shutil.rmtree(partial)
+        with making(shelf.source(release)) as tree:
+            unpack(download(shelf, release, tree), tree, release)
     make_transformers(shelf, release)
     ask_rust(shelf, release)
+
+
+def unpack(wheel: Path, tree: Path, release: str) -> None:
+    """All of a wheel."""
+    try:
+        with zipfile.ZipFile(wheel) as opened:
+            opened.extractall(tree)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise FetchError(f"SGLang {release}: the wheel cannot be unpacked: {error}") from error
 
 
 def make_transformers(shelf: Shelf, release: str) -> None:
@@ -98,13 +98,9 @@ def make_transformers(shelf: Shelf, release: str) -> None:
     if wanted is None or shelf.transformers(wanted).is_dir():
         return
     say(f"SGLang {release}: its transformers {wanted} and what it wants, 15 MB to fetch and 120 MB on disk")
-    target = shelf.transformers(wanted)
-    partial = target.with_name(f".part-{wanted}")
-    if partial.exists():
-        shutil.rmtree(partial)
     pip = (shelf.python, *INSTALL, "--only-binary", ":all:")
-    watched([*pip, "--target", partial, f"transformers=={wanted}", *BESIDE], shelf, f"transformers {wanted}")
-    partial.rename(target)
+    with making(shelf.transformers(wanted)) as tree:
+        watched([*pip, "--target", tree, f"transformers=={wanted}", *BESIDE], shelf, f"transformers {wanted}")
 
 
 def ask_rust(shelf: Shelf, release: str) -> None:
@@ -132,24 +128,22 @@ def make_sources(shelf: Shelf, checkout: Path) -> None:
         return
     if shelf.sources.is_dir():
         raise FetchError(f"SGLang's own tests: {shelf.sources} has another commit, and somebody may run it; move or remove it")
-    partial = shelf.sources.with_name(".part-sources")
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir()
     say(f"SGLang's own tests: from {checkout}, {commit[:9]}")
     complaint = f"{checkout}: git cannot archive {', '.join(TAKEN)} of {commit[:9]}"
-    try:
-        with (
-            subprocess.Popen([*git, "archive", commit, *TAKEN], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
-            tarfile.open(fileobj=process.stdout, mode="r|") as archive,
-        ):
-            archive.extractall(partial, filter="data")
-    except tarfile.TarError as error:  # where git fails, its archive is empty or ends too early
-        raise FetchError(complaint) from error
-    if process.returncode:
-        raise FetchError(complaint)
-    (partial / "commit").write_text(commit, encoding="utf-8")
-    partial.rename(shelf.sources)
+    with making(shelf.sources) as tree:
+        try:
+            with (
+                subprocess.Popen(
+                    [*git, "archive", commit, *TAKEN], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                ) as process,
+                tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+            ):
+                archive.extractall(tree, filter="data")
+        except tarfile.TarError as error:  # where git fails, its archive is empty or ends too early
+            raise FetchError(complaint) from error
+        if process.returncode:
+            raise FetchError(complaint)
+        (tree / "commit").write_text(commit, encoding="utf-8")
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

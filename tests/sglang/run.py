@@ -10,6 +10,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 
+from tests.behind.running import SHARED, Make, around_without, parser, pytest_of_ours
 from tests.behind.shelf import ON_PATH, PROJECT, Command, release_asked
 from tests.programs import HANGS_S, refused
 from tests.sglang.releases import DEFAULT, HERE, Shelf, transformers_of
@@ -51,16 +52,12 @@ def _with_paths(shelf: Shelf, paths: list[str], metadata: str, around: Mapping[s
         "HF_HOME": str(shelf.cache / "huggingface"),
         "OMP_NUM_THREADS": "1",  # what is computed here is tiny: threads cost more than they bring
     }
-    left_out = {"PYTHONHOME", "VIRTUAL_ENV"}
-    kept = {name: value for name, value in around.items() if name not in left_out}
-    return {"PYTHONHASHSEED": "0", **kept, **fixed}
+    return {"PYTHONHASHSEED": "0", **around_without(around), **fixed}
 
 
 def ours(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
     """Tests of this folder, with the project's settings."""
-    named = [each for each in wanted if not each.startswith("-") and (PROJECT / each.partition("::")[0]).exists()]
-    words = [str(shelf.python), "-m", "pytest", *OURS]
-    return Command([*words, *wanted, *([] if named else [str(HERE)])], PROJECT, surroundings(shelf, release, around))
+    return pytest_of_ours(shelf, OURS, wanted, (HERE, SHARED), surroundings(shelf, release, around))
 
 
 def python(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
@@ -85,20 +82,11 @@ def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[st
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {PROGRAM}",
-        usage="%(prog)s [-h] [--python | --theirs] VERSION [TEST ...] [pytest options]",
-        description=__doc__.partition("\n")[2].strip(),
-    )
-    what = parser.add_mutually_exclusive_group()
-    for make, told in (
-        (python, "no tests: the environment's Python, with what follows (-m tests.sglang.drive, say)"),
-        (theirs, "SGLang's own unit tests of its cache, all that can run if none is named"),
-    ):
-        what.add_argument(f"--{make.__name__}", dest="make", action="store_const", const=make, default=ours, help=told)
-    parser.add_argument("version", metavar="VERSION", help="a release that was fetched")
-    parser.add_argument("wanted", nargs=argparse.REMAINDER, metavar="TEST", help="tests, and options for pytest")
-    return parser.parse_args(arguments)
+    makes: Mapping[Make[Shelf], str] = {
+        python: "no tests: the environment's Python, with what follows (-m tests.sglang.drive, say)",
+        theirs: "SGLang's own unit tests of its cache, all that can run if none is named",
+    }
+    return parser(PROGRAM, __doc__, "[--python | --theirs]", ours, makes).parse_args(arguments)
 
 
 def chosen_command(arguments: Sequence[str] | None, shelf: Shelf, around: Mapping[str, str]) -> Command:

@@ -257,6 +257,18 @@ class ConnectorRig(Rig):
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, guesses))
 
 
+def configured(monkeypatch: pytest.MonkeyPatch, change: Callable[[VllmConfig], object]) -> None:
+    """Engines that are made from now on get a configuration in which something is changed."""
+    make = making.config_of
+
+    def config_of(shape: making.Shape) -> VllmConfig:
+        config = make(shape)
+        change(config)
+        return config
+
+    monkeypatch.setattr(making, "config_of", config_of)
+
+
 def with_guesses(monkeypatch: pytest.MonkeyPatch, method: str = "ngram") -> None:
     """Engines that are made from now on guess three tokens a step. vLLM reads of *method* how it treats a drafter's layers."""
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from tests.behind import fetching
-from tests.behind.fetching import FetchError, carry_out, install_blocklife, say, watched, with_releases
+from tests.behind.fetching import FetchError, carry_out, downloaded, install_blocklife, making, say, with_releases
 from tests.vllm.releases import CHECKSUMS, DEFAULT, MODEL, Shelf
 
 WHAT = "Fetch an environment for vLLM's scheduler side on the CPU, and the source packages of releases, into .vllm."
@@ -43,19 +42,14 @@ def make_environment(shelf: Shelf) -> None:
     fetching.make_environment(shelf, "about 1.3 GB", ASKED)
 
 
-def download(shelf: Shelf, release: str, target: Path) -> Path:
-    """The source package of a release, with the checksum that is known here."""
-    wanted, downloaded, checksum = target / "wanted.txt", target / "download", CHECKSUMS.get(release)
-    say(f"vLLM {release}: the source package, 35 to 50 MB" + ("" if checksum else " (its checksum is not known here)"))
-    wanted.write_text(f"vllm=={release}" + (f" --hash=sha256:{checksum}" if checksum else "") + "\n", encoding="utf-8")
-    pip = (shelf.python, "-m", "pip", "download", "--no-deps", "--no-binary", "vllm", "--no-build-isolation")
-    # Without the first, vLLM adds to its version what the second says, and pip refuses a package that changes its version.
-    settings = {"VLLM_VERSION_OVERRIDE": release, "VLLM_TARGET_DEVICE": "empty"}
-    watched([*pip, "--requirement", wanted, "--dest", downloaded], shelf, f"vLLM {release}", environ=settings)
-    archives = sorted(downloaded.glob("vllm-*.tar.gz"))
-    if len(archives) != 1:
-        raise FetchError(f"vLLM {release}: pip brought {len(archives)} source packages, not one")
-    return archives[0]
+def download(shelf: Shelf, release: str, tree: Path) -> Path:
+    """The source package of a release."""
+    return downloaded(
+        *(shelf, f"vLLM {release}", "the source package, 35 to 50 MB", f"vllm=={release}", CHECKSUMS.get(release), tree),
+        *("--no-binary", "vllm", "--no-build-isolation"),
+        # Without the first, vLLM adds to its version what the second says, and pip refuses a package that changes its version.
+        environ={"VLLM_VERSION_OVERRIDE": release, "VLLM_TARGET_DEVICE": "empty"},
+    )
 
 
 def unpack(archive: Path, target: Path, release: str) -> None:
@@ -94,17 +88,9 @@ def make_release(shelf: Shelf, release: str) -> None:
     if shelf.has(release):
         say(f"vLLM {release}: here")
         return
-    partial = shelf.source(f".part-{release}")
-    if partial.exists():
-        shutil.rmtree(partial)
-    tree = partial / "tree"
-    tree.mkdir(parents=True)
-    try:
-        unpack(download(shelf, release, partial), tree, release)
+    with making(shelf.source(release)) as tree:
+        unpack(download(shelf, release, tree), tree, release)
         add_stand_ins(tree, release)
-        tree.rename(shelf.source(release))
-    finally:
-        shutil.rmtree(partial)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -9,8 +9,7 @@ from attrs import define, field
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
-from blocklife.testing.vllm import _making as making
-from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.connector_rig import ConnectorRig, configured
 
 DESCRIBING = {"self_describing_kv_events": True}
 """The connector's option."""
@@ -18,14 +17,8 @@ DESCRIBING = {"self_describing_kv_events": True}
 
 def send_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that are made from now on send events."""
-    config = making.config_of
-
-    def with_events(shape: making.Shape) -> object:
-        made = config(shape)
-        made.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-        return made
-
-    monkeypatch.setattr(making, "config_of", with_events)
+    events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    configured(monkeypatch, lambda config: setattr(config, "kv_events_config", events))
 
 
 @define

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.behind.running import SHARED, Make, around_without, parser, pytest_of_ours
 from tests.behind.shelf import ON_PATH, PROJECT, Command, copied, release_asked
 from tests.programs import HANGS_S, refused
 from tests.vllm.releases import DEFAULT, HERE, Shelf
@@ -44,10 +45,8 @@ def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[
         "VLLM_CACHE_ROOT": str(shelf.cache / "vllm"),
         "VLLM_NO_USAGE_STATS": "1",
     }
-    left_out = {"PYTHONHOME", "VIRTUAL_ENV"}
-    kept = {name: value for name, value in around.items() if name not in left_out}
     # vLLM walks through sets of names: without a fixed order of them a seed would not say what a run does
-    return {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONHASHSEED": "0", **kept, **fixed}
+    return {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONHASHSEED": "0", **around_without(around), **fixed}
 
 
 def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
@@ -60,9 +59,7 @@ def theirs(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[st
 
 def ours(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
     """Tests of this folder, with the project's settings."""
-    named = [each for each in wanted if not each.startswith("-") and (PROJECT / each.partition("::")[0]).exists()]
-    words = [str(shelf.python), "-m", "pytest", *OURS]
-    return Command([*words, *wanted, *([] if named else [str(HERE)])], PROJECT, surroundings(shelf, release, around))
+    return pytest_of_ours(shelf, OURS, wanted, (HERE, SHARED), surroundings(shelf, release, around))
 
 
 def python(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str, str]) -> Command:
@@ -83,24 +80,15 @@ def types(shelf: Shelf, release: str, wanted: Sequence[str], around: Mapping[str
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {PROGRAM}",
-        usage="%(prog)s [-h] [--ours | --python [--copy FOLDER] | --types] VERSION [TEST ...] [pytest options]",
-        description=__doc__.partition("\n")[2].strip(),
-    )
-    what = parser.add_mutually_exclusive_group()
-    for make, told in (
-        (ours, "our tests in tests/vllm, all of them if none is named"),
-        (python, "no tests: the environment's Python, with what follows (-m tests.vllm.something, say)"),
-        (types, "no tests: check our code against the release's types with mypy"),
-    ):
-        what.add_argument(f"--{make.__name__}", dest="make", action="store_const", const=make, default=theirs, help=told)
-    parser.add_argument(
-        "--copy", metavar="FOLDER", type=Path, help="with --python: a copy of the project to run in (build/shipped, say)"
-    )
-    parser.add_argument("version", metavar="VERSION", help="a release that was fetched")
-    parser.add_argument("wanted", nargs=argparse.REMAINDER, metavar="TEST", help="tests, and options for pytest")
-    return parser.parse_args(arguments)
+    makes: Mapping[Make[Shelf], str] = {
+        ours: "our tests in tests/vllm and those that all engines share, all of them if none is named",
+        python: "no tests: the environment's Python, with what follows (-m tests.vllm.something, say)",
+        types: "no tests: check our code against the release's types with mypy",
+    }
+    options = parser(PROGRAM, __doc__, "[--ours | --python [--copy FOLDER] | --types]", theirs, makes)
+    copy = "with --python: a copy of the project to run in (build/shipped, say)"
+    options.add_argument("--copy", metavar="FOLDER", type=Path, help=copy)
+    return options.parse_args(arguments)
 
 
 def chosen_command(arguments: Sequence[str] | None, shelf: Shelf, around: Mapping[str, str]) -> Command:

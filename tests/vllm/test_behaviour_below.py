@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, prompt
+from tests.vllm.connector_worlds import AHEAD
 from tests.vllm.test_connector_below import BelowRig
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
@@ -34,7 +35,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         rig.close()
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW)], ids=["full", "full and window"])
 def test_peer_finds_what_a_request_has_loaded_and_what_it_has_computed(
     make: Make, groups: tuple[GroupSpec, ...], ahead: bool

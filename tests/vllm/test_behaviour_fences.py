@@ -16,10 +16,10 @@ from blocklife.engines.vllm.connector._messages import WorkerReport
 from blocklife.ledger import Completion, Direction, Result, Worker
 from blocklife.states import Slot
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
+from tests.vllm.connector_worlds import AHEAD
 from tests.vllm.worlds import GroupSpec, Lag
 
 SLOW = Lag(40, 40)
-AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 
 
 def slots(scene: Scene) -> dict[str, int]:

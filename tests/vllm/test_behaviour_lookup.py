@@ -17,6 +17,7 @@ from blocklife.offload._search import HostAnswers
 from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
 from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.connector_worlds import AHEAD
 from tests.vllm.worlds import GroupSpec, Lag
 
 
@@ -122,7 +123,7 @@ def test_ready_prefix_does_not_wait_for_a_store_behind_a_gap(monkeypatch: pytest
     assert scene.sizes(Direction.LOAD) == (2, 2)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("together", [False, True], ids=["a step later", "in one step"])
 def test_same_prefix_is_loaded_once(ahead: bool, together: bool) -> None:
     """A request whose prefix another one is loading waits for that load, and takes it from the device."""
@@ -139,7 +140,7 @@ def test_same_prefix_is_loaded_once(ahead: bool, together: bool) -> None:
     assert len(scene.rig.finished) == 3
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_no_tokens_to_load_asks_nothing(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a cap of no tokens on loads the host tier is not even asked, and what it has not is stored as always."""
     scene = Scene(ahead=ahead, chunk=3, extra={"max_load_tokens": 0})
@@ -180,7 +181,7 @@ def test_cap_on_loads_rounds_down_to_chunks() -> None:
     assert scene.sizes(Direction.LOAD) == (2,)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_chunk_in_the_middle_of_a_prompt_is_loaded(ahead: bool) -> None:
     """Where the device has the first chunk and the host the second, the second is loaded behind the first."""
     scene = Scene(ahead=ahead, chunk=3)

@@ -12,11 +12,10 @@ import pytest
 from attrs import evolve
 
 from blocklife.ledger import Direction, Transfer
-from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, Scene, prompt
+from tests.vllm.connector_rig import configured
+from tests.vllm.connector_worlds import AHEAD
 from tests.vllm.worlds import GroupSpec, Lag
-
-AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 
 
 def states_of(transfer: Transfer) -> list[int]:
@@ -115,14 +114,7 @@ def test_states_are_kept_where_vllm_keeps_them(
     retention: int | None, kept: list[int], ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its interval of retention says which states of a prompt are handed over: these are stored, and a hit ends at each."""
-    config = making.config_of
-
-    def thinned(shape: making.Shape) -> object:
-        made = config(shape)
-        made.cache_config.prefix_cache_retention_interval = retention
-        return made
-
-    monkeypatch.setattr(making, "config_of", thinned)
+    configured(monkeypatch, lambda config: setattr(config.cache_config, "prefix_cache_retention_interval", retention))
     scene = Scene((FULL, STATE), world=evolve(ROOMY, max_num_batched_tokens=16), ahead=ahead)
     names = scene.ask(prompt(65))
     stored = scene.has(names, group=1)

@@ -12,12 +12,13 @@ from attrs import evolve
 
 from blocklife.ledger import Direction
 from blocklife.offload._host import Name
-from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
+from tests.vllm.connector_rig import configured
+from tests.vllm.connector_worlds import AHEAD
 from tests.vllm.worlds import GroupSpec
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize(("answer", "blocks"), [(1, 3), (12, 3), (13, 6)])
 def test_chunks_are_stored_when_they_are_full(answer: int, blocks: int, ahead: bool) -> None:
     """A chunk is stored when its last token was computed, and not one token before: the one that is sampled last never is."""
@@ -27,7 +28,7 @@ def test_chunks_are_stored_when_they_are_full(answer: int, blocks: int, ahead: b
     assert scene.sizes(Direction.STORE) == (blocks,)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_what_the_host_has_is_not_stored_again(ahead: bool) -> None:
     """Of a prompt whose first and last chunk the host has lost these two are stored again, and not the one between them."""
     scene = Scene(ahead=ahead, chunk=3)
@@ -42,7 +43,7 @@ def test_what_the_host_has_is_not_stored_again(ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_refused_store_is_tried_again(ahead: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What finds no room is offered in each step until it does, each of which is counted, and then it is stored."""
     scene = Scene(ahead=ahead, chunk=chunk)
@@ -64,7 +65,7 @@ def test_refused_store_is_tried_again(ahead: bool, chunk: int, monkeypatch: pyte
     assert scene.has(names) == ([0, 1, 2] if chunk == 1 else [2])
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_groups_with_blocks_of_two_sizes_are_stored_and_loaded_as_they_fill(ahead: bool) -> None:
     """Each group is stored in its own blocks, when they are full; a load brings what both have."""
     scene = Scene((FULL, GroupSpec("full", 16)), ahead=ahead)
@@ -81,7 +82,7 @@ def test_groups_with_blocks_of_two_sizes_are_stored_and_loaded_as_they_fill(ahea
     assert scene.sizes(Direction.LOAD) == (8, 2)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_groups_with_blocks_that_do_not_divide_each_other_are_loaded_up_to_where_both_end(ahead: bool) -> None:
     """Blocks of 12 and of 16 tokens: each group is stored as it fills; a hit ends where a block of both does."""
     scene = Scene((GroupSpec("full", 12), GroupSpec("full", 16)), ahead=ahead)
@@ -100,7 +101,7 @@ def test_groups_with_blocks_that_do_not_divide_each_other_are_loaded_up_to_where
     assert loaded == [(0, 0), (4, 3), (4, 3), (8, 6)]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_chunk_with_a_hole_is_stored_when_it_is_whole(ahead: bool) -> None:
     """A chunk of a window that lacks a block behind a hit on the device is not stored; who computes it anew stores it."""
     scene = Scene((FULL, WINDOW), world=evolve(ROOMY, dense_retention=True), ahead=ahead, chunk=2)
@@ -117,20 +118,13 @@ def test_chunk_with_a_hole_is_stored_when_it_is_whole(ahead: bool) -> None:
     assert scene.sizes(Direction.STORE) == (0, 2)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("retention", [None, 0, 32], ids=["dense", "none", "32"])
 def test_window_has_all_that_a_hit_at_any_boundary_reads(
     retention: int | None, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever shares a prompt up to a block of the full group is served up to there: the window's end, and no more of it."""
-    config = making.config_of
-
-    def thinned(shape: making.Shape) -> object:
-        made = config(shape)
-        made.cache_config.prefix_cache_retention_interval = retention
-        return made
-
-    monkeypatch.setattr(making, "config_of", thinned)
+    configured(monkeypatch, lambda config: setattr(config.cache_config, "prefix_cache_retention_interval", retention))
     scene = Scene((GroupSpec("full", 16), WINDOW), ahead=ahead)
     scene.ask(prompt(65))
     for boundary in (16, 32, 48, 64):
@@ -140,7 +134,7 @@ def test_window_has_all_that_a_hit_at_any_boundary_reads(
         assert scene.sizes(Direction.LOAD) == (boundary // 16, 2)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize(("aborted", "served"), [(False, 180), (True, 72)], ids=["whole", "aborted"])
 def test_window_is_stored_across_the_parts_of_a_long_prompt(aborted: bool, served: int, ahead: bool) -> None:
     """A prompt that is computed in parts is served up to its last boundary; one that is given up, up to that of its part."""
@@ -184,7 +178,7 @@ def test_block_without_a_name_waits_for_it() -> None:
     assert scene.has(names) == [0, 1]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize(("cap", "blocks"), [(None, 9), (0, 0), (24, 6), (30, 6)])
 def test_cap_on_stores(cap: int | None, blocks: int, ahead: bool) -> None:
     """A cap on stores keeps the chunks that lie within it, and none of it means that nothing is stored."""

@@ -18,11 +18,11 @@ from blocklife.offload._lookup import Answer
 from blocklife.offload._search import HostAnswers
 from tests.vllm.behaviour.scenes import ROOMY, Scene, prompt
 from tests.vllm.connector_rig import with_guesses
+from tests.vllm.connector_worlds import AHEAD
 from tests.vllm.worlds import GroupSpec
 
 DRAFTER, STATE = GroupSpec("full", 16, drafter=True), GroupSpec("mamba", 16)
 FINE = evolve(ROOMY, groups=(DRAFTER, STATE), hash_tokens=4)
-AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 
 
 @pytest.fixture(autouse=True)

@@ -29,45 +29,20 @@ from blocklife.ledger import Direction, Transfer
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.states import JobLife, Slot
-from blocklife.testing.vllm import _making as making
 from tests.vllm.connector_rig import EVERY_TOKEN, ConnectorRig, sessions, walk, with_guesses
+from tests.vllm.connector_worlds import AHEAD, CROWDED, DRAFTERS, FULL, MODELS, ROOMY, STATE, WINDOW, ask, prompt
 from tests.vllm.drive import judge
 from tests.vllm.engine import MINOR
 from tests.vllm.lag_copier import LagCopier
-from tests.vllm.worlds import WORLDS, GroupSpec, Lag, WorldSpec
-
-FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=10), GroupSpec("mamba")
-ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=64)
-MODELS = {
-    "full": (FULL,),
-    "window": (WINDOW,),
-    "full and window": (FULL, WINDOW),
-    "full and state": (FULL, STATE),
-    "all": (FULL, GroupSpec("swa", window=9), STATE),
-    "blocks of two sizes": (GroupSpec("full", 8), GroupSpec("swa", 4, 14)),
-    "full and local attention": (FULL, GroupSpec("local", window=12)),
-    "blocks of 4 and 6": (GroupSpec("full", 6), GroupSpec("swa", 4, 9)),
-}
-
-
-def prompt(tokens: int, start: int = 100) -> list[int]:
-    """A text that nobody else has, unless it starts alike."""
-    return list(range(start, start + tokens))
-
-
-def ask(rig: ConnectorRig, tokens: list[int], answer: int = 2) -> None:
-    """One request from its beginning to the end of its last copy."""
-    rig.add(tokens, answer)
-    rig.drain()
-    rig.check_empty()
-
+from tests.vllm.listeners import send_events
+from tests.vllm.worlds import WORLDS, GroupSpec, Lag
 
 # --- scenes -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_connector_brings_back_what_the_device_forgot(model: str, ahead: bool) -> None:
     """A prompt whose blocks the device has forgotten is loaded from host memory, and every byte of it is right."""
     rig = ConnectorRig(evolve(ROOMY, groups=MODELS[model], async_scheduling=ahead, world_size=2, lag=Lag(0, 3)))
@@ -258,7 +233,7 @@ def test_connector_offers_all_of_a_running_request_anew_when_the_host_was_forgot
 
 
 @pytest.mark.skipif(MINOR < 32, reason="before 0.32 nothing of a session is stored")
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("answer", range(1, 9))
 def test_connector_stores_of_a_session_what_it_does_not_take_back(answer: int, ahead: bool) -> None:
     """When a session goes on, the last token of the answer is gone: a block that it filled is stored with another one there.
@@ -316,7 +291,7 @@ def test_connector_refuses_a_session_that_goes_back_behind_what_is_final() -> No
 
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["goes on", "aborted"])
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_connector_stores_nothing_that_was_computed_before_a_reset_of_everything(ahead: bool, aborted: bool) -> None:
     """New weights: vLLM preempts who runs, then resets the connector; what they had computed is not stored behind that."""
     rig = ConnectorRig(evolve(ROOMY, async_scheduling=ahead))
@@ -605,7 +580,7 @@ def land(rig: ConnectorRig) -> None:
     rig.drain()
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", ["full", "full and state", "full and local attention"])
 def test_nobody_waits_for_ever_for_a_store_of_which_nothing_is_heard(
     model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
@@ -1005,18 +980,10 @@ def test_connector_takes_a_request_that_it_was_not_told_of() -> None:
 
 def test_connector_tells_what_changes_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """KV events: each block that can be read from the host is told as stored, under vLLM's hash; a reset tells them removed."""
-    from vllm.config import KVEventsConfig
     from vllm.distributed.kv_events import BlockRemoved, BlockStored
     from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-    config = making.config_of
-
-    def with_events(shape: making.Shape) -> object:
-        made = config(shape)
-        made.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-        return made
-
-    monkeypatch.setattr(making, "config_of", with_events)
+    send_events(monkeypatch)
     rig = ConnectorRig(ROOMY)
     told: list[object] = []
     take = rig.scheduler.connector.take_events
@@ -1075,11 +1042,9 @@ def test_connector_keeps_to_what_a_request_allows(
 
 # --- walks ------------------------------------------------------------------------------------------------------------------
 
-CROWDED = WorldSpec((FULL,), num_gpu_blocks=24, host_blocks=40, max_num_seqs=6, max_num_batched_tokens=48, lag=Lag(0, 4))
-
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_connector_walks(model: str, ahead: bool, seed: int) -> None:
@@ -1104,7 +1069,7 @@ def test_connector_walks(model: str, ahead: bool, seed: int) -> None:
     ],
     ids=lambda extra: ",".join(extra),
 )
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_connector_walks_with_other_choices(extra: Mapping[str, str | int | float | bool], ahead: bool) -> None:
     """The same for what can be chosen."""
     world = evolve(CROWDED, groups=(FULL, WINDOW), async_scheduling=ahead, extra_config=extra)
@@ -1136,7 +1101,7 @@ def test_connector_walks_without_prefix_caching(model: str) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", ["full and window", "all"])
 def test_connector_walks_with_three_steps_ahead(model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with pipeline stages, three steps are with the workers at once, and settle in their order."""
@@ -1159,7 +1124,7 @@ class Hurried(ConnectorRig):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("spare", [1, 3])
 def test_connector_walks_with_room_for_few_requests(spare: int, ahead: bool) -> None:
     """Requests are forgotten while they wait, or were preempted, and come again; some are let in without a lookup."""
@@ -1178,14 +1143,6 @@ def test_connector_walks_with_drafts(model: str, monkeypatch: pytest.MonkeyPatch
     walk(rig, 7)
 
     assert rig.loaded > 0
-
-
-DRAFTERS = {
-    "shared": (GroupSpec("full", 4, drafter=True),),
-    "own": (GroupSpec("full", 4), GroupSpec("full", 4, drafter=True)),
-    "own window": (GroupSpec("full", 4), GroupSpec("swa", 4, window=9, drafter=True)),
-    "window and drafter": (GroupSpec("swa", 4, window=9), GroupSpec("full", 4, drafter=True)),
-}
 
 
 @pytest.mark.sampled
@@ -1228,7 +1185,7 @@ def test_walk_with_a_drafter_finds_what_is_stored_too_early(monkeypatch: pytest.
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", MODELS)
 def test_connector_walks_with_sessions(model: str, ahead: bool) -> None:
     """A session takes its last token back and goes on; what it shares with others is served, and every byte of it is right."""
@@ -1311,7 +1268,7 @@ def test_connector_stores_nothing_more_of_a_session_whose_state_is_wrong() -> No
 @pytest.mark.sampled
 @pytest.mark.skipif(MINOR < 33, reason="before 0.33 a configuration with this runner needs Triton")
 @pytest.mark.parametrize("chunk", [1, 2])
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", [name for name, groups in MODELS.items() if STATE in groups])
 def test_connector_walks_with_a_runner_that_zeroes_first(model: str, ahead: bool, chunk: int) -> None:
     """The second runner zeroes a block before it waits for the store that reads it: the result of such a store is discarded."""

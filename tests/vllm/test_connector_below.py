@@ -28,11 +28,10 @@ from blocklife.engines.vllm.connector._store import OutageLog, _reason
 from blocklife.errors import MisuseError
 from blocklife.offload import BelowStatistics
 from blocklife.stores import CircuitBreaker, FaultyStore, FileStore, Identity, StoreCopier, StoreFaultRates, StoreOutcome
-from blocklife.testing.vllm import _making as making
 from tests.programs import HANGS_S
 from tests.stores.arena import Arena
-from tests.vllm.connector_rig import ConnectorRig, walk
-from tests.vllm.test_connector import CROWDED, MODELS, ROOMY, prompt
+from tests.vllm.connector_rig import ConnectorRig, configured, walk
+from tests.vllm.connector_worlds import AHEAD, CROWDED, MODELS, ROOMY, prompt
 from tests.vllm.worlds import Lag, WorldSpec
 
 PACE_S = 0.0005
@@ -137,7 +136,7 @@ def test_layers_with_gaps_and_a_store_below_are_refused(make: Make) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("model", [each for each in MODELS if each != GAPS])
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_another_engine_hits_what_the_first_one_has_computed(make: Make, model: str, ahead: bool, chunk: int) -> None:
     """Its host tier is empty, and the store has every rank's part; every byte that it reads is right."""
     spec = evolve(
@@ -513,24 +512,12 @@ def test_what_cannot_be_is_refused_at_the_start(extra: Mapping[str, Any], says: 
     assert says in str(refused.value)
 
 
-def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
-    """Engines get a configuration in which something is changed."""
-    own = making.config_of
-
-    def config_of(shape: making.Shape) -> object:
-        config = own(shape)
-        change(config)
-        return config
-
-    monkeypatch.setattr(making, "config_of", config_of)
-
-
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
 def test_hashes_that_differ_from_process_to_process_are_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     """Without PYTHONHASHSEED vLLM begins them with random bytes: nothing would be found again."""
-    changed(monkeypatch, lambda config: setattr(config.cache_config, "prefix_caching_hash_algo", algorithm))
+    configured(monkeypatch, lambda config: setattr(config.cache_config, "prefix_caching_hash_algo", algorithm))
     make()
     monkeypatch.delenv("PYTHONHASHSEED")
     with pytest.raises(MisuseError, match="hashes differ from process to process"):
@@ -538,7 +525,7 @@ def test_hashes_that_differ_from_process_to_process_are_refused(
 
 
 def test_stages_of_a_pipeline_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(monkeypatch, lambda config: setattr(config.parallel_config, "pipeline_parallel_size", 2))
+    configured(monkeypatch, lambda config: setattr(config.parallel_config, "pipeline_parallel_size", 2))
     with pytest.raises(MisuseError, match="below with pipeline_parallel_size=2 is not offered"):
         make()
 
@@ -569,7 +556,7 @@ def test_what_could_change_bytes_changes_the_identity(
     make: Make, monkeypatch: pytest.MonkeyPatch, part: str, field: str, value: object
 ) -> None:
     before = identity_of(make())
-    changed(monkeypatch, lambda config: object.__setattr__(getattr(config, part), field, value))
+    configured(monkeypatch, lambda config: object.__setattr__(getattr(config, part), field, value))
     after = identity_of(make())
 
     assert after.fingerprint != before.fingerprint

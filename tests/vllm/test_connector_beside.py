@@ -15,30 +15,21 @@ from vllm.v1.request import Request
 
 from blocklife.ledger import Direction
 from blocklife.states import Slot
+from tests.vllm import connector_worlds
 from tests.vllm.beside_rig import BesideRig, ExampleRig
 from tests.vllm.connector_rig import walk
+from tests.vllm.connector_worlds import AHEAD, CROWDED, ROOMY, STATE, prompt
 from tests.vllm.engine import MINOR
 from tests.vllm.second import Habits
-from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+from tests.vllm.worlds import Lag
 
-FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=10), GroupSpec("mamba")
-ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=64)
-CROWDED = WorldSpec((FULL,), num_gpu_blocks=24, host_blocks=40, max_num_seqs=6, max_num_batched_tokens=48, lag=Lag(0, 4))
 MODELS = {
-    "full": (FULL,),
-    "window": (WINDOW,),
-    "full and window": (FULL, WINDOW),
-    "full and state": (FULL, STATE),
-    "blocks of two sizes": (GroupSpec("full", 8), GroupSpec("swa", 4, 14)),
+    name: connector_worlds.MODELS[name]
+    for name in ("full", "window", "full and window", "full and state", "blocks of two sizes")
 }
 SENDS = Habits(brings=0, sends=1, shortest=4, longest=4)
 BRINGS = Habits(brings=1, within=0, sends=0)
 WITHIN = Habits(brings=1, within=1, sends=0)
-
-
-def prompt(tokens: int, start: int = 100) -> list[int]:
-    """A text that nobody else has, unless it starts alike."""
-    return list(range(start, start + tokens))
 
 
 def ready(rig: BesideRig) -> int:
@@ -48,7 +39,7 @@ def ready(rig: BesideRig) -> int:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("seed", range(3))
 def test_connector_walks_beside_another(model: str, ahead: bool, seed: int) -> None:
     """Random traffic under pressure, two workers, two owners: nothing is wrong at any step, and nothing is left."""
@@ -64,7 +55,7 @@ def test_connector_walks_beside_another(model: str, ahead: bool, seed: int) -> N
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "fail"])
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", MODELS)
 def test_connector_walks_beside_another_that_fails(model: str, ahead: bool, recompute: bool) -> None:
     """Copies of both fail: what they left is never read, and never stored."""
@@ -82,7 +73,7 @@ def test_connector_walks_beside_another_that_fails(model: str, ahead: bool, reco
 
 
 @pytest.mark.parametrize("model", ["full", "window", "full and window"])
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("habits", [BRINGS, WITHIN], ids=["between", "within"])
 def test_what_another_brings_is_stored_when_it_is_final(habits: Habits, ahead: bool, model: str) -> None:
     """Not while it comes, but as soon as it is there; another request finds it in host memory, to the byte."""
@@ -265,7 +256,7 @@ def test_blocks_are_held_while_another_fills_them_for_nobody(late: bool) -> None
 # --- what it sends ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", ["full", "window", "full and window"])
 def test_blocks_are_held_while_another_sends_them(model: str, ahead: bool) -> None:
     """A request is over for vLLM and for us; its blocks are not free before they are sent, and can be hit all the while."""
@@ -348,7 +339,7 @@ def test_a_reset_of_the_host_tier_reaches_us_among_others() -> None:
 # --- vLLM's own example -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_what_vllm_s_example_brings_is_stored_and_loaded(ahead: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     """It loads the beginning of a prompt from files, within the step that computes the rest; then ours has all of it."""
     folder = tmp_path_factory.mktemp("example")

@@ -17,12 +17,11 @@ from vllm.v1.request import Request
 
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention
-from blocklife.testing.vllm import _making as making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, WINDOW, prompt
-from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.connector_rig import ConnectorRig, configured, walk
+from tests.vllm.connector_worlds import CROWDED, MODELS
 from tests.vllm.engine import MINOR
 from tests.vllm.listeners import DESCRIBING, Listener, listen, send_events
-from tests.vllm.test_connector import CROWDED, MODELS
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
 
@@ -142,14 +141,7 @@ def test_what_is_not_stored_is_not_kept() -> None:
 def test_nothing_is_kept_where_nobody_asked_for_it(monkeypatch: pytest.MonkeyPatch, on: bool, describes: bool) -> None:
     """Events without descriptions have the keys alone; without events there are none."""
     if not on:
-        config = making.config_of
-
-        def without(shape: making.Shape) -> object:
-            made = config(shape)
-            made.kv_events_config = None
-            return made
-
-        monkeypatch.setattr(making, "config_of", without)
+        configured(monkeypatch, lambda config: setattr(config, "kv_events_config", None))
     rig = ConnectorRig(evolve(ROOMY, extra_config={"self_describing_kv_events": describes}))
     heard = listen(rig)
     rig.add(prompt(9), 1)

@@ -26,6 +26,7 @@ from blocklife.offload._steps import SchedulerSteps
 from blocklife.states import Block
 from tests.vllm.behaviour.scenes import ROOMY, prompt
 from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
+from tests.vllm.connector_worlds import AHEAD
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
 FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=9), GroupSpec("mamba")
@@ -39,7 +40,6 @@ MODELS = {
 }
 """How each guesses, and its groups."""
 CROWDED = WorldSpec(num_gpu_blocks=48, host_blocks=60, max_num_seqs=4, max_num_batched_tokens=48, lag=Lag(0, 6))
-AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 
 
 def guessing(monkeypatch: pytest.MonkeyPatch, model: str, seed: int, world: WorldSpec = CROWDED) -> ConnectorRig:

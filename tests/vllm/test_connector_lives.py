@@ -19,9 +19,10 @@ from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Transition
 from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig, sessions, walk
+from tests.vllm.connector_worlds import CROWDED, FULL, ROOMY, STATE, prompt
 from tests.vllm.engine import MINOR
 from tests.vllm.second import Habits
-from tests.vllm.test_connector_beside import CROWDED, FULL, ROOMY, STATE, WITHIN, prompt
+from tests.vllm.test_connector_beside import WITHIN
 
 Taken = Counter[str]
 

@@ -22,12 +22,10 @@ from blocklife.offload import FullAttention, SlidingWindow
 from blocklife.testing.vllm import _making as making
 from tests.vllm import engine
 from tests.vllm.connector_rig import walk
+from tests.vllm.connector_worlds import AHEAD, CROWDED, FULL, ROOMY, STATE, WINDOW, ask, prompt
 from tests.vllm.parallel_rig import Parallel, ParallelRig
-from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+from tests.vllm.worlds import GroupSpec, Lag
 
-FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=10), GroupSpec("mamba")
-ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=64)
-CROWDED = WorldSpec((FULL,), num_gpu_blocks=24, host_blocks=40, max_num_seqs=6, max_num_batched_tokens=48, lag=Lag(0, 4))
 CONTEXTS = {
     "decode": Parallel(decode=2),
     "decode, by fours": Parallel(decode=2, interleave=4),
@@ -35,18 +33,6 @@ CONTEXTS = {
     "prefill": Parallel(prefill=2),
     "both": Parallel(decode=2, prefill=2),
 }
-
-
-def prompt(tokens: int, start: int = 100) -> list[int]:
-    """A text that nobody else has, unless it starts alike."""
-    return list(range(start, start + tokens))
-
-
-def ask(rig: ParallelRig, tokens: list[int], answer: int = 2) -> None:
-    """One request from its beginning to the end of its last copy."""
-    rig.add(tokens, answer)
-    rig.drain()
-    rig.check_empty()
 
 
 # --- context parallelism ----------------------------------------------------------------------------------------------------
@@ -83,7 +69,7 @@ def test_context_parallel_blocks_come_back(context: str, extra: Mapping[str, int
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_context_parallel_walks(context: str, ahead: bool) -> None:
     """Random traffic, copies that fail, resets: nothing is wrong at any step, and nothing is left."""
     spec = evolve(CROWDED, world_size=4, async_scheduling=ahead, num_gpu_blocks=14)
@@ -145,7 +131,7 @@ LACKING = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("lacking", LACKING)
 @pytest.mark.parametrize("groups", [(FULL, WINDOW), (FULL, STATE)], ids=["window", "states"])
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_stages_without_a_group_walk(lacking: str, groups: tuple[GroupSpec, ...], ahead: bool) -> None:
     """A stage that has no layer of a group takes part in its copies all the same, and moves nothing of it."""
     spec = evolve(CROWDED, groups=groups, world_size=2, async_scheduling=ahead, num_gpu_blocks=40)
@@ -187,7 +173,7 @@ def launched(number: int, *, ahead: bool, fails: Mapping[Direction, float] | Non
     return decided
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_all_schedulers_of_an_external_launcher_decide_alike(ahead: bool) -> None:
     """However long copies take on each worker, the steps are the same: none ends before its copies."""
     assert launched(0, ahead=ahead) == launched(1, ahead=ahead)

@@ -18,15 +18,15 @@ from vllm.v1.core.sched.interface import PauseState
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.connector_worlds import AHEAD, MODELS, ROOMY, ask, prompt
 from tests.vllm.listeners import send_events
 from tests.vllm.naps import core_of, nap
 from tests.vllm.second import Habits, SecondConnector
-from tests.vllm.test_connector import MODELS, ROOMY, ask, prompt
 from tests.vllm.worlds import Extra, Lag
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", MODELS)
 def test_connector_keeps_the_host_while_the_engine_sleeps(model: str, ahead: bool) -> None:
     """What was stored before is loaded afterwards, on every worker, and nothing of the device is believed to be there."""

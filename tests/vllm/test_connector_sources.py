@@ -20,7 +20,7 @@ from blocklife.engines.vllm.connector._sources import HitTokens, sources
 from blocklife.offload import FullAttention, Geometry, Hit, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
 from tests.vllm.connector_rig import walk
-from tests.vllm.test_connector import CROWDED, MODELS
+from tests.vllm.connector_worlds import CROWDED, MODELS
 from tests.vllm.test_connector_below import BelowRig
 
 

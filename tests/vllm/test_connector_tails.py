@@ -30,6 +30,7 @@ from blocklife.offload.records import TailKeys
 from tests.vllm.behaviour.scenes import Scene, prompt
 from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
+from tests.vllm.connector_worlds import AHEAD
 from tests.vllm.mend_copies import mend_copies
 from tests.vllm.rig import Rank, Rig
 from tests.vllm.test_connector_below import BelowRig
@@ -40,7 +41,6 @@ MODELS = {"full and state": (FULL, STATE), "two of each": (FULL, STATE, STATE, F
 ROOMY = WorldSpec((FULL, STATE), num_gpu_blocks=64, host_blocks=96, hash_tokens=2)
 CROWDED = evolve(ROOMY, num_gpu_blocks=24, host_blocks=60, max_num_seqs=4, max_num_batched_tokens=48, lag=Lag(0, 4))
 pytestmark = pytest.mark.skipif(not release().keeps_tails, reason="before 0.33 hits inside a block are refused")
-AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 
 
 def promised(scene: Scene) -> list[int | None]:

@@ -17,10 +17,10 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from blocklife.ledger import Direction
 from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
+from tests.vllm.connector_worlds import AHEAD, CROWDED, DRAFTERS, FULL, MODELS, ROOMY, ask, prompt
 from tests.vllm.rig import Rank
 from tests.vllm.runner import Turn
 from tests.vllm.second import Habits
-from tests.vllm.test_connector import CROWDED, DRAFTERS, FULL, MODELS, ROOMY, ask, prompt
 from tests.vllm.worlds import Lag, WorldSpec
 
 ALL = {"sync_load_budget_bytes": "1GiB"}
@@ -68,7 +68,7 @@ class FailingRig(ConnectorRig):
         return result
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", STATELESS)
 def test_small_hit_is_there_in_the_step_that_finds_it(model: str, ahead: bool) -> None:
     """A prompt that the device has forgotten is answered in as many steps as one that it has, and every byte is right."""
@@ -121,7 +121,7 @@ def forgotten(ahead: bool, tokens: int = 40, ranks: int = 1, model: str = "full"
     return rig
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_request_of_a_failed_load_ends_and_who_shares_its_prompt_does_not(ahead: bool, ranks: int) -> None:
     """Two requests with one prompt come in one step: one loads, the other waits, and computes what did not come."""
@@ -137,7 +137,7 @@ def test_request_of_a_failed_load_ends_and_who_shares_its_prompt_does_not(ahead:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("late", [False, True])
 def test_nobody_hits_what_was_named_behind_a_failed_load(ahead: bool, late: bool) -> None:
     """The request of a failed load is over before the failure is heard of: vLLM's pool has its blocks, and forgets them."""
@@ -152,7 +152,7 @@ def test_nobody_hits_what_was_named_behind_a_failed_load(ahead: bool, late: bool
     assert rig.void_once == {"r1"}
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 def test_nothing_is_stored_that_was_computed_behind_a_failed_load(ahead: bool) -> None:
     """What a request has computed behind a load that failed is garbage: host memory never has it."""
     rig = forgotten(ahead, 20)
@@ -167,7 +167,7 @@ def test_nothing_is_stored_that_was_computed_behind_a_failed_load(ahead: bool) -
     assert rig.loaded == 0
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", ["window", "full and window"])
 def test_engine_stops_where_vllm_cannot_be_told_of_a_failed_load(ahead: bool, model: str) -> None:
     """With several groups, or a window, vLLM has no word for it: nothing that was sampled from garbage is answered."""
@@ -180,7 +180,7 @@ def test_engine_stops_where_vllm_cannot_be_told_of_a_failed_load(ahead: bool, mo
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_connector_walks_with_loads_within_steps(model: str, ahead: bool, seed: int) -> None:
@@ -193,7 +193,7 @@ def test_connector_walks_with_loads_within_steps(model: str, ahead: bool, seed: 
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("model", STATELESS)
 @pytest.mark.parametrize("first", [False, True])
 def test_connector_walks_beside_another_with_loads_within_steps(model: str, ahead: bool, first: bool) -> None:
@@ -250,7 +250,7 @@ def test_connector_walks_with_a_small_budget(extra: Mapping[str, object], tokens
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@AHEAD
 @pytest.mark.parametrize("seed", range(4))
 def test_connector_walks_with_failing_loads_within_steps(ahead: bool, seed: int) -> None:
     """A third of the loads fail on one of two workers: their requests end, and nobody reads what was named behind them."""

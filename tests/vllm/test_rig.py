@@ -6,15 +6,12 @@ traffic, which must show the faults that a release is known to have and no other
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from attrs import evolve
 
 from tests.vllm.device import Copy
 from tests.vllm.drive import judge
 from tests.vllm.engine import RELEASE
-from tests.vllm.found import FOUND, seen
 from tests.vllm.rig import GroupSpec, Lag, Rig, WorldSpec
 from tests.vllm.traffic import QUIET, Traffic
 from tests.vllm.worlds import WORLDS, Connector
@@ -227,18 +224,3 @@ def test_drive_finds_the_known_faults_of_a_release_and_no_others(world: str) -> 
     }[fault]
 
     assert showing > len(SEEDS) // 2 if fault else showing == 0, lines
-
-
-@pytest.mark.skipif(RELEASE != "0.33.0", reason="found in 0.33.0")
-@pytest.mark.parametrize("story", FOUND, ids=[story.__name__ for story in FOUND])
-def test_found_story_still_shows_its_fault(story: Callable[[], Rig]) -> None:
-    """Each reduced story ends as it says: with wrong bytes, with an engine that falls, or without an end."""
-    expected = {
-        "loads_that_wait_for_each_other": "have not ended",
-        "state_that_is_not_counted": "ValueError: Cannot get 1 free blocks",
-        "lazy_store_without_end": "is not the last",
-        "request_behind_lazy_stores": "have not ended",
-        "text_longer_than_the_host": "have not ended",
-    }
-
-    assert expected.get(story.__name__, "reads wrong bytes") in seen(story)

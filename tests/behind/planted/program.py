@@ -1,7 +1,7 @@
 """The program of an engine's planted bugs: every bug in each seed of each of its worlds, beside as many runs without any.
 
 What comes out is a table: in how many runs a bug did harm, and in how many of these a rule fell no later, later, or not at all.
-An engine has its own way to play a run, and its own table of what `cells` and `totals` give.
+An engine has its own bugs, and its own way to play a run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -62,13 +62,13 @@ class Played:
         return "in time" if self.row.rules[self.first] <= self.row.trouble else "late"
 
 
+Play: TypeAlias = Callable[[Planted[B], str, int, int], Played]
+"""Plants a bug in a world, lets a seed run for so many steps, and takes the bug out again."""
 Found: TypeAlias = Mapping[str, Sequence[Played]]
 """The runs of each bug."""
 
 
-def runs(
-    bugs: Sequence[Planted[B]], seeds: Sequence[int], steps: int, played: Callable[[Planted[B], str, int, int], Played]
-) -> Iterator[Played]:
+def runs(bugs: Sequence[Planted[B]], seeds: Sequence[int], steps: int, played: Play[B]) -> Iterator[Played]:
     """Every run, with a line of progress for each bug."""
     began = time.monotonic()
     for number, bug in enumerate(bugs, 1):
@@ -132,12 +132,32 @@ def problems(bugs: Sequence[Planted[B]], found: Found) -> Iterator[str]:
             yield f"{bug.name}: it has fired in none of these seeds"
 
 
-def parser(program: str, about: str | None, seeds: int, steps: int, sets: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """The options of a program, whose bugs may be in several sets; how many seeds and steps there are if nothing is said."""
+def soonest(found: Sequence[Played]) -> str:
+    """A run in which a rule fell ahead of the harm by as many steps as in any; "" if none did."""
+    early = [(each.row.trouble - each.row.rules[each.first], each) for each in found if each.row.trouble and each.first]
+    if not early:
+        return ""
+    row, first = (best := max(early, key=lambda each: each[0])[1]).row, best.first or ""
+    return f"{row.world} {row.seed}: {first} at {row.rules[first]}, {row.what} at {row.trouble}"
+
+
+def markdown(bugs: Sequence[Planted[B]], found: Found, sets: Mapping[str, Collection[str]]) -> str:
+    """A row for each bug, and below the totals of each of the *sets*, which are names of bugs."""
+    lines = [
+        "| bug | what | runs | fired in | did harm in | named in time / late / never | first rule | named, harm at step |",
+        "| --- | --- | ---: | ---: | --- | --- | --- | --- |",
+        *(f"| {' | '.join([*cells(bug, own := found[bug.name]), soonest(harmful(own))])} |" for bug in bugs),
+    ]
+    chosen = {name: [bug for bug in bugs if bug.name in names] for name, names in sets.items()}
+    sums = [f"Set {name}. {totals(own, found)}" for name, own in chosen.items() if own]
+    return "\n".join([*lines, "", *sums]) + "\n"
+
+
+def parser(program: str, about: str | None, seeds: int, steps: int, sets: Collection[str]) -> argparse.ArgumentParser:
+    """The options of a program, whose bugs are in *sets*; how many seeds and steps there are if nothing is said."""
     options = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
     options.add_argument("--bugs", nargs="+", metavar="NAME", help="instead of all")
-    if sets:
-        options.add_argument("--set", choices=sets, help="instead of all: with which the watch has grown, or from outside")
+    options.add_argument("--set", choices=sets, help="instead of all: with which the watch has grown, or from outside")
     options.add_argument("--seeds", nargs="+", type=natural, default=list(range(seeds)))
     options.add_argument("--steps", type=positive, default=steps)
     options.add_argument("--json", type=target, help="write all runs there, too")
@@ -161,11 +181,26 @@ def written(program: str, file: Path, found: Sequence[Played]) -> None:
         refused(program, f"{file} cannot be written: {error.strerror} (the table is above)")
 
 
-def told(bugs: Sequence[Planted[B]], rows: Sequence[Played], markdown: Callable[[Sequence[Planted[B]], Found], str]) -> int:
+def told(bugs: Sequence[Planted[B]], rows: Sequence[Played], sets: Mapping[str, Collection[str]]) -> int:
     """Print the table of these runs, and what should not be. The exit status is 1 if there is something."""
     found = {bug.name: [each for each in rows if each.bug == bug.name] for bug in bugs}
-    print(markdown(bugs, found), end="", flush=True)
+    print(markdown(bugs, found, sets), end="", flush=True)
     wrong = list(problems(bugs, found))
     for problem in wrong:
         print(problem, file=sys.stderr)
     return bool(wrong)
+
+
+def carried_out(program: str, chosen: argparse.Namespace, sets: Mapping[str, Mapping[str, Planted[B]]], played: Play[B]) -> int:
+    """Do what was asked for. Exit status 1 where there was a problem, 130 where it was stopped; the file has what there is."""
+    known = {name: bug for which, own in sets.items() for name, bug in own.items() if chosen.set in (None, which)}
+    bugs, rows = chosen_bugs(program, known, chosen.bugs), list[Played]()
+    try:
+        for row in runs(bugs, chosen.seeds, chosen.steps, played):
+            rows.append(row)
+            if chosen.json is not None:
+                written(program, chosen.json, rows)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    return told(bugs, rows, sets)

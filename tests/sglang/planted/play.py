@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from random import Random
 
 from attrs import evolve, frozen
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
 from blocklife.watch._contents import STILL
@@ -17,6 +18,8 @@ from tests.sglang.rig import Rank, Rig
 from tests.sglang.traffic import Traffic
 from tests.sglang.worlds import WORLDS, World
 
+LOOKED_AT = ("unlocked_twice", "full", UnifiedRadixCache)
+"""A bug, a world, and the class that it changes."""
 DRAIN = 400
 """Steps that an engine has to come to rest in; one that does not stands still."""
 REST = STILL + 6

@@ -10,15 +10,13 @@ from blocklife.engines.vllm.connector._messages import StepPlan
 from blocklife.ledger import Direction, Transfer
 from blocklife.offload._lookup import Answer
 from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.connector_worlds import prompt
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+
+__all__ = ["FULL", "ROOMY", "STATE", "WINDOW", "Scene", "prompt"]
 
 FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=8), GroupSpec("mamba")
 ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=96)
-
-
-def prompt(tokens: int, start: int = 100) -> list[int]:
-    """A text that nobody else has, unless it starts alike."""
-    return list(range(start, start + tokens))
 
 
 class Scene:

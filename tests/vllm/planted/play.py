@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 from attrs import define, evolve
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_offload.base import get_offload_block_hash, get_offload_group_idx
 
 from tests.behind.planted import Bed, Planted
@@ -18,6 +19,9 @@ from tests.vllm.engine import host_manager
 from tests.vllm.rig import Rig
 from tests.vllm.watched import Trouble, driven, long_worlds, trouble_of
 from tests.vllm.worlds import TIERED, WORLDS, Lag, World
+
+LOOKED_AT = ("block_handed_out_twice", "full", BlockPool)
+"""A bug, a world, and the class that it changes."""
 
 
 def worlds() -> Mapping[str, World]:

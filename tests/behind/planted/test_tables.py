@@ -97,7 +97,7 @@ def test_runs_without_a_bug_are_in_the_worlds_of_all() -> None:
 def test_program_refuses_what_makes_no_sense(capsys: pytest.CaptureFixture[str], words: Sequence[str], told: str) -> None:
     """Before any work, with exit status 2."""
     with pytest.raises(SystemExit) as exit_:
-        chosen_bugs("planted", {bug.name: bug for bug in BUGS}, parser("planted", "", 3, 250).parse_args(words).bugs)
+        chosen_bugs("planted", {bug.name: bug for bug in BUGS}, parser("planted", "", 3, 250, ("own",)).parse_args(words).bugs)
 
     assert exit_.value.code == 2
     assert told in capsys.readouterr().err
