@@ -9,9 +9,8 @@ import pytest
 
 from tests.behind import engine_here
 from tests.behind.absent import absent
-from tests.programs import ENGINES
 
-NEED_ENGINE = {"test_planted_bugs.py"}
+NEED_ENGINE = {"test_planted_bugs.py", "test_scenarios.py"}
 
 
 def why_not(name: str) -> str | None:
@@ -20,8 +19,8 @@ def why_not(name: str) -> str | None:
         return "no engine is here (make test-vllm test-sglang)" if name in NEED_ENGINE else None
     if name not in NEED_ENGINE:
         return "it needs no engine (make unit runs it)"
-    release, made_for = import_module(f"tests.{engine}.engine").RELEASE, import_module(f"tests.{engine}.planted").MADE_FOR
-    return None if release == made_for else f"bugs are planted in {ENGINES[engine]} {made_for}"
+    why: str | None = import_module(f"tests.{engine}.conftest").out_of_place(name)
+    return why
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

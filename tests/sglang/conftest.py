@@ -12,15 +12,15 @@ import pytest
 from blocklife.engines.sglang._versions import LINKED, numbers_of
 from tests.behind.absent import absent, why_not
 
-NEED_LINKED = {"test_linker.py"}
-"""They are for the release that our linker takes."""
+NEED_LINKED = {"test_linker.py", "test_planted_bugs.py"}
+"""They are for the release that our linker takes, in which bugs are planted, too."""
 NEED_NOTHING = {"test_linker_host.py", "test_tools.py", "test_turns.py"}
 
 
 def out_of_place(name: str) -> str | None:
     """Why a test module is not for the release that is here, if it is not."""
     linked = numbers_of(importlib.metadata.version("sglang")) == numbers_of(LINKED)
-    return None if linked or name not in NEED_LINKED else f"the linker is for SGLang {LINKED}"
+    return None if linked or name not in NEED_LINKED else f"it is about SGLang {LINKED}"
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

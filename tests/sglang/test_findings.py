@@ -11,23 +11,13 @@ import sys
 
 import pytest
 
+from tests.behind.worlds import known
 from tests.programs import HANGS_S
 from tests.sglang import found
 from tests.sglang.engine import RELEASE
 from tests.sglang.nightly import main as nightly
 
-SHOWN = {
-    "aborted_while_a_copy_holds_its_memory": {"0.5.23": "Out of memory even after", "0.5.20": "Out of memory even after"},
-    "window_budget_counts_what_the_load_locks": {"0.5.23": "step 414: Out of memory."},
-    "ranks_store_different_nodes": {"0.5.23": "no request is left", "0.5.20": "no request is left"},
-    "request_goes_on_without_its_state": {"0.5.23": "in a slot which was cleared"},
-    "refused_load_leaves_a_request_without_its_state": {"0.5.23": "step 87: the first load is refused, and r000008 reads"},
-    "no_memory_for_a_state_of_a_prompt": {"0.5.23": "Can not alloc mamba cache", "0.5.20": "Can not alloc mamba cache"},
-    "state_is_kept_under_a_shorter_text": {
-        "0.5.23": "reads the wrong recent inputs of layer 0 behind 8 tokens",
-        "0.5.20": "reads the wrong recent inputs of layer 0 behind 8 tokens",
-    },
-}
+SHOWN = known("sglang")["stories"]
 """What is seen of each story, by release. In one that is not named the story shows nothing, or was not run."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from tests.behind.worlds import known
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.engine import RELEASE
 from tests.sglang.planted import FAULTS
@@ -53,20 +54,7 @@ def test_rig_does_the_same_for_the_same_seed(name: str) -> None:
 
 SEEDS = range(3)
 STEPS = 250
-KNOWN: dict[str, dict[str, str]] = {
-    "0.5.23": {"skewed": "stuck"},
-    "0.5.20": {"pages-overlap": "corrupt", "states-overlap": "corrupt"},
-    "0.5.17": {"states": "corrupt"},
-    "0.5.16": {"states": "corrupt"},
-    "0.5.14": {"pages-overlap": "corrupt", "back-tight": "corrupt", "states": "corrupt", "window-pages": "corrupt"},
-    "0.5.13.post1": {
-        "pages-overlap": "corrupt",
-        "back-tight": "corrupt",
-        "skewed": "PartedError",
-        "states": "corrupt",
-        "window-pages": "corrupt",
-    },
-}
+KNOWN = known("sglang")["worlds"]
 """What goes wrong in which world in releases with known faults; `specs/sglang.md` says which faults these are."""
 
 

@@ -2,7 +2,7 @@
 
 Goal: red and green stand where `specs/scenarios/sglang/README.md` says, and a red one is red for the reason that it says.
 Method: its table is the expectation of every case and release; each case also finds a fault that is planted in the newest
-release, under the rule that it is about; and what SGLang decides for itself ends a run as not expressible, and never as held.
+release, under the rule that it is about. Those made up for SGLang: `tests/behind/test_scenarios.py`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,24 @@ from tests.sglang.scenarios import FOLDER, NEWEST, Row, rows
 only_newest = pytest.mark.skipif(RELEASE != NEWEST, reason="faults are planted in the newest release")
 
 
-def one(steps: str, world: str = "", driver: Callable[[], SglangDriver] = SglangDriver) -> ScenarioVerdict:
+def one(steps: str, driver: Callable[[], SglangDriver] = SglangDriver) -> ScenarioVerdict:
     """A scenario made up here."""
-    head = f'id = "one"\ntitle = "one"\ntests = "safety"\n[world]\ncontract = "hold"\n{world}\n'
-    return run_scenario(parse_scenario(head + steps), driver)
+    return run_scenario(
+        parse_scenario(f'id = "one"\ntitle = "one"\ntests = "safety"\nworld.contract = "hold"\n{steps}'), driver
+    )
+
+
+BEGUN = """
+[[step]]
+do = "arrive"
+request = "a"
+prompt = "abcdefghi"
+[[step]]
+do = "step"
+[[step]]
+do = "tick"
+times = 4
+"""
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------------
@@ -180,92 +194,11 @@ def test_error_inside_sglang_says_where() -> None:
     def stumbles(rank: ScenarioRank) -> None:
         rank.tree.ongoing_write_through = None
 
-    verdict = one(f'{TWO}\n[[step]]\ndo = "tick"\ntimes = 4', driver=planted(stumbles))
+    verdict = one(BEGUN, planted(stumbles))
 
     assert verdict.outcome is Outcome.FAILED
     assert "RaisedInside: TypeError (" in verdict.message
     assert " in unified_radix_cache.py:" in verdict.message
-
-
-# --- what SGLang decides ----------------------------------------------------------------------------------------------------
-
-TWO = """
-[[step]]
-do = "arrive"
-request = "a"
-prompt = "abcdefghi"
-[[step]]
-do = "step"
-[[step]]
-do = "arrive"
-request = "b"
-prompt = "rstuvwx"
-"""
-
-
-@pytest.mark.parametrize(
-    ("step", "why"),
-    [
-        ('do = "step"\ncompute = { a = 1 }\nlet_in = ["b"]', "a step in which a computes 1 tokens (SGLang schedules 0 for it)"),
-        ('do = "step"\ncompute = { a = 3 }\nlet_in = {}', "a step in which a computes 3 tokens (SGLang schedules 1 for it)"),
-        ('do = "step"\nlet_in = { b = 6 }', "a step in which b enters with 6 tokens (SGLang schedules 4)"),
-        ('do = "step"\nsampled = { a = 2 }', "a gets 2 tokens at once"),
-        ('do = "step"\npreempt = ["a"]', "preempt (SGLang retracts where memory runs out"),
-        ('do = "lookup"\nrequest = "b"', "lookup (SGLang looks up only while it schedules"),
-        ('do = "renew"\ngeneration = "two"', "renew (SGLang has no name for its weights"),
-        ('do = "reset"', "reset while there are requests or copies (SGLang flushes only when it is idle)"),
-        ('do = "sleep"', "sleep while there are requests"),
-        ('do = "enter"\nrequest = "c"', "enter (SGLang's scheduler alone decides"),
-        ('do = "check"\nexpect.count = { stale = 0 }', "the count 'stale' (SGLang does not count it)"),
-        ('do = "report"\ncopy = "nobody"\n[[step]]\ndo = "tick"', "a report of an unknown copy"),
-        ('do = "abort"\nrequest = "a"\nexpect.nothing_left = true', "what is left right after a is aborted"),
-    ],
-)
-def test_what_sglang_decides_otherwise_is_not_expressible(step: str, why: str) -> None:
-    """With what was asked for and what SGLang does; the run does not go on as if it had."""
-    verdict = one(f"{TWO}\n[[step]]\n{step}")
-
-    assert verdict.outcome is Outcome.NOT_APPLICABLE
-    assert f"not expressible: {why}" in verdict.message
-
-
-@pytest.mark.parametrize(
-    ("land", "why"), [("fail", "a copy that fails"), ('land"\nreport = "twice', "a second report of a copy")]
-)
-def test_report_that_no_event_gives_is_not_expressible(land: str, why: str) -> None:
-    """SGLang asks events, which are reached once and never fail."""
-    out = '[[step]]\ndo = "step"\nuntil = { out = ["the store of a"] }'
-    verdict = one(f'{TWO}\n{out}\n[[step]]\ndo = "{land}"\n[[step]]\ndo = "tick"')
-
-    assert verdict.outcome is Outcome.NOT_APPLICABLE
-    assert f"not expressible: {why}" in verdict.message
-
-
-@pytest.mark.parametrize(
-    ("world", "why"),
-    [
-        ("deadline = 4", "deadline = 4 (SGLang has no deadline for copies)"),
-        ('pool = "engine"', "pool = engine"),
-        ("blocks_per_chunk = 2", "blocks_per_chunk = 2 (SGLang stores page by page)"),
-        ('groups = "full:4,swa:4:8"', "groups = full:4,swa:4:8 (the driver runs models with full attention only)"),
-        ('groups = "full:4/1"', "groups = full:4/1 (SGLang's tree has whole pages)"),
-        ("load_within_tokens = 8", "load_within_tokens = 8"),
-    ],
-)
-def test_setting_that_sglang_has_not_is_not_expressible(world: str, why: str) -> None:
-    """Before anything runs."""
-    verdict = one('[[step]]\ndo = "check"', world)
-
-    assert verdict.outcome is Outcome.NOT_APPLICABLE
-    assert f"not expressible: {why}" in verdict.message
-
-
-def test_request_that_sglang_never_admits_is_not_expressible() -> None:
-    """It keeps a page more than the request needs, so three blocks do not do for three."""
-    verdict = one(TWO, "blocks = 3")
-
-    assert verdict.outcome is Outcome.NOT_APPLICABLE
-    assert "not expressible: a in a memory of 3 blocks" in verdict.message
 
 
 def test_world_that_sglang_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,146 +206,3 @@ def test_world_that_sglang_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("tests.sglang.scenario_ranks.engine_of", lambda *_: int("none"))
     with pytest.raises(MisuseError, match=rf"^SGLang {RELEASE} refuses this world: ValueError"):
         SglangDriver().start(EngineSetup(contract="hold"))
-
-
-# --- what is asked and heard ------------------------------------------------------------------------------------------------
-
-
-def test_states_are_those_of_the_mirror_and_of_sglang() -> None:
-    """A block, its slot and its request, along the life of a store, and then of a load."""
-    verdict = one(
-        """
-        [[step]]
-        do = "arrive"
-        request = "a"
-        prompt = "abcdefghi"
-        expect.state = { a = "WAITING" }
-        expect.count = { free = 15, requests = 1, jobs_made = 0 }
-        [[step]]
-        do = "step"
-        remember = { first = "block 0 of a" }
-        expect.state = { a = "RUNNING" }
-        expect.tokens = { a = 9 }
-        expect.not_in_host = ["abcd"]
-        [[step]]
-        do = "step"
-        remember = { slot = "the slot of abcd" }
-        expect.state = { slot = "WRITING" }
-        expect.out = ["the store of a"]
-        expect.pending = true
-        expect.tokens = { a = 10 }
-        [[step]]
-        do = "land"
-        [[step]]
-        do = "tick"
-        expect.state = { slot = "READY" }
-        expect.in_host = ["abcd", "abcdefgh"]
-        expect.pending = false
-        expect.count = { ready = 2, jobs_out = 0, jobs_made = 1 }
-        [[step]]
-        do = "finish"
-        request = "a"
-        expect.state = { a = "FINISHED" }
-        [[step]]
-        do = "drain"
-        expect.count = { free = 15 }
-        expect.on_device = ["abcd", "abcdefgh"]
-        [[step]]
-        do = "empty_device"
-        expect.not_on_device = ["abcd"]
-        [[step]]
-        do = "arrive"
-        request = "b"
-        prompt = "abcdefghijk"
-        [[step]]
-        do = "step"
-        expect.hit = { b = 8 }
-        expect.hit_on_device = { b = 0 }
-        expect.loads = ["block 0 of b", "block 1 of b"]
-        expect.loaded = ["b"]
-        expect.holds = { "block 1 of b" = "abcdefgh" }
-        """
-    )
-
-    assert str(verdict) == "one: holds"
-
-
-def test_memory_that_runs_out_retracts_a_request_which_comes_back() -> None:
-    """Which of them is SGLang's choice; the state says so."""
-    verdict = one(
-        """
-        [[step]]
-        do = "arrive"
-        request = "a"
-        prompt = "abcdefghi"
-        [[step]]
-        do = "arrive"
-        request = "b"
-        prompt = "rstuvwxyz"
-        [[step]]
-        do = "step"
-        [[step]]
-        do = "step"
-        times = 4
-        [[step]]
-        do = "land"
-        [[step]]
-        do = "step"
-        until = { state = { b = "PREEMPTED" } }
-        expect.state = { a = "RUNNING" }
-        policy.has = { b = [] }
-        [[step]]
-        do = "drain"
-        [[step]]
-        do = "tick"
-        [[step]]
-        do = "finish"
-        request = "a"
-        [[step]]
-        do = "drain"
-        [[step]]
-        do = "step"
-        until = { state = { b = "RUNNING" } }
-        """,
-        "blocks = 9\nslots = 16",
-    )
-
-    assert str(verdict) == "one: holds"
-
-
-def test_host_that_is_full_refuses_and_takes_again() -> None:
-    """Nothing is stored while other content has every slot."""
-    verdict = one(
-        """
-        [[step]]
-        do = "fill_host"
-        [[step]]
-        do = "arrive"
-        request = "a"
-        prompt = "abcdefghi"
-        [[step]]
-        do = "step"
-        times = 3
-        expect.stores = []
-        expect.count = { jobs_made = 0 }
-        [[step]]
-        do = "tick"
-        [[step]]
-        do = "finish"
-        request = "a"
-        [[step]]
-        do = "free_host"
-        [[step]]
-        do = "crowd_host"
-        slots = 8
-        [[step]]
-        do = "arrive"
-        request = "b"
-        prompt = "rstuvwxyz"
-        [[step]]
-        do = "step"
-        until = { out = ["the store of b"] }
-        """
-    )
-
-    assert str(verdict) == "one: holds"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from attrs import field, frozen, validators
+
+from tests.behind.worlds import read
 
 Policy = Literal["write_through", "write_through_selective", "write_back"]
 Tree = Literal["unified", "hiradix"]
@@ -75,101 +78,6 @@ class World:
 
 
 LATE = Lag(0.5, 6)
-
-WORLDS: dict[str, World] = {
-    "full": World(
-        "Full attention under pressure, pages of one token, written through, the plain loop.",
-        WorldSpec(page_tokens=1, device_pages=72, host_pages=160, lag=LATE),
-    ),
-    "full-overlap": World(
-        "The same with overlap: a step is scheduled while the forward pass of the one before is under way.",
-        WorldSpec(page_tokens=1, device_pages=72, host_pages=160, overlap=True, lag=LATE),
-    ),
-    "pages": World(
-        "Pages of four tokens, written through, a host that is little larger than the device.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, lag=LATE),
-        busy=True,
-    ),
-    "pages-overlap": World(
-        "The same with overlap.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, overlap=True, lag=LATE),
-        busy=True,
-    ),
-    "back": World(
-        "Pages of four tokens, written back when they are evicted, to a host that is half as large again.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, policy="write_back", lag=LATE),
-        busy=True,
-    ),
-    "back-tight": World(
-        "Written back to a host that is hardly larger; up to 0.5.14 a load loses its host pages to the eviction it needs.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=26, policy="write_back", lag=LATE),
-        busy=True,
-    ),
-    "back-overlap": World(
-        "The same with overlap.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, policy="write_back", overlap=True, lag=LATE),
-        busy=True,
-    ),
-    "selective": World(
-        "Written through only what was hit twice, with overlap.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=48, policy="write_through_selective", overlap=True, lag=LATE),
-        busy=True,
-    ),
-    "ranks": World(
-        "Two ranks that agree on what has landed, with overlap.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, overlap=True, world_size=2, lag=LATE),
-        busy=True,
-    ),
-    "window": World(
-        "A layer with full attention and one with a window, whose memory is smaller, written through, with overlap.",
-        WorldSpec("swa", page_tokens=1, device_pages=96, window_pages=64, host_pages=200, overlap=True, lag=LATE),
-        busy=True,
-    ),
-    "window-pages": World(
-        "The same in pages of four tokens, in the plain loop.",
-        WorldSpec("swa", page_tokens=4, device_pages=32, window_pages=24, host_pages=64, lag=LATE),
-        busy=True,
-    ),
-    "states": World(
-        "Two layers with states and one with full attention, pages of one token, written through, the plain loop.",
-        WorldSpec("mamba", device_pages=160, host_pages=240, lag=LATE),
-        busy=True,
-    ),
-    "states-overlap": World(
-        "With overlap; a running request has two more states, which are cached in turn.",
-        WorldSpec("mamba", device_pages=160, host_pages=240, overlap=True, states="extra_buffer", state_slots=30, lag=LATE),
-        busy=True,
-    ),
-    "states-lazy": World(
-        "The same, but the second of these has memory only while it is needed.",
-        WorldSpec(
-            "mamba", device_pages=160, host_pages=240, overlap=True, states="extra_buffer_lazy", state_slots=24, lag=LATE
-        ),
-        busy=True,
-    ),
-    "states-pages": World(
-        "Pages of four tokens and a state behind each eight, in the plain loop; a running request has one more state.",
-        WorldSpec(*("mamba", 4, 40, 60), states="extra_buffer", state_slots=24, state_tokens=8, track_tokens=8, lag=LATE),
-        busy=True,
-    ),
-    "states-back": World(
-        "The first of these, written back when it is evicted.",
-        WorldSpec("mamba", device_pages=160, host_pages=240, policy="write_back", lag=LATE),
-        busy=True,
-    ),
-    "storage": World(
-        "Files behind the host, moved by SGLang's own threads; what is read again was forgotten by flushes.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=48, storage=True, lag=LATE),
-        flushes=True,
-    ),
-    "storage-back": World(
-        "The same, written back when it is evicted: from the device to the host, and from there to the files.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=48, policy="write_back", storage=True, lag=LATE),
-        flushes=True,
-    ),
-    "skewed": World(
-        "Two ranks of which one has less host memory; up to 0.5.13.post1 one waits in a collective that the other skips.",
-        WorldSpec(page_tokens=4, device_pages=24, host_pages=36, world_size=2, host_skew=8, lag=LATE),
-        busy=True,
-    ),
-}
+SETS = read(Path(__file__).with_name("worlds.toml"), World, WorldSpec, {"lag": lambda late: Lag(*late)})
+WORLDS, PLANTED = SETS["worlds"], SETS["planted"]
+"""Those of most tests, and those in which bugs are planted beside them."""

@@ -15,8 +15,9 @@ from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from tests.vllm.connector_rig import ConnectorRig, with_guesses
+from tests.vllm.connector_worlds import FULL
 from tests.vllm.engine import MINOR, RELEASE, Engine
-from tests.vllm.worlds import FULL, WORLDS, GroupSpec
+from tests.vllm.worlds import WORLDS, GroupSpec
 
 WORLD = WORLDS["full"].spec
 

@@ -10,25 +10,12 @@ from __future__ import annotations
 import pytest
 
 from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach
+from tests.behind.worlds import known
 from tests.vllm import found
 from tests.vllm.engine import RELEASE
 from tests.vllm.rig import Rig, Scheduler, WorldSpec
 
-BYTES = "reads wrong bytes"
-SHOWN = {
-    "preempted_before_it_was_computed": dict.fromkeys(("0.21.0", "0.22.1", "0.23.0", "0.33.0"), (BYTES, "I6")),
-    "partial_chunk": {"0.21.0": ("AssertionError", "I15"), **dict.fromkeys(("0.22.1", "0.23.0", "0.33.0"), (BYTES, "I6"))},
-    "hole_in_chunk": {"0.33.0": (BYTES, "I8")},
-    "reset_of_window": {**dict.fromkeys(("0.22.1", "0.23.0"), ("KeyError", "I10")), "0.33.0": (BYTES, "I8")},
-    "loads_that_wait_for_each_other": dict.fromkeys(
-        ("0.21.0", "0.22.1", "0.23.0", "0.33.0"), ("2 requests have not ended", "I12")
-    ),
-    "state_that_is_not_counted": {"0.33.0": ("Cannot get 1 free blocks", "I13")},
-    "lazy_store_without_end": {"0.33.0": ("is not the last", "I12")},
-    "request_behind_lazy_stores": dict.fromkeys(("0.21.0", "0.22.1", "0.23.0", "0.33.0"), ("1 requests have not ended", "I12")),
-    "text_longer_than_the_host": {"0.33.0": ("1 requests have not ended", "I12")},
-    "error_inside_a_prompt": {"0.33.0": (BYTES, "I8")},
-}
+SHOWN = known("vllm")["stories"]
 """What is seen of each story without the watch, and the rule that the watch names, by release. In one that is not named the
 story shows nothing, or another fault, which has been mended since."""
 

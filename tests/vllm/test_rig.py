@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from tests.behind.worlds import known
 from tests.vllm.device import Copy
 from tests.vllm.drive import judge
 from tests.vllm.engine import RELEASE
@@ -202,10 +203,7 @@ def test_rig_hands_its_scheduler_to_an_observer_before_the_first_request() -> No
 
 
 SEEDS = range(6)
-KNOWN = {
-    "0.21.0": {"full": "left behind", "window": "corrupt", "chunks": "raised", "simple": "stored twice"},
-    "0.22.1": {"window": "corrupt"},
-}
+KNOWN = known("vllm")["worlds"]
 """What goes wrong in which world in releases with known faults; elsewhere these worlds are clean."""
 
 

@@ -2,7 +2,7 @@
 
 Goal: red and green stand where `specs/scenarios/vllm/README.md` says, and a red one is red for the reason that it says. Method:
 its table is the expectation of every file, contract and release; bugs that no release has are planted in vLLM's connectors and
-must be found; and what vLLM decides for itself must end a run as not expressible, and never as held.
+must be found. Scenarios made up for vLLM: `tests/behind/test_scenarios.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from blocklife.testing.scenarios._running import (
     WRONG,
     Outcome,
     ScenarioVerdict,
-    parse_scenario,
     read_scenario,
     run_scenario,
     world_of,
@@ -41,11 +40,6 @@ def runs(name: str, contract: str) -> list[ScenarioVerdict]:
     scenario = read_scenario(FILES[name])
     chosen = [each for each in scenario.each_variant() if world_of(scenario, each).contract == contract]
     return [run_scenario(scenario, VllmDriver, each) for each in chosen]
-
-
-def one(steps: str, world: str = "") -> ScenarioVerdict:
-    """A scenario made up here."""
-    return run_scenario(parse_scenario(f'id = "one"\ntitle = "one"\ntests = "safety"\n[world]\n{world}\n{steps}'), VllmDriver)
 
 
 def said(verdict: ScenarioVerdict) -> str:
@@ -178,120 +172,11 @@ def test_error_inside_vllm_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RaisedInside: KeyError ('job 7') in " in verdict.message
 
 
-# --- what vLLM decides ------------------------------------------------------------------------------------------------------
-
-TWO = """
-[[step]]
-do = "arrive"
-request = "a"
-prompt = "abcdefghi"
-[[step]]
-do = "step"
-[[step]]
-do = "arrive"
-request = "b"
-prompt = "rstu"
-"""
-
-
-@pytest.mark.parametrize(
-    ("step", "why"),
-    [
-        ('do = "step"\ncompute = {}\nlet_in = ["b"]', "a step in which a computes 0 tokens (vLLM schedules 1 for it)"),
-        ('do = "step"\ncompute = { a = 3 }\nlet_in = {}', "a step in which a computes 3 tokens (vLLM schedules 1 for it)"),
-        ('do = "step"\nsampled = { a = 2 }', "a gets 2 tokens at once"),
-        ('do = "step"\npreempt = ["a"]', "preempt (vLLM preempts where blocks run out"),
-        ('do = "preempt"\nrequest = "a"', "preempt (vLLM preempts where blocks run out"),
-        ('do = "lookup"\nrequest = "b"', "lookup (vLLM looks up only while it schedules"),
-        ('do = "renew"\ngeneration = "two"', "renew (vLLM has no name for its weights"),
-        ('do = "sleep"', "sleep while there are requests or copies"),
-        ('do = "enter"\nrequest = "c"', "enter (vLLM's scheduler alone decides"),
-        ('do = "check"\nexpect.count = { stale = 0 }', "the count 'stale' (vLLM does not count it)"),
-    ],
-)
-def test_what_vllm_decides_otherwise_is_not_expressible(step: str, why: str) -> None:
-    """With what was asked for and what vLLM does; the run does not go on as if it had."""
-    verdict = one(f"{TWO}\n[[step]]\n{step}")
-
-    assert verdict.outcome is Outcome.NOT_APPLICABLE
-    assert f"not expressible: {why}" in verdict.message
-
-
-@pytest.mark.parametrize(
-    ("world", "why"),
-    [
-        ("deadline = 4", "deadline = 4 (vLLM has no deadline for copies)"),
-        ('pool = "engine"', "pool = engine"),
-        ('groups = "swa:4:8"\ncontract = "hold"', "SimpleCPUOffloadConnector needs a full group"),
-        ('groups = "full:4,swa:8:16"', "blocks of one size"),
-        ('mode = "lazy"', "mode = lazy (OffloadingConnector has no such setting)"),
-        ('contract = "hold"\nblocks_per_chunk = 2', "blocks_per_chunk = 2 (SimpleCPUOffloadConnector has no such setting)"),
-    ],
-)
-def test_setting_that_vllm_has_not_is_not_expressible(world: str, why: str) -> None:
-    """Before anything runs."""
-    verdict = one('[[step]]\ndo = "check"', world)
-
-    assert verdict.outcome is Outcome.NOT_APPLICABLE
-    assert "not expressible: " in verdict.message
-    assert why in verdict.message
-
-
-def test_failing_copy_is_not_expressible() -> None:
-    """vLLM's workers never say that."""
-    verdict = one(
-        f'{TWO}\n[[step]]\ndo = "step"\nuntil = {{ out = ["the store of a"] }}\n[[step]]\ndo = "fail"\n[[step]]\ndo = "tick"'
-    )
-
-    assert "not expressible: a copy that fails" in verdict.message
-
-
-def test_wait_for_what_only_who_computes_brings_is_not_expressible() -> None:
-    """The simple connector plans a store when its request computes again: in ticks it never does."""
-    verdict = one(f'{TWO}\n[[step]]\ndo = "tick"\nuntil = {{ out = ["the store of a"] }}', 'contract = "hold"')
-
-    assert "not expressible: a copy that is planned while no request computes" in verdict.message
-
-
-@pytest.mark.skipif(not RELEASE.startswith("0.33."), reason="older releases store nothing when a request has ended")
-def test_store_that_its_own_step_waits_for_is_not_expressible() -> None:
-    """The tail of a request that is over, whose block goes on in the same step: a device launches stores one step later."""
-    verdict = one(
-        """
-        [[step]]
-        do = "fill_host"
-        [[step]]
-        do = "arrive"
-        request = "a"
-        prompt = "abcdefghi"
-        [[step]]
-        do = "step"
-        [[step]]
-        do = "finish"
-        request = "a"
-        [[step]]
-        do = "free_host"
-        [[step]]
-        do = "arrive"
-        request = "b"
-        prompt = "rstuvwxyz"
-        [[step]]
-        do = "step"
-        """,
-        "blocks = 3",
-    )
-
-    assert "not expressible: a store that is launched and waited for in the step that made it" in verdict.message
-
-
 def test_release_that_was_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its name, and those that are taken."""
     monkeypatch.setattr("blocklife.testing.vllm._engine.RELEASE", "0.99.1")
     with pytest.raises(MisuseError, match=r"^vLLM 0\.99\.1: scenarios run against 0\.21\.x"):
         VllmDriver()
-
-
-# --- what is asked and heard ------------------------------------------------------------------------------------------------
 
 
 def test_engine_with_nothing_to_do_takes_no_step() -> None:
@@ -304,127 +189,3 @@ def test_engine_with_nothing_to_do_takes_no_step() -> None:
     assert found.orders.forward == ((), ())
     assert not driver.pending()
     assert driver.settle([]).loaded == ()
-
-
-def test_states_are_those_of_the_mirror_and_of_vllm() -> None:
-    """A block, its slot and its request, along the life of a store."""
-    verdict = one(
-        """
-        [[step]]
-        do = "arrive"
-        request = "a"
-        prompt = "abcdefghi"
-        expect.state = { a = "WAITING" }
-        expect.count = { free = 15, requests = 1, jobs_made = 0 }
-        [[step]]
-        do = "step"
-        remember = { first = "block 0 of a", slot = "the slot of abcd" }
-        expect.state = { a = "RUNNING", slot = "WRITING" }
-        expect.on_device = ["abcd"]
-        expect.not_in_host = ["abcd"]
-        expect.tokens = { a = 9 }
-        [[step]]
-        do = "step"
-        expect.state = { first = "IN_FLIGHT" }
-        expect.out = ["the store of a"]
-        expect.pending = true
-        [[step]]
-        do = "land"
-        [[step]]
-        do = "step"
-        expect.state = { first = "SEALED", slot = "READY" }
-        expect.in_host = ["abcd", "abcdefgh"]
-        [[step]]
-        do = "forget"
-        contents = ["abcdefgh"]
-        expect.in_host = ["abcd"]
-        expect.not_in_host = ["abcdefgh"]
-        expect.count = { ready = 1, jobs_out = 0 }
-        [[step]]
-        do = "forget_on_device"
-        contents = ["abcd"]
-        refused = "misuse"
-        [[step]]
-        do = "abort"
-        request = "a"
-        expect.state = { a = "FINISHED" }
-        [[step]]
-        do = "forget_on_device"
-        contents = ["abcd"]
-        expect.not_on_device = ["abcd"]
-        """
-    )
-
-    assert str(verdict) == "one: holds"
-
-
-def test_host_that_is_full_refuses_and_takes_again() -> None:
-    """Nothing is stored while somebody holds every slot, and what was computed meanwhile goes there afterwards."""
-    verdict = one(
-        """
-        [[step]]
-        do = "fill_host"
-        [[step]]
-        do = "arrive"
-        request = "a"
-        prompt = "abcdefghi"
-        [[step]]
-        do = "step"
-        times = 2
-        expect.stores = []
-        expect.count = { refused_stores = 2 }
-        [[step]]
-        do = "crowd_host"
-        slots = 1
-        fits = false
-        [[step]]
-        do = "free_host"
-        [[step]]
-        do = "step"
-        expect.stores = ["block 0 of a", "block 1 of a"]
-        [[step]]
-        do = "drain"
-        expect.in_host = ["abcd", "abcdefgh"]
-        [[step]]
-        do = "crowd_host"
-        slots = 8
-        expect.count = { ready = 0 }
-        """
-    )
-
-    assert str(verdict) == "one: holds"
-
-
-def test_wait_of_a_later_plan_is_not_heard_with_an_earlier_one() -> None:
-    """Asynchronous: the output of a step was made before the next step's wait ended."""
-    verdict = one(
-        """
-        [[step]]
-        do = "arrive"
-        request = "a"
-        prompt = "abcdefgh"
-        [[step]]
-        do = "step"
-        until = { out = ["the store of a"] }
-        [[step]]
-        do = "tick"
-        [[step]]
-        do = "arrive"
-        request = "b"
-        prompt = "rstuvwxy"
-        [[step]]
-        do = "finish"
-        request = "a"
-        [[step]]
-        note = "its wait is over with this step; its output comes with the next"
-        do = "step"
-        until = { flushes = ["the store of a"] }
-        expect.not_in_host = ["abcd"]
-        [[step]]
-        do = "step"
-        expect.in_host = ["abcd"]
-        """,
-        'blocks = 3\nscheduling = "async"',
-    )
-
-    assert str(verdict) == "one: holds"

@@ -29,7 +29,7 @@ from tests.behind.shelf import Command
 from tests.programs import importing, natural, positive, refused, target
 from tests.vllm.releases import CHECKSUMS, Shelf
 from tests.vllm.run import chosen_command
-from tests.vllm.worlds import WORLDS, GroupSpec, Lag, World, WorldSpec
+from tests.vllm.worlds import LONG, WORLDS, World
 
 if TYPE_CHECKING:
     from blocklife.engines.vllm.watch import Watch, WorkerWatch
@@ -259,29 +259,6 @@ def _seed(row: Row) -> str:
 # --- the long run ---------------------------------------------------------------------------------------------------------
 
 
-def long_worlds() -> Mapping[str, World]:
-    """The worlds of the long run: those in which 0.33.0 has none of the faults of `specs/vllm-findings.md`."""
-    full, window, state = GroupSpec("full"), GroupSpec("swa", window=8), GroupSpec("mamba")
-    lag = Lag(0, 4)
-    return {
-        "full": World("", WorldSpec((full,), 24, 24, max_num_batched_tokens=16, lag=lag), connector_resets=True),
-        "window": World("", WorldSpec((window,), 20, 24, max_num_batched_tokens=16, lag=lag, refusals=0.3), busy=True),
-        "hybrid": World("", WorldSpec((full, window), 40, 40, max_num_batched_tokens=16, lag=lag, refusals=0.2)),
-        "states": World("", WorldSpec((full, window, state), 60, 60, max_num_batched_tokens=16, lag=lag)),
-        "chunks": World("", WorldSpec((full,), 40, 64, max_num_batched_tokens=16, blocks_per_chunk=4, lag=lag)),
-        "sync loads": World(
-            "",
-            WorldSpec(
-                (full, window), 40, 40, max_num_batched_tokens=16, lag=lag, extra_config={"sync_load_budget_bytes": 100_000}
-            ),
-        ),
-        "simple": World(
-            "", WorldSpec((full,), 32, 48, max_num_batched_tokens=16, connector="simple", lag=Lag(1, 4)), busy=True
-        ),
-        "simple hybrid": World("", WorldSpec((full, window), 48, 48, 8, 16, connector="simple", lag=Lag(1, 4))),
-    }
-
-
 def logged(log: Path) -> list[int]:
     """The steps of each run that a log tells of; none where it is not there. What is no log is refused."""
     if not log.exists():
@@ -312,7 +289,7 @@ def long_run(steps: int, first_seed: int, log: Path | None, done: Sequence[int])
     total, number, began, told = sum(done), len(done), time.monotonic(), 0.0
     if done:
         print(f"goes on behind {total} steps in {number} runs ({log})", file=sys.stderr)
-    worlds, first, line, silent = list(long_worlds().items()), total, "", True
+    worlds, first, line, silent = list(LONG.items()), total, "", True
     with contextlib.ExitStack() as stack:
         out = sys.stdout if log is None else stack.enter_context(log.open("a", encoding="utf-8"))
         while total < steps and silent:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from attrs import field, frozen, validators
+
+from tests.behind.worlds import read
 
 Kind = Literal["full", "swa", "local", "mamba"]
 Connector = Literal["offloading", "simple", "blocklife"]
@@ -99,8 +102,8 @@ class WorldSpec:
 class World:
     """A spec with a name, what it is for, and what its traffic does beyond the ordinary."""
 
-    about: str
-    spec: WorldSpec
+    about: str = ""
+    spec: WorldSpec = WorldSpec()
     connector_resets: bool = False
     """Whether resets of the prefix cache may reach the host tier too, with copies out."""
     busy: bool = False
@@ -109,104 +112,18 @@ class World:
     """Whether requests with the same tokens differ in their salt, their adapter, or an image."""
 
 
-FULL = GroupSpec("full")
-WINDOW = GroupSpec("swa", window=8)
-STATE = GroupSpec("mamba")
-_LAG = Lag(0, 4)
+def group(text: str) -> GroupSpec:
+    """A group as a file spells it: ``full``, ``mamba``, ``swa:4:8``; its kind, the tokens of a block, and a window."""
+    kind, *sizes = text.split(":")
+    return GroupSpec(kind, *map(int, sizes))  # type: ignore[arg-type]  # it is checked
 
-TIERED: dict[str, World] = {
-    "below": World(
-        "A host tier with files below it, which is smaller than what is asked for, and resets that include it.",
-        WorldSpec((FULL,), 24, 16, max_num_batched_tokens=16, lag=_LAG, below=Lag(0, 5)),
-        connector_resets=True,
-        busy=True,
-    ),
-    "below-faults": World(
-        "The same on a bad disk, with asynchronous scheduling and two workers.",
-        WorldSpec((FULL,), 24, 16, 8, 16, async_scheduling=True, world_size=2, lag=_LAG, below=Lag(0, 5), file_faults=0.1),
-        busy=True,
-    ),
-    "below-window": World(
-        "Files below a host that refuses stores, and a window.",
-        WorldSpec((WINDOW,), 20, 16, max_num_batched_tokens=16, lag=_LAG, below=Lag(0, 5), refusals=0.2),
-        busy=True,
-    ),
-    "below-hybrid": World(
-        "Files below the host, a full-attention group and a window.",
-        WorldSpec((FULL, WINDOW), 40, 28, max_num_batched_tokens=16, lag=_LAG, below=Lag(0, 5), file_faults=0.02),
-    ),
-    "below-threads": World(
-        "Files below a roomy host, moved by the tier's own threads: what is read again was forgotten by resets.",
-        WorldSpec((FULL,), 24, 400, max_num_batched_tokens=16, lag=_LAG, below=Lag(), file_threads=True),
-        connector_resets=True,
-    ),
-}
-"""Worlds of 0.33.0 with its file-system tier below the host."""
 
-WORLDS: dict[str, World] = {
-    "full": World(
-        "One full-attention group under pressure; in 0.21.0 the last step leaves copies behind.",
-        WorldSpec((FULL,), num_gpu_blocks=24, host_blocks=24, max_num_batched_tokens=16, lag=_LAG),
-    ),
-    "full-async": World(
-        "The same with asynchronous scheduling and two workers.",
-        WorldSpec((FULL,), 24, 24, max_num_batched_tokens=16, async_scheduling=True, world_size=2, lag=_LAG),
-    ),
-    "window": World(
-        "A sliding window and a host tier that refuses stores; up to 0.22.1 blocks are stored that have a new tenant.",
-        WorldSpec((WINDOW,), num_gpu_blocks=20, host_blocks=24, max_num_batched_tokens=16, lag=_LAG, refusals=0.3),
-        busy=True,
-    ),
-    "window-async": World(
-        "The same with asynchronous scheduling and two workers.",
-        WorldSpec((WINDOW,), 28, 24, max_num_batched_tokens=16, async_scheduling=True, world_size=2, lag=_LAG, refusals=0.3),
-        busy=True,
-    ),
-    "chunks": World(
-        "Chunks of four blocks that straddle the edge of a window; in 0.21.0 the sizes of a job count its null blocks.",
-        WorldSpec((WINDOW,), 400, 400, 4, 4, blocks_per_chunk=4, dense_retention=True, lag=_LAG),
-        busy=True,
-    ),
-    "chunks-tight": World(
-        "The same in a small pool: where a block inside a chunk is handed out again, those behind it move (0.33.0 too).",
-        WorldSpec((WINDOW,), 40, 64, max_num_batched_tokens=16, blocks_per_chunk=4, lag=_LAG),
-        busy=True,
-    ),
-    "chunks-hybrid": World(
-        "Chunks of two blocks, a window of three: a chunk that is stored in part counts as a hit for all of it (0.33.0 too).",
-        WorldSpec((FULL, GroupSpec("swa", window=12)), 64, 64, max_num_batched_tokens=16, blocks_per_chunk=2, lag=_LAG),
-        busy=True,
-    ),
-    "simple": World(
-        "SimpleCPUOffload, eager; in 0.21.0 blocks are stored again while their store is in flight.",
-        WorldSpec((FULL,), 32, 48, max_num_batched_tokens=16, connector="simple", lag=Lag(1, 4)),
-        busy=True,
-    ),
-    "simple-hybrid": World(
-        "SimpleCPUOffload with a full-attention group and a window, asynchronous scheduling and two workers.",
-        WorldSpec((FULL, WINDOW), 48, 48, 8, 16, async_scheduling=True, world_size=2, connector="simple", lag=Lag(1, 4)),
-    ),
-    "hybrid": World(
-        "A full-attention group and a window; up to 0.23.0 a loading request may get a block that it also hits.",
-        WorldSpec((FULL, WINDOW), 40, 40, max_num_batched_tokens=16, lag=_LAG, refusals=0.2),
-    ),
-    "hybrid-roomy": World(
-        "The same groups with room for all, so that loads come from resets of the device's cache only.",
-        WorldSpec((FULL, WINDOW), 400, 400, max_num_batched_tokens=32, lag=_LAG),
-    ),
-    "states": World(
-        "All three kinds of group; releases before 0.23.0 refuse it, and 0.23.0 takes a state for one that it has not.",
-        WorldSpec((FULL, WINDOW, STATE), 60, 60, max_num_batched_tokens=16, lag=_LAG),
-    ),
-    "resets": World(
-        "Resets that include the host tier while copies are out; up to 0.23.0 they forget the jobs of live requests.",
-        WorldSpec((FULL, WINDOW), 40, 40, max_num_batched_tokens=16, async_scheduling=True, lag=_LAG),
-        connector_resets=True,
-    ),
-    "resets-window": World(
-        "The same with a window and dense retention: what is stored again after a reset may have a new tenant (0.33.0 too).",
-        WorldSpec((WINDOW,), 24, 64, max_num_batched_tokens=16, dense_retention=True, lag=_LAG),
-        connector_resets=True,
-        busy=True,
-    ),
-}
+_LAG = lambda ends: Lag(*ends)  # noqa: E731
+SETS = read(
+    Path(__file__).with_name("worlds.toml"),
+    World,
+    WorldSpec,
+    {"groups": lambda texts: tuple(map(group, texts)), "lag": _LAG, "below": _LAG},
+)
+WORLDS, TIERED, LONG, PLANTED = SETS["worlds"], SETS["tiered"], SETS["long"], SETS["planted"]
+"""Those of most tests; of 0.33.0 with its file-system tier below the host; of the long run; those in which bugs are planted."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from random import Random
 
-from attrs import evolve, frozen
+from attrs import frozen
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
@@ -16,7 +16,7 @@ from tests.behind.planted.program import Played
 from tests.sglang.planted import Bed
 from tests.sglang.rig import Rank, Rig
 from tests.sglang.traffic import Traffic
-from tests.sglang.worlds import WORLDS, World
+from tests.sglang.worlds import PLANTED, WORLDS, World
 
 LOOKED_AT = ("unlocked_twice", "full", UnifiedRadixCache)
 """A bug, a world, and the class that it changes."""
@@ -41,12 +41,7 @@ class Row:
 
 def worlds() -> Mapping[str, World]:
     """The worlds that have a name, and some that differ from them for the sake of a bug."""
-    known = dict(WORLDS)
-    for name, of in (("core", "pages"), ("core-back-tight", "back-tight")):
-        known[name] = evolve(WORLDS[of], spec=evolve(WORLDS[of].spec, core="python"))
-    known["flushes"] = evolve(WORLDS["pages"], flushes=True)
-    known["storage-tight"] = evolve(WORLDS["storage"], spec=evolve(WORLDS["storage"].spec, host_pages=26))
-    return known
+    return WORLDS | PLANTED
 
 
 def played(bug: Planted[Bed], world: str, seed: int, steps: int) -> Played:

@@ -17,8 +17,8 @@ from tests.behind.planted.program import Played
 from tests.vllm.device import Memory, Text, Words
 from tests.vllm.engine import host_manager
 from tests.vllm.rig import Rig
-from tests.vllm.watched import Trouble, driven, long_worlds, trouble_of
-from tests.vllm.worlds import TIERED, WORLDS, Lag, World
+from tests.vllm.watched import Trouble, driven, trouble_of
+from tests.vllm.worlds import PLANTED, TIERED, WORLDS, World
 
 LOOKED_AT = ("block_handed_out_twice", "full", BlockPool)
 """A bug, a world, and the class that it changes."""
@@ -26,21 +26,7 @@ LOOKED_AT = ("block_handed_out_twice", "full", BlockPool)
 
 def worlds() -> Mapping[str, World]:
     """The worlds that have a name, and some that differ from them for the sake of a bug."""
-    long = long_worlds()
-    two = evolve(long["sync loads"].spec, world_size=2)
-    more = {
-        "lazy": evolve(WORLDS["simple"], spec=evolve(WORLDS["simple"].spec, extra_config={"lazy_offload": True})),
-        "states-again": long["states"],
-        "chunks-full": long["chunks"],
-        "full-resets": long["full"],
-        "sync-loads": long["sync loads"],
-        "sync-loads-of-two": evolve(long["sync loads"], spec=two),
-        "differs": evolve(WORLDS["full"], spec=evolve(WORLDS["full"].spec, encoder_tokens=64), busy=True, differs=True),
-    }
-    known = WORLDS | TIERED | more
-    for name in ("full", "full-async", "window", "simple"):
-        known[f"{name}-tight"] = evolve(known[name], spec=evolve(known[name].spec, host_blocks=8, lag=Lag(1, 6)))
-    return known
+    return WORLDS | TIERED | PLANTED
 
 
 def played(bug: Planted[Bed], world: str, seed: int, steps: int) -> Played:
