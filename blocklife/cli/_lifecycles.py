@@ -18,9 +18,10 @@ from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.errors import MisuseError
 from blocklife.lifecycle import Lifecycle, Table
 from blocklife.states import MACHINES
+from blocklife.stores._states import STORE_MACHINES
 
 ALL = "all"
-OURS = {**MACHINES, **REQUEST_MACHINES}
+OURS = {**MACHINES, **REQUEST_MACHINES, **STORE_MACHINES}
 
 
 def tables_named(names: Sequence[str]) -> dict[str, Table]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import enum
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
 
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from blocklife.copiers._faults import FaultRates
-    from blocklife.engines.toy._below import BelowOptions, BelowReport
-    from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
+    from blocklife.engines.toy._below import BelowReport
+    from blocklife.engines.toy._options import BelowOptions, ReplayOptions
+    from blocklife.engines.toy._replay import Replay, ReplayReport
     from blocklife.engines.toy._workload import WorkloadRequest
     from blocklife.stores import StoreFaultRates
 
@@ -65,48 +67,21 @@ examples:
 
 def add_options(parser: Parser) -> None:
     """Its options."""
-    from blocklife.engines.toy._replay import ReplayOptions
+    from blocklife.engines.toy._options import BelowOptions, ReplayOptions
 
     parser.describe(
         "Replay a workload through a paged KV cache with host offload, in which every block, slot, job and request "
         "is an explicit state machine. Every block that a step reads is verified.",
         _REPLAY_EXAMPLES,
     )
-    defaults = ReplayOptions()
     add = parser.add_argument
     add("workload", nargs="?", type=file, metavar="WORKLOAD", help="JSON lines; - is standard input (default: generate one)")
     add("--requests", type=whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
-    sizes: tuple[tuple[str, str], ...] = (
-        ("gpu-blocks", "blocks on the device, the null block included"),
-        ("host-slots", "slots in host memory; a slot holds one chunk"),
-        ("block-bytes", "bytes of a block"),
-        ("workers", "ranks; each has its own memory and copies its share of every job"),
-        ("step-tokens", "maximum number of tokens that a step computes"),
-        ("max-running", "requests that run or load at the same time"),
-        ("link-blocks", "blocks that --copier cpu moves in a step, per direction; other copiers have no such limit"),
-        ("max-jobs", "maximum number of outstanding jobs"),
-        ("deadline", "deadline of a job, in steps"),
-    )
-    for name, meaning in sizes:
-        default = getattr(defaults, name.replace("-", "_"))
-        add(f"--{name}", type=whole, metavar="N", default=default, help=f"{meaning} (default {default})")
-    _add_groups(parser)
-    _add_copies(parser)
-    _add_below(parser)
-    add(
-        "--seed",
-        type=whole,
-        default=0,
-        metavar="N",
-        help="seed of faults, aborts, sampling and the generated workload (default 0)",
-    )
-    add(
-        "--speed",
-        type=number,
-        metavar="MS",
-        help="milliseconds of workload time per step (default: all requests arrive at once)",
-    )
-    add("--verify", type=number, default=1.0, metavar="SHARE", help="share of the blocks read that are verified (default 1)")
+    for each in _declared(ReplayOptions):
+        _add(parser, each)
+        if each.name == "below":
+            for one in _declared(BelowOptions):
+                _add(parser, one, default=None)  # to be told from an option that is given
     add(
         "--record",
         type=file,
@@ -119,106 +94,37 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=_replay)
 
 
-def _add_groups(parser: Parser) -> None:
-    """What the model is like, and how it is offloaded."""
-    from blocklife.engines.toy._replay import DEFAULT_BLOCK_TOKENS
-    from blocklife.offload import Mode
-    from blocklife.offload.replacement import BUILT_IN
-
-    add = parser.add_argument
-    add(
-        "--groups",
-        metavar="GROUPS",
-        help="full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK, in tokens, with commas between; blocks divide 512",
-    )
-    add(
-        "--block-tokens",
-        type=whole,
-        metavar="N",
-        help=f"short for --groups full:N (default {DEFAULT_BLOCK_TOKENS}; not together with --groups)",
-    )
-    add("--blocks-per-chunk", type=whole, default=1, metavar="N", help="blocks that are offloaded as one (default 1)")
-    add(
-        "--mode",
-        choices=names_of(Mode),
-        default="eager",
-        help="store chunks as they fill, or when they are about to be evicted (default eager)",
-    )
-    add("--async", dest="asynchronous", action="store_true", help="plan each step while the previous one runs")
-    add("--policy", choices=BUILT_IN, default="lru", help="eviction policy of the host tier (default lru)")
+def _declared(options: type[ReplayOptions | BelowOptions]) -> list[attrs.Attribute[object]]:
+    """The options that are declared with their words."""
+    return [each for each in attrs.fields(options) if "words" in each.metadata]
 
 
-def _add_copies(parser: Parser) -> None:
-    """Who copies, and what may happen meanwhile."""
-    from blocklife.engines.toy._replay import COPIERS
-    from blocklife.ledger import Checking, Contract
-
-    add = parser.add_argument
-    add(
-        "--copier",
-        choices=COPIERS,
-        default="cpu",
-        help="what moves the bytes: cpu between numpy arrays, torch between CPU tensors and host memory, cuda between the "
-        "current GPU and pinned host memory (default cpu)",
-    )
-    add(
-        "--contract",
-        choices=names_of(Contract),
-        default="fence",
-        help="what may happen to a block that a copy reads (default fence)",
-    )
-    add(
-        "--checking",
-        choices=names_of(Checking),
-        default="strict",
-        help="what happens when a rule is broken (default strict: stop)",
-    )
-    add(
-        "--faults",
-        nargs="?",
-        const="default",
-        metavar="RATES",
-        help="inject faults: fail, late, twice, reorder, never=SHARE of copies; with --below also below_fail, below_slow, "
-        "below_hang, below_cut, below_flip, below_lose=SHARE of entries",
-    )
-    add(
-        "--abort",
-        type=number,
-        metavar="SHARE",
-        help="share of requests that are aborted (default 0; 0.02 with --faults)",
-    )
+def _flag(each: attrs.Attribute[object]) -> str:
+    return each.metadata["flag"] or "--" + each.name.replace("_", "-")
 
 
-def _add_below(parser: Parser) -> None:
-    """The tier below host memory."""
-    from blocklife.engines.toy._below import BelowOptions
-    from blocklife.offload import Demote
+def _add(parser: Parser, each: attrs.Attribute[object], **more: object) -> None:
+    """Give the parser an option as it is declared."""
+    default, given = each.default, {"dest": each.name, "default": each.default, **each.metadata["words"]}
+    if isinstance(default, bool):
+        given["action"] = "store_true"
+    elif isinstance(default, enum.Enum):
+        given["choices"], given["default"] = names_of(type(default)), default.name.lower()
+    if default is not None and default is not False and "(default" not in given["help"]:
+        shown = f"{default:g}" if isinstance(default, float) else given["default"]
+        given["help"] += f" (default {shown})"
+    if "type" in given:
+        given["type"] = {int: whole, float: number}[given["type"]]
+    parser.add_argument(_flag(each), **{**given, **more})
 
-    wait, slots = (getattr(attrs.fields(BelowOptions), name).default for name in ("wait", "slots"))
-    add = parser.add_argument
-    add(
-        "--below",
-        metavar="STORE",
-        help="keep content below host memory, too: fs:DIR, fs:DIR:BYTES, mooncake:HOST:PORT or package.module:factory "
-        "(default: nowhere)",
-    )
-    add(
-        "--demote",
-        choices=names_of(Demote),
-        help="with --below: when host memory is copied there: as it is stored, before it is evicted, or never (default eager)",
-    )
-    add(
-        "--below-wait",
-        type=whole,
-        metavar="STEPS",
-        help=f"with --below: steps that a request waits for content from there (default {wait})",
-    )
-    add(
-        "--below-slots",
-        type=whole,
-        metavar="N",
-        help=f"with --below: slots that are copied at once, in each direction (default {slots})",
-    )
+
+def _given(args: argparse.Namespace, options: type[ReplayOptions | BelowOptions]) -> dict[str, Any]:
+    """What the command line says of each option; choices as members of their enumerations."""
+    values = {each: getattr(args, each.name) for each in _declared(options)}
+    return {
+        each.name: type(each.default)[value.upper()] if value and isinstance(each.default, enum.Enum) else value
+        for each, value in values.items()
+    }
 
 
 def _replay(args: argparse.Namespace) -> int:
@@ -281,39 +187,13 @@ def _clock() -> Callable[[], int]:
 
 
 def _options(args: argparse.Namespace) -> ReplayOptions:
-    from blocklife.engines.toy._replay import ReplayOptions
-    from blocklife.ledger import Checking, Contract
-    from blocklife.offload import Mode
+    from blocklife.engines.toy._options import ReplayOptions
 
     if args.requests is not None and args.requests < 1:
         raise MisuseError(f"--requests must be at least 1, not {args.requests}")
     faults, store_faults = _faults(args.faults, below=args.below is not None)
-    return ReplayOptions(
-        gpu_blocks=args.gpu_blocks,
-        host_slots=args.host_slots,
-        block_bytes=args.block_bytes,
-        block_tokens=args.block_tokens,
-        groups=args.groups,
-        blocks_per_chunk=args.blocks_per_chunk,
-        mode=Mode[args.mode.upper()],
-        asynchronous=args.asynchronous,
-        policy=args.policy,
-        workers=args.workers,
-        copier=args.copier,
-        step_tokens=args.step_tokens,
-        max_running=args.max_running,
-        link_blocks=args.link_blocks,
-        max_jobs=args.max_jobs,
-        deadline=args.deadline,
-        contract=Contract[args.contract.upper()],
-        checking=Checking[args.checking.upper()],
-        faults=faults,
-        below=_below(args, store_faults),
-        abort=args.abort,
-        seed=args.seed,
-        speed=args.speed,
-        verify=args.verify,
-    )
+    given = _given(args, ReplayOptions)
+    return ReplayOptions(**{**given, "faults": faults, "below": _below(args, store_faults)})
 
 
 def _faults(text: str | None, *, below: bool) -> tuple[FaultRates | None, StoreFaultRates | None]:
@@ -338,17 +218,15 @@ def _faults(text: str | None, *, below: bool) -> tuple[FaultRates | None, StoreF
 
 def _below(args: argparse.Namespace, faults: StoreFaultRates | None) -> BelowOptions | None:
     """The tier below; None without one."""
-    from blocklife.engines.toy._below import BelowOptions
-    from blocklife.offload import Demote
+    from blocklife.engines.toy._options import BelowOptions
 
-    demote = None if args.demote is None else Demote[args.demote.upper()]
-    given = {"demote": demote, "wait": args.below_wait, "slots": args.below_slots}
-    named = {name: value for name, value in given.items() if value is not None}
+    named = {name: value for name, value in _given(args, BelowOptions).items() if value is not None}
     if args.below is not None:
         return BelowOptions(store=args.below, faults=faults, **named)
-    for name in named:
-        option = "--demote" if name == "demote" else f"--below-{name}"
-        raise MisuseError(f"{option} configures the tier below host memory, and no store is named for it (add --below)")
+    for each in _declared(BelowOptions):
+        if each.name in named:
+            why = "configures the tier below host memory, and no store is named for it (add --below)"
+            raise MisuseError(f"{_flag(each)} {why}")
     return None
 
 

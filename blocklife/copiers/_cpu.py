@@ -31,7 +31,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from blocklife.copiers._protocol import check_sizes
+from blocklife.copiers._protocol import check_launch, check_sizes
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
 from blocklife.ledger.records import ON_DEVICE, Completion, Direction, Ids, JobId, Result, Transfer, Worker
@@ -45,15 +45,15 @@ _SLAB_BYTES = 1 << 20
 _OTHER = {Direction.STORE: Direction.LOAD, Direction.LOAD: Direction.STORE}
 
 
-@attrs.frozen
+@attrs.define
 class CpuStatistics:
     """What a `CpuCopier` has done so far."""
 
-    num_launched: int
-    num_landed: int
-    num_failed: int
-    num_blocks_moved: int
-    last_error: str
+    num_launched: int = 0
+    num_landed: int = 0
+    num_failed: int = 0
+    num_blocks_moved: int = 0
+    last_error: str = ""
     """Why the latest failed job failed; empty if none did."""
 
 
@@ -112,8 +112,7 @@ class CpuCopier:
         self._turn = Direction.STORE
         self._closing = False
         self._ended = False
-        self._num_launched = self._num_landed = self._num_failed = self._num_blocks_moved = 0
-        self._last_error = ""
+        self._counts = CpuStatistics()
 
         self._thread = threading.Thread(target=self._run, name=f"blocklife-copier-{worker}", daemon=True)
         self._thread.start()
@@ -133,12 +132,9 @@ class CpuCopier:
         job = transfer.job
         source, target = np.array(transfer.source), np.array(transfer.target)
         with self._changed:
-            if self._closing:
-                raise MisuseError(f"job {job}: cannot LAUNCH while the copier is CLOSED (make a new copier)")
-            if job in self._out:
-                raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
-            self._num_launched += 1
-            share = _CpuShare(self._num_launched, job, source, target)
+            check_launch(job, self._out, closed=self._closing)
+            self._counts.num_launched += 1
+            share = _CpuShare(self._counts.num_launched, job, source, target)
             if self._pace is None:
                 share.granted = len(source)
             self._queues[transfer.direction].append(share)
@@ -192,13 +188,7 @@ class CpuCopier:
     def statistics(self) -> CpuStatistics:
         """Counts since the start."""
         with self._changed:
-            return CpuStatistics(
-                num_launched=self._num_launched,
-                num_landed=self._num_landed,
-                num_failed=self._num_failed,
-                num_blocks_moved=self._num_blocks_moved,
-                last_error=self._last_error,
-            )
+            return attrs.evolve(self._counts)
 
     def _settle(self) -> None:
         """If paced: wait until all granted blocks have moved, so that the next grant finds the same queues in every run."""
@@ -216,7 +206,7 @@ class CpuCopier:
                 pass
         except BaseException as error:  # if the thread dies, no waiter and no job may be left behind
             with self._changed:
-                self._last_error = f"the copying thread died: {error!r}"
+                self._counts.last_error = f"the copying thread died: {error!r}"
         finally:
             with self._changed:
                 self._ended = True
@@ -252,9 +242,9 @@ class CpuCopier:
 
     def _account(self, direction: Direction, share: _CpuShare, moved: int, error: str) -> None:
         with self._changed:
-            self._num_blocks_moved += moved - share.moved
+            self._counts.num_blocks_moved += moved - share.moved
             share.moved = moved
-            self._last_error = error or self._last_error
+            self._counts.last_error = error or self._counts.last_error
             if error or moved == len(share.source):
                 self._queues[direction].popleft()
                 self._land(share, Result.FAILED if error else Result.OK)
@@ -262,8 +252,8 @@ class CpuCopier:
 
     def _land(self, share: _CpuShare, result: Result) -> None:
         self._out.discard(share.job)
-        self._num_landed += 1
-        self._num_failed += result is Result.FAILED
+        self._counts.num_landed += 1
+        self._counts.num_failed += result is Result.FAILED
         self._landed.append((share.order, Completion(share.job, self._worker, result)))
 
     def _fail_all(self) -> None:

@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from attrs import define, evolve, frozen
@@ -57,40 +57,6 @@ class ForwardError(BlocklifeError):
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
-
-
-@frozen(eq=False)
-class _Execute:
-    plan: Plan
-    work: object
-
-
-@frozen
-class _RankWait:
-    jobs: tuple[JobId, ...]
-
-
-@frozen
-class _Forget:
-    jobs: tuple[JobId, ...]
-
-
-@frozen
-class _Tell:
-    """Report, without a plan."""
-
-
-@frozen(eq=False)
-class _Ask:
-    question: object
-
-
-@frozen
-class _Close:
-    """Drain and end."""
-
-
-_Message: TypeAlias = _Execute | _RankWait | _Forget | _Tell | _Ask | _Close
 
 
 @frozen(eq=False)
@@ -239,7 +205,7 @@ class Ranks(Executor):
         Raises errors of the forward pass on this rank, and ForwardError if it raised on another; no report is lost by that.
         Never execute a plan twice. Next: `take_losses`, and settle the plan.
         """
-        number = self._say(_Execute(plan, work))
+        number = self._say("execute", plan, work)
         results: dict[Worker, object] = {}
         try:
             self._keep(Worker(0), self._own.execute(plan, forward))
@@ -255,25 +221,25 @@ class Ranks(Executor):
         """Block until these jobs are quiet on every rank that is not lost; a rank that does not confirm in time is lost."""
         wanted = tuple(jobs)
         if wanted:
-            self._everywhere(_RankWait(wanted), lambda: self._own.wait(wanted))
+            self._everywhere(lambda: self._own.wait(wanted), "wait", wanted)
 
     def report(self) -> JointReport:
         """The jobs launched and landed on all ranks since the last report."""
-        self._everywhere(_Tell(), lambda: self._keep(Worker(0), self._own.report()))
+        self._everywhere(lambda: self._keep(Worker(0), self._own.report()), "report")
         return self._take({})
 
     def forget(self, jobs: Iterable[JobId]) -> None:
         """Drop shares that were proven quiet and will never be reported, on every rank."""
         over = tuple(jobs)
         if over:
-            self._everywhere(_Forget(over), lambda: self._own.forget(over))
+            self._everywhere(lambda: self._own.forget(over), "forget", over)
 
     def ask(self, question: object) -> dict[Worker, object]:
         """Send a question of the engine to every other rank; returns the answers of those that are not lost.
 
         Raises ForwardError if answering raised.
         """
-        answers = {worker: answer.result for worker, answer in self._hear(self._say(_Ask(question)))}
+        answers = {worker: answer.result for worker, answer in self._hear(self._say("answer", question))}
         self._raise_errors()
         return answers
 
@@ -305,11 +271,11 @@ class Ranks(Executor):
         """Drain every rank, and end the others' `serve`. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._everywhere(_Close(), self._own.close)
+            self._everywhere(self._own.close, "close")
 
-    def _everywhere(self, message: _Message, here: Callable[[], None]) -> None:
+    def _everywhere(self, here: Callable[[], None], verb: str, *given: object) -> None:
         """Do something on all ranks at once. A rank that fails is lost, because the state of its copies is unknown."""
-        number = self._say(message)
+        number = self._say(verb, *given)
         try:
             here()
         finally:
@@ -318,10 +284,10 @@ class Ranks(Executor):
                 self._lose(self._ranks[error.worker - 1], error.why)
             self._errors = []
 
-    def _say(self, message: _Message) -> int:
-        """Send one message to every rank that is not lost; returns its number."""
+    def _say(self, verb: str, *given: object) -> int:
+        """Send one message to every rank that is not lost, a verb of `_obey` with what it is given; returns its number."""
         self._number += 1
-        payload = pickle.dumps((self._number, message), protocol=pickle.HIGHEST_PROTOCOL)
+        payload = pickle.dumps((self._number, verb, *given), protocol=pickle.HIGHEST_PROTOCOL)
         for rank in self._ranks:
             if not rank.lost:
                 try:
@@ -405,9 +371,9 @@ def serve(
     """
     try:
         while True:
-            number, message = pickle.loads(link.receive(PATIENCE_S))
-            link.send(_packed(_obey(executor, number, message, work, answer)), TIMEOUT_S)
-            if isinstance(message, _Close):
+            number, verb, *given = pickle.loads(link.receive(PATIENCE_S))
+            link.send(_packed(_obey(executor, number, verb, given, work, answer)), TIMEOUT_S)
+            if verb == "close":
                 return
     finally:
         executor.close()
@@ -416,27 +382,29 @@ def serve(
 def _obey(
     executor: Executor,
     number: int,
-    message: _Message,
+    verb: str,
+    given: list[Any],
     work: Callable[[object], object],
     answer: Callable[[object], object] | None,
 ) -> _RankAnswer:
     report, error = Report((), ()), ""
     results: list[object] = []
     try:
-        match message:
-            case _Execute():
-                report = executor.execute(message.plan, lambda: results.append(work(message.work)))
-            case _RankWait():
-                executor.wait(message.jobs)
-            case _Forget():
-                executor.forget(message.jobs)
-            case _Tell():
+        match verb:
+            case "execute":
+                plan, asked = given
+                report = executor.execute(plan, lambda: results.append(work(asked)))
+            case "report":
                 report = executor.report()
-            case _Ask():
+            case "answer":
                 if answer is None:
                     raise MisuseError("this rank does not answer questions (give serve an answer)")
-                results.append(answer(message.question))
-            case _Close():
+                results.append(answer(*given))
+            case "wait":
+                executor.wait(*given)
+            case "forget":
+                executor.forget(*given)
+            case "close":
                 executor.close()
     except Exception as problem:  # any error must be reported to rank 0
         error = f"{type(problem).__name__}: {problem}"

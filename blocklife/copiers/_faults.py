@@ -1,9 +1,6 @@
 """A copier that injects reproducible faults into another one.
 
-*Theory.* The faults of a job are drawn once, when it is launched, from the seed, the worker and the job's id, independent of
-timing and of other jobs. So the same jobs get the same faults in every run, and shortening a run does not change the faults of
-the remaining jobs. All numbers are drawn for every job, whatever the rates, so that raising one rate leaves the other faults
-where they were.
+*Theory.* The faults of a job are drawn when it is launched (`_planting`): those of its number, on this worker.
 
 =========  ==============================================================  =============================
 fault      what really happens to the bytes                                what is reported
@@ -24,17 +21,17 @@ The places are the blocks of a `Copier`, and the slots of a `TierCopier`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import attrs
 import numpy as np
 
-from blocklife.copiers._rates import PlantedRates, share
+from blocklife.copiers._planting import PlantedRates, Planter, share
+from blocklife.copiers._protocol import AnyCopier, check_launch
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, JobId, Result, TierTransfer, Transfer, Worker
 
 TransferT = TypeVar("TransferT", bound=Transfer | TierTransfer)
-MovedT = TypeVar("MovedT", bound=Transfer | TierTransfer, contravariant=True)
 
 
 @attrs.frozen(str=False)
@@ -56,20 +53,20 @@ class FaultRates(PlantedRates):
         return cls(fail=0.02, late=0.02, twice=0.02, reorder=0.02, never=0.01)
 
 
-@attrs.frozen
+@attrs.define
 class FaultStatistics:
     """The number of jobs with each fault so far."""
 
-    num_launched: int
-    num_failed: int
+    num_launched: int = 0
+    num_failed: int = 0
     """Cut short, and reported FAILED."""
-    num_late: int
+    num_late: int = 0
     """Reported late."""
-    num_twice: int
+    num_twice: int = 0
     """Reported twice."""
-    num_reordered: int
+    num_reordered: int = 0
     """Reported after a job that was launched later."""
-    num_never: int
+    num_never: int = 0
     """Cut short, and never reported."""
 
 
@@ -95,46 +92,16 @@ class _Held:
     expires: int
 
 
-class _InnerCopier(Protocol[MovedT]):
-    """A `Copier` or a `TierCopier`: they differ in what they move."""
-
-    @property
-    def worker(self) -> Worker:
-        """The rank whose share is moved here."""
-        ...
-
-    def launch(self, transfer: MovedT) -> None:
-        """As `Copier.launch`."""
-        ...
-
-    def poll(self) -> list[Completion]:
-        """As `Copier.poll`."""
-        ...
-
-    def wait(self, jobs: Collection[JobId]) -> None:
-        """As `Copier.wait`."""
-        ...
-
-    def busy(self) -> bool:
-        """As `Copier.busy`."""
-        ...
-
-    def close(self) -> None:
-        """As `Copier.close`."""
-        ...
-
-
 class FaultyCopier(Generic[TransferT]):
     """A `Copier`, or a `TierCopier`, that injects faults into another one; owns it, and closes it."""
 
     def __init__(
-        self, inner: _InnerCopier[TransferT], rates: FaultRates, rng: np.random.Generator, *, late_polls_max: int = 24
+        self, inner: AnyCopier[TransferT], rates: FaultRates, rng: np.random.Generator, *, late_polls_max: int = 24
     ) -> None:
         if late_polls_max < 1:
             raise MisuseError(f"faulty copier: late by at most {late_polls_max} polls is not late (give 1 or more)")
         self._inner = inner
-        self._rates = rates
-        self._seed = int(rng.integers(1 << 62))
+        self._planter = Planter(rates, int(rng.integers(1 << 62)))
         self._late_polls_max = late_polls_max
         self._closed = False
         self._num_polls = 0
@@ -147,8 +114,7 @@ class FaultyCopier(Generic[TransferT]):
         self._repeats: list[tuple[int, Completion]] = []
         self._hung: set[JobId] = set()
         self._newest_reported = 0
-        self._num_launched = self._num_failed = self._num_late = 0
-        self._num_twice = self._num_reordered = self._num_never = 0
+        self._counts = FaultStatistics()
 
     @property
     def worker(self) -> Worker:
@@ -161,23 +127,20 @@ class FaultyCopier(Generic[TransferT]):
         Refuses: as the inner copier does.
         """
         job = transfer.job
-        if self._closed:
-            raise MisuseError(f"job {job}: cannot LAUNCH while the copier is CLOSED (make a new copier)")
-        if job in self._out or job in self._hung:
-            raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
+        check_launch(job, {*self._out, *self._hung}, closed=self._closed)
         fate = self._draw(job)
         moved = len(transfer.source) if isinstance(transfer, Transfer) else len(transfer.slots)
         if fate.fails or fate.hangs:
             moved //= 2
         if moved:
             self._inner.launch(_first(transfer, moved))
-        self._num_launched += 1
+        self._counts.num_launched += 1
         if fate.hangs:
-            self._num_never += 1
+            self._counts.num_never += 1
             if moved:
                 self._hung.add(job)
             return
-        self._num_failed += fate.fails
+        self._counts.num_failed += fate.fails
         self._out[job] = fate
         if not moved:
             self._stillborn.append(Completion(job, self.worker, Result.FAILED))
@@ -215,33 +178,20 @@ class FaultyCopier(Generic[TransferT]):
 
     def statistics(self) -> FaultStatistics:
         """The faults that happened since the start."""
-        return FaultStatistics(
-            num_launched=self._num_launched,
-            num_failed=self._num_failed,
-            num_late=self._num_late,
-            num_twice=self._num_twice,
-            num_reordered=self._num_reordered,
-            num_never=self._num_never,
-        )
+        return attrs.evolve(self._counts)
 
     def _draw(self, job: JobId) -> _PlannedFault:
-        rng = np.random.default_rng([self._seed, self.worker, job.incarnation, job.number])
-        fail, late, twice, reorder, never = rng.random(5)
-        late_polls, repeat_polls = (int(polls) for polls in rng.integers(1, self._late_polls_max, size=2, endpoint=True))
-        rates = self._rates
+        thing = (int(self.worker), job.incarnation, job.number)
+        has = {rate.name: self._planter.has(rate.name, *thing) for rate in attrs.fields(FaultRates)}
+        polls = {fault: has[fault] * (1 + self._planter.draw("polls", fault, *thing) % self._late_polls_max) for fault in has}
         return _PlannedFault(
-            order=self._num_launched + 1,
-            fails=bool(fail < rates.fail),
-            hangs=bool(never < rates.never),
-            late_polls=late_polls if late < rates.late else 0,
-            repeat_polls=repeat_polls if twice < rates.twice else 0,
-            reorders=bool(reorder < rates.reorder),
+            self._counts.num_launched + 1, has["fail"], has["never"], polls["late"], polls["twice"], has["reorder"]
         )
 
     def _hold(self, fate: _PlannedFault, completion: Completion) -> None:
         if fate.fails:
             completion = Completion(completion.job, completion.worker, Result.FAILED)
-        self._num_late += fate.late_polls > 0
+        self._counts.num_late += fate.late_polls > 0
         due = self._num_polls + fate.late_polls
         self._held.append(_Held(fate, completion, due, due + self._late_polls_max))
 
@@ -261,14 +211,14 @@ class FaultyCopier(Generic[TransferT]):
         for held in sorted(held_back, key=lambda held: -held.fate.order):
             overtaken = self._newest_reported > held.fate.order
             if overtaken or len(held_back) > 1 or held.expires <= self._num_polls:
-                self._num_reordered += overtaken
+                self._counts.num_reordered += overtaken
                 reports.append(self._report(held))
         return reports
 
     def _repeat(self) -> list[Completion]:
         repeats = [completion for due, completion in self._repeats if due <= self._num_polls]
         self._repeats = [(due, completion) for due, completion in self._repeats if due > self._num_polls]
-        self._num_twice += len(repeats)
+        self._counts.num_twice += len(repeats)
         return repeats
 
 

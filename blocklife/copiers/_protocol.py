@@ -15,12 +15,14 @@ still runs would prove nothing, so a `wait` that returns is always the proof.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Collection, Container
+from typing import Protocol, TypeVar
 
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
 from blocklife.ledger.records import Completion, JobId, TierTransfer, Transfer, Worker
+
+TransferT_contra = TypeVar("TransferT_contra", bound=Transfer | TierTransfer, contravariant=True)
 
 
 def check_sizes(who: str, num_blocks: int, num_places: int, limits: Limits, places_per_slot: int) -> None:
@@ -40,15 +42,23 @@ def check_sizes(who: str, num_blocks: int, num_places: int, limits: Limits, plac
         )
 
 
-class Copier(Protocol):
-    """Moves the bytes of one worker's share of every job."""
+def check_launch(job: JobId, out: Container[JobId], *, closed: bool) -> None:
+    """Refuse what no copier launches: a job that is *out* already, and any after its `close`."""
+    if closed:
+        raise MisuseError(f"job {job}: cannot LAUNCH while the copier is CLOSED (make a new copier)")
+    if job in out:
+        raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
+
+
+class AnyCopier(Protocol[TransferT_contra]):
+    """Moves the bytes of one worker's share of every job; `Copier` and `TierCopier` say between what."""
 
     @property
     def worker(self) -> Worker:
         """The rank whose share is moved here, as in its completions."""
         ...
 
-    def launch(self, transfer: Transfer) -> None:
+    def launch(self, transfer: TransferT_contra) -> None:
         """Queue a transfer behind those of its direction; returns before its bytes have moved.
 
         Holds: sources may be read and targets written from now until the job is quiet.
@@ -85,34 +95,14 @@ class Copier(Protocol):
         ...
 
 
-class TierCopier(Protocol):
+class Copier(AnyCopier[Transfer], Protocol):
+    """Moves the bytes of one worker's share of every job between the device and host slots."""
+
+
+class TierCopier(AnyCopier[TierTransfer], Protocol):
     """Moves the bytes of one worker's share of every job between host slots and a store below. `stores.StoreCopier` is one.
 
-    All rules of `Copier` hold. A completion with `Result.OK` names in `Completion.missing` what did not come whole, or was not
-    taken; FAILED is for what cannot be said slot by slot.
+    A completion with `Result.OK` names in `Completion.missing` what did not come whole, or was not taken; FAILED is for what
+    cannot be said slot by slot. A store that hangs must not hold up a `wait` for long: its jobs stop using the slots and fail.
+    `close` does not close the store.
     """
-
-    @property
-    def worker(self) -> Worker:
-        """The rank whose share is moved here."""
-        ...
-
-    def launch(self, transfer: TierTransfer) -> None:
-        """Queue a transfer; returns before its bytes have moved. Slots may be read, or written, until the job is quiet."""
-        ...
-
-    def poll(self) -> list[Completion]:
-        """As `Copier.poll`."""
-        ...
-
-    def wait(self, jobs: Collection[JobId]) -> None:
-        """As `Copier.wait`: a store that hangs must not hold it up for long, so its jobs stop using the slots and fail."""
-        ...
-
-    def busy(self) -> bool:
-        """As `Copier.busy`."""
-        ...
-
-    def close(self) -> None:
-        """As `Copier.close`. It does not close the store."""
-        ...

@@ -32,7 +32,10 @@ from blocklife.drawing._tables import (
 from blocklife.files import read_text
 from blocklife.lifecycle import Table
 from blocklife.states import COUPLINGS, MACHINES, NATURES, Trait
+from blocklife.stores._states import STORE_MACHINES
 
+_BESIDE: Mapping[str, Table] = {**REQUEST_MACHINES, **STORE_MACHINES}
+"""The lifecycles beside those of the ledger."""
 END = "<!-- end -->"
 DRAWINGS = "drawings"
 """The folder, below that of the pages, of files that are generated as a whole."""
@@ -70,7 +73,7 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 
 def generated() -> dict[str, str]:
     """Every generated part by its name, as it should be."""
-    tables = {**MACHINES, **REQUEST_MACHINES}
+    tables = {**MACHINES, **_BESIDE}
     parts = {f"{machine}.{part}": make(table) for machine, table in tables.items() for part, make in _PARTS.items()}
     parts["couplings"] = coupling_table(COUPLINGS)
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
@@ -81,7 +84,7 @@ def generated() -> dict[str, str]:
 def drawings() -> Mapping[str, str]:
     """Every generated drawing, by file name: each machine, those of the ledger with their couplings, and the block without."""
     drawn = {f"{machine}.svg": svg([Panel(picture(table, machine, COUPLINGS))]) for machine, table in MACHINES.items()}
-    drawn |= {f"{machine}.svg": svg([Panel(picture(table, machine))]) for machine, table in REQUEST_MACHINES.items()}
+    drawn |= {f"{machine}.svg": svg([Panel(picture(table, machine))]) for machine, table in _BESIDE.items()}
     drawn["life.svg"] = svg([Panel(picture(MACHINES["block"], "block"))])
     return drawn
 

@@ -6,24 +6,25 @@ import threading
 import time
 from collections.abc import Callable
 
-from attrs import frozen
+from attrs import define, evolve
 
 from blocklife.errors import MisuseError
+from blocklife.stores._states import Circuit, CircuitLife
 
 
-@frozen
+@define
 class BreakerStatistics:
     """What a `CircuitBreaker` has seen so far."""
 
-    is_down: bool
+    is_down: bool = False
     """Whether the store counts as down now."""
-    failures: int
+    failures: int = 0
     """Calls that failed."""
-    times_down: int
+    times_down: int = 0
     """How often the store was given up."""
-    probes: int
+    probes: int = 0
     """Calls that were let through while it was down."""
-    refused: int
+    refused: int = 0
     """Calls that were not made because it was down."""
 
 
@@ -51,61 +52,59 @@ class CircuitBreaker:
         self._longest_wait_s = longest_wait_s
         self._clock = clock
         self._lock = threading.Lock()
-        # Invariant: while the store is up, `_in_a_row` < `_max_failures` and `_wait_s` is 0. While it is down, `_wait_s` is the
-        # current interval, at whose end `_next_probe` a call is let through. Initially it is up.
+        # `_wait_s` is the current interval while the store is down; at its end, `_next_probe`, a call is let through.
+        self._life = CircuitLife()
         self._in_a_row = 0
         self._wait_s = self._next_probe = 0.0
-        self._failures = self._times_down = self._probes = self._refused = 0
+        self._counts = BreakerStatistics()
 
     def allows(self) -> bool:
         """Whether to make a call now. Who gets True makes it, and says how it ended."""
         with self._lock:
-            if not self._wait_s:
+            if self._life.state is Circuit.UP:
                 return True
-            now = self._clock()
-            if now < self._next_probe:
-                self._refused += 1
+            if self._left_s() > 0:
+                self._counts.refused += 1
                 return False
-            self._probes += 1
-            self._wait_s = min(2 * self._wait_s, self._longest_wait_s)
-            self._next_probe = now + self._wait_s
+            self._life.probe()
+            self._counts.probes += 1
+            self._wait(2 * self._wait_s)
             return True
 
     def refuses(self) -> bool:
         """Whether `allows` would be False now. Asking this is no call."""
-        with self._lock:
-            return self._wait_s > 0 and self._clock() < self._next_probe
+        return self.next_probe_s() > 0
 
     def succeeded(self) -> None:
         """A call ended as it should; what it found does not matter."""
         with self._lock:
+            self._life.succeed()
             self._in_a_row = 0
-            self._wait_s = 0.0
 
     def failed(self) -> None:
         """A call failed, or did not come back in time."""
         with self._lock:
-            self._failures += 1
-            if self._wait_s:
-                return
+            was_up = self._life.state is Circuit.UP
+            self._counts.failures += 1
             self._in_a_row += 1
-            if self._in_a_row >= self._max_failures:
-                self._times_down += 1
-                self._wait_s = self._first_wait_s
-                self._next_probe = self._clock() + self._wait_s
+            self._life.fail(enough=self._in_a_row >= self._max_failures)
+            if was_up and self._life.state is Circuit.DOWN:
+                self._counts.times_down += 1
+                self._wait(self._first_wait_s)
 
     def next_probe_s(self) -> float:
         """In how many seconds a call is let through again; 0 if one would be now."""
         with self._lock:
-            return max(0.0, self._next_probe - self._clock()) if self._wait_s else 0.0
+            return self._left_s()
 
     def statistics(self) -> BreakerStatistics:
         """Counts since the start."""
         with self._lock:
-            return BreakerStatistics(
-                is_down=self._wait_s > 0,
-                failures=self._failures,
-                times_down=self._times_down,
-                probes=self._probes,
-                refused=self._refused,
-            )
+            return evolve(self._counts, is_down=self._life.state is Circuit.DOWN)
+
+    def _left_s(self) -> float:
+        return max(0.0, self._next_probe - self._clock()) if self._life.state is Circuit.DOWN else 0.0
+
+    def _wait(self, wait_s: float) -> None:
+        self._wait_s = min(wait_s, self._longest_wait_s)
+        self._next_probe = self._clock() + self._wait_s

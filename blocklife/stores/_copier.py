@@ -28,17 +28,19 @@ import enum
 import mmap
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field
 from numpy.typing import NDArray
 
+from blocklife.copiers._protocol import check_launch
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, TierTransfer, Worker
 from blocklife.stores._breaker import CircuitBreaker
+from blocklife.stores._calls import TimedCall
 from blocklife.stores._entry import HEADER_BYTES, EntryVerdict, Identity, check, pack
 from blocklife.stores._protocol import ContentStore, Page, Removing, StoreOutcome
 
@@ -53,59 +55,56 @@ _LOOK_EVERY_S = 0.05
 _OTHER = {Direction.DEMOTE: Direction.PROMOTE, Direction.PROMOTE: Direction.DEMOTE}
 
 
+@enum.unique
 class _SlotFate(enum.Enum):
-    """What became of one slot of a job."""
+    """What became of one slot of a job; each value is the name under which `StoreCopierStatistics` counts it."""
 
-    MOVED = "it was copied"
-    THERE = "the store had it already"
-    ABSENT = "the store does not have it"
-    DAMAGED = "what the store has was cut or changed"
-    FOREIGN = "what the store has was made for something else"
-    REFUSED = "the store is full"
-    FAILED = "the store could not say or do it"
-    SKIPPED = "the store is down, and was not called"
+    MOVED = "moved"
+    THERE = "already_there"
+    ABSENT = "absent"
+    DAMAGED = "damaged"
+    FOREIGN = "foreign"
+    REFUSED = "refused"
+    FAILED = "failed"
+    SKIPPED = "skipped"
 
     __hash__ = object.__hash__  # each member is a singleton, so identity is enough
 
 
 _PUT_FATES = {StoreOutcome.OK: _SlotFate.MOVED, StoreOutcome.FULL: _SlotFate.REFUSED}
 _GET_FATES = {StoreOutcome.ABSENT: _SlotFate.ABSENT, StoreOutcome.WRONG_SIZE: _SlotFate.DAMAGED}
-_CHECK_FATES = {
-    EntryVerdict.GOOD: _SlotFate.MOVED,
-    EntryVerdict.DAMAGED: _SlotFate.DAMAGED,
-    EntryVerdict.FOREIGN: _SlotFate.FOREIGN,
-}
+_CHECK_FATES = {verdict: _SlotFate[verdict.name.replace("GOOD", "MOVED")] for verdict in EntryVerdict}
 
 
-@frozen
+@define
 class StoreCopierStatistics:
     """What a `StoreCopier` has done so far, in slots unless noted otherwise."""
 
-    demoted: int
+    demoted: int = 0
     """Put into the store."""
-    promoted: int
+    promoted: int = 0
     """Brought from the store into a slot, checked."""
-    already_there: int
+    already_there: int = 0
     """Not put, because the store had them."""
-    absent: int
+    absent: int = 0
     """Not brought, because the store had them no more."""
-    damaged: int
+    damaged: int = 0
     """Not brought, because what the store had was cut or changed."""
-    foreign: int
+    foreign: int = 0
     """Not brought, because what the store had was made for something else."""
-    refused: int
+    refused: int = 0
     """Not put, because the store was full."""
-    failed: int
+    failed: int = 0
     """Calls that failed, or were given up."""
-    skipped: int
+    skipped: int = 0
     """Not tried, because the store was down."""
-    bytes_demoted: int
-    bytes_promoted: int
-    hung_calls: int
+    bytes_demoted: int = 0
+    bytes_promoted: int = 0
+    hung_calls: int = 0
     """Calls of the store that did not come back in time."""
-    threads_lost: int
+    threads_lost: int = 0
     """Threads that wait for such a call now."""
-    last_error: str
+    last_error: str = ""
     """Why the latest call failed that raised, which no store may; empty if none did."""
 
 
@@ -134,12 +133,9 @@ class _Lane:
     entries: list[memoryview]
     payloads: NDArray[np.uint8]
     addresses: list[int]
+    call: TimedCall
     share: _TierShare | None = None
-    """The job of the piece that it works on."""
-    calling_since: float | None = None
-    """When the call of the store began that runs; None if none does."""
-    is_lost: bool = False
-    """Whether that call did not come back in time."""
+    """The job of the piece that it works on; a call is always for one."""
 
 
 def _check_host(parts: Sequence[NDArray[np.uint8]], slot_bytes: int) -> None:
@@ -211,9 +207,7 @@ class StoreCopier:
         self._landed: list[Completion] = []
         self._turn = Direction.PROMOTE
         self._closing = False
-        self._counts: Counter[tuple[Direction, _SlotFate]] = Counter()
-        self._hung_calls = 0
-        self._last_error = ""
+        self._counts = StoreCopierStatistics()
         self._threads = [
             threading.Thread(target=self._run, args=(lane,), name=f"blocklife-store-{worker}-{number}", daemon=True)
             for number, lane in enumerate(self._lanes)
@@ -239,7 +233,7 @@ class StoreCopier:
             entries = [whole[row * stride : row * stride + entry_bytes] for row in range(count)]
             addresses = [address + row * stride for row in range(count)]
             self._store.register(address, count * stride)
-            lanes.append(_Lane(staging, entries, rows[:, HEADER_BYTES:entry_bytes], addresses))
+            lanes.append(_Lane(staging, entries, rows[:, HEADER_BYTES:entry_bytes], addresses, TimedCall(self._timeout_s)))
         return lanes
 
     @property
@@ -257,10 +251,7 @@ class StoreCopier:
         """
         job = transfer.job
         with self._changed:
-            if self._closing:
-                raise MisuseError(f"job {job}: cannot LAUNCH while the copier is CLOSED (make a new copier)")
-            if job in self._out:
-                raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
+            check_launch(job, self._out, closed=self._closing)
             low, high = int(transfer.slots.min()), int(transfer.slots.max())
             if low < 0 or high >= self._num_slots:
                 raise MisuseError(f"job {job}: there is no slot {low if low < 0 else high} among {self._num_slots}")
@@ -310,32 +301,21 @@ class StoreCopier:
     def statistics(self) -> StoreCopierStatistics:
         """Counts since the start."""
         with self._changed:
-            demoted = self._counts[Direction.DEMOTE, _SlotFate.MOVED]
-            promoted = self._counts[Direction.PROMOTE, _SlotFate.MOVED]
-            return StoreCopierStatistics(
-                demoted=demoted,
-                promoted=promoted,
-                already_there=self._count(_SlotFate.THERE),
-                absent=self._count(_SlotFate.ABSENT),
-                damaged=self._count(_SlotFate.DAMAGED),
-                foreign=self._count(_SlotFate.FOREIGN),
-                refused=self._count(_SlotFate.REFUSED),
-                failed=self._count(_SlotFate.FAILED),
-                skipped=self._count(_SlotFate.SKIPPED),
-                bytes_demoted=demoted * self._identity.slot_bytes,
-                bytes_promoted=promoted * self._identity.slot_bytes,
-                hung_calls=self._hung_calls,
-                threads_lost=sum(lane.is_lost for lane in self._lanes),
-                last_error=self._last_error,
+            return evolve(
+                self._counts,
+                bytes_demoted=self._counts.demoted * self._identity.slot_bytes,
+                bytes_promoted=self._counts.promoted * self._identity.slot_bytes,
+                threads_lost=sum(lane.call.hangs for lane in self._lanes),
             )
 
-    def _count(self, fate: _SlotFate) -> int:
-        return sum(self._counts[direction, fate] for direction in _OTHER)
+    def _count(self, direction: Direction, fate: _SlotFate, slots: int) -> None:
+        name = fate.value if fate is not _SlotFate.MOVED else "demoted" if direction is Direction.DEMOTE else "promoted"
+        setattr(self._counts, name, getattr(self._counts, name) + slots)
 
     def _lost(self, lane: _Lane) -> bool:
         with self._changed:
             self._give_up_hung()
-            return lane.is_lost
+            return lane.call.hangs
 
     # --- giving up, under the lock -------------------------------------------------------------------------------------
 
@@ -343,13 +323,11 @@ class StoreCopier:
         """Give up the jobs whose call of the store hangs, and all that wait while every lane is lost."""
         now = self._clock()
         for lane in self._lanes:
-            if lane.calling_since is not None and not lane.is_lost and now - lane.calling_since >= self._timeout_s:
-                lane.is_lost = True
-                self._hung_calls += 1
-                if lane.share is not None:
-                    self._breakers[lane.share.transfer.direction].failed()
-                    self._give_up(lane.share)
-        if all(lane.is_lost for lane in self._lanes):
+            if lane.call.look(now) and lane.share is not None:
+                self._counts.hung_calls += 1
+                self._breakers[lane.share.transfer.direction].failed()
+                self._give_up(lane.share)
+        if all(lane.call.hangs for lane in self._lanes):
             for share in list(self._out.values()):
                 self._give_up(share)
 
@@ -360,7 +338,7 @@ class StoreCopier:
         queue = self._queues[share.transfer.direction]
         if share in queue:
             queue.remove(share)
-        self._counts[share.transfer.direction, _SlotFate.FAILED] += len(share.transfer.slots) - share.done
+        self._count(share.transfer.direction, _SlotFate.FAILED, len(share.transfer.slots) - share.done)
         self._land_if_over(share)
 
     def _land_if_over(self, share: _TierShare) -> None:
@@ -419,7 +397,7 @@ class StoreCopier:
                 share.broken = share.broken or not fates
                 share.done += len(piece)
                 for at, fate in zip(piece, fates, strict=False):
-                    self._counts[direction, fate] += 1
+                    self._count(direction, fate, 1)
                     if fate is not _SlotFate.MOVED and fate is not _SlotFate.THERE:
                         share.missing.append(at)
             self._land_if_over(share)
@@ -496,7 +474,7 @@ class StoreCopier:
     def _call(self, lane: _Lane, count: int, call: Callable[[], list[StoreOutcome]]) -> list[StoreOutcome]:
         """Call the store; whatever it does, the result is one outcome for each key."""
         with self._changed:
-            lane.calling_since = self._clock()
+            lane.call.begin(self._clock())
         try:
             outcomes = call()
             if len(outcomes) != count:
@@ -507,9 +485,8 @@ class StoreCopier:
             return [StoreOutcome.FAILED] * count
         finally:
             with self._changed:
-                lane.calling_since = None
-                lane.is_lost = False
+                lane.call.end()
 
     def _note(self, problem: Exception) -> None:
         with self._changed:
-            self._last_error = repr(problem)
+            self._counts.last_error = repr(problem)

@@ -1,8 +1,7 @@
 """A store with reproducible faults planted in front of another one.
 
-*Theory.* What happens to a call is drawn from the seed, the method, the key, and how often that method was called for that key;
-what happens to a value from the seed, the key, and how often it was put or removed here. So threads and timing change nothing,
-and raising one rate leaves the other faults where they were.
+*Theory.* The faults of a call are drawn (`copiers._planting`) for its method, its key, and how often that method was called for
+that key; those of a value for its key, and how often it was put or removed here.
 
 =====  ======================================================================
 fault  what happens
@@ -22,7 +21,6 @@ anew. A call that is about several keys is slow, or hangs, if it does for one of
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import threading
 import time
 from collections import Counter
@@ -31,7 +29,7 @@ from typing import Self
 
 import attrs
 
-from blocklife.copiers._rates import PlantedRates, share
+from blocklife.copiers._planting import PlantedRates, Planter, share
 from blocklife.stores._protocol import ContentStore, Page, Removing, StoreOutcome
 
 
@@ -55,23 +53,23 @@ class StoreFaultRates(PlantedRates):
         return cls(fail=0.02, slow=0.01, cut=0.02, flip=0.02, lose=0.02)
 
 
-@attrs.frozen
+@attrs.define
 class StoreFaultStatistics:
     """How often each fault has happened so far."""
 
-    failed: int
+    failed: int = 0
     """Keys."""
-    slow: int
+    slow: int = 0
     """Calls."""
-    hung: int
+    hung: int = 0
     """Calls."""
-    hanging: int
+    hanging: int = 0
     """Calls that hang now."""
-    cut: int
+    cut: int = 0
     """Gets that found a value cut."""
-    flipped: int
+    flipped: int = 0
     """Gets that brought a value with a bit flipped."""
-    lost: int
+    lost: int = 0
     """Gets and exists that found a value lost."""
 
 
@@ -88,16 +86,14 @@ class FaultyStore:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._inner = inner
-        self._rates = rates
-        self._seed = seed
+        self._planter = Planter(rates, seed)
         self._slow_s = slow_s
         self._pause = pause
         self._changed = threading.Condition()
         self._released = False
         self._calls: Counter[tuple[str, bytes]] = Counter()
         self._versions: Counter[bytes] = Counter()
-        self._counts: Counter[str] = Counter()
-        self._hanging = 0
+        self._counts = StoreFaultStatistics()
 
     # --- the protocol --------------------------------------------------------------------------------------------------
 
@@ -113,7 +109,6 @@ class FaultyStore:
             if fails[at]:
                 outcomes[at] = StoreOutcome.FAILED
             elif outcomes[at] is StoreOutcome.OK and self._has("lose", key):
-                self._count("lost")
                 outcomes[at] = StoreOutcome.ABSENT
         return outcomes
 
@@ -160,30 +155,14 @@ class FaultyStore:
     def wait_until_hanging(self, calls: int = 1, timeout_s: float = 60.0) -> bool:
         """Wait until so many calls hang; False if they do not within the time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._hanging >= calls, timeout_s)
+            return self._changed.wait_for(lambda: self._counts.hanging >= calls, timeout_s)
 
     def statistics(self) -> StoreFaultStatistics:
         """Counts since the start."""
         with self._changed:
-            counts = self._counts
-            return StoreFaultStatistics(
-                failed=counts["failed"],
-                slow=counts["slow"],
-                hung=counts["hung"],
-                hanging=self._hanging,
-                cut=counts["cut"],
-                flipped=counts["flipped"],
-                lost=counts["lost"],
-            )
+            return attrs.evolve(self._counts)
 
     # --- faults --------------------------------------------------------------------------------------------------------
-
-    def _draw(self, *what: object) -> int:
-        """64 random bits that belong to a thing."""
-        return int.from_bytes(hashlib.blake2b(repr((self._seed, *what)).encode(), digest_size=8).digest(), "little")
-
-    def _falls(self, rate: float, *what: object) -> bool:
-        return self._draw(*what) < rate * (1 << 64)
 
     def _begin(self, method: str, keys: Sequence[bytes]) -> list[bool]:
         """Be slow, or hang; which of the keys fail."""
@@ -192,42 +171,36 @@ class FaultyStore:
             self._calls.update((method, key) for key in keys)
             calls = list(zip(keys, times, strict=True))
             fails, slow, hangs = (
-                [self._falls(rate, fault, method, *call) for call in calls]
-                for fault, rate in (("fail", self._rates.fail), ("slow", self._rates.slow), ("hang", self._rates.hang))
+                [self._planter.has(fault, method, *call) for call in calls] for fault in ("fail", "slow", "hang")
             )
-            self._counts["failed"] += sum(fails)
-            self._counts["slow"] += any(slow)
+            self._counts.failed += sum(fails)
+            self._counts.slow += any(slow)
             if any(hangs) and not self._released:
-                self._counts["hung"] += 1
-                self._hanging += 1
+                self._counts.hung += 1
+                self._counts.hanging += 1
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._released)
-                self._hanging -= 1
+                self._counts.hanging -= 1
         if any(slow):
             self._pause(self._slow_s)
         return fails
 
     def _has(self, fault: str, key: bytes) -> bool:
-        """Whether the value of a key has a fault, as it was put or removed last."""
-        rate: float = getattr(self._rates, fault)
+        """Whether the value of a key has a fault, as it was put or removed last; counted if so."""
         with self._changed:
-            return self._falls(rate, fault, key, self._versions[key])
+            found = self._planter.has(fault, key, self._versions[key])
+            counted = {"lose": "lost", "flip": "flipped"}.get(fault, fault)
+            setattr(self._counts, counted, getattr(self._counts, counted) + found)
+            return found
 
     def _damage(self, page: Page) -> StoreOutcome:
         if self._has("lose", page.key):
-            self._count("lost")
             return StoreOutcome.ABSENT
         if self._has("cut", page.key):
-            self._count("cut")
             ctypes.memset(page.address + page.size // 2, 0, page.size - page.size // 2)
             return StoreOutcome.WRONG_SIZE
         if self._has("flip", page.key):
-            self._count("flipped")
-            place = self._draw("place", page.key) % (8 * page.size)
+            place = self._planter.draw("place", page.key) % (8 * page.size)
             flipped = ctypes.c_ubyte.from_address(page.address + place // 8)
             flipped.value ^= 1 << place % 8
         return StoreOutcome.OK
-
-    def _count(self, what: str) -> None:
-        with self._changed:
-            self._counts[what] += 1

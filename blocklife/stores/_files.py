@@ -32,10 +32,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from attrs import define, frozen
+from attrs import define, evolve
 
 from blocklife.errors import MisuseError
 from blocklife.stores._areas import RegisteredMemory, check_key
+from blocklife.stores._calls import RunningCalls
 from blocklife.stores._folder import ABSENT_ERRORS, EntryCount, Folder, FoundEntry, Lock, LockedError, is_own_file, taken_by
 from blocklife.stores._protocol import Page, StoreOutcome
 
@@ -63,21 +64,21 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_ROOM = _DISK_FULL | {errno.EFBIG}
 
 
-@frozen
+@define
 class FileStoreStatistics:
     """What a `FileStore` has seen and done in this process."""
 
-    max_bytes: int
-    used_bytes: int
+    max_bytes: int = 0
+    used_bytes: int = 0
     """The bytes that all entries take on the disk, of all processes, when this one last knew."""
-    evicted: int
+    evicted: int = 0
     """Entries that this process has removed to make room."""
-    evicted_bytes: int
-    full: int
+    evicted_bytes: int = 0
+    full: int = 0
     """Values that were not kept for lack of room: larger than the bound, or the disk is full and evicting has not helped."""
-    failed: int
+    failed: int = 0
     """Values of calls that failed."""
-    last_error: str
+    last_error: str = ""
     """Why the latest of them failed; empty if none did."""
 
 
@@ -130,18 +131,14 @@ class FileStore:
         self._folder = Folder(os.fspath(folder), lock_wait_s)
         self._clock = clock
         self._areas = RegisteredMemory()
-        # Invariant: `_calls` is the number of calls that run; the folder is closed when `_closed` is set and it is 0.
-        self._changed = threading.Condition()
-        self._calls = 0
-        self._closed = False
-        self._used = self._evicted = self._evicted_bytes = self._full = self._failed = 0
-        self._last_error = ""
+        self._calls = RunningCalls()
+        self._lock = threading.Lock()
+        self._counts = FileStoreStatistics()
         self._read_flags = os.RWF_NOWAIT
         self._full_until_ns = 0
         """Until then nothing is evicted because the disk is full."""
         # Invariant: `_free` is what was free on the disk at the start, as long as the bound still lacks half of what is used.
         self._free: int | None = None
-        self._max_bytes = 0
         try:
             self._start(max_bytes)
         except BaseException:
@@ -155,7 +152,7 @@ class FileStore:
         if max_bytes is not None and max_bytes > size:
             raise MisuseError(f"{self._folder.path}: a bound of {max_bytes:,} bytes on a disk of {size:,} (give less)")
         free = disk.f_bavail * disk.f_frsize
-        self._max_bytes = max_bytes or max(1, free // 2)
+        self._counts.max_bytes = max_bytes or max(1, free // 2)
         self._free = None if max_bytes else free
         try:
             with self._folder.locked(_OPEN_WAIT_S) as lock:
@@ -171,9 +168,9 @@ class FileStore:
 
     def _learn(self, used: int) -> None:
         """Take over how many bytes there are; the first time, a bound that was not given is set by it."""
-        self._used = used
+        self._counts.used_bytes = used
         if self._free is not None:
-            self._max_bytes, self._free = max(1, (self._free + used) // 2), None
+            self._counts.max_bytes, self._free = max(1, (self._free + used) // 2), None
 
     def _outlasts_boot(self, count: EntryCount) -> bool:
         """Whether the machine has run since this count was made, if it says when: a power cut may have lost later ones."""
@@ -196,13 +193,13 @@ class FileStore:
         """As `ContentStore.exists`. It is no use: what is only asked for is evicted as before."""
         for key in keys:
             check_key(key)
-        with self._call() as is_open:
+        with self._calls.one() as is_open:
             return [self._guarded(self._exists, key) for key in keys] if is_open else [_FAILED] * len(keys)
 
     def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
         """As `ContentStore.put`: FULL for a value above the bound, and where the disk is full and evicting gives no room."""
         outcomes = [_FAILED] * len(pages)
-        with self._call() as is_open:
+        with self._calls.one() as is_open:
             if is_open:
                 views = [self._areas.view(page) for page in pages]
                 for piece in self._pieces(pages):
@@ -212,7 +209,7 @@ class FileStore:
     def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
         """As `ContentStore.get`: bytes go from the file into the page, and the entry counts as used."""
         outcomes = [_FAILED] * len(pages)
-        with self._call() as is_open:
+        with self._calls.one() as is_open:
             if is_open:
                 self._get_all([_Incoming(page.key.hex(), self._areas.view(page)) for page in pages], outcomes)
         return outcomes
@@ -222,7 +219,7 @@ class FileStore:
         for key in keys:
             check_key(key)
         outcomes = [_FAILED] * len(keys)
-        with self._call() as is_open:
+        with self._calls.one() as is_open:
             if is_open:
                 try:
                     with self._folder.locked() as lock:
@@ -233,42 +230,18 @@ class FileStore:
 
     def close(self) -> None:
         """As `ContentStore.close`."""
-        with self._changed:
-            first, self._closed = not self._closed, True
-            self._changed.wait_for(lambda: not self._calls)
-            if first:
-                self._areas.clear()
-                self._folder.close()
+        self._calls.close(self._release)
+
+    def _release(self) -> None:
+        self._areas.clear()
+        self._folder.close()
 
     def statistics(self) -> FileStoreStatistics:
         """Counts since the start."""
-        with self._changed:
-            return FileStoreStatistics(
-                max_bytes=self._max_bytes,
-                used_bytes=self._used,
-                evicted=self._evicted,
-                evicted_bytes=self._evicted_bytes,
-                full=self._full,
-                failed=self._failed,
-                last_error=self._last_error,
-            )
+        with self._lock:
+            return evolve(self._counts)
 
     # --- calls ---------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _call(self) -> Iterator[bool]:
-        """A call runs; whether the store is open."""
-        with self._changed:
-            if self._closed:
-                yield False
-                return
-            self._calls += 1
-        try:
-            yield True
-        finally:
-            with self._changed:
-                self._calls -= 1
-                self._changed.notify_all()
 
     def _guarded(self, what: Callable[[_Thing], StoreOutcome], thing: _Thing) -> StoreOutcome:
         """What a look at one entry gives; errors of the system become outcomes."""
@@ -282,12 +255,12 @@ class FileStore:
     def _note(self, problem: OSError, count: int = 1) -> StoreOutcome:
         """Count values that were not served, and say what their outcome is."""
         full = problem.errno in _NO_ROOM
-        with self._changed:
+        with self._lock:
             if full:
-                self._full += count
+                self._counts.full += count
             else:
-                self._failed += count
-                self._last_error = str(problem)
+                self._counts.failed += count
+                self._counts.last_error = str(problem)
         return _FULL if full else _FAILED
 
     # --- looking -------------------------------------------------------------------------------------------------------
@@ -369,7 +342,7 @@ class FileStore:
     def _pieces(self, pages: Sequence[Page]) -> Iterator[list[int]]:
         """The positions of pages, in pieces that are written at once; each fits into the bound, unless it is one page."""
         piece: list[int] = []
-        room = limit = min(_PIECE_BYTES, self._max_bytes)
+        room = limit = min(_PIECE_BYTES, self._counts.max_bytes)
         for at, page in enumerate(pages):
             if piece and page.size > room:
                 yield piece
@@ -387,7 +360,7 @@ class FileStore:
         for number, at in enumerate(piece):
             name, sizes = pages[at].key.hex(), [pages[each].size for each in piece[number:]]
             try:
-                if sizes[0] > self._max_bytes:
+                if sizes[0] > self._counts.max_bytes:
                     raise OSError(errno.EFBIG, "a value above the bound")
                 try:
                     fresh = self._write(at, name, views[at])
@@ -413,7 +386,7 @@ class FileStore:
         """What is published at once: as much as fits into the bound."""
         run: list[_Written] = []
         for each in written:
-            if run and sum(other.taken for other in run) + each.taken > self._max_bytes:
+            if run and sum(other.taken for other in run) + each.taken > self._counts.max_bytes:
                 yield run
                 run = []
             run.append(each)
@@ -433,7 +406,7 @@ class FileStore:
         self._full_until_ns = now + _IN_VAIN_NS
         with self._folder.locked() as lock:
             found = self._count(lock)
-            self._evict_down(lock, found, self._used - needed - self._used // _ROOM_SHARE)
+            self._evict_down(lock, found, self._counts.used_bytes - needed - self._counts.used_bytes // _ROOM_SHARE)
         fresh = self._write(at, name, view)
         self._full_until_ns = 0
         return fresh
@@ -459,7 +432,7 @@ class FileStore:
                 now = self._clock()
                 os.utime(descriptor, ns=(now, now))
             taken = taken_by(os.fstat(descriptor))
-            if taken > self._max_bytes:
+            if taken > self._counts.max_bytes:
                 raise OSError(errno.EFBIG, "a value that takes more than the bound")
         except BaseException:
             with contextlib.suppress(OSError):
@@ -476,7 +449,7 @@ class FileStore:
         try:
             with self._folder.locked() as lock:
                 used = self._make_room(lock, needed)
-                if used + needed > self._max_bytes:
+                if used + needed > self._counts.max_bytes:
                     raise OSError(errno.ENOSPC, "no entry can be evicted")
                 used = self._set_used(lock, used + needed)
                 while pending:
@@ -485,7 +458,7 @@ class FileStore:
                     self._folder.publish(each.unfinished, each.name)
                     used -= replaced.taken if replaced is not None else 0
                     pending.pop()
-                if used != self._used:
+                if used != self._counts.used_bytes:
                     self._set_used(lock, used)
         except OSError as problem:
             self._look_for_folder(problem)
@@ -527,17 +500,17 @@ class FileStore:
         count = lock.read()
         if count is not None and not self._is_due(count):
             self._learn(count.used)
-            if count.used + needed <= self._max_bytes:
+            if count.used + needed <= self._counts.max_bytes:
                 return count.used
         found = self._count(lock)
-        used = self._used
-        if used + needed <= self._max_bytes:
+        used = self._counts.used_bytes
+        if used + needed <= self._counts.max_bytes:
             return used
-        return self._evict_down(lock, found, self._max_bytes - needed - self._max_bytes // _ROOM_SHARE)
+        return self._evict_down(lock, found, self._counts.max_bytes - needed - self._counts.max_bytes // _ROOM_SHARE)
 
     def _evict_down(self, lock: Lock, found: list[FoundEntry], goal: int) -> int:
         """Evict of all entries what was used longest ago, until at most *goal* bytes are used; the bytes that are used then."""
-        used = before = self._used
+        used = before = self._counts.used_bytes
         found.sort(key=lambda each: (each.used_ns, each.name))
         evicted = 0
         for each in found:
@@ -546,9 +519,9 @@ class FileStore:
             if self._evict(each.name):
                 used -= each.taken
                 evicted += 1
-        with self._changed:
-            self._evicted += evicted
-            self._evicted_bytes += before - used
+        with self._lock:
+            self._counts.evicted += evicted
+            self._counts.evicted_bytes += before - used
         return self._set_used(lock, used)
 
     def _evict(self, name: str) -> bool:

@@ -26,11 +26,14 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from attrs import frozen
 
 from blocklife.errors import MisuseError
+
+_Found = TypeVar("_Found")
 
 MARKER = "blocklife-store"
 LOCK = "lock"
@@ -149,20 +152,20 @@ class Folder:
 
     # --- entries -------------------------------------------------------------------------------------------------------
 
-    def part(self, name: str, *, make: bool = False) -> int:
-        """The descriptor of the open subfolder of an entry; it stays open, and is not for the caller to close."""
+    def _in_part(self, name: str, what: Callable[[int], _Found], *, make: bool = False) -> _Found:
+        """Do something in the open subfolder of an entry; once more where that was removed, and there is another now."""
         descriptor = self._parts.get(name[:2])
-        return self._open_part(name[:2], make) if descriptor is None else descriptor
-
-    def part_again(self, name: str, *, make: bool = False) -> bool:
-        """Whether the subfolder of an entry was removed since it was opened and there is another now, which is opened."""
-        descriptor = self._parts.get(name[:2])
-        if descriptor is None or os.fstat(descriptor).st_nlink:
-            return False
-        fresh = self._open_part(name[:2], make, keep=False)
-        os.dup2(fresh, descriptor, inheritable=False)  # other threads go on with a descriptor that is valid
-        os.close(fresh)
-        return True
+        if descriptor is None:
+            descriptor = self._open_part(name[:2], make)
+        try:
+            return what(descriptor)
+        except FileNotFoundError:
+            if os.fstat(descriptor).st_nlink:
+                raise
+            fresh = self._open_part(name[:2], make, keep=False)
+            os.dup2(fresh, descriptor, inheritable=False)  # other threads go on with a descriptor that is valid
+            os.close(fresh)
+            return what(descriptor)
 
     def _open_part(self, part: str, make: bool, *, keep: bool = True) -> int:
         try:
@@ -182,55 +185,35 @@ class Folder:
         """Make an unfinished file for an entry; its name and descriptor, which holds its lock until it is closed."""
         unfinished = f".{name}.{os.getpid():x}.{_TOKEN}{next(_NUMBERS):x}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN
-        try:
-            descriptor = os.open(unfinished, flags, 0o600, dir_fd=self.part(name, make=True))
-        except FileNotFoundError:
-            if not self.part_again(name, make=True):
-                raise
-            descriptor = os.open(unfinished, flags, 0o600, dir_fd=self.part(name))
+        descriptor = self._in_part(name, lambda part: os.open(unfinished, flags, 0o600, dir_fd=part), make=True)
         with contextlib.suppress(OSError):  # without locks, its age protects it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return unfinished, descriptor
 
     def open_entry(self, name: str) -> int:
         """Open an entry for reading; raises OSError where there is none."""
-        try:
-            return os.open(name, os.O_RDONLY | _OPEN, dir_fd=self.part(name))
-        except FileNotFoundError:
-            if not self.part_again(name):
-                raise
-            return os.open(name, os.O_RDONLY | _OPEN, dir_fd=self.part(name))
+        return self._in_part(name, lambda part: os.open(name, os.O_RDONLY | _OPEN, dir_fd=part))
 
     def find(self, name: str) -> FoundEntry | None:
         """An entry; None if there is none."""
         try:
-            try:
-                status = os.stat(name, dir_fd=self.part(name), follow_symlinks=False)
-            except FileNotFoundError:
-                if not self.part_again(name):
-                    return None
-                status = os.stat(name, dir_fd=self.part(name), follow_symlinks=False)
+            status = self._in_part(name, lambda part: os.stat(name, dir_fd=part, follow_symlinks=False))
         except FileNotFoundError:
             return None
         return FoundEntry(status.st_mtime_ns, name, status.st_size, taken_by(status)) if is_own_file(status) else None
 
     def publish(self, unfinished: str, name: str) -> None:
         """Give an unfinished file the name of its entry."""
-        part = self.part(name)
+        part = self._parts[name[:2]]  # opened by `begin`
         os.rename(unfinished, name, src_dir_fd=part, dst_dir_fd=part)
 
     def unlink(self, file: str, name: str) -> None:
         """Remove a file from the subfolder of an entry; raises FileNotFoundError where there is none."""
-        try:
-            os.unlink(file, dir_fd=self.part(name))
-        except FileNotFoundError:
-            if not self.part_again(name):
-                raise
-            os.unlink(file, dir_fd=self.part(name))
+        self._in_part(name, lambda part: os.unlink(file, dir_fd=part))
 
     def touch(self, name: str, now_ns: int) -> None:
         """Say that an entry was used."""
-        os.utime(name, ns=(now_ns, now_ns), dir_fd=self.part(name), follow_symlinks=False)
+        self._in_part(name, lambda part: os.utime(name, ns=(now_ns, now_ns), dir_fd=part, follow_symlinks=False))
 
     def walk(self, now_ns: int, stale_ns: int) -> Iterator[FoundEntry]:
         """All entries. Removes unfinished files that are older than *stale_ns* and that nobody writes."""
@@ -333,23 +316,21 @@ def _is_written(part: int, name: str, age_ns: int) -> bool:
 
 def _adopt(path: str, *, make: bool = True) -> int:
     """Open a folder as a store; an empty one, or one that is not there, becomes a store. Raises MisuseError for any other."""
+    root = -1
     try:
         if make:
             os.makedirs(path, mode=0o700, exist_ok=True)
         root = os.open(path, _OPEN_FOLDER)
-    except (FileExistsError, NotADirectoryError):
-        raise MisuseError(f"{path}: it is no folder (name a folder for the store)") from None
-    except OSError as problem:
-        raise MisuseError(f"{path}: cannot be used as a store: {problem.strerror or problem}") from problem
-    try:
         _check(root, path)
         return root
-    except OSError as problem:
-        os.close(root)
+    except (OSError, MisuseError) as problem:
+        if root >= 0:
+            os.close(root)
+        elif isinstance(problem, (FileExistsError, NotADirectoryError)):
+            raise MisuseError(f"{path}: it is no folder (name a folder for the store)") from None
+        if isinstance(problem, MisuseError):
+            raise
         raise MisuseError(f"{path}: cannot be used as a store: {problem.strerror or problem}") from problem
-    except MisuseError:
-        os.close(root)
-        raise
 
 
 def _check(root: int, path: str) -> None:

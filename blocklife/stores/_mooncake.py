@@ -32,10 +32,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from attrs import frozen
+from attrs import define, evolve
 
 from blocklife.errors import MisuseError, to_install
 from blocklife.stores._areas import RegisteredMemory, check_key
+from blocklife.stores._calls import RunningCalls
 from blocklife.stores._protocol import Page, StoreOutcome
 
 _Answer = TypeVar("_Answer")
@@ -99,17 +100,17 @@ class _Client(Protocol):
     def close(self) -> int: ...
 
 
-@frozen
+@define
 class MooncakeStoreStatistics:
     """What a `MooncakeStore` has seen in this process, in values."""
 
-    full: int
+    full: int = 0
     """Not kept for lack of room."""
-    failed: int
+    failed: int = 0
     """Asked for by calls that failed."""
-    skipped: int
+    skipped: int = 0
     """Not asked for, because the master did not answer; their outcome is FAILED."""
-    last_error: str
+    last_error: str = ""
     """Why the latest of them was not kept or failed; empty if none did."""
 
 
@@ -119,40 +120,24 @@ class _Session:
     def __init__(self, client: _Client) -> None:
         self.client = client
         self._process = os.getpid()
-        # Invariant: `_calls` is the number of calls that run; the client is closed once `_closed` is set and it is 0.
-        self._changed = threading.Condition()
-        self._calls = 0
-        self._closed = False
+        self._calls = RunningCalls()
         _sessions.add(self)
 
     def call(self, what: Callable[[_Client], _Answer]) -> _Answer | None:
         """Call the client; None if it is closed, or if this process was forked from the one that opened it."""
         if os.getpid() != self._process:  # before the lock, which may have been held when this process was forked
             return None
-        with self._changed:
-            if self._closed:
-                return None
-            self._calls += 1
-        try:
-            return what(self.client)
-        finally:
-            with self._changed:
-                self._calls -= 1
-                self._changed.notify_all()
+        with self._calls.one() as is_open:
+            return what(self.client) if is_open else None
 
     def is_open(self) -> bool:
         """Whether a call would be made."""
-        return os.getpid() == self._process and not self._closed
+        return os.getpid() == self._process and not self._calls.closed
 
     def close(self) -> None:
         """Wait for the calls that run, and close the client. A second time does nothing."""
-        if os.getpid() != self._process:
-            return
-        with self._changed:
-            first, self._closed = not self._closed, True
-            self._changed.wait_for(lambda: not self._calls)
-            if first:
-                self.client.close()
+        if os.getpid() == self._process:
+            self._calls.close(self.client.close)
 
 
 _sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
@@ -215,8 +200,7 @@ class MooncakeStore:
         self._being_put: set[str] = set()
         self._lock = threading.Lock()
         self._rests_until = clock()
-        self._full = self._failed = self._skipped = 0
-        self._last_error = ""
+        self._counts = MooncakeStoreStatistics()
 
     # --- the protocol --------------------------------------------------------------------------------------------------
 
@@ -279,9 +263,7 @@ class MooncakeStore:
     def statistics(self) -> MooncakeStoreStatistics:
         """Counts since the start."""
         with self._lock:
-            return MooncakeStoreStatistics(
-                full=self._full, failed=self._failed, skipped=self._skipped, last_error=self._last_error
-            )
+            return evolve(self._counts)
 
     # --- calls ---------------------------------------------------------------------------------------------------------
 
@@ -352,11 +334,11 @@ class MooncakeStore:
             return _FAILED
         with self._lock:
             if code == _SKIPPED:
-                self._skipped += 1
+                self._counts.skipped += 1
                 return _FAILED
-            self._full += code == _NO_ROOM
-            self._failed += code != _NO_ROOM
-            self._last_error = f"{_REASONS.get(code, 'an error of the package')} (code {code})"
+            self._counts.full += code == _NO_ROOM
+            self._counts.failed += code != _NO_ROOM
+            self._counts.last_error = f"{_REASONS.get(code, 'an error of the package')} (code {code})"
         return _FULL if code == _NO_ROOM else _FAILED
 
 

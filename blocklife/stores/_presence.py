@@ -21,11 +21,12 @@ from itertools import islice
 from typing import TypeAlias
 from uuid import uuid4
 
-from attrs import frozen
+from attrs import define, evolve
 
 from blocklife.errors import MisuseError
 from blocklife.offload._lookup import Answer
 from blocklife.stores._breaker import CircuitBreaker
+from blocklife.stores._calls import TimedCall
 from blocklife.stores._entry import Identity
 from blocklife.stores._protocol import ContentStore, StoreOutcome
 
@@ -38,27 +39,27 @@ _FAILED_TTL_S = 1.0
 """How long a question that the store could not answer is a MISS."""
 
 
-@frozen
+@define
 class PresenceStatistics:
     """What a `Presence` has done so far."""
 
-    hits: int
+    hits: int = 0
     """Questions answered with HIT; likewise below."""
-    misses: int
-    retries: int
-    given_up: int
+    misses: int = 0
+    retries: int = 0
+    given_up: int = 0
     """Questions that the store has not answered in time; MISS."""
-    refused: int
+    refused: int = 0
     """Questions that were not asked, because the store was down or too many were waiting; MISS."""
-    calls: int
+    calls: int = 0
     """Calls of the store."""
-    failed: int
+    failed: int = 0
     """Calls that could not answer each of their questions."""
-    waiting: int
+    waiting: int = 0
     """Questions that wait for an answer now."""
-    answers: int
+    answers: int = 0
     """Answers that are kept now."""
-    last_error: str
+    last_error: str = ""
     """What the latest call raised, which no store may; empty if none did."""
 
 
@@ -98,15 +99,11 @@ class Presence:
         """When each answer is too old, and the answer."""
         self._questions: dict[Content, float] = {}
         self._unasked: dict[Content, None] = {}
-        self._calling_since: float | None = None
-        """When the call that runs began; None if none runs."""
-        self._hangs = False
-        """Whether the call that runs was told to the breaker as a failure already."""
+        self._call = TimedCall(patience_s)
         self._closing = False
         self._news = 0
         """How often questions were answered."""
-        self._hits = self._misses = self._retries = self._given_up = self._refused = self._calls = self._failed = 0
-        self._last_error = ""
+        self._counts = PresenceStatistics()
         self._thread = threading.Thread(target=self._run, name="blocklife-presence", daemon=True)
         self._thread.start()
 
@@ -134,9 +131,10 @@ class Presence:
             if self._unasked:
                 self._changed.notify_all()
         hits, misses = found.count(_HIT), found.count(_MISS)
-        self._hits += hits
-        self._misses += misses
-        self._retries += len(found) - hits - misses
+        counts = self._counts
+        counts.hits += hits
+        counts.misses += misses
+        counts.retries += len(found) - hits - misses
         return found
 
     def _ask_store(self, content: Content, now: float, accepts: bool) -> Answer:
@@ -146,10 +144,10 @@ class Presence:
         if since is not None:
             if now - since < self._patience_s:
                 return _RETRY
-            self._given_up += 1
+            self._counts.given_up += 1
             return _MISS
         if not accepts or len(self._questions) >= self._max_questions:
-            self._refused += 1
+            self._counts.refused += 1
             return _MISS
         self._questions[content] = now
         self._unasked[content] = None
@@ -186,18 +184,7 @@ class Presence:
     def statistics(self) -> PresenceStatistics:
         """Counts since the start."""
         with self._lock:
-            return PresenceStatistics(
-                hits=self._hits,
-                misses=self._misses,
-                retries=self._retries,
-                given_up=self._given_up,
-                refused=self._refused,
-                calls=self._calls,
-                failed=self._failed,
-                waiting=len(self._questions),
-                answers=len(self._known),
-                last_error=self._last_error,
-            )
+            return evolve(self._counts, waiting=len(self._questions), answers=len(self._known))
 
     def close(self, wait_s: float = 5.0) -> bool:
         """End the thread, and say whether it has ended; one whose call hangs ends when the store lets it go."""
@@ -209,12 +196,9 @@ class Presence:
 
     def _is_stuck(self, now: float) -> bool:
         """Whether the call that runs takes so long that nobody waits for another."""
-        if self._calling_since is None or now - self._calling_since < self._patience_s:
-            return False
-        if not self._hangs:
-            self._hangs = True
+        if self._call.look(now):
             self._breaker.failed()
-        return True
+        return self._call.hangs
 
     def _learn(self, space: bytes, contents: Sequence[tuple[int, bytes]], answer: Answer) -> None:
         with self._lock:
@@ -254,7 +238,7 @@ class Presence:
             batch = list(islice(self._unasked, self._batch))
             for content in batch:
                 del self._unasked[content]
-            self._calling_since = self._clock()
+            self._call.begin(self._clock())
             return batch
 
     def _look(self, batch: Sequence[Content]) -> list[bool | None]:
@@ -271,15 +255,14 @@ class Presence:
         parts = [outcomes[start : start + ranks] for start in range(0, len(outcomes), ranks)]
         found = [None if _FAILED in part else all(each is _OK for each in part) for part in parts]
         with self._changed:
-            self._calls += 1
-            self._failed += None in found
-            self._last_error = error or self._last_error
+            self._counts.calls += 1
+            self._counts.failed += None in found
+            self._counts.last_error = error or self._counts.last_error
         return found
 
     def _answer(self, batch: Sequence[Content], found: Sequence[bool | None]) -> None:
         with self._changed:
-            self._calling_since = None
-            self._hangs = False
+            self._call.end()
             self._news += 1
             now = self._clock()
             for content, is_there in zip(batch, found, strict=True):

@@ -23,8 +23,7 @@ from typing import Any
 
 import blocklife
 from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
-from blocklife.engines.toy._replay import Replay, ReplayOptions
-from blocklife.engines.toy._workload import generate_workload
+from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.ledger import Checking, Completion, Contract, JobId, Launched, Ledger, Limits, Result, Worker
 from blocklife.testing.worlds._format import make_world
 from tests.bench import microseconds

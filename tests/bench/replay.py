@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from blocklife.engines.toy._replay import Replay, ReplayOptions
-from blocklife.engines.toy._workload import generate_workload
+from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.ledger import Checking
 from tests.bench import Figure, Scale
 

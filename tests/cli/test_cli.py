@@ -24,7 +24,7 @@ import pytest
 from blocklife import __version__
 from blocklife.cli import main
 from blocklife.cli._built import examine
-from blocklife.engines.toy._replay import ReplayReport
+from blocklife.engines.toy import ReplayReport
 from tests.interrupts import interruptible
 from tests.programs import HANGS_S
 

@@ -16,46 +16,23 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from blocklife.copiers._cpu import CpuCopier
 from blocklife.copiers._faults import FaultRates, FaultyCopier
 from blocklife.copiers._protocol import Copier
 from blocklife.errors import MisuseError
-from blocklife.ledger import Limits
 from blocklife.ledger.records import ON_DEVICE, Completion, Direction, JobId, Result, TierTransfer, Transfer, Worker
+from tests.copiers.rig import LOAD, PLACES, RANK, STORE, WORDS, Words, faulty, job, numbers, tensors, transfer
 
-STORE, LOAD = Direction.STORE, Direction.LOAD
-RANK = Worker(3)
-PLACES, WORDS = 16, 4
-
-Tensor = NDArray[np.uint64]
 Build = Callable[..., CpuCopier]
-
-
-def tensors() -> tuple[Tensor, Tensor]:
-    words = np.arange(PLACES * WORDS, dtype=np.uint64).reshape(PLACES, WORDS)
-    return words + np.uint64(1_000), words + np.uint64(2_000)
-
-
-def job(number: int) -> JobId:
-    return JobId(1, number)
-
-
-def transfer(number: int, direction: Direction, source: list[int], target: list[int]) -> Transfer:
-    return Transfer(job(number), direction, np.array(source), np.array(target), (len(source),))
-
-
-def numbers(completions: list[Completion]) -> list[int]:
-    return [completion.job.number for completion in completions]
 
 
 @pytest.fixture
 def build() -> Iterator[Build]:
-    """Builds copiers on `tensors` unless told otherwise, and closes them."""
+    """Builds copiers of numpy on `tensors` unless told otherwise, and closes them."""
     built: list[CpuCopier] = []
 
-    def make(device: Tensor | None = None, host: Tensor | None = None, pace: int | None = None) -> CpuCopier:
+    def make(device: Words | None = None, host: Words | None = None, pace: int | None = None) -> CpuCopier:
         fresh = tensors()
         device, host = fresh[0] if device is None else device, fresh[1] if host is None else host
         built.append(CpuCopier(device, host, worker=RANK, blocks_per_poll=pace))
@@ -78,30 +55,12 @@ class Gate(np.ndarray[Any, Any]):
         """Replaced by each test."""
 
 
-def gated(before_read: Callable[[], None]) -> Tensor:
+def gated(before_read: Callable[[], None]) -> Words:
     kind = type("Gated", (Gate,), {"before_read": staticmethod(before_read)})
     return tensors()[0].view(kind)
 
 
 class TestCpuCopier:
-    @pytest.mark.parametrize("pace", [None, 1, 3, 100])
-    def test_moves_bytes_both_ways(self, build: Build, pace: int | None) -> None:
-        """Every target row holds its source row, all others are as before."""
-        device, host = tensors()
-        want_device, want_host = device.copy(), host.copy()
-        want_host[[7, 1, 4]] = device[[1, 2, 3]]
-        want_device[[9, 8]] = host[[10, 11]]
-        copier = build(device, host, pace)
-
-        copier.launch(transfer(1, STORE, [1, 2, 3], [7, 1, 4]))
-        copier.launch(transfer(2, LOAD, [10, 11], [9, 8]))
-        copier.wait([job(1), job(2)])
-
-        assert copier.poll() == [Completion(job(1), RANK, Result.OK), Completion(job(2), RANK, Result.OK)]
-        assert copier.poll() == []
-        np.testing.assert_array_equal(device, want_device)
-        np.testing.assert_array_equal(host, want_host)
-
     def test_moves_a_job_larger_than_one_slab(self, build: Build) -> None:
         """A job of several megabytes goes in several pieces and arrives whole."""
         device = np.arange(40 * 20_000, dtype=np.uint64).reshape(40, 20_000)
@@ -112,18 +71,6 @@ class TestCpuCopier:
         copier.wait([job(1)])
 
         np.testing.assert_array_equal(host, device[::-1])
-
-    def test_a_launch_takes_its_ids_with_it(self, build: Build) -> None:
-        """The caller may reuse the id arrays as soon as launch has returned."""
-        device, host = tensors()
-        copier = build(device, host, 1)
-        given = transfer(1, STORE, [1, 2], [3, 4])
-
-        copier.launch(given)
-        given.source[:] = given.target[:] = 0
-        copier.wait([job(1)])
-
-        np.testing.assert_array_equal(host[[3, 4]], device[[1, 2]])
 
     def test_pacing_is_exact_and_the_same_in_every_run(self, build: Build) -> None:
         """The poll in which each job lands depends on the calls alone: two blocks a poll and direction, over twenty runs."""
@@ -181,40 +128,6 @@ class TestCpuCopier:
         np.testing.assert_array_equal(device[9], before[1][9])
         assert numbers(copier.poll()) == [1, 2]
 
-    def test_wait_ignores_what_it_does_not_know(self, build: Build) -> None:
-        """Unknown and landed jobs are quiet; nothing else moves for them."""
-        copier = build(pace=1)
-        copier.launch(transfer(1, STORE, [1], [1]))
-        copier.wait([job(1), job(99)])
-        copier.wait([job(1), job(99)])
-        copier.wait([])
-
-        assert numbers(copier.poll()) == [1]
-
-    def test_each_direction_is_first_in_first_out(self, build: Build) -> None:
-        """Two stores to one slot leave the later one's bytes, and land in order."""
-        device, host = tensors()
-        copier = build(device, host, 3)
-        for number in range(1, 9):
-            copier.launch(transfer(number, STORE, [number], [0]))
-        landed = [number for _ in range(5) for number in numbers(copier.poll())]
-
-        assert landed == list(range(1, 9))
-        np.testing.assert_array_equal(host[0], device[8])
-
-    @pytest.mark.parametrize("bad", [PLACES, -1])
-    def test_an_error_becomes_a_result(self, build: Build, bad: int) -> None:
-        """A place that does not exist fails its own job; neighbours and polls go on."""
-        copier = build(pace=4)
-        copier.launch(transfer(1, STORE, [1, bad, 2], [1, 2, 3]))
-        copier.launch(transfer(2, STORE, [1], [4]))
-        copier.launch(transfer(3, LOAD, [bad], [4]))
-        copier.wait([job(1), job(2), job(3)])
-
-        assert [completion.result for completion in copier.poll()] == [Result.FAILED, Result.OK, Result.FAILED]
-        assert copier.statistics().num_failed == 2
-        assert "IndexError" in copier.statistics().last_error
-
     def test_a_failed_job_leaves_its_grant_to_nobody(self, build: Build) -> None:
         """Waiting for a job that fails early does not move the jobs behind it."""
         device, host = tensors()
@@ -248,41 +161,6 @@ class TestCpuCopier:
         assert {completion.result for completion in completions} == {Result.FAILED}
         assert not copier.busy()
 
-    def test_close_drains_ends_the_thread_and_may_be_repeated(self, build: Build) -> None:
-        """Everything queued has moved, may still be polled, and no thread outlives the copier."""
-        threads = set(threading.enumerate())
-        device, host = tensors()
-        copier = build(device, host, 1)
-        copier.launch(transfer(1, STORE, [1, 2, 3], [4, 5, 6]))
-        assert len(set(threading.enumerate()) - threads) == 1
-
-        copier.close()
-        copier.close()
-
-        assert set(threading.enumerate()) <= threads
-        np.testing.assert_array_equal(host[[4, 5, 6]], device[[1, 2, 3]])
-        assert numbers(copier.poll()) == [1]
-        assert not copier.busy()
-
-    def test_a_launch_after_close_is_refused(self, build: Build) -> None:
-        """The refusal names the job and the remedy, and nothing is queued."""
-        copier = build()
-        copier.close()
-        with pytest.raises(MisuseError, match=r"job 1\.1: cannot LAUNCH while the copier is CLOSED"):
-            copier.launch(transfer(1, STORE, [1], [1]))
-
-        assert not copier.busy()
-
-    def test_a_second_launch_of_a_job_is_refused(self, build: Build) -> None:
-        """A job that is out is not launched again; the first launch goes on."""
-        copier = build(pace=1)
-        copier.launch(transfer(1, STORE, [1], [1]))
-        with pytest.raises(MisuseError, match="launched once"):
-            copier.launch(transfer(1, LOAD, [1], [1]))
-        copier.poll()
-
-        assert numbers(copier.poll()) == [1]
-
     @pytest.mark.parametrize("pace", [0, -1])
     def test_a_pace_that_never_ends_is_refused(self, pace: int) -> None:
         with pytest.raises(MisuseError, match="never end a job"):
@@ -294,43 +172,6 @@ class TestCpuCopier:
             CpuCopier(device, host[:, 1:], worker=RANK)
         with pytest.raises(MisuseError, match="2-d uint64"):
             CpuCopier(device, host[0], worker=RANK)
-
-    @pytest.mark.parametrize(
-        ("num_blocks", "num_slots", "each", "said"),
-        [
-            (17, 4, 1, "the device has 16 blocks, and the ledger 17"),
-            (8, 17, 1, "the host has 16 places, and the ledger needs 17"),
-            (8, 6, 3, "the host has 16 places, and the ledger needs 18: num_slots=6, with 3 places each"),
-        ],
-        ids=["blocks", "slots", "slots of chunks"],
-    )
-    def test_memory_that_is_smaller_than_the_ledger_is_refused(
-        self, num_blocks: int, num_slots: int, each: int, said: str
-    ) -> None:
-        """Before a thread starts; without this the first copy of a place that is not there would fail, long after."""
-        threads, limits = threading.active_count(), Limits(num_blocks=num_blocks, num_slots=num_slots)
-        with pytest.raises(MisuseError, match=said):
-            CpuCopier(*tensors(), worker=RANK, limits=limits, places_per_slot=each)
-        assert threading.active_count() == threads
-
-    def test_memory_as_large_as_the_ledger_is_taken(self) -> None:
-        CpuCopier(*tensors(), worker=RANK, limits=Limits(num_blocks=PLACES, num_slots=PLACES)).close()
-        CpuCopier(*tensors(), worker=RANK, limits=Limits(num_blocks=PLACES, num_slots=4), places_per_slot=4).close()
-
-    def test_slot_without_places_is_refused(self) -> None:
-        with pytest.raises(MisuseError, match="places_per_slot must be at least 1, not 0"):
-            CpuCopier(*tensors(), worker=RANK, limits=Limits(num_blocks=4, num_slots=4), places_per_slot=0)
-
-    def test_busy_until_the_last_completion_was_polled(self, build: Build) -> None:
-        copier = build(pace=1)
-        idle = copier.busy()
-        copier.launch(transfer(1, STORE, [1], [1]))
-        queued = copier.busy()
-        copier.wait([job(1)])
-        landed = copier.busy()
-        copier.poll()
-
-        assert (idle, queued, landed, copier.busy()) == (False, True, True, False)
 
     def test_unpaced_moves_at_once_and_polls_without_waiting(self, build: Build) -> None:
         """While the thread stands at the gate a poll returns empty; once let through, it lands without a poll."""
@@ -441,8 +282,8 @@ class TestCpuCopier:
 class NaiveCopier:
     """The second truth: no thread, no lock, one block at a time. A granted block moves when the grant is given."""
 
-    device: Tensor
-    host: Tensor
+    device: Words
+    host: Words
     pace: int
     queues: dict[Direction, list[tuple[int, Transfer, int]]] = attrs.field(factory=lambda: {STORE: [], LOAD: []})
     landed: list[tuple[int, JobId]] = attrs.field(factory=list)
@@ -519,28 +360,12 @@ def test_walk_agrees_with_the_naive_copier(build: Build, seed: int) -> None:
     np.testing.assert_array_equal(host, naive.host)
 
 
-def faulty(inner: Copier, seed: int = 0, late_polls_max: int = 5, **rates: float) -> FaultyCopier[Transfer]:
-    return FaultyCopier(inner, FaultRates(**rates), np.random.default_rng(seed), late_polls_max=late_polls_max)
-
-
 def drive(copier: Copier, polls: int) -> list[tuple[int, int, Result]]:
     """Poll so many times: (poll, job, result) of each report."""
     return [(number, completion.job.number, completion.result) for number in range(polls) for completion in copier.poll()]
 
 
 class TestFaultyCopier:
-    def test_without_faults_is_the_inner_copier(self, build: Build) -> None:
-        """All rates 0: same landings, same bytes, same worker."""
-        logs = []
-        for wrap in (False, True):
-            inner: Copier = build(pace=1)
-            copier = faulty(inner) if wrap else inner
-            for number in (1, 2, 3):
-                copier.launch(transfer(number, STORE, [1, 2], [number, 9]))
-            logs.append((copier.worker, drive(copier, 10), copier.busy()))
-
-        assert logs[0] == logs[1]
-
     def test_fail_moves_half_and_says_so(self, build: Build) -> None:
         """The first half of the blocks arrives, of a single block none; the result is FAILED."""
         device, host = tensors()
@@ -749,35 +574,6 @@ class TestFaultyCopier:
             faulty(copier, late_polls_max=0)
 
         assert copier.statistics().num_launched == 1
-
-
-class TestFaultRates:
-    def test_parse_reads_what_str_writes(self) -> None:
-        rates = FaultRates(fail=0.25, never=1.0)
-
-        assert FaultRates.parse(str(rates)) == rates
-        assert FaultRates.parse("never=1, fail=.25") == rates
-        assert FaultRates.parse("default") == FaultRates.default()
-
-    @pytest.mark.parametrize(
-        ("text", "trouble"),
-        [
-            ("", "unknown"),
-            ("fial=0.1", "unknown"),
-            ("fail=0.1,fail=0.2", "named twice"),
-            ("late=often", "not a number"),
-            ("late", "not a number"),
-            ("twice=1.5", "not a share"),
-            ("twice=-1", "not a share"),
-            ("never=nan", "not a share"),
-            ("fail=0.1,", "unknown"),
-        ],
-    )
-    def test_nonsense_is_refused_in_one_line(self, text: str, trouble: str) -> None:
-        with pytest.raises(MisuseError, match=trouble) as refused:
-            FaultRates.parse(text)
-
-        assert "\n" not in str(refused.value)
 
 
 class Shelf:

@@ -19,18 +19,7 @@ from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfe
 from blocklife.ledger.records import Launched, Seal, TierTransfer
 from blocklife.lifecycle import Transition
 from blocklife.states import BlockLife, JobLife
-
-STORE, LOAD = Direction.STORE, Direction.LOAD
-
-
-def job(number: int) -> JobId:
-    return JobId(1, number)
-
-
-def transfer(
-    number: int, direction: Direction = STORE, source: Collection[int] = (1,), target: Collection[int] = (0,)
-) -> Transfer:
-    return Transfer(job(number), direction, np.array([*source]), np.array([*target]), (len(source),))
+from tests.copiers.rig import LOAD, STORE, job, transfer
 
 
 def plan(*, loads: Collection[int] = (), stores: Collection[int] = (), flushes: Collection[int] = (), number: int = 1) -> Plan:

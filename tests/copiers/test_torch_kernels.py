@@ -42,10 +42,10 @@ from blocklife.copiers.torch._pieces import (
     word_of_pages,
 )
 from blocklife.ledger.records import Direction
+from tests.copiers.rig import LOAD, STORE
 from tests.copiers.test_torch_layout import Shape, layer, rows, runs, shapes, transfer
 from tests.programs import HANGS_S
 
-STORE, LOAD = Direction.STORE, Direction.LOAD
 CPU = torch.device("cpu")
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed (it comes with torch for CUDA)")

@@ -20,25 +20,11 @@ from blocklife.copiers.torch._layout import CopyLayout, KvCache, Pages
 from blocklife.copiers.torch._moves import RunMover, flat_bytes
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import ON_DEVICE, Direction, JobId, Transfer
+from tests.copiers.rig import LOAD, STORE, Rows
 
-STORE, LOAD = Direction.STORE, Direction.LOAD
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64)
 
 Bytes = NDArray[np.uint8]
-
-
-@define(eq=False)
-class Rows:
-    """The host's end, plain."""
-
-    regions: list[torch.Tensor]
-    pinned: bool = False
-
-    def region(self, index: int) -> torch.Tensor:
-        return self.regions[index]
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 def noise(nbytes: int, seed: int) -> torch.Tensor:

@@ -34,9 +34,9 @@ from blocklife.copiers.torch._moves import (
 from blocklife.copiers.torch._streams import CudaDevice, CudaStream
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import ON_DEVICE, Direction, Ids
-from tests.copiers.test_torch_layout import Rows, noise
+from tests.copiers.rig import LOAD, STORE, Rows
+from tests.copiers.test_torch_layout import noise
 
-STORE, LOAD = Direction.STORE, Direction.LOAD
 CPU = torch.device("cpu")
 INVALID_VALUE, NOT_FOUND = 1, 500
 NAMES = {INVALID_VALUE: b"CUDA_ERROR_INVALID_VALUE", NOT_FOUND: b"CUDA_ERROR_NOT_FOUND"}

@@ -29,8 +29,8 @@ from blocklife.copiers.torch._streams import DeviceLostError
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
 from blocklife.testing._fake_device import FakeDevice, Operation, Span, StuckError, conflict
+from tests.copiers.rig import LOAD, STORE, Rows
 
-STORE, LOAD = Direction.STORE, Direction.LOAD
 BLOCKS, PLACES = 6, 6
 SEEDS = range(40)
 
@@ -38,20 +38,6 @@ Choose = Callable[[int], int]
 """Asks for a number below the given one."""
 
 Answer = TypeVar("Answer")
-
-
-@define(eq=False)
-class Rows:
-    """The host's end, plain."""
-
-    regions: list[torch.Tensor]
-    pinned: bool = True
-
-    def region(self, index: int) -> torch.Tensor:
-        return self.regions[index]
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 @define(eq=False)

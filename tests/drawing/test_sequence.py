@@ -34,8 +34,7 @@ from blocklife.drawing._sequence import Band, Item, Message, Note, Party, PartyS
 from blocklife.drawing._sequence_svg import SIZE, TITLE_SIZE, svg
 from blocklife.drawing._text_width import prose_width
 from blocklife.drawing._theme import Theme
-from blocklife.engines.toy._replay import Replay, ReplayOptions
-from blocklife.engines.toy._workload import generate_workload
+from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.ledger import GroupTransfer, Store
 from blocklife.recording import Recorder
 from blocklife.recording._lives import Lives, RecordedStep

@@ -13,15 +13,14 @@ import torch
 
 from blocklife.cli import main
 from blocklife.copiers._faults import FaultRates
+from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.engines.toy import _tensors as tensors
-from blocklife.engines.toy._replay import Replay, ReplayOptions
 from blocklife.engines.toy._tensors import TensorDevice, TensorMemory
-from blocklife.engines.toy._workload import generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
-from tests.toy.test_replay import BAD_DAY, assert_clean, run
-from tests.toy.test_replay_copiers import CASES, check_agreement, check_case, check_wrong_copies, world
+from tests.toy.test_replay_copiers import CASES, check_agreement, check_case, check_wrong_copies
 from tests.toy.test_replay_tensors import check_walk, check_wrong_bit
+from tests.toy.worlds import BAD_DAY, assert_clean, run, world
 
 pytestmark = pytest.mark.gpu
 

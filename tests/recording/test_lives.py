@@ -18,8 +18,7 @@ from attrs import define, field
 from blocklife.copiers._faults import FaultRates
 from blocklife.core import _couplings as couplings
 from blocklife.core._columns import Core
-from blocklife.engines.toy._replay import Replay, ReplayOptions
-from blocklife.engines.toy._workload import generate_workload
+from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, GroupTransfer, Launched, Ledger, LedgerTransition, Result, Worker
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK

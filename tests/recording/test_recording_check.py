@@ -20,8 +20,7 @@ import pytest
 
 from blocklife.cli import main
 from blocklife.copiers._faults import FaultRates
-from blocklife.engines.toy._replay import Replay, ReplayOptions
-from blocklife.engines.toy._workload import generate_workload
+from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Contract, GroupTransfer, Ledger, Result, Store, Worker
 from blocklife.offload import Mode

@@ -24,8 +24,7 @@ import pytest
 
 from blocklife.cli import main
 from blocklife.copiers._faults import FaultRates
-from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
-from blocklife.engines.toy._workload import generate_workload
+from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport, generate_workload
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.recording import Recorder
 from blocklife.recording._statistics import POINTS_MAX, RunStatistics, Spans, count_file, spell_time

@@ -234,7 +234,7 @@ def fork(address: str) -> None:
     held, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with client.store._put_ended, client.store._session._changed:
+        with client.store._put_ended, client.store._session._calls._changed:
             held.set()
             go_on.wait()
 

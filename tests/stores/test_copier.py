@@ -29,102 +29,22 @@ from tests.disks import small_disk
 from tests.programs import HANGS_S
 from tests.stores.arena import value
 from tests.stores.fakes import Seconds
-
-DEMOTE, PROMOTE = Direction.DEMOTE, Direction.PROMOTE
-SLOT_BYTES = 5_000
-IDENTITY = Identity(model="m", dtype="d", groups="full:4", blocks_per_chunk=1, slot_bytes=SLOT_BYTES, num_ranks=2)
-STRIDE = 8_192
-NUM_SLOTS = 64
-
-EMPTY = 0xEE
-"""What a slot holds that nothing was written to."""
-
-
-class Rig:
-    """A copier over a store, with slots of its own."""
-
-    def __init__(
-        self, store: ContentStore, rank: int = 0, *, entries: int = 4, identity: Identity = IDENTITY, **more: object
-    ) -> None:
-        self.host: NDArray[np.uint8] = np.full((NUM_SLOTS, SLOT_BYTES), EMPTY, np.uint8)
-        self.clock = Seconds()
-        threads = int(str(more.get("num_threads", 2)))
-        self.copier = StoreCopier(
-            store,
-            self.host,
-            identity,
-            worker=Worker(rank),
-            staging_bytes=entries * threads * STRIDE,
-            clock=self.clock,
-            **more,  # type: ignore[arg-type]
-        )
-        self._numbers = 0
-
-    def transfer(self, direction: Direction, slots: Sequence[int], keys: Sequence[object], space: bytes = b"") -> TierTransfer:
-        self._numbers += 1
-        return TierTransfer(
-            JobId(1, self._numbers),
-            direction,
-            np.array(slots, np.int64),
-            bytes(len(slots)),
-            tuple(repr(key).encode() for key in keys),
-            space,
-        )
-
-    def launch(self, direction: Direction, slots: Sequence[int], keys: Sequence[object], space: bytes = b"") -> JobId:
-        transfer = self.transfer(direction, slots, keys, space)
-        self.copier.launch(transfer)
-        return transfer.job
-
-    def run(self, direction: Direction, slots: Sequence[int], keys: Sequence[object], space: bytes = b"") -> Completion:
-        """Launch one job, wait for it, and give its report."""
-        job = self.launch(direction, slots, keys, space)
-        self.copier.wait([job])
-        (completion,) = self.copier.poll()
-        assert completion.job == job
-        return completion
-
-    def fill(self, slots: Sequence[int], keys: Sequence[object]) -> None:
-        for slot, key in zip(slots, keys, strict=True):
-            self.host[slot] = np.frombuffer(value(key, SLOT_BYTES), np.uint8)
-
-    def put(self, keys: Sequence[object], space: bytes = b"") -> None:
-        """Demote some content, all of which must be taken."""
-        self.fill(range(len(keys)), keys)
-        assert self.run(DEMOTE, range(len(keys)), keys, space).missing == ()
-        self.host[:] = EMPTY
-
-    def holds(self, slot: int, key: object) -> bool:
-        return bytes(self.host[slot]) == value(key, SLOT_BYTES)
-
-    def is_empty(self, slot: int) -> bool:
-        return bool((self.host[slot] == EMPTY).all())
-
+from tests.stores.rig import DEMOTE, EMPTY, IDENTITY, NUM_SLOTS, PROMOTE, SLOT_BYTES, STRIDE, Rig, name
 
 Make = Callable[..., Rig]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[tuple[Rig, ContentStore]] = []
+    made: list[Rig] = []
 
     def make(store: ContentStore, rank: int = 0, **more: object) -> Rig:
-        rig = Rig(store, rank, **more)  # type: ignore[arg-type]
-        made.append((rig, store))
-        return rig
+        made.append(Rig(store, rank, **more))  # type: ignore[arg-type]
+        return made[-1]
 
     yield make
-    for rig, store in made:
-        if isinstance(store, FaultyStore):
-            store.release()
-        rig.copier.close()
-        for thread in rig.copier._threads:
-            thread.join(HANGS_S)
-            assert not thread.is_alive()
-
-
-def name(key: object, rank: int = 0, space: bytes = b"", identity: Identity = IDENTITY) -> bytes:
-    return identity.name(space, 0, rank, repr(key).encode())
+    for rig in made:
+        rig.close()
 
 
 # --- content -----------------------------------------------------------------------------------------------------------
@@ -210,40 +130,6 @@ def test_content_that_the_store_has_is_not_put_again(make: Make) -> None:
     assert rig.copier.statistics().already_there == 3
     assert rig.copier.statistics().demoted == 4
     assert all(store.values[key] is kept for key, kept in before.items())
-
-
-def flip(entry: bytes, at: int) -> bytes:
-    return entry[:at] + bytes([entry[at] ^ 4]) + entry[at + 1 :]
-
-
-SPOILT: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "a bit of the payload": (lambda entry: flip(entry, HEADER_BYTES + 77), "damaged"),
-    "the last bit": (lambda entry: flip(entry, len(entry) - 1), "damaged"),
-    "a bit of the header": (lambda entry: flip(entry, 40), "damaged"),
-    "the magic": (lambda entry: flip(entry, 0), "foreign"),
-    "the version": (lambda entry: flip(entry, 8), "foreign"),
-    "cut": (lambda entry: entry[:-1], "damaged"),
-    "empty": (lambda _: b"", "damaged"),
-    "zeros": (lambda entry: bytes(len(entry)), "foreign"),
-}
-
-
-@pytest.mark.parametrize("how", SPOILT)
-def test_spoilt_entry_is_a_miss_and_is_removed(make: Make, how: str) -> None:
-    """No byte of it reaches a slot; it is counted; the next demotion heals it."""
-    spoil, count = SPOILT[how]
-    store = MemoryStore()
-    rig = make(store)
-    rig.put("abc")
-    store.values[name("b")] = spoil(store.values[name("b")])
-
-    assert rig.run(PROMOTE, range(3), "abc").missing == (1,)
-    assert [rig.is_empty(slot) for slot in range(3)] == [False, True, False]
-    assert getattr(rig.copier.statistics(), count) == 1
-    assert name("b") not in store.values
-    rig.put("b")
-    assert rig.run(PROMOTE, [9], "b").missing == ()
-    assert rig.holds(9, "b")
 
 
 def test_entry_of_something_else_under_this_name_is_foreign(make: Make) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import attrs
 import pytest
 
-from blocklife.errors import MisuseError
 from blocklife.stores import FaultyStore, StoreFaultRates, StoreOutcome
 from blocklife.testing import MemoryStore
 from tests.stores.arena import Arena, key, value
@@ -119,35 +117,3 @@ def test_hanging_call_waits_until_it_is_released() -> None:
     assert store.statistics().hanging == 0
     assert store.statistics().hung == 1
     assert not store.wait_until_hanging(timeout_s=0.0)
-
-
-def test_rates_are_parsed() -> None:
-    assert StoreFaultRates.parse("flip=0.5, lose=1") == StoreFaultRates(flip=0.5, lose=1.0)
-    assert StoreFaultRates.parse("default") == StoreFaultRates.default()
-    assert StoreFaultRates.parse(str(StoreFaultRates.default())) == StoreFaultRates.default()
-    assert all(0 <= rate < 0.1 for rate in attrs.asdict(StoreFaultRates.default()).values())
-    assert StoreFaultRates.parse("below_flip=0.5,below_lose=1", prefix="below_") == StoreFaultRates(flip=0.5, lose=1.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "unknown"),
-        ("burn=1", "unknown"),
-        ("flip=1,flip=1", "named twice"),
-        ("flip=x", "is not a number"),
-        ("flip=1.5", "is not a share of the keys"),
-        ("flip=nan", "is not a share of the keys"),
-    ],
-)
-def test_wrong_rates_are_refused(text: str, says: str) -> None:
-    with pytest.raises(MisuseError, match=says):
-        StoreFaultRates.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [("flip=1", "'flip': unknown .write below_fail="), ("below_flip=2", "is not a share")]
-)
-def test_rates_with_a_prefix_are_named_with_it(text: str, says: str) -> None:
-    with pytest.raises(MisuseError, match=says):
-        StoreFaultRates.parse(text, prefix="below_")

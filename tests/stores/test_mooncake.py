@@ -226,14 +226,6 @@ def test_what_is_no_master_is_a_clear_error(address: str) -> None:
     assert "protocol 'carrier'" in opening_fails(f"{address}?protocol=carrier")
 
 
-def test_environment_is_left_as_it_was(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "1500")
-    before = dict(os.environ)
-    open_store(address).close()
-
-    assert dict(os.environ) == before
-
-
 # --- faults --------------------------------------------------------------------------------------------------------------
 
 

@@ -78,14 +78,6 @@ def test_check_fails_for_a_store_that_is_wrong(name: str) -> None:
     assert "Error" not in found.says.replace("MisuseError", "")
 
 
-@pytest.mark.parametrize("name", [name for name in BROKEN if name not in TWICE])
-def test_check_passes_for_a_store_that_is_right(name: str) -> None:
-    """The same checks, so that what a broken store fails is what is broken in it."""
-    (found,) = check_store(lambda: MemoryStore(32 << 20), capacity=32 << 20, names=[name])
-
-    assert found.verdict is PASSED, found.says
-
-
 def test_store_that_raises_or_hangs_fails() -> None:
     """The suite goes on, and ends."""
     released = threading.Event()
@@ -270,10 +262,3 @@ def test_command_evicts_nothing_of_a_folder_in_use(tmp_path: Path, capsys: pytes
     assert main(["store", "check", f"fs:{tmp_path}:2M", "--only", "small_values"]) == 2
     assert main(["store", "check", f"fs:{tmp_path}"]) == 0
     assert sorted(tmp_path.glob("??/*")) == before
-
-
-def test_files_are_a_store_for_authors(tmp_path: Path) -> None:
-    """As an author of another store writes it, in one line."""
-    assert_store(lambda: FileStore(tmp_path, 48 << 20), capacity=48 << 20)
-
-    assert list(tmp_path.glob("??/*")) == []

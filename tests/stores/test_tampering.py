@@ -9,74 +9,50 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from blocklife.ledger.records import Direction, JobId, Result, TierTransfer, Worker
-from blocklife.stores import FileStore, Identity, StoreCopier, StoreOutcome
-from tests.stores.arena import value
+from blocklife.stores import FileStore
+from tests.stores.rig import DEMOTE, EMPTY, IDENTITY, PROMOTE, Rig, name
 
-SLOT_BYTES = 20_000
-IDENTITY = Identity(model="m", dtype="d", groups="full:4", blocks_per_chunk=1, slot_bytes=SLOT_BYTES, num_ranks=1)
-KEYS = tuple(b"%d" % number for number in range(6))
-EMPTY = 0xEE
+KEYS = range(6)
+SIZE = IDENTITY.entry_bytes
 
 
-class Machine:
-    """One process's slots, copier and store."""
+class Machine(Rig):
+    """One process's store of files, with its slots and copier."""
 
-    def __init__(self, path: Path, identity: Identity = IDENTITY) -> None:
-        self.store = FileStore(path, 1 << 20)
-        self.host = np.full((len(KEYS), identity.slot_bytes), EMPTY, np.uint8)
-        self.copier = StoreCopier(self.store, self.host, identity, worker=Worker(0), staging_bytes=1 << 18)
-        self._jobs = 0
-
-    def run(self, direction: Direction) -> tuple[int, ...]:
-        """Move all slots; the positions that are missing."""
-        self._jobs += 1
-        job = JobId(1, self._jobs)
-        self.copier.launch(TierTransfer(job, direction, np.arange(len(KEYS)), bytes(len(KEYS)), KEYS, b""))
-        self.copier.wait([job])
-        (report,) = self.copier.poll()
-        assert report.result is Result.OK
-        return report.missing
+    def __init__(self, path: Path) -> None:
+        self.files = FileStore(path, 1 << 20)
+        super().__init__(self.files)
 
     def demote(self) -> tuple[int, ...]:
-        """Fill all slots and demote them; the positions that are missing."""
-        for slot, key in enumerate(KEYS):
-            self.host[slot] = np.frombuffer(value(key, self.host.shape[1]), np.uint8)
-        return self.run(Direction.DEMOTE)
+        """Fill slots and demote them; the positions that are missing."""
+        self.fill(KEYS, KEYS)
+        return self.run(DEMOTE, KEYS, KEYS).missing
 
     def promote(self) -> tuple[int, ...]:
         """Those that are missing; the others are checked, and that nothing was written for those that are."""
         self.host[:] = EMPTY
-        missing = self.run(Direction.PROMOTE)
-        for slot, key in enumerate(KEYS):
-            expected = bytes([EMPTY]) * self.host.shape[1] if slot in missing else value(key, self.host.shape[1])
-            assert bytes(self.host[slot]) == expected
+        missing = self.run(PROMOTE, KEYS, KEYS).missing
+        assert all(self.is_empty(slot) if slot in missing else self.holds(slot, slot) for slot in KEYS)
         return missing
 
     def close(self) -> None:
-        self.copier.close()
-        self.store.close()
+        super().close()
+        self.files.close()
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
-    made: list[Machine] = []
-
-    def make(identity: Identity = IDENTITY) -> Machine:
-        made.append(Machine(tmp_path, identity))
-        return made[-1]
-
-    yield make
+def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+    made = Machine(tmp_path), Machine(tmp_path)
+    yield made
     for machine in made:
         machine.close()
 
 
 def path_of(folder: Path, number: int) -> Path:
-    name = IDENTITY.name(b"", 0, 0, KEYS[number]).hex()
-    return folder / name[:2] / name
+    entry = name(number).hex()
+    return folder / entry[:2] / entry
 
 
 def write_at(path: Path, offset: int, data: bytes) -> None:
@@ -112,24 +88,27 @@ def link(path: Path) -> None:
 TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "removed": (Path.unlink, "absent"),
     "empty": (lambda path: os.truncate(path, 0), "damaged"),
-    "cut": (lambda path: os.truncate(path, 10_000), "damaged"),
+    "cut": (lambda path: os.truncate(path, SIZE - 1), "damaged"),
     "cut to its header": (lambda path: os.truncate(path, 256), "damaged"),
-    "longer": (lambda path: os.truncate(path, 30_000), "damaged"),
-    "a bit of the payload": (lambda path: flip(path, 19_000), "damaged"),
+    "longer": (lambda path: os.truncate(path, 2 * SIZE), "damaged"),
+    "a bit of the payload": (lambda path: flip(path, 300), "damaged"),
+    "the last bit": (lambda path: flip(path, SIZE - 1), "damaged"),
     "a bit of the header": (lambda path: flip(path, 60), "damaged"),
-    "a hole": (lambda path: write_at(path, 4096, bytes(8192)), "damaged"),
+    "a hole": (lambda path: write_at(path, 1024, bytes(2048)), "damaged"),
+    "the magic": (lambda path: flip(path, 0), "foreign"),
     "another version": (old_version, "foreign"),
     "another entry": (other_entry, "foreign"),
+    "zeros": (lambda path: write_at(path, 0, bytes(SIZE)), "foreign"),
     "a text": (lambda path: write_at(path, 0, b"To whom it may concern"), "foreign"),
     "a link": (link, "absent"),
 }
 
 
 @pytest.mark.parametrize("how", TAMPERED)
-def test_entry_that_was_tampered_with_is_a_counted_miss(how: str, machines: Callable[..., Machine], tmp_path: Path) -> None:
+def test_entry_that_was_tampered_with_is_a_counted_miss(how: str, machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     """By a process that finds it later; the next demotion heals it, and all processes have it again."""
     tamper, count = TAMPERED[how]
-    first, second = machines(), machines()
+    first, second = machines
     assert first.demote() == ()
     tamper(path_of(tmp_path, 2))
 
@@ -138,29 +117,3 @@ def test_entry_that_was_tampered_with_is_a_counted_miss(how: str, machines: Call
     assert second.copier.statistics().promoted == 5
     assert first.demote() == ()
     assert second.promote() == first.promote() == ()
-
-
-def test_two_geometries_share_a_folder(machines: Callable[..., Machine]) -> None:
-    """Neither sees the other's content, though keys are equal; both keep theirs."""
-    small = Identity(model="m", dtype="d", groups="full:4", blocks_per_chunk=1, slot_bytes=900, num_ranks=1)
-    one, two = machines(), machines(small)
-    assert one.demote() == ()
-    assert two.promote() == tuple(range(6))
-    assert two.demote() == ()
-
-    assert one.promote() == two.promote() == ()
-    assert one.copier.statistics().foreign == two.copier.statistics().foreign == 0
-
-
-def test_folder_that_goes_away_costs_content_only(machines: Callable[..., Machine], tmp_path: Path) -> None:
-    """All is missing while it is gone; a new folder of its name is taken up again."""
-    machine = machines()
-    assert machine.demote() == ()
-    shutil.rmtree(tmp_path)
-    assert machine.promote() == tuple(range(6))
-    assert machine.demote() == tuple(range(6))
-    tmp_path.mkdir()
-    machine.demote()  # finds it
-
-    assert machine.demote() == machine.promote() == ()
-    assert machine.store.exists([IDENTITY.name(b"", 0, 0, KEYS[0])]) == [StoreOutcome.OK]

@@ -8,14 +8,11 @@ books checked, once with what the workers saw and the bytes alone.
 from __future__ import annotations
 
 import json
-import random
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy as clone
 from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import pytest
 
 from blocklife.cli import main
@@ -27,89 +24,19 @@ from blocklife.core import _moves as moves
 from blocklife.core._columns import Blocks, Core
 from blocklife.core._rules import PlaceMove
 from blocklife.core._tables import LAND, LOAD, RULES, RULES_OF
+from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport, WorkloadRequest, generate_workload
 from blocklife.engines.toy import _engine as engine
 from blocklife.engines.toy import _sequences as sequences
-from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
-from blocklife.engines.toy._workload import WorkloadRequest, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Direction
 from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import ID_MASK
 from blocklife.lifecycle import Event
-from blocklife.offload import Mode
+from blocklife.offload import FullAttention, Geometry, Mamba, SlidingWindow
 from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.states import MACHINES, Block, BlockLife, Job
 from tests.planting import planted
-
-STEPS_MAX = 60_000
-"""No small world needs so many; what does, hangs."""
-
-TIMINGS = ("scheduler_us_per_step", "seconds")
-BAD_DAY = FaultRates(fail=0.1, late=0.1, twice=0.1, reorder=0.1, never=0.05)
-
-
-def chats(requests: int = 12, seed: int = 0, **changes: Any) -> list[WorkloadRequest]:
-    """Short conversations that come fast and share much."""
-    given: dict[str, Any] = {
-        "max_input_length": 1_500,
-        "mean_first_prompt_tokens": 400,
-        "mean_new_prompt_tokens": 150,
-        "mean_output_tokens": 30,
-        "num_system_prompts": 2,
-        "system_prompt_tokens": 600,
-        "mean_turns": 3,
-        "mean_think_s": 0.1,
-        "requests_per_second": 50,
-    }
-    return generate_workload(requests=requests, seed=seed, **{**given, **changes})
-
-
-def blocks_of(request: WorkloadRequest, block_tokens: int) -> int:
-    return -(-(request.input_length + request.output_length - 1) // block_tokens)
-
-
-def longest(workload: Sequence[WorkloadRequest], block_tokens: int) -> int:
-    return max(blocks_of(request, block_tokens) for request in workload)
-
-
-def options(workload: Sequence[WorkloadRequest], **changes: Any) -> ReplayOptions:
-    """A small world: blocks for two of the longest requests, a host tier for some more."""
-    block_tokens = changes.get("block_tokens", 64)
-    most = longest(workload, block_tokens)
-    given: dict[str, Any] = {
-        "gpu_blocks": 2 * most + 1,
-        "host_slots": 4 * most,
-        "block_bytes": 16,
-        "block_tokens": block_tokens,
-        "link_blocks": 4,
-        "max_jobs": 4,
-        "deadline": 16,
-    }
-    return ReplayOptions(**{**given, **changes})
-
-
-def run(
-    workload: Sequence[WorkloadRequest], chosen: ReplayOptions, watch: Callable[[Replay], None] = lambda _: None
-) -> ReplayReport:
-    """Replay to the end; a world that does not end, and a thread that outlives it, fail."""
-    replay = Replay(workload, chosen)
-
-    def tick() -> None:
-        watch(replay)
-        if replay.engine.counts.steps > STEPS_MAX:
-            pytest.fail(f"no end after {STEPS_MAX} steps: {chosen}")
-
-    report = replay.run(progress=tick)
-
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("blocklife")]
-    return report
-
-
-def assert_clean(report: ReplayReport) -> None:
-    assert report.violation_messages == []
-    assert (report.corrupt_blocks, report.leaked_places, report.violations) == (0, 0, 0)
-    assert report.clean
-
+from tests.toy.worlds import BAD_DAY, HYBRID, assert_clean, chats, longest, options, random_world, run, untimed, world
 
 # --- clean runs ---------------------------------------------------------------------------------------------------------
 
@@ -131,17 +58,13 @@ def test_replay_is_clean(contract: Contract, workers: int, checking: Checking, f
     assert report.bytes_loaded == report.blocks_loaded * 16 * workers
 
 
-@pytest.mark.parametrize("faults", [None, BAD_DAY], ids=["calm", "faults"])
-def test_replay_is_a_function_of_its_options(faults: FaultRates | None) -> None:
-    """Twice the same run gives twice the same report, the two timings apart."""
+@pytest.mark.parametrize(("faults", "copier"), [(None, "cpu"), (BAD_DAY, "cpu"), (BAD_DAY, "torch")])
+def test_replay_is_a_function_of_its_options(faults: FaultRates | None, copier: str) -> None:
+    """Twice the same run gives twice the same report, the two timings apart; CPU tensors leave nothing to chance either."""
     workload = chats(25)
-    chosen = options(workload, faults=faults, workers=2, seed=5)
-    first, second = (attrs.asdict(run(workload, chosen)) for _ in range(2))
-    for report in (first, second):
-        for timing in TIMINGS:
-            del report[timing]
+    chosen = options(workload, faults=faults, workers=2, seed=5, copier=copier)
 
-    assert first == second
+    assert untimed(run(workload, chosen)) == untimed(run(workload, chosen))
 
 
 def test_replay_seed_changes_the_faults() -> None:
@@ -158,7 +81,7 @@ def test_replay_accounts_for_every_token(contract: Contract, gpu_share: int) -> 
     """A token is computed, hit on the device or loaded: exactly once each, unless blocks were given up and made again."""
     workload = chats(30, mean_output_tokens=80)
     goals = sum(request.input_length + request.output_length - 1 for request in workload)
-    report = run(workload, options(workload, contract=contract, gpu_blocks=gpu_share * longest(workload, 64) + 3, max_jobs=16))
+    report = run(workload, options(workload, contract=contract, gpu_blocks=gpu_share * longest(workload) + 3, max_jobs=16))
     found = report.tokens_computed + report.tokens_hit_gpu + report.tokens_hit_host
 
     assert_clean(report)
@@ -219,7 +142,9 @@ TIGHT: dict[str, dict[str, Any]] = {
 def test_replay_ends_clean_under_pressure(tight: str, contract: Contract, faults: FaultRates | None) -> None:
     """However small one limit is, and all of them, every request comes to its end."""
     workload = chats(8, max_input_length=800, mean_output_tokens=10)
-    changes = {name: longest(workload, 64) + 1 if value == "most" else value for name, value in TIGHT[tight].items()}
+    changes: dict[str, Any] = {
+        name: longest(workload) + 1 if value == "most" else value for name, value in TIGHT[tight].items()
+    }
     report = run(workload, options(workload, contract=contract, faults=faults, abort=0.0, **changes))
 
     assert_clean(report)
@@ -264,16 +189,6 @@ def test_replay_builds_nothing_for_what_it_skips(monkeypatch: pytest.MonkeyPatch
     report = run([WorkloadRequest(0.0, 257, 1, (1,))], ReplayOptions(gpu_blocks=5, block_tokens=64))
 
     assert (report.requests, report.skipped_requests) == (1, 1)
-
-
-def test_replay_of_nothing_but_skipped_requests_is_clean() -> None:
-    """No request fits: there is nothing to do, and that is no error."""
-    workload = chats(5)
-    report = run(workload, options(workload, gpu_blocks=2))
-
-    assert_clean(report)
-    assert report.skipped_requests == 5
-    assert report.tokens_computed == 0
 
 
 def test_replay_of_one_token_ends() -> None:
@@ -400,16 +315,25 @@ def test_replay_counts_once_what_stays_broken(monkeypatch: pytest.MonkeyPatch) -
     assert report.violations == 1
 
 
-def test_replay_that_is_stopped_aborts_and_reports() -> None:
-    """A stop between two steps gives every request up, lets the copies land, and says so."""
-    workload = chats(30)
-    replay = Replay(workload, options(workload, faults=BAD_DAY))
-    report = replay.run(stop=lambda: replay.engine.counts.steps >= 20)
+STOPPED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tensors": {"copier": "torch"},
+    "hybrid": {"groups": HYBRID, "blocks_per_chunk": 2},
+    "hybrid, async": {"groups": HYBRID, "blocks_per_chunk": 2, "asynchronous": True},
+}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20, 60])
+@pytest.mark.parametrize("case", STOPPED)
+def test_replay_that_is_stopped_aborts_and_reports(case: str, steps: int) -> None:
+    """A stop between two steps gives every request up, with a plan that is out when it has settled; every copy lands."""
+    replay = Replay(*world(40, faults=BAD_DAY, **STOPPED[case]))
+    report = replay.run(stop=lambda: replay.engine.counts.steps >= steps)
 
     assert_clean(report)
     assert report.interrupted
     assert report.aborted_requests > 0
-    assert replay.ledger.jobs.live == 0
+    assert (replay.ledger.jobs.live, len(replay.ledger.requests), replay.finished) == (0, 0, 40)
 
 
 # --- the default run ----------------------------------------------------------------------------------------------------
@@ -475,68 +399,58 @@ def test_replay_with_few_jobs_refuses_stores() -> None:
 # --- many worlds --------------------------------------------------------------------------------------------------------
 
 
-def world(seed: int) -> tuple[list[WorkloadRequest], ReplayOptions]:
-    dice = random.Random(seed)
-    pick = dice.choice
-    block_tokens = pick([16, 32, 64, 128, 256, 512])
-    workload = chats(
-        pick([3, 8, 20]),
-        seed,
-        max_input_length=pick([700, 1_500, 3_000]),
-        mean_output_tokens=pick([2, 20, 60]),
-        num_system_prompts=pick([0, 2]),
-        mean_turns=pick([1, 4]),
-    )
-    most = longest(workload, block_tokens)
-    return workload, options(
-        workload,
-        gpu_blocks=pick([most // 2 + 2, most + 1, most + 2, 2 * most, 4 * most]),
-        host_slots=pick([1, most, 5 * most, 20 * most]),
-        block_bytes=pick([8, 16, 128]),
-        block_tokens=block_tokens,
-        blocks_per_chunk=pick([1, 1, 2, 5]),
-        mode=pick(list(Mode)),
-        asynchronous=pick([False, True]),
-        policy=pick(["lru", "arc"]),
-        workers=pick([1, 1, 2, 3]),
-        contract=pick(list(Contract)),
-        checking=pick(list(Checking)),
-        faults=pick([None, FaultRates.default(), BAD_DAY, FaultRates(*(pick([0.0, 0.1, 0.5, 1.0]) for _ in range(5)))]),
-        seed=seed,
-        step_tokens=pick([64, 512, 8_192]),
-        max_running=pick([1, 2, 8, 256]),
-        link_blocks=pick([1, 2, 8, 24]),
-        max_jobs=pick([1, 2, 4, 32]),
-        deadline=pick([1, 4, 16, 128]),
-        speed=pick([None, None, 1e-3, 10.0, 1e9]),
-        verify=pick([1.0, 1.0, 0.3]),
-        abort=pick([None, 0.0, 0.2, 1.0]),
-    )
-
-
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_replay_is_clean_in_a_random_world(seed: int) -> None:
-    """Sixty worlds whose every option is drawn; the seed names the world."""
-    workload, chosen = world(seed)
+    """A hundred worlds whose every option is drawn; the seed names the world."""
+    workload, chosen = random_world(seed)
     print(f"seed {seed}: {len(workload)} requests, {chosen}")
 
     assert_clean(run(workload, chosen))
 
 
-def test_replay_options_refuse_what_cannot_work() -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gpu_blocks": 1}, "--gpu-blocks must be at least 2"),
+        ({"block_tokens": 100}, "--block-tokens must divide 512"),
+        ({"block_bytes": 12}, "--block-bytes must be a multiple of 8"),
+        ({"max_running": 65_535}, "--max-running can be at most 64511"),
+        ({"speed": float("nan")}, "--speed must be above 0"),
+        ({"verify": 1.5}, "--verify must be a share"),
+        ({"host_slots": 1 << 31}, "this machine has"),
+        ({"copier": "gpu"}, "--copier must be one of cpu, torch, cuda, not 'gpu'"),
+        ({"groups": "full"}, "--groups: 'full' is no group"),
+        ({"groups": ""}, "--groups: '' is no group"),
+        ({"groups": "full:0"}, "--groups: block_tokens of FullAttention must be a whole number of at least 1"),
+        ({"groups": "full:48"}, "--groups: full:48 has blocks that do not divide 512"),
+        ({"groups": "full:16,swa:1024:4"}, "--groups: swa:1024:4 has blocks that do not divide 512"),
+        ({"groups": "full:16", "block_tokens": 128}, "--block-tokens 128 and --groups full:16 both name the groups"),
+        ({"groups": Geometry([Mamba(3)])}, "--groups: mamba:3 has blocks that do not divide 512"),
+        ({"groups": Geometry([Mamba(4)], 2), "blocks_per_chunk": 3}, "--blocks-per-chunk 3 and groups with blocks_per_chunk 2"),
+        ({"blocks_per_chunk": 0}, "--blocks-per-chunk must be at least 1"),
+        ({"blocks_per_chunk": 65}, "--blocks-per-chunk can be at most 64"),
+        ({"block_tokens": 0}, "--block-tokens must be at least 1"),
+        ({"policy": "fifo"}, "replacement 'fifo': unknown"),
+        ({"host_slots": 1 << 28, "blocks_per_chunk": 64}, "x --blocks-per-chunk 64"),
+    ],
+    ids=str,
+)
+def test_replay_options_refuse_what_cannot_work(given: dict[str, Any], message: str) -> None:
     """A refusal names the option as the command line spells it."""
-    refused: list[tuple[str, Any, str]] = [
-        ("gpu_blocks", 1, "--gpu-blocks must be at least 2"),
-        ("block_tokens", 100, "--block-tokens must divide 512"),
-        ("block_bytes", 12, "--block-bytes must be a multiple of 8"),
-        ("max_running", 65_535, "--max-running can be at most 64511"),
-        ("speed", float("nan"), "--speed must be above 0"),
-        ("verify", 1.5, "--verify must be a share"),
-        ("host_slots", 1 << 31, "this machine has"),
-    ]
-    for name, value, message in refused:
-        with pytest.raises(MisuseError, match=message):
-            ReplayOptions(**{name: value})
+    with pytest.raises(MisuseError) as refusal:
+        ReplayOptions(**given)
+
+    assert message in str(refusal.value)
+
+
+def test_replay_options_name_their_geometry() -> None:
+    """The short form, the text and the record mean the same."""
+    three = Geometry([FullAttention(16), SlidingWindow(16, 1_024), Mamba(16)], 4)
+
+    assert ReplayOptions().geometry == Geometry([FullAttention(128)])
+    assert ReplayOptions(block_tokens=16).geometry == Geometry([FullAttention(16)])
+    assert ReplayOptions(groups=str(three), blocks_per_chunk=4).geometry == three
+    assert ReplayOptions(groups=three).geometry == three
 
 
 # --- planted bugs -------------------------------------------------------------------------------------------------------

@@ -28,28 +28,22 @@ from blocklife.copiers._faults import FaultRates
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._layout import CopyLayout, Pages, Regions
 from blocklife.copiers.torch._moves import RunMover
+from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy import _engine as engine
 from blocklife.engines.toy import _replay as replay
 from blocklife.engines.toy import _tensors as tensors
 from blocklife.engines.toy._memory import Words
-from blocklife.engines.toy._replay import Replay, ReplayOptions, ReplayReport
 from blocklife.engines.toy._tensors import TensorDevice, TensorMemory
-from blocklife.engines.toy._workload import WorkloadRequest
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Contract, Direction
 from blocklife.ledger.records import Completion, Ids, Transfer, Worker
 from blocklife.offload import Mode
 from blocklife.testing._fake_device import FakeDevice, FakeEvent, FakeStream, Operation, Span
 from tests.programs import HANGS_S
-from tests.toy.test_replay import BAD_DAY, TIMINGS, assert_clean, chats, options, run
-from tests.toy.test_replay_groups import HYBRID
-from tests.toy.test_replay_groups import options as options_of_groups
+from tests.toy.worlds import BAD_DAY, HYBRID, LOADING, assert_clean, run, world
 
 ROOT = Path(__file__).parents[2]
 Patch = pytest.MonkeyPatch
-
-LOADING: dict[str, Any] = {"gpu_blocks": 30, "host_slots": 500, "max_running": 1, "deadline": 64}
-"""Requests come one at a time, and find on the host what the device had to give up."""
 
 CASES: dict[str, dict[str, Any]] = {
     "fence": {},
@@ -76,15 +70,6 @@ CASES: dict[str, dict[str, Any]] = {
     "lazy, arc": {"groups": HYBRID, "mode": Mode.LAZY, "policy": "arc", "asynchronous": True},
     "states only": {"groups": "mamba:64", "faults": BAD_DAY},
 }  # fmt: skip
-
-
-def world(requests: int = 20, seed: int = 0, **changes: Any) -> tuple[list[WorkloadRequest], ReplayOptions]:
-    """A workload, and a world that is too small for it."""
-    workload = chats(requests, seed)
-    if "groups" in changes:
-        groups, size = changes.pop("groups"), changes.pop("blocks_per_chunk", 1)
-        return workload, options_of_groups(workload, groups, size, seed=seed, **changes)
-    return workload, options(workload, seed=seed, **changes)
 
 
 def check_case(case: str, copier: str) -> ReplayReport:
@@ -155,28 +140,6 @@ def check_wrong_copies(copier: str, monkeypatch: Patch) -> None:
 def test_replay_of_tensors_finds_wrong_copies(monkeypatch: Patch) -> None:
     """What steps read on the device is looked at, and at the end what lies in host memory."""
     check_wrong_copies("torch", monkeypatch)
-
-
-def test_replay_of_tensors_is_a_function_of_its_options() -> None:
-    """Twice the same run gives twice the same report: on CPU tensors nothing is left to chance."""
-    workload, chosen = world(faults=BAD_DAY, workers=2, copier="torch", seed=4)
-    first, second = (attrs.asdict(run(workload, chosen)) for _ in range(2))
-    for report in (first, second):
-        for timing in TIMINGS:
-            del report[timing]
-
-    assert first == second
-
-
-def test_replay_of_tensors_that_is_stopped_aborts_and_reports() -> None:
-    """As with the cpu copier: the copies land, and nothing is left behind."""
-    stopped = Replay(*world(30, faults=BAD_DAY, copier="torch"))
-    report = stopped.run(stop=lambda: stopped.engine.counts.steps >= 20)
-
-    assert_clean(report)
-    assert report.interrupted
-    assert report.aborted_requests > 0
-    assert stopped.ledger.jobs.live == 0
 
 
 # --- where the engine stands ----------------------------------------------------------------------------------------------
@@ -315,13 +278,9 @@ class LateMemory(TensorMemory):
         self._kernel("a forward pass writes", blocks, writes=True)
         super().write(blocks, fingerprints, start, stop)
 
-    def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
+    def corrupt(self, blocks: Ids, fingerprints: Words, words: Ids | None = None) -> Ids:
         self._kernel("a forward pass reads", blocks, writes=False)
-        return super().corrupt(blocks, fingerprints)
-
-    def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
-        self._kernel("a forward pass reads", blocks, writes=False)
-        return super().corrupt_parts(blocks, fingerprints, words)
+        return super().corrupt(blocks, fingerprints, words)
 
 
 @pytest.fixture
@@ -462,7 +421,7 @@ def test_host_memory_is_given_back_when_the_next_worker_gets_none(hosts: list[Ho
     assert closed(hosts) == [True]
 
 
-@pytest.mark.parametrize("call", ["write", "corrupt", "corrupt_parts"])
+@pytest.mark.parametrize("call", ["write", "corrupt"])
 def test_device_that_answers_with_an_error_ends_the_run_in_one_line(
     call: str, hosts: list[HostMemory], monkeypatch: Patch
 ) -> None:
@@ -498,11 +457,6 @@ def test_memory_stays_where_copies_may_still_touch_it(hosts: list[HostMemory], l
 
 
 # --- options and the command line -----------------------------------------------------------------------------------------
-
-
-def test_options_refuse_a_copier_that_nobody_knows() -> None:
-    with pytest.raises(MisuseError, match=r"^--copier must be one of cpu, torch, cuda, not 'gpu'$"):
-        ReplayOptions(copier="gpu")
 
 
 def test_options_refuse_what_a_device_has_no_room_for(monkeypatch: Patch) -> None:

@@ -7,8 +7,7 @@ for its workload; the engine reads what the model's groups say, not what the sch
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -18,46 +17,19 @@ import pytest
 from blocklife.copiers._executor import Executor, Report
 from blocklife.copiers._faults import FaultRates
 from blocklife.core._progress import TokenProgress
+from blocklife.engines.toy import Replay, ReplayOptions, WorkloadRequest, generate_workload
 from blocklife.engines.toy import _engine as engine
 from blocklife.engines.toy import _sequences as sequences
 from blocklife.engines.toy._memory import Memory
-from blocklife.engines.toy._replay import Replay, ReplayOptions
-from blocklife.engines.toy._workload import WorkloadRequest, generate_workload
-from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Contract, Ledger, Plan
 from blocklife.ledger._rows import RowVerbs
-from blocklife.offload import FullAttention, Geometry, Hit, Mamba, Mode, OffloadScheduler, SlidingWindow
+from blocklife.offload import Geometry, Hit, Mode, OffloadScheduler, SlidingWindow
 from blocklife.offload._state import progress_of
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.states import Slot
-from tests.toy.test_replay import BAD_DAY, assert_clean, chats, run
+from tests.toy.worlds import BAD_DAY, HYBRID, PLAIN, WINDOWED, assert_clean, chats, most, options, run
 
 Patch = pytest.MonkeyPatch
-
-PLAIN, WINDOWED, HYBRID = "full:64", "full:64,swa:32:200", "full:32,swa:64:300,mamba:128"
-
-
-def most(workload: Sequence[WorkloadRequest], geometry: Geometry) -> int:
-    """Blocks that the longest request would need without any window."""
-    longest = max(request.input_length + request.output_length - 1 for request in workload)
-    return sum(-(-longest // tokens) for tokens in geometry.block_tokens)
-
-
-def options(workload: Sequence[WorkloadRequest], groups: str, blocks_per_chunk: int = 1, **changes: Any) -> ReplayOptions:
-    """A small world: blocks for two of the longest requests, a host tier for some more."""
-    geometry = Geometry.parse(groups, blocks_per_chunk)
-    blocks = most(workload, geometry)
-    given: dict[str, Any] = {
-        "groups": geometry,
-        "gpu_blocks": 2 * blocks + 1,
-        "host_slots": 8 * blocks // blocks_per_chunk,
-        "block_bytes": 16,
-        "link_blocks": 16,
-        "max_jobs": 8,
-        "deadline": 32,
-    }
-    return ReplayOptions(**{**given, **changes})
-
 
 # --- clean runs ---------------------------------------------------------------------------------------------------------
 
@@ -126,14 +98,7 @@ def found_in(replay: Replay) -> tuple[list[set[bytes]], list[set[bytes]]]:
 
 @pytest.mark.parametrize("max_running", [1, 256], ids=["one at a time", "all at once"])
 @pytest.mark.parametrize("blocks_per_chunk", [1, 4])
-@pytest.mark.parametrize(
-    "groups",
-    [
-        PLAIN,
-        WINDOWED,
-        HYBRID,
-    ],
-)
+@pytest.mark.parametrize("groups", [PLAIN, WINDOWED, HYBRID])
 def test_replay_ends_with_the_same_content_sync_and_async(groups: str, blocks_per_chunk: int, max_running: int) -> None:
     """With room for everything, planning ahead changes neither what is computed nor what can be found afterwards."""
     workload = chats(15)
@@ -193,51 +158,6 @@ def test_replay_waits_for_its_copies_at_the_last_step() -> None:
     assert_clean(report)
     assert set(report.flushes_by_cause) == {"last step"}
     assert report.steps < 10
-
-
-def world(seed: int) -> tuple[list[WorkloadRequest], ReplayOptions]:
-    """A hybrid world whose every option is drawn."""
-    pick = random.Random(seed).choice
-    kinds = ("full:16", "full:64", "full:512", "swa:16:1", "swa:32:100", "swa:64:64", "swa:16:700", "mamba:16", "mamba:128")
-    groups = ",".join(pick(kinds) for _ in range(pick([1, 2, 3, 4])))
-    workload = chats(
-        pick([5, 12, 30]), seed, max_input_length=pick([700, 1_500]), mean_output_tokens=pick([2, 20, 60]),
-        num_system_prompts=pick([0, 2]), mean_turns=pick([1, 4]),
-    )  # fmt: skip
-    blocks = most(workload, Geometry.parse(groups))
-    return workload, options(
-        workload,
-        groups,
-        pick([1, 1, 2, 3, 4]),
-        gpu_blocks=pick([blocks // 2 + 2, blocks + 1, blocks + 2, 2 * blocks, 4 * blocks]),
-        host_slots=pick([1, blocks, 5 * blocks]),
-        block_bytes=pick([8, 16, 64]),
-        mode=pick(list(Mode)),
-        asynchronous=pick([False, True]),
-        policy=pick(["lru", "arc"]),
-        workers=pick([1, 1, 2]),
-        contract=pick(list(Contract)),
-        checking=pick(list(Checking)),
-        faults=pick([None, FaultRates.default(), BAD_DAY, FaultRates(*(pick([0.0, 0.1, 0.5, 1.0]) for _ in range(5)))]),
-        seed=seed,
-        step_tokens=pick([17, 64, 512, 8_192]),
-        max_running=pick([1, 2, 8, 256]),
-        link_blocks=pick([1, 2, 8, 24]),
-        max_jobs=pick([1, 2, 4, 32]),
-        deadline=pick([1, 4, 16, 128]),
-        speed=pick([None, None, 10.0]),
-        verify=pick([1.0, 1.0, 0.3]),
-        abort=pick([None, 0.0, 0.2, 1.0]),
-    )
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_replay_is_clean_in_a_random_hybrid_world(seed: int) -> None:
-    """Forty worlds whose every option is drawn; the seed names the world."""
-    workload, chosen = world(seed)
-    print(f"seed {seed}: {len(workload)} requests, {chosen}")
-
-    assert_clean(run(workload, chosen))
 
 
 # --- requests -----------------------------------------------------------------------------------------------------------
@@ -355,21 +275,6 @@ def test_replay_lets_a_lone_request_wait_for_its_own_copies(contract: Contract) 
     assert (report.skipped_requests, report.preemptions, report.tokens_computed) == (0, 0, 619)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("steps", [1, 2, 25, 60])
-def test_replay_of_a_hybrid_model_can_be_stopped(steps: int, asynchronous: bool) -> None:
-    """Every request is aborted, those with a plan that is out when it has settled; every copy lands."""
-    workload = chats(40)
-    replay = Replay(workload, options(workload, HYBRID, 2, asynchronous=asynchronous, faults=BAD_DAY))
-    report = replay.run(stop=lambda: replay.engine.counts.steps >= steps)
-
-    assert_clean(report)
-    assert report.interrupted
-    assert report.aborted_requests > 0
-    assert (replay.ledger.jobs.live, len(replay.ledger.requests)) == (0, 0)
-    assert replay.finished == 40
-
-
 # --- chunks -------------------------------------------------------------------------------------------------------------
 
 
@@ -395,45 +300,6 @@ def test_replay_audits_every_block_of_a_chunk_that_was_written() -> None:
         replay.engine.audit()
         memory.host[where] ^= np.uint64(1)
         assert counts.corrupt_blocks - before == corrupt
-
-
-# --- what is refused ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"groups": "full"}, "--groups: 'full' is no group"),
-        ({"groups": ""}, "--groups: '' is no group"),
-        ({"groups": "full:0"}, "--groups: block_tokens of FullAttention must be a whole number of at least 1"),
-        ({"groups": "full:48"}, "--groups: full:48 has blocks that do not divide 512"),
-        ({"groups": "full:16,swa:1024:4"}, "--groups: swa:1024:4 has blocks that do not divide 512"),
-        ({"groups": "full:16", "block_tokens": 128}, "--block-tokens 128 and --groups full:16 both name the groups"),
-        ({"groups": Geometry([Mamba(3)])}, "--groups: mamba:3 has blocks that do not divide 512"),
-        ({"groups": Geometry([Mamba(4)], 2), "blocks_per_chunk": 3}, "--blocks-per-chunk 3 and groups with blocks_per_chunk 2"),
-        ({"blocks_per_chunk": 0}, "--blocks-per-chunk must be at least 1"),
-        ({"blocks_per_chunk": 65}, "--blocks-per-chunk can be at most 64"),
-        ({"block_tokens": 0}, "--block-tokens must be at least 1"),
-        ({"policy": "fifo"}, "replacement 'fifo': unknown"),
-        ({"host_slots": 1 << 28, "blocks_per_chunk": 64}, "x --blocks-per-chunk 64"),
-    ],
-    ids=str,
-)
-def test_replay_options_refuse_groups_that_cannot_work(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(MisuseError) as refusal:
-        ReplayOptions(**given)
-
-    assert message in str(refusal.value)
-
-
-def test_replay_options_name_their_geometry() -> None:
-    """The short form, the text and the record mean the same."""
-    three = Geometry([FullAttention(16), SlidingWindow(16, 1_024), Mamba(16)], 4)
-
-    assert ReplayOptions().geometry == Geometry([FullAttention(128)])
-    assert ReplayOptions(block_tokens=16).geometry == Geometry([FullAttention(16)])
-    assert ReplayOptions(groups=str(three), blocks_per_chunk=4).geometry == three
-    assert ReplayOptions(groups=three).geometry == three
 
 
 # --- planted bugs -------------------------------------------------------------------------------------------------------

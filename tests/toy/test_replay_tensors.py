@@ -80,8 +80,8 @@ class Twins:
                 return self.plain.corrupt(ids, prints).tolist(), self.ours.corrupt(ids, prints).tolist()
             case "corrupt_parts":
                 words = self.lengths(len(ids))
-                plain = self.plain.corrupt_parts(ids, prints, words)
-                return plain.tolist(), self.ours.corrupt_parts(ids, prints, words).tolist()
+                plain = self.plain.corrupt(ids, prints, words)
+                return plain.tolist(), self.ours.corrupt(ids, prints, words).tolist()
             case "corrupt_places":
                 return self.plain.corrupt_places(ids, prints).tolist(), self.ours.corrupt_places(ids, prints).tolist()
             case "flip":
@@ -135,7 +135,7 @@ def check_wrong_bit(seed: int, device: torch.device) -> None:
     at = dice.randrange(12)
     word = twins.flip(int(ids[at]), on_device=True)
     on_device = [memory.corrupt(ids, prints).tolist(), memory.corrupt_places(ids, prints).tolist()]
-    parts = [memory.corrupt_parts(ids, prints, np.full(12, length)).tolist() for length in (words, word + 1, word, 0)]
+    parts = [memory.corrupt(ids, prints, np.full(12, length)).tolist() for length in (words, word + 1, word, 0)]
     memory.write(ids[at : at + 1], prints[at : at + 1], none[:1] + word, none[:1] + word + 1)
     mended = memory.corrupt(ids, prints).tolist()
     twins.flip(int(ids[at]), on_device=False)
@@ -203,7 +203,7 @@ def test_an_error_of_the_device_is_told_in_one_line(monkeypatch: Patch) -> None:
     for call in (
         lambda: memory.write(ids, prints, none, all_of_it),
         lambda: memory.corrupt(ids, prints),
-        lambda: memory.corrupt_parts(ids, prints, all_of_it),
+        lambda: memory.corrupt(ids, prints, all_of_it),
     ):
         with pytest.raises(DeviceLostError, match=r"error: CUDA error: an illegal address \(see blocklife doctor\)$"):
             call()

@@ -418,11 +418,11 @@ def test_a_store_that_goes_down_and_comes_back_is_logged(
             rig.ask(prompt(32, rng.randrange(1_000, 40_000)))
 
     for number in range(2):
-        store._rates = StoreFaultRates(fail=1.0)
+        store._planter.rates = StoreFaultRates(fail=1.0)
         until(2 * number + 1)
         for _ in range(20):
             rig.ask(prompt(32, rng.randrange(1_000, 40_000)))
-        store._rates = StoreFaultRates()
+        store._planter.rates = StoreFaultRates()
         until(2 * number + 2)
     found = outages(caplog)
 

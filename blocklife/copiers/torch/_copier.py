@@ -28,9 +28,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
-from attrs import define, frozen
+from attrs import define, evolve, field, frozen
 
-from blocklife.copiers._protocol import check_sizes
+from blocklife.copiers._protocol import check_launch, check_sizes
 from blocklife.copiers.torch._layout import CopyLayout, KvCache, Regions
 from blocklife.copiers.torch._order import Order, StreamMark, Use, checked
 from blocklife.copiers.torch._streams import DeviceLostError, Stream, StreamDevice, Timer, device_for
@@ -53,24 +53,24 @@ class Suspect:
     why: str
 
 
-@frozen(eq=False)
+@define(eq=False)
 class TorchStatistics:
     """What a `TorchCopier` has done so far."""
 
-    num_launched: int
-    num_landed: int
-    num_failed: int
-    num_suspect: int
+    num_launched: int = 0
+    num_landed: int = 0
+    num_failed: int = 0
+    num_suspect: int = 0
     """Failed jobs whose places are not proven quiet yet; not among the landed ones."""
-    num_runs: int
+    num_runs: int = 0
     """Runs of bytes queued, after neighbours were merged."""
-    num_bytes: int
+    num_bytes: int = 0
     """Bytes queued."""
-    num_events: int
+    num_events: int = 0
     """Events made; they are reused."""
-    last_error: str
+    last_error: str = ""
     """Why the latest failed job failed; empty if none did."""
-    left_out: dict[str, str]
+    left_out: dict[str, str] = field(factory=dict)
     """The methods of copying that do not work here, and why; copies go on without them, more slowly."""
 
 
@@ -138,8 +138,7 @@ class TorchCopier:
         self._timers: list[Timer] = []
         self._knows = False
         self._closed = False
-        self._num_launched = self._num_landed = self._num_failed = self._num_runs = self._num_bytes = 0
-        self._last_error = ""
+        self._counts = TorchStatistics()
 
     @property
     def worker(self) -> Worker:
@@ -184,14 +183,11 @@ class TorchCopier:
         Refuses: MisuseError after `close`, for a job that is still outstanding, and before the first call of `computed`.
         """
         job, direction = transfer.job, transfer.direction
-        if self._closed:
-            raise MisuseError(f"job {job}: cannot LAUNCH while the copier is CLOSED (make a new copier)")
-        if job in self._out:
-            raise MisuseError(f"job {job}: cannot LAUNCH while it is out (a job is launched once)")
+        check_launch(job, self._out, closed=self._closed)
         if not self._knows:
             raise MisuseError(f"job {job}: cannot LAUNCH without knowing what to wait for (call computed() first)")
-        self._num_launched += 1
-        order, use, stream = self._num_launched, _USE[direction], self._streams[_USE[direction]]
+        self._counts.num_launched += 1
+        order, use, stream = self._counts.num_launched, _USE[direction], self._streams[_USE[direction]]
         try:
             blocks, places = self._layout.ends(transfer)
             pages = self._layout.pages(transfer, blocks, places)
@@ -210,9 +206,9 @@ class TorchCopier:
         why = why or (mark.error and f"job {job}: {mark.error}")
         due = launched + self._deadline_s
         share = _GpuShare(order, job, direction, blocks, places, pages.total, mark, timer, launched, due, why, bool(mark.error))
-        self._num_runs += len(pages)
-        self._num_bytes += pages.total
-        self._last_error = why or self._last_error
+        self._counts.num_runs += len(pages)
+        self._counts.num_bytes += pages.total
+        self._counts.last_error = why or self._counts.last_error
         self._queues[direction].append(share)
         self._out[job] = share
 
@@ -277,15 +273,10 @@ class TorchCopier:
 
     def statistics(self) -> TorchStatistics:
         """Counts since the start."""
-        return TorchStatistics(
-            num_launched=self._num_launched,
-            num_landed=self._num_landed,
-            num_failed=self._num_failed,
+        return evolve(
+            self._counts,
             num_suspect=sum(bool(share.why) for share in self._out.values()),
-            num_runs=self._num_runs,
-            num_bytes=self._num_bytes,
             num_events=self._order.num_events,
-            last_error=self._last_error,
             left_out=self._device.left_out,
         )
 
@@ -314,7 +305,7 @@ class TorchCopier:
     def _suspect(self, share: _GpuShare, why: str) -> None:
         share.why = share.why or f"job {share.job}: {why}"
         share.stuck = True
-        self._last_error = share.why
+        self._counts.last_error = share.why
 
     def _prove(self, share: _GpuShare) -> None:
         """Return only when this share, and those before it in its direction, are quiet."""
@@ -373,7 +364,7 @@ class TorchCopier:
         return self._clock() - share.launched
 
     def _land(self, order: int, job: JobId, why: str) -> None:
-        self._num_landed += 1
-        self._num_failed += bool(why)
-        self._last_error = why or self._last_error
+        self._counts.num_landed += 1
+        self._counts.num_failed += bool(why)
+        self._counts.last_error = why or self._counts.last_error
         self._landed.append((order, Completion(job, self._worker, Result.FAILED if why else Result.OK)))

@@ -15,9 +15,10 @@ from collections.abc import Callable
 import attrs
 
 from blocklife.engines.toy._memory import Bytes
+from blocklife.engines.toy._options import BelowOptions
 from blocklife.errors import MisuseError
 from blocklife.ledger import Worker
-from blocklife.offload import BelowPolicies, BelowStatistics, Demote, Geometry
+from blocklife.offload import BelowStatistics, Geometry
 from blocklife.stores import (
     CircuitBreaker,
     ContentStore,
@@ -25,7 +26,6 @@ from blocklife.stores import (
     Identity,
     Presence,
     StoreCopier,
-    StoreFaultRates,
     open_store,
 )
 from blocklife.stores._address import told
@@ -33,8 +33,6 @@ from blocklife.stores._address import told
 MODEL = "blocklife-toy"
 CONTENT = "words 1"
 """How the content of a block follows from its key (`_memory`, `_sequences`). It changes with it, so that none is mixed up."""
-JOB_SLOTS = 32
-"""The most slots of one job."""
 LANE_BYTES = 4 << 20
 """The staging area of one thread, where that has room for an entry."""
 FEW_WORKERS = 4
@@ -45,35 +43,6 @@ SLOWEST_BYTES_PER_S = 20e6
 """A store that is slower than this counts as hanging."""
 END_S = 5.0
 """How long the end of a run waits for a store that does not come back, in seconds."""
-
-
-@attrs.frozen(kw_only=True)
-class BelowOptions:
-    """The tier below of a replay.
-
-    Refuses: MisuseError for what cannot work, named as the command line spells it.
-    """
-
-    store: str
-    """The address of the store (`open_store`)."""
-    demote: Demote = Demote.EAGER
-    wait: int = 32
-    """Steps that a request waits for content from below before it goes on without."""
-    slots: int = 256
-    """Maximum number of slots being copied in each direction."""
-    faults: StoreFaultRates | None = None
-    """Faults that are planted in the store."""
-
-    def __attrs_post_init__(self) -> None:
-        for name, value in (("wait", self.wait), ("slots", self.slots)):
-            if not 1 <= value < 1 << 31:
-                raise MisuseError(f"--below-{name} must be from 1 to {(1 << 31) - 1}, not {value}")
-
-    @property
-    def policies(self) -> BelowPolicies:
-        """The policies of the scheduler."""
-        job_slots = min(JOB_SLOTS, self.slots)
-        return BelowPolicies(demote=self.demote, max_wait=float(self.wait), max_slots=self.slots, job_slots=job_slots)
 
 
 @attrs.frozen(kw_only=True)

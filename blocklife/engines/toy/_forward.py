@@ -133,7 +133,7 @@ def check_and_write(step: ForwardPass, memory: WorkerMemory, verify: float, rng:
     if len(ids):
         corrupt += len(memory.corrupt(ids, prints))
     if len(step.tail) and verify > 0:
-        corrupt += len(memory.corrupt_parts(step.tail, step.tail_prints, step.tail_words))
+        corrupt += len(memory.corrupt(step.tail, step.tail_prints, step.tail_words))
         verified += int(np.count_nonzero(step.tail_words))
     if len(step.written):
         memory.write(step.written, step.written_prints, step.starts, step.stops)

@@ -35,7 +35,7 @@ def constants(words: int, worker: int) -> Words:
 
 
 class WorkerMemory(Protocol):
-    """The device and the host memory of one worker."""
+    """The device and the host memory of one worker: a row of words for each block and each host place."""
 
     @property
     def words(self) -> int:
@@ -46,12 +46,8 @@ class WorkerMemory(Protocol):
         """The forward pass: write words *start* to *stop* of each block. Blocks are distinct."""
         ...
 
-    def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
-        """Positions of the blocks with wrong bytes; all of them are written as a whole."""
-        ...
-
-    def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
-        """The same for blocks of which only the first *words* are written."""
+    def corrupt(self, blocks: Ids, fingerprints: Words, words: Ids | None = None) -> Ids:
+        """Positions of the blocks with wrong bytes; only the first *words* of each are written, or all of them."""
         ...
 
     def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
@@ -64,7 +60,7 @@ class WorkerMemory(Protocol):
 
 
 class Memory:
-    """The memory of one worker in numpy: one row of words per block or host place."""
+    """A `WorkerMemory` in numpy."""
 
     def __init__(self, num_blocks: int, num_places: int, block_bytes: int, worker: int) -> None:
         words = block_bytes // WORD_BYTES
@@ -75,7 +71,7 @@ class Memory:
         self._columns = np.arange(words, dtype=np.int64)
 
     def write(self, blocks: Ids, fingerprints: Words, start: Ids, stop: Ids) -> None:
-        """The forward pass: write words *start* to *stop* of each block. Blocks are distinct."""
+        """As `WorkerMemory.write`."""
         whole = (start == 0) & (stop == self.words)
         self.device[blocks[whole]] = fingerprints[whole, None] ^ self._constants
         if not whole.all():
@@ -86,31 +82,28 @@ class Memory:
             np.copyto(rows, fingerprints[part, None] ^ self._constants, where=mask)
             self.device[ids] = rows
 
-    def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
-        """Positions of the blocks with wrong bytes; all of them are written as a whole."""
-        return self._differing(self.device, blocks, fingerprints)
-
-    def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
-        """The same for blocks of which only the first *words* are written."""
-        wrong = (self.device[blocks] ^ self._constants) != fingerprints[:, None]
-        wrong &= self._columns < words[:, None]
-        return np.flatnonzero(wrong.any(axis=1)).astype(np.int64)
+    def corrupt(self, blocks: Ids, fingerprints: Words, words: Ids | None = None) -> Ids:
+        """As `WorkerMemory.corrupt`."""
+        return self._differing(self.device, blocks, fingerprints, words)
 
     def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
-        """Positions of the host places with wrong bytes."""
+        """As `WorkerMemory.corrupt_places`."""
         return self._differing(self.host, places, fingerprints)
 
     def slots(self, blocks_per_chunk: int) -> Bytes:
-        """The host memory as ``(num_slots, slot_bytes)``: the same bytes, not a copy."""
+        """As `WorkerMemory.slots`."""
         return self.host.view(np.uint8).reshape(-1, blocks_per_chunk * self.words * WORD_BYTES)
 
-    def _differing(self, memory: Words, places: Ids, fingerprints: Words) -> Ids:
+    def _differing(self, memory: Words, places: Ids, fingerprints: Words, words: Ids | None = None) -> Ids:
         found: list[Ids] = []
         slab = max(1, SLAB // self.words)
         for begin in range(0, len(places), slab):
-            rows = memory[places[begin : begin + slab]]
+            piece = slice(begin, begin + slab)
+            rows = memory[places[piece]]
             rows ^= self._constants
-            wrong = rows != fingerprints[begin : begin + slab, None]
+            wrong = rows != fingerprints[piece, None]
+            if words is not None:
+                wrong &= self._columns < words[piece, None]
             if wrong.any():
                 found.append(np.flatnonzero(wrong.any(axis=1)).astype(np.int64) + begin)
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)

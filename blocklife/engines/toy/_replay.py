@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from blocklife.copiers._cpu import CpuCopier
 from blocklife.copiers._executor import Executor
-from blocklife.copiers._faults import FaultRates, FaultyCopier
+from blocklife.copiers._faults import FaultyCopier
 from blocklife.copiers._protocol import Copier, TierCopier
-from blocklife.engines.toy._below import BelowOptions, BelowReport, TierOfReplay
+from blocklife.engines.toy._below import BelowReport, TierOfReplay
 from blocklife.engines.toy._engine import EngineOptions, Ordering, Station, ToyEngine
-from blocklife.engines.toy._memory import WORD_BYTES, Memory, WorkerMemory
+from blocklife.engines.toy._memory import Memory, WorkerMemory
+from blocklife.engines.toy._options import SPARE_REQUESTS, ReplayOptions, device_for
 from blocklife.engines.toy._sequences import goal_of
 from blocklife.engines.toy._traffic import TierTraffic, Traffic
-from blocklife.engines.toy._workload import HASH_TOKENS, WorkloadRequest
-from blocklife.errors import BlocklifeError, MisuseError, to_install
-from blocklife.ledger import Checking, Contract, Ledger, Limits, Worker
+from blocklife.engines.toy._workload import WorkloadRequest
+from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.ledger import Checking, Ledger, Limits, Worker
 from blocklife.ledger.views import View
-from blocklife.offload import FullAttention, Geometry, HostTier, Mode, OffloadScheduler, Policies
-from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
-from blocklife.offload.replacement import replacement
+from blocklife.offload import HostTier, OffloadScheduler, Policies
 from blocklife.states import TERMINAL, Job
 
-if TYPE_CHECKING:
-    from blocklife.engines.toy._tensors import TensorDevice
-
-MAX_WORKERS = 64
-SPARE_REQUESTS = 1024
-"""Requests that the ledger has room for besides running ones: preempted requests stay known."""
-MAX_RUNNING = (1 << 16) - 1 - SPARE_REQUESTS
-MAX_DEADLINE = 1 << 16
-"""The longest deadline, in steps: a hanging copy holds its request that long."""
-LEDGER_BYTES = 96
-"""Bytes that one place costs in the ledger: columns, queues, keys."""
 MAX_VIOLATIONS_SHOWN = 20
 ABORT_WITH_FAULTS = 0.02
-DEFAULT_BLOCK_TOKENS = 128
-"""Tokens of a block if no option names the groups."""
-COPIERS = ("cpu", "torch", "cuda")
-"""The copiers: between numpy arrays, CPU tensors and host memory, or a CUDA device and pinned host memory."""
 IDLE_S = 0.0005
 """How long the engine sleeps after a step that computed nothing while a device or a store copies, in seconds: deadlines count
 steps."""
@@ -55,152 +37,6 @@ LATE_S = 0.5
 """How long a copy to or from the store below has at least before its deadline, in seconds, however short the steps are."""
 LATE_STEP_S = 0.01
 """The longest rest of one step for that."""
-
-
-@attrs.frozen(kw_only=True)
-class ReplayOptions:
-    """Everything that decides what a replay does, except the workload.
-
-    Refuses: MisuseError for options that cannot work, named as the command line spells them.
-    """
-
-    gpu_blocks: int = 2048
-    host_slots: int = 8192
-    block_bytes: int = 128
-    block_tokens: int | None = None
-    """The short form of one group with full attention; not together with ``groups``."""
-    groups: Geometry | str | None = None
-    """The groups of the model, or a text like ``full:16,swa:16:1024,mamba:16``."""
-    blocks_per_chunk: int | None = None
-    """Blocks that are offloaded as one, and that a slot holds. None: as *groups* say, or 1."""
-    mode: Mode = Mode.EAGER
-    asynchronous: bool = False
-    """Whether each step is planned while the one before it runs."""
-    policy: str = "lru"
-    """The eviction policy of the host tier."""
-    workers: int = 1
-    copier: str = "cpu"
-    """One of `COPIERS`."""
-    contract: Contract = Contract.FENCE
-    checking: Checking = Checking.STRICT
-    faults: FaultRates | None = None
-    seed: int = 0
-    step_tokens: int = 8192
-    max_running: int = 256
-    link_blocks: int = 24
-    """Blocks that the cpu copier moves per step and direction; the other copiers are as fast as the hardware."""
-    max_jobs: int = 32
-    deadline: int = 128
-    """Steps that a job may run before it is past its deadline."""
-    speed: float | None = None
-    """Milliseconds of the workload that pass per step; None: all requests arrive at once."""
-    verify: float = 1.0
-    below: BelowOptions | None = None
-    """The tier below host memory."""
-    abort: float | None = None
-    """The share of requests whose client disconnects; None: none, or 2 % with faults."""
-    geometry: Geometry = attrs.field(init=False, eq=False)
-    """The groups that ``groups``, ``block_tokens`` and ``blocks_per_chunk`` result in."""
-
-    @geometry.default
-    def _geometry(self) -> Geometry:
-        return _geometry(self.groups, self.block_tokens, self.blocks_per_chunk)
-
-    @property
-    def has_faults(self) -> bool:
-        """Whether faults are planted, in copies or in the store below."""
-        return self.faults is not None or (self.below is not None and self.below.faults is not None)
-
-    def __attrs_post_init__(self) -> None:
-        for name, most in (
-            ("gpu_blocks", 1 << 31), ("host_slots", 1 << 31), ("block_bytes", 1 << 30),
-            ("workers", MAX_WORKERS), ("step_tokens", 1 << 40), ("max_running", MAX_RUNNING), ("link_blocks", 1 << 31),
-            ("max_jobs", 1 << 16), ("deadline", MAX_DEADLINE),
-        ):  # fmt: skip
-            _check_range(name, getattr(self, name), most)
-        if self.gpu_blocks < 2:
-            raise MisuseError("--gpu-blocks must be at least 2: block 0 is the null block and is never handed out")
-        if self.block_bytes % WORD_BYTES:
-            raise MisuseError(f"--block-bytes must be a multiple of {WORD_BYTES}, not {self.block_bytes}")
-        replacement(self.policy, 1)  # refuses a name that is not registered
-        if not 0.0 <= self.verify <= 1.0:
-            raise MisuseError(f"--verify must be a share from 0 to 1, not {self.verify}")
-        if self.abort is not None and not 0.0 <= self.abort <= 1.0:
-            raise MisuseError(f"--abort must be a share from 0 to 1, not {self.abort}")
-        if self.speed is not None and not 0.0 < self.speed < 1e12:
-            raise MisuseError(f"--speed must be above 0 milliseconds a step, not {self.speed}")
-        if not 0 <= self.seed < 1 << 63:
-            raise MisuseError(f"--seed must be from 0 to {(1 << 63) - 1}, not {self.seed}")
-        self._check_memory()
-
-    def _check_memory(self) -> None:
-        """Refuse more memory than the machine and its device have, and a copier that cannot run here."""
-        size, on_device = self.geometry.blocks_per_chunk, self.gpu_blocks * self.workers * self.block_bytes
-        if self.copier not in COPIERS:
-            raise MisuseError(f"--copier must be one of {', '.join(COPIERS)}, not {self.copier!r}")
-        device = _device_for(self.copier)
-        room = None if device is None else device.room()
-        if room is not None and on_device > room:
-            raise MisuseError(
-                f"--workers {self.workers} x --gpu-blocks {self.gpu_blocks} x --block-bytes {self.block_bytes} "
-                f"need {on_device / 2**30:.1f} GiB, and the device has room for {room / 2**30:.1f} GiB (lower one)"
-            )
-        needed = (self.gpu_blocks + self.host_slots * size) * (self.workers * self.block_bytes + LEDGER_BYTES)
-        needed -= on_device * (room is not None)
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > 0.8 * there:
-            slots = f"--host-slots {self.host_slots}" + f" x --blocks-per-chunk {size}" * (size > 1)
-            raise MisuseError(
-                f"--workers {self.workers} x (--gpu-blocks {self.gpu_blocks} + {slots}) x --block-bytes {self.block_bytes} "
-                f"need {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB (lower one)"
-            )
-
-
-def _device_for(copier: str) -> TensorDevice | None:
-    """The device of a copier; None for numpy. Refuses: MisuseError for a copier that cannot run here."""
-    if copier == "cpu":
-        return None
-    try:
-        from blocklife.engines.toy._tensors import TensorDevice
-    except (ImportError, OSError) as problem:  # a torch that does not load raises either
-        why = (str(problem).splitlines() or ["no message"])[0]
-        raise MisuseError(f"--copier {copier} needs torch: {why} ({to_install('torch')})") from None
-    return TensorDevice(copier)
-
-
-def _check_range(name: str, value: int, most: int) -> None:
-    option = "--" + name.replace("_", "-")
-    if value < 1:
-        raise MisuseError(f"{option} must be at least 1, not {value}")
-    if value > most:
-        raise MisuseError(f"{option} can be at most {most}, not {value}")
-
-
-def _geometry(groups: Geometry | str | None, block_tokens: int | None, blocks_per_chunk: int | None) -> Geometry:
-    """The geometry that these options result in. Refuses: MisuseError if they contradict each other."""
-    if blocks_per_chunk is not None:
-        _check_range("blocks_per_chunk", blocks_per_chunk, MAX_BLOCKS_PER_CHUNK)
-    if groups is None:
-        block_tokens = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
-        _check_range("block_tokens", block_tokens, HASH_TOKENS)
-        if HASH_TOKENS % block_tokens:
-            raise MisuseError(f"--block-tokens must divide {HASH_TOKENS}, the tokens of one hash; {block_tokens} does not")
-        return Geometry([FullAttention(block_tokens)], blocks_per_chunk or 1)
-    if block_tokens is not None:
-        raise MisuseError(f"--block-tokens {block_tokens} and --groups {groups} both name the groups (give one of them)")
-    if isinstance(groups, Geometry):
-        found, size = groups, groups.blocks_per_chunk
-        if blocks_per_chunk not in (None, size):
-            raise MisuseError(f"--blocks-per-chunk {blocks_per_chunk} and groups with blocks_per_chunk {size} do not agree")
-    else:
-        try:
-            found = Geometry.parse(groups, blocks_per_chunk or 1)
-        except MisuseError as problem:
-            raise MisuseError(f"--groups: {problem}") from None
-    for each in found.groups:
-        if HASH_TOKENS % each.block_tokens:
-            raise MisuseError(f"--groups: {each} has blocks that do not divide {HASH_TOKENS}, the tokens of one hash")
-    return found
 
 
 @attrs.frozen(kw_only=True)
@@ -291,7 +127,7 @@ class Replay:
         """
         self.options = options
         self._held = contextlib.ExitStack()
-        self._device = _device_for(options.copier)
+        self._device = device_for(options.copier)
         self._tier_copiers: list[TierTraffic] = []
         try:
             self._below = self._tier_below()

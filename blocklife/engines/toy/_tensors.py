@@ -108,10 +108,7 @@ def _current_gpu() -> torch.device:
 
 
 class TensorMemory:
-    """The device and the host memory of one worker: one row of words per block or host place.
-
-    Close it after its copier.
-    """
+    """A `WorkerMemory` in tensors. Close it after its copier."""
 
     def __init__(
         self,
@@ -141,29 +138,24 @@ class TensorMemory:
         self._columns = torch.arange(words, device=device)
 
     def write(self, blocks: Ids, fingerprints: Words, start: Ids, stop: Ids) -> None:
-        """The forward pass: write words *start* to *stop* of each block. Blocks are distinct."""
+        """As `WorkerMemory.write`."""
         whole = (start == 0) & (stop == self.words)
         part = ~whole
         with _answering():
             self._write(blocks[whole], fingerprints[whole])
             self._write(blocks[part], fingerprints[part], start[part], stop[part])
 
-    def corrupt(self, blocks: Ids, fingerprints: Words) -> Ids:
-        """Positions of the blocks with wrong bytes; all of them are written as a whole."""
-        with _answering():
-            return self._differing(self.device, blocks, fingerprints)
-
-    def corrupt_parts(self, blocks: Ids, fingerprints: Words, words: Ids) -> Ids:
-        """The same for blocks of which only the first *words* are written."""
+    def corrupt(self, blocks: Ids, fingerprints: Words, words: Ids | None = None) -> Ids:
+        """As `WorkerMemory.corrupt`."""
         with _answering():
             return self._differing(self.device, blocks, fingerprints, words)
 
     def corrupt_places(self, places: Ids, fingerprints: Words) -> Ids:
-        """Positions of the host places with wrong bytes."""
+        """As `WorkerMemory.corrupt_places`."""
         return self._differing(self.host, places, fingerprints)
 
     def slots(self, blocks_per_chunk: int) -> Bytes:
-        """The host memory as ``(num_slots, slot_bytes)``: the same bytes, not a copy."""
+        """As `WorkerMemory.slots`."""
         found: Bytes = self.host.view(torch.uint8).numpy().reshape(-1, blocks_per_chunk * self.words * WORD_BYTES)
         return found
 

@@ -16,7 +16,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO, TextIO, TypeGuard
 
 import attrs
@@ -292,37 +292,36 @@ def generate_workload(
     With the defaults a prompt has about 6,000 tokens and an answer about 200, and an unlimited prefix cache would hit 40 to 50
     percent of the blocks. Raises `WorkloadError` for an option out of its range.
     """
-    _check_options(
-        # name, value, whole, lowest, highest
-        ("requests", requests, True, 1, 1_000_000),
-        ("seed", seed, True, 0, 2**63 - 1),
-        ("requests_per_second", requests_per_second, False, 0.001, 1_000_000),
-        ("mean_turns", mean_turns, False, 1, 1_000),
-        ("mean_think_s", mean_think_s, False, 0.001, 86_400),
-        ("mean_first_prompt_tokens", mean_first_prompt_tokens, False, 1, 2**20),
-        ("mean_new_prompt_tokens", mean_new_prompt_tokens, False, 1, 2**20),
-        ("mean_output_tokens", mean_output_tokens, False, 1, 2**20),
-        ("num_system_prompts", num_system_prompts, True, 0, 10_000),
-        ("system_prompt_tokens", system_prompt_tokens, True, 1, 2**20),
-        ("max_input_length", max_input_length, True, 1, 2**20),
-    )
+    given = dict(locals())
+    for name, (whole, lowest, highest) in _RANGES.items():
+        value = given[name]
+        if _is_number(value) and (type(value) is int or not whole) and lowest <= value <= highest:  # NaN is in no range.
+            continue
+        kind = "whole number" if whole else "number"
+        raise WorkloadError(f"{name} must be a {kind} from {lowest} to {highest}, not {_shown(value)}")
     if num_system_prompts and system_prompt_tokens >= max_input_length:
         raise WorkloadError(
             f"system_prompt_tokens must be less than max_input_length, not {system_prompt_tokens} with {max_input_length}"
         )
-    generator = _Generator(
-        np.random.default_rng(seed),
-        conversations_per_ms=requests_per_second / mean_turns / 1_000,
-        mean_turns=mean_turns,
-        mean_think_ms=1_000 * mean_think_s,
-        mean_first_prompt_tokens=mean_first_prompt_tokens,
-        mean_new_prompt_tokens=mean_new_prompt_tokens,
-        mean_output_tokens=mean_output_tokens,
-        num_system_prompts=num_system_prompts,
-        system_prompt_tokens=system_prompt_tokens,
-        max_input_length=max_input_length,
-    )
+    del given["requests"], given["seed"]
+    generator = _Generator(np.random.default_rng(seed), **given)
     return [generator.next_request() for _ in range(requests)]
+
+
+_RANGES: Mapping[str, tuple[bool, float, float]] = {
+    "requests": (True, 1, 1_000_000),
+    "seed": (True, 0, 2**63 - 1),
+    "requests_per_second": (False, 0.001, 1_000_000),
+    "mean_turns": (False, 1, 1_000),
+    "mean_think_s": (False, 0.001, 86_400),
+    "mean_first_prompt_tokens": (False, 1, 2**20),
+    "mean_new_prompt_tokens": (False, 1, 2**20),
+    "mean_output_tokens": (False, 1, 2**20),
+    "num_system_prompts": (True, 0, 10_000),
+    "system_prompt_tokens": (True, 1, 2**20),
+    "max_input_length": (True, 1, 2**20),
+}
+"""Of each option: whether it is whole, the lowest and the highest value."""
 
 
 @attrs.define(eq=False)
@@ -334,15 +333,15 @@ class _Generator:
     """
 
     rng: np.random.Generator
-    conversations_per_ms: float = attrs.field(kw_only=True)
-    mean_turns: float = attrs.field(kw_only=True)
-    mean_think_ms: float = attrs.field(kw_only=True)
-    mean_first_prompt_tokens: float = attrs.field(kw_only=True)
-    mean_new_prompt_tokens: float = attrs.field(kw_only=True)
-    mean_output_tokens: float = attrs.field(kw_only=True)
-    num_system_prompts: int = attrs.field(kw_only=True)
-    system_prompt_tokens: int = attrs.field(kw_only=True)
-    max_input_length: int = attrs.field(kw_only=True)
+    requests_per_second: float
+    mean_turns: float
+    mean_think_s: float
+    mean_first_prompt_tokens: float
+    mean_new_prompt_tokens: float
+    mean_output_tokens: float
+    num_system_prompts: int
+    system_prompt_tokens: int
+    max_input_length: int
     arrivals: list[tuple[int, int]] = attrs.field(init=False, factory=lambda: [(0, 0)])
     conversations: list[_Conversation] = attrs.field(init=False, factory=list)
     begin_ms: float = attrs.field(init=False, default=0.0)
@@ -357,7 +356,7 @@ class _Generator:
         now_ms, number = heapq.heappop(self.arrivals)
         if number == len(self.conversations):
             self.conversations.append(self._begin())
-            self.begin_ms += self.rng.exponential(1 / self.conversations_per_ms)
+            self.begin_ms += self.rng.exponential(1_000 * self.mean_turns / self.requests_per_second)
             heapq.heappush(self.arrivals, (int(self.begin_ms), number + 1))
 
         conversation = self.conversations[number]
@@ -370,7 +369,7 @@ class _Generator:
         conversation.hash_ids = hash_ids[: conversation.input_length // HASH_TOKENS]
         conversation.input_length += output_length + _draw_tokens(self.rng, self.mean_new_prompt_tokens, sigma=1.0)
         conversation.num_turns_left -= 1
-        think_ms = self.rng.exponential(self.mean_think_ms)
+        think_ms = self.rng.exponential(1_000 * self.mean_think_s)
         if conversation.num_turns_left and conversation.input_length <= self.max_input_length:
             heapq.heappush(self.arrivals, (now_ms + output_length * ANSWER_TOKEN_MS + int(think_ms), number))
         else:
@@ -392,11 +391,3 @@ class _Generator:
 def _draw_tokens(rng: np.random.Generator, mean: float, *, sigma: float) -> int:
     """Draw a log-normal length of at least one token, with this mean; a larger *sigma* gives a heavier tail."""
     return min(MAX_LENGTH, max(1, round(rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma))))
-
-
-def _check_options(*options: tuple[str, object, bool, float, float]) -> None:
-    for name, value, whole, lowest, highest in options:
-        if _is_number(value) and (type(value) is int or not whole) and lowest <= value <= highest:  # NaN is in no range.
-            continue
-        kind = "whole number" if whole else "number"
-        raise WorkloadError(f"{name} must be a {kind} from {lowest} to {highest}, not {_shown(value)}")

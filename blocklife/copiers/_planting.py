@@ -1,7 +1,13 @@
-"""Rates of faults that are planted: named shares, as a text and back."""
+"""Faults that are planted on purpose: their rates, as named shares, and which thing has which of them.
+
+*Theory.* Whether a thing has a fault is drawn from the seed, the fault and the thing, and from nothing else. So threads, timing
+and other things change nothing: the same things have the same faults in every run, a run that is made shorter leaves the others
+theirs, and so does raising one rate.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
@@ -57,3 +63,20 @@ def _check_share(rates: PlantedRates, attribute: attrs.Attribute[float], value: 
 def share() -> float:
     """A field of `PlantedRates`; 0 where it is not given."""
     return attrs.field(default=0.0, validator=_check_share)
+
+
+class Planter:
+    """Says which faults a thing has. A thing is named by numbers, texts and bytes."""
+
+    def __init__(self, rates: PlantedRates, seed: int) -> None:
+        self.rates = rates
+        self._seed = seed
+
+    def has(self, fault: str, *thing: object) -> bool:
+        """Whether the thing has the fault with the name of that rate."""
+        share: float = getattr(self.rates, fault)
+        return self.draw(fault, *thing) < share * (1 << 64)
+
+    def draw(self, *what: object) -> int:
+        """64 random bits that belong to a thing."""
+        return int.from_bytes(hashlib.blake2b(repr((self._seed, *what)).encode(), digest_size=8).digest(), "little")
