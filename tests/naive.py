@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from blocklife.offload import Mode
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, SettledPlan, Unsupported
 from blocklife.testing.worlds._device import CopyOrder, Landing, Orders, Pass
 
@@ -20,9 +21,9 @@ class Naive(Driver):
         """Only what it can do."""
         if (world.groups, world.scheduling, world.contract, world.workers) != (f"full:{SIZE}", "sync", "hold", 1):
             raise Unsupported("this engine has one group of 4 tokens, one worker, synchronous scheduling and holds blocks back")
-        if world.mode != "eager" or world.pool != "own":
+        if world.policies.mode is not Mode.EAGER or world.pool != "own":
             raise Unsupported("this engine stores at once, and owns its pool")
-        if world.load_within_tokens or world.state_drafts:
+        if world.policies.load_within_tokens or world.policies.state_drafts:
             raise Unsupported("this engine loads between two steps, and has no states")
         self.free_blocks = list(range(1, world.blocks + 1))
         self.free_slots = list(range(world.slots))

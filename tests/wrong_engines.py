@@ -253,7 +253,7 @@ class Thrifty(OurDriver):
     """Stores only what it knows the name of when it plans: the prompt."""
 
     def start(self, world: EngineSetup) -> None:
-        super().start(evolve(world, prompt_only=True))
+        super().start(evolve(world, policies=evolve(world.policies, prompt_only=True)))
 
 
 class Lingering(Wrong):

@@ -199,17 +199,16 @@ def _list(*, as_json: bool) -> int:
     from blocklife.testing.worlds._pinned import WORLDS
 
     for each in WORLDS:
-        counts = each.counts
         if as_json:
             record = {
                 "name": each.name,
                 "about": each.about,
                 "large": each.large,
                 "world": words_of(each.settings),
-                "counts": None if counts is None else counts._asdict(),
+                "counts": each.counts._asdict(),
             }
             print(json.dumps(record))
         else:
-            size = "not counted" if counts is None else f"{counts.states:,} states"
-            print(f"{each.name} ({size}{', large' if each.large else ''}): {each.about}\n    {said(each.settings)}")
+            size = f"{each.counts.states:,} states{', large' if each.large else ''}"
+            print(f"{each.name} ({size}): {each.about}\n    {said(each.settings)}")
     return OK

@@ -54,13 +54,36 @@ def _spec(args: argparse.Namespace) -> int:
         raise MisuseError(
             f"{root}: no such folder (the pages are in a checkout of blocklife: go there, or name it with --root)"
         )
+    wanted = parts()
     if args.write:
-        for name in write(root):
+        for name in write(root, wanted):
             print(f"wrote {name}")
-    problems = stale(root)
+    problems = stale(root, wanted)
     for problem in problems:
         print(problem, file=sys.stderr)
     return WRONG if problems else OK
+
+
+def parts() -> dict[str, str]:
+    """Every generated part of the pages, by name."""
+    from blocklife.drawing._spec import generated
+    from blocklife.offload import BelowPolicies, Policies
+    from blocklife.offload._fields import knobs_table
+    from blocklife.offload.replacement import replacements_table
+    from blocklife.testing.scenarios._telling import tables
+    from blocklife.testing.worlds._format import faults_table, words_table
+    from blocklife.testing.worlds._pinned import worlds_table
+
+    lines = {
+        "policies": knobs_table(Policies),
+        "policies.below": knobs_table(BelowPolicies),
+        "replacements": replacements_table(),
+        "scenarios.words": tables(),
+        "worlds.words": words_table(),
+        "worlds.faults": faults_table(),
+        "worlds.pinned": worlds_table(),
+    }
+    return generated({name: "".join(f"{line}\n" for line in made) for name, made in lines.items()})
 
 
 def _print_model(args: argparse.Namespace) -> int:

@@ -71,11 +71,11 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 }
 
 
-def generated() -> dict[str, str]:
-    """Every generated part by its name, as it should be."""
+def generated(others: Mapping[str, str]) -> dict[str, str]:
+    """Every generated part by its name, as it should be: those of the machines, and tables of others."""
     tables = {**MACHINES, **_BESIDE}
     parts = {f"{machine}.{part}": make(table) for machine, table in tables.items() for part, make in _PARTS.items()}
-    parts["couplings"] = coupling_table(COUPLINGS)
+    parts |= {"couplings": coupling_table(COUPLINGS), **others}
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
     return {name: f"\n{text}\n" for name, text in parts.items()}
 
@@ -89,13 +89,12 @@ def drawings() -> Mapping[str, str]:
     return drawn
 
 
-def stale(root: Path) -> list[str]:
+def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
     """What is wrong with the generated parts below *root*, one line each; nothing if all are up to date.
 
     Finds parts that are out of date, markers that are unknown, malformed, unclosed or without a beginning, parts that no
     file has, and drawings that are missing, out of date, or unknown.
     """
-    wanted = generated()
     found: list[str] = []
     seen: set[str] = set()
     for path in _files(root):
@@ -126,12 +125,11 @@ def _is(path: Path, data: bytes) -> bool:
     return path.stat().st_size == len(data) and path.read_bytes() == data
 
 
-def write(root: Path) -> list[str]:
+def write(root: Path, wanted: Mapping[str, str]) -> list[str]:
     """Update every generated part below *root*; returns the files that changed.
 
     A file is replaced as a whole or not at all. A file with broken markers is left as it is; `stale` reports it.
     """
-    wanted = generated()
     changed: list[str] = []
     for path in _files(root):
         page = _read(path)

@@ -11,10 +11,12 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from functools import partial
 from math import inf
 from typing import TypeVar
 
 from blocklife.errors import MisuseError
+from blocklife.offload._fields import Knob
 from blocklife.offload.replacement import replacements
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
@@ -68,6 +70,22 @@ def replacement(key: str, value: object) -> str:
     if isinstance(value, str) and (name := value if value in known else value.lower()) in known:
         return name
     raise wrong(key, value, f"one of {', '.join(known)}, or a name that was registered before")
+
+
+def flag(key: str, value: object) -> bool:
+    """True or false."""
+    if type(value) is not bool:
+        raise wrong(key, value, "true or false")
+    return value
+
+
+def knob(declared: Knob) -> Callable[[str, object], object]:
+    """A reader of a choice; a time is one in seconds."""
+    if isinstance(declared.default, enum.Enum):
+        return one_of(type(declared.default))
+    if declared.kind is int:
+        return partial(count, least=declared.least, most=declared.most)
+    return flag if declared.kind is bool else seconds
 
 
 def one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:

@@ -21,13 +21,13 @@ from collections.abc import Callable, Hashable, Iterable, MutableSequence, Seque
 from itertools import islice
 from typing import Protocol, TypeAlias, TypeGuard
 
-from attrs import field, frozen
+from attrs import frozen
 
 from blocklife.core._columns import Change
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger import _edge as edge
-from blocklife.offload._fields import above_zero, at_least, member
+from blocklife.offload._fields import knob
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer
 from blocklife.offload.records import BelowStatistics
@@ -113,15 +113,15 @@ class Demote(enum.Enum):
 class BelowPolicies:
     """The choices of one scheduler about the tier below its host memory."""
 
-    demote: Demote = field(default=Demote.EAGER, validator=member(Demote))
-    max_wait: float = field(default=32.0, validator=above_zero)
-    """How long a request waits for content from below before it goes on without, in the engine's unit of time."""
-    max_slots: int = field(default=256, validator=at_least(1))
-    """Maximum number of slots being copied in each direction."""
-    job_slots: int = field(default=32, validator=at_least(1))
-    """Maximum number of slots of one job."""
-    lazy_slots: int = field(default=64, validator=at_least(1))
-    """With `Demote.LAZY`, how many of the slots that will be evicted next are kept demoted."""
+    demote: Demote = knob(Demote.EAGER, "when content of the host tier goes to the store below")
+    max_wait: float = knob(
+        32.0,
+        "how long a request waits for content from below before it goes on without, in the engine's unit of time",
+        endless=False,
+    )
+    max_slots: int = knob(256, "maximum number of slots being copied in each direction", least=1)
+    job_slots: int = knob(32, "maximum number of slots of one job, there or back", least=1)
+    lazy_slots: int = knob(64, "in lazy mode, how many of the slots that will be evicted next are kept below", least=1)
 
     @property
     def max_jobs(self) -> int:

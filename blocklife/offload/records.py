@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from attrs import field, frozen
 
-from blocklife.offload._fields import above_zero_or_endless, at_least, flag, member
+from blocklife.offload._fields import knob
 
 Keys: TypeAlias = Callable[[int, int, int], Sequence[bytes]]
 """The keys of the blocks ``start`` to ``stop`` of one group: ``keys(group, start, stop)``.
@@ -55,42 +55,37 @@ class Mode(enum.Enum):
 class Policies:
     """The choices of one scheduler. The contract and who owns the pool are choices of the ledger."""
 
-    last_step: LastStep = field(default=LastStep.FLUSH, validator=member(LastStep))
-    full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, validator=member(FullHit))
-    partial_chunks: bool = field(default=False, validator=flag)
-    """Whether a chunk that lacks a block that a hit could need is stored without it, or not at all."""
-    mode: Mode = field(default=Mode.EAGER, validator=member(Mode))
-    plans_ahead: int = field(default=0, validator=at_least(0))
-    """Plans that may be outstanding when the next one is made: 0 for synchronous scheduling, 1 for asynchronous."""
-    max_load_tokens: int | None = field(default=None, validator=at_least(0, or_none=True))
-    """Maximum number of tokens loaded for one request; None: no limit."""
-    max_store_tokens: int | None = field(default=None, validator=at_least(0, or_none=True))
-    """Maximum number of tokens of one request, from its start, that are stored; None: no limit."""
-    prompt_only: bool = field(default=False, validator=flag)
-    """Whether only tokens of prompts are stored."""
-    max_load_failures: int = field(default=2, validator=at_least(0))
-    """Number of failed loads after which a request no longer looks in the host tier."""
-    pending_wait: float = field(default=64.0, validator=above_zero_or_endless)
-    """How long a request waits for content that is on its way, in the engine's unit of time; then it computes that content.
-
-    The wait begins with the first of its lookups in a row that are deferred. Content from the tier below has a bound of its own
-    (`BelowPolicies.max_wait`). ``math.inf``: no bound; then a copy of which nothing is ever heard holds up, for good, everybody
-    who wants its content, unless it has a deadline (``Ledger(deadline=)``).
+    last_step: LastStep = knob(LastStep.FLUSH, "what happens to copies in flight when the last request ends")
+    full_hit: FullHit = knob(FullHit.DROP_LAST_BLOCK, "what happens to a hit on the whole prompt")
+    """Not `FullHit.RECOMPUTE_LAST_TOKEN` with Mamba groups: a state cannot be rolled back."""
+    partial_chunks: bool = knob(
+        False, "whether a chunk that lacks a block that a hit could need is stored without it, or not at all"
+    )
+    mode: Mode = knob(Mode.EAGER, "when content goes to the host tier")
+    plans_ahead: int = knob(
+        0, "plans that may be outstanding when the next one is made: 0 for synchronous scheduling, 1 for asynchronous"
+    )
+    max_load_tokens: int | None = knob(None, "maximum number of tokens loaded for one request")
+    max_store_tokens: int | None = knob(None, "maximum number of tokens of one request, from its start, that are stored")
+    prompt_only: bool = knob(False, "whether only tokens of prompts are stored, and no sampled ones")
+    max_load_failures: int = knob(2, "failed loads after which a request no longer looks in the host tier")
+    pending_wait: float = knob(
+        64.0, "how long a request waits for content that is on its way, before it computes it, in the engine's unit of time"
+    )
+    """The wait begins with the first of its lookups in a row that are deferred. Content from the tier below has a bound of its
+    own (`BelowPolicies.max_wait`). ``math.inf``: no bound; then a copy of which nothing is ever heard holds up, for good,
+    everybody who wants its content, unless it has a deadline (``Ledger(deadline=)``).
     """
-    max_job_blocks: int = field(default=256, validator=at_least(1))
-    """Maximum number of blocks in one store, rounded up to a chunk."""
-    lazy_blocks: int = field(default=64, validator=at_least(1))
-    """In lazy mode, how many of the blocks that will be handed out next are kept stored."""
-    load_within_tokens: int = field(default=0, validator=at_least(0))
-    """How many tokens the loads of one step may bring together for which its plan waits before the forward pass.
-
-    A request whose hit still fits runs in the same step; the others load between two steps. 0: all of them do.
-    """
-    state_drafts: int = field(default=0, validator=at_least(0))
-    """How many drafts a step may compute beside a Mamba group: the state after each lies in a block of its own.
-
-    Then a request can step back to a state before the first wrong draft. 0: a state cannot be taken back.
-    """
+    max_job_blocks: int = knob(256, "maximum number of blocks in one store, rounded up to a chunk", least=1)
+    lazy_blocks: int = knob(64, "in lazy mode, how many of the blocks that will be handed out next are kept stored", least=1)
+    load_within_tokens: int = knob(
+        0, "how many tokens the loads of one step may bring together for which its plan waits before the forward pass"
+    )
+    """A request whose hit still fits runs in the same step; the others load between two steps. 0: all of them do."""
+    state_drafts: int = knob(
+        0, "how many drafts a step may compute beside a Mamba group: the state after each lies in a block of its own"
+    )
+    """Then a request can step back to a state before the first wrong draft. 0: a state cannot be taken back."""
 
 
 @frozen

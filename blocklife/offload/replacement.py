@@ -14,7 +14,7 @@ Replacement Cache", USENIX FAST 2003; comments use their names. Differences are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from blocklife.core._columns import listed, longer, zeros
@@ -375,10 +375,25 @@ def _from_front(order: Iterable[int], evictable: Callable[[int], bool], passed: 
 
 
 _METHODS = ("insert", "touch", "remove", "victims")
-_factories: dict[str, Callable[[int], Replacement]] = {"lru": lambda num_slots: Lru(), "arc": Arc}
+_OURS: Mapping[str, tuple[Callable[[int], Replacement], str]] = {
+    "lru": (lambda num_slots: Lru(), "the least recently used"),
+    "arc": (
+        Arc,
+        "adaptive: one list of what was used once, one of what was used again; keys that come back after eviction show which "
+        "list was too short (Megiddo and Modha, 2003). A scan cannot evict everything that is used repeatedly.",
+    ),
+}
+"""The built-in policies by name, with what each evicts first."""
+_factories = {name: factory for name, (factory, _) in _OURS.items()}
 
-BUILT_IN = tuple(_factories)
+BUILT_IN = tuple(_OURS)
 """The names of the built-in policies, for options and scenarios."""
+
+
+def replacements_table() -> Iterator[str]:
+    """The built-in policies as `specs/offload.md` prints them, line by line."""
+    yield from ("| replacement | evicts first |", "| --- | --- |")
+    yield from (f"| `{name}` | {says} |" for name, (_, says) in _OURS.items())
 
 
 def register(name: str, factory: Callable[[int], Replacement]) -> None:

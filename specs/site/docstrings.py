@@ -9,6 +9,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import ast
 import re
 
 import griffe
@@ -17,6 +18,8 @@ _LABEL = re.compile(r"(?m)^(?=(?:Edges|Needs|Refuses|Raises|Returns|Holds|Next|R
 _INIT = "__init__"
 _ATTRS = {"attrs.define", "attrs.frozen", "attrs.mutable", "attr.s"}
 _FIELDS = {"attrs.field", "attr.ib"}
+_KNOB = "blocklife.offload._fields.knob"
+"""A field that is declared with its default and its sentence, in this order."""
 
 
 def as_markdown(text: str) -> str:
@@ -48,6 +51,8 @@ class Docstrings(griffe.Extension):
         )
         kind = griffe.ParameterKind.keyword_only if is_keyword else griffe.ParameterKind.positional_or_keyword
         found = [parameter for each in cls.attributes.values() if (parameter := _parameter(each, kind)) is not None]
+        for attribute in cls.attributes.values():
+            _take_sentence(attribute)
         init = griffe.Function(_INIT, parameters=griffe.Parameters(griffe.Parameter("self"), *found), parent=cls)
         cls.set_member(_INIT, init)
         taken = {each.name for each in found}
@@ -56,6 +61,15 @@ class Docstrings(griffe.Extension):
                 cls.del_member(name)
             elif isinstance(attribute.value, griffe.ExprCall):
                 attribute.value = None
+
+
+def _take_sentence(attribute: griffe.Attribute) -> None:
+    """The sentence of a knob stands before its docstring."""
+    value = attribute.value
+    if isinstance(value, griffe.ExprCall) and value.canonical_path == _KNOB:
+        says = ast.literal_eval(str(value.arguments[1]))
+        more = "" if attribute.docstring is None else f"\n\n{attribute.docstring.value}"
+        attribute.docstring = griffe.Docstring(f"{says[:1].upper()}{says[1:]}.{more}", parent=attribute)
 
 
 def _leave_out_what_repeats(cls: griffe.Class) -> None:
@@ -85,6 +99,8 @@ def _parameter(attribute: griffe.Attribute, kind: griffe.ParameterKind) -> griff
         default = f"{told['factory']}()" if "factory" in told else None if given is None else str(given)
         if str(told.get("kw_only")) == "True":
             kind = griffe.ParameterKind.keyword_only
+    elif isinstance(value, griffe.ExprCall) and value.canonical_path == _KNOB:
+        default = str(value.arguments[0])
     if default is not None and len(default) > 40:
         default = "..."
     return griffe.Parameter(attribute.name.lstrip("_"), annotation=attribute.annotation, kind=kind, default=default)

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from blocklife.lifecycle import Table
-from blocklife.offload import Geometry
+from blocklife.offload import Demote, Geometry
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.worlds._pinned import WORLDS
@@ -68,7 +68,7 @@ def test_pinned_walks_have_every_kind_of_world() -> None:
     assert kinds == {"FullAttention", "SlidingWindow", "LocalAttention", "Mamba"}
     assert any("drafter" in text for text in POOL_GROUPS)
     assert any("drafter" in each.groups and "/" in each.groups for each in engines)
-    assert {each.below for each in engines} == {"none", "eager", "lazy", "never"}
+    assert {each.below and each.below.demote for each in engines} == {None, *Demote}
     assert {each.num_workers for each in engines} >= {1, 2}
 
 

@@ -29,7 +29,7 @@ from blocklife.states import MACHINES
 from blocklife.testing.mutants import _judging as judging
 from blocklife.testing.mutants._planting import all_mutants, planted
 from blocklife.testing.worlds._cross_checks import RULES
-from blocklife.testing.worlds._pinned import COUNTS, WORLDS
+from blocklife.testing.worlds._pinned import WORLDS, pinned_world
 from blocklife.testing.worlds._world import Action, State, World
 from tests.cli.test_cli import COMMAND, ROOT, Capture, call, on_terminal, refused
 from tests.interrupts import interruptible
@@ -87,7 +87,7 @@ def test_check_json_has_everything(capsys: Capture) -> None:
     status, report = found(capsys, *PRESSED)
 
     assert status == 0
-    assert (report["states"], report["edges"], report["depth"]) == COUNTS["loads-fence"]
+    assert (report["states"], report["edges"], report["depth"]) == pinned_world("loads-fence").counts
     assert (report["verdict"], report["complete"], report["interrupted"]) == ("holds", True, False)
     assert report["name"] == "loads-fence"
     assert report["world"] == {
@@ -117,7 +117,7 @@ def test_check_takes_a_world_from_every_source(tmp_path: Path, capsys: Capture) 
         found(capsys, "check", str(path), "--async", "--no-async")[1],
     ]
 
-    assert {(each["states"], each["edges"], each["depth"]) for each in reports} == {COUNTS["loads-hold"]}
+    assert {(each["states"], each["edges"], each["depth"]) for each in reports} == {pinned_world("loads-hold").counts}
     assert found(capsys, "check", str(path), "--faults", "")[1]["world"] == {
         "requests": ["ab.c", "de.f", "ab.g"],
         "max_jobs": 2,
@@ -165,9 +165,9 @@ def test_check_lists_the_pinned_worlds(capsys: Capture) -> None:
 
     assert (status, err) == (0, "")
     assert out.count("\n") == 2 * len(WORLDS)
-    assert f"calm-fence ({COUNTS['calm-fence'].states} states): two requests" in out
+    assert f"calm-fence ({pinned_world('calm-fence').counts.states} states): two requests" in out
     assert [each["name"] for each in records] == [each.name for each in WORLDS]
-    assert records[0]["counts"] == COUNTS["calm-fence"]._asdict()
+    assert records[0]["counts"] == pinned_world("calm-fence").counts._asdict()
     assert "with --list a line for each world" in " ".join(call(capsys, "check", "--help")[1].split())
 
 
@@ -405,7 +405,7 @@ def test_check_reports_after_an_interrupt(json_too: bool, capsys: Capture, monke
     if json_too:
         report = json.loads(out)
         assert (report["interrupted"], report["complete"], report["verdict"]) == (True, False, "unknown")
-        assert 100 <= report["states"] < COUNTS["loads-fence"].states
+        assert 100 <= report["states"] < pinned_world("loads-fence").counts.states
     else:
         assert "interrupted: nothing is violated so far" in out
 

@@ -18,6 +18,7 @@ import pytest
 
 from blocklife.cli import main
 from blocklife.cli._draw import FORMATS
+from blocklife.cli._spec import parts
 from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing import _spec as spec
 from blocklife.errors import to_install
@@ -353,15 +354,15 @@ def test_drawing_that_is_spoiled_missing_or_strange_is_named_and_repaired(copied
     (drawings / "cat.svg").write_text("meow", encoding="utf-8")
     hint = "(run: blocklife spec --write)"
 
-    assert spec.stale(copied) == [
+    assert spec.stale(copied, parts()) == [
         f"{drawings / 'slot.svg'}: the drawing is missing {hint}",
         f"{drawings / 'job.svg'}: the drawing is out of date {hint}",
         f"{drawings / 'cat.svg'}: nothing is drawn under this name (remove it)",
     ]
-    assert spec.write(copied) == [str(drawings / "slot.svg"), str(drawings / "job.svg")]
+    assert spec.write(copied, parts()) == [str(drawings / "slot.svg"), str(drawings / "job.svg")]
     (drawings / "cat.svg").unlink()
     assert {path.name: path.read_bytes() for path in drawings.iterdir()} == before
-    assert spec.stale(copied) == []
+    assert spec.stale(copied, parts()) == []
 
 
 def test_drawings_are_shown_by_the_pages_that_they_belong_to() -> None:

@@ -8,17 +8,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import attrs
 import pytest
 
+from blocklife.cli._spec import parts
 from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing import _spec as spec
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.invariants import INVARIANTS
-from blocklife.offload import Geometry, HostTier, OffloadScheduler, Policies
+from blocklife.offload import Geometry, HostTier, OffloadScheduler
 from blocklife.offload._search import unit_of
-from blocklife.offload.replacement import BUILT_IN
 from blocklife.states import COUPLINGS, MACHINES
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -56,7 +55,7 @@ def change(page: Path, old: str, new: str) -> int:
 
 def test_specs_are_fresh() -> None:
     """What is generated is what the tables say now."""
-    assert not (stale := spec.stale(SPECS)), f"{len(stale)} parts are out of date (run: make spec): {', '.join(stale)}"
+    assert not (stale := spec.stale(SPECS, parts())), f"{len(stale)} parts are out of date (run: make spec): {', '.join(stale)}"
 
 
 def test_spec_part_that_was_tampered_with_is_named_and_repaired(copied: Path) -> None:
@@ -65,10 +64,12 @@ def test_spec_part_that_was_tampered_with_is_named_and_repaired(copied: Path) ->
     before = page.read_text(encoding="utf-8")
     line = change(page, "<!-- generated: block.states -->\n", "<!-- generated: block.states -->\nA word too many.\n")
 
-    assert spec.stale(copied) == [f"{page}:{line}: generated part block.states is out of date (run: blocklife spec --write)"]
-    assert spec.write(copied) == [str(page)]
+    assert spec.stale(copied, parts()) == [
+        f"{page}:{line}: generated part block.states is out of date (run: blocklife spec --write)"
+    ]
+    assert spec.write(copied, parts()) == [str(page)]
     assert page.read_text(encoding="utf-8") == before
-    assert spec.stale(copied) == []
+    assert spec.stale(copied, parts()) == []
 
 
 def test_spec_part_that_is_empty_is_filled(copied: Path) -> None:
@@ -76,16 +77,16 @@ def test_spec_part_that_is_empty_is_filled(copied: Path) -> None:
     page = copied / "new.md"
     page.write_text("# New\n\n<!-- generated: slot.rows -->\n<!-- end -->\n\nProse.\n", encoding="utf-8")
 
-    assert len(spec.stale(copied)) == 1
-    assert spec.write(copied) == [str(page)]
-    assert spec.stale(copied) == []
+    assert len(spec.stale(copied, parts())) == 1
+    assert spec.write(copied, parts()) == [str(page)]
+    assert spec.stale(copied, parts()) == []
     assert page.read_text(encoding="utf-8").startswith("# New\n\n<!-- generated: slot.rows -->\n\n| row |")
     assert page.read_text(encoding="utf-8").endswith("|\n\n<!-- end -->\n\nProse.\n")
 
 
 def test_spec_write_leaves_fresh_pages_alone(copied: Path) -> None:
     """Nothing is written where nothing is stale, and nothing is left beside the pages."""
-    assert spec.write(copied) == []
+    assert spec.write(copied, parts()) == []
     assert sorted(path.name for path in copied.rglob("*")) == sorted(path.name for path in SPECS.rglob("*"))
 
 
@@ -104,10 +105,10 @@ def test_spec_marker_that_is_wrong_is_named_and_its_page_left_alone(copied: Path
     line = change(page, "<!-- generated: slot.states -->", new)
     spoiled = page.read_text(encoding="utf-8")
 
-    first = spec.stale(copied)[0]
+    first = spec.stale(copied, parts())[0]
     assert first.startswith(f"{page}:{line}: ")
     assert complaint in first
-    assert spec.write(copied) == []
+    assert spec.write(copied, parts()) == []
     assert page.read_text(encoding="utf-8") == spoiled
 
 
@@ -116,7 +117,7 @@ def test_spec_part_that_is_not_closed_is_named(copied: Path) -> None:
     page = copied / "couplings.md"
     line = change(page, "<!-- end -->", "")
 
-    assert spec.stale(copied)[0] == f"{page}:{line_of(page, 'generated: couplings')}: " + (
+    assert spec.stale(copied, parts())[0] == f"{page}:{line_of(page, 'generated: couplings')}: " + (
         "generated part couplings is not closed (write <!-- end -->)"
     )
     assert line > line_of(page, "generated: couplings")
@@ -127,15 +128,15 @@ def line_of(page: Path, text: str) -> int:
     return next(number for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1) if text in line)
 
 
-@pytest.mark.parametrize("name", list(spec.generated()))
+@pytest.mark.parametrize("name", list(parts()))
 def test_spec_part_that_no_page_has_is_missed(tmp_path: Path, name: str) -> None:
     """Each part of each machine must be printed somewhere."""
     page = tmp_path / "only.md"
-    others = [f"<!-- generated: {other} -->\n<!-- end -->\n" for other in spec.generated() if other != name]
+    others = [f"<!-- generated: {other} -->\n<!-- end -->\n" for other in parts() if other != name]
     page.write_text("".join(others), encoding="utf-8")
-    spec.write(tmp_path)
+    spec.write(tmp_path, parts())
 
-    assert spec.stale(tmp_path) == [f"{tmp_path}: no file has the generated part {name}"]
+    assert spec.stale(tmp_path, parts()) == [f"{tmp_path}: no file has the generated part {name}"]
 
 
 def test_spec_write_that_fails_leaves_the_old_page(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +150,7 @@ def test_spec_write_that_fails_leaves_the_old_page(copied: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="the disk is full"):
-        spec.write(copied)
+        spec.write(copied, parts())
     assert page.read_text(encoding="utf-8") == spoiled
     assert sorted(path.name for path in copied.rglob("*")) == sorted(path.name for path in SPECS.rglob("*"))
 
@@ -389,23 +390,6 @@ def test_contract_quotes_what_is_really_said(mistake: str, message: str) -> None
 def test_contract_tells_every_mistake() -> None:
     """None that is made here is left out there."""
     assert [row[0] for row in rows_of("engine-contract.md", "## What is refused")] == list(MISTAKES)
-
-
-def test_offload_names_every_replacement() -> None:
-    """The table of what the host tier forgets first has a row for each policy that is here."""
-    told = [row[0].strip("`") for row in rows_of("offload.md", "## Host tier")]
-
-    assert set(BUILT_IN) == set(told) - {"replacement", "one of your own"}
-
-
-def test_offload_names_every_policy_with_its_default() -> None:
-    """The table has the fields of the record, in order, each with the default that it really has."""
-    told = {row[0].strip("`"): row[1] for row in rows_of("offload.md", "## Policies")}
-    fields = attrs.fields(Policies)
-
-    assert list(told) == [field.name for field in fields]
-    for field in fields:
-        assert told[field.name].startswith(f"`{field.default}`:"), field.name
 
 
 @pytest.mark.parametrize("row", rows_of("offload.md", "A hit has one length"), ids=lambda row: f"{row[0]} by {row[1]}")

@@ -8,11 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from attrs import fields
 
-from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig
+from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig, keys
 from blocklife.offload import Mode as StoreMode
-from blocklife.offload import Policies
 from blocklife.watch._options import Options, WatchMode
 
 PAGE = (Path(__file__).parents[2] / "examples" / "vllm_offload.md").read_text(encoding="utf-8")
@@ -43,9 +41,9 @@ def test_page_shows_a_configuration_that_is_accepted() -> None:
 def test_page_lists_keys_that_exist_with_their_defaults() -> None:
     names = quoted(first_cells("everything else has a default"))
 
-    assert set(names) <= {each.name for each in fields(ConnectorConfig)}
+    assert set(names) <= set(keys())
     assert all(f"`{alias}`" in PAGE for alias in ALIASES)
-    assert ConnectorConfig(host_blocks=1).mode is StoreMode.EAGER
+    assert ConnectorConfig(host_blocks=1).policies.mode is StoreMode.EAGER
 
 
 @pytest.mark.parametrize("setting", quoted(first_cells("| setting |")))
@@ -75,15 +73,3 @@ def test_page_of_the_connector_lists_all_that_is_refused() -> None:
 
     assert len(remedies) >= 12
     assert {remedy for remedy in remedies if remedy not in CONNECTOR} == set()
-
-
-def test_connector_can_be_told_every_policy() -> None:
-    """Each choice of the scheduler is a key of the connector.
-
-    How far plans run ahead and how many drafts have states are vLLM's own settings, and a budget of bytes says how many tokens
-    load within a step.
-    """
-    policies = {each.name for each in fields(Policies)}
-    keys = {each.name.removesuffix("_s") for each in fields(ConnectorConfig)}  # times are in seconds there
-
-    assert policies - keys == {"plans_ahead", "load_within_tokens", "state_drafts"}

@@ -26,10 +26,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from attrs import define, fields
+from attrs import define
 
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.offload import FullAttention, Geometry
+from blocklife.offload import FullAttention, Geometry, Mode
+from blocklife.offload._fields import Plain
 from blocklife.testing.scenarios import _driver as driver
 from blocklife.testing.scenarios._driver import (
     NOBODY,
@@ -75,7 +76,12 @@ _ONLY = {
     "events": "SGLang's copies wait by its own streams and events",
 }
 """Settings that cannot be changed here, and why."""
-_HERE: dict[str, object] = {"contract": "hold"}
+_TAKEN = (
+    "groups", "blocks", "slots", "workers", "scheduling",
+    "mode", "last_step", "state_drafts", "step_tokens", "seed",
+)  # fmt: skip
+"""Settings that the driver takes."""
+_HERE: dict[str, Plain] = {"contract": "hold"}
 """What they are here, if it is not the default."""
 _SINGLE = "SGLang's scheduler alone decides about single blocks and copies"
 _WHY = {
@@ -145,7 +151,7 @@ class SglangDriver(driver.Driver):
             max_num_seqs=MAX_RUNNING,
             prefill_tokens=WHOLE,
             chunk_tokens=WHOLE,
-            policy="write_back" if world.mode == "lazy" else "write_through",
+            policy="write_back" if world.policies.mode is Mode.LAZY else "write_through",
             overlap=world.scheduling == "async",
             world_size=world.workers,
         )
@@ -695,10 +701,10 @@ class SglangDriver(driver.Driver):
 
 def _page_of(world: EngineSetup) -> int:
     """The tokens of a page. Refuses settings that SGLang does not have."""
-    for each in fields(EngineSetup):
-        value = getattr(world, each.name)
-        if each.name in _ONLY and value != _HERE.get(each.name, each.default):
-            raise Unsupported(f"not expressible: {each.name} = {value} ({_ONLY[each.name]})")
+    usual = EngineSetup().words() | _HERE
+    for name, value in world.words().items():
+        if name not in _TAKEN and value != usual[name]:
+            raise Unsupported(f"not expressible: {name} = {value} ({_ONLY.get(name, 'SGLang has no such setting')})")
     geometry = Geometry.parse(world.groups)
     (first, *others) = geometry.groups
     if others or not isinstance(first, FullAttention) or first.drafter:

@@ -29,7 +29,7 @@ from blocklife.testing.mutants._planting import mutant_named, planted, seed_muta
 from blocklife.testing.mutants._table import PageRow, read_page
 from blocklife.testing.worlds._ledger_verbs import LedgerSettings
 from blocklife.testing.worlds._ledger_world import LedgerWorld
-from blocklife.testing.worlds._pinned import COUNTS, pinned_world
+from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import World
 from tests.programs import HANGS_S
 
@@ -134,7 +134,7 @@ def test_processes_find_what_one_finds(name: str, number: int) -> None:
     one, several = explore(alone, processes=1), explore(shared, processes=number)
 
     assert counts(several) == counts(one)
-    assert (several.states, several.edges, several.depth) == COUNTS[name]
+    assert (several.states, several.edges, several.depth) == pinned_world(name).counts
     assert shared.core_calls == alone.core_calls
     assert shared.coverage() == alone.coverage()
     assert shared.digest() == alone.digest()
@@ -368,7 +368,7 @@ def test_ctrl_c_at_a_terminal_ends_all_of_them() -> None:
 
     assert (parent.returncode, err) == (130, "")
     assert (report["interrupted"], report["verdict"]) == (True, "unknown")
-    assert 0 < report["states"] < COUNTS["wide-fence"].states
+    assert 0 < report["states"] < pinned_world("wide-fence").counts.states
     assert len(children) == 2
     assert not any(runs(each) for each in children)
 

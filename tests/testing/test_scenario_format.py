@@ -10,18 +10,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blocklife.testing.scenarios._cases import METHODS, SHIPPED, needs
-from blocklife.testing.scenarios._driver import Driver, EngineSetup
+from blocklife.testing.scenarios._driver import Driver
 from blocklife.testing.scenarios._format import (
-    CHOICES,
-    COMMON,
-    SETTING_DOCS,
-    SETTINGS,
     VERBS,
     Scenario,
     ScenarioError,
@@ -31,7 +26,6 @@ from blocklife.testing.scenarios._format import (
     write_scenario,
 )
 from blocklife.testing.scenarios._kinds import COUNTS, Blocks, Job, RequestName
-from blocklife.testing.scenarios._telling import tables
 from blocklife.testing.scenarios._words import EXPECTATIONS, REQUIRED, verb, verbs_of
 
 FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
@@ -118,7 +112,7 @@ MALFORMED: dict[str, tuple[str, str, int, str]] = {
     "unknown invariant": ('["I1"]', '["I99"]', 3, "unknown invariant 'I99' (they are I1 to I15)"),
     "unknown setting": ("blocks = 4", "blokcs = 4", 11, "world: unknown setting 'blokcs' (did you mean 'blocks'?)"),
     "setting of the wrong type": ("blocks = 4", 'blocks = "4"', 11, "world: blocks must be a whole number, not '4'"),
-    "negative setting": ("blocks = 4", "blocks = -4", 11, "world: blocks must be 1 to 100000, not -4"),
+    "negative setting": ("blocks = 4", "blocks = -4", 11, "world: blocks must be from 1 to 100000, not -4"),
     "groups that are none": ("full:4,swa:4:8", "full:4,swa:4:0", 10, "world: window_tokens of SlidingWindow must be a whole"),
     "variant of a setting": ('["fence", "hold"]', '["fence", "held"]', 14, "variants: contract must be one of fence, hold"),
     "empty variant": ('["itself", "another"]', "[]", 15, "variants: heir needs at least one value"),
@@ -290,13 +284,6 @@ def test_parameter_of_no_kind_is_refused() -> None:
         verbs_of(Wrong, Driver)
 
 
-def test_every_setting_is_told() -> None:
-    """The page, the record and the choices speak of the same."""
-    assert list(SETTINGS) == [each.name for each in attrs.fields(EngineSetup)] == list(SETTING_DOCS)
-    for name, choices in CHOICES.items():
-        assert SETTINGS[name].default in choices
-
-
 def test_every_word_is_used_by_a_scenario() -> None:
     """A verb, expectation or count that no file has is not shown to work."""
     scenarios = [read_scenario(path) for path in FILES]
@@ -316,15 +303,6 @@ def test_every_word_is_used_by_a_scenario() -> None:
 
 UNUSED = {"acquire", "release", "abandon", "flush", "lose_report", "lose_worker", "regain_worker"}
 """Verbs that no case needs; `test_scenarios` shows each of them."""
-
-
-def test_page_prints_the_vocabulary() -> None:
-    """Every verb, expectation, count, key and setting, with its sentence, as it is in the code."""
-    page = (FOLDER / "README.md").read_text(encoding="utf-8")
-
-    assert "\n".join(tables()) in page, "replace what stands below 'All words' by what _telling.tables() gives"
-    for words in (VERBS, EXPECTATIONS, COUNTS, COMMON, SETTINGS):
-        assert all(f"`{word}`" in page for word in words)
 
 
 def test_page_says_what_each_method_of_a_driver_opens() -> None:

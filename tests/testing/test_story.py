@@ -13,6 +13,7 @@ import re
 from zlib import crc32
 
 import pytest
+from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Plan
@@ -24,7 +25,7 @@ from blocklife.testing.exploring._story_forms import diagram, program, replayed,
 from blocklife.testing.mutants._planting import Mutant, all_mutants, planted
 from blocklife.testing.scenarios._running import Outcome, parse_scenario, run_scenario
 from blocklife.testing.worlds._cross_checks import LAST_STEP, TOLD
-from blocklife.testing.worlds._engine import Engine, Settings
+from blocklife.testing.worlds._engine import USUAL, Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 from tests.planting import without
@@ -160,7 +161,7 @@ def test_story_names_reports_and_faults() -> None:
     """Copies that fail, hang and land, reports that are lost and told: each has its sentence."""
     settings = WorldSettings(requests=("ab.c", "ab.d"), faults=Faults(hang=1, lose=1, repeat=1, renew=1))
     path = (*STORED, SETTLE, STEP, SETTLE, Action("arrive", "b"))
-    engine = Settings(num_blocks=2, last_step=LastStep.DRAIN)
+    engine = Settings(num_blocks=2, policies=evolve(USUAL, last_step=LastStep.DRAIN))
     running = WorldSettings(engine=engine, requests=("ab.c", "de.f"), faults=Faults(fail=1))
     failing = (*STORED, SETTLE, STEP, SETTLE, Action("arrive", "b"), Action("step_failing"))
     sleepy = WorldSettings(requests=("ab.c",), faults=Faults(sleep=1))
@@ -187,7 +188,12 @@ def test_program_prints_the_story(mutant: Mutant) -> None:
 
 def test_program_says_what_a_path_does_not_break() -> None:
     """Where something is missing at the end, the program passes the rule on; odd names of requests are kept."""
-    story = tell(WorldSettings(engine=Settings(contract=Contract.HOLD, mode=Mode.LAZY)), STORED[:2], "drains", "it's stuck")
+    story = tell(
+        WorldSettings(engine=Settings(contract=Contract.HOLD, policies=evolve(USUAL, mode=Mode.LAZY))),
+        STORED[:2],
+        "drains",
+        "it's stuck",
+    )
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(program(story), {})
@@ -274,7 +280,7 @@ def test_scenario_of_a_load_within_a_step_fails_while_the_bug_is_there(monkeypat
         problem = replayed(story)
 
     assert problem == ""
-    assert f"load_within_tokens = {settings.engine.load_within_tokens}\n" in scenario_text(story)
+    assert f"load_within_tokens = {settings.engine.policies.load_within_tokens}\n" in scenario_text(story)
     assert run_scenario(parse_scenario(scenario_text(story))).outcome is Outcome.HELD
 
 

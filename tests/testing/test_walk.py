@@ -14,11 +14,11 @@ from attrs import asdict, evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Plan
-from blocklife.offload import Mode, OffloadScheduler
+from blocklife.offload import Demote, Mode, OffloadScheduler
 from blocklife.testing.exploring._explore import Broken
 from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry, only_used, shrink, walk
 from blocklife.testing.worlds import _world as world_module
-from blocklife.testing.worlds._engine import Settings
+from blocklife.testing.worlds._engine import USUAL_BELOW, Settings
 from blocklife.testing.worlds._pinned import WORLDS as PINNED
 from blocklife.testing.worlds._pinned import Pinned, pinned_world
 from blocklife.testing.worlds._world import NEW_SPACE, Action, Faults, World, WorldSettings
@@ -30,9 +30,14 @@ SMALL = WorldSettings(faults=Faults(fail=2, hang=1, lose=1, abort=2, preempt=2, 
 WORLDS = {
     "large": LARGE,
     "hold": evolve(LARGE, engine=evolve(LARGE.engine, contract=Contract.HOLD)),
-    "lazy": evolve(LARGE, engine=evolve(LARGE.engine, mode=Mode.LAZY, lazy_blocks=4, asynchronous=False)),
+    "lazy": evolve(
+        LARGE,
+        engine=evolve(LARGE.engine, policies=evolve(LARGE.engine.policies, mode=Mode.LAZY, lazy_blocks=4), asynchronous=False),
+    ),
     "states": evolve(LARGE, engine=evolve(LARGE.engine, groups="full:1,mamba:2", blocks_per_chunk=1, num_blocks=14)),
-    "partial": evolve(LARGE, engine=evolve(LARGE.engine, partial_chunks=True, replacement="arc")),
+    "partial": evolve(
+        LARGE, engine=evolve(LARGE.engine, policies=evolve(LARGE.engine.policies, partial_chunks=True), replacement="arc")
+    ),
 }
 
 
@@ -236,7 +241,7 @@ def test_requests_of_a_drafter_come_again_two_at_once() -> None:
 
 def test_world_of_a_path_has_the_same_entries_below() -> None:
     """An answer names an entry by its number, which depends on all texts and spaces of a world."""
-    engine, requests = Settings(below="never", below_shared=True), ("xy.z", "ab.c", "xy.z")
+    engine, requests = Settings(below=evolve(USUAL_BELOW, demote=Demote.NEVER), below_shared=True), ("xy.z", "ab.c", "xy.z")
     settings = WorldSettings(engine=engine, requests=requests, faults=Faults(renew=1, reset=1, abort=1))
     world = World(settings)
     state, path = world.initial(), list[Action]()

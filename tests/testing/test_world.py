@@ -24,7 +24,7 @@ from blocklife.testing.exploring._explore import Bounds, Broken, Kind, Verdict, 
 from blocklife.testing.worlds import _cross_checks as cross_checks
 from blocklife.testing.worlds._cross_checks import LAST_STEP, LAWFUL, RULES, TOLD, CoreValue
 from blocklife.testing.worlds._device import Device, Landing
-from blocklife.testing.worlds._engine import Engine, Settings
+from blocklife.testing.worlds._engine import USUAL, Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, CoreStep, Faults, Script, State, World, WorldSettings
 
@@ -34,9 +34,11 @@ SETTINGS = {
     "hold": Settings(groups="full:1", num_blocks=14, num_slots=5, contract=Contract.HOLD),
     "tight": Settings(groups="full:2", num_blocks=4, num_slots=3, max_jobs=2),
     "async": Settings(groups="full:2,swa:2:4", num_blocks=12, num_slots=8, asynchronous=True),
-    "chunks": Settings(groups="full:1,swa:1:3", blocks_per_chunk=2, num_blocks=24, num_slots=8, partial_chunks=True),
+    "chunks": Settings(
+        groups="full:1,swa:1:3", blocks_per_chunk=2, num_blocks=24, num_slots=8, policies=evolve(USUAL, partial_chunks=True)
+    ),
     "mamba": Settings(groups="full:2,mamba:2", num_blocks=14, num_slots=8, step_tokens=2, replacement="arc"),
-    "lazy": Settings(groups="full:2", num_blocks=7, num_slots=6, mode=Mode.LAZY),
+    "lazy": Settings(groups="full:2", num_blocks=7, num_slots=6, policies=evolve(USUAL, mode=Mode.LAZY)),
     "workers": Settings(groups="full:2", num_blocks=8, num_slots=4, num_workers=2, replacement="arc"),
 }
 PLENTY = Faults(abort=9, preempt=9, reset=9, renew=9, sleep=9)
@@ -397,7 +399,7 @@ def test_world_knows_who_cannot_drain() -> None:
         def actions(self, state: State) -> Iterable[Action]:  # type: ignore[override]
             return (each for each in super().actions(state) if each.verb != "land")
 
-    seen = explore(Stuck(WorldSettings(engine=Settings(last_step=LastStep.DRAIN))))
+    seen = explore(Stuck(WorldSettings(engine=Settings(policies=evolve(USUAL, last_step=LastStep.DRAIN)))))
 
     assert seen.verdicts["drains"] is Verdict.VIOLATED
     assert seen.verdicts["I1"] is Verdict.HOLDS

@@ -10,20 +10,23 @@ import contextlib
 import io
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
 import pytest
+from attrs import evolve
 
 from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
 from blocklife.ledger._rows import RowVerbs
-from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
+from blocklife.offload import Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
 from blocklife.offload._asking import Asking
+from blocklife.offload._fields import Plain, knobs
 from blocklife.offload._lookup import Answer, Unit, _Scan
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
@@ -32,20 +35,19 @@ from blocklife.offload.records import Hit, TailKeys
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
-from blocklife.testing.worlds._engine import FOREVER, NO_TIER, Engine, Settings
+from blocklife.testing.worlds._engine import USUAL, Engine, Settings
 from blocklife.testing.worlds._format import (
     FAULT_DOCS,
     PYTHON_IMPORTS,
+    UNSAID,
     WORDS,
     as_python,
-    faults_table,
     make_world,
     read_world,
     said,
     words_of,
-    words_table,
 )
-from blocklife.testing.worlds._pinned import COUNTS, WORLDS, Counts, Pinned, pinned_world, worlds_table
+from blocklife.testing.worlds._pinned import WORLDS, Counts, Pinned, pinned_world
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 from tests.planting import without
 from tests.sparing import once
@@ -115,9 +117,9 @@ def judge(pinned: Pinned) -> None:
 
     assert found.counterexamples == ()
     assert (found.verdict, found.complete) == (Verdict.HOLDS, True)
-    assert bool(found.overdue) is (pinned.settings.engine.pending_wait < FOREVER)
+    assert bool(found.overdue) is (pinned.settings.engine.policies.pending_wait < inf)
     states, edges, depth = found.counts
-    assert COUNTS.get(pinned.name) == found.counts, f'write "{pinned.name}": Counts({states:_}, {edges:_}, {depth}),'
+    assert pinned.counts == found.counts, f"write below [{pinned.name}]: counts = [{states:_}, {edges:_}, {depth}]"
 
 
 @pytest.mark.parametrize("pinned", SMALL, ids=lambda each: each.name)
@@ -136,7 +138,8 @@ def test_large_world_holds_with_its_pinned_counts(pinned: Pinned) -> None:
 @pytest.mark.parametrize(("groups", "blocks"), [("full:1+drafter", 4), ("full:1,swa:1:2+drafter", 8)])
 def test_guesses_hold_behind_loads_within_a_step(groups: str, blocks: int) -> None:
     """Requests with a drafter come one by one, so that the device forgets; loads within a step fail, and are repeated."""
-    engine = Settings(groups=groups, drafts=1, num_blocks=blocks, num_slots=2 * blocks, max_requests=1, load_within_tokens=2)
+    engine = Settings(groups=groups, drafts=1, num_blocks=blocks, num_slots=2 * blocks, max_requests=1)
+    engine = evolve(engine, policies=evolve(USUAL, load_within_tokens=2))
     world = World(WorldSettings(engine=engine, requests=("ab.cD", "ef.g", "abc.De"), faults=Faults(fail=1)))
     found = explore(world, processes=1)
     taken = {str(row) for row, times in world.coverage()["request"].items() if times}
@@ -168,16 +171,16 @@ def test_small_worlds_meet_every_fault_and_every_policy() -> None:
 
     assert kinds == set(FAULT_DOCS)
     assert {each.contract for each in engines} == set(Contract)
-    assert {each.mode for each in engines} == set(Mode)
-    assert {each.last_step for each in engines} == set(LastStep)
-    assert {each.full_hit for each in engines} == set(FullHit)
+    assert {each.policies.mode for each in engines} == set(Mode)
+    assert {each.policies.last_step for each in engines} == set(LastStep)
+    assert {each.policies.full_hit for each in engines} == set(FullHit)
     assert {each.replacement for each in engines} == {"lru", "arc"}
-    assert {each.asynchronous for each in engines} == {each.partial_chunks for each in engines} == {False, True}
+    assert {each.asynchronous for each in engines} == {each.policies.partial_chunks for each in engines} == {False, True}
     assert {each.num_workers for each in engines} >= {1, 2}
     assert {each.blocks_per_chunk for each in engines} >= {1, 2}
-    assert {each.below for each in engines} == {NO_TIER, *(each.name.lower() for each in Demote)}
+    assert {each.below and each.below.demote for each in engines} == {None, *Demote}
     assert {each.below_shared for each in engines} == {False, True}
-    assert max(each.max_load_failures for each in engines) > 1
+    assert max(each.policies.max_load_failures for each in engines) > 1
     groups = {type(group) for each in engines for group in each.geometry.groups}
     assert groups >= {SlidingWindow, Mamba}
 
@@ -188,16 +191,15 @@ def test_contracts_differ_where_it_matters() -> None:
 
     assert pairs
     for name in pairs:
-        assert COUNTS[f"{name}-fence"] != COUNTS[f"{name}-hold"]
+        assert pinned_world(f"{name}-fence").counts != pinned_world(f"{name}-hold").counts
 
 
 def test_pinned_names_are_unique_and_counted() -> None:
-    """No count stands for a world that is gone."""
+    """Each has a sentence."""
     names = [each.name for each in WORLDS]
 
     assert len(set(names)) == len(names)
-    assert set(COUNTS) == set(names)
-    assert all(each.about and each.counts == COUNTS[each.name] for each in WORLDS)
+    assert all(each.about for each in WORLDS)
     with pytest.raises(MisuseError, match="world 'atlantis': there is none"):
         pinned_world("atlantis")
 
@@ -216,9 +218,8 @@ def test_world_is_read_as_it_is_written(pinned: Pinned) -> None:
     assert said(pinned.settings).startswith("requests ")
 
 
-def test_every_setting_has_a_word() -> None:
-    """A new field of the settings, or a new fault, cannot be forgotten here."""
-    assert {word.setting for word in WORDS} == {each.name for each in attrs.fields(Settings) if each.init}
+def test_every_fault_has_a_word() -> None:
+    """A new fault cannot be forgotten here."""
     assert set(FAULT_DOCS) == {name for name, _ in Faults().items()}
 
 
@@ -467,14 +468,6 @@ def test_state_of_a_draft_that_is_taken_for_another_is_found(bug: str, monkeypat
 # --- the page ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [words_table, faults_table, worlds_table], ids=lambda each: each.__name__)
-def test_page_has_the_tables(table: Callable[[], Iterator[str]]) -> None:
-    """Words, faults and worlds stand in `specs/testing.md` as the code has them; the message has what to write."""
-    wanted = "\n".join(table())
-
-    assert f"\n{wanted}\n" in PAGE.read_text(encoding="utf-8"), f"write into {PAGE}:\n{wanted}"
-
-
 def test_page_s_world_and_program_run() -> None:
     """What the page shows as TOML is a world, and the program that it shows runs; its tests are run in another place."""
     text = PAGE.read_text(encoding="utf-8")
@@ -488,29 +481,20 @@ def test_page_s_world_and_program_run() -> None:
     assert printed.getvalue().startswith("Verdict.HOLDS ")
 
 
-NOT_EXPLORED = {
-    "plans_ahead": "`asynchronous` says it: a world plans one step ahead, or none",
-    "max_load_tokens": "a smaller hit is a hit",
-    "max_store_tokens": "a shorter store is a store",
-    "prompt_only": "the same, by where the prompt ends",
-    "max_job_blocks": "a store of a small world has few blocks",
-    "state_drafts": "`drafts` says it: beside states a block for each",
+def test_every_policy_gets_where_it_is_read() -> None:
+    """Each choice of the scheduler and of the tier below is a word of worlds, except for what others say."""
+    words = [each for each in WORDS if each.part]
+    chosen = {each.name: each.choices[1] if each.choices else OTHER[each.kind](each.default) for each in words}
+    settings = make_world(chosen, "all")
+    scheduler = World(settings).engine.scheduler
+
+    assert {each.knob.name for each in words if each.part == "policies"} == {each.name for each in knobs(Policies)} - {*UNSAID}
+    assert {each.name: each.written(evolve(settings.engine, policies=scheduler.policies)) for each in words} == chosen
+
+
+OTHER: dict[type, Callable[[Plain], Plain]] = {
+    bool: lambda usual: not usual,
+    int: lambda usual: int(usual or 0) + 3,
+    float: lambda _: 7.0,
 }
-"""Policies of the scheduler that no world chooses, and why."""
-
-
-def test_every_policy_is_explored_or_said_not_to_be() -> None:
-    """A policy that no world can choose is a policy that nothing enumerates."""
-    policies = {each.name for each in attrs.fields(Policies)}
-
-    assert policies - {each.name for each in attrs.fields(Settings)} == NOT_EXPLORED.keys()
-
-
-def test_every_policy_of_the_tier_below_is_explored() -> None:
-    """Each of them is a setting of worlds, and gets there."""
-    chosen = Settings(
-        below="lazy", below_wait=3.0, below_slots=5, below_job_slots=4, below_lazy_slots=6, below_shared=True
-    ).below_policies
-
-    assert chosen == BelowPolicies(demote=Demote.LAZY, max_wait=3.0, max_slots=5, job_slots=4, lazy_slots=6)
-    assert Settings().below_policies is None
+"""A value that is not the usual one."""

@@ -41,9 +41,9 @@ def test_config_has_defaults_for_all_but_the_size() -> None:
     """A size is enough: everything else has a default."""
     config = ConnectorConfig.read({"host_blocks": 100})
 
-    assert (config.blocks_per_chunk, config.policy, config.mode) == (1, "arc", Mode.EAGER)
-    assert (config.last_step, config.full_hit) == (LastStep.DRAIN, FullHit.DROP_LAST_BLOCK)
-    assert (config.checking, config.max_load_failures, config.prompt_only) == (Checking.COUNT, 2, False)
+    assert (config.blocks_per_chunk, config.policy, config.policies.mode) == (1, "arc", Mode.EAGER)
+    assert (config.policies.last_step, config.policies.full_hit) == (LastStep.DRAIN, FullHit.DROP_LAST_BLOCK)
+    assert (config.checking, config.policies.max_load_failures, config.policies.prompt_only) == (Checking.COUNT, 2, False)
     assert config.num_slots(4096, 2) == 100
 
 
@@ -65,8 +65,8 @@ def test_config_reads_every_key() -> None:
 
     assert (config.host_bytes, config.policy) == (3 << 29, "arc")
     assert config.num_slots(1 << 20, 2) == (3 << 29) // (8 << 20)
-    assert (config.mode, config.last_step, config.checking) == (Mode.LAZY, LastStep.FLUSH, Checking.STRICT)
-    assert (config.blocks_per_chunk, config.max_load_failures, config.max_load_tokens) == (4, 0, 0)
+    assert (config.policies.mode, config.policies.last_step, config.checking) == (Mode.LAZY, LastStep.FLUSH, Checking.STRICT)
+    assert (config.blocks_per_chunk, config.policies.max_load_failures, config.policies.max_load_tokens) == (4, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_config_understands_some_keys_of_the_offloading_connector() -> None:
     """What means the same there can be left as it is."""
     config = ConnectorConfig.read({"cpu_bytes_to_use": 1 << 30, "offload_prompt_only": True, "eviction_policy": "arc"})
 
-    assert (config.host_bytes, config.prompt_only, config.policy) == (1 << 30, True, "arc")
+    assert (config.host_bytes, config.policies.prompt_only, config.policy) == (1 << 30, True, "arc")
 
 
 @pytest.mark.parametrize(

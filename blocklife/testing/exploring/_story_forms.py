@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import inf
 
 from attrs import evolve
 
 from blocklife.drawing._sequence import Item, Message, Note, Party, PartySequence, Way, mermaid
 from blocklife.errors import MisuseError
+from blocklife.offload._fields import written
 from blocklife.states import Tone
 from blocklife.testing.exploring._story import Change, Happened, Story
+from blocklife.testing.scenarios._driver import POLICIES
 from blocklife.testing.scenarios._format import MEMORY_RULES, POLICY, RULES, SAFETY, Scenario, ScenarioStep, write_scenario
 from blocklife.testing.scenarios._kinds import ORDINALS, Value
 from blocklife.testing.scenarios._running import WRONG, Outcome, parse_scenario, run_scenario
 from blocklife.testing.worlds._cross_checks import LAST_STEP
 from blocklife.testing.worlds._device import Landing
-from blocklife.testing.worlds._engine import FOREVER, NO_TIER
 from blocklife.testing.worlds._format import PYTHON_IMPORTS, as_python
 from blocklife.testing.worlds._world import Action
 
@@ -62,9 +64,9 @@ def _imports(body: str) -> Iterator[str]:
 
 def scenario(story: Story) -> Scenario:
     """The path as a scenario. Raises `MisuseError` if a scenario cannot express it."""
-    if story.settings.engine.below != NO_TIER:
+    if story.settings.engine.below is not None:
         raise MisuseError("a scenario cannot say what a store below does (its world has one)")
-    if story.settings.engine.pending_wait < FOREVER:
+    if story.settings.engine.policies.pending_wait < inf:
         raise MisuseError("a scenario cannot say how long a request waits for content on its way (its world does)")
     said = _ScenarioSteps(story)
     steps = [step for happened in said.steps() for step in happened]
@@ -121,7 +123,8 @@ def replayed(story: Story) -> str:
 
 def _world(story: Story) -> dict[str, Value]:
     engine = story.settings.engine
-    found: dict[str, Value] = {
+    plain = {each.name: written(getattr(engine.policies, each.name)) for each in POLICIES}
+    return {
         "groups": engine.groups,
         "blocks_per_chunk": engine.blocks_per_chunk,
         "blocks": engine.num_blocks,
@@ -131,18 +134,11 @@ def _world(story: Story) -> dict[str, Value]:
         "contract": engine.contract.name.lower(),
         "scheduling": "async" if engine.asynchronous else "sync",
         "deadline": DEADLINE,
-        "mode": engine.mode.name.lower(),
-        "lazy_blocks": engine.lazy_blocks,
         "replacement": engine.replacement,
-        "full_hit": engine.full_hit.name.lower(),
-        "last_step": engine.last_step.name.lower(),
-        "partial_chunks": engine.partial_chunks,
-        "max_load_failures": engine.max_load_failures,
         "step_tokens": engine.step_tokens or 0,
-        "load_within_tokens": engine.load_within_tokens,
+        **{name: value for name, value in plain.items() if value is not None},
         "state_drafts": engine.drafts if "mamba" in engine.groups else 0,
     }
-    return found
 
 
 class _ScenarioSteps:

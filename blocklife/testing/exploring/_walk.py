@@ -28,7 +28,7 @@ from blocklife.errors import MisuseError
 from blocklife.offload import LastStep
 from blocklife.testing.exploring._explore import Broken, Counterexample, Kind, Property
 from blocklife.testing.exploring._story import Story, tell
-from blocklife.testing.worlds._engine import NO_TIER, Settings
+from blocklife.testing.worlds._engine import USUAL, Settings
 from blocklife.testing.worlds._format import words_of
 from blocklife.testing.worlds._settings import OF_STORE, rooms
 from blocklife.testing.worlds._world import NEW_SPACE, Action, Faults, Script, State, World, WorldSettings
@@ -59,7 +59,7 @@ LARGE = WorldSettings(
         max_requests=6,
         num_workers=2,
         asynchronous=True,
-        last_step=LastStep.DRAIN,
+        policies=evolve(USUAL, last_step=LastStep.DRAIN),
     ),
     requests=("abcd.ef", "abcd.eg", "abc.d", "ab.cd", "xyz.ab", "xy.z"),
     faults=Faults(**dict.fromkeys((each.name for each in fields(Faults) if each.name not in {*OF_STORE, "lend"}), 2)),
@@ -203,7 +203,7 @@ def _again(settings: WorldSettings) -> WorldSettings:
 
 def _refilled(settings: WorldSettings, left: Sequence[int]) -> tuple[int, ...]:
     """The fault budgets filled again, but for those that take a new space of a store below, which has only so many."""
-    kept = NEW_SPACE if settings.engine.below != NO_TIER else frozenset[str]()
+    kept = NEW_SPACE if settings.engine.below is not None else frozenset[str]()
     pairs = zip(settings.faults.items(), left, strict=True)
     return tuple([rest if name in kept else full for (name, full), rest in pairs])
 
@@ -214,7 +214,7 @@ def only_used(settings: WorldSettings, actions: Sequence[Action]) -> WorldSettin
     With a store below also each text and each new space: the numbers of its entries, which actions name, come from these.
     """
     came = {each.request for each in actions if each.verb == "arrive"}
-    below, texts = settings.engine.below != NO_TIER, set[str]()
+    below, texts = settings.engine.below is not None, set[str]()
     requests = []
     for each in settings.requests:
         if each.name in came or (below and each.text not in texts):

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios._driver import Driver
-from blocklife.testing.scenarios._format import SETTINGS, Scenario, read_scenario
+from blocklife.testing.scenarios._driver import Driver, EngineSetup
+from blocklife.testing.scenarios._format import Scenario, read_scenario
 from blocklife.testing.scenarios._kinds import Value
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parent / "cases"
 ``sglang``."""
 METHODS = tuple(name for name, each in vars(Driver).items() if inspect.isfunction(each) and not name.startswith("_"))
 """Every method of a driver, in the order of the protocol."""
-_SIZES = ("blocks", "slots", "jobs", "lazy_blocks", "seed")
+_SIZES = ("blocks", "slots", "jobs", "seed")
 """Settings that every engine has."""
 
 
@@ -78,5 +78,5 @@ def needs(scenario: Scenario) -> tuple[str, ...]:
 def worlds(scenario: Scenario) -> dict[str, tuple[Value, ...]]:
     """The settings that an engine may lack, with their values in all variants."""
     given = {**{key: (value,) for key, value in scenario.world.items()}, **scenario.variants}
-    usual = {key: each.default for key, each in SETTINGS.items() if key not in _SIZES}
+    usual = {key: value for key, value in EngineSetup().words().items() if key not in _SIZES}
     return {key: tuple(given[key]) for key in usual if key in given and set(given[key]) != {usual[key]}}

@@ -22,11 +22,16 @@ makes these up, different ones for each request (`tokens`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from math import inf
 from typing import Annotated, NoReturn
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from blocklife.offload import Policies
+from blocklife.offload._fields import Knob, Plain, knob, knobs, written
+from blocklife.offload.replacement import BUILT_IN
 from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._words import verb
 from blocklife.testing.worlds._device import Device, Landing, Orders, Pass
@@ -39,57 +44,78 @@ class Unsupported(Exception):  # noqa: N818 - it is an answer, not an error
     """This engine cannot do what a scenario asks for; the message says why."""
 
 
+NUMBER_MAX = 10**9
+USUAL = Policies(pending_wait=inf)
+"""The policies of a scenario that says nothing."""
+UNSAID: Mapping[str, str] = {
+    "plans_ahead": "`scheduling` says it: one plan ahead, or none",
+    "pending_wait": "the steps of a scenario are no measure for it",
+}
+"""Policies that are no setting, and why."""
+
+
 @frozen(kw_only=True)
 class EngineSetup:
     """How the engine is to be set up; settings that a scenario leaves out have these values."""
 
-    groups: str = "full:4"
-    """Groups of the model, with commas between: ``full:BLOCK``, ``swa:BLOCK:WINDOW``, ``local:BLOCK:PART``, ``mamba:BLOCK``, in
-    tokens. With ``/1`` behind them, prefixes in the host may end inside a block, at every token."""
-    blocks_per_chunk: int = 1
-    """Blocks that are stored as one."""
-    blocks: int = 15
-    """Device blocks that can be handed out; a null block, number 0, comes on top."""
-    slots: int = 8
-    """Host slots; each holds one chunk."""
-    workers: int = 1
-    jobs: int = 16
-    """Copies that can be in flight at the same time."""
-    contract: str = "fence"
-    """What may happen to a block that a store reads: ``fence`` or ``hold``."""
-    scheduling: str = "sync"
-    """Whether a plan settles before the next one is made (``sync``) or after it (``async``)."""
-    pool: str = "own"
-    """The owner of the pool: the ledger (``own``), or an allocator of the engine (``engine``)."""
-    deadline: int = 1000
-    """Steps until a copy is past its deadline."""
-    mode: str = "eager"
-    """When content is stored: when its chunk is full (``eager``), or shortly before its block is evicted (``lazy``)."""
-    lazy_blocks: int = 64
-    """In lazy mode: how many of the next free blocks are kept stored."""
-    replacement: str = "lru"
-    """The eviction policy of the host tier: ``lru`` or ``arc``."""
-    full_hit: str = "drop_last_block"
-    """What happens to a hit on the whole prompt: ``drop_last_block`` or ``recompute_last_token``."""
-    last_step: str = "flush"
-    """What happens to copies in flight when the last request ends: ``flush`` or ``drain``."""
-    partial_chunks: bool = False
-    """Whether a chunk with a hole that a hit could need is stored."""
-    prompt_only: bool = False
-    """Whether only tokens of prompts are stored."""
-    step_tokens: int = 0
-    """Tokens that one request computes in one step at most, by the engine's own policy; 0 for no limit."""
-    max_load_failures: int = 2
-    """Failed loads after which a request is computed without loading."""
-    load_within_tokens: int = 0
-    """Tokens that the loads of one step may bring together before its forward pass; 0: every load takes two steps."""
-    state_drafts: int = 0
-    """Drafts that a step may compute beside Mamba groups, each with a block for the state after it; 0: none."""
-    events: str = "own"
-    """How copies and forward passes are ordered on the device: each by its own event (``own``), not at all (``none``), or all
-    copies of a direction by one event, so that all count as landed when one has (``shared``)."""
-    seed: int = 0
-    """The seed for `walk`."""
+    groups: str = knob(
+        "full:4",
+        "the model's groups, with commas: `full:BLOCK`, `swa:BLOCK:WINDOW`, `local:BLOCK:PART`, `mamba:BLOCK`, in tokens; `/1` "
+        "behind them: prefixes in the host may end inside a block, at every token",
+    )
+    blocks_per_chunk: int = knob(1, "blocks that are stored as one", least=1, most=64)
+    blocks: int = knob(15, "device blocks that can be handed out, without the null block", least=1, most=100_000)
+    slots: int = knob(8, "host slots, each for one chunk", least=1, most=100_000)
+    workers: int = knob(1, "ranks; every copy runs on each of them", least=1, most=64)
+    jobs: int = knob(16, "copies that can be outstanding at the same time", least=1, most=100_000)
+    contract: str = knob(
+        "fence",
+        "what may happen to a block that a store reads: it is handed out and the step waits, or it is held back",
+        among=("fence", "hold"),
+    )
+    scheduling: str = knob("sync", "whether a plan settles before the next one is made, or after it", among=("sync", "async"))
+    pool: str = knob(
+        "own",
+        "who hands out blocks: the ledger, or an allocator of the engine (single blocks only)",
+        among=("own", "engine"),
+    )
+    deadline: int = knob(1000, "steps until a copy is past its deadline", least=1)
+    replacement: str = knob("lru", "the eviction policy of the host tier", among=BUILT_IN)
+    step_tokens: int = knob(0, "the most tokens that one request computes per step, by the engine's own policy; 0 for no limit")
+    events: str = knob(
+        "own",
+        "how copies wait for forward passes: each by its own event, not at all, or all by one event (then all count as landed "
+        "when one has)",
+        among=("own", "none", "shared"),
+    )
+    seed: int = knob(0, "the seed for `walk`")
+    policies: Policies = USUAL
+    """Those of the scheduler, each a setting under its own name; `UNSAID` are none."""
+
+    @classmethod
+    def of(cls, words: Mapping[str, object]) -> EngineSetup:
+        """The setup that these settings describe, as a scenario has them. Raises `MisuseError` for a value that cannot be."""
+        made = {name: SETTINGS[name].read(value, name, NUMBER_MAX) for name, value in words.items()}
+        policies = {each.name: made.pop(each.name) for each in POLICIES if each.name in made}
+        told: Callable[..., Policies] = partial(evolve, USUAL)  # each value is read for its field
+        make: Callable[..., EngineSetup] = cls
+        return make(policies=told(**policies), **made)
+
+    def words(self) -> dict[str, Plain]:
+        """Every setting, as a scenario has it; None is a number without a limit."""
+        own = {each.name: written(getattr(self, each.name)) for each in knobs(EngineSetup)}
+        return own | {each.name: written(getattr(self.policies, each.name)) for each in POLICIES}
+
+    def changed(self) -> dict[str, Plain]:
+        """The settings that a scenario has changed."""
+        usual = EngineSetup().words()
+        return {name: value for name, value in self.words().items() if value != usual[name]}
+
+
+POLICIES = tuple(each for each in knobs(Policies) if each.name not in UNSAID)
+"""The policies that are settings."""
+SETTINGS: Mapping[str, Knob] = {each.name: each for each in (*knobs(EngineSetup), *POLICIES)}
+"""Every setting of a world, by name."""
 
 
 @frozen
@@ -190,8 +216,9 @@ class Driver:
     @staticmethod
     def only(world: EngineSetup, **settings: str | int | bool) -> None:
         """For `start`: raises `Unsupported` unless the world has these settings, which the engine cannot change."""
+        here = world.words()
         for name, value in settings.items():
-            if getattr(world, name) != value:
+            if here[name] != value:
                 raise Unsupported(f"{name} is always {value} here")
 
     # --- required ------------------------------------------------------------------------------------------------------------

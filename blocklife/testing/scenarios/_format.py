@@ -11,7 +11,6 @@ value is TOML by itself, too. So `_Lines` reads the text once more, statement by
 
 from __future__ import annotations
 
-import enum
 import json
 import re
 import tomllib
@@ -20,15 +19,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
-import attrs
 from attrs import define, field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
-from blocklife.ledger import Contract
-from blocklife.offload import FullHit, Geometry, LastStep, Mode
-from blocklife.offload.replacement import BUILT_IN
-from blocklife.testing.scenarios._driver import Driver, EngineSetup
+from blocklife.offload import Geometry
+from blocklife.testing.scenarios._driver import NUMBER_MAX, SETTINGS, Driver, EngineSetup
 from blocklife.testing.scenarios._kinds import NEW_REQUEST, TEXT, Known, Value, nearest, one_of, shown
 from blocklife.testing.scenarios._verbs import VerbStage
 from blocklife.testing.scenarios._words import Verb, check_expectations, verbs_of
@@ -36,67 +32,6 @@ from blocklife.testing.scenarios._words import Verb, check_expectations, verbs_o
 VERBS: Mapping[str, Verb] = {**verbs_of(VerbStage, Driver, "do_"), **verbs_of(Driver, Driver)}
 """Every verb by name."""
 
-SETTINGS: Mapping[str, attrs.Attribute[object]] = {each.name: each for each in attrs.fields(EngineSetup)}
-"""Every setting of a world, by name."""
-
-
-def _names(policy: type[enum.Enum]) -> tuple[str, ...]:
-    return tuple(each.name.lower() for each in policy)
-
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "contract": _names(Contract),
-    "scheduling": ("sync", "async"),
-    "pool": ("own", "engine"),
-    "mode": _names(Mode),
-    "replacement": BUILT_IN,
-    "full_hit": _names(FullHit),
-    "last_step": _names(LastStep),
-    "events": ("own", "none", "shared"),
-}
-"""Settings with a fixed set of values."""
-
-SETTING_DOCS: Mapping[str, str] = {
-    "groups": "the model's groups, with commas: `full:BLOCK`, `swa:BLOCK:WINDOW`, `local:BLOCK:PART`, `mamba:BLOCK`, in tokens"
-    "; `/1` behind them: prefixes in the host may end inside a block, at every token",
-    "blocks_per_chunk": "blocks that are stored as one",
-    "blocks": "device blocks that can be handed out, without the null block",
-    "slots": "host slots, each for one chunk",
-    "workers": "ranks; every copy runs on each of them",
-    "jobs": "copies that can be outstanding at the same time",
-    "contract": "what may happen to a block that a store reads: it is handed out and the step waits, or it is held back",
-    "scheduling": "whether a plan settles before the next one is made, or after it",
-    "pool": "who hands out blocks: the ledger, or an allocator of the engine (single blocks only)",
-    "deadline": "steps until a copy is past its deadline",
-    "mode": "when content is stored: when its chunk is full, or shortly before its block is evicted",
-    "lazy_blocks": "in lazy mode: how many of the next free blocks are kept stored",
-    "replacement": "the eviction policy of the host tier",
-    "full_hit": "what happens to a hit on the whole prompt",
-    "last_step": "what happens to copies in flight when the last request ends",
-    "partial_chunks": "whether a chunk with a hole that a hit could need is stored",
-    "prompt_only": "whether only tokens of prompts are stored",
-    "step_tokens": "the most tokens that one request computes per step, by the engine's own policy; 0 for no limit",
-    "max_load_failures": "failed loads after which a request computes",
-    "load_within_tokens": "how many tokens the loads of one step may bring together before its forward pass; 0: every load "
-    "takes two steps",
-    "state_drafts": "how many drafts a step may compute beside Mamba groups, each with a block for the state after it; 0: none",
-    "events": "how copies wait for forward passes: each by its own event, not at all, or all by one event "
-    "(then all count as landed when one has)",
-    "seed": "the seed for `walk`",
-}
-"""What each setting means."""
-
-
-LIMITS: Mapping[str, tuple[int, int]] = {
-    "blocks": (1, 100_000),
-    "slots": (1, 100_000),
-    "workers": (1, 64),
-    "jobs": (1, 100_000),
-    "blocks_per_chunk": (1, 64),
-    "lazy_blocks": (1, 100_000),
-    "deadline": (1, 10**9),
-}
-"""The minimum and maximum of settings that cannot be any number from 0 on."""
 SAFETY, POLICY = "safety", "policy"
 TESTS: Mapping[str, str] = {
     SAFETY: "whatever an engine decides, no copy or forward pass touches memory that is no longer its own, nothing is found "
@@ -304,7 +239,7 @@ class _ScenarioReader:
                 self.fail(f"unknown invariant {rule!r} (they are I1 to I15)", "invariants")
         world = self.world(data.get("world", {}))
         self.variants = self.read_variants(data.get("variants", {}))
-        self.known.block_tokens = Geometry.parse(str(world.get("groups", SETTINGS["groups"].default))).block_tokens
+        self.known.block_tokens = Geometry.parse(str(world.get("groups", EngineSetup().groups))).block_tokens
         self.known.workers = max(map(int, map(str, self.variants.get("workers", (world.get("workers", 1),)))))
         self.section, self.count = "", 0
         steps = data.get("step")
@@ -376,21 +311,12 @@ class _ScenarioReader:
 
     def setting(self, key: str, value: Value, *path: str) -> None:
         """One value of one setting."""
-        default = SETTINGS[key].default
-        if type(value) is not type(default):
-            wanted = {bool: "true or false", int: "a whole number", str: "a text"}[type(default)]
-            self.fail(f"{key} must be {wanted}, not {shown(value)}", *path)
-        if key in CHOICES and value not in CHOICES[key]:
-            self.fail(f"{key} must be one of {', '.join(CHOICES[key])}, not {shown(value)}", *path)
-        if key == "groups":
-            try:
+        try:
+            SETTINGS[key].read(value, key, NUMBER_MAX)
+            if key == "groups":
                 Geometry.parse(str(value))
-            except MisuseError as problem:
-                self.fail(str(problem), *path)
-        if isinstance(value, int) and not isinstance(value, bool):
-            least, most = LIMITS.get(key, (0, 10**9))
-            if not least <= value <= most:
-                self.fail(f"{key} must be {least} to {most}, not {value}", *path)
+        except MisuseError as problem:
+            self.fail(str(problem), *path)
 
     def read_variants(self, found: object) -> Mapping[str, tuple[Value, ...]]:
         """The variants: settings, and words of the file's own for ``when``."""

@@ -34,7 +34,7 @@ from blocklife.ledger import (
 from blocklife.ledger import Worker as Rank
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.offload import FullHit, HostTier, LastStep, Mode, OffloadScheduler, Settled
+from blocklife.offload import HostTier, OffloadScheduler, Settled
 from blocklife.offload.records import Hit
 from blocklife.states import (
     BLANK,
@@ -93,20 +93,14 @@ class _ScenarioEngine(Engine):
                 num_workers=world.workers,
                 max_requests=128,
                 contract=Contract[world.contract.upper()],
-                mode=Mode[world.mode.upper()],
                 asynchronous=world.scheduling == "async",
                 deadline=float(world.deadline),
                 replacement=world.replacement,
-                last_step=LastStep[world.last_step.upper()],
-                full_hit=FullHit[world.full_hit.upper()],
-                partial_chunks=world.partial_chunks,
-                max_load_failures=world.max_load_failures,
-                lazy_blocks=world.lazy_blocks,
                 step_tokens=world.step_tokens or None,
-                load_within_tokens=world.load_within_tokens,
+                policies=world.policies,
             )
         )
-        policies = evolve(self.scheduler.policies, prompt_only=world.prompt_only, state_drafts=world.state_drafts)
+        policies = evolve(world.policies, plans_ahead=int(world.scheduling == "async"))
         if world.pool == "engine":
             self.ledger = Ledger(
                 self.ledger.limits,

@@ -26,12 +26,11 @@ from collections.abc import Callable, Iterator, Mapping
 from attrs import asdict, field, frozen
 
 from blocklife.errors import BlocklifeError, CapacityError, InvariantError, MisuseError
-from blocklife.testing.scenarios._driver import Driver, EngineSetup, Unsupported
+from blocklife.testing.scenarios._driver import SETTINGS, Driver, EngineSetup, Unsupported
 from blocklife.testing.scenarios._format import (
     MEMORY_RULES,
     POLICY,
     SAFETY,
-    SETTINGS,
     VERBS,
     Scenario,
     ScenarioError,
@@ -189,8 +188,7 @@ def _traceback(problem: BaseException) -> list[str]:
 def world_of(scenario: Scenario, variant: Mapping[str, Value]) -> EngineSetup:
     """The world of one variant."""
     settings = {**scenario.world, **{key: value for key, value in variant.items() if key in SETTINGS}}
-    make: Callable[..., EngineSetup] = EngineSetup  # the reader has checked every type
-    return make(**settings)
+    return EngineSetup.of(settings)
 
 
 class _ScenarioRun:

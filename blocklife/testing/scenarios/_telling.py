@@ -6,8 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from blocklife.offload._fields import usual
 from blocklife.testing.scenarios._cases import METHODS, files_of, needs, worlds
-from blocklife.testing.scenarios._format import CHOICES, COMMON, SETTING_DOCS, SETTINGS, TESTS, VERBS, Scenario, read_scenario
+from blocklife.testing.scenarios._driver import SETTINGS, EngineSetup
+from blocklife.testing.scenarios._format import COMMON, TESTS, VERBS, Scenario, read_scenario
 from blocklife.testing.scenarios._kinds import COUNTS, plain
 from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict
 from blocklife.testing.scenarios._words import EXPECTATIONS, REQUIRED
@@ -143,7 +145,7 @@ def tables() -> Iterator[str]:
         yield from _table(f"Expectations: {about}", ("key", "value", "means"), known)
     yield from _table("Counts", ("key", "counts"), _words(COUNTS))
     yield from _table("Keys of every step", ("key", "means"), _words(COMMON))
-    settings = [(f"`{name}`", plain(SETTINGS[name].default), _setting(name)) for name in SETTING_DOCS]
+    settings = [(f"`{name}`", usual(default), SETTINGS[name].told) for name, default in EngineSetup().words().items()]
     yield from _table("Settings of a world", ("key", "default", "means"), settings)
     yield from _table("What a scenario tests", ("`tests`", "means"), _words(TESTS))
     yield ""
@@ -151,11 +153,6 @@ def tables() -> Iterator[str]:
 
 def _words(words: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(f"`{name}`", doc) for name, doc in words.items()]
-
-
-def _setting(name: str) -> str:
-    choices = f" ({', '.join(f'`{each}`' for each in CHOICES[name])})" if name in CHOICES else ""
-    return SETTING_DOCS[name] + choices
 
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -25,11 +25,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from attrs import define, field, fields
+from attrs import define, field
 
 from blocklife.engines.vllm import watch
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.offload import Geometry
+from blocklife.offload import Geometry, LastStep, Mode
 from blocklife.testing.scenarios import _driver as driver
 from blocklife.testing.scenarios._driver import (
     EngineSetup,
@@ -74,6 +74,11 @@ _ONLY = {
     "events": "vLLM's workers are not asked how they wait",
 }
 """Settings that cannot be changed here, and why."""
+_TAKEN = (
+    "groups", "blocks_per_chunk", "blocks", "slots", "workers", "contract",
+    "scheduling", "mode", "replacement", "last_step", "prompt_only", "step_tokens", "seed",
+)  # fmt: skip
+"""Settings that the driver takes."""
 _SINGLE = "vLLM's scheduler alone decides about single blocks and copies"
 _WHY = {
     "preempt": "vLLM preempts where blocks run out, and not on command",
@@ -143,7 +148,7 @@ class VllmDriver(driver.Driver):
         self.world = world
         self.scheduler = self.engine.scheduler
         self._pool = self.scheduler.kv_cache_manager.block_pool
-        if world.last_step == "drain" and not self._drains():
+        if world.policies.last_step is LastStep.DRAIN and not self._drains():
             raise Unsupported(f"not expressible: last_step = drain (vLLM {self.version} goes to sleep while copies are out)")
         make_copies, make_host = self._makes[simple]
         self._copies = make_copies(self.engine, world.workers)
@@ -173,20 +178,20 @@ class VllmDriver(driver.Driver):
 
     def _check(self, world: EngineSetup) -> None:
         """Refuse settings that vLLM does not have."""
-        for each in fields(EngineSetup):
-            if each.name in _ONLY and (value := getattr(world, each.name)) != each.default:
-                raise Unsupported(f"not expressible: {each.name} = {value} ({_ONLY[each.name]})")
+        for name, value in world.changed().items():
+            if name not in _TAKEN:
+                raise Unsupported(f"not expressible: {name} = {value} ({_ONLY.get(name, 'vLLM has no such setting')})")
         simple = world.contract == "hold"
         name = "SimpleCPUOffloadConnector" if simple else "OffloadingConnector"
         lacks = {
-            "mode": world.mode == "lazy" and not simple,
+            "mode": world.policies.mode is Mode.LAZY and not simple,
             "blocks_per_chunk": world.blocks_per_chunk > 1 and simple,
             "replacement": world.replacement != "lru" and simple,
-            "prompt_only": world.prompt_only and (simple or self.version.startswith(RELEASES[:2])),
+            "prompt_only": world.policies.prompt_only and (simple or self.version.startswith(RELEASES[:2])),
         }
         for setting, is_lacking in lacks.items():
             if is_lacking:
-                raise Unsupported(f"not expressible: {setting} = {getattr(world, setting)} ({name} has no such setting)")
+                raise Unsupported(f"not expressible: {setting} = {world.words()[setting]} ({name} has no such setting)")
         if "mamba" in world.groups and self.version.startswith(RELEASES[:2]):
             raise Unsupported(
                 f"not expressible: groups = {world.groups} (vLLM {self.version} asserts that there is no connector then)"

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from blocklife.offload import Geometry
+from blocklife.offload import Geometry, Mode
 from blocklife.testing.scenarios._driver import EngineSetup
 from blocklife.testing.vllm import _making as making
 
@@ -93,10 +93,10 @@ class VllmEngine:
         if self.simple:
             # the simple connector has a null block there, too
             extra["cpu_bytes_to_use"] = (world.slots + 1) * shape.page_bytes * world.workers
-            extra["lazy_offload"] = world.mode == "lazy"
+            extra["lazy_offload"] = world.policies.mode is Mode.LAZY
         else:
             extra["cpu_bytes_to_use"] = world.slots * making.chunk_bytes(shape, world.blocks_per_chunk)
-            extra |= {"eviction_policy": world.replacement, "offload_prompt_only": world.prompt_only}
+            extra |= {"eviction_policy": world.replacement, "offload_prompt_only": world.policies.prompt_only}
             if world.blocks_per_chunk > 1:
                 extra["block_size"] = world.blocks_per_chunk * self.geometry.block_tokens[0]
         return KVTransferConfig(

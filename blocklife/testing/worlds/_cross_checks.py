@@ -288,7 +288,7 @@ def _misplanned(engine: Engine, before: CoreValue, orders: Orders | None) -> tup
     ledger, last = engine.ledger, before.saved.ledger.last_number
     if orders is None and ledger.jobs.last_number == last:
         return None
-    if orders is not None and engine.settings.last_step is LastStep.FLUSH and before.over:
+    if orders is not None and engine.settings.policies.last_step is LastStep.FLUSH and before.over:
         missed = [
             each.number
             for each in before.saved.ledger.jobs

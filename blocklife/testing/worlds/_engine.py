@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
@@ -51,20 +51,18 @@ from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._snapshot import Names
 from blocklife.offload import (
     BelowPolicies,
-    Demote,
-    FullHit,
     Geometry,
     Hit,
     HostTier,
-    LastStep,
     Mamba,
-    Mode,
     OffloadScheduler,
     Policies,
     Settled,
 )
+from blocklife.offload._fields import knob
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.records import Keys, TailKeys
+from blocklife.offload.replacement import BUILT_IN
 from blocklife.states import ADMISSIBLE, Request
 from blocklife.states import Job as JobState
 from blocklife.testing.worlds import _second_owner as second
@@ -76,53 +74,43 @@ LONG_OVER = 0
 """The job number, in late reports, of every job that is over and forgotten."""
 FOREVER = 1e9
 """A deadline that never comes."""
-NO_TIER = "none"
-"""What `Settings.below` says where there is no store below."""
+USUAL = Policies(max_load_failures=1, pending_wait=inf)
+"""The policies of a world that says nothing."""
+USUAL_BELOW = BelowPolicies(max_wait=1.0, max_slots=2, job_slots=1, lazy_slots=1)
+"""The policies of the tier below, where there is one; times are in the engine's time."""
 
 
 @frozen(kw_only=True)
 class Settings:
     """The sizes and policies of a small engine."""
 
-    groups: str = "full:1"
-    blocks_per_chunk: int = 1
-    num_blocks: int = 3
-    """Blocks that can be handed out, not counting the null block."""
-    num_slots: int = 2
-    max_jobs: int = 4
-    num_workers: int = 1
-    max_requests: int = 4
-    contract: Contract = Contract.FENCE
-    mode: Mode = Mode.EAGER
-    asynchronous: bool = False
-    """Whether a plan is made while the previous one is out."""
-    deadline: float = FOREVER
-    """How long a job may run, in the engine's time, which passes only when `Engine.now` is set."""
-    replacement: str = "lru"
-    last_step: LastStep = LastStep.FLUSH
-    full_hit: FullHit = FullHit.DROP_LAST_BLOCK
-    partial_chunks: bool = False
-    max_load_failures: int = 1
-    lazy_blocks: int = 64
-    step_tokens: int | None = None
-    """The most tokens that one request computes in one step; None for no limit."""
-    drafts: int = 0
-    """How many tokens a step guesses behind the known ones of a running request."""
-    load_within_tokens: int = 0
-    """How many tokens a plan may load before its forward pass."""
-    pending_wait: float = FOREVER
-    """How long a request waits for content on its way, in the engine's time."""
-    checking: Checking = Checking.STRICT
-    below: str = NO_TIER
-    """When content goes to a store below (`Demote`, in small letters); `NO_TIER`: there is none."""
-    below_shared: bool = False
-    """Whether another process has put there what the prompts need."""
-    below_wait: float = 1.0
-    """How long a request waits for it, in the engine's time."""
-    below_slots: int = 2
-    """How many slots may be copied at once in each direction."""
-    below_job_slots: int = 1
-    below_lazy_slots: int = 1
+    groups: str = knob(
+        "full:1",
+        "the model's groups, by commas: full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART, mamba:BLOCK; behind them /1 if a "
+        "prefix may end inside a block",
+    )
+    blocks_per_chunk: int = knob(1, "blocks that are offloaded as one", least=1)
+    num_blocks: int = knob(3, "device blocks to hand out; the null block comes on top", word="blocks", least=1)
+    num_slots: int = knob(2, "host slots; a slot holds one chunk", word="slots", least=1)
+    num_workers: int = knob(1, "ranks; each copies its share of every job", word="workers", least=1, most=64)
+    max_jobs: int = knob(4, "jobs that can be in flight at the same time", least=1)
+    max_requests: int = knob(4, "requests that can exist at the same time", least=1)
+    contract: Contract = knob(Contract.FENCE, "what may happen to a block that a copy reads")
+    asynchronous: bool = knob(False, "plan each step while the previous one runs", word="async")
+    deadline: float = knob(
+        FOREVER,
+        "time that a copy may run; it passes only where a copy can hang or a report can be lost, and is 1 there",
+        endless=False,
+    )
+    replacement: str = knob("lru", "what the host tier evicts first", word="policy", among=BUILT_IN)
+    step_tokens: int | None = knob(None, "maximum tokens that one request computes in one step", least=1)
+    drafts: int = knob(0, "tokens guessed in each step of a running request; capitals of its text are guessed wrong")
+    checking: Checking = knob(Checking.STRICT, "what a broken rule of the ledger does")
+    policies: Policies = USUAL
+    """Those of the scheduler; how far it plans ahead, and how many drafts have states, follows from the other settings."""
+    below: BelowPolicies | None = None
+    """The policies of a tier below; None: there is none."""
+    below_shared: bool = knob(False, "another process has put there what the prompts need")
     geometry: Geometry = field(init=False, repr=False, eq=False)
 
     @geometry.default
@@ -134,19 +122,6 @@ class Settings:
             raise MisuseError("drafts: this engine guesses only where a block has one token, and no plan is made ahead")
         if self.geometry.tail_tokens not in (None, 1):
             raise MisuseError(f"groups: a world has tails at every token, {self.groups.partition('/')[0]}/1, not {self.groups}")
-
-    @property
-    def below_policies(self) -> BelowPolicies | None:
-        """The policies of the tier below; None if there is none."""
-        if self.below == NO_TIER:
-            return None
-        return BelowPolicies(
-            demote=Demote[self.below.upper()],
-            max_wait=self.below_wait,
-            max_slots=self.below_slots,
-            job_slots=self.below_job_slots,
-            lazy_slots=self.below_lazy_slots,
-        )
 
 
 @frozen(cache_hash=True)
@@ -210,25 +185,17 @@ class Engine:
             limits, contract=settings.contract, deadline=settings.deadline, checking=settings.checking, errors="raise"
         )
         self.tier = HostTier(self.ledger, settings.replacement)
-        policies = Policies(
-            last_step=settings.last_step,
-            full_hit=settings.full_hit,
-            partial_chunks=settings.partial_chunks,
-            mode=settings.mode,
+        policies = evolve(
+            settings.policies,
             plans_ahead=int(settings.asynchronous),
-            max_load_failures=settings.max_load_failures,
-            lazy_blocks=settings.lazy_blocks,
-            load_within_tokens=settings.load_within_tokens,
-            pending_wait=settings.pending_wait if settings.pending_wait < FOREVER else inf,
             state_drafts=settings.drafts if any(isinstance(each, Mamba) for each in self.geometry.groups) else 0,
         )
-        below = settings.below_policies
-        self.index = None if below is None else TierIndex()
+        self.index = None if settings.below is None else TierIndex()
         """What the scheduler knows of the store below."""
         self.entries: Mapping[Entry, int] = {}
         """The numbers of the entries of that store; set by whoever has the store."""
         self.scheduler = OffloadScheduler(
-            self.ledger, self.tier, self.geometry, policies, below=self.index, below_policies=below
+            self.ledger, self.tier, self.geometry, policies, below=self.index, below_policies=settings.below
         )
         self.now = 0.0
         self.weights = ""
@@ -445,7 +412,7 @@ class Engine:
 
     def _doubts(self, wants: Mapping[str, int]) -> dict[str, int]:
         """The scheduled requests that run behind a load within a step whose plan has not settled, each with its job."""
-        if not self.settings.load_within_tokens:
+        if not self.settings.policies.load_within_tokens:
             return {}
         jobs = self.ledger.jobs
         live = {

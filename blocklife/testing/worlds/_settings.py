@@ -8,9 +8,9 @@ from string import ascii_lowercase
 from attrs import field, fields, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.offload import FullAttention, LocalAttention, Mamba, Mode
+from blocklife.offload import Demote, FullAttention, LocalAttention, Mamba, Mode
 from blocklife.offload._groups import Group
-from blocklife.testing.worlds._engine import NO_TIER, Settings
+from blocklife.testing.worlds._engine import Settings
 
 
 @frozen(kw_only=True)
@@ -145,7 +145,7 @@ class WorldSettings:
             raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
         if self.faults.lend and any(getattr(self.faults, name) for name in _FORGET):
             raise MisuseError("faults: nothing can be forgotten while a second owner reads it (leave out lend, or the others)")
-        if self.engine.below == NO_TIER and any(getattr(self.faults, name) for name in OF_STORE):
+        if self.engine.below is None and any(getattr(self.faults, name) for name in OF_STORE):
             raise MisuseError(f"faults: {', '.join(sorted(OF_STORE))}: there is no store below to have them (below)")
         again = len(self.requests) > 1 or any(times for name, times in self.faults.items() if name not in _HARMLESS)
         resumes = [name for name, times in self.faults.items() if times and name not in _NEVER_RESUME]
@@ -163,8 +163,9 @@ class WorldSettings:
     @property
     def roomy(self) -> bool:
         """Whether there is a slot for everything that can be computed, and no fault that loses content."""
-        faults = {name for name, times in self.faults.items() if times}
-        if self.engine.mode is not Mode.EAGER or not faults <= _LOSES_NOTHING:
+        faults, policies = {name for name, times in self.faults.items() if times}, self.engine.policies
+        stored = policies.mode is Mode.EAGER and not policies.prompt_only
+        if not stored or policies.max_load_tokens is not None or not faults <= _LOSES_NOTHING:
             return False
         chunks = [tokens * self.engine.blocks_per_chunk for tokens in self.engine.geometry.block_tokens]
         needed = sum(len(script.text) // each for script in self.requests for each in chunks)
@@ -176,7 +177,7 @@ class WorldSettings:
     def keeps_below(self) -> bool:
         """Whether everything that the host tier has goes to the store below, and nothing can keep it from there."""
         faults = {name for name, times in self.faults.items() if times}
-        return self.engine.below == "eager" and faults <= _LOSES_NOTHING
+        return self.engine.below is not None and self.engine.below.demote is Demote.EAGER and faults <= _LOSES_NOTHING
 
     @property
     def timed(self) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from attrs import define, evolve, fields
@@ -29,6 +30,7 @@ from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Direction, JobId, Jobs
 from blocklife.ledger.invariants import check
 from blocklife.lifecycle import Row
+from blocklife.offload import Demote
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import ADMITTED, Request
 from blocklife.testing.exploring._explore import Broken, Kind, Property
@@ -55,7 +57,7 @@ from blocklife.testing.worlds._cross_checks import (
 )
 from blocklife.testing.worlds._device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, Orders, renamed
 from blocklife.testing.worlds._device import DeviceNames as DeviceNames
-from blocklife.testing.worlds._engine import FOREVER, LONG_OVER, NO_TIER, Engine
+from blocklife.testing.worlds._engine import LONG_OVER, Engine
 from blocklife.testing.worlds._row_counts import RowCounts
 from blocklife.testing.worlds._settings import Faults as Faults
 from blocklife.testing.worlds._settings import Script as Script
@@ -164,7 +166,7 @@ class World:
         geometry = self.engine.geometry
         self._size = geometry.blocks_per_chunk
         self._tails = geometry.tail_tokens is not None
-        self._below = None if settings.engine.below == NO_TIER else WorldStore(settings)
+        self._below = None if settings.engine.below is None else WorldStore(settings)
         entries = 0
         if self._below is not None:
             self.engine.entries = self._below.entries
@@ -215,7 +217,7 @@ class World:
     def rules(self) -> Sequence[str]:
         """The rules checked in each step."""
         of_tier = [] if self._below is None else [BELOW]
-        if self._below is not None or self.settings.engine.pending_wait < FOREVER:
+        if self._below is not None or self.settings.engine.policies.pending_wait < inf:
             of_tier.insert(0, WAITS)
         return (*RULES, LAST_STEP, *([KEPT] if self.settings.roomy else []), *of_tier, TOLD, LAWFUL)
 
@@ -244,7 +246,7 @@ class World:
             goal=lambda state: not self._cores[state.core].waits_below_alone,
             closing=_passing,
         )
-        if self.settings.engine.below != "never":
+        if self.settings.engine.below is None or self.settings.engine.below.demote is not Demote.NEVER:
             yield Property(
                 "demotes",
                 Kind.SOMETIMES,
@@ -551,7 +553,7 @@ class World:
         )
         arrived, inbox, echoes, left, lost = env
         for name in step.loading:
-            if lost.count(name) >= self.settings.engine.max_load_failures:
+            if lost.count(name) >= self.settings.engine.policies.max_load_failures:
                 raise Broken("I7", f"request {name} has lost {lost.count(name)} loads, and another one is planned for it")
         if lost or step.failed:
             here = {each.name for each in self._cores[step.core].saved.requests}

@@ -83,7 +83,7 @@ def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig, context
     With decode context parallelism each of *context_ranks* has its share of the tokens of a block, which covers as many more.
     """
     groups = [_group(number, group, context_ranks) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
-    if config.full_hit is FullHit.RECOMPUTE_LAST_TOKEN and any(not isinstance(each, FullAttention) for each in groups):
+    if config.policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN and any(not isinstance(each, FullAttention) for each in groups):
         raise _refuse("full_hit=recompute_last_token needs full attention in every group", "use drop_last_block")
     return Geometry(groups, config.blocks_per_chunk)
 
@@ -156,7 +156,7 @@ def with_tails(geometry: Geometry, hash_tokens: int, config: ConnectorConfig) ->
     """
     sizes, kinds = set(geometry.block_tokens), {type(group) for group in geometry.groups}
     fine = Mamba in kinds and kinds <= {Mamba, FullAttention} and len(sizes) == 1 and hash_tokens < min(sizes)
-    if not fine or geometry.blocks_per_chunk > 1 or config.mode is Mode.LAZY:
+    if not fine or geometry.blocks_per_chunk > 1 or config.policies.mode is Mode.LAZY:
         return geometry
     return evolve(geometry, tail_tokens=hash_tokens)
 

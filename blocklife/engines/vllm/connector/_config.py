@@ -10,17 +10,18 @@ Rules of this file:
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
-from attrs import field, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from blocklife.engines import _options as options
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.ledger._edge import MOST
 from blocklife.ledger._limits import MAX_JOBS, MAX_SLOTS
-from blocklife.offload import BelowPolicies, Demote, FullHit, LastStep, Mode, Policies
+from blocklife.offload import BelowPolicies, Demote, LastStep, Policies
+from blocklife.offload._fields import Knob, knobs
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 
 
@@ -42,20 +43,19 @@ ALIASES: Mapping[str, str] = {
 PLACE = "kv_connector_extra_config"
 """Where the options stand."""
 
-
-def _from_zero(key: str, value: object) -> int:
-    return options.count(key, value, 0)
+USUAL = Policies(last_step=LastStep.DRAIN, pending_wait=5.0)
+"""The policies of a connector that is told nothing; the unit of time is the second."""
+_FOLLOW = frozenset({"plans_ahead", "load_within_tokens", "state_drafts"})
+"""Policies that are no option: they follow from others, and from vLLM's settings."""
+_POLICIES: Mapping[str, Knob] = {
+    each.name + "_s" * (each.kind is float): each for each in knobs(Policies) if each.name not in _FOLLOW
+}
+"""The policies that are options, by key."""
 
 
 def _bytes_or_none(key: str, value: object) -> int:
-    """The same, or 0."""
+    """A number of bytes, or 0."""
     return 0 if options.whole(value) == 0 else options.num_bytes(key, value)
-
-
-def _flag(key: str, value: object) -> bool:
-    if type(value) is not bool:
-        raise options.wrong(key, value, "true or false")
-    return value
 
 
 def _text(key: str, value: object) -> str:
@@ -110,36 +110,16 @@ class ConnectorConfig:
 
     arc is the default because it had more hits in conversations at all host-tier sizes measured (`tests.vllm.hits`).
     """
-    mode: Mode = field(default=Mode.EAGER, metadata={"read": options.one_of(Mode)})
-    """eager: store a chunk when it fills; lazy: store it when its block is about to be handed out again."""
-    lazy_blocks: int = field(default=64, metadata={"read": options.count})
-    """In lazy mode, how many of the blocks that will be handed out next are kept stored."""
-    prompt_only: bool = field(default=False, metadata={"read": _flag})
-    """Whether only prompt tokens are stored, and no sampled ones."""
-    partial_chunks: bool = field(default=False, metadata={"read": _flag})
-    """Whether a chunk is stored even if it lacks a block that a hit could need."""
-    last_step: LastStep = field(default=LastStep.DRAIN, metadata={"read": options.one_of(LastStep)})
-    """drain: the engine keeps stepping until every copy has reported; flush: the step after the last request waits for them."""
-    full_hit: FullHit = field(default=FullHit.DROP_LAST_BLOCK, metadata={"read": options.one_of(FullHit)})
-    """For a prompt that is in the host tier as a whole: drop_last_block computes its last block again; recompute_last_token
-    loads all of it and computes one token again (full attention only)."""
-    max_load_tokens: int | None = field(default=None, metadata={"read": _from_zero})
-    """Maximum number of tokens loaded for one request; default: no limit."""
-    max_store_tokens: int | None = field(default=None, metadata={"read": _from_zero})
-    """Maximum number of tokens of one request, from its start, that are stored; default: no limit."""
+    policies: Policies = USUAL
+    """The policies of the scheduler, each under its own name, and a time in seconds: ``pending_wait_s``. How far plans run
+    ahead and how many drafts have states are vLLM's own settings, and a budget of bytes says how many tokens load within a
+    step."""
     sync_load_budget_bytes: int = field(default=0, metadata={"read": _bytes_or_none})
     """How many bytes a step may load on each worker before its forward pass, for all requests together, as a number or a text
     like 8MiB. A hit that still fits costs its request no step; the others load between two steps. 0: all of them do.
 
     As in vLLM's own connector, a hit counts with the bytes of all its tokens in all groups. With Mamba states all loads take
     two steps."""
-    max_load_failures: int = field(default=2, metadata={"read": _from_zero})
-    """Number of failed loads after which a request no longer looks in the host tier. With the ``recompute`` policy of vLLM the
-    request is computed after each, and may load again once it was preempted."""
-    pending_wait_s: float = field(default=5.0, metadata={"read": options.seconds})
-    """How long a request waits for content that other requests are storing or loading, in seconds; then it computes it."""
-    max_job_blocks: int = field(default=256, metadata={"read": options.count})
-    """Maximum number of blocks in one store."""
     max_jobs: int = field(default=4096, metadata={"read": partial(options.count, most=MAX_JOBS)})
     """Maximum number of outstanding copies."""
     below: str | None = field(default=None, metadata={"read": _address})
@@ -155,9 +135,9 @@ class ConnectorConfig:
     """What vLLM's metrics call the store below; default: disk for files, external_unspecified for others."""
     below_generation: str = field(default="", metadata={"read": _text})
     """Any text; only engines with the same one share content. Change it when other weights get the name of a model."""
-    self_describing_kv_events: bool = field(default=False, metadata={"read": _flag})
+    self_describing_kv_events: bool = field(default=False, metadata={"read": options.flag})
     """Whether KV cache events of stored content have its tokens, the hashes of its blocks and the parent of the first."""
-    sleep_keeps_host: bool = field(default=False, metadata={"read": _flag})
+    sleep_keeps_host: bool = field(default=False, metadata={"read": options.flag})
     """Whether the host tier keeps its content while the engine sleeps. vLLM resets it then as for new weights, and does not say
     which it is: set this only if the engine wakes up with its old weights, or if its caches are reset for new ones."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": options.one_of(Checking)})
@@ -171,7 +151,7 @@ class ConnectorConfig:
     @classmethod
     def read(cls, extra: Mapping[str, object]) -> ConnectorConfig:
         """Read the options from a dictionary. Refuses: an unknown key, an option given twice, an invalid value."""
-        readers = {each.name: each.metadata["read"] for each in fields(cls)}
+        readers = _readers()
         found: dict[str, object] = {}
         for key, value in extra.items():
             name = options.known_key(PLACE, key, readers, "connector", ALIASES)
@@ -180,29 +160,9 @@ class ConnectorConfig:
             found[name] = readers[name](f"{PLACE}: {key}", value)
         if "below" not in found and (stray := next((name for name in found if name.startswith("below_")), None)):
             raise MisuseError(f"{PLACE}: {stray!r} needs a store below host memory (set below to its address)")
-        return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
-
-    def policies(self, plans_ahead: int, load_within_tokens: int = 0, state_drafts: int = 0) -> Policies:
-        """The same options as policies of the offload scheduler.
-
-        A step loads so many tokens before its forward pass, and computes so many guesses beside states.
-        """
-        return Policies(
-            last_step=self.last_step,
-            full_hit=self.full_hit,
-            partial_chunks=self.partial_chunks,
-            mode=self.mode,
-            plans_ahead=plans_ahead,
-            max_load_tokens=self.max_load_tokens,
-            max_store_tokens=self.max_store_tokens,
-            prompt_only=self.prompt_only,
-            max_load_failures=self.max_load_failures,
-            pending_wait=self.pending_wait_s,
-            max_job_blocks=self.max_job_blocks,
-            lazy_blocks=self.lazy_blocks,
-            load_within_tokens=load_within_tokens,
-            state_drafts=state_drafts,
-        )
+        policies = {policy.name: found.pop(key) for key, policy in _POLICIES.items() if key in found}
+        make: Callable[..., ConnectorConfig] = cls  # the readers have made them what they are
+        return make(policies=_told(**policies), **found)
 
     @property
     def source_below(self) -> HitSource:
@@ -232,3 +192,18 @@ class ConnectorConfig:
                 "(give less, or more blocks_per_chunk)"
             )
         return slots
+
+
+_told: Callable[..., Policies] = partial(evolve, USUAL)
+
+
+@cache
+def _readers() -> Mapping[str, Callable[[str, object], object]]:
+    """How the value of each key is read."""
+    own = {each.name: each.metadata["read"] for each in fields(ConnectorConfig) if "read" in each.metadata}
+    return own | {key: options.knob(each) for key, each in _POLICIES.items()}
+
+
+def keys() -> tuple[str, ...]:
+    """Every key, without aliases."""
+    return tuple(_readers())

@@ -113,7 +113,12 @@ class ConnectorScheduler:
         # the host tier keeps events only if vLLM collects them
         self.tier = HostTier(self.ledger, config.policy, max_events=_MAX_EVENTS if shape.events else 0)
         # each batch can have its own plan and, before it, one with the stores of finished requests
-        policies = config.policies(2 * shape.max_batches + 1, shape.load_within_tokens, shape.state_drafts)
+        policies = evolve(
+            config.policies,
+            plans_ahead=2 * shape.max_batches + 1,
+            load_within_tokens=shape.load_within_tokens,
+            state_drafts=shape.state_drafts,
+        )
         if shape.lands_in_step:  # clocks differ, and nothing is on its way for longer than a step
             policies = evolve(policies, pending_wait=inf)
         self.offload = OffloadScheduler(
@@ -265,8 +270,8 @@ class ConnectorScheduler:
             pool.overwrite(output.new_block_ids_to_zero)
         if self._has_states or self._copied:
             self._hand_off(output, reached)
-        if self._peek_free is not None and self.config.mode is Mode.LAZY:
-            offload.about_to_go(list(self._peek_free(self.config.lazy_blocks)))
+        if self._peek_free is not None and self.config.policies.mode is Mode.LAZY:
+            offload.about_to_go(list(self._peek_free(self.config.policies.lazy_blocks)))
         plan = offload.build_plan(self._clock())
         early, self._early = self._early, []
         # in the first step: for which content the store below is asked; workers check that they name it alike
@@ -708,8 +713,8 @@ class ConnectorScheduler:
 
     def _most_stored(self, tracked: ConnectorRequest) -> int:
         """How many tokens of a request can be stored at most."""
-        caps = [self.config.max_store_tokens, tracked.caps.store_tokens]
-        if self.config.prompt_only:
+        caps = [self.config.policies.max_store_tokens, tracked.caps.store_tokens]
+        if self.config.policies.prompt_only:
             caps.append(tracked.request.num_prompt_tokens)
         return min([cap for cap in caps if cap is not None], default=tracked.request.num_tokens)
 
