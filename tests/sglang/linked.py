@@ -24,7 +24,7 @@ from tests.sglang import device as late
 from tests.sglang.content import ROW
 from tests.sglang.copies import Copies
 from tests.sglang.device import Module, current
-from tests.sglang.worlds import LATE, World, WorldSpec
+from tests.sglang.worlds import LATE, SETS, WorldSpec
 
 ROW_BYTES = 4 * ROW
 
@@ -191,43 +191,5 @@ def linked(kind: type[BlocklifeLinker], **more: Any) -> WorldSpec:
     return evolve(spec, linker=f"{kind.__module__}:{kind.__name__}", **more)
 
 
-LINKED: dict[str, World] = {
-    "token": World(
-        "Pages of one token, the plain loop, host memory that is smaller than the device's.",
-        linked(LateLinker, page_tokens=1, device_pages=72, host_pages=48, overlap=False),
-        busy=True,
-    ),
-    "token-overlap": World(
-        "The same with overlap, and room for all on the host.",
-        linked(LateLinker, page_tokens=1, device_pages=72, host_pages=160),
-        busy=True,
-    ),
-    "sixteen": World(
-        "Pages of sixteen tokens, chunks of two, the plain loop.",
-        linked(LateLinker, page_tokens=16, device_pages=20, host_pages=40, chunk_tokens=32, prefill_tokens=128, overlap=False),
-        busy=True,
-    ),
-    "sixteen-overlap": World(
-        "The same with overlap, and host memory that is smaller than the device's.",
-        linked(LateLinker, page_tokens=16, device_pages=20, host_pages=12, chunk_tokens=32, prefill_tokens=128),
-        busy=True,
-    ),
-    "flushes": World("Flushes, with copies on their way.", linked(LateLinker), busy=True, flushes=True),
-    "ranks": World(
-        "Two ranks of which one has less host memory, so that they store and find different things.",
-        linked(LateLinker, world_size=2, host_skew=8, host_pages=24),
-        busy=True,
-    ),
-    "faulty": World(
-        "Copies fail, hang, and report late, twice and in another order.",
-        linked(FaultyLinker, page_tokens=1, device_pages=72, host_pages=160),
-        busy=True,
-    ),
-    "faulty-ranks": World(
-        "The same on two ranks, each with faults of its own.", linked(FaultyLinker, world_size=2, host_pages=24), busy=True
-    ),
-    "impatient": World(
-        "Copies take longer than they may: each is waited for, and has failed.", linked(ImpatientLinker), busy=True
-    ),
-}
+LINKED = SETS["linked"]
 """Worlds with a linker of ours; in all of them every byte is right."""

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from tests.behind.worlds import known
 from tests.programs import natural, positive, with_fixed_hashes
 
 if __name__ == "__main__":
@@ -26,13 +27,7 @@ from tests.sglang.worlds import WORLDS
 STEPS = 500_000
 SLICE = 400
 """Steps of traffic of one seed."""
-KNOWN = {
-    "window": {"RuntimeError"},
-    "window-pages": {"RuntimeError"},
-    "states": {"AssertionError"},
-    "states-back": {"I6", "wrong bytes", "AssertionError"},
-    "states-overlap": {"I8", "wrong bytes"},
-}
+KNOWN = {world: set(shown) for world, shown in known("sglang")["long"].items()}
 """What a world is known to show, and which rules are known to fall: a scheduler that admits too much, a lost state."""
 NAMED = {"skewed"}
 """Worlds in which the watch is known to name something."""

@@ -25,6 +25,7 @@ from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from blocklife.engines.sglang.watch._waits import LayerWaits
 from blocklife.watch._contents import STILL
+from tests.behind.worlds import known
 from tests.sglang import found as findings
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.engine import RELEASE
@@ -124,42 +125,10 @@ def test_planted_fault_is_named_no_later_than_the_bytes(name: str) -> None:
     assert {each.rule for each in found} & RULES_OF[name], "\n".join(str(each.verdict) for each in found)
 
 
-RULES_OF = {
-    "prefix_unlocked": {"I6"},
-    "write_unlocked": {"I1"},
-    "acknowledged_early": {"I6"},
-    "written_back_early": {"I6"},
-    "host_page_freed": {"I7"},
-    "load_not_waited_for": {"I6"},
-    "no_write_fence": {"I2"},
-    "no_load_fence": {"I2"},
-    "page_freed_twice": {"I4", "I6", "I7"},
-}
+RULES_OF = {name: set(rules) for name, rules in known("sglang")["rules"].items()}
 """What each planted fault is called. A page that is freed twice is named by what happens to it next."""
 
-KNOWN = {
-    "0.5.13.post1": {
-        "back-tight": "I7",
-        "pages-overlap": "I2",
-        "skewed": "I9",
-        "window": "I2",
-        "window-pages": "I6",
-        "states": "I6",
-        "states-overlap": "I2",
-    },
-    "0.5.14": {
-        "back-tight": "I7",
-        "pages-overlap": "I2",
-        "window": "I2",
-        "window-pages": "I6",
-        "states": "I6",
-        "states-overlap": "I2",
-    },
-    "0.5.16": {"window": "I2", "states": "I6", "states-overlap": "I2"},
-    "0.5.17": {"window": "I2", "states": "I6", "states-overlap": "I2"},
-    "0.5.20": {"pages-overlap": "I2", "window": "I2", "states-overlap": "I2"},
-    "0.5.23": {"skewed": "I9"},
-}
+KNOWN = known("sglang")["watched"]
 """What the watch finds in releases with published faults; `specs/sglang-watch.md` has the threads."""
 
 

@@ -114,10 +114,14 @@ def planted_by(way: Callable[[B, Hook], object], *worlds: str, seen: bool = True
     return made
 
 
-def planted_at(owner: type, name: str, *worlds: str, seen: bool = True) -> Callable[[Hook], Planted[Bed]]:
-    """Make a bug of a function that has the calls of a method, as with `Bed.around`."""
+def planted_at(
+    owner: type, name: str, *worlds: str, seen: bool = True, first: Callable[[Bed], None] | None = None
+) -> Callable[[Hook], Planted[Bed]]:
+    """Make a bug of a function that has the calls of a method, as with `Bed.around`; *first* is planted before it."""
 
     def way(bed: Bed, hook: Hook) -> None:
+        if first is not None:
+            first(bed)
         bed.around(owner, name)(hook)
 
     return planted_by(way, *worlds, seen=seen)

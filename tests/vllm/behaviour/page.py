@@ -9,60 +9,8 @@ from tests.vllm.behaviour.table import VERDICTS, Entry, Table
 
 PAGE = Path(__file__).parents[3] / "specs" / "vllm-behaviour.md"
 
-_HEAD = """\
-# vLLM's own tests of its offloading scheduler, against ours
-
-vLLM 0.33.0 tests the scheduler of its OffloadingConnector with {cases} cases of {tests} functions
-(`test_scheduler.py` in `tests/v1/kv_connector/unit/offloading_connector`). They say what a user of offloading may rely
-on, so they are asked of `BlocklifeConnector` too. Each of them has one of three verdicts:
-
-* **passes**: it is run as it is, against our connector, and passes;
-* **same**: it looks at something private, or counts what differs for a reason; tests of ours say the same of what can be
-  seen from outside, under vLLM's real scheduler;
-* **excluded**: it is about something that our connector does not offer, or that has no counterpart; the row says which.
-
-{counts}
-
-## How it is run
-
-`make vllm` once, then:
-
-```console
-$ python -m tests.vllm.run 0.33.0 -p behaviour tests/v1/kv_connector/unit/offloading_connector/test_scheduler.py
-$ python -m tests.vllm.run --ours 0.33.0 {files}
-```
-
-The first command runs what passes, red where it does not, and with 0.33.0 is an error where a test is not in the table or
-a number of cases is another one. `--behaviour-all` runs the others as well, to see what has come to pass. Nothing of
-vLLM's tests is copied. With 0.32.0, 0.31.0 or 0.30.0 the first command runs the tests of the same names, and no others:
-[vllm-connector.md](vllm-connector.md#releases) has the counts.
-
-## How theirs meet ours
-
-Their runner makes vLLM's real scheduler; a pytest plugin (`tests/vllm/plugins/behaviour`) lets it make our connector on
-both sides, and translates what the tests look at:
-
-| theirs | ours |
-| --- | --- |
-| the mock of a worker | takes the place of the copier: gets our jobs, says which have landed, notes whom it waits for |
-| blocks stored, loaded, flushed | our transfers, block by block; a chunk's key is read from the slot that the transfer names |
-| the mock's `lookup` | the answers of our host tier; what the mock misses is forgotten in it beforehand |
-| the mock's `prepare_store` | our tier finds no room where it refuses; what it declines is in the tier from then on |
-| `complete_store`, `complete_load` | told to the mock when our ledger ends a job |
-| `on_request_finished` | told to the mock when our ledger forgets a request |
-| `_jobs`, `_req_status`, `_block_id_to_pending_jobs` | read from our ledger when they are asked for |
-| `_events_tracker`, as far as what it keeps is asked | the descriptions that our connector keeps for events |
-| a scan of one group, called alone | our lookup of one group |
-
-What the tier has not it never has, whatever a mock says, so a test in which something is loaded passes only if we have
-stored it before. What is still being written is pending, unless the mock misses it.
-
-Four things are weaker than in theirs. How recency is noted (`touch`), and the calls with which theirs records what events
-will say, are not translated; a test that wants such a call is not among those that pass. What the mock misses is evicted
-in ours, so a test cannot show that ours would have kept it. Where theirs says how many workers have ended a job, the
-translation says which. And `full_hit=recompute_last_token` is set where all groups are full attention, for theirs loads
-whole prompts. A test that has met neither a step of our connector nor our lookup is red.
-"""
+_HEAD = Path(__file__).with_name("head.txt").read_text(encoding="utf-8")
+"""What stands above the tables; in braces what is counted."""
 
 _LACKS = """\
 ## What theirs does and ours does not

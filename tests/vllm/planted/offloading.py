@@ -106,35 +106,27 @@ def no_flush_at_preemption(bed: Bed, original: Original, self: Any, output: Sche
         return original(self, output)
 
 
-@planted("full", "full-async", "hybrid")
-def no_fence_at_the_end(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "request_finished", "full", "full-async", "hybrid", first=_let_fences_miss)
+def no_fence_at_the_end(bed: Bed, original: Original, self: Any, request: Request) -> object:
     """The blocks of a request that ends are not tied to its stores."""
-    _let_fences_miss(bed)
-
-    @bed.around(OffloadingConnectorScheduler, "request_finished")
-    def ends(original: Original, self: OffloadingConnectorScheduler, request: Request) -> object:
-        status = self._req_status.get(request.request_id)
-        numbers = [] if status is None else list(status.transfer_jobs)
-        ended = original(self, request)
-        for number in numbers:
-            if self._jobs[number].deferred_fence_block_ids and bed.strikes():
-                self._remove_pending_job(number, self._jobs[number].deferred_fence_block_ids)
-        return ended
+    status = self._req_status.get(request.request_id)
+    numbers = [] if status is None else list(status.transfer_jobs)
+    ended = original(self, request)
+    for number in numbers:
+        if self._jobs[number].deferred_fence_block_ids and bed.strikes():
+            self._remove_pending_job(number, self._jobs[number].deferred_fence_block_ids)
+    return ended
 
 
-@planted("full", "full-async", "hybrid")
-def no_fence_behind_the_end(bed: Bed) -> None:
+@planted_at(OffloadingConnectorScheduler, "_build_store_jobs", "full", "full-async", "hybrid", first=_let_fences_miss)
+def no_fence_behind_the_end(bed: Bed, original: Original, self: Any, output: SchedulerOutput) -> dict[int, TransferJob]:
     """The blocks of a store that is made when its request has ended are not tied to it."""
-    _let_fences_miss(bed)
-
-    @bed.around(OffloadingConnectorScheduler, "_build_store_jobs")
-    def builds(original: Original, self: OffloadingConnectorScheduler, output: SchedulerOutput) -> dict[int, TransferJob]:
-        jobs: dict[int, TransferJob] = original(self, output)
-        for number, job in jobs.items():
-            if self._req_status[job.req_id].req.is_finished() and bed.strikes():
-                self._current_batch_jobs_to_flush.discard(number)
-                self._remove_pending_job(number, self._jobs[number].deferred_fence_block_ids)
-        return jobs
+    jobs: dict[int, TransferJob] = original(self, output)
+    for number, job in jobs.items():
+        if self._req_status[job.req_id].req.is_finished() and bed.strikes():
+            self._current_batch_jobs_to_flush.discard(number)
+            self._remove_pending_job(number, self._jobs[number].deferred_fence_block_ids)
+    return jobs
 
 
 def _no_fence_when_made(bed: Bed, maker: str) -> None:

@@ -12,7 +12,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager, SlidingWindowManager
 from vllm.v1.request import Request
 
-from tests.behind.planted import Bed, Original, planted, planted_at
+from tests.behind.planted import Bed, Original, planted_at
 
 BLOCK = 4
 """Tokens of a block in the worlds of these bugs."""
@@ -41,16 +41,14 @@ def shared_block_freed_twice(bed: Bed, original: Original, self: Any, blocks: It
     original(self, [*freed, shared[0]] if shared and bed.strikes(0.2) else freed)
 
 
-@planted("full", "full-async", "hybrid", "simple", "window")
-def foreign_block_freed(bed: Bed) -> None:
+@planted_at(
+    SingleTypeKVCacheManager, "pop_blocks_for_free", "full", "full-async", "hybrid", "simple", "window", first=_let_counts_fall
+)
+def foreign_block_freed(bed: Bed, original: Original, self: Any, request: str) -> list[KVCacheBlock]:
     """A request that ends lets go of a block of another one."""
-    _let_counts_fall(bed)
-
-    @bed.around(SingleTypeKVCacheManager, "pop_blocks_for_free")
-    def pops(original: Original, self: SingleTypeKVCacheManager, request: str) -> list[KVCacheBlock]:
-        blocks: list[KVCacheBlock] = original(self, request)
-        others = [block for table in self.req_to_blocks.values() for block in table if not block.is_null and block.ref_cnt == 1]
-        return [*blocks, others[-1]] if blocks and others and bed.strikes(0.05) else blocks
+    blocks: list[KVCacheBlock] = original(self, request)
+    others = [block for table in self.req_to_blocks.values() for block in table if not block.is_null and block.ref_cnt == 1]
+    return [*blocks, others[-1]] if blocks and others and bed.strikes(0.05) else blocks
 
 
 @planted_at(BlockPool, "get_new_blocks", "full", "full-async", "hybrid", "simple")
@@ -64,18 +62,14 @@ def block_handed_out_twice(bed: Bed, original: Original, self: Any, wanted: int)
     return blocks
 
 
-@planted("full", "full-async", "hybrid", "simple")
-def hit_is_not_held(bed: Bed) -> None:
+@planted_at(BlockPool, "touch", "full", "full-async", "hybrid", "simple", first=_let_counts_fall)
+def hit_is_not_held(bed: Bed, original: Original, self: Any, blocks: Iterable[KVCacheBlock]) -> None:
     """A hit on a block that somebody else holds takes no hold of it."""
-    _let_counts_fall(bed)
-
-    @bed.around(BlockPool, "touch")
-    def touches(original: Original, self: BlockPool, blocks: Iterable[KVCacheBlock]) -> None:
-        touched = list(blocks)
-        held = [block for block in touched if not block.is_null and block.ref_cnt > 0]
-        original(self, touched)
-        if held and bed.strikes(0.1):
-            held[0].ref_cnt -= 1
+    touched = list(blocks)
+    held = [block for block in touched if not block.is_null and block.ref_cnt > 0]
+    original(self, touched)
+    if held and bed.strikes(0.1):
+        held[0].ref_cnt -= 1
 
 
 @planted_at(BlockPool, "get_cached_block", "full", "full-async", "hybrid", "simple")

@@ -16,6 +16,16 @@ from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, 
 
 from tests.behind.planted import Bed, Original, planted, planted_at
 
+
+def _keep_counts_above_zero(bed: Bed) -> None:
+    """The primary tier does not fall over a hold that is given up once too often."""
+
+    @bed.around(CPUOffloadingManager, "complete_load")
+    def completes(original: Original, self: CPUOffloadingManager, keys: Collection[OffloadKey], of: ReqContext) -> None:
+        held = [key for key in keys if (chunk := self._policy.get(key)) is not None and chunk.ref_cnt > 0]
+        original(self, held, of)
+
+
 # --- promotions: from a tier below into a slot ------------------------------------------------------------------------------
 
 
@@ -124,29 +134,21 @@ def promotion_behind_a_reset(bed: Bed, original: Original, self: Any) -> None:
 # --- cascades: from a slot into a tier below --------------------------------------------------------------------------------
 
 
-@planted("below", "below-hybrid")
-def cascade_without_a_hold(bed: Bed) -> None:
+@planted_at(TieringOffloadingManager, "create_store_job", "below", "below-hybrid", first=_keep_counts_above_zero)
+def cascade_without_a_hold(bed: Bed, original: Original, self: Any, keys: Collection[OffloadKey], *more: Any) -> TransferJob:
     """A slot is let go of as soon as its cascade is made."""
-    _keep_counts_above_zero(bed)
-
-    @bed.around(TieringOffloadingManager, "create_store_job")
-    def creates(original: Original, self: TieringOffloadingManager, keys: Collection[OffloadKey], *more: Any) -> TransferJob:
-        job: TransferJob = original(self, keys, *more)
-        if bed.strikes(0.3):
-            self.primary_tier.complete_read(keys, job.req_context)
-        return job
+    job: TransferJob = original(self, keys, *more)
+    if bed.strikes(0.3):
+        self.primary_tier.complete_read(keys, job.req_context)
+    return job
 
 
-@planted("below", "below-hybrid")
-def cascade_let_go_of_twice(bed: Bed) -> None:
+@planted_at(TieringOffloadingManager, "_update_backpressure", "below", "below-hybrid", first=_keep_counts_above_zero)
+def cascade_let_go_of_twice(bed: Bed, original: Original, self: Any, tier: object, job: JobMetadata, result: JobResult) -> None:
     """A cascade that is over lets go of its slots twice."""
-    _keep_counts_above_zero(bed)
-
-    @bed.around(TieringOffloadingManager, "_update_backpressure")
-    def updates(original: Original, self: TieringOffloadingManager, tier: object, job: JobMetadata, result: JobResult) -> None:
-        original(self, tier, job, result)
-        if bed.strikes(0.5):
-            self.primary_tier.complete_read(job.transfer_job.keys, job.transfer_job.req_context)
+    original(self, tier, job, result)
+    if bed.strikes(0.5):
+        self.primary_tier.complete_read(job.transfer_job.keys, job.transfer_job.req_context)
 
 
 @planted_at(CPUPrimaryTierOffloadingManager, "__init__", "below", "below-hybrid")
@@ -247,15 +249,3 @@ def sleeps_while_a_tier_works(bed: Bed, original: Original, self: Any) -> bool:
     if works:
         bed.strikes()
     return False
-
-
-# --- what bugs share --------------------------------------------------------------------------------------------------------
-
-
-def _keep_counts_above_zero(bed: Bed) -> None:
-    """The primary tier does not fall over a hold that is given up once too often."""
-
-    @bed.around(CPUOffloadingManager, "complete_load")
-    def completes(original: Original, self: CPUOffloadingManager, keys: Collection[OffloadKey], of: ReqContext) -> None:
-        held = [key for key in keys if (chunk := self._policy.get(key)) is not None and chunk.ref_cnt > 0]
-        original(self, held, of)
