@@ -1,8 +1,7 @@
-"""A driver is all that another engine needs: a toy engine runs the suite, and its planted bug is found on the device.
+"""The protocol of a driver: what it lacks says so, ours has all of it, one is named by its class, and every case can fail.
 
-Goal: the protocol is small enough to be written in an hour, and scenarios judge what an engine does, not what it says.
-Method: `naive.Naive` knows nothing of blocklife but the driver's file; `naive.Early` gives blocks back too early, and its own
-books are in order.
+That another engine runs the suite by it is shown by the page `scenario-driver.md`, whose code runs, and by
+`examples/your_engine` (`test_plugin`). Here every scenario meets an engine with a bug.
 """
 
 from __future__ import annotations
@@ -16,68 +15,8 @@ from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, Unsupported
 from blocklife.testing.scenarios._format import SAFETY
 from blocklife.testing.scenarios._our_driver import OurDriver
-from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict, driver_named, read_scenario, run_scenario
-from tests import naive
+from blocklife.testing.scenarios._running import WRONG, Outcome, driver_named, read_scenario, run_scenario
 from tests import wrong_engines as wrong
-
-HERE = {"contract": "hold", "scheduling": "sync"}
-
-
-def run(name: str, driver: type[Driver]) -> ScenarioVerdict:
-    """One file in the variant that the toy engine can do."""
-    return run_scenario(read_scenario(SHIPPED / f"{name}.toml"), driver, HERE)
-
-
-@pytest.mark.parametrize("name", ["A01", "A14"])
-def test_naive_engine_holds(name: str) -> None:
-    """With a hundred lines of dicts and lists."""
-    assert run(name, naive.Naive).message == ""
-
-
-def test_early_release_is_found_on_the_device() -> None:
-    """Its own books say that the blocks are free; the device still reads them."""
-    verdict = run("A01", naive.Early)
-
-    assert verdict.outcome is Outcome.UNSAFE
-    assert verdict.message.endswith(
-        ": step 8 (step): a rule is broken: I1: block 1 (first) was handed out while copy 1 (the store of a) touches it"
-    )
-
-
-def test_early_release_passes_where_nobody_comes_after() -> None:
-    """A case that is about something else does not fail by it."""
-    assert run("A14", naive.Early).outcome is Outcome.HELD
-
-
-def test_what_an_engine_has_not_is_not_applicable() -> None:
-    """A setting, a verb or a question: the reason is the engine's own, or names what is missing."""
-    reasons = {
-        name: run_scenario(read_scenario(SHIPPED / f"{name}.toml"), naive.Naive, variant)
-        for name, variant in (
-            ("A01", {"contract": "fence", "scheduling": "sync"}),
-            ("A13", HERE),
-            ("A20", {"contract": "hold"}),
-            ("A45", HERE),
-        )
-    }
-
-    assert {each.outcome for each in reasons.values()} == {Outcome.NOT_APPLICABLE}
-    assert reasons["A01"].message.startswith("this engine has one group of 4 tokens")
-    assert reasons["A13"].message.endswith("step 1 (prepare): Naive has no progress")
-    assert all(each.message for each in reasons.values())
-
-
-def test_no_scenario_fails_for_the_naive_engine() -> None:
-    """Whatever it cannot do is not applicable, or another policy; nothing is unsafe or raises, and something holds."""
-    outcomes = []
-    for path in sorted(SHIPPED.glob("*.toml")):
-        scenario = read_scenario(path)
-        for variant in scenario.each_variant():
-            verdict = run_scenario(scenario, naive.Naive, variant)
-            outcomes.append(verdict.outcome)
-            assert verdict.outcome not in (Outcome.UNSAFE, Outcome.FAILED), verdict
-
-    assert outcomes.count(Outcome.HELD) >= 2
 
 
 def test_every_method_of_a_driver_says_what_is_missing() -> None:
@@ -118,17 +57,17 @@ def test_fill_host_refuses_a_host_that_is_not_empty() -> None:
 
 def test_driver_is_named_by_module_and_class() -> None:
     """What the command line gets."""
-    assert driver_named("tests.naive:Naive") is naive.Naive
+    assert driver_named("tests.wrong_engines:Idle") is wrong.Idle
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("tests.naive", "--driver tests.naive: write module:Class"),
-        (":Naive", "--driver :Naive: write module:Class"),
-        ("tests.none:Naive", "cannot be imported (ModuleNotFoundError: No module named 'tests.none')"),
-        ("tests.naive:None_", "cannot be imported (AttributeError"),
-        ("tests.naive:SIZE", "SIZE is not a class"),
+        ("tests.wrong_engines", "--driver tests.wrong_engines: write module:Class"),
+        (":Idle", "--driver :Idle: write module:Class"),
+        ("tests.none:Idle", "cannot be imported (ModuleNotFoundError: No module named 'tests.none')"),
+        ("tests.wrong_engines:None_", "cannot be imported (AttributeError"),
+        ("tests.wrong_engines:__name__", "__name__ is not a class"),
         ("blocklife.testing.worlds._device:CopyOrder", "CopyOrder is not a driver"),
     ],
 )

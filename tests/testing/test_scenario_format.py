@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._cases import METHODS, SHIPPED, needs
 from blocklife.testing.scenarios._driver import Driver
 from blocklife.testing.scenarios._format import (
     VERBS,
     Scenario,
-    ScenarioError,
     ScenarioStep,
     parse_scenario,
     read_scenario,
@@ -149,7 +149,7 @@ def test_malformed_file_is_refused_with_its_line(case: str) -> None:
     """One line: the file, the line, the step, what is wrong, and what would have been right."""
     old, new, line, message = MALFORMED[case]
     assert GOOD.count(old) == 1
-    with pytest.raises(ScenarioError) as raised:
+    with pytest.raises(MisuseError) as raised:
         parse_scenario(GOOD.replace(old, new), "specs/x.toml")
     said = str(raised.value)
 
@@ -160,16 +160,16 @@ def test_malformed_file_is_refused_with_its_line(case: str) -> None:
 
 def test_file_without_steps_is_refused() -> None:
     """A case in which nothing happens is none."""
-    with pytest.raises(ScenarioError, match=r"^x:1: a scenario has steps: write \[\[step\]\]$"):
+    with pytest.raises(MisuseError, match=r"^x:1: a scenario has steps: write \[\[step\]\]$"):
         parse_scenario('id = "X"\ntitle = "Nothing"\ntests = "safety"\n', "x")
 
 
 def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """As is one that is no text."""
-    with pytest.raises(ScenarioError, match=r"none\.toml: No such file or directory \(name a scenario file"):
+    with pytest.raises(MisuseError, match=r"none\.toml: No such file or directory \(name a scenario file"):
         read_scenario(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ScenarioError, match=r"bytes\.toml: it is no text: byte 1 is not UTF-8 \(name a"):
+    with pytest.raises(MisuseError, match=r"bytes\.toml: it is no text: byte 1 is not UTF-8 \(name a"):
         read_scenario(tmp_path / "bytes.toml")
 
 

@@ -406,14 +406,14 @@ class Driver:
         self._not("cancel")
 
     @verb("single blocks")
-    def submit(self, job: kinds.Job) -> None:
-        """A copy is handed to the workers at once, without a step."""
-        self._not("submit")
-
-    @verb("single blocks")
     def abandon(self, job: kinds.Job) -> None:
         """The result of a store in flight is not wanted any more."""
         self._not("abandon")
+
+    @verb("single blocks")
+    def submit(self, job: kinds.Job) -> None:
+        """A copy is handed to the workers at once, without a step."""
+        self._not("submit")
 
     @verb("single blocks")
     def flush(self, jobs: kinds.Jobs) -> None:

@@ -50,10 +50,6 @@ VARIANTS_MAX = 1000
 """The most runs of one file: one for each combination of its variants."""
 
 
-class ScenarioError(MisuseError):
-    """A file that is not a scenario; the message begins with the file, and the line if it is known."""
-
-
 def _key(doc: str, empty: type = str, *, name: str = "") -> Any:
     """A key that every step can have: what the page says of it; its *name*, if the field has another."""
     return field(factory=empty, metadata={"doc": doc, "name": name})
@@ -194,20 +190,13 @@ def _paths(table: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
 
 
 def read_scenario(path: str | Path) -> Scenario:
-    """The scenario of a file. Raises `ScenarioError` if there is no such file, or it is not TOML or not a scenario."""
-    try:
-        text = read_text(path, "name a scenario file, or a folder of them")
-    except MisuseError as problem:
-        raise ScenarioError(str(problem)) from problem
-    return parse_scenario(text, str(path))
+    """The scenario of a file. Raises `MisuseError` if there is no such file, or it is not TOML or not a scenario."""
+    return parse_scenario(read_text(path, "name a scenario file, or a folder of them"), str(path))
 
 
 def parse_scenario(text: str, path: str = "scenario") -> Scenario:
-    """The scenario of a text. Raises `ScenarioError`, whose message begins with *path* and the line."""
-    try:
-        data = parse_toml(text, path)
-    except MisuseError as problem:
-        raise ScenarioError(str(problem)) from problem
+    """The scenario of a text. Raises `MisuseError`, whose message begins with *path*, and the line if it is known."""
+    data = parse_toml(text, path)
     return _ScenarioReader(path, _Lines.of(text)).scenario(data)
 
 
@@ -225,7 +214,7 @@ class _ScenarioReader:
     def fail(self, message: str, *path: str) -> NoReturn:
         """Refuse the file, at the line of the key that *path* leads to."""
         where = {"": "", "step": f"step {self.count}: "}.get(self.section, f"{self.section}: ")
-        raise ScenarioError(f"{self.path}:{self.lines.at(self.section, self.count, *path)}: {where}{message}")
+        raise MisuseError(f"{self.path}:{self.lines.at(self.section, self.count, *path)}: {where}{message}")
 
     # --- the file -----------------------------------------------------------------------------------------------------------
 
@@ -273,7 +262,7 @@ class _ScenarioReader:
                 if isinstance(data[key], dict | list):
                     self.section, self.count = key, 1 if (key, 1, ()) in self.lines.where else 0
                 line = self.lines.at(self.section, self.count, *(() if self.section else (key,)))
-                raise ScenarioError(f"{self.path}:{line}: unknown key {key!r} ({nearest(key, TOP, 'keys')})")
+                raise MisuseError(f"{self.path}:{line}: unknown key {key!r} ({nearest(key, TOP, 'keys')})")
         for key in ("id", "title", "source", "story"):
             if key in data:
                 TEXT.check(self.known, data[key], key)
