@@ -19,6 +19,7 @@ from attrs import frozen
 from blocklife.testing.scenarios._kinds import BLOCKS, COPY, FLAG, NUMBER, TEXT, Known, Value, ValueKind, nearest
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
+JudgeT = TypeVar("JudgeT", bound=Callable[..., str])
 REQUIRED = ("start", "arrive", "step", "settle", "table")
 """The methods that every driver must have."""
 _PLAIN: Mapping[object, ValueKind] = {str: TEXT, int: NUMBER, bool: FLAG}
@@ -98,14 +99,13 @@ def verb(section: str = "the engine", *, needs: str = "", **defaults: object) ->
     return mark
 
 
-def expectation(about: str, *, needs: str = "") -> Callable[[FunctionT], FunctionT]:
+def expectation(about: str, *, needs: str = "") -> Callable[[JudgeT], JudgeT]:
     """Makes an expectation of a method that takes what is expected, and says what is not so."""
 
-    def mark(function: FunctionT) -> FunctionT:
-        name, judge = function.__name__, function
-        ((_, kind),) = _kinds(function)
-        EXPECTATIONS[name] = Expectation(name, _sentence(function), kind, about, tuple(needs.split()), judge)  # type: ignore[arg-type]
-        return function
+    def mark(judge: JudgeT) -> JudgeT:
+        ((_, kind),) = _kinds(judge)
+        EXPECTATIONS[judge.__name__] = Expectation(judge.__name__, _sentence(judge), kind, about, tuple(needs.split()), judge)
+        return judge
 
     return mark
 
