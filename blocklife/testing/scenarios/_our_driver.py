@@ -50,7 +50,6 @@ from blocklife.states import (
     states_with,
 )
 from blocklife.testing.scenarios._driver import (
-    NOBODY,
     Driver,
     EngineSetup,
     EngineStep,
@@ -80,7 +79,7 @@ _OVER = frozenset(JobLife.table.index[state] for state in TERMINAL)
 
 
 class _ScenarioEngine(Engine):
-    """The engine of the worlds, with the settings that it lacks, and reports of unknown jobs."""
+    """The engine of the worlds, with the settings that it lacks, and a drafter."""
 
     def __init__(self, world: EngineSetup) -> None:
         super().__init__(
@@ -169,12 +168,6 @@ class _ScenarioEngine(Engine):
         if name not in self._guesses:
             return super()._guessed(name, end)
         return (self.texts[name][: self.scheduler.requests.progress(name).known] + self._guesses[name])[:end]
-
-    def completion(self, landing: Landing) -> Completion:
-        """A worker's report; `NOBODY` stands for a job from an earlier start of the scheduler."""
-        if landing.job != NOBODY:
-            return super().completion(landing)
-        return Completion(JobId(self.ledger.incarnation + 1, 1), Rank(landing.worker), Result.OK)
 
     def hears_of(self) -> list[int]:
         """Blocks that were handed out and not reported yet."""
