@@ -1,6 +1,6 @@
 """Our engine with a bug each: what it tells its workers, hears of them, or claims of itself is wrong.
 
-`tests/testing/test_driver.py` shows for each scenario that some of them does not hold.
+`tests/testing/test_scenarios.py` shows for each scenario that some of them does not hold.
 """
 
 from __future__ import annotations
@@ -170,14 +170,6 @@ class Certain(OurDriver):
         return {**blocks, **known}, {**whole, **places}
 
 
-class Believing(OurDriver):
-    """Counts every guess of a drafter as right, whatever was sampled."""
-
-    def start(self, world: EngineSetup) -> None:
-        super().start(world)
-        self.engine._right_of = lambda name, known: len(self.engine._guesses[name])  # type: ignore[method-assign]
-
-
 class Clinging(OurDriver):
     """Lets a request go on whose step is out, though it was preempted."""
 
@@ -242,40 +234,8 @@ class Deepest(OurDriver):
         self.scheduler._search._device_units.full.clear()
 
 
-class Greedy(Wrong):
-    """Counts for the host what another request has brought already."""
-
-    def told(self, found: EngineStep) -> EngineStep:
-        return evolve(found, hits={name: evolve(hit, device_tokens=min(4, hit.tokens)) for name, hit in found.hits.items()})
-
-
 class Thrifty(OurDriver):
     """Stores only what it knows the name of when it plans: the prompt."""
 
     def start(self, world: EngineSetup) -> None:
         super().start(evolve(world, policies=evolve(world.policies, prompt_only=True)))
-
-
-class Lingering(Wrong):
-    """Finds the block of a tail under the tail's name, although its request writes on behind it."""
-
-    def start(self, world: EngineSetup) -> None:
-        super().start(world)
-        self._ends: dict[str, int] = {}
-
-    def told(self, found: EngineStep) -> EngineStep:
-        self._ends.update({name: hit.tokens for name, hit in found.hits.items() if hit.tokens % 4})
-        return found
-
-    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
-        blocks, places = super().claims()
-        running = [(name, end) for name, end in self._ends.items() if self.request_state(name) == "RUNNING"]
-        tails = {self.table(name, 0)[end // 4]: f"0:{self.engine.texts[name][:end]}" for name, end in running}
-        return {**blocks, **tails}, places
-
-
-class Tailless(OurDriver):
-    """Lets every prefix end with a block."""
-
-    def start(self, world: EngineSetup) -> None:
-        super().start(evolve(world, groups=world.groups.partition("/")[0]))
