@@ -23,7 +23,7 @@ Uses: TypeAlias = Mapping[tuple[str, bool], Ids]
 """What a job touches: places by kind, ``block`` or ``slot``, and whether it writes them."""
 
 
-class _Watched(Generic[TransferT]):
+class _FollowedCopies(Generic[TransferT]):
     """A copier that wraps another one, which it owns, and tells a record when its jobs begin and cease to touch places."""
 
     def __init__(self, inner: AnyCopier[TransferT], record: Traffic) -> None:
@@ -77,11 +77,11 @@ class _Watched(Generic[TransferT]):
                 self._record.ended(job)
 
 
-class TierTraffic(_Watched[TierTransfer]):
+class TierTraffic(_FollowedCopies[TierTransfer]):
     """A `TierCopier` that wraps another one, and adds to the record of its worker. `Traffic.below` makes it."""
 
 
-class Traffic(_Watched[Transfer]):
+class Traffic(_FollowedCopies[Transfer]):
     """A `Copier` that wraps another one, and keeps the record of its worker: what copies touch, and what has filled its slots.
 
     A slot is a chunk of ``blocks_per_chunk`` neighbouring host places.
