@@ -29,6 +29,7 @@ from blocklife.testing.scenarios._running import (
 from blocklife.testing.scenarios._telling import list_files, list_methods, list_records, summary, told
 from blocklife.testing.scenarios._words import REQUIRED
 from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, Landing
+from tests.wrong_engines import Wrong
 
 FILES = {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 SCENE = """\
@@ -210,9 +211,8 @@ def test_policy_that_an_engine_cannot_answer_is_left_out() -> None:
 def test_wrong_owner_is_named(wrong: Callable[[int], Mapping[int, str]], said: str) -> None:
     """At the step that names it, and not where the scenario asks for a copy of that request."""
 
-    class Misnaming(OurDriver):
-        def step(self, **told: object) -> EngineStep:
-            found = super().step(**told)  # type: ignore[arg-type]
+    class Misnaming(Wrong):
+        def told(self, found: EngineStep) -> EngineStep:
             return evolve(found, owners=wrong(found.orders.stores[0].job)) if found.orders.stores else found
 
     verdict = run("", Misnaming)
@@ -224,9 +224,9 @@ def test_wrong_owner_is_named(wrong: Callable[[int], Mapping[int, str]], said: s
 def test_copy_without_an_owner_is_hinted_at() -> None:
     """Where the scenario asks for a copy of a request, and there is one of which no request is known."""
 
-    class Silent(OurDriver):
-        def step(self, **told: object) -> EngineStep:
-            return evolve(super().step(**told), owners={})  # type: ignore[arg-type]
+    class Silent(Wrong):
+        def told(self, found: EngineStep) -> EngineStep:
+            return evolve(found, owners={})
 
     verdict = run('[[step]]\ndo = "check"\nexpect.state = { "the store of a" = "DONE" }', Silent)
     assert (
@@ -238,7 +238,7 @@ def test_copy_without_an_owner_is_hinted_at() -> None:
 # --- an engine that copies block by block -----------------------------------------------------------------------------------
 
 
-class BlockByBlock(OurDriver):
+class BlockByBlock(Wrong):
     """Plans one job for each block; blocklife below hears of a copy when all of its jobs have ended."""
 
     def start(self, world: EngineSetup) -> None:
@@ -246,10 +246,7 @@ class BlockByBlock(OurDriver):
         self.parts: dict[int, tuple[int, ...]] = {}
         self.left: dict[tuple[int, int], dict[int, bool]] = {}
 
-    def step(
-        self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
-    ) -> EngineStep:
-        found = super().step(compute=compute, let_in=let_in, preempt=preempt)
+    def told(self, found: EngineStep) -> EngineStep:
         orders = found.orders
         owners: dict[int, str] = {}
         sharers: dict[int, tuple[str, ...]] = {}
@@ -267,13 +264,13 @@ class BlockByBlock(OurDriver):
             ]
 
         loads = tuple(part for order in orders.loads for part in split(order))
-        told = orders._replace(
+        split_orders = orders._replace(
             flushes=tuple(part for job in orders.flushes for part in self.parts.get(job, (job,))),
             loads=loads,
             stores=tuple(part for order in orders.stores for part in split(order)),
             doubts=tuple((self.parts[job][-1], part) for job, part in orders.doubts),
         )
-        return evolve(found, orders=told, owners=owners, sharers=sharers, sizes=sizes)
+        return evolve(found, orders=split_orders, owners=owners, sharers=sharers, sizes=sizes)
 
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None

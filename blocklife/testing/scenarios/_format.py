@@ -310,22 +310,20 @@ class _ScenarioReader:
     def read_variants(self, found: object) -> Mapping[str, tuple[Value, ...]]:
         """The variants: settings, and words of the file's own for ``when``."""
         self.section, self.count = "variants", 0
-        variants = self.table(found)
+        variants = {key: tuple(self.known.list_of(values, key)) for key, values in self.table(found).items()}
+        runs = 1
         for key, values in variants.items():
-            for value in self.known.list_of(values, key):
+            for value in values:
                 if key in SETTINGS:
                     self.setting(key, value, key)
                 elif not isinstance(value, str):
                     self.fail(f"{key} is a list of texts, or the name of a setting; {shown(value)} is neither", key)
             if not values:
                 self.fail(f"{key} needs at least one value", key)
-        found = {key: tuple(self.known.list_of(values, key)) for key, values in variants.items()}
-        runs = 1
-        for key, values in found.items():
             runs *= len(values)
             if runs > VARIANTS_MAX:
                 self.fail(f"there are more than {VARIANTS_MAX:,} combinations (leave values out, or write several files)", key)
-        return found
+        return variants
 
     # --- a step -------------------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,6 @@ from blocklife.testing.scenarios._format import (
     ScenarioStep,
     parse_scenario,
     read_scenario,
-    write_scenario,
 )
 from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._kinds import Value, plain
@@ -51,13 +50,11 @@ __all__ = [
     "DriverError",
     "Outcome",
     "Scenario",
-    "ScenarioStep",
     "ScenarioVerdict",
     "driver_named",
     "parse_scenario",
     "read_scenario",
     "run_scenario",
-    "write_scenario",
 ]
 
 SEEN_IN_CLAIMS = "I6"
