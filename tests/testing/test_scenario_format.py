@@ -31,7 +31,7 @@ from blocklife.testing.scenarios._words import EXPECTATIONS, REQUIRED, verb, ver
 FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
 FILES = sorted(SHIPPED.glob("*.toml"))
 
-GOOD = Path(__file__).with_name("good_scenario.toml").read_text(encoding="utf-8")
+GOOD = Path(__file__).with_name("good_scenario.txt").read_text(encoding="utf-8")
 
 MALFORMED: dict[str, tuple[str, str, int, str]] = {
     "no TOML": ('title = "An example"', 'title = "An example', 2, "Illegal character"),
