@@ -84,7 +84,8 @@ def add_options(parser: Parser) -> None:
 
 
 def _add_words(parser: Parser) -> None:
-    from blocklife.testing.worlds._format import FAULT_DOCS, WORDS
+    from blocklife.testing.worlds._actions import FAULT_DOCS
+    from blocklife.testing.worlds._format import WORDS
 
     group = parser.add_argument_group(
         "the world", "defaults, unless the file or pinned world says otherwise, are in parentheses"

@@ -16,9 +16,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from blocklife.ledger import Plan
 from blocklife.offload import OffloadScheduler
-from blocklife.testing.exploring._machine import VERBS, MachineViolation, WorldMachine, machine_for
+from blocklife.testing.exploring._machine import MachineViolation, WorldMachine, machine_for
 from blocklife.testing.exploring._walk import LARGE, walk
 from blocklife.testing.worlds import _world as world_module
+from blocklife.testing.worlds._actions import ACTIONS, CLOSING
 from blocklife.testing.worlds._world import Faults, WorldSettings
 
 SEED = 7
@@ -58,7 +59,7 @@ def test_machine_finds_a_planted_bug_and_tells_its_story(monkeypatch: pytest.Mon
 
 def test_machine_finds_what_never_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of every example is judged, too."""
-    monkeypatch.setattr(world_module, "_CLOSING", world_module._CLOSING - {"step"})
+    monkeypatch.setattr(world_module, "CLOSING", CLOSING - {"step"})
     with pytest.raises(MachineViolation, match="drains: "):
         run(machine_for(SMALL), examples=20, steps=10)
 
@@ -68,7 +69,7 @@ def test_machine_has_a_rule_for_every_kind_of_action() -> None:
     taken = {verb for number in range(3) for verb in walk(LARGE, steps=400, seed=number, shorten=False).taken}
 
     assert {"step_failing", "echo", "prove", "regain_worker"} & taken
-    assert taken <= set(VERBS)
+    assert taken <= set(ACTIONS)
 
 
 def test_machines_of_two_worlds_share_nothing() -> None:

@@ -18,10 +18,11 @@ from blocklife.offload import Demote, Mode, OffloadScheduler
 from blocklife.testing.exploring._explore import Broken
 from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry, only_used, shrink, walk
 from blocklife.testing.worlds import _world as world_module
+from blocklife.testing.worlds._actions import CLOSING, NEW_SPACE
 from blocklife.testing.worlds._engine import USUAL_BELOW, Settings
 from blocklife.testing.worlds._pinned import WORLDS as PINNED
 from blocklife.testing.worlds._pinned import Pinned, pinned_world
-from blocklife.testing.worlds._world import NEW_SPACE, Action, Faults, World, WorldSettings
+from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 
 SEEDS = (11, 12)
 STEPS = 800
@@ -134,7 +135,7 @@ def test_finding_is_told_to_people_and_machines() -> None:
 
 def test_walk_finds_what_never_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where steps are no closing actions, who has come never goes, and one arrival shows it."""
-    monkeypatch.setattr(world_module, "_CLOSING", world_module._CLOSING - {"step"})
+    monkeypatch.setattr(world_module, "CLOSING", CLOSING - {"step"})
     found = walk(QUIET, steps=500, seed=SEEDS[0]).finding
 
     assert found is not None

@@ -35,9 +35,9 @@ from blocklife.offload.records import Hit, TailKeys
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
+from blocklife.testing.worlds._actions import FAULT_DOCS
 from blocklife.testing.worlds._engine import USUAL, Engine, Settings
 from blocklife.testing.worlds._format import (
-    FAULT_DOCS,
     PYTHON_IMPORTS,
     UNSAID,
     WORDS,
@@ -216,11 +216,6 @@ def test_world_is_read_as_it_is_written(pinned: Pinned) -> None:
     assert make_world(words_of(pinned.settings), "test") == pinned.settings
     assert names["found"] == pinned.settings
     assert said(pinned.settings).startswith("requests ")
-
-
-def test_every_fault_has_a_word() -> None:
-    """A new fault cannot be forgotten here."""
-    assert set(FAULT_DOCS) == {name for name, _ in Faults().items()}
 
 
 @pytest.mark.parametrize(

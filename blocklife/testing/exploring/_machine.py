@@ -21,34 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from blocklife.errors import MisuseError
 from blocklife.testing.exploring._explore import Broken
 from blocklife.testing.exploring._walk import KEEP, Guide, only_used, shrink, story_of
-from blocklife.testing.worlds._world import Action, State, World, WorldSettings
+from blocklife.testing.worlds._actions import ACTIONS, Action
+from blocklife.testing.worlds._world import State, World, WorldSettings
 
-VERBS = (
-    "arrive",
-    "step",
-    "step_failing",
-    "settle",
-    "settle_late",
-    "land",
-    "fail",
-    "hang",
-    "lose",
-    "repeat",
-    "echo",
-    "abort",
-    "preempt",
-    "lend",
-    "give_back",
-    "reset",
-    "drain",
-    "renew",
-    "sleep",
-    "wake",
-    "lose_worker",
-    "regain_worker",
-    "prove",
-)
-"""Every kind of action that a world has."""
 _MOST = 63
 
 
@@ -138,7 +113,7 @@ def machine_for(settings: WorldSettings) -> type[WorldMachine]:
         settings_of_world = settings
 
     Made.__name__ = Made.__qualname__ = WorldMachine.__name__
-    for verb in VERBS:
+    for verb in ACTIONS:
         setattr(Made, verb, _rule_of(verb))
     Made.TestCase.settings = hypothesis_settings(Made.TestCase.settings, deadline=None, print_blob=True)
     return Made

@@ -23,11 +23,12 @@ from blocklife.ledger import Direction, LedgerTransition
 from blocklife.ledger._ids import ID_MASK
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Broken, Counterexample
+from blocklife.testing.worlds._actions import ACTIONS, OF_ENTRIES, Action
 from blocklife.testing.worlds._cross_checks import CoreValue
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Landing, Orders, Pass
 from blocklife.testing.worlds._engine import Engine
 from blocklife.testing.worlds._store_below import WorldStore
-from blocklife.testing.worlds._world import OF_ENTRIES, Action, CoreStep, State, World, WorldSettings
+from blocklife.testing.worlds._world import CoreStep, State, World, WorldSettings
 
 
 @frozen
@@ -245,7 +246,7 @@ class _Said:
     slots: tuple[str, ...]
 
 
-class _Watched(World):
+class _RecordedWorld(World):
     """A world that records what its last step did. It memoizes no calls: each is made again, so that hooks hear it."""
 
     def __init__(self, settings: WorldSettings) -> None:
@@ -363,7 +364,7 @@ def retell(world: World, found: Counterexample[Action]) -> Story:
 
 def tell(settings: WorldSettings, actions: Sequence[Action], rule: str = "", message: str = "") -> Story:
     """The story of a path. It ends where a rule breaks; if none does, *rule* and *message* say what is wrong at the end."""
-    world = _Watched(settings)
+    world = _RecordedWorld(settings)
     size = settings.engine.blocks_per_chunk
     names = _StoryNames(list(range(settings.engine.num_blocks + 1)), list(range(settings.engine.num_slots)), size)
     copies: dict[int, Copy] = {}
@@ -411,13 +412,13 @@ def tell(settings: WorldSettings, actions: Sequence[Action], rule: str = "", mes
     )
 
 
-def _went_over(world: _Watched) -> bool:
+def _went_over(world: _RecordedWorld) -> bool:
     """Whether the last step was completed, so that messages about it use the names of the state after it."""
     seen = world.seen
     return world.judged is not None or (seen is not None and seen.problem is not None and world.counted(seen))
 
 
-def _at(world: _Watched, state: State) -> State:
+def _at(world: _RecordedWorld, state: State) -> State:
     """The ledger and the device at the point where the last step stopped."""
     if world.judged is not None:
         return state._replace(core=world.judged[0], device=world.judged[1])
@@ -425,7 +426,7 @@ def _at(world: _Watched, state: State) -> State:
     return state._replace(core=seen.core) if seen is not None and _went_over(world) else state
 
 
-def _at_the_end(world: _Watched, state: State) -> tuple[_Said, FrozenDevice]:
+def _at_the_end(world: _RecordedWorld, state: State) -> tuple[_Said, FrozenDevice]:
     """Ledger and device where a rule broke: after the step, or in the middle of it."""
     if world.judged is not None:
         return world.moment(_at(world, state))
@@ -436,7 +437,7 @@ def _at_the_end(world: _Watched, state: State) -> tuple[_Said, FrozenDevice]:
 
 
 def _happened(
-    world: _Watched, state: State, after: State | None, action: Action, names: _StoryNames, copies: dict[int, Copy]
+    world: _RecordedWorld, state: State, after: State | None, action: Action, names: _StoryNames, copies: dict[int, Copy]
 ) -> Happened:
     """One step, in the names of the state before it."""
     seen = world.seen
@@ -470,7 +471,7 @@ def _happened(
     return evolve(happened, sentence=_sentence(happened, world.settings, copies, oldest))
 
 
-def _landed(world: _Watched, state: State, after: State | None, named: Action, names: _StoryNames) -> tuple[Landing, ...]:
+def _landed(world: _RecordedWorld, state: State, after: State | None, named: Action, names: _StoryNames) -> tuple[Landing, ...]:
     """What landed on the device in this step."""
     if named.verb in ("land", "fail", "refuse"):
         return (Landing(named.job, named.worker, named.verb != "fail"),)
@@ -483,7 +484,7 @@ def _landed(world: _Watched, state: State, after: State | None, named: Action, n
     return names.landings(each._replace(job=old[each.job]) for each in fresh)
 
 
-def _changes(world: _Watched, names: _StoryNames) -> Iterator[Change]:
+def _changes(world: _RecordedWorld, names: _StoryNames) -> Iterator[Change]:
     """The states that each thing went through in the last call."""
     found: dict[tuple[str, str], list[str]] = {}
     for told in world.heard:
@@ -510,33 +511,6 @@ def _numbered(kind: str, numbers: Sequence[int]) -> str:
     return f"{kind}{plural} {', '.join(map(str, numbers))}"
 
 
-_PLAIN: Mapping[str, str] = {
-    "abort": "the client of request {0.request} disconnects",
-    "preempt": "request {0.request} is preempted",
-    "reset": "all content is forgotten at once",
-    "drain": "all content is forgotten, with no copy in flight",
-    "renew": "the weights change",
-    "sleep": "the device memory is given up",
-    "wake": "the device memory is back, empty",
-    "lose_worker": "worker {0.worker} is lost, with its memory",
-    "regain_worker": "worker {0.worker} is back, empty",
-    "lend": "a second owner begins to read what is final of request {0.request}",
-    "give_back": "the second owner is done with what it has read of request {0.request}",
-    "hang": "on worker {0.worker} {1} hangs: it will never land",
-    "land": "on worker {0.worker} {1} lands",
-    "fail": "on worker {0.worker} {1} fails, and its target is garbage",
-    "lose": "the report of worker {0.worker} on job {0.job} is lost",
-    "repeat": "the report of worker {0.worker} on job {0.job} will come a second time",
-    "echo": "the report of worker {0.worker} on job {0.job} comes a second time",
-    "refuse": "of worker {0.worker} the store below takes nothing: {1} lands without effect",
-    "vanish": "the store below loses what it has of {1} from worker {0.worker}",
-    "answer_hit": "the store below says that it has {1}",
-    "answer_miss": "the store below says that it does not have {1}",
-    "down": "the store below goes down",
-    "up": "the store below is up again",
-}
-
-
 def _sentence(step: Happened, settings: WorldSettings, copies: Mapping[int, Copy], oldest: int) -> str:
     """A step in plain words."""
     named = step.named
@@ -555,8 +529,8 @@ def _sentence(step: Happened, settings: WorldSettings, copies: Mapping[int, Copy
     if named.verb in OF_ENTRIES:
         space, group, key = WorldStore(settings).names[named.job]
         where = f" of space {space.decode()!r}" if space else ""
-        return _PLAIN[named.verb].format(named, f"{key.decode()} in group {group}{where}")
-    return _PLAIN[named.verb].format(named, copies.get(named.job, ""))
+        return ACTIONS[named.verb].says.format(named, f"{key.decode()} in group {group}{where}")
+    return ACTIONS[named.verb].says.format(named, copies.get(named.job, ""))
 
 
 def _planned(step: Happened, copies: Mapping[int, Copy]) -> Iterator[str]:

@@ -22,16 +22,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from attrs import define, evolve, field, fields, frozen
+from attrs import define, evolve, field, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload import LastStep
 from blocklife.testing.exploring._explore import Broken, Counterexample, Kind, Property
 from blocklife.testing.exploring._story import Story, tell
+from blocklife.testing.worlds._actions import ACTIONS, FAULT_DOCS, NEW_SPACE, SPENDS, Action, Acts, Faults, faults_with
 from blocklife.testing.worlds._engine import USUAL, Settings
 from blocklife.testing.worlds._format import words_of
-from blocklife.testing.worlds._settings import OF_STORE, rooms
-from blocklife.testing.worlds._world import NEW_SPACE, Action, Faults, Script, State, World, WorldSettings
+from blocklife.testing.worlds._settings import rooms
+from blocklife.testing.worlds._world import Script, State, World, WorldSettings
 
 KEEP = 30_000
 """Values and steps that a world may remember before the walk moves to a new one."""
@@ -62,7 +63,7 @@ LARGE = WorldSettings(
         policies=evolve(USUAL, last_step=LastStep.DRAIN),
     ),
     requests=("abcd.ef", "abcd.eg", "abc.d", "ab.cd", "xyz.ab", "xy.z"),
-    faults=Faults(**dict.fromkeys((each.name for each in fields(Faults) if each.name not in {*OF_STORE, "lend"}), 2)),
+    faults=Faults(**dict.fromkeys(FAULT_DOCS.keys() - faults_with(Acts.OF_STORE) - {"lend"}, 2)),
 )
 """A world too large to enumerate: a hybrid model, chunks of two, two workers, plans made ahead, and every fault that needs no
 store below, and no second owner, beside whom nothing can be forgotten."""
@@ -220,16 +221,12 @@ def only_used(settings: WorldSettings, actions: Sequence[Action]) -> WorldSettin
         if each.name in came or (below and each.text not in texts):
             requests.append(each)
             texts.add(each.text)
-    spent = Counter(_FAULT_OF.get(each.verb, "") for each in actions)
+    spent = Counter(SPENDS.get(each.verb, "") for each in actions)
     times = {name: full if below and name in NEW_SPACE else spent[name] for name, full in settings.faults.items()}
     if settings.timed and not times["hang"] and not times["lose"]:
         # these two decide whether deadlines pass
         times["hang" if settings.faults.hang else "lose"] = 1
     return evolve(settings, requests=requests or settings.requests[:1], faults=Faults(**times))
-
-
-_FAULT_OF = {each.name: each.name for each in fields(Faults)} | {"step_failing": "fail"}
-"""The fault budget that an action uses up."""
 
 
 # --- taking a path ----------------------------------------------------------------------------------------------------------
@@ -300,23 +297,11 @@ class Guide:
 
 def _urgency(action: Action, turn: int) -> int:
     """The order of closing actions: those that happen by themselves, then settling (in time, and late), then a step."""
-    order = (
-        "land",
-        "echo",
-        "answer_hit",
-        "answer_miss",
-        "up",
-        "regain_worker",
-        "wake",
-        "give_back",
-        "prove",
-        "settle",
-        "settle_late",
-        "step",
-    )
-    if action.verb == "settle_late" and turn % 3 == 0:
-        return order.index("settle") - 1
-    return order.index(action.verb)
+    verb = action.verb
+    return _ORDER["settle"] - 1 if verb == "settle_late" and turn % 3 == 0 else _ORDER[verb]
+
+
+_ORDER = {verb: at for at, verb in enumerate(ACTIONS)}
 
 
 def story_of(settings: WorldSettings, actions: Sequence[Action], rule: str, message: str) -> Story:
@@ -369,17 +354,11 @@ def shrink(
 
 def _enough(settings: WorldSettings, actions: Sequence[Action]) -> Faults:
     """Settings with at least as many faults as a path needs."""
-    spent = Counter(_FAULT_OF.get(each.verb, "") for each in actions)
+    spent = Counter(SPENDS.get(each.verb, "") for each in actions)
     return Faults(**{name: max(times, spent[name]) for name, times in settings.faults.items()})
 
 
 # --- the walk ---------------------------------------------------------------------------------------------------------------
-
-_UPHEAVALS = frozenset(
-    {"abort", "preempt", "reset", "drain", "renew", "sleep", "lose_worker", "lend", "fail", "hang", "lose", "repeat"}
-    | {"vanish", "refuse", "down"}
-)
-"""Actions that would keep a world from getting far if they were as frequent as the others."""
 
 
 @define(eq=False)
@@ -448,7 +427,7 @@ class _Walker:
         for verb in kinds.keys() - likes.keys():
             # by name, so that it does not depend on when the kind first becomes possible
             liked = random.Random(f"{self.seed}/{self.legs}/{verb}").choice((0.0, 0.2, 1.0, 1.0, 3.0))
-            likes[verb] = liked * (0.1 if verb in _UPHEAVALS else 1.0)
+            likes[verb] = liked * (0.1 if verb in FAULT_DOCS else 1.0)  # a world with frequent faults would not get far
         weights = [likes[verb] for verb in kinds]
         chosen = rnd.choices(list(kinds), weights)[0] if any(weights) else rnd.choice(list(kinds))
         return rnd.choice(kinds[chosen])

@@ -19,6 +19,7 @@ from blocklife.files import parse_toml, read_text
 from blocklife.offload import BelowPolicies, Demote, Policies
 from blocklife.offload._fields import Knob, Plain, knobs, usual, written
 from blocklife.offload._fields import said as as_said
+from blocklife.testing.worlds._actions import FAULT_DOCS
 from blocklife.testing.worlds._engine import FOREVER, USUAL, USUAL_BELOW, Settings
 from blocklife.testing.worlds._world import Faults, Script, WorldSettings
 
@@ -103,25 +104,6 @@ WORDS = tuple(_words())
 
 REQUESTS, FAULTS = "requests", "faults"
 """The two keys that are no choices of the engine."""
-
-FAULT_DOCS: Mapping[str, str] = {
-    "fail": "a copy fails on one worker",
-    "hang": "a copy never lands; deadlines pass",
-    "lose": "a report is lost; deadlines pass",
-    "repeat": "a report comes twice",
-    "abort": "a client disconnects",
-    "preempt": "a request is preempted although there is room",
-    "reset": "all content is forgotten at once",
-    "drain": "all content is forgotten when no copy is in flight",
-    "renew": "the weights change",
-    "sleep": "the device memory is given up for a while",
-    "lose_worker": "a worker is lost, and comes back empty",
-    "lend": "a second owner reads what is final of a request, until it gives it back",
-    "vanish": "the store below loses one worker's part of some content",
-    "refuse": "the store below takes nothing of a copy from one worker",
-    "down": "the store below is down for a while",
-}
-"""The faults, with what each means."""
 
 _BY_NAME = {each.name: each for each in WORDS}
 

@@ -5,69 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from string import ascii_lowercase
 
-from attrs import field, fields, frozen
+from attrs import field, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload import Demote, FullAttention, LocalAttention, Mamba, Mode
 from blocklife.offload._groups import Group
+from blocklife.testing.worlds._actions import FAULT_DOCS, Acts, Faults, faults_with
 from blocklife.testing.worlds._engine import Settings
 
-
-@frozen(kw_only=True)
-class Faults:
-    """How often each fault may happen; 0: never."""
-
-    fail: int = 0
-    """A copy fails on one worker."""
-    hang: int = 0
-    """A copy never lands; deadlines pass, and the engine may prove the device quiet."""
-    lose: int = 0
-    """A report is lost; deadlines pass, as with *hang*."""
-    repeat: int = 0
-    """A report comes a second time, at any later time."""
-    abort: int = 0
-    """A client disconnects."""
-    preempt: int = 0
-    """A request is preempted although there is room."""
-    reset: int = 0
-    """All content is forgotten at once."""
-    drain: int = 0
-    """All content is forgotten when no copy is in flight."""
-    renew: int = 0
-    """The weights change."""
-    sleep: int = 0
-    """The device memory is given up for a while."""
-    lose_worker: int = 0
-    """A worker is lost, and comes back empty."""
-    lend: int = 0
-    """A second owner reads what is final of a request, until it gives it back."""
-    vanish: int = 0
-    """The store below loses one worker's part of some content."""
-    refuse: int = 0
-    """The store below takes nothing of a copy from one worker."""
-    down: int = 0
-    """The store below does not answer for a while; every question is a miss."""
-
-    def __attrs_post_init__(self) -> None:
-        for name, times in self.items():
-            if type(times) is not int or times < 0:
-                raise MisuseError(f"faults: {name} must be a whole number of at least 0, not {times!r}")
-
-    def items(self) -> list[tuple[str, int]]:
-        """Every kind with its number."""
-        return [(each.name, getattr(self, each.name)) for each in fields(Faults)]
-
-
-_FORGET = ("reset", "drain", "renew", "lose_worker", "sleep")
-"""Faults after which no content can be found on the device."""
-OF_STORE = frozenset({"vanish", "refuse", "down"})
-"""Faults of the store below."""
-_HARMLESS = frozenset({"abort", "repeat"})
-"""Faults that never make a request recompute anything."""
-_NEVER_RESUME = _HARMLESS | {"fail", "hang", "lose"}
-"""Faults that take nothing from a running request."""
-_LOSES_NOTHING = _HARMLESS | {"preempt", "lend"}
-"""Faults that lose no content."""
+_SPARE, _KEEP = faults_with(Acts.SPARES), faults_with(Acts.KEEPS)
 
 
 @frozen
@@ -143,12 +89,14 @@ class WorldSettings:
     def __attrs_post_init__(self) -> None:
         if self.faults.lose_worker and self.engine.num_workers < 2:
             raise MisuseError("faults: a worker can be lost only where there are two (num_workers)")
-        if self.faults.lend and any(getattr(self.faults, name) for name in _FORGET):
+        kinds = self.faults.kinds
+        if self.faults.lend and kinds & faults_with(Acts.FORGETS):
             raise MisuseError("faults: nothing can be forgotten while a second owner reads it (leave out lend, or the others)")
-        if self.engine.below is None and any(getattr(self.faults, name) for name in OF_STORE):
-            raise MisuseError(f"faults: {', '.join(sorted(OF_STORE))}: there is no store below to have them (below)")
-        again = len(self.requests) > 1 or any(times for name, times in self.faults.items() if name not in _HARMLESS)
-        resumes = [name for name, times in self.faults.items() if times and name not in _NEVER_RESUME]
+        of_store = faults_with(Acts.OF_STORE)
+        if self.engine.below is None and kinds & of_store:
+            raise MisuseError(f"faults: {', '.join(sorted(of_store))}: there is no store below to have them (below)")
+        again = len(self.requests) > 1 or not kinds <= _SPARE & _KEEP
+        resumes = [name for name in FAULT_DOCS if name in kinds - _SPARE]
         if _nobody_gives_way(self.engine) and resumes:
             raise MisuseError(
                 f"faults: no request of a drafter may resume, as after {resumes[0]}: others share what it rewrites"
@@ -163,9 +111,9 @@ class WorldSettings:
     @property
     def roomy(self) -> bool:
         """Whether there is a slot for everything that can be computed, and no fault that loses content."""
-        faults, policies = {name for name, times in self.faults.items() if times}, self.engine.policies
+        policies = self.engine.policies
         stored = policies.mode is Mode.EAGER and not policies.prompt_only
-        if not stored or policies.max_load_tokens is not None or not faults <= _LOSES_NOTHING:
+        if not stored or policies.max_load_tokens is not None or not self.faults.kinds <= _KEEP:
             return False
         chunks = [tokens * self.engine.blocks_per_chunk for tokens in self.engine.geometry.block_tokens]
         needed = sum(len(script.text) // each for script in self.requests for each in chunks)
@@ -176,8 +124,8 @@ class WorldSettings:
     @property
     def keeps_below(self) -> bool:
         """Whether everything that the host tier has goes to the store below, and nothing can keep it from there."""
-        faults = {name for name, times in self.faults.items() if times}
-        return self.engine.below is not None and self.engine.below.demote is Demote.EAGER and faults <= _LOSES_NOTHING
+        below = self.engine.below
+        return below is not None and below.demote is Demote.EAGER and self.faults.kinds <= _KEEP
 
     @property
     def timed(self) -> bool:

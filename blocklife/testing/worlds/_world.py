@@ -24,7 +24,7 @@ from itertools import chain
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
-from attrs import define, evolve, fields
+from attrs import define, evolve
 
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Direction, JobId, Jobs
@@ -34,6 +34,9 @@ from blocklife.offload import Demote
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import ADMITTED, Request
 from blocklife.testing.exploring._explore import Broken, Kind, Property
+from blocklife.testing.worlds._actions import CLOSING, FAULT_DOCS, NEW_SPACE, SPENDS, Acts, verbs_with
+from blocklife.testing.worlds._actions import Action as Action
+from blocklife.testing.worlds._actions import Faults as Faults
 from blocklife.testing.worlds._cross_checks import (
     BELOW,
     KEPT,
@@ -59,36 +62,16 @@ from blocklife.testing.worlds._device import Device, DeviceFault, DeviceMemo, Fr
 from blocklife.testing.worlds._device import DeviceNames as DeviceNames
 from blocklife.testing.worlds._engine import LONG_OVER, Engine
 from blocklife.testing.worlds._row_counts import RowCounts
-from blocklife.testing.worlds._settings import Faults as Faults
 from blocklife.testing.worlds._settings import Script as Script
 from blocklife.testing.worlds._settings import WorldSettings as WorldSettings
 from blocklife.testing.worlds._store_below import WorldStore
 
-_FAULT = {each.name: number for number, each in enumerate(fields(Faults))}
+_FAULT = {name: number for number, name in enumerate(FAULT_DOCS)}
 _FAIL, _HANG, _REFUSE = _FAULT["fail"], _FAULT["hang"], _FAULT["refuse"]
-
-
-class Action(NamedTuple):
-    """What happens next: a verb and its object."""
-
-    verb: str
-    request: str = ""
-    job: int = 0
-    worker: int = 0
-
-    def __str__(self) -> str:
-        if self.request:
-            return f"{self.verb} {self.request}"
-        if self.verb in OF_ENTRIES:
-            return f"{self.verb} entry {self.job}" + (f"@{self.worker}" if self.verb == "vanish" else "")
-        if self.job:
-            return f"{self.verb} {self.job}@{self.worker}"
-        return f"{self.verb} {self.worker}" if self.verb in ("lose_worker", "regain_worker") else self.verb
-
-
+_OF_COPIES, _OF_REPORTS, _FORGETS, _FORGETS_HOST, _PASSING = map(
+    verbs_with, (Acts.OF_COPY, Acts.OF_REPORT, Acts.FORGETS, Acts.FORGETS_HOST, Acts.PASSES)
+)
 _FOUND, _LACKING = "answer_hit", "answer_miss"
-OF_ENTRIES = frozenset({_FOUND, _LACKING, "vanish"})
-"""Actions that have the number of an entry of the store below in place of a job."""
 _STEP, _STEP_FAILING, _SETTLE, _SETTLE_LATE = map(Action, ("step", "step_failing", "settle", "settle_late"))
 
 
@@ -139,17 +122,6 @@ _CoreCall: TypeAlias = tuple[int, Action, tuple[Landing, ...], tuple[tuple[int, 
 _NOBODY: frozenset[int] = frozenset()
 NO_MESSAGE = -1
 """The message number of a call that has failed, of which the device is told nothing."""
-_FORGETS = frozenset({"reset", "drain", "renew", "lose_worker", "regain_worker", "sleep"})
-"""After these, no content can be found on the device, and (except after the last) none in the host tier."""
-NEW_SPACE = frozenset({"reset", "drain", "renew"})
-"""After these, none can be found in the store below."""
-_OF_COPIES, _OF_REPORTS = frozenset({"land", "fail", "hang", "refuse"}), frozenset({"lose", "repeat", "echo"})
-_CLOSING = frozenset(
-    {"step", "settle", "settle_late", "land", "prove", "wake", "regain_worker", "echo", "give_back", "up", _FOUND, _LACKING}
-)
-"""Actions that add no request and cause no fault."""
-_PASSING = frozenset({"step", "settle", "settle_late"})
-"""Actions that happen although no copy lands."""
 
 
 class World:
@@ -225,7 +197,7 @@ class World:
         """Everything drains; and, so that this is not vacuous, something is stored and all requests finish."""
         everybody = (1 << len(self.settings.requests)) - 1
         return (
-            Property("drains", Kind.LEADS_TO, "everybody ends and every copy lands", goal=self._drained, closing=_closing),
+            Property("drains", Kind.LEADS_TO, "everybody ends and every copy lands", goal=self._drained, closing=_closes),
             Property("stores", Kind.SOMETIMES, "something can be read in the host tier", goal=self._stored),
             Property(
                 "finishes",
@@ -244,7 +216,7 @@ class World:
             Kind.LEADS_TO,
             "whoever waits for the store below alone goes on, although no copy lands and no question is answered",
             goal=lambda state: not self._cores[state.core].waits_below_alone,
-            closing=_passing,
+            closing=_passes,
         )
         if self.settings.engine.below is None or self.settings.engine.below.demote is not Demote.NEVER:
             yield Property(
@@ -301,7 +273,7 @@ class World:
             return None  # it was refused
         if core.readable_blocks:
             return f"after {action.verb} block {core.readable_blocks[0][0]} can still be found"
-        if action.verb != "sleep" and core.readable_places:
+        if action.verb in _FORGETS_HOST and core.readable_places:
             return f"after {action.verb} host place {core.readable_places[0][0]} can still be found"
         if self._below is not None and core.saved.below is not None and action.verb in NEW_SPACE:
             found = self._below.found(self._devices.values[after.device], core.saved.below.space)
@@ -480,12 +452,7 @@ class World:
         yield from [Action("give_back", name) for name in core.hosts]
 
     def _upheavals(self, core: CoreValue, left: tuple[int, ...]) -> Iterator[Action]:
-        if left[_FAULT["reset"]]:
-            yield Action("reset")
-        if left[_FAULT["drain"]]:
-            yield Action("drain")
-        if left[_FAULT["renew"]]:
-            yield Action("renew")
+        yield from [Action(verb) for verb in ("reset", "drain", "renew") if left[_FAULT[verb]]]
         if left[_FAULT["sleep"]] and not core.asleep:
             yield Action("sleep")
         if core.asleep and not (core.plans_out or core.demotes or self._live_or_planned(core)):
@@ -505,10 +472,10 @@ class World:
     def _take(self, state: State, action: Action) -> State:
         core, device, env = state
         verb = action.verb
+        if verb in SPENDS:
+            env = self._spent(env, SPENDS[verb])
         if verb in _OF_COPIES:
             device, landed = self._device_step(device, action, lambda device: self._land(device, action))
-            if verb != "land":
-                env = self._spent(env, verb)
             if landed:
                 arrived, inbox, echoes, left, lost = env
                 env = Env(arrived, tuple(sorted(inbox + landed)) if inbox else landed, echoes, left, lost)
@@ -517,17 +484,11 @@ class World:
             return State(core, device, self._mislay(env, action))
         if verb == "vanish":
             device, _ = self._device_step(device, action, lambda device: self._vanish(device, action))
-            return State(core, device, self._spent(env, verb))
+            return State(core, device, env)
         if verb == "settle" or verb == "settle_late":
             return self._settle(state, action)
         step = self._core_step(core, _core_action(action), _kept(env))
-        if verb == "step":
-            return self._with_device(state, step, action, env)
-        if verb in _FAULT:
-            env = self._spent(env, verb)
-        elif verb == "step_failing":
-            env = self._spent(env, "fail")
-        elif verb == "arrive":
+        if verb == "arrive":
             number = next(at for at, script in enumerate(self.settings.requests) if script.name == action.request)
             env = env._replace(arrived=env.arrived | 1 << number)
         return self._with_device(state, step, action, env)
@@ -584,7 +545,6 @@ class World:
         )
         if action.verb == "echo":
             return env._replace(inbox=tuple(sorted((*env.inbox, found))), echoes=_without(env.echoes, found))
-        env = self._spent(env, action.verb)
         if action.verb == "repeat":
             return env._replace(echoes=tuple(sorted((*env.echoes, found))))
         return env._replace(inbox=_without(env.inbox, found))
@@ -789,20 +749,14 @@ class World:
                 engine.add(script.name, script.text, script.prompt)
             case "abort" | "preempt" | "lend" | "give_back":
                 engine.tell(action.verb, action.request)
-            case "reset":
-                scheduler.reset()
+            case "reset" | "sleep" | "wake":
+                getattr(scheduler, action.verb)()
+            case "lose_worker" | "regain_worker":
+                getattr(scheduler, action.verb)(action.worker)
             case "drain":
                 self._drain(engine, core)
             case "renew":
                 engine.renew(engine.weights + "x")
-            case "sleep":
-                scheduler.sleep()
-            case "wake":
-                scheduler.wake()
-            case "lose_worker":
-                scheduler.lose_worker(action.worker)
-            case "regain_worker":
-                scheduler.regain_worker(action.worker)
             case "down" | "up" if engine.index is not None:
                 engine.index.is_up = action.verb == "up"
             case "answer_hit" | "answer_miss" if engine.index is not None and self._below is not None:
@@ -867,11 +821,11 @@ def _told_again(landings: tuple[Landing, ...], jobs: Mapping[int, int]) -> tuple
     return tuple(sorted([each._replace(job=jobs.get(each.job, LONG_OVER)) for each in landings])) if landings else ()
 
 
-def _closing(action: Action) -> bool:
-    return action.verb in _CLOSING
+def _closes(action: Action) -> bool:
+    return action.verb in CLOSING
 
 
-def _passing(action: Action) -> bool:
+def _passes(action: Action) -> bool:
     return action.verb in _PASSING
 
 
