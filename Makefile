@@ -28,7 +28,7 @@ ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
 LONG := tests/both_ways tests/offload/test_offload_walks.py \
-  $(addprefix tests/testing/test_,ledger_world.py machine.py mutants.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
+  tests/proof/test_mutants.py $(addprefix tests/testing/test_,ledger_world.py machine.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
   tests/testing/test_walk.py::test_walk_finds_nothing_in_a_pinned_world \
@@ -39,11 +39,11 @@ LONG := tests/both_ways tests/offload/test_offload_walks.py \
     a_missing_line_without_sizes_or_it_has_no_consequence) \
   $(addprefix tests/recording/test_lives.py::test_,lives_end_where_the_ledger_stands one_place_is_told_as_among_all) \
   tests/copiers/test_distributed.py::test_ranks_replay_under_torchrun \
-  $(addprefix tests/testing/test_promela.py::test_spin_counts_the_states_,that_the_explorer_counts of_the_other_worlds) \
+  $(addprefix tests/proof/test_promela.py::test_spin_counts_the_states_,that_the_explorer_counts of_the_other_worlds) \
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -105,12 +105,15 @@ explore: $(VENV)/.dev mutants  ## the deeper runs: large worlds, all mutants fro
 	@$(BIN)/blocklife check --walk 200000 --seed 1
 
 mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write specs/mutants.md
-	@$(BIN)/blocklife check --mutants --tests tests/caught.toml --page specs/mutants.md
+	@$(BIN)/python -m tests.proof.mutants --page specs/mutants.md
+
+promela: $(BIN)/python  ## print a small world of the ledger for SPIN (WORLD='deadlines,contract=hold')
+	@$(BIN)/python -m tests.proof.judges $(WORLD)
 
 source-mutants: $(VENV)/.dev  ## draw 300 small changes of the source, find the test that notices each, and write specs/source-mutants.md: an hour, and half of one where vLLM is
-	@nice -n 10 $(BIN)/python -m tests.source_mutants --seed 1 --count 300 --page specs/source-mutants.md $(ARGS)
+	@nice -n 10 $(BIN)/python -m tests.proof.source_mutants --seed 1 --count 300 --page specs/source-mutants.md $(ARGS)
 	@if $(BIN)/python -m tests.vllm.run --python 0.33.0 -c '' 2>/dev/null; then \
-	  nice -n 10 $(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.source_mutants --connector \
+	  nice -n 10 $(BIN)/python -m tests.vllm.run --python 0.33.0 -m tests.proof.source_mutants --connector \
 	    --seed 1 --count 130 --page specs/source-mutants.md $(ARGS); \
 	else echo 'what of the connector needs vLLM is not judged: vLLM 0.33.0 is not here (make vllm)'; fi
 

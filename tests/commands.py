@@ -47,7 +47,6 @@ CALLED = (
     Called("check --max-states 20", status=3, says="states"),
     Called("check --list", says="clients-fence"),
     Called("check --walk 50 --seed 1"),
-    Called("check --mutants no-such-mutant", status=2, says="mutant"),
     Called("scenario list", says="A01 (safety)"),
     Called("scenario list --methods", says="finish"),
     Called("scenario show A01", says='tests = "safety"'),
@@ -61,7 +60,6 @@ CALLED = (
     Called("draw all -o machines.html", needs="pygraphviz"),
     Called("draw slot -o slot.svg", needs="pygraphviz"),
     Called("draw slot -o slot.png", needs="pygraphviz"),
-    Called("spec --promela", says="proctype"),
     Called("spec --check", status=2, says="in a checkout"),
 )
 

@@ -26,7 +26,6 @@ COMMANDS = {
     "scenario run": ["scenario", "run", "{file}"],
     "scenario list": ["scenario", "list", "{file}"],
     "world": ["check", "{file}"],
-    "tests": ["check", "--mutants", "sleep", "--tests", "{file}"],
     "coverage": ["draw", "block", "--coverage", "{file}"],
     "mutants": ["draw", "block", "--mutants", "{file}"],
     "recording check": ["recording", "check", "{file}"],
@@ -38,10 +37,10 @@ COMMANDS = {
     "workload": ["replay", "{file}"],
 }
 """Every command that reads a file."""
-WHOLE = ("scenario run", "scenario list", "world", "tests", "coverage", "mutants")
+WHOLE = ("scenario run", "scenario list", "world", "coverage", "mutants")
 """Those that read it as a whole."""
-TOML = WHOLE[:4]
-JSON = WHOLE[4:]
+TOML = WHOLE[:3]
+JSON = WHOLE[3:4]
 
 
 def argv(command: str, file: Path | str, folder: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """`blocklife check`: every state of a small world, and what holds in all of them. Here: its options, and which world is meant.
 
-Another way to look at a world (long walks, mutants) is one more option here and one more function that takes its settings.
+Another way to look at a world (long walks, say) is one more option here and one more function that takes its settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ examples:
                                                     a hybrid model
   blocklife check world.toml --write DIR            on a violation: story, scenario, program and diagram
   blocklife check --walk 100000 --seed 7            a long walk through a world too large to enumerate
-  blocklife check --mutants                         every rule switched off in turn (takes a while); --mutants sleep: some
   blocklife check --json | jq .states               one JSON report
 exit status: 0 all holds, 1 something is violated, 2 bad input, 3 a bound was hit before the end, 130 after Ctrl-C
 """
@@ -61,20 +60,6 @@ def add_options(parser: Parser) -> None:
     )
     add("--walk", type=whole, metavar="STEPS", help="walk STEPS random steps instead; all work must finish after every leg")
     add("--seed", type=whole, metavar="N", help="seed of --walk (default 0)")
-    add(
-        "--mutants",
-        nargs="?",
-        const="",
-        metavar="PART",
-        help="switch off every guard, effect and cleanup step in turn (those with PART in their name); each must be noticed",
-    )
-    add(
-        "--tests",
-        type=file,
-        metavar="FILE.toml",
-        help='the tests that find the remaining mutants, as rows "MUTANT" = "FILE.py::TEST"',
-    )
-    add("--page", type=file, metavar="FILE", help="write the table of all mutants to FILE")
     add("--all", action="store_true", help="go on after the first counterexample, and find one of each property")
     add(
         "--write", type=file, metavar="DIR", help="on a violation, write story.txt and counterexample.toml, .py and .mmd to DIR"
@@ -110,20 +95,14 @@ def _add_words(parser: Parser) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from blocklife.cli._built import examine
-    from blocklife.cli._exploring import explore_world
-    from blocklife.cli._hunting import hunt, walk_in
+    from blocklife.cli._exploring import explore_world, walk_in
 
-    mode = "--list" if args.list else "--mutants" if args.mutants is not None else "--walk" if args.walk is not None else ""
+    mode = "--list" if args.list else "--walk" if args.walk is not None else ""
     for option in _given(args):
         if option != mode and option not in _GOES_WITH[mode]:
             raise MisuseError(f"{option} does not go with {mode or 'an exploration'} (leave one of them out)")
     if mode == "--list":
         return _list(as_json=args.json)
-    if mode == "--mutants":
-        if examine().compiled:
-            raise MisuseError("--mutants changes the core, which is compiled here (install blocklife with BLOCKLIFE_COMPILE=0)")
-        return hunt(args)
     if mode == "--walk":
         return walk_in(_asked_for(args), args)
     return explore_world(world_of(args), args)
@@ -133,7 +112,6 @@ _WORLD, _BOUNDS = "what describes a world", ("--max-states", "--max-depth", "--m
 _GOES_WITH: Mapping[str, frozenset[str]] = {
     "": frozenset({_WORLD, "--all", "--write", "--processes", *_BOUNDS}),
     "--walk": frozenset({_WORLD, "--seed", "--write"}),
-    "--mutants": frozenset({"--tests", "--page"}),
     "--list": frozenset(),
 }
 """Which options each way of looking at worlds takes besides `--json`; the others would be passed over in silence."""
@@ -142,7 +120,7 @@ _GOES_WITH: Mapping[str, frozenset[str]] = {
 def _given(args: argparse.Namespace) -> list[str]:
     """The options that were given."""
     found = [_WORLD] if args.file or args.world or _words_given(args) else []
-    for option in ("--list", "--mutants", "--walk", "--seed", "--tests", "--page", "--all", "--write", "--processes", *_BOUNDS):
+    for option in ("--list", "--walk", "--seed", "--all", "--write", "--processes", *_BOUNDS):
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None and value is not False:
             found.append(option)

@@ -276,7 +276,7 @@ def add_overlays(parser: Parser) -> None:
         "--mutants",
         type=file,
         metavar="FILE",
-        help="show which guards tests miss when switched off, from check --mutants (JSON or page)",
+        help="show which guards tests miss when switched off, from specs/mutants.md",
     )
 
 

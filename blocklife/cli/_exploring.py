@@ -1,4 +1,4 @@
-"""`blocklife check`, the search itself: explore one world, and say what was found."""
+"""`blocklife check`, the search itself: explore one world, or walk through it at random, and say what was found."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from blocklife.cli._common import (
     WRONG,
     Occasional,
     check_writable,
+    complain,
     on_terminal,
     refuse_overwriting,
     stopping,
@@ -132,6 +133,47 @@ def _columns() -> list[str | ProgressColumn]:
 
     counts = "{task.fields[states]:,} states, {task.fields[edges]:,} edges, depth {task.fields[depth]}"
     return [TextColumn("check"), SpinnerColumn(), TextColumn(counts), TimeElapsedColumn()]
+
+
+# --- a walk -----------------------------------------------------------------------------------------------------------------
+
+
+def walk_in(settings: WorldSettings, args: argparse.Namespace) -> int:
+    """Walk through a world at random, and print what was met."""
+    from blocklife.testing.exploring._walk import walk
+
+    if args.walk < 1:
+        raise MisuseError(f"--walk must be at least 1 step, not {args.walk}")
+    folder = folder_for(args.write, args.file)
+    with stopping() as stop, _steps(args.walk) as progress:
+        walked = walk(settings, steps=args.walk, seed=args.seed or 0, progress=progress, stop=stop)
+    print(json.dumps(walked.record()) if args.json else "\n".join(walked.lines()))
+    if walked.finding is not None and folder is not None:
+        files, notes = write_story(walked.finding.story(), folder)
+        if not args.json:
+            print("\n".join([*(f"wrote {name}" for name in files), *notes]))
+        for note in notes if args.json else ():  # the report is out already
+            complain(note)
+    return WRONG if walked.finding else INTERRUPTED if walked.interrupted else OK
+
+
+@contextlib.contextmanager
+def _steps(total: int) -> Iterator[Callable[[int, int, int], None]]:
+    with on_terminal(_steps_columns) as bar:
+        if bar is None:
+            line = Occasional("walk")
+            yield lambda steps, legs, states: line(lambda: f"{steps:,} of {total:,} steps, {legs:,} legs, {states:,} states")
+            return
+        task = bar.add_task("", total=total, said="")
+        yield lambda steps, legs, states: bar.update(
+            task, completed=steps, said=f"{steps:,} steps, {legs:,} legs, {states:,} states"
+        )
+
+
+def _steps_columns() -> list[str | ProgressColumn]:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+    return [TextColumn("walk"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn()]
 
 
 # --- counterexamples --------------------------------------------------------------------------------------------------------

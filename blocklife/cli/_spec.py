@@ -1,4 +1,4 @@
-"""`blocklife spec`: the generated parts of specs/, and the same rules for other judges."""
+"""`blocklife spec`: the generated parts of specs/."""
 
 from __future__ import annotations
 
@@ -14,39 +14,23 @@ _SPEC_EXAMPLES = """\
 examples:
   blocklife spec --check            is every generated part of specs/ up to date?
   blocklife spec --write            write the stale ones
-  blocklife spec --promela > world.pml
-                                    a small world of the ledger, for SPIN
 """
-
-
-SMALLEST = "smallest"
 
 
 def add_options(parser: Parser) -> None:
     """Its options."""
     parser.describe(
-        "The tables and drawings in specs/ are generated from the machines; Python is the source. The same tables "
-        "can be printed as a model for SPIN (Promela).",
+        "The tables and drawings in specs/ are generated from the machines; Python is the source.",
         _SPEC_EXAMPLES,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="name stale parts, and exit 1 if there are any")
     what.add_argument("--write", action="store_true", help="rewrite stale parts")
-    what.add_argument("--promela", action="store_true", help="print a world of the ledger for SPIN")
-    parser.add_argument(
-        "--world",
-        metavar="WORLD",
-        help=f"for --promela: a name, sizes like blocks=2,contract=hold, or both (default {SMALLEST})",
-    )
     parser.add_argument("--root", default="specs", metavar="DIR", help="(default specs)")
     parser.set_defaults(run=_spec)
 
 
 def _spec(args: argparse.Namespace) -> int:
-    if args.promela:
-        return _print_model(args)
-    if args.world is not None:
-        raise MisuseError(f"--world {args.world}: it goes with --promela")
     from blocklife.drawing._spec import stale, write
 
     root = Path(args.root)
@@ -84,11 +68,3 @@ def parts() -> dict[str, str]:
         "worlds.pinned": worlds_table(),
     }
     return generated({name: "".join(f"{line}\n" for line in made) for name, made in lines.items()})
-
-
-def _print_model(args: argparse.Namespace) -> int:
-    from blocklife.testing.judges._model import ModelSettings
-    from blocklife.testing.judges._promela import promela
-
-    print(promela(ModelSettings.parse(SMALLEST if args.world is None else args.world)), end="")
-    return OK

@@ -9,7 +9,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from blocklife.recording._statistics import Dwell, MachineStatistics, RunStatist
 from blocklife.states import MACHINES
 
 _CARETAKER = "run the tests again"
-_JUDGE = "write it anew: blocklife check --mutants --json"
+_JUDGE = "write it anew: make mutants"
 
 
 def check_machine(name: str, what: str) -> Table:
@@ -217,41 +216,18 @@ class Judged:
 
 @frozen
 class JudgedMutants:
-    """The results of ``blocklife check --mutants``, from its JSON or its page."""
+    """What specs/mutants.md says."""
 
     name: str
     mutants: Sequence[Judged]
 
 
 def read_mutants(path: str) -> JudgedMutants:
-    """Read mutant results, as JSON or from the page; `MisuseError` if the file is neither."""
-    text = read_text(path)
-    try:
-        said = parse_json(text)
-    except ValueError:
-        judged = list(_from_page(text))
-    else:
-        judged = _from_json(path, said)
+    """Read the page of mutants; `MisuseError` if the file is something else."""
+    judged = list(_from_page(read_text(path)))
     if not judged:
-        raise MisuseError(f"{path}: it has no mutants (write one with blocklife check --mutants --json)")
+        raise MisuseError(f"{path}: it has no mutants ({_JUDGE})")
     return JudgedMutants(path, judged)
-
-
-def _from_json(path: str, said: object) -> list[Judged]:
-    found = []
-    for each in said if isinstance(said, list) else ():
-        record = each if isinstance(each, dict) else {}
-        mutant, fate, world, rule = (_word(record, key) for key in ("mutant", "fate", "world", "rule"))
-        steps = record.get("length")
-        if not mutant or not fate or type(steps) is not int:
-            raise MisuseError(f"{path}: {json.dumps(each)[:60]} is no judged mutant ({_JUDGE})")
-        found.append(Judged(mutant, steps, f"{world} ({rule})") if fate == "found" else Judged(mutant, fate=fate))
-    return found
-
-
-def _word(record: Mapping[str, object], key: str) -> str:
-    value = record.get(key)
-    return value if isinstance(value, str) else ""
 
 
 def _from_page(text: str) -> Iterator[Judged]:

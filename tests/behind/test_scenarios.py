@@ -19,8 +19,8 @@ from tests.behind import engine_here
 
 ENGINE = engine_here() or ""
 MODULE, NAME = {
-    "vllm": ("blocklife.testing.vllm._driver", "VllmDriver"),
-    "sglang": ("tests.sglang.scenario_driver", "SglangDriver"),
+    "vllm": ("tests.proof.drivers.vllm.driver", "VllmDriver"),
+    "sglang": ("tests.proof.drivers.sglang", "SglangDriver"),
 }[ENGINE]
 RELEASE: str = import_module(f"tests.{ENGINE}.engine").RELEASE
 DATA = tomllib.loads(Path(__file__).parents[1].joinpath(ENGINE, "scenarios.toml").read_text(encoding="utf-8"))

@@ -51,7 +51,7 @@ from blocklife.states import (
     states_before,
     states_with,
 )
-from blocklife.testing.judges._model import PLAIN
+from blocklife.testing.worlds._ledger_settings import PLAIN
 from tests.worlds import places_for, world_key
 
 DEADLINE = 20.0

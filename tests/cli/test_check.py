@@ -20,20 +20,18 @@ from pathlib import Path
 
 import pytest
 
-from blocklife.cli import _built as built
 from blocklife.cli import _common as common
 from blocklife.cli import _exploring as exploring
 from blocklife.errors import MisuseError
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
-from blocklife.testing.mutants import _judging as judging
-from blocklife.testing.mutants._planting import all_mutants, planted
 from blocklife.testing.worlds._cross_checks import RULES
 from blocklife.testing.worlds._pinned import WORLDS, pinned_world
 from blocklife.testing.worlds._world import Action, State, World
 from tests.cli.test_cli import COMMAND, ROOT, Capture, call, on_terminal, refused
 from tests.interrupts import interruptible
 from tests.programs import HANGS_S
+from tests.proof.mutants.planting import all_mutants, planted
 
 SEED = next(each for each in all_mutants() if each.name.startswith("S1: "))
 """A bug of the scheduler that every world with pressure on its blocks finds."""
@@ -283,34 +281,6 @@ def test_check_tells_what_it_found_although_it_cannot_write(
     (one,) = report["counterexamples"]
     assert one["story"] in out
     assert (one["files"], len(one["notes"])) == ([], 4)
-
-
-def test_mutants_are_refused_where_the_core_is_compiled(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They change functions of the core, which can only be done to a source."""
-    compiled = built.InstalledCore((built.Module("ledger.core", compiled=True, stale=False),), "Cython 9")
-    monkeypatch.setattr(built, "examine", lambda: compiled)
-
-    assert "--mutants changes the core, which is compiled here" in refused(capsys, "check", "--mutants")
-
-
-@pytest.mark.interpreted
-@pytest.mark.parametrize(
-    ("page", "message"),
-    [
-        ("no/such/folder.md", "no/such/folder.md: No such file or directory"),
-        (".", ".: Is a directory"),
-        ("-", "--page -: standard output takes the report (name a file)"),
-    ],
-)
-def test_mutants_are_not_judged_where_their_page_could_not_be_written(
-    page: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is said before minutes of work, and the folder stays as it is."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(judging, "judge_all", None)
-
-    assert message in refused(capsys, "check", "--mutants", "--page", page)
-    assert not list(tmp_path.iterdir())
 
 
 # --- violations -------------------------------------------------------------------------------------------------------------

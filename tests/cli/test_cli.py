@@ -160,7 +160,7 @@ def test_cli_runs_as_a_module() -> None:
         (["fly"], "invalid choice: 'fly'"),
         (["replay", "--wings", "2"], "unrecognized arguments: --wings"),
         (["workload", "eat"], "invalid choice: 'eat'"),
-        (["spec"], "--check --write --promela is required"),
+        (["spec"], "--check --write is required"),
         (["spec", "--check", "--write"], "not allowed with argument"),
         (["replay", "a", "b"], "unrecognized arguments: b"),
         (["replay", "--contract", "maybe"], "invalid choice: 'maybe'"),
@@ -286,7 +286,6 @@ def test_cli_refuses_a_file_that_cannot_be_written(tmp_path: Path, workload: Pat
         "draw block --recording FILE -o OUT",
         "draw block --coverage FILE -o OUT",
         "draw block --mutants FILE -o OUT",
-        "check --mutants --tests FILE --page OUT",
         "check FILE --write .",
     ],
 )
@@ -360,7 +359,6 @@ WRITERS = [
     "recording show RECORDING --block 1 -o OUT",
     "recording perfetto RECORDING -o OUT",
     "draw block -o OUT",
-    "check --mutants --page OUT",
 ]
 """Every command that writes a file of a given name."""
 NOWHERE = {
@@ -592,7 +590,7 @@ def test_cli_survives_a_reader_that_goes(pipe: str) -> None:
         "recording check -",
         "workload generate",
         "draw block",
-        "spec --promela",
+        "spec --check",
         "doctor",
     ],
 )

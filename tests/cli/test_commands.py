@@ -16,7 +16,6 @@ import pytest
 from blocklife.cli import COMMANDS, _common, main
 from blocklife.cli._common import Occasional, Parser
 from blocklife.errors import EXTRAS, to_install
-from blocklife.testing.mutants._judging import Judgement
 from tests.commands import CALLED, GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -107,20 +106,3 @@ def test_long_runs_tell_how_far_they_are(
     assert any(said in line for line in told.err.splitlines()), told.err
     assert all(line.startswith("blocklife: ") for line in told.err.splitlines())
     assert "blocklife: " not in told.out
-
-
-def test_mutants_say_at_once_that_they_have_begun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The worlds as they are come first, and take a while without a word."""
-    told: list[str] = []
-
-    def judge_all(*_: object, **__: object) -> list[Judgement]:
-        told.append(capsys.readouterr().err)
-        return []
-
-    monkeypatch.setattr("blocklife.testing.mutants._judging.judge_all", judge_all)
-    monkeypatch.setattr("blocklife.cli._check.examine", lambda: None, raising=False)
-    main(["check", "--mutants", "sleep"])
-
-    assert len(told) == 1
-    assert told[0].startswith("blocklife: mutants: ")
-    assert told[0].endswith(" to judge; first the worlds as they are\n")

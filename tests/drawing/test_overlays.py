@@ -14,6 +14,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -30,9 +31,9 @@ from blocklife.lifecycle import Lifecycle, edge
 from blocklife.recording import Recorder
 from blocklife.recording._statistics import RunStatistics, count_file
 from blocklife.states import MACHINES
-from blocklife.testing.mutants._judging import Fate, Judgement
-from blocklife.testing.mutants._table import page
 from blocklife.testing.plugin._coverage import Coverage
+from tests.proof.mutants.judging import Fate, Judgement
+from tests.proof.mutants.table import page
 from tests.worlds import in_flight, make_ledger, report
 
 
@@ -208,15 +209,9 @@ JUDGED = (
 )
 
 
-def as_json(path: Path) -> str:
-    """As `blocklife check --mutants --json` prints it."""
-    path.write_text(
-        json.dumps([
-            {"mutant": each.mutant, "kind": each.kind, "fate": each.fate.name.lower(), "world": each.world, "rule": each.rule,
-             "message": each.message, "actions": each.actions, "seconds": each.seconds, "length": each.length}
-            for each in JUDGED
-        ])
-    )  # fmt: skip
+def as_page(path: Path, tests: Mapping[str, str] = MappingProxyType({})) -> str:
+    """As `make mutants` writes it."""
+    path.write_text(page(JUDGED, tests))
     return str(path)
 
 
@@ -229,7 +224,7 @@ def row_of(source: str, event: str, target: str) -> int:
 
 def test_marks_of_mutants_tell_how_soon_each_guard_is_missed(tmp_path: Path) -> None:
     """A found mutant has its steps, the soonest the most weight; those that nothing finds sound the alarm."""
-    marks = marks_of_mutants(read_mutants(as_json(tmp_path / "mutants.json")), "job")
+    marks = marks_of_mutants(read_mutants(as_page(tmp_path / "mutants.md")), "job")
     done, again = marks.rows[row_of("IN_FLIGHT", "finish", "DONE")], marks.rows[row_of("IN_FLIGHT", "finish", "IN_FLIGHT")]
     alarmed = {row for row, mark in marks.rows.items() if mark.emphasis is Emphasis.ALARM}
 
@@ -247,11 +242,10 @@ def test_marks_of_mutants_tell_how_soon_each_guard_is_missed(tmp_path: Path) -> 
     assert not any("life-ends" in note for note in marks.notes)
 
 
-def test_marks_of_mutants_read_the_page_too(tmp_path: Path) -> None:
-    """There, tests that find a mutant are known too; what neither a world nor a test finds survives."""
-    path = tmp_path / "mutants.md"
-    path.write_text(page(JUDGED, {JUDGED[3].mutant: "tests/test_x.py::test_y[a|b]"}))
-    marks = marks_of_mutants(read_mutants(str(path)), "job")
+def test_marks_of_mutants_tell_which_a_test_finds(tmp_path: Path) -> None:
+    """Tests that find a mutant are known too; what neither a world nor a test finds survives."""
+    path = as_page(tmp_path / "mutants.md", {JUDGED[3].mutant: "tests/test_x.py::test_y[a|b]"})
+    marks = marks_of_mutants(read_mutants(path), "job")
 
     assert marks.rows[row_of("IN_FLIGHT", "finish", "DONE")].note == "9 steps"
     assert marks.rows[row_of("AWAITED", "finish", "AWAITED")].about == "without the guard, tests/test_x.py::test_y[a|b] fails"
@@ -273,10 +267,6 @@ def test_marks_of_our_own_mutants_have_every_guard() -> None:
     ("text", "message"),
     [
         ("# A page\n\n| a | b |\n", "it has no mutants"),
-        ("[]", "it has no mutants"),
-        ('{"mutant": "x"}', "it has no mutants"),
-        ('[{"mutant": "x"}]', "is no judged mutant"),
-        ("[7]", "7 is no judged mutant"),
         ("| `job.finish from A to B without more` | calm | I9 | 4 |\n", "is no guard of job"),
     ],
 )
@@ -391,14 +381,14 @@ def test_draw_lays_coverage_and_mutants_over(
     recorded: tuple[Path, Ledger], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both give a drawing with their title."""
-    cov, mutants = covered(tmp_path / "cov.json", recorded[1]), as_json(tmp_path / "mutants.json")
+    cov, mutants = covered(tmp_path / "cov.json", recorded[1]), as_page(tmp_path / "mutants.md")
     first = main(["draw", "job", "--coverage", cov, "--format", "svg"])
     second = main(["draw", "job", "--mutants", mutants, "--format", "svg"])
     told = capsys.readouterr().out
 
     assert (first, second) == (0, 0)
     assert "covered by cov.json" in told
-    assert "mutants of mutants.json" in told
+    assert "mutants of mutants.md" in told
 
 
 @pytest.mark.parametrize(
@@ -430,7 +420,7 @@ def test_draw_refuses_wrong_files_in_one_line(
     (tmp_path / "bad").write_text("{}")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     files = {name: str(tmp_path / name) for name in ("bad", "none", "binary")}
-    files |= {"run": str(recorded[0]), "cov": covered(tmp_path / "cov", recorded[1]), "mutants": as_json(tmp_path / "mutants")}
+    files |= {"run": str(recorded[0]), "cov": covered(tmp_path / "cov", recorded[1]), "mutants": as_page(tmp_path / "mutants")}
     given = [each.format_map(files) for each in arguments]
     target = tmp_path / "x.svg"
     try:

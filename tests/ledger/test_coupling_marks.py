@@ -20,7 +20,7 @@ from blocklife.errors import DefinitionError
 from blocklife.ledger import Completion, GroupTransfer, Jobs, Ledger, Result, Store
 from blocklife.ledger.jobs import Planned
 from blocklife.states import COUPLINGS, Coupling, Job
-from blocklife.testing.mutants._planting import effect_mutants, places_of, planted
+from tests.proof.mutants.planting import effect_mutants, places_of, planted
 from tests.worlds import behind_fence, in_flight, keys, make_ledger, ready, report, sealed, store
 
 MUTANTS = {each.name: each for each in effect_mutants()}

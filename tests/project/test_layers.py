@@ -47,9 +47,9 @@ ROOT_ROOM = "blocklife"
 """`__init__.py` and `__main__.py`: the front door, which may know what it shows."""
 
 ONLY_IN = {
-    "torch": ("copiers/", "engines/sglang/linker/", "engines/toy/_tensors.py", "engines/vllm/", "testing/vllm/"),
+    "torch": ("copiers/", "engines/sglang/linker/", "engines/toy/_tensors.py", "engines/vllm/"),
     "transitions": ("machines.py",),
-    "vllm": ("engines/vllm/", "testing/vllm/"),
+    "vllm": ("engines/vllm/",),
     "sglang": ("engines/sglang/",),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
@@ -267,7 +267,7 @@ def test_layers_see_every_file() -> None:
     assert {"errors.py", "lifecycle/_table.py", "states.py", "__init__.py"} <= read
 
 
-TORCH = "copiers/ and engines/sglang/linker/ and engines/toy/_tensors.py and engines/vllm/ and testing/vllm/"
+TORCH = "copiers/ and engines/sglang/linker/ and engines/toy/_tensors.py and engines/vllm/"
 
 BAD: dict[str, tuple[str, str, str]] = {
     "upwards": ("states.py", "from blocklife.ledger import records\n", "states.py:1: states must not know ledger"),
@@ -297,7 +297,7 @@ BAD: dict[str, tuple[str, str, str]] = {
         "from transitions.extensions import GraphMachine\n",
         "drawing/a.py:1: transitions is imported only in machines.py",
     ),
-    "vllm": ("engines/toy.py", "import vllm\n", "engines/toy.py:1: vllm is imported only in engines/vllm/ and testing/vllm/"),
+    "vllm": ("engines/toy.py", "import vllm\n", "engines/toy.py:1: vllm is imported only in engines/vllm/"),
     "clock": ("ledger/a.py", "from time import monotonic\n", "ledger/a.py:1: ledger is pure and must not import time"),
     "files": ("offload/a.py", "import os.path\n", "offload/a.py:1: offload is pure and must not import os"),
     "dice": (

@@ -123,8 +123,9 @@ from blocklife.ledger._snapshot import canonical_names
 from blocklife.ledger.invariants import check
 from blocklife.states import Block, BlockLife
 from blocklife.testing.exploring._explore import Verdict, explore
-from blocklife.testing.judges._promela import promela
-from blocklife.testing.worlds._ledger_world import LedgerSettings, LedgerWorld
+from tests.proof.judges.promela import promela
+from blocklife.testing.worlds._ledger_settings import LedgerSettings
+from blocklife.testing.worlds._ledger_world import LedgerWorld
 
 # the free count, the free list, and what is handed out
 ledger = Ledger(Limits(num_blocks=4, num_slots=1))

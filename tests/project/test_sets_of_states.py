@@ -4,8 +4,8 @@ Goal: whoever adds a state gives it its traits, and it is in every set that it b
 states is two or more members of one enum in a tuple, list or set, or in a chain of comparisons with the same thing;
 `Block.SEALED` counts as do its code, its name, and a name that this module or another one gave to one of these.
 
-Single states may be named, and dictionaries may say something of each. Not looked at: the model in `testing/judges/_verbs.py`,
-which is text in another language, and tests, which say what was agreed on.
+Single states may be named, and dictionaries may say something of each. Not looked at: tests, which say what was
+agreed on.
 """
 
 from __future__ import annotations

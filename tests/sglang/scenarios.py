@@ -59,9 +59,9 @@ def rows() -> list[Row]:
 
 def driver_of(name: str) -> Callable[[], Driver]:
     """The driver of this name."""
-    from tests.sglang import scenario_driver
+    from tests.proof.drivers import sglang
 
-    driver: Callable[[], Driver] = getattr(scenario_driver, name)
+    driver: Callable[[], Driver] = getattr(sglang, name)
     return driver
 
 
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write what was found into the page")
     arguments = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
-    from tests.sglang.scenario_driver import SglangDriver
+    from tests.proof.drivers.sglang import SglangDriver
 
     release = SglangDriver().version
     found = {}

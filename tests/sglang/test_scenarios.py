@@ -15,10 +15,10 @@ import pytest
 from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._driver import EngineSetup
 from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, parse_scenario, read_scenario, run_scenario
+from tests.proof.drivers.sglang import SglangDriver, SkewedSglangDriver
 from tests.sglang import scenarios
 from tests.sglang.engine import RELEASE
 from tests.sglang.planted import FAULTS
-from tests.sglang.scenario_driver import SglangDriver, SkewedSglangDriver
 from tests.sglang.scenario_ranks import ScenarioRank
 from tests.sglang.scenarios import FOLDER, NEWEST, Row, rows
 

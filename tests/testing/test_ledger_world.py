@@ -23,7 +23,9 @@ from blocklife.ledger import Completion, Ledger
 from blocklife.ledger._checks import Checks
 from blocklife.states import MACHINES, Slot, SlotLife
 from blocklife.testing.exploring._explore import Bounds, Exploration, Kind, Property, Verdict, explore
-from blocklife.testing.worlds._ledger_world import LedgerAction, LedgerSettings, LedgerState, LedgerWorld
+from blocklife.testing.worlds._ledger_settings import LedgerSettings
+from blocklife.testing.worlds._ledger_verbs import LedgerAction
+from blocklife.testing.worlds._ledger_world import LedgerState, LedgerWorld
 from tests.planting import planted
 
 COUNTS: dict[str, tuple[int, int]] = {

@@ -25,7 +25,7 @@ from blocklife.ledger._state import LedgerData
 from blocklife.states import MACHINES
 from blocklife.testing import Driver, Outcome, run_files
 from blocklife.testing.plugin._coverage import Coverage
-from blocklife.testing.plugin._hooks import MUTANT, REPORT, REQUIRE
+from blocklife.testing.plugin._hooks import REPORT, REQUIRE
 from blocklife.testing.plugin._visit import make_visit
 from blocklife.testing.plugin._watched import make_watched, raise_violation
 from blocklife.testing.scenarios._telling import summary
@@ -332,62 +332,6 @@ def test_report_that_cannot_be_written_fails_the_run_in_one_line(tmp_path: Path)
     assert "2 passed" in ran.last
     assert f"{REPORT} covered.json: Is a directory; it is not written" in ran.text
     assert "Traceback" not in ran.text
-
-
-# --- a suite that is put to the test ----------------------------------------------------------------------------------------
-
-NOTICES = """
-def test_a(blocklife_ledger):
-    ledger = blocklife_ledger()
-    ledger.add_request("a")
-    ledger.admit("a")
-    ledger.allocate("a", 1)
-    ledger.finish("a")
-    assert ledger.blocks.free == ledger.limits.num_blocks - 1
-"""
-
-
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one", "many"])
-def test_mutant_is_planted_for_a_whole_run_and_a_suite_that_looks_notices(tmp_path: Path, workers: tuple[str, ...]) -> None:
-    """In every process that runs tests."""
-    write(tmp_path, test_a=NOTICES)
-    name = "verbs.finish without give_up()"
-    noticed = run(tmp_path, MUTANT, name, "-v", *workers)
-
-    assert noticed.code == pytest.ExitCode.TESTS_FAILED
-    assert noticed.text.count(f"blocklife: planted is the mutant {name!r}") == 1
-
-
-def test_suite_passes_without_a_mutant_and_under_one_that_it_does_not_need(tmp_path: Path) -> None:
-    write(tmp_path, test_a=NOTICES)
-    plain, other = run(tmp_path), run(tmp_path, MUTANT, "StoreLine.clear without _line.clear()")
-
-    assert plain.last.startswith("1 passed")
-    assert "planted" not in plain.text
-    assert other.last.startswith("1 passed")
-
-
-def test_mutant_goes_with_the_run_that_planted_it(tmp_path: Path) -> None:
-    """Several runs in one process: the code is whole again when the first one is over."""
-    write(tmp_path, test_a=NOTICES)
-    options = f'["-q", "-p", "no:cacheprovider", "{tmp_path / "test_a.py"}"]'
-    name = "verbs.finish without give_up()"
-    program = f"import pytest; print(pytest.main([*{options}, '{MUTANT}', '{name}']), pytest.main({options}))"
-    script = "from blocklife.core import _verbs; was = _verbs.finish\n" + program + "\nprint(_verbs.finish is was)"
-    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    assert ran.stdout.splitlines()[-1] == "True", ran.stdout + ran.stderr
-
-
-def test_mutant_that_is_none_is_an_error_of_usage(tmp_path: Path) -> None:
-    """It names the nearest one, and no test runs; the option is explained where options are."""
-    write(tmp_path, test_a=NOTICES)
-    ran = run(tmp_path, MUTANT, "verbs.finish without give_ups()")
-
-    assert ran.code == pytest.ExitCode.USAGE_ERROR
-    assert f"{MUTANT}: no mutant is called 'verbs.finish without give_ups()'" in ran.text
-    assert "the nearest is 'verbs.finish without give_up()'" in ran.text
-    assert "while one rule of blocklife is switched off" in " ".join(run(tmp_path, "--help").text.split())
 
 
 # --- scenarios --------------------------------------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.testing.exploring import _explore as exploring
 from blocklife.testing.exploring import _processes as processes
 from blocklife.testing.exploring._explore import ActionT, Bounds, Broken, Exploration, Kind, Property, Verdict, explore
-from blocklife.testing.mutants._planting import mutant_named, planted, seed_mutants
-from blocklife.testing.mutants._table import PageRow, read_page
-from blocklife.testing.worlds._ledger_verbs import LedgerSettings
+from blocklife.testing.worlds._ledger_settings import LedgerSettings
 from blocklife.testing.worlds._ledger_world import LedgerWorld
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import World
 from tests.programs import HANGS_S
+from tests.proof.mutants.planting import mutant_named, planted, seed_mutants
+from tests.proof.mutants.table import PageRow, read_page
 
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes share a search only where the system can fork"

@@ -14,12 +14,12 @@ from blocklife.ledger import Ledger
 from blocklife.ledger.views import block_of
 from blocklife.states import KEYED
 from blocklife.testing.exploring._explore import Bounds, Verdict, explore
-from blocklife.testing.mutants._planting import mutant_named, planted
 from blocklife.testing.worlds import _second_owner as second
 from blocklife.testing.worlds import _world
 from blocklife.testing.worlds._engine import Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Faults, World, WorldSettings
+from tests.proof.mutants.planting import mutant_named, planted
 from tests.worlds import keys, make_ledger, sealed
 
 OWNERS = pytest.mark.parametrize("name", ["two-owners-fence", "two-owners-hold"])

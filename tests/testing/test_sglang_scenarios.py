@@ -16,11 +16,11 @@ from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._cases import SHIPPED, files_of
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import Outcome, driver_named, read_scenario, run_scenario, world_of
-from tests.sglang.scenario_driver import SglangDriver, SkewedSglangDriver
+from tests.proof.drivers.sglang import SglangDriver, SkewedSglangDriver
 from tests.sglang.scenarios import FOLDER, RELEASES, cases_above, name_above, rows, table
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
-DRIVER = "tests.sglang.scenario_driver:SglangDriver"
+DRIVER = "tests.proof.drivers.sglang:SglangDriver"
 
 no_sglang = pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="SGLang is here")
 

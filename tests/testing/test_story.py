@@ -22,13 +22,13 @@ from blocklife.offload._steps import SchedulerSteps
 from blocklife.testing.exploring._explore import Bounds, Counterexample, Kind, explore
 from blocklife.testing.exploring._story import Story, retell, tell
 from blocklife.testing.exploring._story_forms import diagram, program, replayed, scenario_text
-from blocklife.testing.mutants._planting import Mutant, all_mutants, planted
 from blocklife.testing.scenarios._running import Outcome, parse_scenario, run_scenario
 from blocklife.testing.worlds._cross_checks import LAST_STEP, TOLD
 from blocklife.testing.worlds._engine import USUAL, Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 from tests.planting import without
+from tests.proof.mutants.planting import Mutant, all_mutants, planted
 
 MUTANTS = {each.name: each for each in all_mutants()}
 LOADS = pinned_world("loads-fence").settings

@@ -17,7 +17,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
-from blocklife.testing.vllm import _making as making
+from tests.proof.drivers.vllm import making
 from tests.vllm import engine
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.runner import Turn

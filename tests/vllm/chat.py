@@ -17,7 +17,7 @@ from random import Random
 from attrs import define, field, frozen
 from vllm.v1.outputs import ModelRunnerOutput
 
-from blocklife.testing.vllm._making import MAX_MODEL_LEN
+from tests.proof.drivers.vllm.making import MAX_MODEL_LEN
 from tests.vllm.engine import Engine
 from tests.vllm.population import WORKERS
 from tests.vllm.worlds import Connector, Extra, GroupSpec, WorldSpec

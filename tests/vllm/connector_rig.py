@@ -27,7 +27,7 @@ from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.ledger import Direction, Worker
 from blocklife.ledger.invariants import check
-from blocklife.testing.vllm import _making as making
+from tests.proof.drivers.vllm import making
 from tests.vllm.device import Text
 from tests.vllm.lag_copier import LagCopier
 from tests.vllm.rig import Rank, Rig, Scheduler

@@ -33,7 +33,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from blocklife.offload import FullAttention, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._groups import Group
-from blocklife.testing.vllm import _making as making
+from tests.proof.drivers.vllm import making
 from tests.vllm.worlds import TEXT_ALONE, Beside, GroupSpec, WorldSpec
 
 RELEASE: str = vllm.__version__

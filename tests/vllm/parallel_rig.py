@@ -17,7 +17,7 @@ from attrs import frozen
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-from blocklife.testing.vllm import _making as making
+from tests.proof.drivers.vllm import making
 from tests.vllm import workers
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.device import Memory

@@ -26,7 +26,7 @@ from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 from blocklife.engines.vllm.connector._connector import WorkerMetadata
 from blocklife.engines.vllm.connector._messages import WorkerReport
 from blocklife.ledger import Completion, JobId, Launched, Result, Worker
-from blocklife.testing.vllm._making import MAX_MODEL_LEN
+from tests.proof.drivers.vllm.making import MAX_MODEL_LEN
 from tests.vllm.engine import Engine
 from tests.vllm.worlds import Connector, GroupSpec, Lag, WorldSpec
 

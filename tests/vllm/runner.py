@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from attrs import define, field, frozen
 
-from blocklife.testing.vllm._batch import Output, RequestUpdates
+from tests.proof.drivers.vllm.batch import Output, RequestUpdates
 from tests.vllm.device import Memory, Text, Words
 from tests.vllm.worlds import GroupSpec
 

@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from blocklife.ledger import Direction
 from blocklife.offload._lookup import Answer, Unit, common_length
 from blocklife.offload._search import HostAnswers
-from blocklife.testing.vllm import _making as making
+from tests.proof.drivers.vllm import making
 from tests.vllm.behaviour.scenes import FULL, ROOMY, WINDOW, Scene, prompt
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.connector_worlds import AHEAD

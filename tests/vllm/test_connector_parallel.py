@@ -19,7 +19,7 @@ from blocklife.engines.vllm.connector._worker import ConnectorWorker
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention, SlidingWindow
-from blocklife.testing.vllm import _making as making
+from tests.proof.drivers.vllm import making
 from tests.vllm import engine
 from tests.vllm.connector_rig import walk
 from tests.vllm.connector_worlds import AHEAD, CROWDED, FULL, ROOMY, STATE, WINDOW, ask, prompt

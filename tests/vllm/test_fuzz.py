@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.ledger import Result
-from blocklife.testing.vllm import _making as making
+from tests.proof.drivers.vllm import making
 from tests.vllm.engine import MINOR
 from tests.vllm.fuzz import Tally, Verdict, drawn, main, run
 from tests.vllm.lag_copier import LagCopier

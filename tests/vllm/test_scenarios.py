@@ -29,8 +29,8 @@ from blocklife.testing.scenarios._running import (
     world_of,
 )
 from blocklife.testing.scenarios._telling import summary
-from blocklife.testing.vllm._driver import VllmDriver
-from tests.testing.test_vllm_driver import FILES, FOLDER, Row, rows, without_words
+from tests.proof.drivers.vllm.driver import VllmDriver
+from tests.proof.test_vllm_driver import FILES, FOLDER, Row, rows, without_words
 
 RELEASE = vllm.__version__
 
@@ -174,7 +174,7 @@ def test_error_inside_vllm_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_release_that_was_not_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its name, and those that are taken."""
-    monkeypatch.setattr("blocklife.testing.vllm._engine.RELEASE", "0.99.1")
+    monkeypatch.setattr("tests.proof.drivers.vllm.engine.RELEASE", "0.99.1")
     with pytest.raises(MisuseError, match=r"^vLLM 0\.99\.1: scenarios run against 0\.21\.x"):
         VllmDriver()
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from blocklife.testing.worlds._engine import Settings
 
 REPORT, REQUIRE, DRIVER = "--blocklife-report", "--blocklife-require-rows", "blocklife_driver"
-MUTANT = "--blocklife-mutant"
 _HANDED_OVER = "blocklife_coverage"
 """Under which name a worker of pytest-xdist hands over what it has covered."""
 _LISTED = 12
@@ -48,16 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tell which states and rows of the four tables the ledgers of this run have taken; as JSON in FILE (.json)",
     )
     group.addoption(REQUIRE, action="store_true", help="fail the run if a row of the four tables was never taken, and name it")
-    group.addoption(
-        MUTANT, metavar="NAME", help="run all tests while one rule of blocklife is switched off: does your suite notice?"
-    )
     parser.addini(DRIVER, f"module:Class of the engine that scenario files are run against (default {OUR_DRIVER})", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Plant a mutant, and count all ledgers, where the options say so."""
-    if (mutant := config.getoption(MUTANT)) is not None:
-        _plant(mutant, config)
+    """Count all ledgers, where the options say so."""
     report, require = config.getoption(REPORT), config.getoption(REQUIRE)
     if report is None and not require:
         return
@@ -68,24 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
     from blocklife.testing.plugin._coverage import Coverage
 
     config.pluginmanager.register(_Reporter(config, Coverage(), report or "", require=require), "blocklife-coverage")
-
-
-def _plant(name: str, config: pytest.Config) -> None:
-    """Switch one rule off until pytest ends, in whatever way."""
-    from blocklife.errors import MisuseError
-    from blocklife.testing.mutants._planting import mutant_named
-
-    try:
-        mutant = mutant_named(name)
-    except MisuseError as problem:
-        raise pytest.UsageError(f"{MUTANT}: {problem}") from problem
-    config.add_cleanup(mutant.plant())
-
-
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """A run with a planted mutant says so, in each of its logs."""
-    mutant = config.getoption(MUTANT)
-    return None if mutant is None else f"blocklife: planted is the mutant {mutant!r}"
 
 
 # --- fixtures ---------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Rules of this file:
   world cannot express: a request that may hold one block is not given a second.
 * A job of the world has a number of its own, the lowest that is free; `NamedJob` maps it to a job of the ledger.
 
-A value holds the variables of `judges._verbs` that belong to the ledger, and what affects order only: the ages of jobs, the
+A value holds the variables of the model for SPIN that belong to the ledger, and what affects order only: the ages of jobs, the
 order of waits, and which of two equal contents an index names.
 """
 
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
-
-from attrs import frozen
 
 from blocklife.errors import DefinitionError, MisuseError
 from blocklife.ledger import (
@@ -40,9 +38,8 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import ADMISSIBLE, ADMITTED, MACHINES, TERMINAL, JobLife, Request, RequestLife, states_before
-from blocklife.testing.judges._model import PLAIN, ModelSettings
-from blocklife.testing.judges._rules import FAILED, LANDED, LOAD, NONE, STORE
 from blocklife.testing.worlds._device import CopyOrder, Orders
+from blocklife.testing.worlds._ledger_settings import FAILED, LANDED, LOAD, NONE, PLAIN, STORE, LedgerSettings
 
 DEADLINE = 8.0
 """Every deadline starts at time 0 and ends here; it runs for the jobs whose launch was reported."""
@@ -65,18 +62,8 @@ for _verb, _machine in PLAIN.items():
         )
 
 
-@frozen(kw_only=True)
-class LedgerSettings(ModelSettings):
-    """The size of the world, what can happen in it, and whether reports also come in bulk."""
-
-    bulk: bool = False
-    """Whether a plan can also be settled together with all reports not yet made."""
-    below: bool = False
-    """Whether there is a store below the slots: content goes there and comes back, and vanishes there at any time."""
-
-
 class LedgerAction(NamedTuple):
-    """One action; its name and places are those of `judges._verbs.ACTIONS`."""
+    """One action; its name and places are those of the actions of the model for SPIN."""
 
     verb: str
     places: tuple[int, ...] = ()

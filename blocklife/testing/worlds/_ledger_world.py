@@ -3,9 +3,9 @@
 Rules of this file:
 
 * In every state, what the ledger says is compared with what the device does.
-* `LedgerWorld.abstract` gives the variables of `judges._verbs`, in their order, so that SPIN and this world can be compared.
+* `LedgerWorld.abstract` gives the variables of the model for SPIN, in their order, so that SPIN and this world can be compared.
 
-Theory. This is the small world of `judges._verbs`, where ledger and engine are a program generated from the tables: a request
+Theory. This is the small world of the model for SPIN, where ledger and engine are a program made from the tables: a request
 holds at most one block, a job moves one block, content is a letter. Blocks, slots and requests keep their names, so that both
 worlds count the same states.
 
@@ -26,7 +26,6 @@ from blocklife.ledger import Snapshot
 from blocklife.ledger.invariants import check
 from blocklife.states import KEYED, LOAD_READS, MACHINES, OUT, Block, Slot, Trait, blocks_touched, slots_touched, states_with
 from blocklife.testing.exploring._explore import Broken, Kind, Property
-from blocklife.testing.judges._rules import FAILED, HELD_BACK, LANDED, RUNS
 from blocklife.testing.worlds._device import (
     CopyOrder,
     Device,
@@ -39,7 +38,8 @@ from blocklife.testing.worlds._device import (
     Pass,
     renamed,
 )
-from blocklife.testing.worlds._ledger_verbs import MISSING, LedgerAction, LedgerSettings, LedgerValue, NamedJob, Report, Verbs
+from blocklife.testing.worlds._ledger_settings import FAILED, HELD_BACK, LANDED, RUNS, LedgerSettings
+from blocklife.testing.worlds._ledger_verbs import MISSING, LedgerAction, LedgerValue, NamedJob, Report, Verbs
 from blocklife.testing.worlds._row_counts import RowCounts
 
 __all__ = ["LedgerAction", "LedgerSettings", "LedgerState", "LedgerWorld"]
@@ -393,7 +393,7 @@ class LedgerWorld:
     # --- the abstraction ----------------------------------------------------------------------------------------------------
 
     def abstract(self, state: LedgerState) -> tuple[int, ...]:
-        """The variables of `judges._verbs`, in their order: what SPIN stores."""
+        """The variables of the model for SPIN, in their order: what SPIN stores."""
         found = self._abstract.get(state.ledger)
         if found is None:
             found = self._abstract[state.ledger] = _flat(self.ledger.kept[state.ledger].value)

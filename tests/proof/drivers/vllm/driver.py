@@ -1,6 +1,7 @@
 """vLLM as scenarios see it: its own scheduler and offloading connectors, driven step by step.
 
-``blocklife scenario run FILE --driver blocklife.testing.vllm:VllmDriver`` in an environment that has vLLM runs a file.
+``python -m tests.vllm.run --python 0.33.0 -m blocklife scenario run FILE --driver tests.proof.drivers.vllm:VllmDriver`` runs
+a file.
 The contract chooses the connector: `OffloadingConnector` hands blocks out and lets the step wait (*fence*), and
 `SimpleCPUOffloadConnector` holds them back (*hold*). The watch is attached; what it finds is a broken rule of the run.
 
@@ -41,12 +42,12 @@ from blocklife.testing.scenarios._driver import (
     Unsupported,
 )
 from blocklife.testing.scenarios._theirs import RaisedInside, error_told, is_theirs
-from blocklife.testing.vllm._batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
 from blocklife.testing.worlds._device import Device, DeviceFault, Landing, Orders
+from tests.proof.drivers.vllm.batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
 
 if TYPE_CHECKING:
-    from blocklife.testing.vllm._copies import OffloadingCopies, SimpleCopies, WorkerOrders
-    from blocklife.testing.vllm._host import OffloadingHost, SimpleHost
+    from tests.proof.drivers.vllm.copies import OffloadingCopies, SimpleCopies, WorkerOrders
+    from tests.proof.drivers.vllm.host import OffloadingHost, SimpleHost
 
 RELEASES = ("0.21", "0.22", "0.23", "0.33")
 """Minor releases of vLLM that the driver was written for."""
@@ -124,9 +125,7 @@ class VllmDriver(driver.Driver):
             raise MisuseError("vLLM cannot be imported here (run this in an environment that has it, for example vLLM 0.33)")
         for name, value in _SURROUNDINGS.items():
             os.environ.setdefault(name, value)
-        from blocklife.testing.vllm import _copies as copies
-        from blocklife.testing.vllm import _engine as engine
-        from blocklife.testing.vllm import _host as host
+        from tests.proof.drivers.vllm import copies, engine, host
 
         self.version = engine.RELEASE
         if not self.version.startswith(tuple(f"{each}." for each in RELEASES)):

@@ -4,31 +4,31 @@ Rules of this file:
 
 * The page is written from judgements, and can be read back, so that a test can check whether it is still true.
 * A mutant that no world finds needs a test that fails under it; without one it is a hole, and the page says so. The tests are
-  in a TOML file of the suite, with rows ``"mutant" = "tests/test_x.py::test_y"``, and a test plants each of these mutants.
+  in `caught.toml`, with rows ``"mutant" = "tests/test_x.py::test_y"``, and a test plants each of these mutants.
 * A step whose mutant makes no observable difference is not needed: delete it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.files import parse_toml, read_text
-from blocklife.testing.mutants._judging import Fate, Judgement
-from blocklife.testing.mutants._planting import no_mutant
+from tests.proof.mutants.judging import Fate, Judgement
 
+CAUGHT = Path(__file__).parents[1] / "caught.toml"
 _HEAD = (
     "# Mutants\n\n"
     "Every guard of a table, every effect of a coupling, every cleanup step of the ledger and the scheduler, and five released "
     "fixes, each switched off in turn.\n"
-    "`blocklife check --mutants` plants one after the other and explores the small worlds until one of them does not hold; "
+    "`make mutants` plants one after the other and explores the small worlds until one of them does not hold; "
     "*steps* is the length of a shortest counterexample there.\n"
     "The list is derived from the tables and the source. "
-    "Mutants that no world finds are found by a test: `pytest --blocklife-mutant NAME` runs any suite with a mutant planted.\n"
-    "This page is written by `make mutants`, and tests check each row again.\n"
+    "Mutants that no world finds are found by a test: `pytest -p tests.proof.plugin --mutant NAME` runs with one planted.\n"
+    "It writes this page, too, and tests check each row again.\n"
 )
 _COLUMNS = "| mutant | found in | breaks | steps |\n| --- | --- | --- | ---: |\n"
 _KINDS = {
@@ -52,16 +52,11 @@ class PageRow:
     length: int
 
 
-def lines(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> list[str]:
-    """One line for each mutant with what finds it, and a summary."""
-    said = []
-    for each in judgements:
-        if each.fate is Fate.FOUND:
-            said.append(f"found in {each.world} after {each.length} steps ({each.rule}): {each.mutant}")
-        else:
-            test = tests.get(each.mutant, "NOT FOUND (--tests FILE names the test that finds it)")
-            said.append(f"{each.fate.name.lower()}: {each.mutant}\n    {test}")
-    return [*said, f"{_counted(judgements, tests)}; holes: {len(holes(judgements, tests, whole=False))}"]
+def line(judgement: Judgement, tests: Mapping[str, str] = _NONE) -> str:
+    """What finds a mutant, as one line."""
+    if judgement.fate is Fate.FOUND:
+        return f"found in {judgement.world} after {judgement.length} steps ({judgement.rule}): {judgement.mutant}"
+    return f"{judgement.fate.name.lower()}: {judgement.mutant}, {tests.get(judgement.mutant, 'NOT FOUND')}"
 
 
 def holes(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE, *, whole: bool = True) -> list[str]:
@@ -80,7 +75,7 @@ def holes(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE, *, 
     return [*said, *(f"{mutant}: there is a test for it, but no such mutant" for mutant in gone)]
 
 
-def _counted(judgements: Sequence[Judgement], tests: Mapping[str, str]) -> str:
+def counted(judgements: Sequence[Judgement], tests: Mapping[str, str]) -> str:
     """How many are found by worlds and by tests."""
     found = {each.mutant for each in judgements if each.fate is Fate.FOUND}
     tested = {each.mutant for each in judgements if each.mutant in tests} - found
@@ -89,7 +84,7 @@ def _counted(judgements: Sequence[Judgement], tests: Mapping[str, str]) -> str:
 
 def page(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> str:
     """The whole page."""
-    parts = [_HEAD, f"{_counted(judgements, tests)}.\n"]
+    parts = [_HEAD, f"{counted(judgements, tests)}.\n"]
     for kind, title in _KINDS.items():
         rows = [each for each in judgements if each.kind == kind and each.fate is Fate.FOUND]
         lines = [f"| `{_safe(each.mutant)}` | {each.world} | {each.rule} | {each.length} |\n" for each in rows]
@@ -126,26 +121,7 @@ def _changed(judgement: Judgement) -> str:
     return {Fate.UNREACHED: "no world executes it", Fate.UNCHANGED: "nothing"}.get(judgement.fate, "values, not their number")
 
 
-# --- the tests that find what no world does -----------------------------------------------------------------------------
-
-_TEST = re.compile(r"\S+\.py(::\w+)*::\w+(\[.+\])?")
-"""A test by its file, the classes around it, its name and, in brackets, its variant."""
-
-
-def read_caught(path: str, mutants: Collection[str]) -> dict[str, str]:
-    """The test that fails under each mutant. Raises MisuseError for a row whose name is not in *mutants*."""
-    text = read_text(path)
-    found: dict[str, str] = {}
-    for name, test in parse_toml(text, path).items():
-        where = f"{path}:{_line_of(name, text)}"
-        if name not in mutants:
-            raise MisuseError(f"{where}: {no_mutant(name, mutants)}")
-        if not isinstance(test, str) or not _TEST.fullmatch(test):
-            raise MisuseError(f"{where}: {test!r} is not a test (write file.py::test_name, in quotes)")
-        found[name] = test
+def read_caught() -> dict[str, str]:
+    """The test that fails under each mutant that no world finds."""
+    found: dict[str, str] = tomllib.loads(CAUGHT.read_text(encoding="utf-8"))
     return found
-
-
-def _line_of(name: str, text: str) -> int:
-    """The line of a row; line 1 if its name is written with escapes."""
-    return next((number for number, line in enumerate(text.splitlines(), 1) if name in line), 1)

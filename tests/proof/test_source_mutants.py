@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from tests.source_mutants import lines, nursery
-from tests.source_mutants.__main__ import CONNECTOR, HERE
-from tests.source_mutants.copying import Copy
-from tests.source_mutants.judging import Judge, Judgement, Kept, Nursery, Verdict
-from tests.source_mutants.lines import Lines, Record
-from tests.source_mutants.nursery import Answer, Task
-from tests.source_mutants.operators import Mutant, mutants_of, sample
-from tests.source_mutants.page import Run, page, read_argued, stale, with_connector, with_page
+from tests.proof.source_mutants import lines, nursery
+from tests.proof.source_mutants.__main__ import CONNECTOR, HERE
+from tests.proof.source_mutants.copying import Copy
+from tests.proof.source_mutants.judging import Judge, Judgement, Kept, Nursery, Verdict
+from tests.proof.source_mutants.lines import Lines, Record
+from tests.proof.source_mutants.nursery import Answer, Task
+from tests.proof.source_mutants.operators import Mutant, mutants_of, sample
+from tests.proof.source_mutants.page import Run, page, read_argued, stale, with_connector, with_page
 
 ROOT = Path(__file__).parents[2]
 MODULE = "blocklife/ledger/_limits.py"

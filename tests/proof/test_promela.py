@@ -26,10 +26,11 @@ from attrs import evolve
 from blocklife.errors import DefinitionError
 from blocklife.lifecycle import guard
 from blocklife.states import COUPLINGS, MACHINES, Coupling
-from blocklife.testing.judges import _rules as rules
-from blocklife.testing.judges._model import WORLDS, ModelSettings, Program
-from blocklife.testing.judges._promela import promela
-from blocklife.testing.judges._rules import FACTS, NOT_MODELLED, condition, program
+from blocklife.testing.worlds._ledger_settings import WORLDS, LedgerSettings
+from tests.proof.judges import rules as rules
+from tests.proof.judges.model import Program
+from tests.proof.judges.promela import promela
+from tests.proof.judges.rules import FACTS, NOT_MODELLED, condition, program
 from tests.testing.test_ledger_world import COUNTS, SLOW_COUNTS, explored
 
 DEFAULT = ("smallest", "deadlines", "windows,contract=hold")
@@ -78,7 +79,7 @@ def check_count(model: str, where: Path, count: int) -> None:
 @pytest.mark.parametrize("text", DEFAULT)
 def test_spin_counts_the_states_that_the_explorer_counts(text: str, tmp_path: Path) -> None:
     """Two programs that share nothing but the tables agree on how many states there are."""
-    check_count(promela(ModelSettings.parse(text)), tmp_path, COUNTS[text][1])
+    check_count(promela(LedgerSettings.parse(text)), tmp_path, COUNTS[text][1])
 
 
 @with_spin
@@ -86,7 +87,7 @@ def test_spin_counts_the_states_that_the_explorer_counts(text: str, tmp_path: Pa
 @pytest.mark.parametrize("text", [*(each for each in COUNTS if each not in DEFAULT), *SLOW_COUNTS])
 def test_spin_counts_the_states_of_the_other_worlds(text: str, tmp_path: Path) -> None:
     """The same for all the other pinned worlds."""
-    check_count(promela(ModelSettings.parse(text)), tmp_path, (COUNTS | SLOW_COUNTS)[text][1])
+    check_count(promela(LedgerSettings.parse(text)), tmp_path, (COUNTS | SLOW_COUNTS)[text][1])
 
 
 @with_spin
@@ -100,7 +101,7 @@ def test_spin_counts_the_states_of_the_other_worlds(text: str, tmp_path: Path) -
 )
 def test_spin_notices_a_model_that_is_wrong(written: str, planted: str, tmp_path: Path) -> None:
     """The judge is awake: a model with a mistake does not pass."""
-    text = promela(ModelSettings())
+    text = promela(LedgerSettings())
     assert text.count(written) == 1
 
     with pytest.raises(AssertionError):
@@ -173,7 +174,7 @@ def test_program_reaches_the_states_that_the_ledger_reaches(text: str) -> None:
     """State by state, the tables and the ledger say the same."""
     world, _ = explored(text)
 
-    assert states_of(program(ModelSettings.parse(text))) == world.abstractions
+    assert states_of(program(LedgerSettings.parse(text))) == world.abstractions
 
 
 # --- what is written ---------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ def test_promela_coupling_that_is_new_is_an_error(
     monkeypatch.setattr(rules, "coupled", lambda cause, into: coupled_in(changed, cause, into))
 
     with pytest.raises(DefinitionError, match=complaint):
-        program(ModelSettings())
+        program(LedgerSettings())
 
 
 def coupled_in(couplings: tuple[Coupling, ...], cause: str, into: enum.Enum) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 """SGLang as scenarios see it: its own scheduler, prefix tree and cache controller, driven step by step.
 
-In an environment that has SGLang, ``blocklife scenario run sglang --driver tests.sglang.scenario_driver:SglangDriver`` runs the
+In an environment that has SGLang, ``blocklife scenario run sglang --driver tests.proof.drivers.sglang:SglangDriver`` runs the
 scenarios for it. A page is a block, a page of the host a slot; mode *eager* is SGLang's write-through, *lazy* its write-back.
-The driver stands here, and not in the package, because it needs the rig: SGLang's scheduler without its constructor, its
-streams and its ranks.
+It drives the rig of `tests/sglang`: SGLang's scheduler without its constructor, its streams and its ranks.
 
 Rules of this file:
 

@@ -26,9 +26,10 @@ from blocklife.errors import MisuseError
 from blocklife.ledger._ledger import Ledger
 from blocklife.states import COUPLINGS, MACHINES
 from blocklife.testing.exploring._explore import Bounds, Verdict, explore
-from blocklife.testing.mutants import _judging as judging
-from blocklife.testing.mutants import _planting as planting
-from blocklife.testing.mutants._judging import (
+from blocklife.testing.worlds._world import Faults, World, WorldSettings
+from tests.proof.mutants import judging as judging
+from tests.proof.mutants import planting as planting
+from tests.proof.mutants.judging import (
     Baseline,
     Fate,
     Judgement,
@@ -39,15 +40,14 @@ from blocklife.testing.mutants._judging import (
     judge,
     judge_all,
 )
-from blocklife.testing.mutants._planting import Mutant, all_mutants, mutant_named, planted, seed_mutants, watched
-from blocklife.testing.mutants._table import PageRow, holes, lines, page, read_caught, read_page
-from blocklife.testing.worlds._world import Faults, World, WorldSettings
+from tests.proof.mutants.planting import Mutant, all_mutants, mutant_named, planted, seed_mutants, watched
+from tests.proof.mutants.table import PageRow, holes, line, page, read_caught, read_page
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "specs" / "mutants.md"
 MUTANTS = {each.name: each for each in all_mutants()}
 ROWS = read_page(PAGE.read_text(encoding="utf-8"))
-CAUGHT = read_caught(str(ROOT / "tests" / "caught.toml"), MUTANTS)
+CAUGHT = read_caught()
 GROUNDS = grounds()
 TINY = WorldSettings(faults=Faults(fail=1, preempt=1))
 
@@ -187,34 +187,25 @@ def test_test_that_finds_a_mutant_is_there() -> None:
 @pytest.mark.parametrize("mutant", list(CAUGHT))
 def test_mutant_is_caught(mutant: str) -> None:
     """The test that is named fails in a run with the mutant planted."""
-    options = ["-q", "-p", "no:cacheprovider", "--blocklife-mutant", mutant, CAUGHT[mutant]]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "tests.proof.plugin", "--mutant", mutant, CAUGHT[mutant]]
     ran = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert ran.returncode == pytest.ExitCode.TESTS_FAILED, ran.stdout + ran.stderr
     assert ran.stdout.splitlines()[-1].startswith("1 failed in"), ran.stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("", "No such file"),
-        ('"life-ends: no job.cancel" = \n', r"caught\.toml:1: Invalid value"),
-        (
-            '\n"life-ends: no jobs" = "test_a.py::test_a"\n',
-            r"caught\.toml:2: no mutant is called 'life-ends: no jobs' .the near",
-        ),
-        ('"life-ends: no job.cancel" = "test_a"\n', r"caught\.toml:1: 'test_a' is not a test .write file\.py::test_name"),
-        ('"life-ends: no job.cancel" = 3\n', r"caught\.toml:1: 3 is not a test"),
-    ],
-    ids=["missing", "no TOML", "no mutant", "no test", "number"],
-)
-def test_file_of_tests_is_refused_with_its_line(tmp_path: Path, text: str, match: str) -> None:
-    """And says what is wrong there."""
-    path = tmp_path / "caught.toml"
-    if text:
-        path.write_text(text, encoding="utf-8")
-    with pytest.raises(MisuseError, match=match):
-        read_caught(str(path), MUTANTS)
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one", "many"])
+def test_mutant_is_planted_in_every_process_that_runs_tests(workers: tuple[str, ...]) -> None:
+    """A name that is none is an error of usage, which names the nearest."""
+    chosen = "tests/ledger/test_ledger.py::test_prefix_stops_at_the_first_gap"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.plugin", *workers, chosen]
+    planted_one, none = (
+        subprocess.run([*command, "--mutant", name], cwd=ROOT, capture_output=True, text=True, check=False)
+        for name in ("verbs.drop without move_blocks()", "verbs.finish without give_ups()")
+    )
+
+    assert (planted_one.returncode, none.returncode) == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR)
+    assert "the nearest is 'verbs.finish without give_up()'" in none.stdout + none.stderr
 
 
 # --- judging ------------------------------------------------------------------------------------------------------------
@@ -261,31 +252,12 @@ def test_baselines_refuse_a_world_that_does_not_hold(monkeypatch: pytest.MonkeyP
         baselines({"plain": grounds()["calm-fence"]}, [])
 
 
-def test_judge_all_goes_on_until_it_is_stopped() -> None:
-    """Progress is told after each, and what was judged so far is kept."""
-    heard: list[str] = []
-    found = judge_all(
-        [mutant(name="one"), mutant(name="two"), mutant(name="three")],
-        {"tiny": ground_of(TINY)},
-        progress=lambda number, each: heard.append(f"{number} {each.mutant}"),
-        stop=lambda: len(heard) == 2,
-    )
+@pytest.mark.parametrize("processes", [1, 2])
+def test_judge_all_keeps_the_order(processes: int) -> None:
+    """However many processes share the work."""
+    mutants = [mutant(name="one"), mutant(name="two"), mutant(name="three")]
 
-    assert heard == ["1 one", "2 two"]
-    assert [each.mutant for each in found] == ["one", "two"]
-
-
-def test_judge_all_stops_while_it_explores_the_worlds_as_they_are() -> None:
-    """They may take a minute: whether to stop is asked within each of them."""
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked == 2
-
-    assert judge_all([mutant()], {"tiny": ground_of(TINY), "again": ground_of(TINY)}, stop=stop) == []
-    assert asked == 2
+    assert [each.mutant for each in judge_all(mutants, {"tiny": ground_of(TINY)}, processes)] == ["one", "two", "three"]
 
 
 def test_holes_are_mutants_without_counterexample_or_test() -> None:
@@ -302,19 +274,14 @@ def test_holes_are_mutants_without_counterexample_or_test() -> None:
     assert holes(judged[:1], {"gone": test}, whole=False) == []
 
 
-def test_lines_say_what_finds_each_mutant_and_how_many_are_open() -> None:
+def test_line_says_what_finds_a_mutant() -> None:
     """A world, a test, or nothing."""
-    judged = [
-        Judgement(name, "step", fate)
-        for name, fate in (("found", Fate.FOUND), ("tested", Fate.COUNTED), ("open", Fate.SURVIVED))
-    ]
+    found = Judgement("found", "step", Fate.FOUND, "tiny", "I1", "said", ("a",))
+    counted = Judgement("x", "step", Fate.COUNTED)
 
-    assert lines(judged, {"tested": "test_a.py::test_a"}) == [
-        "found in  after 0 steps (): found",
-        "counted: tested\n    test_a.py::test_a",
-        "survived: open\n    NOT FOUND (--tests FILE names the test that finds it)",
-        "3 mutants: found by a world 1, by a test 1; holes: 1",
-    ]
+    assert line(found) == "found in tiny after 1 steps (I1): found"
+    assert line(counted, {"x": "test_a.py::test_a"}) == "counted: x, test_a.py::test_a"
+    assert line(counted) == "counted: x, NOT FOUND"
 
 
 def test_page_is_read_as_it_was_written() -> None:

@@ -15,10 +15,10 @@ from types import TracebackType
 
 from attrs import asdict, define, field, frozen
 
-from tests.source_mutants.copying import Copy
-from tests.source_mutants.lines import Lines
-from tests.source_mutants.nursery import Answer, Task
-from tests.source_mutants.operators import Mutant
+from tests.proof.source_mutants.copying import Copy
+from tests.proof.source_mutants.lines import Lines
+from tests.proof.source_mutants.nursery import Answer, Task
+from tests.proof.source_mutants.operators import Mutant
 
 FIRST_S = 3.0
 """How much of tests, in seconds of processor time, is asked at first: most mutants fall there."""
@@ -71,7 +71,7 @@ class Nursery:
     """The process that runs tests in forks of itself."""
 
     def __init__(self, copy: Copy, options: Sequence[str] = ()) -> None:
-        script = copy.root / "tests" / "source_mutants" / "nursery.py"
+        script = copy.root / "tests" / "proof" / "source_mutants" / "nursery.py"
         self._process = subprocess.Popen(
             [sys.executable, str(script), *options],
             cwd=copy.root,

@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.base import ReqContext
 
 from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._driver import Unsupported
-from blocklife.testing.vllm._engine import VllmEngine
+from tests.proof.drivers.vllm.engine import VllmEngine
 
 
 class OffloadingHost:

@@ -24,16 +24,16 @@ from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import Unsupported
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import Outcome, driver_named, read_scenario, run_scenario, world_of
-from blocklife.testing.vllm._batch import Output, WorkerBatch
-from blocklife.testing.vllm._driver import RELEASES, VllmDriver
 from blocklife.testing.worlds._device import Content
 from tests.programs import HANGS_S
+from tests.proof.drivers.vllm.batch import Output, WorkerBatch
+from tests.proof.drivers.vllm.driver import RELEASES, VllmDriver
 
 ROOT = Path(__file__).parents[2]
 FOLDER = SHIPPED / "vllm"
 PAGE = ROOT / "specs" / "scenarios" / "vllm" / "README.md"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
-DRIVER = "blocklife.testing.vllm:VllmDriver"
+DRIVER = "tests.proof.drivers.vllm:VllmDriver"
 
 OURS_DIFFER = {"S3"}
 """Files that our own engine takes another way: it does not store what was a hit on the device."""
@@ -150,7 +150,7 @@ def test_command_without_vllm_is_one_line_and_status_2() -> None:
 
 def test_importing_the_driver_imports_no_vllm() -> None:
     """Nor torch: what needs them is imported when a driver is made."""
-    script = "import sys, blocklife.testing.vllm._driver; sys.exit(bool({'vllm', 'torch'} & set(sys.modules)))"
+    script = "import sys, tests.proof.drivers.vllm.driver; sys.exit(bool({'vllm', 'torch'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=HANGS_S, check=False).returncode == 0
 

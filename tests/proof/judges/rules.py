@@ -15,17 +15,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import indent
 
-from blocklife.errors import DefinitionError
+from blocklife.errors import DefinitionError, MisuseError
 from blocklife.ledger._limits import Contract
 from blocklife.lifecycle import Event, Guard
 from blocklife.states import COUPLINGS, MACHINES, Coupling, Job, Slot, Trait, coupled, ends_life, states_with
-from blocklife.testing.judges._model import ModelSettings, Predicate, Procedure, Program
-from blocklife.testing.judges._verbs import HANDWRITTEN, INVARIANTS, actions, variables
-
-NONE, STORE, LOAD = 0, 0, 1
-"""No job or block; and the two kinds of jobs."""
-IDLE, HELD_BACK, RUNS, LANDED, FAILED = range(5)
-"""The stages of a job on one worker: nothing, a deferred copy, a running copy, a report on its way."""
+from blocklife.testing.worlds._ledger_settings import FAILED, HELD_BACK, IDLE, LANDED, LOAD, NONE, RUNS, STORE, LedgerSettings
+from tests.proof.judges.model import Predicate, Procedure, Program
+from tests.proof.judges.verbs import HANDWRITTEN, INVARIANTS, actions, variables
 
 _PLACE = {
     "refs": "refs[b] > 0",
@@ -245,8 +241,10 @@ def check_translated() -> None:
 # --- the whole ---------------------------------------------------------------------------------------------------------
 
 
-def program(settings: ModelSettings) -> Program:
-    """The program of one world."""
+def program(settings: LedgerSettings) -> Program:
+    """The program of one world. Raises MisuseError for a world with what the model lacks."""
+    if settings.below or settings.bulk:
+        raise MisuseError("the model for SPIN has no store below the slots, and no reports in bulk (leave out below and bulk)")
     check_translated()
     text = "\n\n".join([*_machines(), *_steps(), *(_filled(part, settings) for part in HANDWRITTEN)])
     predicates: dict[str, Predicate] = {}
@@ -277,7 +275,7 @@ def program(settings: ModelSettings) -> Program:
     )
 
 
-def constants(settings: ModelSettings) -> dict[str, int]:
+def constants(settings: LedgerSettings) -> dict[str, int]:
     """Every named number: sizes, states, and the stages of a job on a worker."""
     found = {
         "BLOCKS": settings.blocks,
@@ -316,7 +314,7 @@ def _steps() -> Iterator[str]:
             yield _job_step(event, kind)
 
 
-def _filled(text: str, settings: ModelSettings) -> str:
+def _filled(text: str, settings: LedgerSettings) -> str:
     """Replace the names of couplings by their effects."""
     lines = []
     for line in text.splitlines():

@@ -13,8 +13,8 @@ from pathlib import Path
 import coverage
 from attrs import frozen
 
-from tests.source_mutants import recorder
-from tests.source_mutants.copying import CACHE, Copy, digest
+from tests.proof.source_mutants import recorder
+from tests.proof.source_mutants.copying import CACHE, Copy, digest
 
 RECORDS = CACHE / "lines"
 
@@ -77,7 +77,7 @@ def _run(copy: Copy, file: str, rooms: Sequence[str], data: Path, told: Path, op
         "-p",
         "no:cacheprovider",
         "-p",
-        "tests.source_mutants.recorder",
+        "tests.proof.source_mutants.recorder",
         *options,
     ]
     done = subprocess.run([*words, file], cwd=copy.root, env=environ, capture_output=True, text=True, check=False)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from tests.source_mutants.judging import Judgement, Verdict, need_of
-from tests.source_mutants.operators import Mutant
+from tests.proof.source_mutants.judging import Judgement, Verdict, need_of
+from tests.proof.source_mutants.operators import Mutant
 
 CONNECTOR = "## The connector under vLLM"
 ARGUED = Path(__file__).with_name("argued.toml")
@@ -128,7 +128,7 @@ def page(run: Run) -> str:
         "## Argued away",
         "",
         "Each changes nothing that anyone could notice, or nothing that is promised. The reasons stand in "
-        "`tests/source_mutants/argued.toml`, by the text of the statement.",
+        "`tests/proof/source_mutants/argued.toml`, by the text of the statement.",
         "",
         *_argued(run),
         "",

@@ -21,7 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from blocklife.offload import Geometry, Mode
 from blocklife.testing.scenarios._driver import EngineSetup
-from blocklife.testing.vllm import _making as making
+from tests.proof.drivers.vllm import making
 
 RELEASE: str = vllm.__version__
 _MAX_RUNNING = 64

@@ -1,32 +1,21 @@
-"""A small world as a program: the tables and couplings, with an engine and a device that do whatever is possible.
-
-Rules of this file:
-
-* The program is text in a small subset of Python that translates directly to Promela. It does not use the ledger.
-* This file defines what a program is and the size of its world; `_rules.py` writes it, `_promela.py` translates it.
-
-Theory. The world is smaller than the ledger's: a request holds at most one block, a job moves one block, content is one letter
-per request. It is not simpler: every row of the tables and every coupling is in it. An *action* is one verb of the engine, or
-one step of the device, with everything that is coupled to it; it happens as a whole or not at all. Its *condition* says when it
-is possible: the tables allow it, and the engine has a reason to do it (`specs/judges.md`).
-
-The subset of Python: byte variables and arrays of them; procedures with parameters that are names or numbers, ``if``, ``for``
-over a range, calls, locals that are assigned once; expressions with comparisons, ``and``, ``or``, ``not``, a conditional,
-``any``, ``all`` and ``count`` over one range, and calls of one-line functions. A string on its own is a comment.
-"""
+"""How large a small world of the ledger is, what can happen in it, and the numbers that stand for stages there."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Self
 
-from attrs import field, fields, frozen
+from attrs import fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Contract
 from blocklife.states import COUPLINGS, KEYED, MACHINES, Block, Slot, Trait, states_with
+
+NONE, STORE, LOAD = 0, 0, 1
+"""No job or block; and the two kinds of jobs."""
+IDLE, HELD_BACK, RUNS, LANDED, FAILED = range(5)
+"""The stages of a job on one worker: nothing, a deferred copy, a running copy, a report on its way."""
 
 
 def _plain_verbs() -> Iterator[tuple[str, str]]:
@@ -43,11 +32,9 @@ PLAIN: Mapping[str, str] = MappingProxyType(dict(_plain_verbs()))
 VERBS = ("submit", "cancel", "abandon", "flush", "release", "drop", *PLAIN, "pin", "quiesce", "expire", "reset")
 """What an engine does only if a world enables it. It does everything else in every world."""
 
-# --- the size of a world -----------------------------------------------------------------------------------------------
-
 
 @frozen(kw_only=True)
-class ModelSettings:
+class LedgerSettings:
     """The size of a world, and what can happen in it."""
 
     blocks: int = 1
@@ -71,6 +58,10 @@ class ModelSettings:
     """How many reports can be lost."""
     repeats: int = 0
     """How many reports can come twice."""
+    bulk: bool = False
+    """Whether a plan can also be settled together with all reports not yet made."""
+    below: bool = False
+    """Whether there is a store below the slots: content goes there and comes back, and vanishes there at any time."""
 
     def __attrs_post_init__(self) -> None:
         for name, least, most in (
@@ -91,7 +82,7 @@ class ModelSettings:
         found: dict[str, object] = {}
         if parts and parts[0] in WORLDS:
             named = WORLDS[parts.pop(0)]
-            found = {each.name: getattr(named, each.name) for each in fields(ModelSettings)}
+            found = {each.name: getattr(named, each.name) for each in fields(cls)}
         kinds = {each.name: each.type for each in fields(cls)}
         found |= dict(_read(part, kinds) for part in parts)
         return cls(**found)  # type: ignore[arg-type]  # `_read` gives each part the type of its field
@@ -128,84 +119,17 @@ def _read(part: str, kinds: Mapping[str, object]) -> tuple[str, object]:
     raise MisuseError(f"{part!r} cannot be read (write blocks=2, contract=hold, loads, verbs=drop+evict)")
 
 
-WORLDS: Mapping[str, ModelSettings] = {
-    "smallest": ModelSettings(),
-    "verbs": ModelSettings(verbs=frozenset(VERBS) - {"quiesce", "expire"}),
-    "loads": ModelSettings(jobs=2, loads=True),
-    "failures": ModelSettings(jobs=2, loads=True, failures=1),
-    "ahead": ModelSettings(jobs=2, plans=2, loads=True),
-    "deadlines": ModelSettings(jobs=2, loads=True, losses=1, verbs=frozenset({"expire", "quiesce"})),
-    "echoes": ModelSettings(repeats=1, verbs=frozenset({"abandon", "cancel", "flush", "quiesce"})),
-    "windows": ModelSettings(jobs=2, loads=True, verbs=frozenset({"expire", "flush", "quiesce", "release"})),
-    "workers": ModelSettings(jobs=2, workers=2, loads=True, failures=1),
-    "rivals": ModelSettings(slots=2, requests=2, jobs=2, loads=True),
-    "twins": ModelSettings(blocks=2, requests=2, jobs=2, shared=True),
+WORLDS: Mapping[str, LedgerSettings] = {
+    "smallest": LedgerSettings(),
+    "verbs": LedgerSettings(verbs=frozenset(VERBS) - {"quiesce", "expire"}),
+    "loads": LedgerSettings(jobs=2, loads=True),
+    "failures": LedgerSettings(jobs=2, loads=True, failures=1),
+    "ahead": LedgerSettings(jobs=2, plans=2, loads=True),
+    "deadlines": LedgerSettings(jobs=2, loads=True, losses=1, verbs=frozenset({"expire", "quiesce"})),
+    "echoes": LedgerSettings(repeats=1, verbs=frozenset({"abandon", "cancel", "flush", "quiesce"})),
+    "windows": LedgerSettings(jobs=2, loads=True, verbs=frozenset({"expire", "flush", "quiesce", "release"})),
+    "workers": LedgerSettings(jobs=2, workers=2, loads=True, failures=1),
+    "rivals": LedgerSettings(slots=2, requests=2, jobs=2, loads=True),
+    "twins": LedgerSettings(blocks=2, requests=2, jobs=2, shared=True),
 }
 """Worlds with a name; each exists under both contracts."""
-
-
-# --- the program -------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class Variable:
-    """A byte, or an array of them; *size* 0 means a single byte."""
-
-    name: str
-    size: int
-    doc: str
-    initial: int = 0
-
-
-@frozen
-class Procedure:
-    """A procedure: statements with parameters."""
-
-    name: str
-    params: tuple[str, ...]
-    body: tuple[ast.stmt, ...] = field(repr=False)
-
-
-@frozen
-class Predicate:
-    """A condition on the state: one expression with parameters."""
-
-    name: str
-    params: tuple[str, ...]
-    test: ast.expr = field(repr=False)
-
-
-@frozen
-class ModelAction:
-    """One thing that can happen: a procedure and a predicate with the same parameters, once for each of *instances*."""
-
-    name: str
-    params: tuple[str, ...]
-    instances: tuple[tuple[int, ...], ...]
-    doc: str
-
-    @property
-    def condition(self) -> str:
-        """The name of the predicate."""
-        return f"may_{self.name}"
-
-    @property
-    def verb(self) -> str:
-        """The name of the procedure."""
-        return f"do_{self.name}"
-
-
-@frozen
-class Program:
-    """A whole world. Procedures and predicates come after those that they call."""
-
-    settings: ModelSettings
-    constants: Mapping[str, int]
-    variables: tuple[Variable, ...]
-    predicates: tuple[Predicate, ...]
-    procedures: tuple[Procedure, ...]
-    actions: tuple[ModelAction, ...]
-    invariants: tuple[tuple[str, str], ...]
-    """Predicates without parameters that hold in every state, each with a description."""
-    text: str = field(repr=False)
-    """The source text of all predicates and procedures."""

@@ -17,8 +17,9 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 
 from blocklife.errors import DefinitionError
-from blocklife.testing.judges._model import ModelAction, ModelSettings, Predicate, Procedure, Program
-from blocklife.testing.judges._rules import program
+from blocklife.testing.worlds._ledger_settings import LedgerSettings
+from tests.proof.judges.model import ModelAction, Predicate, Procedure, Program
+from tests.proof.judges.rules import program
 
 _COMPARED: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -30,7 +31,7 @@ _CHOSEN = ("at_r", "at_b", "at_s", "at_j", "at_w")
 """The variables that hold the parameters of the chosen action."""
 
 
-def promela(settings: ModelSettings) -> str:
+def promela(settings: LedgerSettings) -> str:
     """The whole model."""
     return "\n".join(_PromelaPrinter(program(settings)).lines()) + "\n"
 

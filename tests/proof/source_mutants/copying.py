@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 CACHE = PROJECT / ".source-mutants"
 """Git ignores it. What is in there may be deleted at any time."""
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "build", "dist"})

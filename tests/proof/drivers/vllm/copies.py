@@ -24,8 +24,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
 from blocklife.testing.scenarios._driver import NOBODY, Unsupported
-from blocklife.testing.vllm._engine import VllmEngine
 from blocklife.testing.worlds._device import CopyOrder, Landing
+from tests.proof.drivers.vllm.engine import VllmEngine
 
 
 class Ends(Protocol):

@@ -13,7 +13,7 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -25,11 +25,11 @@ from blocklife.errors import MisuseError
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import ActionT, Bounds, Exploration, Verdict, explore
-from blocklife.testing.mutants._planting import Mutant, planted, watched
-from blocklife.testing.worlds._ledger_verbs import LedgerSettings
+from blocklife.testing.worlds._ledger_settings import LedgerSettings
 from blocklife.testing.worlds._ledger_world import LedgerWorld
 from blocklife.testing.worlds._pinned import WORLDS
 from blocklife.testing.worlds._world import World, WorldSettings
+from tests.proof.mutants.planting import Mutant, planted, watched
 
 _TABLES = {**MACHINES, **SCHEDULER_MACHINES}
 SECONDS_MAX = 30.0
@@ -155,30 +155,16 @@ class Baseline:
     """The mutants whose site is executed in this world."""
 
 
-class Stopped(Exception):  # noqa: N818 - how an exploration ends
-    """The user asked to stop before all grounds were explored."""
-
-
 class Hung(Exception):  # noqa: N818 - it is what an alarm raises
     """A call did not return."""
 
 
-def baselines(
-    grounds: Mapping[str, Ground], mutants: Sequence[Mutant], stop: Callable[[], bool] = lambda: False
-) -> dict[str, Baseline]:
-    """Explore every ground without mutants; returns the smallest first. Raises MisuseError if one does not hold.
-
-    Raises `Stopped` as soon as *stop* returns True.
-    """
-
-    def ask() -> None:
-        if stop():
-            raise Stopped
-
+def baselines(grounds: Mapping[str, Ground], mutants: Sequence[Mutant]) -> dict[str, Baseline]:
+    """Explore every ground without mutants; returns the smallest first. Raises MisuseError if one does not hold."""
     found: dict[str, Baseline] = {}
     for name, ground in grounds.items():
         with watched(mutants) as reached:
-            ran = ground(Bounds(), ask)
+            ran = ground(Bounds(), lambda: None)
         if ran.verdict is not Verdict.HOLDS:
             raise MisuseError(f"{name}: it does not hold without any mutant ({ran.message})")
         found[name] = Baseline(ground, ran, frozenset(reached))
@@ -251,33 +237,6 @@ def _alarm() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGPROF, previous)
 
 
-def judge_all(
-    mutants: Sequence[Mutant],
-    grounds: Mapping[str, Ground],
-    *,
-    processes: int = 1,
-    progress: Callable[[int, Judgement], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> list[Judgement]:
-    """Judge all mutants in order. *progress* is called after each; if *stop* returns True, those judged so far are returned.
-
-    Several *processes* share the work if the system can fork; they inherit the grounds.
-    """
-    found: list[Judgement] = []
-    try:
-        known = baselines(grounds, mutants, stop)
-    except Stopped:
-        return found
-    with _judging(mutants, known, processes) as judgements:
-        for number, judgement in enumerate(judgements, 1):
-            found.append(judgement)
-            if progress is not None:
-                progress(number, judgement)
-            if stop():
-                break
-    return found
-
-
 _inherited: tuple[Sequence[Mutant], Mapping[str, Baseline]] = ((), {})
 """What a forked process judges; it inherits this, because closures and planted code cannot be pickled."""
 
@@ -287,17 +246,18 @@ def _judge_inherited(number: int) -> Judgement:
     return judge(mutants[number], known)
 
 
-@contextmanager
-def _judging(mutants: Sequence[Mutant], known: Mapping[str, Baseline], processes: int) -> Iterator[Iterable[Judgement]]:
+def judge_all(mutants: Sequence[Mutant], grounds: Mapping[str, Ground], processes: int = 1) -> Iterator[Judgement]:
+    """Judge all mutants in order. Several *processes* share the work if the system can fork; they inherit the grounds."""
     global _inherited
+    known = baselines(grounds, mutants)
     if processes == 1 or "fork" not in multiprocessing.get_all_start_methods():
-        yield (judge(mutant, known) for mutant in mutants)
+        yield from (judge(mutant, known) for mutant in mutants)
         return
     _inherited = mutants, known
     # the parent handles an interrupt: it ends the other processes
     ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
         with multiprocessing.get_context("fork").Pool(processes, initializer=ignore) as pool:
-            yield pool.imap(_judge_inherited, range(len(mutants)))
+            yield from pool.imap(_judge_inherited, range(len(mutants)))
     finally:
         _inherited = (), {}

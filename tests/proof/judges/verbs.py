@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* It is text in the language of `_model.py`. ``{name}`` stands for the effects of the coupling with that name, in its order.
+* It is text in the language of `model.py`. ``{name}`` stands for the effects of the coupling with that name, in its order.
 * States are changed only by events of machines. Counts, names of content and running copies are changed here.
 """
 
@@ -25,7 +25,8 @@ from blocklife.states import (
     states_before,
     states_with,
 )
-from blocklife.testing.judges._model import PLAIN, ModelAction, ModelSettings, Variable
+from blocklife.testing.worlds._ledger_settings import PLAIN, LedgerSettings
+from tests.proof.judges.model import ModelAction, Variable
 
 # --- sets of states ----------------------------------------------------------------------------------------------------
 
@@ -682,7 +683,7 @@ ACTIONS: tuple[tuple[str, str, str, str], ...] = (
 """The actions: name, parameters, required settings, and meaning."""
 
 
-def actions(settings: ModelSettings) -> tuple[ModelAction, ...]:
+def actions(settings: LedgerSettings) -> tuple[ModelAction, ...]:
     """The actions of one world."""
     found = []
     for name, params, needs, doc in ACTIONS:
@@ -693,7 +694,7 @@ def actions(settings: ModelSettings) -> tuple[ModelAction, ...]:
     return tuple(found)
 
 
-def variables(settings: ModelSettings) -> tuple[Variable, ...]:
+def variables(settings: LedgerSettings) -> tuple[Variable, ...]:
     """All variables of the state, in the order of the abstraction."""
     blocks, slots, jobs, requests = settings.blocks, settings.slots, settings.jobs, settings.requests
     shares = jobs * settings.workers

@@ -1,7 +1,7 @@
-"""``python -m tests.source_mutants``: a sample of small changes of the source, and whether a test notices each.
+"""``python -m tests.proof.source_mutants``: a sample of small changes of the source, and whether a test notices each.
 
 With ``--connector`` the source is what of the connector only tests under vLLM execute, and the tool is to be run where vLLM is:
-``python -m tests.vllm.run --python 0.33.0 -m tests.source_mutants --connector``.
+``python -m tests.vllm.run --python 0.33.0 -m tests.proof.source_mutants --connector``.
 
 Nothing is written to the working tree but the page: mutants are planted in a copy below ``.source-mutants``. A run that is
 stopped goes on where it was. Status: 0 if every mutant was found or is argued away, 1 if one survived, 130 after Ctrl-C.
@@ -19,11 +19,11 @@ from pathlib import Path
 
 from attrs import asdict, frozen
 
-from tests.source_mutants.copying import CACHE, PROJECT, Copy, digest
-from tests.source_mutants.judging import Judge, Judgement, Kept, Nursery, need_of
-from tests.source_mutants.lines import Lines, gather
-from tests.source_mutants.operators import Mutant, modules_of, mutants_of, sample
-from tests.source_mutants.page import Run, read_argued, told, with_connector, with_page
+from tests.proof.source_mutants.copying import CACHE, PROJECT, Copy, digest
+from tests.proof.source_mutants.judging import Judge, Judgement, Kept, Nursery, need_of
+from tests.proof.source_mutants.lines import Lines, gather
+from tests.proof.source_mutants.operators import Mutant, modules_of, mutants_of, sample
+from tests.proof.source_mutants.page import Run, read_argued, told, with_connector, with_page
 from tests.vllm.run import OURS
 
 PAGE = PROJECT / "specs" / "source-mutants.md"
@@ -80,7 +80,7 @@ CONNECTOR = Part(
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.source_mutants", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.proof.source_mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="which mutants are drawn (%(default)s)")
     parser.add_argument("--count", type=int, default=300, help="how many (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="processor time of tests for each, at most (%(default)g)")

@@ -1,0 +1,5 @@
+"""Scenarios against a real vLLM: ``blocklife scenario run FILE --driver tests.proof.drivers.vllm:VllmDriver``."""
+
+from tests.proof.drivers.vllm.driver import VllmDriver
+
+__all__ = ["VllmDriver"]

@@ -1,0 +1,12 @@
+"""``python -m tests.proof.judges [WORLD]``: a small world of the ledger as Promela, for SPIN.
+
+WORLD is a name, sizes like ``blocks=2,contract=hold``, or both.
+"""
+
+import sys
+
+from blocklife.testing.worlds._ledger_settings import LedgerSettings
+from tests.proof.judges.promela import promela
+
+if __name__ == "__main__":
+    print(promela(LedgerSettings.parse(sys.argv[1] if sys.argv[1:] else "smallest")), end="")
