@@ -206,9 +206,10 @@ test-mooncake: $(MOONCAKE)/.made  ## the store over Mooncake with its real maste
 bench-mooncake: $(MOONCAKE)/.made  ## how fast content moves to Mooncake and back, beside its client alone
 	@$(MOONCAKE)/bin/python -m tests.stores.bench_mooncake $(ARGS)
 
-spec: $(VENV)/.dev  ## write the generated parts of specs/, and the page of all refusals
+spec: $(VENV)/.dev  ## write the generated parts of specs/, the page of all refusals, and the stubs of the doors
 	@$(BIN)/blocklife spec --write
 	@$(BIN)/python -m tests.ledger.refusals
+	@$(BIN)/python -m tests.project.doors
 
 # The same sources give the same bytes: no date of today goes in. Nothing is fetched, now or when a page is read.
 docs: $(VENV)/.docs  ## the documentation as a site, in build/site: open build/site/index.html

@@ -6,132 +6,28 @@ are loaded on first use, so `import blocklife` itself imports nothing else. Copi
 """
 
 import sys
-from typing import TYPE_CHECKING
 
 from blocklife._doors import door
 
-if TYPE_CHECKING:
-    from blocklife.errors import (
-        BlocklifeError,
-        CapacityError,
-        DefinitionError,
-        InterruptedCallError,
-        InvariantError,
-        LateError,
-        MisuseError,
-        RefusedError,
-    )
-    from blocklife.ledger import (
-        Batch,
-        Checking,
-        Completion,
-        Contract,
-        Direction,
-        GroupTransfer,
-        JobId,
-        Launched,
-        Ledger,
-        Limits,
-        Placement,
-        Plan,
-        Result,
-        Seal,
-        Store,
-        Transfer,
-        Worker,
-        block_of,
-    )
-    from blocklife.lifecycle import (
-        Lifecycle,
-        Pool,
-        edge,
-        guard,
-    )
-    from blocklife.offload import (
-        Geometry,
-        Hit,
-        HostTier,
-        LastStep,
-        Mode,
-        OffloadScheduler,
-        Placed,
-        Policies,
-        Settled,
-    )
-    from blocklife.states import (
-        Block,
-        Job,
-        Request,
-        Slot,
-    )
-
 __version__ = "0.1.0"
 
-__all__ = [
-    "Batch",
-    "Block",
-    "BlocklifeError",
-    "CapacityError",
-    "Checking",
-    "Completion",
-    "Contract",
-    "DefinitionError",
-    "Direction",
-    "Geometry",
-    "GroupTransfer",
-    "Hit",
-    "HostTier",
-    "InterruptedCallError",
-    "InvariantError",
-    "Job",
-    "JobId",
-    "LastStep",
-    "LateError",
-    "Launched",
-    "Ledger",
-    "Lifecycle",
-    "Limits",
-    "MisuseError",
-    "Mode",
-    "OffloadScheduler",
-    "Placed",
-    "Placement",
-    "Plan",
-    "Policies",
-    "Pool",
-    "RefusedError",
-    "Request",
-    "Result",
-    "Seal",
-    "Settled",
-    "Slot",
-    "Store",
-    "Transfer",
-    "Worker",
-    "__version__",
-    "block_of",
-    "edge",
-    "guard",
-]
-
-
-if not TYPE_CHECKING:  # type checkers see only the imports above
-    __getattr__, __dir__ = door(
-        __name__,
-        {
-            "errors": (
-                "BlocklifeError CapacityError DefinitionError InterruptedCallError InvariantError LateError MisuseError "
-                "RefusedError"
-            ),
-            "lifecycle": "Lifecycle Pool edge guard",
-            "states": "Block Job Request Slot",
-            "ledger": (
-                "Batch Checking Completion Contract Direction GroupTransfer JobId Launched Ledger Limits Placement Plan Result "
-                "Seal Store Transfer Worker block_of"
-            ),
-            "offload": "Geometry Hit HostTier LastStep Mode OffloadScheduler Placed Policies Settled",
-        },
-    )
+__getattr__, __dir__, __all__ = door(
+    __name__,
+    {
+        "": "__version__",
+        "errors": (
+            "BlocklifeError CapacityError DefinitionError InterruptedCallError InvariantError LateError MisuseError "
+            "RefusedError"
+        ),
+        "lifecycle": "Lifecycle Pool edge guard",
+        "states": "Block Job Request Slot",
+        "ledger": (
+            "Batch Checking Completion Contract Direction GroupTransfer JobId Launched Ledger Limits Placement Plan Result "
+            "Seal Store Transfer Worker block_of"
+        ),
+        "offload": "Geometry Hit HostTier LastStep Mode OffloadScheduler Placed Policies Settled",
+    },
+)
 
 _shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 if _shell is not None:  # in a notebook, register the display hooks; elsewhere nothing is imported here

@@ -11,21 +11,8 @@ The message of a refusal names the thing, the event, the state, what is in the w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "draw": ("pygraphviz>=2.0", "pymupdf-fonts>=1.0.5", "resvg-py>=0.3"),
-    "torch": ("torch>=2.4",),
-    "mooncake": ("mooncake-transfer-engine-non-cuda>=0.3.13",),
-}
-"""What each extra of the package installs, as in `pyproject.toml`."""
 MESSAGE_MAX = 2000
 """Maximum length of an error that is printed or logged as one line; longer ones are shortened."""
-
-
-def to_install(extra: str) -> str:
-    """The command that installs the packages of an extra; it works however blocklife itself was installed."""
-    return f"pip install {' '.join(repr(each) for each in EXTRAS[extra])}"
 
 
 def one_line(text: str) -> str:

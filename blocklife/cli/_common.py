@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn, TextIO
 
 from blocklife.errors import MisuseError, one_line
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 OK, WRONG, BAD_INPUT, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit statuses of a command."""
@@ -42,7 +42,14 @@ class Parser(argparse.ArgumentParser):
                 importlib.import_module(module).add_options(self)
             return super().parse_known_args(args, namespace)
 
-    def describe(self, description: str, examples: str) -> None:
+    def commands(self, description: str) -> Callable[[str, str], Parser]:
+        """Have commands: returns how one is added, by its name and its line of help."""
+        self.description = description
+        actions = self.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+        self.set_defaults(run=lambda _: print_help(self))
+        return lambda name, said: actions.add_parser(name, help=said)
+
+    def describe(self, description: str, examples: str = "") -> None:
         """Set the help text above and below the options, with line breaks kept."""
         self.description, self.epilog = description, examples
         self.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -59,10 +66,9 @@ class Parser(argparse.ArgumentParser):
 
 def add_commands(parser: Parser, commands: Mapping[str, str], prefix: str) -> None:
     """Give a parser commands, each a name and a line of help; module *prefix* and name is imported when it is called."""
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    parser.set_defaults(run=lambda _: print_help(parser))
+    add = parser.commands(parser.description or "")
     for name, said in commands.items():
-        actions.add_parser(name, help=said).module = f"{prefix}{name}"
+        add(name, said).module = f"{prefix}{name}"
 
 
 def print_help(parser: argparse.ArgumentParser) -> int:
@@ -150,23 +156,48 @@ class Occasional:
             complain(f"{self._name}: {said()}")
 
 
+class Telling:
+    """Progress of one run, on standard error: a line that is drawn anew on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, name: str, bar: Progress | None) -> None:
+        self._line, self._bar = Occasional(name), bar
+        self._task: TaskID | None = None
+
+    def __call__(self, said: Callable[[], str], done: int = 0, total: int | None = None) -> None:
+        """Say how far it is: in words, and for a bar in numbers, if it is known how much there is."""
+        if self._bar is None:
+            self._line(said)
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("", total=total, said="")
+        self._bar.update(self._task, completed=done, said=said())
+
+    def print(self, line: str, stream: TextIO) -> None:
+        """Print a line of the report; above the bar, which is drawn again, where both are on the terminal."""
+        if self._bar is not None and stream.isatty():
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=stream, flush=True)
+
+
+@contextlib.contextmanager
+def telling(name: str) -> Iterator[Telling]:
+    """Tell of a run until it is over."""
+
+    def columns() -> list[str | ProgressColumn]:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+        return [TextColumn(name), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn()]
+
+    with on_terminal(columns) as bar:
+        yield Telling(name, bar)
+
+
 @contextlib.contextmanager
 def reading(what: str = "lines") -> Iterator[Callable[[int, int], None]]:
     """Progress while a recording is read: hears how many bytes were read, and how many of *what*."""
-
-    def columns() -> list[str | ProgressColumn]:
-        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        counts = f"{{task.fields[megabytes]:,}} MiB, {{task.fields[count]:,}} {what}"
-        return [TextColumn("recording"), SpinnerColumn(), TextColumn(counts), TimeElapsedColumn()]
-
-    with on_terminal(columns) as bar:
-        if bar is None:
-            line = Occasional("recording")
-            yield lambda size, count: line(lambda: f"{size >> 20:,} MiB, {count:,} {what}")
-            return
-        task = bar.add_task("", total=None, megabytes=0, count=0)
-        yield lambda size, count: bar.update(task, megabytes=size >> 20, count=count)
+    with telling("recording") as tell:
+        yield lambda size, count: tell(lambda: f"{size >> 20:,} MiB, {count:,} {what}")
 
 
 def refuse_overwriting(output: str | None, *sources: str | None) -> None:

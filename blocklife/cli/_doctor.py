@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, version
@@ -25,18 +25,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
+from attrs import frozen
 
 from blocklife import __version__
 from blocklife.cli import _built as built
 from blocklife.cli._common import OK, WRONG, Parser, put_out
-from blocklife.errors import to_install
+from blocklife.extras import to_install
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from blocklife.copiers._protocol import Copier
+    from blocklife.copiers import Copier
 
 _EXAMPLES = """\
 examples:
@@ -48,8 +48,7 @@ exit status: 0 all that is installed works; 1 something installed does not
 _LINK_BYTES = 64 << 20
 """Bytes per copy when the speed of a link is measured."""
 _LINK_ROUNDS = 5
-
-_NVIDIA = Path("/proc/driver/nvidia/version")
+_NAME_WIDTH = 15
 
 
 class CheckOutcome(enum.Enum):
@@ -61,7 +60,7 @@ class CheckOutcome(enum.Enum):
     BROKEN = "installed, and does not work"
 
 
-@attrs.frozen
+@frozen
 class Diagnosis:
     """One line of the report."""
 
@@ -80,16 +79,46 @@ class Diagnosis:
         return {"name": self.name, "verdict": self.verdict.name.lower(), "says": self.says, "install": self.install}
 
 
-_NAME_WIDTH = 15
+class _OtherwiseError(Exception):
+    """A check that comes out otherwise than its row says: with a verdict, what to say, and what to install."""
 
-
-class _AbsentError(Exception):
-    """Something that a check needs is missing; says what, and what to install."""
-
-    def __init__(self, says: str, install: str = "") -> None:
+    def __init__(self, verdict: CheckOutcome, says: str, install: str = "") -> None:
         super().__init__(says)
-        self.says = says
-        self.install = install
+        self.verdict, self.says, self.install = verdict, says, install
+
+
+@frozen
+class Check:
+    """One check: a function that returns what to say, or raises."""
+
+    name: str
+    run: Callable[[], str]
+    verdict: CheckOutcome = CheckOutcome.FACT
+    """If nothing is raised."""
+    needs: str = ""
+    """The module without which it is not made, named like the extra that brings it; empty where it needs none."""
+    needs_gpu: str = ""
+    """What it says where torch finds no GPU; empty where it needs none."""
+
+    def made(self) -> Diagnosis:
+        """Its outcome; a broken package may raise anything, even on import."""
+        try:
+            if self.needs and find_spec(self.needs) is None:
+                raise _OtherwiseError(CheckOutcome.ABSENT, "not installed", to_install(self.needs))
+            if self.needs_gpu:
+                import torch
+
+                if not torch.cuda.is_available():
+                    raise _OtherwiseError(CheckOutcome.ABSENT, self.needs_gpu)
+            return Diagnosis(self.name, self.verdict, self.run())
+        except _OtherwiseError as otherwise:
+            return Diagnosis(self.name, otherwise.verdict, otherwise.says, otherwise.install)
+        except Exception as problem:
+            return Diagnosis(self.name, CheckOutcome.BROKEN, f"{type(problem).__name__}: {_in_a_line(problem)}")
+
+
+def _in_a_line(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:300] or "no message"
 
 
 def add_options(parser: Parser) -> None:
@@ -105,61 +134,42 @@ def add_options(parser: Parser) -> None:
 
 def _doctor(args: argparse.Namespace) -> int:
     found: list[Diagnosis] = []
-    for name, check in CHECKS:
-        finding = examine(name, check)
-        found.append(finding)
+    for check in CHECKS:
+        found.append(check.made())
         if not args.json:
-            put_out(f"{finding}\n")
-    broken = [finding.name for finding in found if finding.verdict is CheckOutcome.BROKEN]
+            put_out(f"{found[-1]}\n")
+    broken = [each.name for each in found if each.verdict is CheckOutcome.BROKEN]
     if args.json:
-        findings = [finding.as_json() for finding in found]
-        put_out(json.dumps({"ok": not broken, "findings": findings, "core": core_as_json(built.examine())}) + "\n")
+        core = built.examine()
+        modules = {each.name: str(each) for each in core.modules}
+        findings = [each.as_json() for each in found]
+        put_out(json.dumps({"ok": not broken, "findings": findings, "core": {"by": core.by, "modules": modules}}) + "\n")
     else:
         put_out(f"\n{'broken: ' + ', '.join(broken) if broken else 'all that is installed works'}\n")
     return WRONG if broken else OK
 
 
-def examine(name: str, check: Callable[[], Diagnosis]) -> Diagnosis:
-    """Run one check; an exception becomes its outcome."""
-    try:
-        return check()
-    except _AbsentError as absent:
-        return Diagnosis(name, CheckOutcome.ABSENT, absent.says, absent.install)
-    except Exception as problem:  # a broken package may raise anything, even on import
-        return Diagnosis(name, CheckOutcome.BROKEN, f"{type(problem).__name__}: {_in_a_line(problem)}")
-
-
-def _in_a_line(problem: Exception) -> str:
-    return " ".join(str(problem).split())[:300] or "no message"
-
-
 # --- what is installed -------------------------------------------------------------------------------------------------
 
 
-def _python() -> Diagnosis:
-    return Diagnosis(
-        "python", CheckOutcome.FACT, f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    )
+def _python() -> str:
+    return f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
 
 
-def _platform() -> Diagnosis:
+def _platform() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Diagnosis("platform", CheckOutcome.FACT, f"{platform.platform()}, {cores} cores, {memory / 2**30:.1f} GiB of memory")
+    return f"{platform.platform()}, {cores} cores, {memory / 2**30:.1f} GiB of memory"
 
 
-def _blocklife() -> Diagnosis:
-    return Diagnosis("blocklife", CheckOutcome.FACT, __version__)
-
-
-def _core() -> Diagnosis:
+def _core() -> str:
     """Whether the core runs compiled. Where it does, this imports each compiled module, and tries one verb.
 
     A module of an engine that is not installed cannot be imported, and nobody can use it: it is named, and nothing is wrong.
     """
     core = built.examine()
     if not core.compiled:
-        return Diagnosis("core", CheckOutcome.FACT, str(core))
+        raise _OtherwiseError(CheckOutcome.FACT, str(core))
     if core.stale:
         raise ValueError(f"compiled from another source than lies here: {', '.join(core.stale)} (install it again)")
     untried = []
@@ -173,14 +183,14 @@ def _core() -> Diagnosis:
             continue
         if not file.endswith(tuple(EXTENSION_SUFFIXES)):
             raise ValueError(f"{name} is compiled, and Python runs {file}")
-    try_core()
+    _try_core()
     others = [each.name for each in core.modules if not each.compiled]
     rest = f"; interpreted: {', '.join(others)}" if others else ""
     rest += f"; not imported: {', '.join(untried)}" if untried else ""
-    return Diagnosis("core", CheckOutcome.WORKS, f"{core}: {', '.join(core.compiled)}{rest}")
+    return f"{core}: {', '.join(core.compiled)}{rest}"
 
 
-def try_core() -> None:
+def _try_core() -> None:
     """One verb, and its refusal. Raises ValueError where either is not as it should be."""
     from blocklife.errors import CapacityError
     from blocklife.ledger import Ledger, Limits
@@ -189,79 +199,65 @@ def try_core() -> None:
     ledger.add_request("a")
     if len(ledger.allocate("a", 2)) != 2 or ledger.blocks.free != 0:
         raise ValueError(f"two of two blocks were allocated, and {ledger.blocks.free} are free")
-    try:
+    with contextlib.suppress(CapacityError):
         ledger.allocate("a", 1)
-    except CapacityError:
-        return
-    raise ValueError("a third of two blocks was allocated")
+        raise ValueError("a third of two blocks was allocated")
 
 
-def core_as_json(core: built.InstalledCore) -> dict[str, object]:
-    """Module by module, for machines."""
-    return {"by": core.by, "modules": {each.name: str(each) for each in core.modules}}
-
-
-def _numpy() -> Diagnosis:
-    return Diagnosis("numpy", CheckOutcome.FACT, np.__version__)
-
-
-def _torch() -> Diagnosis:
-    _need("torch", to_install("torch"))
+def _torch() -> str:
     import torch
 
     cuda = torch.version.cuda
-    built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
-    install = "" if cuda or not _NVIDIA.exists() else "this machine has an NVIDIA driver: install a torch with CUDA"
+    says = f"{torch.__version__}, {f'built for CUDA {cuda}' if cuda else 'built without CUDA'}"
     if int(torch.arange(5).sum()) != 10:
         raise ArithmeticError("torch cannot add")
-    return Diagnosis("torch", CheckOutcome.WORKS, f"{torch.__version__}, {built}", install)
+    if not cuda and Path("/proc/driver/nvidia/version").exists():
+        install = "this machine has an NVIDIA driver: install a torch with CUDA"
+        raise _OtherwiseError(CheckOutcome.WORKS, says, install)
+    return says
 
 
-def _drawing() -> Diagnosis:
+def _drawing() -> str:
     """Needs all packages of the extra; the two kinds of drawing that need them are drawn."""
     parts = {"pygraphviz": "pygraphviz", "pymupdf-fonts": "pymupdf_fonts", "resvg-py": "resvg_py"}
     missing = [package for package, module in parts.items() if find_spec(module) is None]
     if missing:
-        raise _AbsentError(f"{', '.join(missing)} not installed", to_install("draw"))
-    from blocklife.drawing._picture import Panel, picture
-    from blocklife.drawing._png import png
+        raise _OtherwiseError(CheckOutcome.ABSENT, f"{', '.join(missing)} not installed", to_install("draw"))
+    from blocklife.drawing import Panel, picture, png
     from blocklife.states import SlotLife
 
     if not png([Panel(picture(SlotLife.table))]).startswith(b"\x89PNG"):
         raise ValueError("a drawing did not become a picture")
-    told = ", ".join(f"{package} {version(package)}" for package in parts)
-    return Diagnosis("drawing", CheckOutcome.WORKS, f"{told}; one picture drawn")
-
-
-def _need(module: str, install: str) -> None:
-    if find_spec(module) is None:
-        raise _AbsentError("not installed", install)
+    return ", ".join(f"{package} {version(package)}" for package in parts) + "; one picture drawn"
 
 
 # --- copiers -----------------------------------------------------------------------------------------------------------
 
 
-_BLOCKS, _PLACES, _TARGETS = (0, 1, 2, 3), (5, 2, 7, 0), (4, 5, 6, 7)
+_BLOCKS, _PLACES, _TARGETS = [0, 1, 2, 3], [5, 2, 7, 0], [4, 5, 6, 7]
 """Blocks that are stored, the host places that they go to, and the blocks that they are loaded into."""
 _NUM_PLACES, _PAGE_BYTES = 8, 512
 
 
-def there_and_back(copier: Copier) -> None:
+def _there_and_back(copier: Copier) -> None:
     """A store, and a load of what it stored. Raises ValueError where one of them is not reported as it should be."""
-    from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer
+    from blocklife.ledger import Completion, Direction, JobId, Result, Transfer
 
     blocks, places, targets = (np.array(ids, dtype=np.int64) for ids in (_BLOCKS, _PLACES, _TARGETS))
-    for number, direction, source, target in ((1, Direction.STORE, blocks, places), (2, Direction.LOAD, places, targets)):
-        job = JobId(1, number)
-        copier.launch(Transfer(job, direction, source, target, (len(source),)))
-        copier.wait([job])
-        if (reported := copier.poll()) != [Completion(job, copier.worker, Result.OK)]:
-            raise ValueError(f"a {direction.name.lower()} was reported as {reported}")
+    try:
+        for number, direction, source, target in ((1, Direction.STORE, blocks, places), (2, Direction.LOAD, places, targets)):
+            job = JobId(1, number)
+            copier.launch(Transfer(job, direction, source, target, (len(source),)))
+            copier.wait([job])
+            if (reported := copier.poll()) != [Completion(job, copier.worker, Result.OK)]:
+                raise ValueError(f"a {direction.name.lower()} was reported as {reported}")
+    finally:
+        copier.close()
 
 
-def compare(device: NDArray[np.uint8], host: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
-    """Whether everything lies where it should after `there_and_back`. Raises ValueError where it does not."""
-    for what, found in (("stored", host[list(_PLACES)]), ("loaded", device[list(_TARGETS)]), ("kept", device[list(_BLOCKS)])):
+def _compare(device: NDArray[np.uint8], host: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
+    """Whether everything lies where it should after `_there_and_back`. Raises ValueError where it does not."""
+    for what, found in (("stored", host[_PLACES]), ("loaded", device[_TARGETS]), ("kept", device[_BLOCKS])):
         if not np.array_equal(found, content):
             raise ValueError(
                 f"the bytes that were {what} are not those that went ({np.count_nonzero(found != content)} differ)"
@@ -272,73 +268,47 @@ def _content() -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(256, size=(len(_BLOCKS), _PAGE_BYTES), dtype=np.uint8)
 
 
-def _copier_cpu() -> Diagnosis:
-    from blocklife.copiers._cpu import CpuCopier
-    from blocklife.ledger.records import Worker
+def _copier_cpu() -> str:
+    from blocklife.copiers import CpuCopier
+    from blocklife.ledger import Worker
 
     content = _content()
     device, host = (np.zeros((_NUM_PLACES, _PAGE_BYTES // 8), dtype=np.uint64) for _ in range(2))
-    device[list(_BLOCKS)] = content.view(np.uint64)
-    copier = CpuCopier(device, host, worker=Worker(0))
-    try:
-        there_and_back(copier)
-    finally:
-        copier.close()
-    compare(device.view(np.uint8), host.view(np.uint8), content)
-    return Diagnosis("copier cpu", CheckOutcome.WORKS, f"{content.nbytes:,} bytes there and back, compared")
+    device[_BLOCKS] = content.view(np.uint64)
+    _there_and_back(CpuCopier(device, host, worker=Worker(0)))
+    _compare(device.view(np.uint8), host.view(np.uint8), content)
+    return f"{content.nbytes:,} bytes there and back, compared"
 
 
-def _copier_torch() -> Diagnosis:
-    return Diagnosis("copier torch", CheckOutcome.WORKS, _try_torch("cpu"))
-
-
-def _copier_cuda() -> Diagnosis:
-    _need("torch", to_install("torch"))
+def _copier_torch(device: str) -> str:
     import torch
 
-    if not torch.cuda.is_available():
-        raise _AbsentError("not tried: no GPU")
-    return Diagnosis("copier cuda", CheckOutcome.WORKS, _try_torch("cuda"))
-
-
-def _try_torch(device: str) -> str:
-    _need("torch", to_install("torch"))
-    import torch
-
-    from blocklife.copiers.torch._copier import TorchCopier
-    from blocklife.copiers.torch._layout import KvCache
-    from blocklife.copiers.torch._memory import HostMemory
-    from blocklife.ledger.records import Worker
+    from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+    from blocklife.ledger import Worker
 
     content = _content()
     cache = torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device=device)
-    cache[list(_BLOCKS)] = torch.from_numpy(content).to(device)
+    cache[_BLOCKS] = torch.from_numpy(content).to(device)
     with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=device == "cuda") as host:
         copier = TorchCopier(KvCache([[cache]]), host, worker=Worker(0))
-        try:
-            copier.computed()
-            there_and_back(copier)
-        finally:
-            copier.close()
-        compare(cache.cpu().numpy(), host.region(0).numpy(), content)
+        copier.computed()
+        _there_and_back(copier)
+        _compare(cache.cpu().numpy(), host.region(0).numpy(), content)
     return f"{content.nbytes:,} bytes between {device} tensors and host memory and back, compared"
 
 
-def _movers() -> Diagnosis:
+def _movers() -> str:
     """How the cuda copier moves bytes on this machine: each mover that is named has carried some there and back."""
-    _need("torch", to_install("torch"))
     import torch
 
-    if not torch.cuda.is_available():
-        raise _AbsentError("not tried: no GPU")
-    from blocklife.copiers.torch._layout import CopyLayout, KvCache
-    from blocklife.copiers.torch._memory import HostMemory
+    from blocklife.copiers.torch import HostMemory, KvCache
+    from blocklife.copiers.torch._layout import CopyLayout
     from blocklife.copiers.torch._moves import mover_for_cuda
 
     cache = KvCache([[torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device="cuda")]])
     with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=True) as host:
         mover = mover_for_cuda(CopyLayout(cache, host))
-    return Diagnosis("movers", CheckOutcome.WORKS, told_of_movers(mover.names, mover.left_out))
+    return told_of_movers(mover.names, mover.left_out)
 
 
 def told_of_movers(names: tuple[str, ...], left_out: dict[str, str]) -> str:
@@ -347,67 +317,56 @@ def told_of_movers(names: tuple[str, ...], left_out: dict[str, str]) -> str:
     return ", ".join(names) + (f"; copies are slower without {reasons}" if reasons else "")
 
 
-def _ranks() -> Diagnosis:
+def _ranks() -> str:
     """What `torch.distributed` needs for ranks on this machine."""
-    _need("torch", to_install("torch"))
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_gloo_available()):
-        raise _AbsentError("torch is built without gloo", "install a torch with torch.distributed and gloo")
-    return Diagnosis("ranks", CheckOutcome.FACT, "torch.distributed with gloo; start them with torchrun")
+        install = "install a torch with torch.distributed and gloo"
+        raise _OtherwiseError(CheckOutcome.ABSENT, "torch is built without gloo", install)
+    return "torch.distributed with gloo; start them with torchrun"
 
 
-# --- stores ------------------------------------------------------------------------------------------------------------
+# --- stores and devices --------------------------------------------------------------------------------------------------
 
 
-def _mooncake() -> Diagnosis:
+_MOONCAKES = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
+"""The package is built in several ways, each with its own name."""
+
+
+def _mooncake() -> str:
     """Whether the package of Mooncake Store can be imported, with its libraries. No master is asked."""
-    _need("mooncake", to_install("mooncake"))
     from blocklife.stores._mooncake import INSTALL_LIBRARIES, find_mooncake
 
     try:
         find_mooncake()
     except ImportError as problem:
         install = INSTALL_LIBRARIES if ".so" in str(problem) else to_install("mooncake")
-        return Diagnosis("store mooncake", CheckOutcome.BROKEN, f"cannot be imported: {_in_a_line(problem)}", install)
-    says = f"{_version_of_mooncake()}, can be imported; no master was asked (blocklife store check mooncake:HOST:PORT)"
-    return Diagnosis("store mooncake", CheckOutcome.FACT, says)
-
-
-def _version_of_mooncake() -> str:
-    """The package is built in several ways, each with its own name."""
-    for name in _MOONCAKES:
+        raise _OtherwiseError(CheckOutcome.BROKEN, f"cannot be imported: {_in_a_line(problem)}", install) from problem
+    package = "a mooncake of unknown version"
+    for name in reversed(_MOONCAKES):
         with contextlib.suppress(PackageNotFoundError):
-            return f"{name} {version(name)}"
-    return "a mooncake of unknown version"
+            package = f"{name} {version(name)}"
+    return f"{package}, can be imported; no master was asked (blocklife store check mooncake:HOST:PORT)"
 
 
-_MOONCAKES = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
-
-
-# --- the device --------------------------------------------------------------------------------------------------------
-
-
-def _gpu() -> Diagnosis:
-    _need("torch", to_install("torch"))
+def _gpu() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        raise _AbsentError("torch sees none" if torch.version.cuda else "torch is built without CUDA, and looks for none")
+        without = "torch sees none" if torch.version.cuda else "torch is built without CUDA, and looks for none"
+        raise _OtherwiseError(CheckOutcome.ABSENT, without)
     told = []
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         told.append(f"{index}: {about.name}, {about.total_memory / 2**30:.1f} GiB, capability {about.major}.{about.minor}")
-    return Diagnosis("gpu", CheckOutcome.FACT, "; ".join(told))
+    return "; ".join(told)
 
 
-def _link() -> Diagnosis:
+def _link() -> str:
     """Best of some rounds in each direction, from and to pinned memory: what a copier can hope for at most."""
-    _need("torch", to_install("torch"))
     import torch
 
-    if not torch.cuda.is_available():
-        raise _AbsentError("not measured: no GPU")
     host = torch.ones(_LINK_BYTES, dtype=torch.uint8).pin_memory()
     device = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device="cuda")
 
@@ -427,25 +386,25 @@ def _link() -> Diagnosis:
     if not bool(host.all()):
         raise ValueError("the bytes that came back are not those that went")
     how = f"{_LINK_BYTES >> 20} MiB, pinned, best of {_LINK_ROUNDS}"
-    says = f"{to_device:.1f} GB/s to the device, {to_host:.1f} GB/s to the host ({how})"
-    return Diagnosis("link", CheckOutcome.WORKS, says)
+    return f"{to_device:.1f} GB/s to the device, {to_host:.1f} GB/s to the host ({how})"
 
 
-CHECKS: Iterable[tuple[str, Callable[[], Diagnosis]]] = (
-    ("python", _python),
-    ("platform", _platform),
-    ("blocklife", _blocklife),
-    ("core", _core),
-    ("numpy", _numpy),
-    ("torch", _torch),
-    ("drawing", _drawing),
-    ("copier cpu", _copier_cpu),
-    ("copier torch", _copier_torch),
-    ("copier cuda", _copier_cuda),
-    ("movers", _movers),
-    ("ranks", _ranks),
-    ("store mooncake", _mooncake),
-    ("gpu", _gpu),
-    ("link", _link),
+_WORKS = CheckOutcome.WORKS
+CHECKS: Sequence[Check] = (
+    Check("python", _python),
+    Check("platform", _platform),
+    Check("blocklife", lambda: __version__),
+    Check("core", _core, _WORKS),
+    Check("numpy", lambda: np.__version__),
+    Check("torch", _torch, _WORKS, needs="torch"),
+    Check("drawing", _drawing, _WORKS),
+    Check("copier cpu", _copier_cpu, _WORKS),
+    Check("copier torch", lambda: _copier_torch("cpu"), _WORKS, needs="torch"),
+    Check("copier cuda", lambda: _copier_torch("cuda"), _WORKS, needs="torch", needs_gpu="not tried: no GPU"),
+    Check("movers", _movers, _WORKS, needs="torch", needs_gpu="not tried: no GPU"),
+    Check("ranks", _ranks, needs="torch"),
+    Check("store mooncake", _mooncake, needs="mooncake"),
+    Check("gpu", _gpu, needs="torch"),
+    Check("link", _link, _WORKS, needs="torch", needs_gpu="not measured: no GPU"),
 )
-"""Every check by its name, in the order in which they are told."""
+"""Every check, in the order in which they are told."""

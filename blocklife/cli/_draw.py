@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import frozen
 
 from blocklife.cli._common import OK, Parser, file, put_out, reading, refuse_overwriting, write_whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
-    from blocklife.drawing._picture import Marks, Panel
-    from blocklife.drawing._theme import Theme
+    from blocklife.drawing import Marks, Panel, Theme
     from blocklife.lifecycle import Table
 
 _EXAMPLES = """\
@@ -43,7 +42,21 @@ exit status: 0 drawn; 2 bad input, or the file cannot be written
 THEMES = ("auto", "light", "dark")
 
 
-# --- what is asked -----------------------------------------------------------------------------------------------------
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "text": (".txt",),
+    "table": (".md",),
+    "mermaid": (".mmd", ".mermaid"),
+    "dot": (".dot", ".gv"),
+    "svg": (".svg",),
+    "png": (".png",),
+    "html": (".html", ".htm"),
+    "markup": (".json",),
+}
+"""Every format, with the endings of its files."""
+DEFAULT = "text"
+OF_TABLES = frozenset({"markup"})
+"""Formats that are made from the tables themselves, and show no marks."""
+OVERLAYS = ("recording", "coverage", "mutants")
 
 
 @frozen
@@ -53,257 +66,133 @@ class Sheet:
     panels: tuple[Panel, ...]
     tables: Mapping[str, Table]
     """The same lifecycles as they are compiled, by name, for formats that need more than a picture."""
-    theme: Theme | None = None
+    theme: Theme | None
     """None: as the reader's system has it."""
-    charts: Mapping[str, str] = field(factory=dict)
+    charts: Mapping[str, str]
     """How each lifecycle went through a run, as SVG by its name, for formats that have room for it."""
-    terminal: int | None = None
+    columns: int | None
     """Columns of the terminal on which it is shown; None where it goes elsewhere."""
+
+    def drawn(self, name: str) -> str | bytes:
+        """The sheet in one format."""
+        from blocklife import drawing
+        from blocklife.drawing._tables import panel_tables
+        from blocklife.machines import export_markup
+
+        ways: Mapping[str, Callable[[], str | bytes]] = {
+            "text": lambda: drawing.terminal(self.panels, columns=self.columns),
+            "table": lambda: panel_tables(self.panels),
+            "mermaid": lambda: drawing.mermaid(self.panels),
+            "dot": lambda: drawing.dot(self.panels, self.theme),
+            "svg": lambda: drawing.svg(self.panels, self.theme),
+            "png": lambda: drawing.png(self.panels, self.theme),
+            "html": lambda: drawing.page(self.panels, self.theme, self.charts),
+            "markup": lambda: "".join(json.dumps(export_markup(each), indent=2) + "\n" for each in self.tables.values()),
+        }
+        return ways[name]()
 
 
 def add_options(parser: Parser) -> None:
     """Its options."""
+    machines = "block, slot, job, request, all, lookup, patience, ending, module:Class"
     parser.describe(
         "Draw lifecycles: block, slot, job, request, all these, lookup, patience, ending (the scheduler's), or module:Class.",
         _EXAMPLES,
     )
     add = parser.add_argument
-    add(
-        "machines",
-        nargs="*",
-        metavar="MACHINE",
-        help="block, slot, job, request, all, lookup, patience, ending, module:Class",
-    )
+    add("machines", nargs="*", metavar="MACHINE", help=machines)
     add("-o", "--output", type=file, default="-", metavar="FILE", help="output file (default - is standard output)")
-    told = ", ".join(f"{each.name} ({' '.join(each.endings)})" for each in FORMATS)
+    told = ", ".join(f"{name} ({' '.join(endings)})" for name, endings in FORMATS.items())
     add("--format", metavar="NAME", help=f"{told}; default: by the extension of FILE, else {DEFAULT}")
     add("--plain", action="store_true", help="leave out the couplings to other machines")
     add("--theme", default="auto", metavar="NAME", help="light, dark, or auto: follow the reader's system (default auto)")
-    add_overlays(parser)
+    add = parser.add_mutually_exclusive_group().add_argument
+    run = "show what a run did: rows taken and never taken, time in each state, refusals"
+    add("--recording", type=file, metavar="FILE", help=run)
+    add("--coverage", type=file, metavar="FILE.json", help="show what tests cover, from a report of pytest --blocklife-report")
+    guards = "show which guards tests miss when switched off, from specs/mutants.md"
+    add("--mutants", type=file, metavar="FILE", help=guards)
     parser.set_defaults(run=_draw)
 
 
 def _draw(args: argparse.Namespace) -> int:
+    from blocklife.cli._lifecycles import tables_named
+
     chosen = _format(args.format, args.output)
     refuse_overwriting(args.output, args.recording, args.coverage, args.mutants)
     if not args.machines:
         raise MisuseError("no machine is named (blocklife draw block; there is more in blocklife draw --help)")
-    if chosen.name in _OF_TABLES:
-        _refuse_overlays(args, f"{chosen.name} shows the lifecycle alone")
-    _put(args.output, chosen, _sheet(args))
+    tables = tables_named(args.machines)
+    if chosen in OF_TABLES:
+        for option in OVERLAYS:
+            if getattr(args, option):
+                raise MisuseError(f"--{option}: {chosen} shows the lifecycle alone (leave it out)")
+        if len(tables) > 1:
+            raise MisuseError(f"{chosen} holds one lifecycle, not {', '.join(tables)} (name one of them)")
+    drawn = _sheet(args, tables).drawn(chosen)
+    if args.output != "-":
+        write_whole(args.output, drawn)
+    elif isinstance(drawn, bytes) and sys.stdout.isatty():
+        raise MisuseError(f"{chosen} is no text for a terminal (name a file with -o, or pipe it)")
+    else:
+        put_out(drawn)
     return OK
 
 
-def _refuse_overlays(args: argparse.Namespace, why: str) -> None:
-    """What would be passed over in silence is bad input."""
-    for option in ("recording", "coverage", "mutants"):
-        if getattr(args, option):
-            raise MisuseError(f"--{option}: {why} (leave it out)")
-
-
-def _put(output: str, chosen: Format, sheet: Sheet) -> None:
-    if output == "-":
-        _print(chosen, chosen.draw(sheet))
-    else:
-        write_whole(output, chosen.draw(sheet))
-
-
-def _sheet(args: argparse.Namespace) -> Sheet:
-    from blocklife.cli._lifecycles import tables_named
-    from blocklife.drawing._picture import UNMARKED, Panel, picture
-    from blocklife.states import COUPLINGS
-
-    tables = tables_named(args.machines)
-    overlay, theme = overlaid(args, tables), _theme(args.theme)
-    couplings = () if args.plain else COUPLINGS
-    panels = tuple(Panel(picture(table, name, couplings), overlay.marks.get(name, UNMARKED)) for name, table in tables.items())
-    return Sheet(panels, tables, theme, overlay.charts(theme), _columns() if args.output == "-" else None)
-
-
-def _theme(name: str) -> Theme | None:
-    from blocklife.cli._lifecycles import suggestion
-    from blocklife.drawing._theme import Theme
-
-    if name not in THEMES:
-        raise MisuseError(f"no theme {name!r} ({suggestion(name, THEMES)})")
-    return None if name == "auto" else Theme[name.upper()]
-
-
-def _columns() -> int | None:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-# --- formats -----------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class Format:
-    """One way to draw; *draw* gives text, or bytes where it is no text."""
-
-    name: str
-    endings: tuple[str, ...]
-    draw: Callable[[Sheet], str | bytes]
-
-
-def _text(sheet: Sheet) -> str:
-    from blocklife.drawing._terminal import terminal
-
-    return terminal(sheet.panels, columns=sheet.terminal)
-
-
-def _table(sheet: Sheet) -> str:
-    from blocklife.drawing._tables import panel_tables
-
-    return panel_tables(sheet.panels)
-
-
-def _mermaid(sheet: Sheet) -> str:
-    from blocklife.drawing._mermaid import mermaid
-
-    return mermaid(sheet.panels)
-
-
-def _dot(sheet: Sheet) -> str:
-    from blocklife.drawing._dot import dot
-
-    return dot(sheet.panels, sheet.theme)
-
-
-def _svg(sheet: Sheet) -> str:
-    from blocklife.drawing._svg import svg
-
-    return svg(sheet.panels, sheet.theme)
-
-
-def _png(sheet: Sheet) -> bytes:
-    from blocklife.drawing._png import png
-
-    return png(sheet.panels, sheet.theme)
-
-
-def _html(sheet: Sheet) -> str:
-    from blocklife.drawing._page import page
-
-    return page(sheet.panels, sheet.theme, sheet.charts)
-
-
-def _markup(sheet: Sheet) -> str:
-    from blocklife.machines import export_markup
-
-    if len(sheet.tables) > 1:
-        raise MisuseError(f"markup holds one lifecycle, not {', '.join(sheet.tables)} (name one of them)")
-    return "".join(json.dumps(export_markup(table), indent=2) + "\n" for table in sheet.tables.values())
-
-
-_OF_TABLES = frozenset({"markup"})
-"""Formats that are made from the tables themselves, and show no marks."""
-
-FORMATS = (
-    Format("text", (".txt",), _text),
-    Format("table", (".md",), _table),
-    Format("mermaid", (".mmd", ".mermaid"), _mermaid),
-    Format("dot", (".dot", ".gv"), _dot),
-    Format("svg", (".svg",), _svg),
-    Format("png", (".png",), _png),
-    Format("html", (".html", ".htm"), _html),
-    Format("markup", (".json",), _markup),
-)
-"""Every format, by name and by the endings of files."""
-
-DEFAULT = "text"
-
-
-def _format(name: str | None, output: str) -> Format:
+def _format(name: str | None, output: str) -> str:
     """The format that is meant: by its name, by the ending of the file, or the default for standard output."""
     from blocklife.cli._lifecycles import suggestion
 
     ending = "" if output == "-" else Path(output).suffix.lower()
-    ended = next((each for each in FORMATS if ending in each.endings), None)
+    ended = next((each for each, endings in FORMATS.items() if ending in endings), None)
     if name is None:
         if output == "-":
-            return next(each for each in FORMATS if each.name == DEFAULT)
+            return DEFAULT
         if ended is None:
-            endings = ", ".join(one for each in FORMATS for one in each.endings)
+            endings = ", ".join(one for each in FORMATS.values() for one in each)
             said = f"the ending {ending} names no format" if ending else "it has no ending that names a format"
             raise MisuseError(f"{output}: {said} (there are {endings}; or name one with --format)")
         return ended
-    named = next((each for each in FORMATS if each.name == name.lower()), None)
-    if named is None:
-        raise MisuseError(f"no format {name!r} ({suggestion(name, [each.name for each in FORMATS])})")
-    if ended is not None and ended is not named:
-        raise MisuseError(f"{output}: the ending says {ended.name}, --format {named.name} (leave one of them out)")
-    return named
+    if name.lower() not in FORMATS:
+        raise MisuseError(f"no format {name!r} ({suggestion(name, FORMATS)})")
+    if ended not in (None, name.lower()):
+        raise MisuseError(f"{output}: the ending says {ended}, --format {name.lower()} (leave one of them out)")
+    return name.lower()
 
 
-# --- where it goes -----------------------------------------------------------------------------------------------------
+def _sheet(args: argparse.Namespace, tables: Mapping[str, Table]) -> Sheet:
+    from blocklife.cli._lifecycles import suggestion
+    from blocklife.drawing import Marks, Panel, Theme, picture
+    from blocklife.states import COUPLINGS
+
+    if args.theme not in THEMES:
+        raise MisuseError(f"no theme {args.theme!r} ({suggestion(args.theme, THEMES)})")
+    theme = None if args.theme == "auto" else Theme[args.theme.upper()]
+    marks, charts = _overlay(args, tables, theme)
+    couplings = () if args.plain else COUPLINGS
+    panels = tuple(Panel(picture(table, name, couplings), marks.get(name, Marks())) for name, table in tables.items())
+    columns = shutil.get_terminal_size().columns if args.output == "-" and sys.stdout.isatty() else None
+    return Sheet(panels, tables, theme, charts, columns)
 
 
-def _print(chosen: Format, drawn: str | bytes) -> None:
-    """To standard output; no pixels to a terminal."""
-    if isinstance(drawn, bytes) and sys.stdout.isatty():
-        raise MisuseError(f"{chosen.name} is no text for a terminal (name a file with -o, or pipe it)")
-    put_out(drawn)
+def _overlay(args: argparse.Namespace, machines: Iterable[str], theme: Theme | None) -> tuple[dict[str, Marks], dict[str, str]]:
+    """What is laid over each machine, and the charts of a run."""
+    from blocklife.drawing import _overlays as overlays
 
-
-# --- what is laid over a drawing -----------------------------------------------------------------------------------------
-
-
-@frozen
-class Overlay:
-    """What is laid over, by the name of a machine."""
-
-    marks: Mapping[str, Marks] = field(factory=dict)
-    chart: Callable[[str, Theme | None], str] | None = None
-    """Draws how a machine went through a run; None where none is shown."""
-
-    def charts(self, theme: Theme | None) -> dict[str, str]:
-        """The charts of all machines that have one."""
-        drawn = {} if self.chart is None else {name: self.chart(name, theme) for name in self.marks}
-        return {name: chart for name, chart in drawn.items() if chart}
-
-
-def add_overlays(parser: Parser) -> None:
-    """The options; only one of them can be given."""
-    add = parser.add_mutually_exclusive_group().add_argument
-    add(
-        "--recording",
-        type=file,
-        metavar="FILE",
-        help="show what a run did: rows taken and never taken, time in each state, refusals",
-    )
-    add("--coverage", type=file, metavar="FILE.json", help="show what tests cover, from a report of pytest --blocklife-report")
-    add(
-        "--mutants",
-        type=file,
-        metavar="FILE",
-        help="show which guards tests miss when switched off, from specs/mutants.md",
-    )
-
-
-def overlaid(args: argparse.Namespace, machines: Iterable[str]) -> Overlay:
-    """What was asked for, for these machines."""
     if args.recording:
-        return _run_overlay(args.recording, list(machines))
+        from blocklife.drawing._chart import population_chart
+        from blocklife.recording import count_file
+
+        for name in machines:  # before anything long is read
+            overlays.check_machine(name, "a recording")
+        with reading() as progress:
+            run = count_file(args.recording, progress)
+        charts = {name: chart for name in machines if (chart := population_chart(run, name, theme))}
+        return {name: overlays.marks_of_run(run, name) for name in machines}, charts
     if args.coverage:
-        from blocklife.drawing._overlays import marks_of_coverage, read_coverage
-
-        report = read_coverage(args.coverage)
-        return Overlay({name: marks_of_coverage(report, name) for name in machines})
+        report = overlays.read_coverage(args.coverage)
+        return {name: overlays.marks_of_coverage(report, name) for name in machines}, {}
     if args.mutants:
-        from blocklife.drawing._overlays import marks_of_mutants, read_mutants
-
-        judged = read_mutants(args.mutants)
-        return Overlay({name: marks_of_mutants(judged, name) for name in machines})
-    return Overlay()
-
-
-def _run_overlay(path: str, machines: list[str]) -> Overlay:
-    from blocklife.drawing._chart import population_chart
-    from blocklife.drawing._overlays import check_machine, marks_of_run
-    from blocklife.recording._statistics import count_file
-
-    for name in machines:  # before anything long is read
-        check_machine(name, "a recording")
-    with reading() as progress:
-        run = count_file(path, progress)
-    return Overlay({name: marks_of_run(run, name) for name in machines}, lambda name, theme: population_chart(run, name, theme))
+        judged = overlays.read_mutants(args.mutants)
+        return {name: overlays.marks_of_mutants(judged, name) for name in machines}, {}
+    return {}, {}

@@ -17,26 +17,21 @@ from blocklife.cli._common import (
     INTERRUPTED,
     OK,
     WRONG,
-    Occasional,
     Parser,
     complain,
     file,
     names_of,
     number,
-    on_terminal,
     refuse_overwriting,
     stopping,
+    telling,
     whole,
 )
 from blocklife.cli._workload import DEFAULT_REQUESTS
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
-    from rich.table import Table
-
     from blocklife.copiers._faults import FaultRates
-    from blocklife.engines.toy._below import BelowReport
     from blocklife.engines.toy._options import BelowOptions, ReplayOptions
     from blocklife.engines.toy._replay import Replay, ReplayReport
     from blocklife.engines.toy._workload import WorkloadRequest
@@ -142,8 +137,12 @@ def _replay(args: argparse.Namespace) -> int:
     answers = sys.stdout
     try:
         # what a store prints, now or in a thread of its own, is no part of a report or a recording
-        with contextlib.redirect_stdout(sys.stderr), _preparing() as preparing:
-            replay = Replay(workload, options, preparing=preparing)
+        with contextlib.redirect_stdout(sys.stderr), telling("host memory") as tell:  # long, where much is pinned
+            replay = Replay(
+                workload,
+                options,
+                preparing=lambda done, all_: tell(lambda: f"{done >> 20:,} of {all_ >> 20:,} MiB", done, all_),
+            )
         with contextlib.redirect_stdout(sys.stderr), contextlib.closing(replay):
             replay.check_fits()  # before the recording is opened: a refusal must not empty one
             with _record(args.record, answers) as stream:
@@ -239,66 +238,19 @@ def _workload(args: argparse.Namespace) -> list[WorkloadRequest]:
 
 
 def _run(replay: Replay, check: Callable[[], None]) -> ReplayReport:
-    """Run with a progress bar on a terminal. *check* is called in every step; what it raises ends the run."""
-    with stopping() as stop, _progress(replay) as progress:
+    """Run, and tell how far it is. *check* is called in every step; what it raises ends the run."""
+    counts = replay.engine.counts
+    with stopping() as stop, telling("replay") as tell:
+
+        def said() -> str:
+            return f"{replay.finished:,} of {replay.total:,} requests, {counts.steps:,} steps"
 
         def step() -> None:
-            progress()
+            if counts.steps % 64 == 0:
+                tell(said, replay.finished, replay.total)
             check()
 
         return replay.run(stop=stop, progress=step)
-
-
-@contextlib.contextmanager
-def _preparing() -> Iterator[Callable[[int, int], None]]:
-    """Progress while host memory is made, which takes long where much is pinned."""
-
-    def columns() -> list[ProgressColumn]:
-        from rich.progress import BarColumn, DownloadColumn, TextColumn
-
-        return [TextColumn("host memory"), BarColumn(), DownloadColumn(binary_units=True)]
-
-    with on_terminal(columns) as bar:
-        if bar is None:
-            yield lambda _done, _total: None
-            return
-
-        def update(done: int, total: int) -> None:
-            for task in bar.task_ids or [bar.add_task("", total=total)]:
-                bar.update(task, completed=done)
-
-        yield update
-
-
-@contextlib.contextmanager
-def _progress(replay: Replay) -> Iterator[Callable[[], None]]:
-    with on_terminal(_columns) as bar:
-        if bar is None:
-            line = Occasional("replay")
-            yield lambda: line(
-                lambda: f"{replay.finished:,} of {replay.total:,} requests, {replay.engine.counts.steps:,} steps"
-            )
-            return
-        task = bar.add_task("", total=replay.total, steps=0)
-
-        def update() -> None:
-            steps = replay.engine.counts.steps
-            if steps % 64 == 0:
-                bar.update(task, completed=replay.finished, steps=steps)
-
-        yield update
-
-
-def _columns() -> list[ProgressColumn]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
-    return [
-        TextColumn("replay"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[steps]} steps"),
-        TimeElapsedColumn(),
-    ]
 
 
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -312,53 +264,40 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def _add_rows_below(table: Table, below: BelowReport) -> None:
-    counts = {name: count for name, count in attrs.asdict(below).items() if name != "store"}
-    for at, (name, count) in enumerate(counts.items()):
-        table.add_row("below" if at == 0 else "", name.replace("_", " "), f"{count:,}")
-
-
-def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    if stream is None:  # standard error may be closed, and print would take standard output for it
-        return
-    console = Console(file=stream, highlight=False, soft_wrap=True)
-    console.begin_capture()  # so that print meets a reader that has gone, or a full disk, and not rich
+def _rows(report: ReplayReport) -> Iterator[tuple[str, str, str]]:
+    """The report as lines: its section, where that begins, a name, a value."""
     values = attrs.asdict(report)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_row("copier", "", report.copier)
+    yield "copier", "", report.copier
     for title, names in _SECTIONS:
         for at, name in enumerate(names):
-            table.add_row(title if at == 0 else "", name.replace("_", " "), f"{values[name]:,}")
+            yield title if at == 0 else "", name.replace("_", " "), f"{values[name]:,}"
             if name == "flushes":
-                for cause, count in report.flushes_by_cause.items():
-                    table.add_row("", f"flushes, {cause}", f"{count:,}")
+                yield from (("", f"flushes, {cause}", f"{count:,}") for cause, count in report.flushes_by_cause.items())
         if title == "copies":
-            for state, count in report.jobs.items():
-                table.add_row("", f"jobs {state}", f"{count:,}")
+            yield from (("", f"jobs {state}", f"{count:,}") for state, count in report.jobs.items())
         if title == "tokens":
             hits = zip(report.groups.split(","), report.blocks_hit_gpu, report.blocks_hit_host, strict=True)
             for at, (group, gpu, host) in enumerate(hits):
-                table.add_row("blocks hit" if at == 0 else "", f"{group} gpu", f"{gpu:,}")
-                table.add_row("", f"{group} host", f"{host:,}")
+                yield "blocks hit" if at == 0 else "", f"{group} gpu", f"{gpu:,}"
+                yield "", f"{group} host", f"{host:,}"
+    below = {} if report.below is None else attrs.asdict(report.below, filter=lambda field, _: field.name != "store")
+    for at, (name, count) in enumerate(below.items()):
+        yield "below" if at == 0 else "", name.replace("_", " "), f"{count:,}"
+
+
+def _print_report(report: ReplayReport, options: ReplayOptions, stream: TextIO | None) -> None:
+    if stream is None:  # standard error may be closed, and print would take standard output for it
+        return
+    rows = list(_rows(report))
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    lines = [f"{section:<{widths[0]}} {name:<{widths[1]}} {value:>{widths[2]}}" for section, name, value in rows]
     if report.below is not None:
-        _add_rows_below(table, report.below)
-    console.print(table)
-    if report.below is not None:
-        console.print(f"\nbelow: {report.below.store}", markup=False)
+        lines += ["", f"below: {report.below.store}"]
     counts = [count for rows in report.transitions.values() for count in rows.values() if count]
-    console.print(f"\n{sum(counts):,} transitions over {len(counts)} edges ({options.contract.name.lower()} contract)")
-    for message in report.violation_messages:
-        console.print(f"violation: {message}", markup=False)
+    lines += ["", f"{sum(counts):,} transitions over {len(counts)} edges ({options.contract.name.lower()} contract)"]
+    lines += [f"violation: {message}" for message in report.violation_messages]
     if report.interrupted:
-        console.print("interrupted: every request was aborted and every copy has landed; the figures are those so far")
-    elif report.clean:
-        console.print("clean: nothing corrupt, nothing leaked, no violation")
+        lines.append("interrupted: every request was aborted and every copy has landed; the figures are those so far")
     else:
-        console.print("NOT clean")
-    print(console.end_capture(), end="", file=stream)
+        lines.append("clean: nothing corrupt, nothing leaked, no violation" if report.clean else "NOT clean")
+    print("\n".join(lines), file=stream)

@@ -13,19 +13,15 @@ from blocklife.cli._common import (
     INTERRUPTED,
     OK,
     WRONG,
-    Occasional,
     Parser,
     file,
-    on_terminal,
-    print_help,
     put_out,
     stopping,
+    telling,
 )
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
-
     from blocklife.testing.scenarios._running import ScenarioVerdict
 
 OTHER_POLICY = INCOMPLETE
@@ -45,39 +41,30 @@ exit status: 0 nothing unsafe, and no other policy; 1 something is unsafe or fai
 
 def add_options(parser: Parser) -> None:
     """Its options."""
-    parser.description = "Scenarios: one case in one TOML file."
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    parser.set_defaults(run=lambda _: print_help(parser))
-    run = actions.add_parser(
-        "run",
-        help="run every variant of scenario files",
-        description="Run scenarios. A run holds, is UNSAFE, shows another policy than expected, fails (the engine raises), or "
-        "is not applicable (the engine lacks what the scenario tests).",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    command = parser.commands("Scenarios: one case in one TOML file.")
+    run, listed = command("run", "run every variant of scenario files"), command("list", "list scenarios, and what each needs")
+    shown = command("show", "print a scenario file")
+    run.describe(
+        "Run scenarios. A run holds, is UNSAFE, shows another policy than expected, fails (the engine raises), or is not "
+        "applicable (the engine lacks what the scenario tests).",
+        _EXAMPLES,
     )
-    said = (
-        "files, folders, or names of built-in scenarios, such as A01, or vllm or sglang for a folder (default: all but these)"
-    )
-    run.add_argument("files", nargs="*", type=file, metavar="FILE", help=said)
+    listed.describe("List what each scenario is about, whether it tests safety or a policy, and which methods it needs.")
+    shown.describe("Print scenario files as they are.")
+    said = "files, folders, or names of built-in scenarios, such as A01, or vllm or sglang for a folder"
+    for each in (run, listed):
+        each.add_argument("files", nargs="*", type=file, metavar="FILE", help=f"{said} (default: all but these)")
+    shown.add_argument("files", nargs="+", type=file, metavar="FILE", help="files, or names of built-in scenarios")
     run.add_argument("--driver", metavar="MODULE:CLASS", help="the engine to run them against (default: our own)")
     run.add_argument("-v", "--verbose", action="store_true", help="print each step with its transitions")
     run.add_argument("--json", action="store_true", help="print one JSON line for each run")
-    run.set_defaults(run=_run)
-    listed = actions.add_parser(
-        "list",
-        help="list scenarios, and what each needs",
-        description="List what each scenario is about, whether it tests safety or a policy, and which methods it needs.",
-    )
-    listed.add_argument("files", nargs="*", type=file, metavar="FILE", help=said)
     how = listed.add_mutually_exclusive_group()
     how.add_argument(
         "--methods", action="store_true", help="list the methods of a driver, each with the scenarios that need it"
     )
     how.add_argument("--json", action="store_true", help="print one JSON line for each scenario")
+    run.set_defaults(run=_run)
     listed.set_defaults(run=_list)
-    shown = actions.add_parser("show", help="print a scenario file", description="Print scenario files as they are.")
-    shown.add_argument("files", nargs="+", type=file, metavar="FILE", help="files, or names of built-in scenarios")
     shown.set_defaults(run=_show)
 
 
@@ -105,15 +92,10 @@ def _run_all(args: argparse.Namespace) -> int:
     def runs() -> Iterator[ScenarioVerdict]:
         nonlocal interrupted
         found = run_files(args.files, log=args.verbose) if driver is None else run_files(args.files, driver, log=args.verbose)
-        with stopping() as stop, on_terminal(_columns) as bar:
-            task = None if bar is None else bar.add_task("", total=None, runs=0)
-            line = Occasional("scenario")
+        with stopping() as stop, telling("scenario") as tell:
             for each in found:
                 verdicts.append(each)
-                if bar is None:
-                    line(lambda: f"{len(verdicts)} runs")
-                if bar is not None and task is not None:
-                    bar.update(task, runs=len(verdicts))
+                tell(lambda: f"{len(verdicts)} runs")
                 yield each
                 if interrupted := stop():
                     return
@@ -135,12 +117,6 @@ def _status(verdicts: Sequence[ScenarioVerdict]) -> int:
     if found & {Outcome.UNSAFE, Outcome.FAILED}:
         return WRONG
     return OTHER_POLICY if Outcome.OTHER_POLICY in found else OK
-
-
-def _columns() -> list[str | ProgressColumn]:
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    return [TextColumn("scenario"), SpinnerColumn(), TextColumn("{task.fields[runs]} runs"), TimeElapsedColumn()]
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -6,16 +6,9 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
 
-from blocklife.cli._common import INTERRUPTED, OK, WRONG, Occasional, Parser, on_terminal, print_help, stopping
+from blocklife.cli._common import INTERRUPTED, OK, WRONG, Parser, stopping, telling
 from blocklife.errors import MisuseError
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
-
-    from blocklife.testing.stores._suite import StoreCheck
 
 _EXAMPLES = """\
 examples:
@@ -31,16 +24,13 @@ for all that is in a folder: with BYTES the folder must be empty, so that nothin
 
 def add_options(parser: Parser) -> None:
     """Its commands."""
-    parser.description = "Stores that keep content below the host tier."
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    parser.set_defaults(run=lambda _: print_help(parser))
-    check = actions.add_parser(
-        "check",
-        help="run the conformance suite against a store",
-        description="Check that a store does what blocklife.stores.ContentStore promises. Each check passes, fails or is "
-        "skipped, and says why.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    check = parser.commands("Stores that keep content below the host tier.")(
+        "check", "run the conformance suite against a store"
+    )
+    check.describe(
+        "Check that a store does what blocklife.stores.ContentStore promises. Each check passes, fails or is skipped, and says "
+        "why.",
+        _EXAMPLES,
     )
     said = "the store: fs:DIR, fs:DIR:BYTES, mooncake:HOST:PORT or package.module:factory"
     check.add_argument("address", nargs="?", metavar="ADDRESS", help=said)
@@ -51,27 +41,26 @@ def add_options(parser: Parser) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from blocklife.testing.stores._suite import StoreCheckVerdict, check_address, store_checks
+    from blocklife.testing.stores._trial import CHECKS
+
     if args.list:
-        return _list(as_json=args.json)
+        for name in store_checks():
+            says = CHECKS[name].says
+            print(json.dumps({"name": name, "says": says}) if args.json else f"{name:<34}{says}")
+        return OK
     if args.address is None:
         raise MisuseError("store check: names no store (give fs:DIR, mooncake:HOST:PORT or package.module:factory)")
-    from blocklife.testing.stores._suite import StoreCheckVerdict, check_address, store_checks
-
     verdicts: list[StoreCheckVerdict] = []
     interrupted = False
-    answers = sys.stdout
+    answers, total = sys.stdout, len(args.only) or len(store_checks())
     # what a store prints, now or in a thread of its own, is no line of the report
-    with contextlib.redirect_stdout(sys.stderr), stopping() as stop, on_terminal(_columns) as bar:
-        found = check_address(args.address, names=args.only)
-        task = None if bar is None else bar.add_task("", total=len(args.only) or len(store_checks()))
-        line = Occasional("store check")
-        for each in found:
+    with contextlib.redirect_stdout(sys.stderr), stopping() as stop, telling("store check") as tell:
+        for each in check_address(args.address, names=args.only):
             verdicts.append(each.verdict)
-            _print(each, answers, bar, as_json=args.json)
-            if bar is None:
-                line(lambda: f"{len(verdicts)} checks")
-            elif task is not None:
-                bar.update(task, advance=1)
+            record = {"name": each.name, "verdict": each.verdict.name.lower(), "says": each.says}
+            tell.print(json.dumps(record) if args.json else str(each), answers)
+            tell(lambda: f"{len(verdicts)} checks", len(verdicts), total)
             if interrupted := stop():
                 break
     failed = verdicts.count(StoreCheckVerdict.FAILED)
@@ -81,27 +70,3 @@ def _check(args: argparse.Namespace) -> int:
     if interrupted:
         return INTERRUPTED
     return WRONG if failed else OK
-
-
-def _print(found: StoreCheck, answers: TextIO, bar: Progress | None, *, as_json: bool) -> None:
-    record = {"name": found.name, "verdict": found.verdict.name.lower(), "says": found.says}
-    line = json.dumps(record) if as_json else str(found)
-    if bar is not None and answers.isatty():
-        bar.console.print(line, markup=False, highlight=False, soft_wrap=True)  # above the bar, which is drawn again
-    else:
-        print(line, file=answers, flush=True)
-
-
-def _list(*, as_json: bool) -> int:
-    from blocklife.testing.stores._suite import store_checks
-    from blocklife.testing.stores._trial import CHECKS
-
-    for each in map(CHECKS.__getitem__, store_checks()):
-        print(json.dumps({"name": each.name, "says": each.says}) if as_json else f"{each.name:<34}{each.says}")
-    return OK
-
-
-def _columns() -> Sequence[str | ProgressColumn]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
-    return [TextColumn("store check"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]

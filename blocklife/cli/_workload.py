@@ -6,7 +6,7 @@ import argparse
 import io
 import sys
 
-from blocklife.cli._common import OK, Parser, file, print_help, whole, write_whole
+from blocklife.cli._common import OK, Parser, file, whole, write_whole
 
 DEFAULT_REQUESTS = 600
 
@@ -19,16 +19,11 @@ examples:
 
 def add_options(parser: Parser) -> None:
     """Its options."""
-    parser.description = "Request workloads as JSON lines."
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    parser.set_defaults(run=lambda _: print_help(parser))
-    generate = actions.add_parser(
-        "generate",
-        help="generate multi-turn conversations",
-        description="Generate multi-turn conversations: one JSON object a line with timestamp (ms), input_length, "
-        "output_length and hash_ids of the prompt's 512-token blocks. The same seed gives the same bytes.",
-        epilog=_WORKLOAD_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    generate = parser.commands("Request workloads as JSON lines.")("generate", "generate multi-turn conversations")
+    generate.describe(
+        "Generate multi-turn conversations: one JSON object a line with timestamp (ms), input_length, output_length and "
+        "hash_ids of the prompt's 512-token blocks. The same seed gives the same bytes.",
+        _WORKLOAD_EXAMPLES,
     )
     generate.add_argument("--requests", type=whole, default=DEFAULT_REQUESTS, metavar="N", help="(default %(default)s)")
     generate.add_argument("--seed", type=whole, default=0, metavar="N", help="(default 0)")

@@ -24,7 +24,8 @@ from attrs import evolve, frozen
 
 from blocklife.drawing._picture import Arrow, Label, Node, Panel
 from blocklife.drawing._text_width import fixed_width
-from blocklife.errors import MisuseError, to_install
+from blocklife.errors import MisuseError
+from blocklife.extras import to_install
 from blocklife.states import Tone
 
 TITLE, TEXT, SMALL = 13.0, 11.0, 8.5

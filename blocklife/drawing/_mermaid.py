@@ -22,12 +22,6 @@ KEYWORDS = frozenset(
 
 _ENTITIES = {character: f"#{ord(character)};" for character in '#;:"<>&\\%{}`'}
 
-_SIGNS: Mapping[Emphasis, str] = {
-    Emphasis.UNUSED: "(never) ",
-    Emphasis.ALARM: "(!) ",
-}
-"""What a label with this mark says before its event."""
-
 
 def mermaid(panels: Sequence[Panel], *, meanings: bool = True) -> str:
     """Draw lifecycles: one arrow for each pair of states, one line of its label for each row; several as composite states.
@@ -69,8 +63,7 @@ def _machine(panel: Panel, ids: Mapping[str, str], indent: str, *, meanings: boo
 def _label(panel: Panel, label: Label) -> str:
     """The text of one row on its arrow: the event, its guard in brackets, and its mark."""
     mark = panel.marks.row(label)
-    note = f" {mark.note}" if mark.note else ""
-    return escaped(f"{_SIGNS.get(mark.emphasis, '')}{label}{note}")
+    return escaped(" ".join(filter(None, [mark.word and f"({mark.word})", str(label), mark.note])))
 
 
 def _classes(panels: Sequence[Panel]) -> list[str]:

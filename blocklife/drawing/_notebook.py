@@ -5,50 +5,37 @@ Rules of this file:
 * The core does not depend on this: `Lifecycle` and `Ledger` have the methods that a notebook calls, and those ask
   `lifecycle.painters`, which is empty until this module is imported.
 * Without the drawing extra, a table is shown instead of a drawing. Nothing here raises into a notebook.
-* IPython is never imported. It passes itself in (``%load_ext blocklife.drawing._notebook``), or ``import blocklife`` finds it
-  running, to the same effect.
-
-IPython calls no display methods of *classes*, such as ``DoorLife`` without parentheses. So it is told once how to show classes
-(`enable`); classes that are not lifecycles are shown as before.
+* IPython is never imported. It passes itself in (``%load_ext blocklife.drawing``), or ``import blocklife`` finds it running, to
+  the same effect. It calls no display methods of *classes*, such as ``DoorLife`` without parentheses, so it is told once how to
+  show those (`enable`); classes that are not lifecycles are shown as before.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
 from blocklife.drawing._elements import escaped
 from blocklife.drawing._picture import Emphasis, Mark, Marks, Panel, picture, tone_of
+from blocklife.drawing._tables import as_html, matrix
 from blocklife.drawing._theme import Theme
-from blocklife.errors import MisuseError, to_install
+from blocklife.errors import MisuseError
+from blocklife.extras import to_install
 from blocklife.ledger import Ledger
-from blocklife.lifecycle import Lifecycle, Row, Table, painters
-from blocklife.states import COUPLINGS, MACHINES, Tone
+from blocklife.lifecycle import Lifecycle, painters
+from blocklife.states import COUPLINGS, MACHINES
 
-_CELL = "padding:2px 8px;text-align:left;vertical-align:top"
-_NUMBER = "padding:2px 8px;text-align:right"
-_BAR = "padding:2px 8px;text-align:left;vertical-align:middle"
 _BAR_PIXELS = 240
 
 
 def show_svg(thing: object) -> str | None:
     """A lifecycle, or a machine with its state marked, as a drawing; None for anything else, and without the drawing extra."""
-    found = _lifecycle(thing)
-    if found is None:
-        return None
     from blocklife.drawing._svg import svg
 
-    table, state = found
-    name = next((name for name, machine in MACHINES.items() if machine is table), table.name)
-    marks = (
-        Marks()
-        if state is None
-        else Marks(states={state.name: Mark(Emphasis.USED, note="now", weight=1.0)}, meanings={Emphasis.USED: "it stands here"})
-    )
+    panel = _panel(thing)
     try:
-        return svg([Panel(picture(table, name, COUPLINGS if name in MACHINES else ()), marks)])
+        return None if panel is None else svg([panel])
     except MisuseError:
         return None
 
@@ -57,17 +44,25 @@ def show_html(thing: object) -> str | None:
     """A ledger as a table of counts; a lifecycle as a table if it cannot be drawn; None for anything else."""
     if isinstance(thing, Ledger):
         return _ledger(thing)
-    found = _lifecycle(thing)
-    return None if found is None or show_svg(thing) is not None else _matrix(*found)
+    panel = _panel(thing)
+    if panel is None or show_svg(thing) is not None:
+        return None
+    here = "".join(f" is {state}" for state in panel.marks.states)
+    why = f"as a table: drawings need {to_install('draw')}"
+    return f"<p><b>{escaped(panel.picture.name + here)}</b> ({escaped(why)})</p>{as_html(matrix(panel))}"
 
 
-def _lifecycle(thing: object) -> tuple[Table, enum.Enum | None] | None:
-    """The table of a lifecycle, and the state of one machine."""
+def _panel(thing: object) -> Panel | None:
+    """A lifecycle, with the state of one machine marked."""
+    marks = Marks()
     if isinstance(thing, Lifecycle):
-        return thing.table, thing.state
-    if isinstance(thing, type) and issubclass(thing, Lifecycle) and hasattr(thing, "table"):
-        return thing.table, None
-    return None
+        here = Mark(Emphasis.USED, note="now", weight=1.0)
+        marks = Marks(states={thing.state.name: here}, meanings={Emphasis.USED: "it stands here"})
+        thing = type(thing)
+    if not (isinstance(thing, type) and issubclass(thing, Lifecycle) and hasattr(thing, "table")):
+        return None
+    name = next((name for name, machine in MACHINES.items() if machine is thing.table), "")
+    return Panel(picture(thing.table, name, COUPLINGS if name else ()), marks)
 
 
 painters.update({"_repr_svg_": show_svg, "_repr_html_": show_html})
@@ -76,6 +71,7 @@ painters.update({"_repr_svg_": show_svg, "_repr_html_": show_html})
 # --- IPython -------------------------------------------------------------------------------------------------------------
 
 Show: TypeAlias = Callable[[object], str | None]
+_SHOWN: Mapping[str, Show] = {"image/svg+xml": show_svg, "text/html": show_html}
 
 
 class Formatter(Protocol):
@@ -98,50 +94,45 @@ class Shell(Protocol):
         """The formatters by MIME type."""
 
 
+class _Classes:
+    """Shows classes: lifecycles as drawings, all others as before."""
+
+    def __init__(self, show: Show, before: Show | None) -> None:
+        self._show = show
+        self.before: Show | None = before.before if isinstance(before, _Classes) else before
+
+    def __call__(self, thing: object) -> str | None:
+        shown = self._show(thing)
+        return shown if shown is not None or self.before is None else self.before(thing)
+
+
 def enable(shell: Shell) -> None:
     """Let IPython show lifecycle classes; instances need no help. A second call does nothing."""
-    for mime, show in (("image/svg+xml", show_svg), ("text/html", show_html)):
+    for mime, show in _SHOWN.items():
         formatter = shell.display_formatter.formatters[mime]
-        classes = _Classes(show)
-        before = formatter.for_type(type, classes)
-        classes.before = before.before if isinstance(before, _Classes) else before
+        formatter.for_type(type, _Classes(show, formatter.for_type(type)))
 
 
 def disable(shell: Shell) -> None:
     """Undo `enable`."""
-    for mime in ("image/svg+xml", "text/html"):
+    for mime in _SHOWN:
         formatter = shell.display_formatter.formatters[mime]
-        before = formatter.for_type(type, _nothing)
-        formatter.for_type(type, (before.before or _nothing) if isinstance(before, _Classes) else before)
+        shown = formatter.for_type(type)
+        if isinstance(shown, _Classes):
+            formatter.for_type(type, shown.before or (lambda _thing: None))
 
 
 def load_ipython_extension(shell: Shell) -> None:
-    """``%load_ext blocklife.drawing._notebook``."""
+    """``%load_ext blocklife.drawing``."""
     enable(shell)
 
 
 def unload_ipython_extension(shell: Shell) -> None:
-    """``%unload_ext blocklife.drawing._notebook``."""
+    """``%unload_ext blocklife.drawing``."""
     disable(shell)
 
 
-class _Classes:
-    """Shows classes: lifecycles as drawings, all others as before."""
-
-    def __init__(self, show: Show) -> None:
-        self.show = show
-        self.before: Show | None = None
-
-    def __call__(self, thing: object) -> str | None:
-        shown = self.show(thing) if _lifecycle(thing) is not None else None
-        return shown if shown is not None or self.before is None else self.before(thing)
-
-
-def _nothing(_thing: object) -> None:
-    """Leave it to the other formats."""
-
-
-# --- tables --------------------------------------------------------------------------------------------------------------
+# --- a ledger ------------------------------------------------------------------------------------------------------------
 
 
 def _ledger(ledger: Ledger) -> str:
@@ -149,7 +140,6 @@ def _ledger(ledger: Ledger) -> str:
     counts = ledger.statistics()
     jobs = Counter(job.state.name for job in ledger.jobs.alive())
     requests = Counter(ledger.requests.state(name).name for name in ledger.requests)
-    title = f"Ledger, plan {ledger.plans.number}, {ledger.contract.name.lower()}"
     health = {
         "violations": counts.violations,
         "blocks in quarantine": counts.quarantined,
@@ -158,6 +148,8 @@ def _ledger(ledger: Ledger) -> str:
         "repeated reports": counts.duplicate,
         "unknown reports": counts.unknown,
     }
+    wrong = ", ".join(f"{what} {count:,}" for what, count in health.items() if count)
+    title = f"Ledger, plan {ledger.plans.number}, {ledger.contract.name.lower()}"
     free = f"{counts.free:,} blocks free, {counts.freeing_soon:,} more once their copies have landed"
     rows = [
         *_bars("blocks", "block", counts.blocks),
@@ -165,45 +157,20 @@ def _ledger(ledger: Ledger) -> str:
         *_bars("jobs out", "job", jobs),
         *_bars("requests", "request", requests),
     ]
-    head = f"<p><b>{escaped(title)}</b>: {free}</p>"
-    return f'<div class="blocklife-ledger">{head}{_table(rows)}<p>{_health(health)}</p></div>'
+    return (
+        f'<div class="blocklife-ledger"><p><b>{escaped(title)}</b>: {free}</p>'
+        f'<table style="border-collapse:collapse">{"".join(rows)}</table>'
+        f"<p><b>health</b>: {wrong or 'nothing to report'}</p></div>"
+    )
 
 
-def _bars(title: str, machine: str, counts: Mapping[str, int]) -> Iterator[Sequence[tuple[str, str]]]:
+def _bars(title: str, machine: str, counts: Mapping[str, int]) -> Iterator[str]:
     """A line for all places of one kind, and one for each state that has any, with a bar as long as their share."""
     table, total = MACHINES[machine], sum(counts.values())
-    yield (_CELL, f"<b>{title}</b>"), (_NUMBER, f"<b>{total:,}</b>"), (_BAR, "")
+    yield f"<tr><td><b>{title}</b></td><td><b>{total:,}</b></td><td></td></tr>"
     for state in table.states:
         if count := counts.get(state.name, 0):
             tint = Theme.LIGHT.value.tones[tone_of(table, state)].line  # visible on a dark background, too
             style = f"height:10px;border-radius:2px;background:{tint};width:{max(2, round(_BAR_PIXELS * count / total))}px"
             bar = f'<div style="{style}" title="{escaped(str(state.value))}"></div>'
-            yield (_CELL, f"<code>{state.name}</code>"), (_NUMBER, f"{count:,}"), (_BAR, bar)
-
-
-def _health(counts: Mapping[str, int]) -> str:
-    wrong = [f"{what} {count:,}" for what, count in counts.items() if count]
-    return f"<b>health</b>: {', '.join(wrong)}" if wrong else "<b>health</b>: nothing to report"
-
-
-def _matrix(table: Table, here: enum.Enum | None) -> str:
-    """Where each event leads from each state; the state of a machine is marked."""
-    rows = [[(_CELL, ""), *((_CELL, f"<b>{event}</b>") for event in table.events)]]
-    for state in table.states:
-        mark = f"{_CELL};border-left:4px solid {Theme.LIGHT.value.tones[Tone.USE].line}" if state is here else _CELL
-        cells = ["<br>".join(_target(row) for row in event.rows_of(state)) for event in table.events.values()]
-        rows.append([(mark, f"<b>{escaped(state.name)}</b>"), *((_CELL, cell) for cell in cells)])
-    title = table.name if here is None else f"{table.name} is {here.name}"
-    why = f"as a table: drawings need {to_install('draw')}"
-    return f"<p><b>{escaped(title)}</b> ({escaped(why)})</p>{_table(rows)}"
-
-
-def _target(row: Row) -> str:
-    guard = "" if row.guard is None else f" [{row.guard.name}]"
-    return escaped(row.target.name + guard)
-
-
-def _table(rows: Iterable[Iterable[tuple[str, str]]]) -> str:
-    """Rows of cells, each with its style; the content is markup."""
-    lines = ("".join(f'<td style="{style}">{content}</td>' for style, content in row) for row in rows)
-    return f'<table style="border-collapse:collapse">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+            yield f"<tr><td><code>{state.name}</code></td><td>{count:,}</td><td>{bar}</td></tr>"

@@ -127,6 +127,14 @@ class Mark:
     weight: float = 0.0
     """From 0 to 1, compared with the largest."""
 
+    @property
+    def word(self) -> str:
+        """What its colour says, for readers without colours; empty where a colour alone says nothing."""
+        return _WORDS.get(self.emphasis, "")
+
+
+_WORDS = {Emphasis.UNUSED: "never", Emphasis.ALARM: "wrong"}
+
 
 @frozen
 class Marks:
@@ -143,16 +151,16 @@ class Marks:
 
     def state(self, node: Node) -> Mark:
         """The mark of a state; an empty one by default."""
-        return self.states.get(node.name, _PLAIN)
+        return self.states.get(node.name, PLAIN)
 
     def row(self, label: Label) -> Mark:
         """The mark of a row; an empty one by default."""
-        return self.rows.get(label.row, _PLAIN)
+        return self.rows.get(label.row, PLAIN)
 
 
 _STRENGTH = (Emphasis.PLAIN, Emphasis.UNUSED, Emphasis.USED, Emphasis.ALARM)
 """From weak to strong."""
-_PLAIN = Mark()
+PLAIN = Mark()
 UNMARKED = Marks()
 
 

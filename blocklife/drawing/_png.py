@@ -13,7 +13,8 @@ from pathlib import Path
 from blocklife.drawing._picture import Panel
 from blocklife.drawing._svg import svg
 from blocklife.drawing._theme import Theme
-from blocklife.errors import MisuseError, to_install
+from blocklife.errors import MisuseError
+from blocklife.extras import to_install
 
 SCALE = 2.0
 """Pixels for each unit of the drawing, to be sharp on a high-resolution screen."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from attrs import frozen
+from attrs import define, field
 
 from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing._mermaid import mermaid
@@ -95,34 +95,18 @@ def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
     Finds parts that are out of date, markers that are unknown, malformed, unclosed or without a beginning, parts that no
     file has, and drawings that are missing, out of date, or unknown.
     """
-    found: list[str] = []
-    seen: set[str] = set()
-    for path in _files(root):
-        page = _read(path)
-        found.extend(f"{path}:{line}: {problem}" for line, problem in _troubles(page, wanted))
-        seen.update(part.name for part in page.parts)
-    found.extend(f"{root}: no file has the generated part {name}" for name in wanted if name not in seen)
-    return found + _stale_drawings(root / DRAWINGS)
-
-
-def _stale_drawings(folder: Path) -> list[str]:
-    """What is wrong with the drawings in a folder; nothing if there is no such folder."""
-    if not folder.is_dir():
-        return []
-    found = []
-    for name, drawn in drawings().items():
-        path = folder / name
+    pages = [(path, _SpecPage.of(read_text(path), wanted)) for path in _files(root)]
+    seen = {name for _, page in pages for name in page.names}
+    found = [f"{path}:{line}: {problem}" for path, page in pages for line, problem in sorted([*page.broken, *page.stale])]
+    found += [f"{root}: no file has the generated part {name}" for name in wanted if name not in seen]
+    folder = root / DRAWINGS
+    for path, drawn in _drawn(folder):
         if not path.is_file():
             found.append(f"{path}: the drawing is missing ({_HINT})")
-        elif not _is(path, drawn.encode()):
+        elif not _is(path, drawn):
             found.append(f"{path}: the drawing is out of date ({_HINT})")
-    strange = sorted(path for path in folder.iterdir() if path.name not in drawings())
+    strange = sorted(path for path in folder.iterdir() if path.name not in drawings()) if folder.is_dir() else []
     return found + [f"{path}: nothing is drawn under this name (remove it)" for path in strange]
-
-
-def _is(path: Path, data: bytes) -> bool:
-    """Whether a file holds these bytes; a file of another size is not read."""
-    return path.stat().st_size == len(data) and path.read_bytes() == data
 
 
 def write(root: Path, wanted: Mapping[str, str]) -> list[str]:
@@ -130,83 +114,77 @@ def write(root: Path, wanted: Mapping[str, str]) -> list[str]:
 
     A file is replaced as a whole or not at all. A file with broken markers is left as it is; `stale` reports it.
     """
-    changed: list[str] = []
-    for path in _files(root):
-        page = _read(path)
-        if page.broken or any(part.name not in wanted for part in page.parts):
-            continue
-        lines = list(page.lines)
-        for part in reversed(page.parts):
-            lines[part.first : part.last] = wanted[part.name].splitlines(keepends=True)
-        if lines != page.lines:
-            _replace(path, "".join(lines))
-            changed.append(str(path))
-    folder = root / DRAWINGS
-    if folder.is_dir():
-        for name, drawn in drawings().items():
-            path = folder / name
-            if not path.is_file() or not _is(path, drawn.encode()):
-                _replace(path, drawn)
-                changed.append(str(path))
-    return changed
-
-
-@frozen
-class _Part:
-    """One generated part of a page: its content is ``lines[first:last]``."""
-
-    name: str
-    first: int
-    last: int
-
-
-@frozen
-class _SpecPage:
-    """One file, split at its markers."""
-
-    lines: list[str]
-    parts: list[_Part]
-    broken: list[tuple[int, str]]
-    """Line number, counted from 1, and what is wrong with the marker there."""
+    pages = [(path, _SpecPage.of(read_text(path), wanted)) for path in _files(root)]
+    texts = [(path, page.renewed) for path, page in pages if not page.broken]
+    changed = [(path, text) for path, text in (*texts, *_drawn(root / DRAWINGS)) if not (path.is_file() and _is(path, text))]
+    for path, text in changed:
+        _replace(path, text)
+    return [str(path) for path, _ in changed]
 
 
 def _files(root: Path) -> list[Path]:
     return sorted(root.rglob("*.md"))
 
 
-def _read(path: Path) -> _SpecPage:
-    """Find the markers of one file; a marker is a line of its own."""
-    page = _SpecPage(read_text(path).splitlines(keepends=True), [], [])
-    name, begun = "", 0
-    for number, line in enumerate(page.lines, start=1):
-        text = line.strip()
-        if _BEGIN.match(text):
-            if begun:
-                page.broken.append((begun, f"generated part {name} is not closed before line {number} (write {END})"))
-            marker = _MARKER.fullmatch(text)
-            name, begun = (marker[1] if marker else ""), number
-            if not name:
-                page.broken.append((number, f"marker {text!r} is malformed (write <!-- generated: block.states -->)"))
-        elif text == END:
-            if not begun:
-                page.broken.append((number, f"{END} closes nothing"))
-            elif name:
-                page.parts.append(_Part(name, begun, number - 1))
-            name, begun = "", 0
-    if begun:
-        page.broken.append((begun, f"generated part {name} is not closed (write {END})"))
-    return page
+def _drawn(folder: Path) -> list[tuple[Path, str]]:
+    """The drawings that a folder should have; nothing if there is no such folder."""
+    return [(folder / name, drawn) for name, drawn in drawings().items()] if folder.is_dir() else []
 
 
-def _troubles(page: _SpecPage, wanted: Mapping[str, str]) -> list[tuple[int, str]]:
-    """What is wrong with one page, by line."""
-    found = list(page.broken)
-    for part in page.parts:
-        if part.name not in wanted:
-            found.append((part.first, f"unknown generated part {part.name} (known: {', '.join(wanted)})"))
-        elif "".join(page.lines[part.first : part.last]) != wanted[part.name]:
-            found.append((part.first, f"generated part {part.name} is out of date ({_HINT})"))
-    return sorted(found)
+def _is(path: Path, text: str) -> bool:
+    """Whether a file holds this text; a file of another size is not read."""
+    data = text.encode()
+    return path.stat().st_size == len(data) and path.read_bytes() == data
+
+
+@define
+class _SpecPage:
+    """One file, read from marker to marker; a marker is a line of its own."""
+
+    renewed: str = ""
+    """Its text with every part as it should be."""
+    names: list[str] = field(factory=list)
+    """The parts that it has."""
+    broken: list[tuple[int, str]] = field(factory=list)
+    """Line number, counted from 1, and what is wrong with a marker there."""
+    stale: list[tuple[int, str]] = field(factory=list)
+    """Likewise, for parts that are out of date."""
+
+    @classmethod
+    def of(cls, text: str, wanted: Mapping[str, str]) -> _SpecPage:
+        """Compare the parts of a file with what is wanted."""
+        page, name, begun = cls(), "", 0
+        lines = text.splitlines(keepends=True)
+        for number, line in enumerate(lines, start=1):
+            marker = line.strip()
+            if _BEGIN.match(marker):
+                if begun:
+                    page.broken.append((begun, f"generated part {name} is not closed before line {number} (write {END})"))
+                found = _MARKER.fullmatch(marker)
+                name, begun = (found[1] if found else ""), number
+                if not name:
+                    page.broken.append((number, f"marker {marker!r} is malformed (write <!-- generated: block.states -->)"))
+            elif marker == END:
+                if begun and name:
+                    page._part(name, begun, "".join(lines[begun : number - 1]), wanted)
+                elif not begun:
+                    page.broken.append((number, f"{END} closes nothing"))
+                name, begun = "", 0
+            elif begun:
+                continue
+            page.renewed += line
+        if begun:
+            page.broken.append((begun, f"generated part {name} is not closed (write {END})"))
+        return page
+
+    def _part(self, name: str, line: int, text: str, wanted: Mapping[str, str]) -> None:
+        """One part, which begins behind a line."""
+        self.names.append(name)
+        if name not in wanted:
+            self.broken.append((line, f"unknown generated part {name} (known: {', '.join(wanted)})"))
+        elif text != wanted[name]:
+            self.stale.append((line, f"generated part {name} is out of date ({_HINT})"))
+        self.renewed += wanted.get(name, text)
 
 
 def _replace(path: Path, text: str) -> None:

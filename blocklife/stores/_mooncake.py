@@ -34,7 +34,8 @@ from typing import Protocol, TypeVar
 
 from attrs import define, evolve
 
-from blocklife.errors import MisuseError, to_install
+from blocklife.errors import MisuseError
+from blocklife.extras import to_install
 from blocklife.stores._areas import RegisteredMemory, check_key
 from blocklife.stores._calls import RunningCalls
 from blocklife.stores._protocol import Page, StoreOutcome

@@ -11,21 +11,21 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from blocklife import __version__
 from blocklife.cli import _built as built
 from blocklife.cli import _doctor as doctor
 from blocklife.cli import main
-from blocklife.cli._doctor import CheckOutcome, Diagnosis, compare, examine, there_and_back, told_of_movers
+from blocklife.cli._doctor import Check, told_of_movers
 from blocklife.copiers._cpu import CpuCopier
-from blocklife.errors import to_install
+from blocklife.extras import to_install
 from blocklife.ledger.records import Completion, Worker
 from tests.programs import HANGS_S
 
@@ -242,27 +242,27 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Ca
 
 
 def test_doctor_ends_with_what_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """The status is 1, the line says so, and the last line names it."""
+    """The status is 1, the line says so, and the last line names it; an error without words is named by its kind."""
 
-    def broken() -> Diagnosis:
+    def broken() -> str:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(doctor, "CHECKS", (("good", lambda: Diagnosis("good", CheckOutcome.FACT, "yes")), ("bad", broken)))
+    def silent() -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(doctor, "CHECKS", (Check("good", lambda: "yes"), Check("bad", broken), Check("sum", silent)))
     status, out = examined(capsys)
     _, told = examined(capsys, "--json")
 
     assert status == 1
-    assert out == f"{'good':<15} yes\n{'bad':<15} BROKEN: RuntimeError: first line second line\n\nbroken: bad\n"
+    assert out.splitlines() == [
+        f"{'good':<15} yes",
+        f"{'bad':<15} BROKEN: RuntimeError: first line second line",
+        f"{'sum':<15} BROKEN: ZeroDivisionError: no message",
+        "",
+        "broken: bad, sum",
+    ]
     assert json.loads(told)["ok"] is False
-
-
-def test_doctor_has_no_message_to_tell() -> None:
-    """An error without words is named by its kind."""
-
-    def broken() -> Diagnosis:
-        raise ZeroDivisionError
-
-    assert examine("sum", broken) == Diagnosis("sum", CheckOutcome.BROKEN, "ZeroDivisionError: no message")
 
 
 # --- copiers -----------------------------------------------------------------------------------------------------------
@@ -276,43 +276,40 @@ class Silent(CpuCopier):
         return []
 
 
-def test_there_and_back_moves_everything() -> None:
-    """A copier that works passes, and the bytes are where they are compared."""
-    device, host = np.arange(1, 65, dtype=np.uint64).reshape(8, 8), np.zeros((8, 8), dtype=np.uint64)
-    copier = CpuCopier(device, host, worker=Worker(0))
-    there_and_back(copier)
-    copier.close()
+def losing(array: str, place: int) -> type[CpuCopier]:
+    """A copier that reports all it should, and loses one word at the end."""
 
-    compare(device.view(np.uint8), host.view(np.uint8), device[:4].view(np.uint8).copy())
+    class Losing(CpuCopier):
+        def close(self) -> None:
+            super().close()
+            memory[array][place, 0] ^= np.uint64(0xFF)
 
+        def __init__(self, device: NDArray[np.uint64], host: NDArray[np.uint64], *, worker: Worker) -> None:
+            memory.update(device=device, host=host)
+            super().__init__(device, host, worker=worker)
 
-def test_there_and_back_wants_a_report() -> None:
-    """A copier that moves its bytes and reports nothing does not work."""
-    copier = Silent(np.ones((8, 8), dtype=np.uint64), np.zeros((8, 8), dtype=np.uint64), worker=Worker(0))
-    with pytest.raises(ValueError, match=r"a store was reported as \[\]"):
-        there_and_back(copier)
-    copier.close()
+    memory: dict[str, NDArray[np.uint64]] = {}
+    return Losing
 
 
 @pytest.mark.parametrize(
-    ("spoil", "what"),
+    ("copier", "said"),
     [
-        (lambda world: world.host.__setitem__((7, 3), 0), "stored"),
-        (lambda world: world.device.__setitem__((5, 0), 0), "loaded"),
-        (lambda world: world.device.__setitem__((0, 1), 0), "kept"),
+        (Silent, "a store was reported as []"),
+        (losing("host", 7), "the bytes that were stored are not those that went (1 differ)"),
+        (losing("device", 5), "the bytes that were loaded are not those that went (1 differ)"),
+        (losing("device", 0), "the bytes that were kept are not those that went (1 differ)"),
     ],
-    ids=["stored", "loaded", "source"],
+    ids=["silent", "stored", "loaded", "source"],
 )
-def test_compare_finds_one_wrong_byte(spoil: Callable[[SimpleNamespace], None], what: str) -> None:
-    """One byte that is not what it was is found wherever it lies."""
-    content = np.arange(1, 17, dtype=np.uint8).reshape(4, 4)
-    world = SimpleNamespace(device=np.zeros((8, 4), dtype=np.uint8), host=np.zeros((8, 4), dtype=np.uint8))
-    world.device[[0, 1, 2, 3]] = world.device[[4, 5, 6, 7]] = world.host[[5, 2, 7, 0]] = content
-    compare(world.device, world.host, content)
-    spoil(world)
+def test_doctor_is_not_fooled_by_a_copier(
+    copier: type[CpuCopier], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """One that reports nothing does not work; nor does one by which one byte is not what it was, wherever it lies."""
+    monkeypatch.setattr("blocklife.copiers.CpuCopier", copier)
+    monkeypatch.setattr(doctor, "CHECKS", [each for each in doctor.CHECKS if each.name == "copier cpu"])
 
-    with pytest.raises(ValueError, match=rf"the bytes that were {what} are not those that went \(1 differ\)"):
-        compare(world.device, world.host, content)
+    assert examined(capsys) == (1, f"copier cpu      BROKEN: ValueError: {said}\n\nbroken: copier cpu\n")
 
 
 def test_movers_that_do_not_work_are_told_with_their_reason() -> None:

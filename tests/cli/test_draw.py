@@ -21,7 +21,7 @@ from blocklife.cli._draw import FORMATS
 from blocklife.cli._spec import parts
 from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing import _spec as spec
-from blocklife.errors import to_install
+from blocklife.extras import to_install
 from blocklife.states import MACHINES
 
 ROOT = Path(__file__).parents[2]
@@ -95,9 +95,7 @@ BEGINS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "ending"), [(each.name, ending) for each in FORMATS for ending in each.endings if each.name in BEGINS]
-)
+@pytest.mark.parametrize(("name", "ending"), [(name, ending) for name in BEGINS for ending in FORMATS[name]])
 def test_draw_follows_the_ending_of_the_file(name: str, ending: str, folder: Path, capsys: Capture) -> None:
     """Each ending is a format, in any case, and nothing is printed."""
     status, out, err = call(capsys, "slot", "-o", f"slot{ending.upper()}")
@@ -109,7 +107,7 @@ def test_draw_follows_the_ending_of_the_file(name: str, ending: str, folder: Pat
 
 def test_draw_formats_are_all_tried() -> None:
     """Whatever is drawn from a picture is tried below; markup is made of the table, and tested on its own."""
-    assert {each.name for each in FORMATS} - BEGINS.keys() == {"markup"}
+    assert FORMATS.keys() - BEGINS.keys() == {"markup"}
 
 
 @pytest.mark.parametrize("name", [name for name in BEGINS if name != "png"])
@@ -168,7 +166,7 @@ def test_draw_help_has_examples_that_parse(capsys: Capture) -> None:
     assert (status, err) == (0, "")
     assert len(words) >= 3
     assert [word for word in words if word not in options] == []
-    assert [each.name for each in FORMATS if each.name not in options] == []
+    assert [name for name in FORMATS if name not in options] == []
 
 
 # --- lifecycles of a user's own ----------------------------------------------------------------------------------------
@@ -376,5 +374,5 @@ def test_drawing_page_names_every_format() -> None:
     """The table of formats is that of the command."""
     page = (SPECS / "drawing.md").read_text(encoding="utf-8")
 
-    for each in FORMATS:
-        assert f"| {each.name} | {', '.join(f'`{ending}`' for ending in each.endings)} |" in page
+    for name, endings in FORMATS.items():
+        assert f"| {name} | {', '.join(f'`{ending}`' for ending in endings)} |" in page

@@ -195,7 +195,7 @@ def test_mermaid_shows_marks_as_classes_and_in_words() -> None:
         assert f"classDef marked_{emphasis.name.lower()} " in drawn
     assert "class IN_FLIGHT marked_used" in drawn
     assert "(never) " in drawn
-    assert "(!) " in drawn
+    assert "(wrong) " in drawn
     assert all(f" x{row.index}" in drawn for row in table.rows)
 
 
@@ -372,7 +372,7 @@ def test_terminal_says_marks_in_words() -> None:
     drawn = terminal([panel(table, marks_of(table))])
 
     assert "never " in drawn
-    assert "! " in drawn
+    assert "wrong " in drawn
     assert "a title" in drawn
     assert all(f"x{row.index}" in drawn for row in table.rows)
     assert "\x1b" not in drawn

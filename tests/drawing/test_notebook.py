@@ -20,7 +20,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from blocklife.drawing import _notebook as notebook
-from blocklife.errors import MisuseError, to_install
+from blocklife.errors import MisuseError
+from blocklife.extras import to_install
 from blocklife.ledger import Contract, Ledger
 from blocklife.lifecycle import Lifecycle, edge, guard, painted, painters
 from blocklife.states import MACHINES, BlockLife, JobLife
@@ -129,7 +130,7 @@ def test_lifecycle_is_a_table_where_nothing_can_be_drawn() -> None:
     said = Outline(shown)
     assert not said.open
     assert "DoorLife is SHUT" in said.said
-    assert {"push", "pull", "OPEN [strong]", "SHUT"} <= set(said.said)
+    assert {"push", "pull", "OPEN", "[strong]", "SHUT"} <= set(said.said)
     assert "resvg-py" in " ".join(said.said)
     assert notebook.show_html(JobLife) is not None
 

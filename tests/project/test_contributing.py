@@ -120,7 +120,7 @@ def test_every_renderer_is_a_format() -> None:
     }  # fmt: skip
 
     assert {"svg", "png", "mermaid", "dot"} <= renderers
-    assert renderers - {"page", "terminal", "legend", "layout"} <= {each.name for each in FORMATS}
+    assert renderers - {"page", "terminal", "legend", "layout"} <= set(FORMATS)
 
 
 @pytest.mark.parametrize("engine", [path.parent.name for path in sorted((PACKAGE / "engines").glob("*/__init__.py"))])

@@ -21,6 +21,7 @@ FILE_LINES_MAX = 900
 TRUNK = (
     "_doors",
     "errors",
+    "extras",
     "hook_errors",
     "threads",
     "lifecycle",

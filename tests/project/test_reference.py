@@ -8,6 +8,7 @@ import re
 import pytest
 
 import blocklife
+from tests.project.doors import DOORS
 from tests.project.pages import ROOT, names_of
 from tests.project.test_links import is_there
 
@@ -34,7 +35,7 @@ def doors() -> dict[str, set[str]]:
         names = next(listed, handed_on(tree))
         if names and room != "blocklife":
             found[room] = set(names)
-    return found
+    return found | {room: set(" ".join(table.values()).split()) for room, table in DOORS.items() if room != "blocklife"}
 
 
 def is_all(node: ast.Assign) -> bool:

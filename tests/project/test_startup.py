@@ -6,7 +6,6 @@ are held against the modules, so that no command is missing in the help, and no 
 
 from __future__ import annotations
 
-import ast
 import importlib
 import pkgutil
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 from blocklife import cli
 from blocklife.cli import _recording as recording
 from blocklife.cli._common import Parser
+from tests.project.doors import DOORS, path_of, stub
 
 ROOT = Path(__file__).parents[2]
 TELL = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
@@ -91,33 +91,28 @@ def test_startup_of_an_import_is_light(module: str) -> None:
     assert not [name for name in modules if name.startswith(("blocklife.drawing", "blocklife.testing", "blocklife.cli"))]
 
 
-DOORS = tuple(
-    str(path.parent.relative_to(ROOT)).replace("/", ".")
-    for path in sorted((ROOT / "blocklife").rglob("__init__.py"))
-    if "import door" in path.read_text(encoding="utf-8")
-)
-"""Rooms whose public names are looked up when they are asked for."""
-
-
 @pytest.mark.parametrize("room", DOORS)
-def test_startup_hands_on_what_who_checks_types_is_told(room: str) -> None:
-    """Each public name is the very thing of the module that the type checker takes it from, and `dir` shows it."""
+def test_startup_hands_on_every_public_name(room: str) -> None:
+    """Each name is the very thing of the module that the table names, and `dir` shows it; no other is handed on."""
     door = importlib.import_module(room)
-    tree = ast.parse((ROOT / room.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
-    told = {
-        each.name: importlib.import_module(str(node.module))
-        for block in tree.body
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for each in node.names
-    }
+    homes = {name: module for module, names in DOORS[room].items() if module for name in names.split()}
 
-    assert set(told) == set(door.__all__) - {"__version__"}
-    assert [name for name, module in told.items() if getattr(door, name) is not getattr(module, name)] == []
+    assert set(homes) == set(door.__all__) - {"__version__"}
+    for name, module in homes.items():
+        assert getattr(door, name) is getattr(importlib.import_module(f"{room}.{module}"), name)
     assert set(door.__all__) <= set(dir(door))
     with pytest.raises(AttributeError, match=f"module {room!r} has no attribute 'Leger'"):
         _ = door.Leger
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_stub_of_a_door_is_fresh(room: str) -> None:
+    assert path_of(room).read_text(encoding="utf-8") == stub(room), "run: make spec"
+
+
+def test_stubs_are_those_of_doors() -> None:
+    """A stub hides the module beside it from what checks types."""
+    assert set((ROOT / "blocklife").rglob("*.pyi")) == {path_of(room) for room in DOORS}
 
 
 def test_startup_doors_are_the_only_modules_without_an_underscore() -> None:

@@ -10,7 +10,8 @@ from attrs import field, fields, frozen
 from blocklife.copiers._faults import FaultRates
 from blocklife.engines.toy._memory import WORD_BYTES
 from blocklife.engines.toy._workload import HASH_TOKENS
-from blocklife.errors import MisuseError, to_install
+from blocklife.errors import MisuseError
+from blocklife.extras import to_install
 from blocklife.ledger import Checking, Contract
 from blocklife.offload import BelowPolicies, Demote, FullAttention, Geometry, Mode
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
