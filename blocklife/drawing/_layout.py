@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -86,6 +86,10 @@ class TextPiece:
     text: str
     box: Box
 
+    def moved(self, x: float, y: float) -> TextPiece:
+        """The same elsewhere."""
+        return evolve(self, box=evolve(self.box, x=round(self.box.x + x, 2), y=round(self.box.y + y, 2)))
+
 
 @frozen
 class RowLine:
@@ -93,7 +97,12 @@ class RowLine:
 
     label: Label
     pieces: tuple[TextPiece, ...]
-    box: Box
+    width: float
+    height: float
+
+    def moved(self, x: float, y: float) -> RowLine:
+        """The same elsewhere."""
+        return evolve(self, pieces=tuple(piece.moved(x, y) for piece in self.pieces))
 
 
 @frozen
@@ -104,6 +113,11 @@ class PlacedNode:
     box: Box
     pieces: tuple[TextPiece, ...]
     loops: tuple[RowLine, ...]
+
+    def at(self, box: Box) -> PlacedNode:
+        """The same, made at the origin, where it stands."""
+        pieces = tuple(piece.moved(box.x, box.y) for piece in self.pieces)
+        return evolve(self, box=box, pieces=pieces, loops=tuple(line.moved(box.x, box.y) for line in self.loops))
 
 
 @frozen
@@ -136,15 +150,6 @@ class MachineLayout:
 
 
 # --- sizes -------------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class _Set:
-    """Some pieces, positioned from their own corner."""
-
-    width: float
-    height: float
-    pieces: tuple[TextPiece, ...]
 
 
 def numbers_of(panels: Iterable[Panel]) -> dict[str, int]:
@@ -184,8 +189,8 @@ def _row(pieces: Sequence[tuple[Role, str]], x: float, y: float) -> tuple[list[T
     return placed, x - GAP
 
 
-def _set_label(panel: Panel, label: Label, numbers: Mapping[str, int], *, narrow: bool, loop: bool = False) -> _Set:
-    """One label; *narrow* puts its guard on a line of its own."""
+def _line(panel: Panel, label: Label, numbers: Mapping[str, int], *, narrow: bool, loop: bool = False) -> RowLine:
+    """One label, from its own corner; *narrow* puts its guard on a line of its own."""
     first = [(Role.LOOP, "")] if loop else []
     first.append((Role.EVENT, label.event))
     rest: list[tuple[Role, str]] = []
@@ -199,65 +204,40 @@ def _set_label(panel: Panel, label: Label, numbers: Mapping[str, int], *, narrow
     air = (LINE - HIGH) / 2
     placed, width = _row(first, 0, air)
     if not rest:
-        return _Set(width, LINE, tuple(placed))
+        return RowLine(label, tuple(placed), width, LINE)
     more, wider = _row(rest, LOOP if loop else 0, air + HIGH)
-    return _Set(max(width, wider), LINE + HIGH, (*placed, *more))
+    return RowLine(label, (*placed, *more), max(width, wider), LINE + HIGH)
 
 
-def _set_labels(panel: Panel, labels: Sequence[Label], numbers: Mapping[str, int], *, narrow: bool) -> list[_Set]:
-    return [_set_label(panel, each, numbers, narrow=narrow) for each in labels]
+def _stacked(lines: Sequence[RowLine], x: float, y: float) -> tuple[tuple[RowLine, ...], float]:
+    """Lines one below the other; returns them and where they end."""
+    placed = []
+    for line in lines:
+        placed.append(line.moved(x, y))
+        y += line.height
+    return tuple(placed), y
 
 
-def _size(sets: Sequence[_Set]) -> tuple[float, float]:
-    """The size of labels one below the other, with a margin."""
-    return max(each.width for each in sets) + 6, sum(each.height for each in sets) + 2
-
-
-def _set_node(panel: Panel, node: Node, numbers: Mapping[str, int]) -> tuple[_Set, list[_Set]]:
-    """A state: its name, the note of its mark, and its loops as a list."""
+def _node(panel: Panel, node: Node, numbers: Mapping[str, int]) -> PlacedNode:
+    """A state at the origin: its name, the note of its mark, and its loops as a list."""
     loops = [
-        _set_label(panel, label, numbers, narrow=False, loop=True)
+        _line(panel, label, numbers, narrow=False, loop=True)
         for arrow in panel.picture.arrows
         if arrow.loop and arrow.source == node.name
         for label in arrow.labels
     ]
-    name = fixed_width(node.name, TITLE)
-    note = panel.marks.state(node).note
-    widest = max(name, fixed_width(note, TEXT), *(each.width for each in loops), 40)
-    width = widest + 2 * PAD + (2 * INSET if node.final else 0)
-    y = PAD - 3 + (INSET if node.final else 0)
+    inset = INSET if node.final else 0
+    name, note = fixed_width(node.name, TITLE), panel.marks.state(node).note
+    width = max(name, fixed_width(note, TEXT), *(each.width for each in loops), 40) + 2 * PAD + 2 * inset
+    y = PAD - 3 + inset
     pieces = [TextPiece(Role.NAME, node.name, Box((width - name) / 2, y, name, LINE + 2))]
     y += LINE + 2
     if note:
         wide = fixed_width(note, TEXT)
         pieces.append(TextPiece(Role.NOTE, note, Box((width - wide) / 2, y, wide, LINE)))
         y += LINE
-    if loops:
-        y += 4
-    placed = []
-    for each in loops:
-        placed.append(_moved(each, PAD + (INSET if node.final else 0), y))
-        y += each.height
-    return _Set(width, y + PAD - 3 + (INSET if node.final else 0), tuple(pieces)), placed
-
-
-def _moved(one: _Set, x: float, y: float) -> _Set:
-    return evolve(one, pieces=tuple(_shifted(piece, x, y) for piece in one.pieces))
-
-
-def _shifted(piece: TextPiece, x: float, y: float) -> TextPiece:
-    return evolve(piece, box=evolve(piece.box, x=round(piece.box.x + x, 2), y=round(piece.box.y + y, 2)))
-
-
-def _lines(labels: Sequence[Label], sets: Sequence[_Set]) -> tuple[RowLine, ...]:
-    """Labels with the pieces that were set for them, in a box around these."""
-    found = []
-    for label, each in zip(labels, sets, strict=True):
-        boxes = [piece.box for piece in each.pieces]
-        x, y = min(box.x for box in boxes), min(box.y for box in boxes)
-        right, below = max(box.x + box.width for box in boxes), max(box.y + box.height for box in boxes)
-        found.append(RowLine(label, each.pieces, Box(x, y, right - x, below - y)))
-    return tuple(found)
+    placed, y = _stacked(loops, PAD + inset, y + 4 if loops else y)
+    return PlacedNode(node, Box(0, 0, width, y + PAD - 3 + inset), tuple(pieces), placed)
 
 
 # --- Graphviz ----------------------------------------------------------------------------------------------------------
@@ -284,29 +264,6 @@ MANY = 80
 """With more arrows than this no drawing is narrow enough: the tightest style is used right away, with a shorter search."""
 
 
-class _Object(TypedDict):
-    """A node, as Graphviz writes it."""
-
-    name: str
-    pos: str
-
-
-class _GraphEdge(TypedDict):
-    """An edge, as Graphviz writes it; the numbers are those of nodes."""
-
-    tail: int
-    head: int
-    pos: str
-
-
-class _Graph(TypedDict, total=False):
-    """A graph, as Graphviz writes it."""
-
-    bb: str
-    objects: list[_Object]
-    edges: list[_GraphEdge]
-
-
 class _EdgeRun(NamedTuple):
     """One edge of the graph that is laid out."""
 
@@ -315,7 +272,7 @@ class _EdgeRun(NamedTuple):
     attributes: str
 
 
-def _graphviz(sizes: Mapping[str, tuple[float, float]], runs: Sequence[_EdgeRun], style: _Style) -> _Graph:
+def _graphviz(sizes: _Sizes, runs: Sequence[_EdgeRun], style: _Style) -> _Reading:
     """Let Graphviz place boxes of these sizes."""
     try:
         from pygraphviz import AGraph
@@ -331,49 +288,73 @@ def _graphviz(sizes: Mapping[str, tuple[float, float]], runs: Sequence[_EdgeRun]
         "}",
     ]
     with AGraph(string="\n".join(lines)) as graph:
-        found: _Graph = json.loads(graph.draw(format="json", prog="dot"))
-    return found
+        return _Reading(json.loads(graph.draw(format="json", prog="dot")), sizes)
 
 
 _BEGIN = "begin"
+_Sizes: TypeAlias = Mapping[str, tuple[float, float]]
 
 
-def _order(panel: Panel, sizes: Mapping[str, tuple[float, float]], style: _Style) -> dict[str, int]:
+class _Reading:
+    """The positions from Graphviz, with y growing downwards."""
+
+    def __init__(self, graph: Mapping[str, Any], sizes: _Sizes) -> None:
+        left, below, right, above = (float(each) for each in graph.get("bb", "0,0,0,0").split(","))
+        self.size = (round(right - left, 1), round(above - below, 1))
+        self._left, self._above, self._sizes = left, above, sizes
+        objects = graph.get("objects", [])
+        self._middles = {each["name"]: self._points(each["pos"])[0] for each in objects}
+        names = [each["name"] for each in objects]
+        self._edges = {(names[each["tail"]], names[each["head"]]): each["pos"] for each in graph.get("edges", [])}
+
+    def _points(self, pos: str) -> list[Point]:
+        numbers = [[float(each) for each in word.split(",")] for word in pos.split()]
+        return [Point(round(x - self._left, 1), round(self._above - y, 1)) for x, y in numbers]
+
+    def middle(self, name: str) -> Point:
+        """The middle of a box."""
+        return self._middles[name]
+
+    def box(self, name: str) -> Box:
+        """A box."""
+        x, y = self.middle(name)
+        width, height = self._sizes[name]
+        return Box(round(x - width / 2, 2), round(y - height / 2, 2), width, height)
+
+    def run(self, tail: str, head: str) -> tuple[tuple[Point, ...], Point | None]:
+        """The path of an edge, and the tip of its arrow's head, at either end, if it has one."""
+        words = self._edges[tail, head].split()
+        tips = [word[2:] for word in words if word[:2] in ("s,", "e,")]
+        path = self._points(" ".join(word for word in words if word[:2] not in ("s,", "e,")))
+        return tuple(path), self._points(tips[0])[0] if tips else None
+
+
+def _order(panel: Panel, sizes: _Sizes, style: _Style) -> dict[str, int]:
     """The states from top to bottom, in a layout without labels."""
-    ids = {node.name: f"s{number}" for number, node in enumerate(panel.picture.nodes)}
+    ids = _ids(panel)
     runs = [
-        _EdgeRun(ids[arrow.source], ids[arrow.target], f'weight="{_weight(panel, arrow)}"')
-        for arrow in panel.picture.arrows
-        if not arrow.loop
+        *(_EdgeRun(_BEGIN, ids[node.name], 'weight="10"') for node in panel.picture.nodes if node.initial),
+        *(
+            _EdgeRun(ids[arrow.source], ids[arrow.target], f'weight="{_weight(panel, arrow)}"')
+            for arrow in panel.picture.arrows
+            if not arrow.loop
+        ),
     ]
-    initial = [ids[node.name] for node in panel.picture.nodes if node.initial]
-    graph = _graphviz(sizes, [*(_EdgeRun(_BEGIN, each, 'weight="10"') for each in initial), *runs], style)
-    height = {each["name"]: _points(each["pos"])[0] for each in graph.get("objects", [])}
-    ranked = sorted(ids, key=lambda name: (-height[ids[name]].y, height[ids[name]].x))
+    read = _graphviz(sizes, runs, style)
+    middles = {name: read.middle(each) for name, each in ids.items()}
+    ranked = sorted(ids, key=lambda name: (middles[name].y, middles[name].x))
     return {name: rank for rank, name in enumerate(ranked)}
+
+
+def _ids(panel: Panel) -> dict[str, str]:
+    """What states are called in the graph."""
+    return {node.name: f"s{number}" for number, node in enumerate(panel.picture.nodes)}
 
 
 def _weight(panel: Panel, arrow: Arrow) -> int:
     """The weight of an arrow: ordinary ones are kept shorter and straighter than those into trouble."""
     tones = {node.name: node.tone for node in panel.picture.nodes}
     return 1 if tones[arrow.target] is Tone.TROUBLE else 3
-
-
-def _points(pos: str) -> list[Point]:
-    return [Point(float(x), float(y)) for x, _, y in (each.partition(",") for each in pos.replace("!", "").split())]
-
-
-def _path(pos: str) -> tuple[list[Point], Point | None]:
-    """The points of an edge from tail to head, and where its arrow's head ends, at either end."""
-    tip = None
-    words = pos.split()
-    plain = []
-    for word in words:
-        if word[:2] in ("s,", "e,"):
-            tip = _points(word[2:])[0]
-        else:
-            plain.append(word)
-    return _points(" ".join(plain)), tip
 
 
 # --- the whole ---------------------------------------------------------------------------------------------------------
@@ -393,26 +374,25 @@ def layout(panel: Panel, numbers: Mapping[str, int] | None = None) -> MachineLay
 
 
 def _laid_out(panel: Panel, numbers: Mapping[str, int], style: _Style) -> MachineLayout:
-    picture = panel.picture
-    states = {node.name: _set_node(panel, node, numbers) for node in picture.nodes}
-    ids = {node.name: f"s{number}" for number, node in enumerate(picture.nodes)}
-    sizes = {ids[name]: (text.width, text.height) for name, (text, _) in states.items()}
-    sizes[_BEGIN] = (DOT, DOT)
+    ids = _ids(panel)
+    nodes = [_node(panel, node, numbers) for node in panel.picture.nodes]
+    sizes = {ids[each.node.name]: (each.box.width, each.box.height) for each in nodes} | {_BEGIN: (DOT, DOT)}
     order = _order(panel, sizes, style)
-    arrows = [arrow for arrow in picture.arrows if not arrow.loop]
-    sets = [_set_labels(panel, arrow.labels, numbers, narrow=style.narrow) for arrow in arrows]
-    runs = [_EdgeRun(_BEGIN, ids[node.name], 'arrowsize="0.7", weight="10"') for node in picture.nodes if node.initial]
-    for number, arrow in enumerate(arrows):
-        sizes[f"l{number}"] = _size(sets[number])
+    initial = [ids[node.name] for node in panel.picture.nodes if node.initial]
+    runs = [_EdgeRun(_BEGIN, each, 'arrowsize="0.7", weight="10"') for each in initial]
+    labelled: list[tuple[Arrow, str, list[RowLine]]] = []
+    for number, arrow in enumerate(arrow for arrow in panel.picture.arrows if not arrow.loop):
+        lines = [_line(panel, label, numbers, narrow=style.narrow) for label in arrow.labels]
+        labelled.append((arrow, f"l{number}", lines))
+        sizes[f"l{number}"] = max(each.width for each in lines) + 6, sum(each.height for each in lines) + 2
         runs += _runs_of(arrow, f"l{number}", ids, order, _weight(panel, arrow))
-    graph = _graphviz(sizes, runs, style)
-    read = _Reading(graph, sizes)
-    begin, entry_tip = read.run(_BEGIN, next(ids[node.name] for node in picture.nodes if node.initial))
+    read = _graphviz(sizes, runs, style)
+    begin, entry_tip = read.run(_BEGIN, initial[0])
     return MachineLayout(
         panel,
         *read.size,
-        tuple(_placed_node(panel, node, read.box(ids[node.name]), *states[node.name]) for node in picture.nodes),
-        tuple(_placed_arrow(arrow, f"l{number}", sets[number], ids, order, read) for number, arrow in enumerate(arrows)),
+        tuple(each.at(read.box(ids[each.node.name])) for each in nodes),
+        tuple(_placed_arrow(*each, ids, order, read) for each in labelled),
         read.middle(_BEGIN),
         begin,
         begin[-1] if entry_tip is None else entry_tip,
@@ -434,54 +414,12 @@ def _runs_of(arrow: Arrow, label: str, ids: Mapping[str, str], order: Mapping[st
     ]
 
 
-class _Reading:
-    """The positions from Graphviz, with y growing downwards."""
-
-    def __init__(self, graph: _Graph, sizes: Mapping[str, tuple[float, float]]) -> None:
-        left, below, right, above = (float(each) for each in graph.get("bb", "0,0,0,0").split(","))
-        self.size = (round(right - left, 1), round(above - below, 1))
-        self._left, self._above, self._sizes = left, above, sizes
-        objects = graph.get("objects", [])
-        self._middles = {each["name"]: _points(each["pos"])[0] for each in objects}
-        names = [each["name"] for each in objects]
-        self._edges = {(names[each["tail"]], names[each["head"]]): each["pos"] for each in graph.get("edges", [])}
-
-    def _turned(self, point: Point) -> Point:
-        return Point(round(point.x - self._left, 1), round(self._above - point.y, 1))
-
-    def middle(self, name: str) -> Point:
-        """The middle of a box."""
-        return self._turned(self._middles[name])
-
-    def box(self, name: str) -> Box:
-        """A box."""
-        x, y = self.middle(name)
-        width, height = self._sizes[name]
-        return Box(round(x - width / 2, 2), round(y - height / 2, 2), width, height)
-
-    def run(self, tail: str, head: str) -> tuple[tuple[Point, ...], Point | None]:
-        """The path of an edge, and its arrow's head if it has one."""
-        points, tip = _path(self._edges[tail, head])
-        return tuple(self._turned(each) for each in points), None if tip is None else self._turned(tip)
-
-
-def _placed_node(panel: Panel, node: Node, box: Box, text: _Set, loops: Sequence[_Set]) -> PlacedNode:
-    """A state's text, moved to where the state stands."""
-    labels = [label for arrow in panel.picture.arrows if arrow.loop and arrow.source == node.name for label in arrow.labels]
-    there = [_moved(each, box.x, box.y) for each in loops]
-    return PlacedNode(node, box, _moved(text, box.x, box.y).pieces, _lines(labels, there))
-
-
 def _placed_arrow(
-    arrow: Arrow, label: str, sets: Sequence[_Set], ids: Mapping[str, str], order: Mapping[str, int], read: _Reading
+    arrow: Arrow, label: str, lines: Sequence[RowLine], ids: Mapping[str, str], order: Mapping[str, int], read: _Reading
 ) -> PlacedArrow:
     """An arrow's two paths in its own direction, and its labels where Graphviz put them."""
     box = read.box(label)
-    y = box.y + 1
-    there = []
-    for each in sets:
-        there.append(_moved(each, box.x + 3, y))
-        y += each.height
+    there, _ = _stacked(lines, box.x + 3, box.y + 1)
     above, below = (arrow.source, arrow.target) if _down(arrow, order) else (arrow.target, arrow.source)
     upper, upper_tip = read.run(ids[above], label)
     lower, lower_tip = read.run(label, ids[below])
@@ -489,4 +427,4 @@ def _placed_arrow(
         paths, tip = (upper, lower), lower_tip
     else:
         paths, tip = (lower[::-1], upper[::-1]), upper_tip
-    return PlacedArrow(arrow, paths, paths[1][-1] if tip is None else tip, _lines(arrow.labels, there), box)
+    return PlacedArrow(arrow, paths, paths[1][-1] if tip is None else tip, there, box)
