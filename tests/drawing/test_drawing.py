@@ -1,4 +1,8 @@
-"""Do drawings and tables say what the compiled tables say, and can their readers parse them?"""
+"""Do pictures, drawings and tables say what the compiled tables say, and can their readers parse them?
+
+Method: each format is read back by a parser of its own into states, ends and rows, which are compared with the table; with
+marks and without, for the four machines and for a lifecycle whose names a careless drawing would trip over.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,29 @@ import json
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from attrs import frozen
 
-from blocklife.drawing._dot import dot
-from blocklife.drawing._mermaid import KEYWORDS, escaped, mermaid
-from blocklife.drawing._page import page
-from blocklife.drawing._picture import Emphasis, Mark, Marks, Panel, picture
-from blocklife.drawing._tables import (
-    REFUSAL,
-    coupling_table,
-    event_table,
-    guard_table,
-    panel_tables,
-    plain,
-    row_table,
-    state_event_table,
-    state_table,
-)
-from blocklife.drawing._terminal import terminal
-from blocklife.drawing._theme import Theme
+from blocklife import drawing
+from blocklife.drawing import Emphasis, Mark, Marks, Panel, Theme, dot, mermaid, page, picture, plain, svg, terminal
+from blocklife.drawing._mermaid import KEYWORDS, escaped
+from blocklife.drawing._picture import Arrow, Label, tone_of
+from blocklife.drawing._tables import REFUSAL, panel_tables
 from blocklife.lifecycle import Lifecycle, Table, edge, guard
-from blocklife.states import COUPLINGS, MACHINES
+from blocklife.states import COUPLINGS, MACHINES, Block, Job, Tone, coupled
 
 
 class Oddity(enum.Enum):
     """States with names and meanings that a careless drawing would trip over."""
 
     NOTE = 'a: b; c # d "e" | <f> 100%'
-    End = "two\nlines"
-    NOTE_ = "taken already"
+    End = "two\nlines\n\nand a second paragraph"
+    NOTE_ = 2
 
 
 @guard
@@ -64,8 +59,7 @@ every_table = pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES)
 
 def panel(table: Table, marks: Marks | None = None) -> Panel:
     """One machine alone, with or without marks."""
-    drawn = picture(table)
-    return Panel(drawn) if marks is None else Panel(drawn, marks)
+    return Panel(picture(table), marks or Marks())
 
 
 def marks_of(table: Table) -> Marks:
@@ -76,91 +70,282 @@ def marks_of(table: Table) -> Marks:
     return Marks("a title", states, rows, ["A note that is below."])
 
 
+def said(event: str, guard: str | None) -> str:
+    return event if guard is None else f"{event} [{guard}]"
+
+
+# --- what every format says ----------------------------------------------------------------------------------------------
+
+
+@frozen
+class Told:
+    """What a drawing says of a lifecycle."""
+
+    states: list[str]
+    begins: list[str]
+    ends: list[str]
+    rows: list[tuple[str, str, str]]
+    """Source, event with its guard, target; in no order."""
+    arrows: int | None = None
+    """How many pairs of states have one; None where a format has none."""
+
+    @classmethod
+    def by(cls, table: Table) -> Told:
+        rows = [(row.source.name, said(row.event, getattr(row.guard, "name", None)), row.target.name) for row in table.rows]
+        return cls.of(
+            (state.name for state in table.states),
+            [table.initial.name],
+            (state.name for state in table.finals),
+            rows,
+            len({(source, target) for source, _, target in rows}),
+        )
+
+    @classmethod
+    def of(
+        cls,
+        states: Iterable[str],
+        begins: Iterable[str],
+        ends: Iterable[str],
+        rows: Iterable[tuple[str, str, str]],
+        arrows: int | None = None,
+    ) -> Told:
+        return cls(sorted(states), list(begins), sorted(ends), sorted(rows), arrows)
+
+
 STATE = re.compile(r'state "([^"\n]+)" as (\w+)')
 MEANING = re.compile(r"(\w+) : ([^:;\n]+)")
 ARROW = re.compile(r"(\[\*\]|\w+) --> (\[\*\]|\w+)(?: : ([^:;\n]+))?")
-LABEL = re.compile(r"(\w+)(?: \[(\w+)\])?")
+CLASSES = re.compile(r"class(Def)? \w+ .+")
 
 
 def statements(drawn: str) -> list[str]:
-    """The lines of a diagram below its head, each of which must be one known statement."""
+    """The lines of a Mermaid diagram below its head, each of which must be one known statement."""
     head, *lines = drawn.splitlines()
     assert head == "stateDiagram-v2"
-    found = [without_entities(line.strip()) for line in lines]
+    found = [re.sub(r"#\d+;", "?", line.strip()) for line in lines]  # entities are read before anything else
     for line in found:
-        assert any(each.fullmatch(line) for each in (STATE, MEANING, ARROW)), line
+        assert "#" not in line or line.startswith("classDef "), line
+        assert any(each.fullmatch(line) for each in (STATE, MEANING, ARROW, CLASSES)), line
     return found
 
 
-def without_entities(text: str) -> str:
-    """Text as the grammar sees it: entities are read before anything else."""
-    seen = re.sub(r"#\d+;", "?", text)
-    assert "#" not in seen, text
-    return seen
+def unmarked(label: str) -> str:
+    """A label without the word and the note of its mark."""
+    return re.sub(r"^\((never|wrong)\) | x\d+$", "", label)
 
 
-def cells(markdown: str) -> list[list[str]]:
-    """The cells of a table, without its heading; every line must have as many as the heading."""
-    found = [re.split(r"(?<!\\)\|", line)[1:-1] for line in markdown.splitlines()]
+def read_mermaid(drawn: str) -> Told:
+    lines = statements(drawn)
+    names = {found[2]: found[1] for line in lines if (found := STATE.fullmatch(line))}
+    arrows = [found.groups() for line in lines if (found := ARROW.fullmatch(line))]
+    inner = [(names[a], names[b], labels) for a, b, labels in arrows if "[*]" not in (a, b)]
+    return Told.of(
+        names.values(),
+        [names[b] for a, b, _ in arrows if a == "[*]"],
+        [names[a] for a, b, _ in arrows if b == "[*]"],
+        [(a, unmarked(label), b) for a, b, labels in inner for label in labels.split("<br/>")],
+        len(inner),
+    )
+
+
+def read_dot(drawn: str) -> Told:
+    graph = pytest.importorskip("pygraphviz").AGraph(string=drawn)
+    inner = [(a, b) for a, b in graph.edges() if a != "(begin)"]
+    labels = {ends: graph.get_edge(*ends).attr["label"].split("\\n") for ends in inner}
+    return Told.of(
+        [node for node in graph.nodes() if node != "(begin)"],
+        [b for a, b in graph.edges() if a == "(begin)"],
+        [node for node in graph.nodes() if node.attr["peripheries"] == "2"],
+        [(a, unmarked(label.replace('\\"', '"')), b) for (a, b), found in labels.items() for label in found],
+        len(inner),
+    )
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def read_svg(drawn: str) -> Told:
+    """Arrows are groups with their ends; rows stand in their state or on an arrow, and a tooltip says which."""
+    root = ET.fromstring(drawn)
+    states = {each.attrib["data-state"]: each for each in root.iter() if each.get("class") == "bl-state"}
+    tips = {name: (each.findtext(f"{SVG}title") or "").splitlines()[0] for name, each in states.items()}
+    arrows = [each for each in root.iter() if each.get("class") == "bl-arrow"]
+    assert all(len(each.findall(f"{SVG}polygon")) == 1 for each in arrows)  # one head
+    rows, ends = [], {(each.attrib["data-source"], each.attrib["data-target"]) for each in arrows}
+    for each in (each for each in root.iter() if each.get("class") == "bl-row"):
+        words = ["".join(word.itertext()) for word in each.iter(f"{SVG}text")]
+        source, _, target = (each.findtext(f"{SVG}title") or "").splitlines()[0].partition(": ")[2].partition(" → ")
+        guards = [word for word in words[1:] if word.startswith("[")]
+        rows.append((source, " ".join([words[0], *guards]), target))
+        ends.add((source, target))
+    double = [name for name, each in states.items() if len(each.findall(f"{SVG}rect")) == 2]
+    assert double == [name for name, tip in tips.items() if "(a life ends here)" in tip]
+    return Told.of(states, [name for name, tip in tips.items() if "(a life begins here)" in tip], double, rows, len(ends))
+
+
+def cells(text: str) -> list[list[str]]:
+    """The cells of a Markdown table, without its heading; every line must have as many as the heading."""
+    found = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines()]
     assert all(len(line) == len(found[0]) for line in found)
     assert set("".join(found[1])) <= set("- ")
     return [[cell.strip() for cell in line] for line in found[2:]]
 
 
-# --- mermaid -----------------------------------------------------------------------------------------------------------
+def read_tables(drawn: str) -> Told:
+    tables = {title: cells(text) for title, text in re.findall(r"### (.+)\n\n((?:\|.*\n)+)", drawn)}
+    states = [(line[0].strip("`"), line[1]) for line in tables["States"]]
+    rows = [[re.sub(r"\*\*\w+\*\* ", "", cell).strip("`") for cell in line] for line in tables["Rows"]]
+    return Told.of(
+        [name for name, _ in states],
+        [name for name, means in states if means.endswith("(initial)")],
+        [name for name, means in states if means.endswith("(final)")],
+        [(source, said(event, guard or None), target) for _, source, event, guard, target, *_ in rows],
+        len({(row[1], row[4]) for row in rows}),
+    )
+
+
+FORMATS: Mapping[str, tuple[Callable[[list[Panel]], str], Callable[[str], Told]]] = {
+    "mermaid": (mermaid, read_mermaid),
+    "dot": (dot, read_dot),
+    "svg": (svg, read_svg),
+    "table": (panel_tables, read_tables),
+}
 
 
 @every_table
-def test_mermaid_draws_every_row_once(table: Table) -> None:
-    """Lines of labels and rows are the same set, and two states are joined by one arrow at most."""
-    names: dict[str, str] = {}
-    rows: list[tuple[str, str, str, str | None]] = []
-    arrows: list[tuple[str, str]] = []
-    for line in statements(mermaid([panel(table)])):
-        if found := STATE.fullmatch(line):
-            names[found[2]] = found[1]
-        elif (found := ARROW.fullmatch(line)) and found[3]:
-            arrows.append((found[1], found[2]))
-            for written in found[3].split("<br/>"):
-                label = LABEL.fullmatch(written)
-                assert label, written
-                rows.append((names[found[1]], label[1], names[found[2]], label[2]))
+@pytest.mark.parametrize("marked", [False, True], ids=["plain", "marked"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_format_says_the_whole_table(name: str, marked: bool, table: Table) -> None:
+    """Each state, where lives begin and end, each row once; two states have one arrow. With marks each note is there, too."""
+    draw, read = FORMATS[name]
+    drawn = draw([panel(table, marks_of(table) if marked else None)])
 
-    wanted = [(row.source.name, row.event, row.target.name, row.guard.name if row.guard else None) for row in table.rows]
-    assert sorted(rows, key=str) == sorted(wanted, key=str)
-    assert len(arrows) == len(set(arrows))
+    assert read(drawn) == Told.by(table)
+    notes = [*(f"x{row.index}" for row in table.rows), *(f"n{at}" for at in range(len(table.states)))]
+    assert [note for note in notes if bool(re.search(rf"(?:\b|\\n){note}\b", drawn)) is not marked] == []
 
 
-@every_table
-def test_mermaid_shows_every_state_with_its_beginning_and_end(table: Table) -> None:
-    """Each state is declared once, one is entered from outside, and just the final ones are left to the outside."""
-    drawn = statements(mermaid([panel(table)]))
-    names = {found[2]: found[1] for line in drawn if (found := STATE.fullmatch(line))}
-    outside = [(found[1], found[2]) for line in drawn if (found := ARROW.fullmatch(line)) and "[*]" in found.groups()]
-    entered = [names[target] for source, target in outside if source == "[*]"]
-    left = [names[source] for source, target in outside if target == "[*]"]
+@pytest.mark.parametrize("name", ["mermaid", "dot", "table", "text"])
+def test_format_without_colours_says_marks_in_words(name: str) -> None:
+    """What never happened and what is wrong can be read by everybody, and so can the title."""
+    table = MACHINES["job"]
+    ways = {**{each: draw for each, (draw, _) in FORMATS.items()}, "text": terminal}
+    drawn = ways[name]([panel(table, marks_of(table))])
 
-    assert sorted(names.values()) == sorted(state.name for state in table.states)
-    assert entered == [table.initial.name]
-    assert sorted(left) == sorted(state.name for state in table.finals)
+    if name == "dot":
+        assert 'style="dashed"' in drawn
+    else:
+        assert {"never", "wrong"} <= set(re.findall(r"\w+", drawn))
+    assert name == "mermaid" or "A note that is below." in drawn
+
+
+# --- pictures ------------------------------------------------------------------------------------------------------------
+
+
+def test_picture_says_what_states_events_and_guards_mean() -> None:
+    """The first paragraph of each text on one line, and nothing for a state whose value is no text."""
+    drawn = picture(OddLife.table)
+
+    assert (drawn.name, drawn.about) == ("OddLife", "A lifecycle of odd names.")
+    assert [node.about for node in drawn.nodes] == ['a: b; c # d "e" | <f> 100%', "two lines", ""]
+    assert [(word.name, word.reads, word.about) for word in drawn.events] == [("throw", ("dice",), "Throw the dice.")]
+    assert [(word.name, word.reads, word.about) for word in drawn.guards] == [("lucky", ("dice",), "It came up | six.")]
+
+
+def test_picture_of_a_class_without_words_has_none() -> None:
+    """What the base class says of itself is not said of a lifecycle that has no docstring; nor has it couplings."""
+
+    class Quiet(Lifecycle, initial=Oddity.NOTE, finals=(Oddity.NOTE_,)):
+        @edge(Oddity.NOTE, to=Oddity.End)
+        def push(self) -> None: ...
+
+        @edge(Oddity.End, to=Oddity.NOTE_)
+        def lift(self) -> None: ...
+
+    assert (Quiet.table.doc, picture(Quiet.table).about) == ("", "")
+    assert picture(Quiet.table, "Quiet", COUPLINGS).couplings == picture(MACHINES["block"], "block").couplings == ()
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_picture_marks_the_couplings_that_the_ledger_looks_up(name: str) -> None:
+    """Every coupling that ``coupled`` finds for a row stands on that row as one of its causes."""
+    drawn = picture(MACHINES[name], name, COUPLINGS)
+    states = {state.name: state for state in MACHINES[name].states}
+    effects = {each.name: each.effects for each in COUPLINGS}
+    for arrow in drawn.arrows:
+        for label in arrow.labels:
+            for cause in (f"{name}.{label.event}", f"{name}.{label.event}(store)", f"{name}.{label.event}(load)"):
+                found = coupled(cause, states[arrow.target])
+
+                assert not found or found in [effects[each] for each in label.causes], (str(label), cause)
+
+
+def test_picture_names_the_couplings_that_force_a_row() -> None:
+    """A block lands because a job has ended or was given up."""
+    drawn = picture(MACHINES["block"], "block", COUPLINGS)
+    landing = [label for arrow in drawn.arrows for label in arrow.labels if label.event == "land"]
+
+    assert {label.follows for label in landing} == {
+        ("load-cancelled", "store-ended", "load-done", "load-failed", "load-abandoned"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "state", "tone"),
+    [
+        (MACHINES["block"], Block.FREED, Tone.REST),
+        (MACHINES["block"], Block.SEALED, Tone.USE),
+        (MACHINES["block"], Block.IN_FLIGHT, Tone.COPY),
+        (MACHINES["block"], Block.QUARANTINED, Tone.TROUBLE),
+        (MACHINES["job"], Job.FAILED, Tone.OVER),
+        (OddLife.table, Oddity.NOTE, Tone.REST),
+        (OddLife.table, Oddity.End, Tone.USE),
+        (OddLife.table, Oddity.NOTE_, Tone.OVER),
+    ],
+)
+def test_picture_knows_what_sort_a_state_is(table: Table, state: enum.Enum, tone: Tone) -> None:
+    assert tone_of(table, state) is tone
+
+
+@pytest.mark.parametrize(
+    ("rows", "whole"),
+    [
+        ((Emphasis.USED, Emphasis.UNUSED), Emphasis.USED),
+        ((Emphasis.UNUSED, Emphasis.UNUSED), Emphasis.UNUSED),
+        ((None, Emphasis.UNUSED), Emphasis.UNUSED),
+        ((Emphasis.USED, Emphasis.ALARM), Emphasis.ALARM),
+    ],
+)
+def test_arrow_is_marked_as_the_strongest_of_its_rows(rows: tuple[Emphasis | None, Emphasis], whole: Emphasis) -> None:
+    """One row that was taken makes a used arrow, and one that was refused a wrong one; a row without a mark says nothing."""
+    arrow = Arrow("NOTE", "End", (Label(1, "push"), Label(2, "slam")))
+    marks = Marks(rows={number: Mark(each, weight=number / 2) for number, each in enumerate(rows, 1) if each is not None})
+
+    assert Panel(picture(OddLife.table), marks).mark_of(arrow) == Mark(whole, weight=1.0)
+
+
+# --- mermaid and dot -----------------------------------------------------------------------------------------------------
 
 
 @every_table
 def test_mermaid_tells_meanings_only_when_asked(table: Table) -> None:
-    """One description per state, or none."""
+    """One description for each state that has a meaning, or none."""
     described = [line for line in statements(mermaid([panel(table)])) if MEANING.fullmatch(line)]
 
-    assert len(described) == len(table.states)
+    assert len(described) == sum(bool(node.about) for node in picture(table).nodes)
     assert not any(MEANING.fullmatch(line) for line in statements(mermaid([panel(table)], meanings=False)))
 
 
 def test_mermaid_gives_states_named_like_keywords_another_id() -> None:
-    """The name stays what the reader sees; the id is neither a keyword nor another state's."""
-    names = {found[2]: found[1] for line in statements(mermaid([panel(OddLife.table)])) if (found := STATE.fullmatch(line))}
+    """The name stays what the reader sees; the id is neither a keyword nor another state's, also with several machines."""
+    alone = [found[2] for line in statements(mermaid([panel(OddLife.table)])) if (found := STATE.fullmatch(line))]
+    drawn = mermaid([panel(table) for table in TABLES.values()])
+    ids = re.findall(r'state "[^"]+" as (\w+)', drawn)
 
-    assert sorted(names.values()) == ["End", "NOTE", "NOTE_"]
-    assert len(names) == len(Oddity)
-    assert not {name.lower() for name in names} & KEYWORDS
+    assert len(set(alone)) == len(Oddity)
+    assert not {name.lower() for name in alone} & KEYWORDS
+    assert len(ids) == len(set(ids)) == len(TABLES) + sum(len(table.states) for table in TABLES.values())
+    assert drawn.count("{\n") == drawn.count("\n    }\n") == len(TABLES)
 
 
 def test_mermaid_escapes_what_ends_a_label() -> None:
@@ -171,32 +356,13 @@ def test_mermaid_escapes_what_ends_a_label() -> None:
     assert text.startswith("a#58; b#59; c #35; d #34;e#34;")
 
 
-@every_table
-def test_mermaid_is_the_same_each_time(table: Table) -> None:
-    """Nothing depends on the order of a set."""
-    assert mermaid([panel(table)]) == mermaid([panel(table)])
-
-
-def test_mermaid_draws_several_machines_apart() -> None:
-    """Each is a composite state of its own, and no two states share an id."""
-    drawn = mermaid([panel(table) for table in TABLES.values()])
-    ids = re.findall(r'state "[^"]+" as (\w+)', drawn)
-
-    assert len(ids) == len(set(ids)) == len(TABLES) + sum(len(table.states) for table in TABLES.values())
-    assert drawn.count("{\n") == drawn.count("\n    }\n") == len(TABLES)
-
-
-def test_mermaid_shows_marks_as_classes_and_in_words() -> None:
-    """A class for each emphasis that a state has; an arrow's label says it, with its note."""
-    table = MACHINES["job"]
-    drawn = mermaid([panel(table, marks_of(table))])
+def test_mermaid_shows_marks_of_states_as_classes() -> None:
+    """A class for each emphasis that a state has."""
+    drawn = mermaid([panel(MACHINES["job"], marks_of(MACHINES["job"]))])
 
     for emphasis in set(Emphasis) - {Emphasis.PLAIN}:
         assert f"classDef marked_{emphasis.name.lower()} " in drawn
     assert "class IN_FLIGHT marked_used" in drawn
-    assert "(never) " in drawn
-    assert "(wrong) " in drawn
-    assert all(f" x{row.index}" in drawn for row in table.rows)
 
 
 _PARSE = """
@@ -237,34 +403,6 @@ def test_mermaid_itself_reads_every_drawing() -> None:
     assert len(together["states"]) == len(TABLES)
 
 
-# --- dot ---------------------------------------------------------------------------------------------------------------
-
-
-def rows_in(label: str) -> list[str]:
-    """The lines of a label of Graphviz."""
-    return [line.replace('\\"', '"').replace("\\\\", "\\") for line in label.split("\\n")]
-
-
-@every_table
-@pytest.mark.parametrize("marked", [False, True], ids=["plain", "marked"])
-def test_dot_is_read_by_graphviz_and_has_every_row(table: Table, marked: bool) -> None:
-    """The parser of Graphviz itself finds each state, each arrow, and a line for each row."""
-    pygraphviz = pytest.importorskip("pygraphviz")
-    graph = pygraphviz.AGraph(string=dot([panel(table, marks_of(table) if marked else None)]))
-    nodes = {str(node) for node in graph.nodes()}
-    found = {(str(a), str(b)): rows_in(graph.get_edge(a, b).attr["label"]) for a, b in graph.edges() if a != "(begin)"}
-    wanted: dict[tuple[str, str], list[str]] = {}
-    for row in table.rows:
-        said = row.event if row.guard is None else f"{row.event} [{row.guard.name}]"
-        wanted.setdefault((row.source.name, row.target.name), []).append(f"{said} x{row.index}" if marked else said)
-
-    assert nodes == {state.name for state in table.states} | {"(begin)"}
-    assert {ends: sorted(rows) for ends, rows in found.items()} == {ends: sorted(rows) for ends, rows in wanted.items()}
-    double = {str(node) for node in graph.nodes() if node.attr["peripheries"] == "2"}
-    assert double == {state.name for state in table.finals}
-    assert graph.has_edge("(begin)", table.initial.name)
-
-
 def test_dot_of_several_machines_keeps_them_apart() -> None:
     """One cluster each; states of the same name stay two."""
     pygraphviz = pytest.importorskip("pygraphviz")
@@ -280,8 +418,7 @@ def test_dot_shows_an_arrow_as_used_where_one_row_was_taken() -> None:
     rows = [row for row in MACHINES["slot"].rows if (row.source.name, row.target.name) == ("WRITING", "EMPTY")]
     assert len(rows) == 2
     marks = Marks(rows={rows[0].index: Mark(Emphasis.USED, "3"), rows[1].index: Mark(Emphasis.UNUSED, "0")})
-    graph = pygraphviz.AGraph(string=dot([panel(MACHINES["slot"], marks)]))
-    arrow = graph.get_edge("WRITING", "EMPTY")
+    arrow = pygraphviz.AGraph(string=dot([panel(MACHINES["slot"], marks)])).get_edge("WRITING", "EMPTY")
 
     assert arrow.attr["color"] == Theme.LIGHT.value.emphases[Emphasis.USED].line
     assert not arrow.attr["style"]
@@ -343,17 +480,6 @@ def test_page_stands_alone_and_explains_every_state_event_and_guard(table: Table
 
 
 @every_table
-def test_panel_tables_have_every_pair_and_every_mark(table: Table) -> None:
-    """Without marks the matrix is that of the specification; with them each note stands in a cell."""
-    plainly = panel_tables([panel(table)])
-    marked = panel_tables([panel(table, marks_of(table))])
-
-    assert state_event_table(table) in plainly
-    assert all(f" x{row.index}" in marked for row in table.rows)
-    assert "A note that is below." in marked
-
-
-@every_table
 @pytest.mark.parametrize("columns", [None, 60, 200])
 def test_terminal_shows_every_pair_in_lines_that_fit(table: Table, columns: int | None) -> None:
     """Bands of events side by side; none is lost, and a line is broken only where one column alone is too wide."""
@@ -366,25 +492,13 @@ def test_terminal_shows_every_pair_in_lines_that_fit(table: Table, columns: int 
         assert row.target.name in drawn
 
 
-def test_terminal_says_marks_in_words() -> None:
-    """Colours do not reach every reader."""
-    table = MACHINES["slot"]
-    drawn = terminal([panel(table, marks_of(table))])
-
-    assert "never " in drawn
-    assert "wrong " in drawn
-    assert "a title" in drawn
-    assert all(f"x{row.index}" in drawn for row in table.rows)
-    assert "\x1b" not in drawn
-
-
 # --- tables ------------------------------------------------------------------------------------------------------------
 
 
 @every_table
 def test_state_event_table_has_every_pair(table: Table) -> None:
     """Each cell lists the targets in the order in which they are tried; a refusal shows where the rows can run dry."""
-    found = cells(state_event_table(table))
+    found = cells(drawing.state_event_table(table))
 
     assert [line[0] for line in found] == [f"`{state.name}`" for state in table.states]
     for line, state in zip(found, table.states, strict=True):
@@ -392,48 +506,34 @@ def test_state_event_table_has_every_pair(table: Table) -> None:
             rows = event.rows_of(state)
             wanted = [f"`{row.target.name}`" + (f" [{row.guard.name}]" if row.guard else "") for row in rows]
             assert cell.split("<br>") == wanted + ([] if rows and rows[-1].guard is None else [REFUSAL])
+    assert drawing.state_event_table(table) in panel_tables([panel(table)])
 
 
 @every_table
-def test_row_table_lists_every_row_in_order(table: Table) -> None:
-    """One line a row, numbered as the compiled table numbers it."""
-    found = [[cell.strip("`") for cell in line] for line in cells(row_table(table))]
+def test_tables_of_a_lifecycle_explain_it(table: Table) -> None:
+    """Rows as they are numbered, states with a column of one's own, events with payloads, guards if there are any."""
+    rows = [[cell.strip("`") for cell in line] for line in cells(drawing.row_table(table))]
+    states = cells(drawing.state_table(table, {"length": lambda state: str(len(state.name))}))
+    events, guards = cells(drawing.event_table(table)), {row.guard.name: row.guard for row in table.rows if row.guard}
 
-    assert found == [
+    assert rows == [
         [str(row.index), row.source.name, row.event, row.guard.name if row.guard else "", row.target.name] for row in table.rows
     ]
-
-
-@every_table
-def test_state_table_explains_every_state(table: Table) -> None:
-    """Each meaning stands beside its state, and a column of one's own can be added."""
-    found = cells(state_table(table, {"length": lambda state: str(len(state.name))}))
-
-    assert [line[0].strip("`") for line in found] == [state.name for state in table.states]
-    for line, state in zip(found, table.states, strict=True):
-        assert plain(state.value) in line[1]
-        assert line[1].endswith("(initial)") is (state is table.initial)
-        assert line[1].endswith("(final)") is (state in table.finals and state is not table.initial)
-        assert line[2] == str(len(state.name))
-
-
-@every_table
-def test_event_and_guard_tables_explain_every_event_and_guard(table: Table) -> None:
-    """Payloads and sentences come from the definitions."""
-    events = cells(event_table(table))
-    guards = {row.guard.name: row.guard for row in table.rows if row.guard}
-
-    assert [line[0].strip("`") for line in events] == list(table.events)
-    assert [line[2] for line in events] == [plain(event.doc) for event in table.events.values()]
+    assert [(line[0].strip("`"), line[2]) for line in states] == [(each.name, str(len(each.name))) for each in table.states]
+    for line, node in zip(states, picture(table).nodes, strict=True):
+        assert line[1].startswith(plain(node.about))
+    assert [(line[0].strip("`"), line[2]) for line in events] == [
+        (name, plain(event.doc)) for name, event in table.events.items()
+    ]
     if guards:
-        assert [line[0].strip("`") for line in cells(guard_table(table))] == list(guards)
+        assert [line[0].strip("`") for line in cells(drawing.guard_table(table))] == list(guards)
     else:
-        assert guard_table(table) == "No row of this table has a guard.\n"
+        assert drawing.guard_table(table) == "No row of this table has a guard.\n"
 
 
 def test_coupling_table_lists_every_coupling() -> None:
     """Causes and effects with a bar in them do not break the table; beside each row stand the mutants that lack an effect."""
-    found = cells(coupling_table(COUPLINGS))
+    found = cells(drawing.coupling_table(COUPLINGS))
 
     assert [line[0].strip("`") for line in found] == [each.name for each in COUPLINGS]
     for line, each in zip(found, COUPLINGS, strict=True):

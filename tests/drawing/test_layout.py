@@ -90,16 +90,6 @@ def test_layout_is_narrow_enough_for_a_page(name: str) -> None:
 
 
 @every_machine
-def test_layout_places_every_row_once(name: str) -> None:
-    """On an arrow, or in the list of its state."""
-    found = layout(panel_of(name))
-    lines = [line for arrow in found.arrows for line in arrow.lines] + [line for node in found.nodes for line in node.loops]
-
-    assert sorted(line.label.row for line in lines) == [row.index for row in MACHINES[name].rows]
-    assert all(not arrow.arrow.loop for arrow in found.arrows)
-
-
-@every_machine
 def test_layout_runs_every_arrow_from_its_source_through_its_label_to_its_target(name: str) -> None:
     """A path begins at the border of its source, touches its label twice, and its head touches its target."""
     found = layout(panel_of(name))
@@ -119,19 +109,6 @@ def test_layout_runs_every_arrow_from_its_source_through_its_label_to_its_target
 def near(point: Point, box: Box) -> bool:
     """Whether a point lies on a box or on its border, to the width of a line."""
     return overlapping(Box(point.x - 1.5, point.y - 1.5, 3, 3), box)
-
-
-@every_machine
-def test_layout_is_the_same_each_time(name: str) -> None:
-    assert layout(panel_of(name)) == layout(panel_of(name))
-
-
-@every_machine
-def test_layout_makes_room_for_notes(name: str) -> None:
-    """With a note on each row a drawing takes more room."""
-    plain, noted = layout(panel_of(name)), layout(panel_of(name, "×1,234,567"))
-
-    assert plain.width * plain.height < noted.width * noted.height
 
 
 # --- made-up lifecycles ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from blocklife.drawing import _elements as elements
 from blocklife.drawing._picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
 from blocklife.drawing._png import SCALE, png
-from blocklife.drawing._svg import row_told, slug, state_told, svg
+from blocklife.drawing._svg import row_told, slug, svg
 from blocklife.drawing._theme import Theme, Tint
 from blocklife.states import COUPLINGS, MACHINES, Tone
 
@@ -52,29 +52,6 @@ def of_class(root: ET.Element, name: str) -> list[ET.Element]:
 # --- what is shown -----------------------------------------------------------------------------------------------------
 
 
-@every_machine
-def test_svg_shows_every_state_and_every_row_once(name: str) -> None:
-    """Each has an id of its own, its words, and a tooltip with what it means."""
-    panel, table = panel_of(name), MACHINES[name]
-    root = read(svg([panel]))
-    states = {each.get("data-state"): each for each in of_class(root, "bl-state")}
-    rows = {int(each.get("data-row", "0")): each for each in of_class(root, "bl-row")}
-
-    assert list(states) == [state.name for state in table.states]
-    assert sorted(rows) == [row.index for row in table.rows]
-    ids = [each.get("id") for each in root.iter() if each.get("id")]
-    assert len(ids) == len(set(ids))
-    for node in panel.picture.nodes:
-        assert states[node.name].findtext("svg:title", namespaces=NS) == state_told(panel, node)
-        assert node.name in words_of(states[node.name])
-    for arrow in panel.picture.arrows:
-        for label in arrow.labels:
-            said = words_of(rows[label.row])
-            assert said[:1] == [label.event]
-            assert label.guard is None or f"[{label.guard}]" in said
-            assert rows[label.row].findtext("svg:title", namespaces=NS) == row_told(panel, arrow, label)
-
-
 def test_svg_tells_what_a_row_is_about() -> None:
     """The tooltip has the arrow, the event, the guard and the couplings in words."""
     panel = panel_of("block")
@@ -85,26 +62,6 @@ def test_svg_tells_what_a_row_is_about() -> None:
     assert told[1] == "allocate: Hand the place to a new tenant."
     assert told[2] == "[lendable]: The contract is fence, nobody holds the life, and no load writes the place."
     assert [line.partition(":")[0] for line in told[3:]] == ["causes life-ends", "causes hand-out-flushes"]
-
-
-@every_machine
-def test_svg_has_one_line_with_a_head_for_each_arrow(name: str) -> None:
-    """And a second border just where a life ends."""
-    panel = panel_of(name)
-    root = read(svg([panel]))
-    arrows = of_class(root, "bl-arrow")
-
-    assert {(each.get("data-source"), each.get("data-target")) for each in arrows} == {
-        (each.source, each.target) for each in panel.picture.arrows if not each.loop
-    }
-    assert all(len(each.findall("svg:polygon", NS)) == 1 for each in arrows)
-    double = {
-        each.get("data-state")
-        for each in of_class(root, "bl-state")
-        if len([r for r in each.findall("svg:rect", NS) if "bl-box" in (r.get("class") or "")]) == 2
-    }
-    assert double == {node.name for node in panel.picture.nodes if node.final}
-    assert len(of_class(root, "bl-entry")) == 1
 
 
 def test_svg_numbers_couplings_on_labels_as_in_the_legend() -> None:
@@ -141,13 +98,6 @@ def test_colours_have_one_home() -> None:
     named = {str(path.relative_to(package)) for path in files if re.search(r"#[0-9a-fA-F]{6}\b", path.read_text("utf-8"))}
 
     assert named == {"drawing/_theme.py", "drawing/viewer/paint.js"}
-
-
-def test_svg_alone_has_no_number_and_no_coupling() -> None:
-    root = read(svg([panel_of("block", alone=True)]))
-
-    assert of_class(root, "bl-number") == []
-    assert of_class(root, "bl-coupling") == []
 
 
 def test_svg_of_several_machines_has_a_titled_panel_for_each() -> None:
