@@ -418,7 +418,8 @@ def test_dot_shows_an_arrow_as_used_where_one_row_was_taken() -> None:
     rows = [row for row in MACHINES["slot"].rows if (row.source.name, row.target.name) == ("WRITING", "EMPTY")]
     assert len(rows) == 2
     marks = Marks(rows={rows[0].index: Mark(Emphasis.USED, "3"), rows[1].index: Mark(Emphasis.UNUSED, "0")})
-    arrow = pygraphviz.AGraph(string=dot([panel(MACHINES["slot"], marks)])).get_edge("WRITING", "EMPTY")
+    graph = pygraphviz.AGraph(string=dot([panel(MACHINES["slot"], marks)]))
+    arrow = graph.get_edge("WRITING", "EMPTY")
 
     assert arrow.attr["color"] == Theme.LIGHT.value.emphases[Emphasis.USED].line
     assert not arrow.attr["style"]
