@@ -51,10 +51,9 @@ def _machine(panel: Panel, prefix: str, palette: Palette) -> Iterator[str]:
     for node in picture.nodes:
         if node.initial:
             yield f'{quoted(f"{prefix}(begin)")} -> {quoted(prefix + node.name)} [color="{palette.text}"]'
-    tones = {node.name: node.tone for node in picture.nodes}
     for arrow in picture.arrows:
         mark = panel.mark_of(arrow)
-        tint = palette.emphases[mark.emphasis] if panel.marked else palette.tones[tones[arrow.target]]
+        tint = palette.emphases[mark.emphasis] if panel.marked else palette.tones[picture.tone(arrow.target)]
         ends = f"{quoted(prefix + arrow.source)} -> {quoted(prefix + arrow.target)}"
         yield f"{ends} [{_edge(panel, arrow, mark, tint)}]"
 

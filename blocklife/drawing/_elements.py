@@ -44,7 +44,7 @@ def text(said: str, x: float, y: float, class_: str) -> str:
     return element("text", escaped(said), x=float(x), y=float(y), class_=class_)
 
 
-def rect(box: Box, class_: str, radius: float = 0, *, inset: float = 0) -> str:
+def rect(box: Box, class_: str, radius: float = 0, *, inset: float = 0, style: str | None = None) -> str:
     """A box, drawn *inset* within its own borders."""
     return element(
         "rect",
@@ -54,6 +54,7 @@ def rect(box: Box, class_: str, radius: float = 0, *, inset: float = 0) -> str:
         height=float(box.height - 2 * inset),
         rx=float(radius) if radius else None,
         class_=class_,
+        style=style,
     )
 
 

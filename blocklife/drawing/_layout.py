@@ -353,8 +353,7 @@ def _ids(panel: Panel) -> dict[str, str]:
 
 def _weight(panel: Panel, arrow: Arrow) -> int:
     """The weight of an arrow: ordinary ones are kept shorter and straighter than those into trouble."""
-    tones = {node.name: node.tone for node in panel.picture.nodes}
-    return 1 if tones[arrow.target] is Tone.TROUBLE else 3
+    return 1 if panel.picture.tone(arrow.target) is Tone.TROUBLE else 3
 
 
 # --- the whole ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from attrs import frozen
 
 from blocklife.drawing import _elements as elements
-from blocklife.drawing._layout import Box, Point, Role
+from blocklife.drawing._layout import Box, Point
 from blocklife.drawing._picture import Emphasis, Panel
 from blocklife.drawing._text_width import BOLD, prose_width, wrapped
 from blocklife.states import Coupling, Tone
@@ -18,22 +18,14 @@ _INDENT = 24.0
 """From the left end of a coupling to its name."""
 
 
-@frozen
-class Legend:
-    """The lower part of a drawing, from its own upper left corner."""
-
-    height: float
-    markup: str
-
-
-def legend(panels: Sequence[Panel], numbers: Mapping[str, int], width: float) -> Legend:
-    """Explain what a drawing shows, in a given width."""
+def legend(panels: Sequence[Panel], numbers: Mapping[str, int], width: float) -> tuple[str, float]:
+    """Explain what a drawing shows, in a given width: markup from its own upper left corner, and its height."""
     parts: list[str] = []
-    y = _signs(panels, width, parts)
+    y = _flow(list(_signs(panels)), width, 0, parts)
     y = _marks(panels, width, y, parts)
     couplings = {each.name: each for panel in panels for each in panel.picture.couplings}
     y = _couplings([couplings[name] for name in numbers], numbers, width, y, parts)
-    return Legend(y, "\n".join(parts))
+    return "\n".join(parts), y
 
 
 # --- signs -------------------------------------------------------------------------------------------------------------
@@ -49,10 +41,6 @@ class _Sign:
     means: str
 
 
-def _signs(panels: Sequence[Panel], width: float, parts: list[str]) -> float:
-    return _flow(list(_known(panels)), width, 0, parts)
-
-
 def _flow(signs: Sequence[_Sign], width: float, y: float, parts: list[str]) -> float:
     """Signs from left to right, in as many lines as they need."""
     x = 0.0
@@ -65,7 +53,7 @@ def _flow(signs: Sequence[_Sign], width: float, y: float, parts: list[str]) -> f
     return y + LINE + 8 if signs else y
 
 
-def _known(panels: Sequence[Panel]) -> Iterable[_Sign]:
+def _signs(panels: Sequence[Panel]) -> Iterable[_Sign]:
     """The signs that a drawing has."""
     nodes = [node for panel in panels for node in panel.picture.nodes]
     arrows = [arrow for panel in panels for arrow in panel.picture.arrows]
@@ -78,15 +66,12 @@ def _known(panels: Sequence[Panel]) -> Iterable[_Sign]:
     if any(arrow.loop for arrow in arrows):
         yield _Sign(9, lambda x, y: elements.loop(x, y - 5.5, "bl-loop"), "stays in its state")
     if any(label.guard for label in labels):
-        guard = _Sign(
-            48,
-            lambda x, y: elements.text("[guard]", x, y + 4, "bl-mono bl-guard"),
-            "if it holds; tried in the table's order",
-        )
-        yield guard
-    for role, means in ((Role.CAUSES, "causes steps of other machines"), (Role.FOLLOWS, "caused by another machine's step")):
-        if any(label.causes if role is Role.CAUSES else label.follows for label in labels):
-            yield _Sign(elements.pill_width("1"), _pill(causes=role is Role.CAUSES), means)
+        means = "if it holds; tried in the table's order"
+        yield _Sign(48, lambda x, y: elements.text("[guard]", x, y + 4, "bl-mono bl-guard"), means)
+    if any(label.causes for label in labels):
+        yield _Sign(elements.pill_width("1"), _pill(causes=True), "causes steps of other machines")
+    if any(label.follows for label in labels):
+        yield _Sign(elements.pill_width("1"), _pill(causes=False), "caused by another machine's step")
 
 
 def _double(x: float, y: float) -> str:

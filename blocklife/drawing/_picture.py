@@ -94,6 +94,10 @@ class Picture:
     events: tuple[Explained, ...] = ()
     guards: tuple[Explained, ...] = ()
 
+    def tone(self, state: str) -> Tone:
+        """The tone of a state by its name."""
+        return next(node.tone for node in self.nodes if node.name == state)
+
     def rows_of(self, state: str, event: str) -> list[tuple[str, Label]]:
         """The targets of an event from a state, with labels, in the order in which they are tried."""
         found = [

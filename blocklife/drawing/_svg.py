@@ -21,7 +21,6 @@ from blocklife.drawing._legend import legend
 from blocklife.drawing._picture import Arrow, Emphasis, Label, Mark, Node, Panel
 from blocklife.drawing._text_width import prose_width, wrapped
 from blocklife.drawing._theme import Theme
-from blocklife.states import Tone
 
 MARGIN = 12.0
 PADDING = 14.0
@@ -33,8 +32,8 @@ def svg(panels: Sequence[Panel], theme: Theme | None = None) -> str:
     numbers = numbers_of(panels)
     framed = [_framed(panel, numbers) for panel in panels]
     placed, width, height = _shelved(framed)
-    below = legend(panels, numbers, width - 2 * PADDING)
-    total, tall = width + 2 * MARGIN, MARGIN + height + PADDING + below.height + MARGIN
+    below, deep = legend(panels, numbers, width - 2 * PADDING)
+    total, tall = width + 2 * MARGIN, MARGIN + height + PADDING + deep + MARGIN
     title = "Lifecycle: " + ", ".join(panel.picture.name for panel in panels)
     parts = [
         elements.element("title", elements.escaped(title), id="bl-title"),
@@ -42,7 +41,7 @@ def svg(panels: Sequence[Panel], theme: Theme | None = None) -> str:
         f"<style>\n{elements.style(theme)}</style>",
         f'<rect width="{elements.number(total)}" height="{elements.number(tall)}" rx="6" class="bl-ground"/>',
         *(_at(MARGIN + x, MARGIN + y, each.draw(wide)) for each, x, y, wide in placed),
-        _at(MARGIN + PADDING, MARGIN + height + PADDING, below.markup, class_="bl-legend"),
+        _at(MARGIN + PADDING, MARGIN + height + PADDING, below, class_="bl-legend"),
     ]
     shown = elements.element(
         "svg",
@@ -136,79 +135,65 @@ def _shelved(framed: Sequence[_Framed]) -> tuple[list[tuple[_Framed, float, floa
 
 
 def _machine(found: MachineLayout) -> str:
-    marked = found.panel.marked
+    panel = found.panel
     start = elements.element("circle", cx=found.start.x, cy=found.start.y, r=DOT / 2, class_="bl-start")
     entry = elements.curve(found.entry, "bl-line bl-entry") + elements.head(found.entry[-1], found.entry_tip, "bl-start")
     return "\n".join(
         [
-            *(_lines(found.panel, each, marked=marked) for each in found.arrows),
+            *(_line(panel, each) for each in found.arrows),
             start + entry,
-            *(_labels(found.panel, each, marked=marked) for each in found.arrows),
-            *(_state(found.panel, each, marked=marked) for each in found.nodes),
+            *(_labels(panel, each) for each in found.arrows),
+            *(_state(panel, each) for each in found.nodes),
         ]
     )
 
 
-def _tone(panel: Panel, state: str) -> Tone:
-    return next(node.tone for node in panel.picture.nodes if node.name == state)
+def _look(panel: Panel, mark: Mark, state: str) -> str:
+    """The class of an arrow or a row that leads to a state: of its mark, or of the state's tone where nothing is marked."""
+    return elements.emphasis_class(mark.emphasis) if panel.marked else elements.tone_class(panel.picture.tone(state))
 
 
-def _lines(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
+def _line(panel: Panel, placed: PlacedArrow) -> str:
     """The line of an arrow, past its label, with its head."""
-    arrow = placed.arrow
-    mark = panel.mark_of(arrow)
-    class_ = elements.emphasis_class(mark.emphasis) if marked else elements.tone_class(_tone(panel, arrow.target))
+    arrow, mark = placed.arrow, panel.mark_of(placed.arrow)
+    class_ = _look(panel, mark, arrow.target)
     style = f"stroke-width:{elements.number(1.2 + 3 * mark.weight)}" if mark.weight > 0 else None
     drawn = "".join(elements.curve(path, f"bl-line {class_}", style) for path in placed.paths)
     drawn += elements.head(placed.paths[-1][-1], placed.tip, f"bl-head {class_}")
-    return elements.element(
-        "g",
-        f"<title>{elements.escaped(f'{arrow.source} → {arrow.target}')}</title>{drawn}",
-        class_="bl-arrow",
-        data_source=arrow.source,
-        data_target=arrow.target,
-    )
+    title = elements.element("title", elements.escaped(f"{arrow.source} → {arrow.target}"))
+    return elements.element("g", title + drawn, class_="bl-arrow", data_source=arrow.source, data_target=arrow.target)
 
 
-def _labels(panel: Panel, placed: PlacedArrow, *, marked: bool) -> str:
+def _labels(panel: Panel, placed: PlacedArrow) -> str:
     """The labels of an arrow, on ground of their own."""
-    tone = _tone(panel, placed.arrow.target)
-    drawn = [_row(panel, placed.arrow, line, tone, marked=marked) for line in placed.lines]
-    return elements.rect(placed.box, "bl-chip", 4) + "".join(drawn)
+    return elements.rect(placed.box, "bl-chip", 4) + "".join(_row(panel, placed.arrow, line) for line in placed.lines)
 
 
-def _row(panel: Panel, arrow: Arrow, line: RowLine, tone: Tone, *, marked: bool) -> str:
+def _row(panel: Panel, arrow: Arrow, line: RowLine) -> str:
     """One row of the table, with its tooltip."""
     mark = panel.marks.row(line.label)
-    class_ = elements.emphasis_class(mark.emphasis) if marked else elements.tone_class(tone)
-    told = elements.element("title", elements.escaped(row_told(panel, arrow, line.label)))
-    return elements.element(
-        "g",
-        told
-        + "".join(elements.piece(piece, f"{class_}-text", faint=mark.emphasis is Emphasis.UNUSED) for piece in line.pieces),
-        id=f"{slug(panel.picture.name)}-row-{line.label.row}",
-        class_="bl-row",
-        data_row=line.label.row,
-    )
+    class_, is_faint = f"{_look(panel, mark, arrow.target)}-text", mark.emphasis is Emphasis.UNUSED
+    drawn = elements.element("title", elements.escaped(row_told(panel, arrow, line.label)))
+    drawn += "".join(elements.piece(piece, class_, faint=is_faint) for piece in line.pieces)
+    identity = f"{slug(panel.picture.name)}-row-{line.label.row}"
+    return elements.element("g", drawn, id=identity, class_="bl-row", data_row=line.label.row)
 
 
-def _state(panel: Panel, placed: PlacedNode, *, marked: bool) -> str:
+def _state(panel: Panel, placed: PlacedNode) -> str:
     """A state: its box, a second border if it is final, its name, and its loops."""
     node, mark = placed.node, panel.marks.state(placed.node)
-    emphasised = marked and mark.emphasis not in (Emphasis.PLAIN, Emphasis.USED)  # a used state keeps its own colour
-    class_ = elements.emphasis_class(mark.emphasis) if emphasised else elements.tone_class(node.tone)
+    keeps = mark.emphasis in (Emphasis.PLAIN, Emphasis.USED)  # a used state keeps its own colour
+    class_ = elements.tone_class(node.tone) if keeps else elements.emphasis_class(mark.emphasis)
     style = f"stroke-width:{elements.number(1.2 + 2.5 * mark.weight)}" if mark.weight > 0 else None
     drawn = [
         elements.element("title", elements.escaped(state_told(panel, node))),
-        elements.rect(placed.box, f"bl-box {class_}", 7),
+        elements.rect(placed.box, f"bl-box {class_}", 7, style=style),
     ]
-    if style:
-        drawn[-1] = drawn[-1].removesuffix("/>") + f' style="{style}"/>'
     if node.final:
         drawn.append(elements.rect(placed.box, f"bl-box {class_}", 5, inset=INSET))
     drawn += [elements.piece(piece, f"{class_}-text") for piece in placed.pieces]
     loops = {label.row: arrow for arrow in panel.picture.arrows if arrow.loop for label in arrow.labels}
-    drawn += [_row(panel, loops[line.label.row], line, node.tone, marked=marked) for line in placed.loops]
+    drawn += [_row(panel, loops[line.label.row], line) for line in placed.loops]
     identity = f"{slug(panel.picture.name)}-{slug(node.name)}"
     return elements.element("g", "".join(drawn), id=identity, class_="bl-state", data_state=node.name)
 
