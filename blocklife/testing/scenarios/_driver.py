@@ -3,6 +3,7 @@
 Rules of this file:
 
 * Plain data only: requests are names, blocks and host places are numbers, copies are the numbers of their jobs.
+  Types of `kinds` are plain ones, too: `kinds.Blocks` are numbers, and a file names blocks there.
 * A driver schedules; it never copies. The runner has the device (`device.Device`), carries every plan out on it, lets copies
   land as the scenario says, and judges by what the driver *told the workers*, not by its internal state.
 * A method that an engine does not support is left out, or raises `Unsupported` with the reason: the scenario is then reported

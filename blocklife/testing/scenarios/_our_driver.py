@@ -300,9 +300,7 @@ class OurDriver(Driver):
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
         """Quiesce these jobs, without those that are over already."""
-        known = [self._id(job) for job in jobs if self.ledger.jobs.is_out(job)]
-        proven: Jobs[Any] = Jobs(tuple(known))
-        self.ledger.quiesce(proven)
+        self.ledger.quiesce(self._jobs(*(job for job in jobs if self.ledger.jobs.is_out(job))))
 
     # --- scenes -------------------------------------------------------------------------------------------------------------
 

@@ -69,9 +69,7 @@ def any_address(trial: Trial) -> None:
     pages = [trial.full_page(align, 1_000 + align, align=align) for align in (1, 2, 3, 5, 7, 31)]
     trial.must_put(pages)
     fresh = [trial.page(page.key, page.size, align=64 - at) for at, page in enumerate(pages, 1)]
-    trial.must_be("get", trial.get(fresh), OK)
-    for page in fresh:
-        trial.must_hold(page)
+    trial.must_fill(fresh)
 
 
 @check()
@@ -84,9 +82,7 @@ def several_areas(trial: Trial) -> None:
     trial.must_put([first, second])
     for page in (first, second):
         trial.fill(page, bytes(page.size))
-    trial.must_be("get", trial.get([second, first]), OK)
-    trial.must_hold(first)
-    trial.must_hold(second)
+    trial.must_fill([second, first])
 
 
 # --- keys --------------------------------------------------------------------------------------------------------------
@@ -166,8 +162,7 @@ def hits_among_misses(trial: Trial) -> None:
     trial.must_put(there)
     fresh = [trial.page(page.key, page.size) for page in pages]
     trial.must_be("get", trial.get(fresh), [OK if page in there else ABSENT for page in pages])
-    for page in fresh[1::3]:
-        trial.must_hold(page)
+    trial.must_hold(*fresh[1::3])
 
 
 @check(memory=2 * _MIB)
@@ -256,8 +251,7 @@ def put_leaves_its_page_alone(trial: Trial) -> None:
     """A put does not write to its pages, nor to anything around them."""
     pages = [trial.full_page(number, 5_000) for number in range(3)]
     trial.must_put(pages)
-    for page in pages:
-        trial.must_hold(page)
+    trial.must_hold(*pages)
     trial.must_not_stray()
 
 
@@ -319,9 +313,7 @@ def threads_at_once(trial: Trial) -> None:
     def work(mine: Sequence[Sequence[tuple[Page, Page]]]) -> None:
         for batch in mine:
             trial.must_put([page for page, _ in batch])
-            trial.must_be("get", trial.get([fresh for _, fresh in batch]), OK)
-            for _, fresh in batch:
-                trial.must_hold(fresh)
+            trial.must_fill([fresh for _, fresh in batch])
 
     def batch(thread: int, number: int) -> list[tuple[Page, Page]]:
         names = [(thread, number, at) for at in range(4)]
@@ -338,8 +330,7 @@ def threads_on_one_key(trial: Trial) -> None:
     def work(page: Page, fresh: Sequence[Page]) -> None:
         for each in fresh:
             trial.must_put([page])
-            trial.must_be("get", trial.get([each]), OK)
-            trial.must_hold(each)
+            trial.must_fill([each])
 
     trial.join(2 * _MIB)
     pages = [trial.full_page("one", 20_000) for _ in range(4)]

@@ -189,17 +189,20 @@ class Trial:
 
     def must_get(self, pages: Iterable[Page], store: ContentStore | None = None) -> None:
         """Get the values of pages that belong to their keys, byte for byte, into fresh memory."""
-        fresh = [self.page(page.key, page.size) for page in pages]
-        self.must_be("get", self.get(fresh, store), OK)
-        for page in fresh:
-            self.must_hold(page)
+        self.must_fill([self.page(page.key, page.size) for page in pages], store)
 
-    def must_hold(self, page: Page) -> None:
-        """The page must have the value that belongs to its key."""
-        found, wanted = self.read(page), value_of(page.key, page.size)
-        if found != wanted:
-            at = next(at for at, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
-            raise StoreCheckError(f"a value of {page.size:,} bytes came back changed, from byte {at:,} on")
+    def must_fill(self, pages: Sequence[Page], store: ContentStore | None = None) -> None:
+        """Get into these pages the values that belong to their keys, byte for byte."""
+        self.must_be("get", self.get(pages, store), OK)
+        self.must_hold(*pages)
+
+    def must_hold(self, *pages: Page) -> None:
+        """Each page must have the value that belongs to its key."""
+        for page in pages:
+            found, wanted = self.read(page), value_of(page.key, page.size)
+            if found != wanted:
+                at = next(at for at, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
+                raise StoreCheckError(f"a value of {page.size:,} bytes came back changed, from byte {at:,} on")
 
     def must_not_stray(self) -> None:
         """Nothing outside the pages may have changed."""
