@@ -54,7 +54,7 @@ def parts() -> dict[str, str]:
     from blocklife.offload import BelowPolicies, Policies
     from blocklife.offload._fields import knobs_table
     from blocklife.offload.replacement import replacements_table
-    from blocklife.testing.scenarios._telling import tables
+    from blocklife.testing.scenarios._telling import methods_table, tables
     from blocklife.testing.worlds._format import faults_table, words_table
     from blocklife.testing.worlds._pinned import worlds_table
 
@@ -62,6 +62,7 @@ def parts() -> dict[str, str]:
         "policies": knobs_table(Policies),
         "policies.below": knobs_table(BelowPolicies),
         "replacements": replacements_table(),
+        "scenarios.methods": methods_table(),
         "scenarios.words": tables(),
         "worlds.words": words_table(),
         "worlds.faults": faults_table(),

@@ -6,7 +6,6 @@ each of which must give one line that begins with the file and the line; and fil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios._cases import METHODS, SHIPPED, needs
+from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._driver import Driver
 from blocklife.testing.scenarios._format import (
     VERBS,
@@ -26,7 +25,7 @@ from blocklife.testing.scenarios._format import (
     write_scenario,
 )
 from blocklife.testing.scenarios._kinds import COUNTS, Blocks, Job, RequestName
-from blocklife.testing.scenarios._words import EXPECTATIONS, REQUIRED, verb, verbs_of
+from blocklife.testing.scenarios._words import EXPECTATIONS, verb, verbs_of
 
 FOLDER = Path(__file__).parents[2] / "specs" / "scenarios"
 FILES = sorted(SHIPPED.glob("*.toml"))
@@ -237,21 +236,6 @@ def test_every_word_is_used_by_a_scenario() -> None:
 
 UNUSED = {"acquire", "release", "abandon", "flush", "lose_report", "lose_worker", "regain_worker"}
 """Verbs that no case needs; `test_scenarios` shows each of them."""
-
-
-def test_page_says_what_each_method_of_a_driver_opens() -> None:
-    """Row by row, the scenarios whose last missing methods are those of the row."""
-    page = (FOLDER.parent / "scenario-driver.md").read_text(encoding="utf-8")
-    needed = {path.stem: set(needs(read_scenario(path))) for path in SHIPPED.glob("*.toml")}
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    have: set[str] = set()
-
-    assert re.findall(r"\w+", rows[0][0]) == list(REQUIRED)
-    for methods, scenarios in rows:
-        missing = [name for name, wanted in needed.items() if not wanted <= have] if have else list(needed)
-        have |= set(re.findall(r"\w+", methods))
-        assert scenarios == ", ".join(sorted(name for name in missing if needed[name] <= have)), f"after {methods}"
-    assert have <= set(METHODS)
 
 
 def test_page_shows_files_that_are_right() -> None:

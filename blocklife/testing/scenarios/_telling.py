@@ -127,7 +127,7 @@ def _read(paths: Sequence[str]) -> Iterator[Scenario]:
     return map(read_scenario, files_of(paths))
 
 
-# --- the page -----------------------------------------------------------------------------------------------------------------
+# --- the pages ----------------------------------------------------------------------------------------------------------------
 
 
 def tables() -> Iterator[str]:
@@ -158,3 +158,25 @@ def _words(words: Mapping[str, str]) -> list[tuple[str, str]]:
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield from ("", f"### {title}", "", f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |")
     yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def methods_table() -> Iterator[str]:
+    """An order in which few methods open many scenarios, as `specs/scenario-driver.md` prints it, line by line.
+
+    Each row has the methods that open the most scenarios for each of them.
+    """
+    left = {each.id: frozenset(needs(each)) for each in _read([])}
+    have, row = frozenset[str](), frozenset[str]()
+
+    def opened(methods: frozenset[str]) -> list[str]:
+        return sorted(name for name, needed in left.items() if needed <= have | methods)
+
+    yield from ("| methods | open |", "| --- | --- |")
+    while left:
+        found = opened(row)
+        said = [name for name in METHODS if name in row] or REQUIRED
+        yield f"| {', '.join(f'`{name}`' for name in said)} | {', '.join(found)} |"
+        have |= row
+        left = {name: needed for name, needed in left.items() if name not in found}
+        missing = sorted({needed - have for needed in left.values()}, key=sorted)
+        row = max(missing, key=lambda methods: len(opened(methods)) / len(methods), default=row)
