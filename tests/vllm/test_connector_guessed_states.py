@@ -1,9 +1,9 @@
 """Speculative decoding beside Mamba states: what a guess has led to is stored when its tokens are known, and never before.
 
 Goal: no state of a guess is stored, hit or loaded as that of a known token, and no state that vLLM keeps is lost for the host.
-Method: random traffic through vLLM's scheduler. The runner writes the state after each guess to a block of its own, junk behind
-the first wrong one, and moves what it keeps as vLLM's workers do. Every state is compared when it is read.
-Controls plant bugs.
+Method: random traffic through vLLM's scheduler (`test_connector_walks` has more). The runner writes the state after each guess
+to a block of its own, junk behind the first wrong one, and moves what it keeps as vLLM's workers do. Every state is compared
+when it is read. Controls plant bugs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blocklife.core._progress import PlanTokens
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
-from blocklife.ledger import Batch, Direction
+from blocklife.ledger import Batch
 from blocklife.ledger._ids import NULL
 from blocklife.ledger.jobs import Allocated
 from blocklife.ledger.views import block_of
@@ -26,68 +26,17 @@ from blocklife.offload._steps import SchedulerSteps
 from blocklife.states import Block
 from tests.vllm.behaviour.scenes import ROOMY, prompt
 from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
-from tests.vllm.connector_worlds import AHEAD
-from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+from tests.vllm.connector_worlds import AHEAD, WORLDS
+from tests.vllm.worlds import GroupSpec
 
 FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=9), GroupSpec("mamba")
 DRAFTER = GroupSpec("full", drafter=True)
-MODELS = {
-    "full and state": ("mtp", (FULL, STATE)),
-    "window and state": ("ngram", (WINDOW, STATE)),
-    "two states": ("mtp", (FULL, STATE, STATE)),
-    "drafter and state": ("eagle", (DRAFTER, STATE)),
-    "drafter, window and state": ("eagle", (DRAFTER, WINDOW, STATE)),
-}
-"""How each guesses, and its groups."""
-CROWDED = WorldSpec(num_gpu_blocks=48, host_blocks=60, max_num_seqs=4, max_num_batched_tokens=48, lag=Lag(0, 6))
 
 
-def guessing(monkeypatch: pytest.MonkeyPatch, model: str, seed: int, world: WorldSpec = CROWDED) -> ConnectorRig:
+def guessing(monkeypatch: pytest.MonkeyPatch, seed: int, *, ahead: bool = False) -> ConnectorRig:
     """An engine that guesses three tokens a step; vLLM keeps the state at every block of it."""
-    method, groups = MODELS[model]
-    with_guesses(monkeypatch, method)
-    return ConnectorRig(evolve(world, groups=groups, dense_retention=True), seed, drafts=True)
-
-
-@pytest.mark.sampled
-@AHEAD
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("model", MODELS)
-def test_connector_walks_with_guesses_beside_states(
-    model: str, seed: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guesses are right and wrong, with a step ahead too: a request steps back to the state of its last right guess."""
-    rig = guessing(monkeypatch, model, seed, evolve(CROWDED, async_scheduling=ahead))
-    assert rig.side.offload.policies.state_drafts == 3
-    walk(rig, seed, 60)
-
-    assert rig.loaded > 0
-
-
-@pytest.mark.sampled
-@AHEAD
-@pytest.mark.parametrize("model", ["full and state", "drafter, window and state"])
-def test_connector_walks_with_guesses_beside_states_in_chunks_on_two_workers(
-    model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same with chunks of two blocks, prompts in parts, and two workers."""
-    world = evolve(CROWDED, async_scheduling=ahead, blocks_per_chunk=2, world_size=2, part_tokens=8)
-    rig = guessing(monkeypatch, model, 3, world)
-    walk(rig, 3, 60)
-
-    assert rig.loaded > 0
-
-
-@AHEAD
-def test_connector_walks_with_guesses_beside_states_and_failing_copies(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of the loads and a sixth of the stores fail, under the runner that zeroes new blocks first."""
-    method, groups = MODELS["two states"]
-    with_guesses(monkeypatch, method)
-    spec = evolve(CROWDED, groups=groups, async_scheduling=ahead)
-    rig = ConnectorRig(spec, 5, drafts=True, fails={Direction.LOAD: 0.2, Direction.STORE: 0.15}, second_runner=True)
-    walk(rig, 5, 60)
-
-    assert rig.loaded > 0
+    with_guesses(monkeypatch, "mtp")
+    return ConnectorRig(evolve(WORLDS["guessing"], groups=(FULL, STATE), async_scheduling=ahead), seed, drafts=True)
 
 
 def watch_hand_offs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -111,7 +60,7 @@ def test_state_that_guesses_have_passed_is_stored(ahead: bool, planted: bool, mo
     found = watch_hand_offs(monkeypatch)
     if planted:  # all states in one go, when the tables of the step are known
         monkeypatch.setattr(ConnectorScheduler, "_hand_off_reached", lambda self, output: set())
-    walk(guessing(monkeypatch, "full and state", 4, evolve(CROWDED, async_scheduling=ahead)), 4, 40, resets=False)
+    walk(guessing(monkeypatch, 4, ahead=ahead), 4, 40, resets=False)
 
     assert found["kept"] > 20
     assert (found["lost"] > 0) is planted
@@ -154,7 +103,7 @@ def test_walk_with_guesses_beside_states_finds_a_planted_bug(bug: str, monkeypat
     """Wrong bytes are read, or the ledger refuses what vLLM has done."""
     monkeypatch.setattr(*BUGS[bug])
     with pytest.raises((AssertionError, MisuseError)) as found:
-        walk(guessing(monkeypatch, "full and state", 1), 1, 60)
+        walk(guessing(monkeypatch, 1), 1, 60)
 
     print(f"seed 1: {found.value}")
 

@@ -22,7 +22,7 @@ from blocklife.offload import FullAttention, SlidingWindow
 from tests.proof.drivers.vllm import making
 from tests.vllm import engine
 from tests.vllm.connector_rig import walk
-from tests.vllm.connector_worlds import AHEAD, CROWDED, FULL, ROOMY, STATE, WINDOW, ask, prompt
+from tests.vllm.connector_worlds import AHEAD, CROWDED, FULL, ROOMY, STATE, ask, prompt
 from tests.vllm.parallel_rig import Parallel, ParallelRig
 from tests.vllm.worlds import GroupSpec, Lag
 
@@ -67,19 +67,6 @@ def test_context_parallel_blocks_come_back(context: str, extra: Mapping[str, int
     assert rig.verified > 0
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("context", CONTEXTS)
-@AHEAD
-def test_context_parallel_walks(context: str, ahead: bool) -> None:
-    """Random traffic, copies that fail, resets: nothing is wrong at any step, and nothing is left."""
-    spec = evolve(CROWDED, world_size=4, async_scheduling=ahead, num_gpu_blocks=14)
-    rig = ParallelRig(spec, 3, parallel=CONTEXTS[context], fails={Direction.LOAD: 0.1, Direction.STORE: 0.1})
-    walk(rig, 3, 40)
-
-    assert rig.stored > 0
-    assert rig.verified > 0
-
-
 def test_states_with_decode_context_parallelism_are_refused() -> None:
     """There vLLM hits prefixes inside a block, which is not offered."""
     with pytest.raises(MisuseError, match=r"with Mamba layers is not offered: .*\(use decode_context_parallel_size=1\)"):
@@ -119,27 +106,6 @@ def test_last_blocks_of_an_aborted_request_are_stored_under_context_parallelism(
 
 
 # --- stages without a group -------------------------------------------------------------------------------------------------
-
-LACKING = {
-    "the first lacks the window": Parallel(lacking={0: (1,)}),
-    "the last lacks full attention": Parallel(lacking={1: (0,)}),
-    "each lacks another": Parallel(lacking={0: (1,), 1: (0,)}),
-    "the last has nothing": Parallel(lacking={1: (0, 1)}),
-}
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("lacking", LACKING)
-@pytest.mark.parametrize("groups", [(FULL, WINDOW), (FULL, STATE)], ids=["window", "states"])
-@AHEAD
-def test_stages_without_a_group_walk(lacking: str, groups: tuple[GroupSpec, ...], ahead: bool) -> None:
-    """A stage that has no layer of a group takes part in its copies all the same, and moves nothing of it."""
-    spec = evolve(CROWDED, groups=groups, world_size=2, async_scheduling=ahead, num_gpu_blocks=40)
-    rig = ParallelRig(spec, 5, parallel=LACKING[lacking])
-    walk(rig, 5)
-
-    assert rig.stored > 0
-    assert rig.verified > 0
 
 
 # --- a scheduler in each worker ---------------------------------------------------------------------------------------------

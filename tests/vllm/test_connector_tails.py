@@ -30,16 +30,16 @@ from blocklife.offload.records import TailKeys
 from tests.vllm.behaviour.scenes import Scene, prompt
 from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
-from tests.vllm.connector_worlds import AHEAD
+from tests.vllm.connector_worlds import AHEAD, SETS, WORLDS
 from tests.vllm.mend_copies import mend_copies
 from tests.vllm.rig import Rank, Rig
 from tests.vllm.test_connector_below import BelowRig
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
 FULL, STATE = GroupSpec("full", 8), GroupSpec("mamba", 8)
-MODELS = {"full and state": (FULL, STATE), "two of each": (FULL, STATE, STATE, FULL)}
+MODELS = SETS["tails"]
+CROWDED = evolve(WORLDS["tails"], groups=(FULL, STATE))
 ROOMY = WorldSpec((FULL, STATE), num_gpu_blocks=64, host_blocks=96, hash_tokens=2)
-CROWDED = evolve(ROOMY, num_gpu_blocks=24, host_blocks=60, max_num_seqs=4, max_num_batched_tokens=48, lag=Lag(0, 4))
 pytestmark = pytest.mark.skipif(not release().keeps_tails, reason="before 0.33 hits inside a block are refused")
 
 
@@ -70,18 +70,6 @@ def test_prompt_is_found_up_to_its_last_hash(model: str, ahead: bool, answer: in
 
     assert told[-1] == 28
     assert scene.sizes(Direction.LOAD) == tuple(4 if group.kind == "full" else 1 for group in MODELS[model])
-
-
-@pytest.mark.sampled
-@AHEAD
-@pytest.mark.parametrize("seed", range(1, 7))
-@pytest.mark.parametrize("model", MODELS)
-def test_connector_walks_with_tails(model: str, ahead: bool, seed: int) -> None:
-    """Random traffic under pressure, two workers: nothing is wrong at any step, and nothing is left."""
-    rig = ConnectorRig(evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2), seed)
-    walk(rig, seed, 60)
-
-    assert rig.loaded > 0
 
 
 @AHEAD
@@ -271,36 +259,6 @@ def test_session_leaves_no_tails(ahead: bool) -> None:
 
 
 # --- what vLLM hits inside a block, and we do not store ---------------------------------------------------------------------
-
-OTHERS = {
-    "lazy": evolve(CROWDED, extra_config={"mode": "lazy"}),
-    "chunks": evolve(CROWDED, blocks_per_chunk=2),
-    "prompts": evolve(CROWDED, extra_config={"prompt_only": True}),
-    "caps": evolve(CROWDED, extra_config={"max_store_tokens": 22, "max_load_tokens": 14}),
-    "one job": evolve(CROWDED, extra_config={"max_job_blocks": 1, "max_jobs": 3, "policy": "arc"}),
-}
-
-
-@pytest.mark.sampled
-@AHEAD
-@pytest.mark.parametrize("choice", OTHERS)
-def test_connector_walks_with_other_choices_and_tails(choice: str, ahead: bool) -> None:
-    """Tails are left out with lazy stores and larger chunks; vLLM still hits inside a block on the device."""
-    rig = ConnectorRig(evolve(OTHERS[choice], async_scheduling=ahead), 3)
-    walk(rig, 3, 60)
-
-    assert (rig.side.shape.geometry.tail_tokens is None) is (choice in ("lazy", "chunks"))
-    assert rig.stored > 0
-
-
-@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "fail"])
-def test_connector_walks_with_tails_whose_copies_fail(recompute: bool) -> None:
-    """A third of the loads and a fifth of the stores fail: what they left is never read."""
-    fails = {Direction.LOAD: 0.3, Direction.STORE: 0.2}
-    rig = ConnectorRig(evolve(CROWDED, world_size=2), 4, fails=fails, recompute=recompute)
-    walk(rig, 4, 60)
-
-    assert rig.side.ledger.counts.ended["FAILED"] > 0
 
 
 # --- beside others ----------------------------------------------------------------------------------------------------------

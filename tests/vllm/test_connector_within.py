@@ -181,19 +181,6 @@ def test_engine_stops_where_vllm_cannot_be_told_of_a_failed_load(ahead: bool, mo
 
 @pytest.mark.sampled
 @AHEAD
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_connector_walks_with_loads_within_steps(model: str, ahead: bool, seed: int) -> None:
-    """Random traffic under pressure, two workers, with all hits that a budget has room for."""
-    world = evolve(CROWDED, groups=MODELS[model], async_scheduling=ahead, world_size=2, extra_config=ALL)
-    rig = ConnectorRig(world, seed)
-    walk(rig, seed)
-
-    assert (rig.side.ledger.counts.flushes["within the step"] > 0) is (model in STATELESS)
-
-
-@pytest.mark.sampled
-@AHEAD
 @pytest.mark.parametrize("model", STATELESS)
 @pytest.mark.parametrize("first", [False, True])
 def test_connector_walks_beside_another_with_loads_within_steps(model: str, ahead: bool, first: bool) -> None:
@@ -203,22 +190,6 @@ def test_connector_walks_beside_another_with_loads_within_steps(model: str, ahea
     walk(rig, 3, 60)
 
     assert rig.second.told.chosen
-    assert rig.side.ledger.counts.flushes["within the step"] > 0
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("chunk", [1, 2])
-@pytest.mark.parametrize("model", DRAFTERS)
-def test_connector_walks_with_a_drafter_and_loads_within_steps(
-    model: str, chunk: int, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guesses are computed behind loads of the same step, and the drafter writes once more to what the next step reads."""
-    with_guesses(monkeypatch, "eagle")
-    spec = evolve(CROWDED, groups=DRAFTERS[model], num_gpu_blocks=40, blocks_per_chunk=chunk, extra_config=ALL)
-    rig = ConnectorRig(spec, seed, drafts=True)
-    walk(rig, seed, 60)
-
     assert rig.side.ledger.counts.flushes["within the step"] > 0
 
 

@@ -113,9 +113,11 @@ class World:
 
 
 def group(text: str) -> GroupSpec:
-    """A group as a file spells it: ``full``, ``mamba``, ``swa:4:8``; its kind, the tokens of a block, and a window."""
-    kind, *sizes = text.split(":")
-    return GroupSpec(kind, *map(int, sizes))  # type: ignore[arg-type]  # it is checked
+    """A group as a file spells it: its kind, the tokens of a block, and a window, as in ``swa:4:8+drafter``."""
+    whole, plus, _ = text.partition("+drafter")
+    kind, *sizes = whole.split(":")
+    tokens, window = int(sizes[0]) if sizes else 4, int(sizes[1]) if len(sizes) > 1 else None
+    return GroupSpec(kind, tokens, window, drafter=bool(plus))  # type: ignore[arg-type]  # it is checked
 
 
 _LAG = lambda ends: Lag(*ends)  # noqa: E731
