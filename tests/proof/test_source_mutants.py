@@ -9,18 +9,18 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 
-from tests.proof.source_mutants import lines, nursery
+from tests.proof.source_mutants import lines
 from tests.proof.source_mutants.__main__ import CONNECTOR, HERE
+from tests.proof.source_mutants.chosen import Answer
 from tests.proof.source_mutants.copying import Copy
-from tests.proof.source_mutants.judging import Judge, Judgement, Kept, Nursery, Verdict
+from tests.proof.source_mutants.judging import Judge, Judgement, Kept, Runner, Verdict
 from tests.proof.source_mutants.lines import Lines, Record
-from tests.proof.source_mutants.nursery import Answer, Task
 from tests.proof.source_mutants.operators import Mutant, mutants_of, sample
 from tests.proof.source_mutants.page import Run, page, read_argued, stale, with_connector, with_page
 
@@ -164,17 +164,18 @@ def test_copy_forgets_a_mutant_also_when_it_was_interrupted(tmp_path: Path) -> N
 # --- judging -------------------------------------------------------------------------------------------------------------
 
 
-class Told(Nursery):
+class Told(Runner):
     """Runs nothing: *says* what comes of a run of these tests."""
 
     def __init__(self, says: Callable[[list[str]], str]) -> None:
+        super().__init__(Copy())
         self.asked: list[list[str]] = []
         self._says = says
 
-    def run(self, task: Task) -> Answer:
-        self.asked.append(task["tests"])
-        said = self._says(task["tests"])
-        return {"failed": "" if said == "late" else said, "late": said == "late", "num_ran": len(task["tests"])}
+    def run(self, tests: Sequence[str], cpu_s: int, wall_s: int) -> Answer:
+        self.asked.append(list(tests))
+        said = self._says(list(tests))
+        return {"failed": "" if said == "late" else said, "late": said == "late"}
 
 
 class Known(Lines):
@@ -262,18 +263,18 @@ def test_a_run_finds_the_mutants_of_a_small_project(tmp_path: Path, monkeypatch:
         ("room/__init__.py", ""),
         ("room/a.py", "def least(a, b):\n    return a if a < b else b\n"),
         ("tests/__init__.py", ""),
+        ("tests/proof/__init__.py", ""),
         ("tests/test_a.py", "from room.a import least\n\n\ndef test_least():\n    assert least(1, 2) == 1\n"),
     ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    shutil.copytree(Path(nursery.__file__).parent, tmp_path / "tests" / "source_mutants")
+    shutil.copytree(Path(lines.__file__).parent, tmp_path / "tests" / "proof" / "source_mutants")
     monkeypatch.setattr(lines, "RECORDS", tmp_path / "lines")
     record_ = lines.record(copy, "tests/test_a.py", ["room"], "now")
     text = (tmp_path / "room" / "a.py").read_text()
     mutants = {each.operator: each for each in mutants_of("room/a.py", text)}
-    with Nursery(copy) as running:
-        judge = Judge(copy, Lines({"tests/test_a.py": record_}), running, 5.0)
-        found = {operator: judge.judge(mutant).verdict for operator, mutant in mutants.items()}
+    judge = Judge(copy, Lines({"tests/test_a.py": record_}), Runner(copy), 5.0)
+    found = {operator: judge.judge(mutant).verdict for operator, mutant in mutants.items()}
 
     assert found == {"negate": Verdict.KILLED, "compare": Verdict.SURVIVED, "return": Verdict.KILLED}
     assert (tmp_path / "room" / "a.py").read_text() == text

@@ -20,7 +20,7 @@ from pathlib import Path
 from attrs import asdict, frozen
 
 from tests.proof.source_mutants.copying import CACHE, PROJECT, Copy, digest
-from tests.proof.source_mutants.judging import Judge, Judgement, Kept, Nursery, need_of
+from tests.proof.source_mutants.judging import Judge, Judgement, Kept, Runner, need_of
 from tests.proof.source_mutants.lines import Lines, gather
 from tests.proof.source_mutants.operators import Mutant, modules_of, mutants_of, sample
 from tests.proof.source_mutants.page import Run, read_argued, told, with_connector, with_page
@@ -126,17 +126,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = Kept(CACHE / "verdicts.jsonl", f"{everything} {chosen.seconds:g}", digests)
     known, judgements = kept.load(mutants), list[Judgement]()
     argued = {name: why for name, why in read_argued().items() if name.partition(" ")[0] in digests}
-    with Nursery(copy, part.options) as nursery:
-        judge = Judge(copy, lines, nursery, chosen.seconds)
-        for number, mutant in enumerate(mutants, 1):
-            judgement = known.get(mutant.name)
-            if judgement is None:
-                judgement = judge.judge(mutant)
-                kept.add(mutant, judgement)
-                say(f"{time.monotonic() - begin:6.0f} s {number}/{len(mutants)} {told(judgement)}")
-            judgements.append(judgement)
-            if chosen.json:
-                print(json.dumps({**asdict(judgement), "verdict": judgement.verdict.value}), flush=True)
+    judge = Judge(copy, lines, Runner(copy, part.options), chosen.seconds)
+    for number, mutant in enumerate(mutants, 1):
+        judgement = known.get(mutant.name)
+        if judgement is None:
+            judgement = judge.judge(mutant)
+            kept.add(mutant, judgement)
+            say(f"{time.monotonic() - begin:6.0f} s {number}/{len(mutants)} {told(judgement)}")
+        judgements.append(judgement)
+        if chosen.json:
+            print(json.dumps({**asdict(judgement), "verdict": judgement.verdict.value}), flush=True)
     run = Run(chosen.seed, num_all, chosen.seconds, judgements, argued, left_out)
     if chosen.page:
         before = chosen.page.read_text(encoding="utf-8") if chosen.page.exists() else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,20 +13,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
+from tempfile import TemporaryDirectory
 
 from attrs import asdict, define, field, frozen
 
+from tests.proof.source_mutants.chosen import TASK, Answer
 from tests.proof.source_mutants.copying import Copy
 from tests.proof.source_mutants.lines import Lines
-from tests.proof.source_mutants.nursery import Answer, Task
 from tests.proof.source_mutants.operators import Mutant
 
 FIRST_S = 3.0
 """How much of tests, in seconds of processor time, is asked at first: most mutants fall there."""
 IMPORT_S = 1.0
 """What an import of a file of tests costs at least, by experience."""
-
+MEMORY_BYTES = 12 << 30
+OPTIONS = (
+    *("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--assert=plain"),
+    *("-p", "tests.proof.source_mutants.chosen"),
+)
 
 NEEDS = {
     "blocklife/copiers/torch/": "Triton or a GPU (`make test-gpu`)",
@@ -67,48 +73,51 @@ class Judgement:
         return self.verdict in (Verdict.KILLED, Verdict.LATE)
 
 
-class Nursery:
-    """The process that runs tests in forks of itself."""
+@define
+class Runner:
+    """Runs tests in the copy, in a process of their own that is ended when it takes too much time or memory."""
 
-    def __init__(self, copy: Copy, options: Sequence[str] = ()) -> None:
-        script = copy.root / "tests" / "proof" / "source_mutants" / "nursery.py"
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), *options],
-            cwd=copy.root,
-            env=environment(copy),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._hear()
+    copy: Copy
+    options: Sequence[str] = ()
+    """Of pytest."""
 
-    def __enter__(self) -> Nursery:
-        return self
+    def run(self, tests: Sequence[str], cpu_s: int, wall_s: int) -> Answer:
+        """What comes of these tests, in this order, until the first that fails."""
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        if kind is not None:  # in the middle of a run, which ends with it
-            self._process.terminate()
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    def run(self, task: Task) -> Answer:
-        """Run tests."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(task) + "\n")
-        self._process.stdin.flush()
-        answer: Answer = json.loads(self._hear())
-        return answer
-
-    def _hear(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("source_mutants: the process that runs the tests has ended")
-        return line
+        files = dict.fromkeys(map(file_of, tests))
+        with TemporaryDirectory() as folder:
+            task = Path(folder, "task")
+            task.write_text(json.dumps(tests), encoding="utf-8")
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *OPTIONS, *self.options, *files],
+                cwd=self.copy.root,
+                env={**environment(self.copy), TASK: str(task)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=limit,
+            )
+            late = False
+            try:
+                process.wait(wall_s)
+            except subprocess.TimeoutExpired:
+                late = True
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # whatever it has started, too
+                process.wait()
+            said = json.loads(task.read_text(encoding="utf-8"))
+        if isinstance(said, dict):
+            return {"failed": said["failed"], "late": said["late"]}
+        if late or process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            return {"failed": "", "late": True}
+        return {"failed": "the run (it ended without a word)", "late": False}
 
 
 def environment(copy: Copy) -> dict[str, str]:
@@ -129,7 +138,7 @@ class Judge:
 
     copy: Copy
     lines: Lines
-    nursery: Nursery
+    runner: Runner
     most_s: float
     _of_module: dict[str, dict[int, list[str]]] = field(factory=dict)
     _sound: set[str] = field(factory=set)
@@ -151,7 +160,7 @@ class Judge:
         for part in self._parts(tests):
             while part := [name for name in part if name not in self._unsound]:
                 with self.copy.changed(mutant.module, text):
-                    answer = self.nursery.run(self._task(part))
+                    answer = self._run(part)
                 if answer["late"]:
                     return Judgement(mutant.name, mutant.operator, Verdict.LATE, "", len(tests), left_out_s)
                 if not answer["failed"]:
@@ -203,16 +212,16 @@ class Judge:
         quick = [name for name in tests if self._costs[name] < FIRST_S / 10]
         return len(quick) / (IMPORT_S + self.lines.records[file].rest_s + sum(self._costs[name] for name in quick))
 
-    def _task(self, tests: Sequence[str]) -> Task:
-        files = list(dict.fromkeys(file_of(name) for name in tests))
+    def _run(self, tests: Sequence[str]) -> Answer:
+        files = dict.fromkeys(file_of(name) for name in tests)
         cost = sum(self._costs[name] for name in tests) + sum(self.lines.records[file].rest_s for file in files)
-        return Task(files=files, tests=list(tests), cpu_s=int(10 + 4 * cost), wall_s=int(30 + 8 * cost))
+        return self.runner.run(tests, cpu_s=int(10 + 4 * cost), wall_s=int(30 + 8 * cost))
 
     def _is_sound(self, failed: str) -> bool:
         """Whether a test passes without any mutant, run as mutants are. One that does not is not asked again."""
         if failed not in self._costs or failed in self._sound:
             return failed not in self._unsound
-        answer = self.nursery.run(self._task([failed]))
+        answer = self._run([failed])
         sound = not answer["failed"] and not answer["late"]
         (self._sound if sound else self._unsound).add(failed)
         return sound

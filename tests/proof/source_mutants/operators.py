@@ -6,11 +6,6 @@ Rules of this file:
   say what attrs writes), what is raised and logged, ``__repr__``, and `zip`'s ``strict``, which asks only about ourselves.
 * A mutant keeps every line where it was, so that who executes a line is known from the code as it is.
 * A mutant is named by what stands there before and after, never by a line number.
-
-Why not cosmic-ray or mutmut: neither samples by a seed across chosen modules, and neither runs for each mutant only the tests
-that execute its line. cosmic-ray writes each mutant into the tree that it is started in, and starts the whole command of tests
-anew for it. mutmut makes all mutants at once, as functions beside the real one behind a dispatcher; code that reads its own
-source, as our planted rules do, and classes made by attrs are other classes then.
 """
 
 from __future__ import annotations
