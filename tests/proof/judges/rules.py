@@ -20,8 +20,8 @@ from blocklife.ledger._limits import Contract
 from blocklife.lifecycle import Event, Guard
 from blocklife.states import COUPLINGS, MACHINES, Coupling, Job, Slot, Trait, coupled, ends_life, states_with
 from blocklife.testing.worlds._ledger_settings import FAILED, HELD_BACK, IDLE, LANDED, LOAD, NONE, RUNS, STORE, LedgerSettings
-from tests.proof.judges.model import Predicate, Procedure, Program
-from tests.proof.judges.verbs import HANDWRITTEN, INVARIANTS, actions, variables
+from tests.proof.judges.model import ModelAction, Predicate, Procedure, Program
+from tests.proof.judges.verbs import HANDWRITTEN, action_of, variables
 
 _PLACE = {
     "refs": "refs[b] > 0",
@@ -150,10 +150,10 @@ _ON_JOB: Mapping[str, str] = {
     "block.cancel": "cancel_block(j)",
     "block.expire": "expire_block(j)",
     "slot.land": "land_slot(j, {ok})",
-    "slot.cancel": "cancel_slot(j)",
-    "slot.expire": "expire_slot(j)",
-    "slot.unpin": "unpin_slot(j)",
-    "slot.drop": "drop_slot(j)",
+    "slot.cancel": "slot_cancel(jslot[j])",
+    "slot.expire": "slot_expire(jslot[j])",
+    "slot.unpin": "spins[jslot[j]] = spins[jslot[j]] - 1\nslot_unpin(jslot[j])",
+    "slot.drop": "slot_drop(jslot[j])",
     "job.quiesce": "prove_older(j)",
     "request.loaded": "loaded(j)",
     "request.load_failed": "load_failed(j)",
@@ -249,19 +249,35 @@ def program(settings: LedgerSettings) -> Program:
     text = "\n\n".join([*_machines(), *_steps(), *(_filled(part, settings) for part in HANDWRITTEN)])
     predicates: dict[str, Predicate] = {}
     procedures: dict[str, Procedure] = {}
+    actions: list[ModelAction] = []
+    invariants: list[tuple[str, str]] = []
     calls: dict[str, list[str]] = {}
-    for node in ast.parse(text).body:
-        if not isinstance(node, ast.FunctionDef):
-            raise DefinitionError(f"line {node.lineno}: a program consists of functions only")
-        params = tuple(each.arg for each in node.args.args)
-        calls[node.name] = [
-            each.func.id for each in ast.walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
+    written: list[ast.FunctionDef] = []
+
+    def add(name: str, node: ast.FunctionDef, body: list[ast.stmt]) -> None:
+        written.append(ast.FunctionDef(name, node.args, body, [], lineno=0))
+        calls[name] = [
+            each.func.id for each in ast.walk(written[-1]) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
         ]
-        first = node.body[0]
-        if isinstance(first, ast.Return) and first.value is not None:
-            predicates[node.name] = Predicate(node.name, params, first.value)
+        if isinstance(body[0], ast.Return) and body[0].value is not None:
+            predicates[name] = Predicate(name, _params(node), body[0].value)
         else:
-            procedures[node.name] = Procedure(node.name, params, tuple(node.body))
+            procedures[name] = Procedure(name, _params(node), tuple(body))
+
+    for node in ast.parse(text).body:
+        match node:
+            case ast.FunctionDef(name, body=[ast.Expr(ast.Constant(str(doc))), ast.Assert(test), *body]):
+                if (action := action_of(name, _params(node), doc, settings)) is not None:
+                    actions.append(action)
+                add(f"may_{name}", node, [ast.Return(test)])
+                add(f"do_{name}", node, body)
+            case ast.FunctionDef(name, body=[ast.Expr(ast.Constant(str(doc))), ast.Return() as answer]):
+                invariants.append((name, doc))
+                add(name, node, [answer])
+            case ast.FunctionDef(name, body=body):
+                add(name, node, body)
+            case _:
+                raise DefinitionError(f"line {node.lineno}: a program consists of functions only")
     order = _in_order(calls)
     return Program(
         settings,
@@ -269,10 +285,14 @@ def program(settings: LedgerSettings) -> Program:
         variables(settings),
         tuple(predicates[name] for name in order if name in predicates),
         tuple(procedures[name] for name in order if name in procedures),
-        actions(settings),
-        INVARIANTS,
-        text,
+        tuple(actions),
+        tuple(invariants),
+        "\n\n".join(map(ast.unparse, written)),
     )
+
+
+def _params(node: ast.FunctionDef) -> tuple[str, ...]:
+    return tuple(each.arg for each in node.args.args)
 
 
 def constants(settings: LedgerSettings) -> dict[str, int]:

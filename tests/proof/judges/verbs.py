@@ -3,6 +3,8 @@
 Rules of this file:
 
 * It is text in the language of `model.py`. ``{name}`` stands for the effects of the coupling with that name, in its order.
+* A function that begins with an ``assert`` is an action, which can happen where that holds; its docstring is its meaning. A
+  predicate with a docstring holds in every state.
 * States are changed only by events of machines. Counts, names of content and running copies are changed here.
 """
 
@@ -25,7 +27,7 @@ from blocklife.states import (
     states_before,
     states_with,
 )
-from blocklife.testing.worlds._ledger_settings import PLAIN, LedgerSettings
+from blocklife.testing.worlds._ledger_settings import PLAIN, VERBS, LedgerSettings
 from tests.proof.judges.model import ModelAction, Variable
 
 # --- sets of states ----------------------------------------------------------------------------------------------------
@@ -133,22 +135,6 @@ def land_slot(j, ok):
     wanted = 0 if any(slot[t] == SLOT_READY and skey[t] == jkey[j] for t in range(SLOTS)) else ok
     slot_land(s, wanted)
 
-def cancel_slot(j):
-    s = jslot[j]
-    slot_cancel(s)
-
-def expire_slot(j):
-    s = jslot[j]
-    slot_expire(s)
-
-def drop_slot(j):
-    s = jslot[j]
-    slot_drop(s)
-
-def unpin_slot(j):
-    s = jslot[j]
-    spins[s] = spins[s] - 1
-    slot_unpin(s)
 """
 
 _STORES = """
@@ -268,36 +254,31 @@ def job_is_next(j):
 def may_grow(r):
     return table[r] == NONE and grows(r)
 
-def may_add(r):
-    return request[r] == REQUEST_FINISHED
-
-def do_add(r):
+def add(r):
+    "The engine knows a request."
+    assert request[r] == REQUEST_FINISHED
     request[r] = REQUEST_WAITING
 
-def may_admit(r):
-    return can_request_admit(r)
-
-def do_admit(r):
+def admit(r):
+    "It enters the batch."
+    assert can_request_admit(r)
     request_admit(r)
 
-def may_preempt(r):
-    return can_request_preempt(r)
-
-def do_preempt(r):
+def preempt(r):
+    "It gives everything back, and waits to be admitted again."
+    assert can_request_preempt(r)
     give_up(r)
     request_preempt(r)
 
-def may_finish(r):
-    return can_request_finish(r)
-
-def do_finish(r):
+def finish(r):
+    "It gives everything back for good."
+    assert can_request_finish(r)
     give_up(r)
     request_finish(r)
 
-def may_allocate(r, b):
-    return may_grow(r) and can_block_allocate(b)
-
-def do_allocate(r, b):
+def allocate(r, b):
+    "A block is handed out to a request."
+    assert may_grow(r) and can_block_allocate(b)
     block_allocate(b)
     refs[b] = 1
     table[r] = b + 1
@@ -305,48 +286,42 @@ def do_allocate(r, b):
     if block[b] == BLOCK_FLUSHED:
         {hand_out_flushes}
 
-def may_acquire(r, b):
-    return may_grow(r) and can_block_acquire(b) and bkey[b] == letter(r)
-
-def do_acquire(r, b):
+def acquire(r, b):
+    "A prefix hit: a request holds a block with its content."
+    assert may_grow(r) and can_block_acquire(b) and bkey[b] == letter(r)
     refs[b] = refs[b] + 1
     block_acquire(b)
     table[r] = b + 1
 
-def may_seal(r, b):
-    return request[r] == REQUEST_RUNNING and table[r] == b + 1 and can_block_seal(b)
-
-def do_seal(r, b):
-    "a forward pass has written the block"
+def seal(r, b):
+    "A forward pass writes a block, and its content is final."
+    assert request[r] == REQUEST_RUNNING and table[r] == b + 1 and can_block_seal(b)
     block_seal(b)
     bkey[b] = letter(r)
 
-def may_release(r):
-    return table[r] > 0 and table[r] <= BLOCKS
-
-def do_release(r):
+def release(r):
+    "A request releases its block and goes on."
+    assert table[r] > 0 and table[r] <= BLOCKS
     release_all(r)
     table[r] = BLOCKS + 1
 """
 
 _JOBS = """
-def may_store(b, s, j):
-    return (
+def store(b, s, j):
+    "Final content is chosen for a store into a slot."
+    assert (
         job_is_next(j) and can_slot_reserve(s) and block[b] != BLOCK_ALLOCATED and can_block_plan_store(b)
         and not stored(bkey[b])
     )
-
-def do_store(b, s, j):
     key = bkey[b]
     plan_store(b, s, j, key)
 
-def may_pledge(r, b, s, j):
-    return (
+def pledge(r, b, s, j):
+    "Content that is being computed is chosen for a store into a slot."
+    assert (
         job_is_next(j) and can_slot_reserve(s) and table[r] == b + 1 and block[b] == BLOCK_ALLOCATED
         and request[r] == REQUEST_RUNNING and not stored(letter(r))
     )
-
-def do_pledge(r, b, s, j):
     key = letter(r)
     plan_store(b, s, j, key)
 
@@ -360,13 +335,12 @@ def plan_store(b, s, j, key):
     jkey[j] = key
     source[b] = j + 1
 
-def may_load(r, b, s, j):
-    return (
+def load(r, b, s, j):
+    "A request waits for content from a slot."
+    assert (
         job_is_next(j) and can_request_plan_load(r) and table[r] == b + 1 and can_block_plan_load(b)
         and slot[s] == SLOT_READY and skey[s] == letter(r)
     )
-
-def do_load(r, b, s, j):
     {load_planned}
     job[j] = JOB_PLANNED
     kind[j] = LOAD
@@ -380,72 +354,62 @@ def submit_job(j):
     job_submit(j)
     {submitted}
 
-def may_submit(j):
-    return ripe(j) and not any(k != j and alive(k) and jblock[k] == jblock[j] and ordered[k] == 1 for k in range(JOBS))
-
-def do_submit(j):
-    "the engine launches it at once, without a plan"
+def submit(j):
+    "A job is handed to the workers without a plan."
+    assert ripe(j) and not any(k != j and alive(k) and jblock[k] == jblock[j] and ordered[k] == 1 for k in range(JOBS))
     submit_job(j)
     for w in range(WORKERS):
         share[j * WORKERS + w] = RUNS
 
-def may_cancel(j):
-    return can_job_cancel(j) and kind[j] == STORE
-
-def do_cancel(j):
+def cancel(j):
+    "A planned store is cancelled."
+    assert can_job_cancel(j) and kind[j] == STORE
     cancel_store(j)
 
-def may_abandon(j):
-    return can_job_abandon(j) and kind[j] == STORE
-
-def do_abandon(j):
+def abandon(j):
+    "The result of a submitted store is not wanted any more."
+    assert can_job_abandon(j) and kind[j] == STORE
     job_abandon(j)
 
-def may_flush(j):
-    return can_job_flush(j) and ordered[j] == 0
-
-def do_flush(j):
+def flush(j):
+    "The next plan will wait for a job."
+    assert can_job_flush(j) and ordered[j] == 0
     job_flush(j)
     ordered[j] = 1
 
-def may_drop(b):
-    return can_block_drop(b)
-
-def do_drop(b):
+def drop(b):
+    "The content of a block that nobody holds is forgotten."
+    assert can_block_drop(b)
     block_drop(b)
     {life_ends}
 
-def may_pin(s):
-    return counted[s] == 0 and can_slot_pin(s)
-
-def do_pin(s):
+def pin(s):
+    "A lookup counts on a slot."
+    assert counted[s] == 0 and can_slot_pin(s)
     counted[s] = 1
     spins[s] = spins[s] + 1
     slot_pin(s)
 
-def may_unpin(s):
-    return counted[s] == 1
-
-def do_unpin(s):
+def unpin(s):
+    "The lookup no longer counts on it."
+    assert counted[s] == 1
     counted[s] = 0
     spins[s] = spins[s] - 1
     slot_unpin(s)
 
-def may_reset():
-    return 0 == 0
-
-def do_reset():
+def reset():
+    "All content is forgotten."
+    assert 0 == 0
     {reset_now}
 """
 
 _DEVICE = """
-def may_dispatch():
-    return (
+def dispatch():
+    "A plan is made, and every worker executes it."
+    assert (
         plans < PLANS and any(ordered[j] == 1 or ripe(j) or any(share[j * WORKERS + w] == HELD_BACK
         for w in range(WORKERS)) for j in range(JOBS))
     )
-
-def do_dispatch():
     "all workers execute the plan: held-back stores, waits, loads; its own stores are held back"
     for j in range(JOBS):
         for w in range(WORKERS):
@@ -467,10 +431,9 @@ def do_dispatch():
                 awaited_next[j] = 1
     plans = plans + 1
 
-def may_settle():
-    return plans > 0
-
-def do_settle():
+def settle():
+    "The oldest plan is settled."
+    assert plans > 0
     "the jobs that the plan waited for are quiet, even if their reports have not come"
     plans = plans - 1
     for j in range(JOBS):
@@ -492,31 +455,27 @@ def expire_job(j):
     else:
         expire_load(j)
 
-def may_land(j, w):
-    return share[j * WORKERS + w] == RUNS
-
-def do_land(j, w):
+def land(j, w):
+    "A worker's share of a copy lands."
+    assert share[j * WORKERS + w] == RUNS
     share[j * WORKERS + w] = LANDED
 
-def may_fail(j, w):
-    return share[j * WORKERS + w] == RUNS and failures > 0
-
-def do_fail(j, w):
+def fail(j, w):
+    "A worker's share of a copy fails."
+    assert share[j * WORKERS + w] == RUNS and failures > 0
     failures = failures - 1
     share[j * WORKERS + w] = FAILED
 
-def may_report(j, w):
-    return share[j * WORKERS + w] == LANDED or share[j * WORKERS + w] == FAILED
-
-def do_report(j, w):
+def report(j, w):
+    "The report of it reaches the ledger."
+    assert share[j * WORKERS + w] == LANDED or share[j * WORKERS + w] == FAILED
     good = 1 if share[j * WORKERS + w] == LANDED else 0
     share[j * WORKERS + w] = IDLE
     count_report(j, w, good)
 
-def may_repeat(j, w):
-    return may_report(j, w) and repeats > 0
-
-def do_repeat(j, w):
+def repeat(j, w):
+    "A report reaches the ledger, and will come again."
+    assert may_report(j, w) and repeats > 0
     "the report is counted now, and comes again later"
     good = 1 if share[j * WORKERS + w] == LANDED else 0
     repeats = repeats - 1
@@ -542,35 +501,28 @@ def forget(j):
     if not alive(j) and not under_way(j):
         job[j] = NONE
 
-def may_lose(j, w):
-    return may_report(j, w) and losses > 0
-
-def do_lose(j, w):
+def lose(j, w):
+    "A report is lost."
+    assert may_report(j, w) and losses > 0
     losses = losses - 1
     share[j * WORKERS + w] = IDLE
     forget(j)
 
-def may_launched(j):
-    return submitted(j) and armed[j] == 0 and any(share[j * WORKERS + w] == RUNS for w in range(WORKERS))
-
-def do_launched(j):
-    "a worker reports the launch: the deadline starts"
+def launched(j):
+    "A worker reports the launch of a job: its deadline starts."
+    assert submitted(j) and armed[j] == 0 and any(share[j * WORKERS + w] == RUNS for w in range(WORKERS))
     armed[j] = 1
 
-def may_expire():
-    return any(armed[j] == 1 and can_job_expire(j) for j in range(JOBS))
-
-def do_expire():
-    "every running deadline has passed"
+def expire():
+    "Every running deadline passes."
+    assert any(armed[j] == 1 and can_job_expire(j) for j in range(JOBS))
     for j in range(JOBS):
         if armed[j] == 1 and can_job_expire(j):
             expire_job(j)
 
-def may_quiesce(j):
-    return submitted(j) and not on_device(j)
-
-def do_quiesce(j):
-    "the engine has proof that no worker touches its places"
+def quiesce(j):
+    "The engine has proof that no worker touches the places of a job."
+    assert submitted(j) and not on_device(j)
     if job[j] == JOB_IN_FLIGHT:
         expire_job(j)
     quiesce_job(j)
@@ -578,66 +530,60 @@ def do_quiesce(j):
 
 _ALWAYS = """
 def counts_match_holders():
+    "I4: refs count the tables that hold a life"
     return all(refs[b] == count(table[q] == b + 1 for q in range(REQUESTS)) for b in range(BLOCKS))
 
 def pins_match_jobs():
+    "I1: pins count the jobs that may touch a block"
     return all(pins[b] == count(alive(k) and jblock[k] == b for k in range(JOBS)) for b in range(BLOCKS))
 
 def writes_match_loads():
+    "I1: writes count the loads among them"
     return (
         all(writes[b] == count(alive(k) and kind[k] == LOAD and jblock[k] == b for k in range(JOBS))
         for b in range(BLOCKS))
     )
 
 def overdue_match_jobs():
+    "I1: the overdue pins are those of jobs past their deadline"
     return all(overdue[b] == count(job[k] == JOB_QUARANTINED and jblock[k] == b for k in range(JOBS)) for b in range(BLOCKS))
 
 def slot_pins_match_readers():
+    "I7: a slot is pinned by the loads that read it, and by lookups that count on it"
     return (
         all(spins[s] == counted[s] + count(alive(k) and kind[k] == LOAD and jslot[k] == s for k in range(JOBS))
         for s in range(SLOTS))
     )
 
 def quiet_places_are_quiet():
+    "I1: no copy touches a free or newly allocated block"
     return all(pins[b] == 0 or touched(b) for b in range(BLOCKS))
 
 def overdue_is_quarantined():
+    "I1: a block without holders is QUARANTINED exactly if an overdue copy may touch it"
     return (
         all(refs[b] > 0 or not given_up(b) or (block[b] == BLOCK_QUARANTINED) == (overdue[b] > 0) for b in range(BLOCKS))
     )
 
 def device_runs_what_is_out():
+    "I1: no worker runs a copy that is over"
     return all(submitted(j) or not on_device(j) for j in range(JOBS))
 
 def requests_wait_for_loads():
+    "I10: a request waits exactly for its one live load"
     return all((request[q] == REQUEST_LOADING) == (load[q] > 0) for q in range(REQUESTS))
 
 def nothing_is_refused():
+    "if a verb is possible, so is everything that is coupled to it"
     return refused == 0
 """
-
-INVARIANTS = (
-    ("nothing_is_refused", "if a verb is possible, so is everything that is coupled to it"),
-    ("counts_match_holders", "I4: refs count the tables that hold a life"),
-    ("pins_match_jobs", "I1: pins count the jobs that may touch a block"),
-    ("writes_match_loads", "I1: writes count the loads among them"),
-    ("overdue_match_jobs", "I1: the overdue pins are those of jobs past their deadline"),
-    ("slot_pins_match_readers", "I7: a slot is pinned by the loads that read it, and by lookups that count on it"),
-    ("quiet_places_are_quiet", "I1: no copy touches a free or newly allocated block"),
-    ("overdue_is_quarantined", "I1: a block without holders is QUARANTINED exactly if an overdue copy may touch it"),
-    ("device_runs_what_is_out", "I1: no worker runs a copy that is over"),
-    ("requests_wait_for_loads", "I10: a request waits exactly for its one live load"),
-)
-"""Predicates that hold in every state, each with a description."""
 
 
 def _plain(name: str, machine: str) -> str:
     """The action of one of the verbs that are an event and nothing else."""
-    place, life_ends = machine[0], "    {life_ends}\n" * (machine == "block")
-    return (
-        f"def may_{name}({place}):\n    return can_{machine}_{name}({place})\n\n"
-        f"def do_{name}({place}):\n    {machine}_{name}({place})\n{life_ends}"
-    )
+    place, doc, life_ends = machine[0], MACHINES[machine].events[name].doc, "    {life_ends}\n" * (machine == "block")
+    event = f"{machine}_{name}({place})"
+    return f'def {name}({place}):\n    "{doc}"\n    assert can_{event}\n    {event}\n{life_ends}'
 
 
 HANDWRITTEN = (
@@ -648,50 +594,25 @@ HANDWRITTEN = (
 
 _SIZES = {"r": "requests", "b": "blocks", "s": "slots", "j": "jobs", "w": "workers"}
 
-ACTIONS: tuple[tuple[str, str, str, str], ...] = (
-    ("add", "r", "", "The engine knows a request."),
-    ("admit", "r", "", "It enters the batch."),
-    ("preempt", "r", "", "It gives everything back, and waits to be admitted again."),
-    ("finish", "r", "", "It gives everything back for good."),
-    ("allocate", "rb", "", "A block is handed out to a request."),
-    ("acquire", "rb", "", "A prefix hit: a request holds a block with its content."),
-    ("seal", "rb", "", "A forward pass writes a block, and its content is final."),
-    ("store", "bsj", "", "Final content is chosen for a store into a slot."),
-    ("pledge", "rbsj", "", "Content that is being computed is chosen for a store into a slot."),
-    ("load", "rbsj", "loads", "A request waits for content from a slot."),
-    ("dispatch", "", "", "A plan is made, and every worker executes it."),
-    ("settle", "", "", "The oldest plan is settled."),
-    ("land", "jw", "", "A worker's share of a copy lands."),
-    ("report", "jw", "", "The report of it reaches the ledger."),
-    ("fail", "jw", "failures", "A worker's share of a copy fails."),
-    ("lose", "jw", "losses", "A report is lost."),
-    ("repeat", "jw", "repeats", "A report reaches the ledger, and will come again."),
-    ("submit", "j", "submit", "A job is handed to the workers without a plan."),
-    ("cancel", "j", "cancel", "A planned store is cancelled."),
-    ("abandon", "j", "abandon", "The result of a submitted store is not wanted any more."),
-    ("flush", "j", "flush", "The next plan will wait for a job."),
-    ("release", "r", "release", "A request releases its block and goes on."),
-    ("drop", "b", "drop", "The content of a block that nobody holds is forgotten."),
-    *((name, machine[0], name, MACHINES[machine].events[name].doc) for name, machine in PLAIN.items()),
-    ("pin", "s", "pin", "A lookup counts on a slot."),
-    ("unpin", "s", "pin", "The lookup no longer counts on it."),
-    ("launched", "j", "expire", "A worker reports the launch of a job: its deadline starts."),
-    ("expire", "", "expire", "Every running deadline passes."),
-    ("quiesce", "j", "quiesce", "The engine has proof that no worker touches the places of a job."),
-    ("reset", "", "reset", "All content is forgotten."),
-)
-"""The actions: name, parameters, required settings, and meaning."""
+NEEDS = {
+    **{verb: verb for verb in VERBS},
+    "load": "loads",
+    "fail": "failures",
+    "lose": "losses",
+    "repeat": "repeats",
+    "unpin": "pin",
+    "launched": "expire",
+}
+"""The setting that enables an action, where one must."""
 
 
-def actions(settings: LedgerSettings) -> tuple[ModelAction, ...]:
-    """The actions of one world."""
-    found = []
-    for name, params, needs, doc in ACTIONS:
-        if needs and needs not in settings.verbs and not getattr(settings, needs, False):
-            continue
-        ranges = [range(getattr(settings, _SIZES[each])) for each in params]
-        found.append(ModelAction(name, tuple(params), tuple(itertools.product(*ranges)), doc))
-    return tuple(found)
+def action_of(name: str, params: tuple[str, ...], doc: str, settings: LedgerSettings) -> ModelAction | None:
+    """An action with all its instances in one world; None where the world does not have it."""
+    needs = NEEDS.get(name)
+    if needs and needs not in settings.verbs and not getattr(settings, needs, False):
+        return None
+    ranges = [range(getattr(settings, _SIZES[each])) for each in params]
+    return ModelAction(name, params, tuple(itertools.product(*ranges)), doc)
 
 
 def variables(settings: LedgerSettings) -> tuple[Variable, ...]:
