@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload import LastStep
@@ -150,21 +150,9 @@ class Walked:
 
     def record(self) -> dict[str, object]:
         """For machines."""
-        return {
-            "seed": self.seed,
-            "steps": self.steps,
-            "legs": self.legs,
-            "drained": self.drained,
-            "states": self.states,
-            "worlds": self.worlds,
-            "seconds": round(self.seconds, 3),
-            "taken": dict(self.taken),
-            "rules": list(self.rules),
-            "coverage": {name: dict(rows) for name, rows in self.coverage.items()},
-            "rows_never": list(self.rows_never),
-            "finding": None if self.finding is None else self.finding.record(),
-            "interrupted": self.interrupted,
-        }
+        found: dict[str, object] = {each.name: getattr(self, each.name) for each in fields(Walked)}
+        plain = {"seconds": round(self.seconds, 3), "rules": list(self.rules), "rows_never": list(self.rows_never)}
+        return found | plain | {"finding": None if self.finding is None else self.finding.record()}
 
     def lines(self) -> list[str]:
         """For people."""

@@ -50,6 +50,8 @@ MISSING = max(LANDED, FAILED) + 1
 """A report that a promotion has landed, and the store below did not have the content."""
 _KIND = {Direction.STORE: STORE, Direction.LOAD: LOAD, Direction.DEMOTE: DEMOTE, Direction.PROMOTE: PROMOTE}
 _HOLDER = "lookup"
+_OF_JOBS = frozenset({"submit", "cancel", "abandon", "flush", "quiesce"})
+"""Verbs that take jobs, and nothing else."""
 _REQUEST, _JOB = MACHINES["request"].index, MACHINES["job"].index
 _LOADS = states_before(RequestLife.table.events["loaded"], Request)
 _MAY_GROW = frozenset(_REQUEST[each] for each in ADMISSIBLE | ADMITTED - _LOADS)
@@ -228,8 +230,8 @@ class Verbs:
 
     def do(self, action: LedgerAction, reports: Sequence[Report] = ()) -> Orders | None:
         """Make one call. Returns the plan, if it made one, as orders."""
-        ledger, places = self.ledger, action.places
-        match action.verb:
+        ledger, (verb, places) = self.ledger, action
+        match verb:
             case "dispatch":
                 return self._orders(ledger.dispatch(0.0))
             case "settle":
@@ -242,10 +244,8 @@ class Verbs:
                     raise MisuseError("no deadline is running")
             case "reset":
                 ledger.reset()
-            case "add" | "admit" | "preempt" | "finish" | "allocate" | "acquire" | "seal" | "release":
-                self._do_request(action.verb, *places)
             case "store" | "pledge" | "load":
-                self._do_plan(action.verb, places)
+                self._do_plan(verb, places)
             case "promote":
                 slot, letter, job = places
                 self._rename(job, NamedJob(ledger.plan_promotion([slot], [self._keys[letter - 1]]).ids[0].number, 0, True))
@@ -254,14 +254,16 @@ class Verbs:
                 self._rename(job, NamedJob(ledger.plan_demotion([slot]).ids[0].number))
             case "drop":
                 ledger.drop([ledger.blocks.life(places[0] + 1)])
-            case "pin":
-                ledger.pin(_HOLDER, places)
-            case "unpin":
-                ledger.unpin(_HOLDER, places)
-            case verb if verb in PLAIN:
+            case "pin" | "unpin":
+                getattr(ledger, verb)(_HOLDER, places)
+            case "launched":
+                ledger.launched(Launched(self._id(places[0]), Worker(0)), 0.0)
+            case _ if verb in PLAIN:
                 getattr(ledger, verb)([places[0] + (PLAIN[verb] == "block")])
-            case verb:
-                self._do_job(verb, places[0])
+            case _ if verb in _OF_JOBS:
+                getattr(ledger, verb)(Jobs((self._id(places[0]),)))
+            case _:
+                self._do_request(verb, *places)
         self._note_ends()
         return None
 
@@ -270,20 +272,18 @@ class Verbs:
         match verb:
             case "add":
                 ledger.add_request(name)
-            case "admit":
-                ledger.admit(name)
-            case "preempt":
-                ledger.preempt(name)
-            case "finish":
-                ledger.finish(name)
+            case "admit" | "preempt" | "finish":
+                getattr(ledger, verb)(name)
             case "allocate":
                 ledger.observe_place(name, [Placement(allocated=[block + 1])])
             case "acquire":
                 ledger.acquire(name, [ledger.blocks.life(block + 1)])
             case "seal":
                 ledger.seal(Batch([ledger.blocks.life(block + 1)]), [self._keys[self.letter(request) - 1]])
-            case _:
+            case "release":
                 ledger.release(name, [0])
+            case _:
+                raise MisuseError(f"{verb}: there is no such verb in this world")
 
     def _do_plan(self, verb: str, places: tuple[int, ...]) -> None:
         ledger, block, slot, job = self.ledger, *places[-3:]
@@ -295,24 +295,6 @@ class Verbs:
         else:
             found = ledger.plan_store(Store.of(Batch([life]), [slot], [ledger.blocks.key(block + 1) or b""]))
         self._rename(job, NamedJob(found.ids[0].number))
-
-    def _do_job(self, verb: str, job: int) -> None:
-        ledger, name = self.ledger, self._id(job)
-        match verb:
-            case "submit":
-                ledger.submit(Jobs((name,)))
-            case "cancel":
-                ledger.cancel(Jobs((name,)))
-            case "abandon":
-                ledger.abandon(Jobs((name,)))
-            case "flush":
-                ledger.flush(Jobs((name,)))
-            case "launched":
-                ledger.launched(Launched(name, Worker(0)), 0.0)
-            case "quiesce":
-                ledger.quiesce(Jobs((name,)))
-            case _:
-                raise MisuseError(f"{verb}: there is no such verb in this world")
 
     def _id(self, job: int) -> JobId:
         return JobId(self.ledger.incarnation, self.names[job].number)
