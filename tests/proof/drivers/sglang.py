@@ -42,8 +42,8 @@ from blocklife.testing.scenarios._driver import (
     Unsupported,
     forward_pass,
 )
-from blocklife.testing.scenarios._theirs import RaisedInside, error_told, is_theirs
 from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, Landing, Orders
+from tests.proof.drivers.theirs import RaisedInside, error_told, is_theirs
 from tests.sglang.worlds import WorldSpec
 from tests.texts import Chain
 

@@ -41,8 +41,8 @@ from blocklife.testing.scenarios._driver import (
     SettledPlan,
     Unsupported,
 )
-from blocklife.testing.scenarios._theirs import RaisedInside, error_told, is_theirs
 from blocklife.testing.worlds._device import Device, DeviceFault, Landing, Orders
+from tests.proof.drivers.theirs import RaisedInside, error_told, is_theirs
 from tests.proof.drivers.vllm.batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
 
 if TYPE_CHECKING:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parents[2]
+import blocklife
+
+_OURS = (Path(blocklife.__file__).parent, Path(__file__).parent)
+"""The package and the drivers."""
 
 
 class RaisedInside(Exception):  # noqa: N818 - the engine's error, with the place where it came up
@@ -20,8 +23,8 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def is_theirs(error: BaseException) -> bool:
-    """Whether the error came up outside of this package."""
-    return not Path(_frames(error)[-1].filename).is_relative_to(_PACKAGE)
+    """Whether the error came up outside of the package and of the drivers."""
+    return not any(Path(_frames(error)[-1].filename).is_relative_to(folder) for folder in _OURS)
 
 
 def error_told(error: BaseException) -> str:
