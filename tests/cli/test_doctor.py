@@ -35,6 +35,7 @@ NAMES = [
     "movers", "ranks", "store mooncake", "gpu", "link",
 ]  # fmt: skip
 
+VLLM = "engines.vllm.connector._scheduler"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -85,49 +86,33 @@ def test_doctor_says_of_each_module_how_it_runs(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "missing", "said"),
+    ("module", "missing", "stale", "said"),
     [
-        ("engines.vllm.connector._scheduler", "vllm", "; not imported: engines.vllm.connector._scheduler (without vllm)"),
-        ("engines.vllm.connector._scheduler", "blocklife.nothing", "BROKEN: ModuleNotFoundError"),
-        ("ledger._ledger", "vllm", "BROKEN: ModuleNotFoundError"),
+        (VLLM, "vllm", False, f"; not imported: {VLLM} (without vllm)"),
+        (VLLM, "blocklife.nothing", False, "BROKEN: ModuleNotFoundError"),
+        ("ledger._ledger", "vllm", False, "BROKEN: ModuleNotFoundError"),
+        ("ledger.core", None, True, "BROKEN: ValueError: compiled from another source than lies here: ledger.core (install it"),
+        ("errors", None, False, "BROKEN: ValueError: errors is compiled, and Python runs "),
     ],
+    ids=["engine absent", "engine broken", "core broken", "other source", "not what Python takes"],
 )
-def test_doctor_tries_what_belongs_to_an_engine_only_where_the_engine_is(
-    module: str, missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_doctor_tries_a_compiled_core(
+    module: str, missing: str | None, stale: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """A wheel works without vLLM, with which alone its connector can be imported; anything else that is missing is a fault."""
+    """Each compiled module is what Python runs, from the source beside it. Of an engine that is absent none is missed."""
 
     def refuse(name: str) -> ModuleType:
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
-    core = built.InstalledCore((built.Module(module, compiled=True, stale=False),), "Cython 9")
+    core = built.InstalledCore((built.Module(module, compiled=True, stale=stale),), "Cython 9")
     monkeypatch.setattr(built, "examine", lambda: core)
-    monkeypatch.setattr(doctor, "import_module", refuse)
+    monkeypatch.setattr(doctor, "CHECKS", [each for each in doctor.CHECKS if each.name == "core"])
+    if missing is not None:
+        monkeypatch.setattr(doctor, "import_module", refuse)
     status, out = examined(capsys)
 
     assert said in out
     assert status == int("BROKEN" in said)
-
-
-def test_doctor_finds_a_core_of_another_source(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """A source that was changed after it was compiled does not run, whoever reads it."""
-    stale = built.InstalledCore((built.Module("ledger.core", compiled=True, stale=True),), "Cython 9")
-    monkeypatch.setattr(built, "examine", lambda: stale)
-    status, out = examined(capsys)
-
-    assert status == 1
-    assert "BROKEN: ValueError: compiled from another source than lies here: ledger.core (install it again)" in out
-
-
-def test_doctor_finds_an_extension_that_python_does_not_take(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """What lies there is not enough: the module that was imported says what runs."""
-    monkeypatch.setattr(
-        built, "examine", lambda: built.InstalledCore((built.Module("errors", compiled=True, stale=False),), "Cython 9")
-    )
-    status, out = examined(capsys)
-
-    assert status == 1
-    assert "BROKEN: ValueError: errors is compiled, and Python runs " in out
 
 
 def test_doctor_tries_the_torch_copier(capsys: Capture) -> None:
