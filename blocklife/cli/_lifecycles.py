@@ -19,9 +19,10 @@ from blocklife.errors import MisuseError
 from blocklife.lifecycle import Lifecycle, Table
 from blocklife.states import MACHINES
 from blocklife.stores._states import STORE_MACHINES
+from blocklife.watch_states import WATCH_MACHINES
 
 ALL = "all"
-OURS = {**MACHINES, **REQUEST_MACHINES, **STORE_MACHINES}
+OURS = {**MACHINES, **REQUEST_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
 
 
 def tables_named(names: Sequence[str]) -> dict[str, Table]:

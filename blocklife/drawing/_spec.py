@@ -33,8 +33,9 @@ from blocklife.files import read_text
 from blocklife.lifecycle import Table
 from blocklife.states import COUPLINGS, MACHINES, NATURES, Trait
 from blocklife.stores._states import STORE_MACHINES
+from blocklife.watch_states import WATCH_MACHINES
 
-_BESIDE: Mapping[str, Table] = {**REQUEST_MACHINES, **STORE_MACHINES}
+_BESIDE: Mapping[str, Table] = {**REQUEST_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
 """The lifecycles beside those of the ledger."""
 END = "<!-- end -->"
 DRAWINGS = "drawings"

@@ -17,10 +17,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from attrs import define, field
 
+from blocklife.watch_states import BEFORE_LANDING, WRITTEN, CopyLife, CopyState, SlotUse, UseLife
+
 NUM_ENDED = 4096
 """How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
 HISTORY = 8
 """How many events are kept of each slot."""
+AS_WRITTEN = -1
+"""The holds of a slot while it is written, as vLLM counts them."""
 NUM_AGAIN = 3
 """How often the same content is promoted, while nothing is computed, before that counts as a circle."""
 _MAX_COUNTED = 1 << 16
@@ -40,11 +44,10 @@ class TierJob:
     slots: Sequence[int]
     promotes: bool
     """Whether it fills slots; else it reads them."""
-    is_handed_over: bool = False
-    is_filed: bool = False
-    """Whether its slots were checked."""
-    good: frozenset[bytes] | None = None
-    """Once it is reported: the content that has arrived where it should."""
+    life: CopyLife = field(factory=CopyLife)
+    """LAUNCHED once it is handed over to its tier, LANDED once that has reported it."""
+    good: frozenset[bytes] = frozenset()
+    """Once it has LANDED: the content that has arrived where it should."""
     open: set[int] = field(factory=set)
     """The slots that the engine has not settled: those not released, or neither published nor given back."""
 
@@ -53,38 +56,54 @@ class TierJob:
         """How messages call it; the jobs of the device have numbers of their own."""
         return f"tier job {self.number}"
 
+    @property
+    def is_out(self) -> bool:
+        """Whether its tier has not reported it."""
+        return self.life.state in BEFORE_LANDING
 
+
+@define(eq=False)
 class UsedSlot:
     """A slot that is reserved or holds content."""
 
-    __slots__ = ("events", "is_odd", "is_promoted", "is_ready", "job", "key", "loads", "loose", "readers")
+    key: bytes
+    life: UseLife = field(factory=UseLife)
+    job: TierJob | None = None
+    """The job that promotes it, once that is made."""
+    loads: int = 0
+    loose: int = 0
+    """Holds for a job of a tier that is not made yet."""
+    readers: list[TierJob] = field(factory=list)
+    is_disputed: bool = False
+    """Whether the engine counts its holds otherwise, or whose they are is not known: they are not compared any more."""
+    events: deque[tuple[int, str, str]] = field(factory=lambda: deque(maxlen=HISTORY))
 
-    def __init__(self, key: bytes, *, is_promoted: bool, is_ready: bool = False) -> None:
-        self.key = key
-        self.is_ready = is_ready
-        self.is_promoted = is_promoted
-        """Whether it was reserved for a promotion; else for a store of the device."""
-        self.job: TierJob | None = None
-        """The job that promotes it, once that is made."""
-        self.loads = 0
-        self.loose = 0
-        """Holds for a job of a tier that is not made yet."""
-        self.readers: list[TierJob] = []
-        self.is_odd = False
-        """Whether the engine's count of its holds was reported as wrong."""
-        self.events: deque[tuple[int, str, str]] = deque(maxlen=HISTORY)
+    @property
+    def is_written(self) -> bool:
+        """Whether content comes, which nobody may read yet."""
+        return self.life.state in WRITTEN
 
     @property
     def holds(self) -> int:
-        """How many holds it has; -1 while it is written, as vLLM counts."""
-        return self.loads + self.loose + len(self.readers) if self.is_ready else -1
+        """How many holds it has."""
+        return self.loads + self.loose + len(self.readers)
+
+    @property
+    def counted(self) -> int:
+        """The same as vLLM counts: -1 while it is written."""
+        return AS_WRITTEN if self.is_written else self.holds
 
     @property
     def writer(self) -> str:
         """What writes it, in words."""
-        if not self.is_promoted:
+        if self.life.state is SlotUse.STORING:
             return "a store of the device"
         return "a promotion" if self.job is None else self.job.name
+
+    def bring(self, job: TierJob) -> None:
+        """This job promotes it."""
+        self.life.bring()
+        self.job = job
 
     @property
     def reader(self) -> str:
@@ -94,11 +113,11 @@ class UsedSlot:
         return "a load" if self.loads else "a job to come" if self.loose else ""
 
 
-class Below:
+class TierBook:
     """The book of one host tier.
 
-    Invariant: ``_where`` maps the key of each used slot to it, and has no other keys. ``_pending`` has the slots that are
-    reserved for a promotion and have no job yet, ``_loose`` those that are held for a job that is not made yet.
+    Invariant: ``_where`` maps the key of each used slot to it, and has no other keys. ``_pending`` has the RESERVED slots,
+    ``_loose`` those that are held for a job that is not made yet, ``_kept_back`` the QUEUED jobs of this engine.
     """
 
     def __init__(self, num_slots: int, tell: Tell, *, has_tiers: bool, sees_all: bool) -> None:
@@ -116,7 +135,6 @@ class Below:
         self._pending: set[int] = set()
         self._loose: set[int] = set()
         self._kept_back: dict[int, TierJob] = {}
-        """Jobs that were made, and not handed to their tier yet."""
         self._is_fenced = False
         self._refused: int | None = None
         self._promoted: Counter[bytes] = Counter()
@@ -125,12 +143,12 @@ class Below:
 
     def left_behind(self) -> list[TierJob]:
         """The jobs that were not reported."""
-        return [job for job in self._jobs.values() if job.good is None]
+        return [job for job in self._jobs.values() if job.is_out]
 
     def holds(self, key: bytes) -> tuple[int, int] | None:
         """The slot of a key, and how many holds it has (-1 while it is written); None where the key has no slot."""
         slot = self._where.get(key)
-        return None if slot is None else (slot, self._used[slot].holds)
+        return None if slot is None else (slot, self._used[slot].counted)
 
     def history(self, slot: int) -> tuple[str, ...]:
         """The last events of a slot, oldest first."""
@@ -141,21 +159,29 @@ class Below:
 
     def adopt(self, key: bytes, slot: int, holds: int) -> None:
         """Content from before the book: it is believed."""
-        used = self._used[slot] = UsedSlot(key, is_promoted=False, is_ready=holds >= 0)
+        used = self._use(key, slot)
+        if holds == AS_WRITTEN:
+            used.life.reserve(promotes=False)
+        else:
+            used.life.publish()
         used.loads = max(holds, 0)
-        used.is_odd = holds > 0  # whose these holds are is not known
-        self._where[key] = slot
+        used.is_disputed = holds > 0
 
     def adopt_job(self, job: TierJob, holds: Sequence[int]) -> None:
         """A job from before the book: it is believed. *holds* are those of its slots, as the engine counts them."""
-        job.is_handed_over = job.is_filed = True
+        job.life.launch()
         self._jobs[job.number] = job
         for key, slot, count in zip(job.keys, job.slots, holds, strict=False):
             if (used := self._used.get(slot)) is None:
-                used = self._used[slot] = UsedSlot(key, is_promoted=job.promotes, is_ready=not job.promotes)
+                used = self._use(key, slot)
+                if job.promotes:
+                    used.life.reserve(promotes=True)
+                else:
+                    used.life.publish()
                 used.loads = max(count, 0)
-                self._where[key] = slot
-            if job.promotes:
+            if job.promotes and used.life.state is SlotUse.RESERVED:
+                used.bring(job)
+            elif job.promotes:
                 used.job = job
             else:
                 used.readers.append(job)
@@ -172,7 +198,7 @@ class Below:
 
     def _ask_free(self, slot: int, does: str) -> None:
         used = self._used[slot]
-        if not used.is_ready:
+        if used.is_written:
             self._odd("I1", f"slot {slot} {does} while {used.writer} writes it", used.job, slot)
         elif reader := used.reader:
             self._odd("I7", f"slot {slot} {does} while {reader} reads it", used.readers[0] if used.readers else None, slot)
@@ -187,17 +213,18 @@ class Below:
                 self._odd("I4", f"slot {slot} is handed out, and the host has {self._num_slots} slots", request)
                 continue
             if (older := self._where.get(key)) is not None:
-                there = "is there already" if self._used[older].is_ready else f"{self._used[older].writer} brings already"
+                brought = self._used[older]
+                there = f"{brought.writer} brings already" if brought.is_written else "is there already"
                 self._odd("I14", f"slot {slot} is reserved for content that {there}, in slot {older}", request, older)
                 self._empty(older)
             if (used := self._used.get(slot)) is not None:
-                if used.is_ready and not used.holds:
+                if not (used.is_written or used.holds):
                     self._odd("I4", f"slot {slot} is handed out, and still holds other content", request, slot)
                 else:
                     self._ask_free(slot, "is handed out")
                 self._empty(slot)
-            used = self._used[slot] = UsedSlot(key, is_promoted=promotes)
-            self._where[key] = slot
+            used = self._use(key, slot)
+            used.life.reserve(promotes=promotes)
             if promotes:
                 self._pending.add(slot)
                 self._count(key)
@@ -208,9 +235,9 @@ class Below:
         found: list[tuple[bytes, int]] = []
         for key in keys:
             slot = self._where.get(key)
-            if slot is None or (used := self._used[slot]).is_ready:
+            if slot is None or not (used := self._used[slot]).is_written:
                 continue
-            if used.is_promoted:
+            if used.life.state is not SlotUse.STORING:
                 self._ask_arrived(slot, used)
             elif promoted:
                 what = f"slot {slot} is published as promoted while {used.writer} writes it"
@@ -223,7 +250,7 @@ class Below:
         job = used.job
         if job is None:
             self._odd("I6", f"slot {slot} is published before its promotion has begun", slot=slot)
-        elif job.good is None:
+        elif job.is_out:
             self._odd("I6", f"slot {slot} is published while {job.name} still promotes into it", job, slot)
         elif used.key not in job.good:
             self._odd("I6", f"slot {slot} is published, although {job.name} has failed to promote into it", job, slot)
@@ -232,9 +259,9 @@ class Below:
         """The engine gives slots back whose content did not arrive."""
         for key in keys:
             slot = self._where.get(key)
-            if slot is None or (used := self._used[slot]).is_ready:
+            if slot is None or not (used := self._used[slot]).is_written:
                 continue
-            if used.job is not None and used.job.good is None:
+            if used.job is not None and used.job.is_out:
                 what = f"slot {slot} is given back while {used.job.name} still promotes into it"
                 self._odd("I1", what, used.job, slot)
             self._empty(slot)
@@ -249,7 +276,7 @@ class Below:
             self.adopt(key, slot, holds)
             return
         used = self._used[known]
-        if not used.is_ready:
+        if used.is_written:
             self._odd("I6", f"slot {known} is a hit while {used.writer} still writes it", used.job, known)
             self._make_ready(known, used, "taken for ready")
 
@@ -269,7 +296,7 @@ class Below:
             elif known != slot:
                 self._odd("I8", f"{reads} is to read slot {slot} for content that is in slot {known}", request, known)
             used = self._used[self._where[key]]
-            if not used.is_ready:
+            if used.is_written:
                 what = f"slot {slot} is held for {reads} while {used.writer} still writes it"
                 self._odd("I6", what, request, slot)
                 self._make_ready(self._where[key], used, "taken for ready")
@@ -289,10 +316,10 @@ class Below:
             if not by_tier:
                 if used.loads:
                     used.loads -= 1
-                elif not used.is_odd:
+                elif not used.is_disputed:
                     self._odd("I4", f"slot {slot} is let go of by a load, and no load holds it", slot=slot)
                 continue
-            job = next((each for each in used.readers if each.good is not None), None)
+            job = next((each for each in used.readers if not each.is_out), None)
             if job is None and used.loose:
                 self._tighten(slot, used)
             elif job is None and not used.readers:
@@ -308,11 +335,11 @@ class Below:
     def counted(self, key: bytes, holds: int) -> None:
         """The engine counts so many holds of this content (-1: it is written)."""
         slot = self._where.get(key)
-        if slot is None or (used := self._used[slot]).is_odd or used.holds == holds:
+        if slot is None or (used := self._used[slot]).is_disputed or used.counted == holds:
             return
-        used.is_odd = True
-        written = " (-1: it is written)" if -1 in (holds, used.holds) else ""
-        what = f"the engine counts {holds} holds of slot {slot}, and there are {used.holds}{written}"
+        used.is_disputed = True
+        written = " (-1: it is written)" if AS_WRITTEN in (holds, used.counted) else ""
+        what = f"the engine counts {holds} holds of slot {slot}, and there are {used.counted}{written}"
         self._odd("I4", what, slot=slot)
 
     # --- jobs of the tiers --------------------------------------------------------------------------------------------------
@@ -342,13 +369,14 @@ class Below:
             self._odd("I12", what, job)
         if not is_external:
             self._refused = None
-        if not is_known and not is_external:
+        if is_known:
+            job.life.launch()
+        elif not is_external:
             self._kept_back[job.number] = job
         if is_known or not job.promotes:
             self._file(job)
 
     def _file(self, job: TierJob) -> None:
-        job.is_filed = True
         does = "promotes into" if job.promotes else "reads"
         for key, slot in zip(job.keys, job.slots, strict=False):
             if (known := self._where.get(key)) != slot:
@@ -363,14 +391,14 @@ class Below:
     def _takes_part(self, job: TierJob, slot: int, used: UsedSlot) -> bool:
         """Check that a job may touch a slot. Returns whether it is filed there."""
         if job.promotes:
-            if used.is_ready or not used.is_promoted or used.job is not None:
-                now = "which holds content" if used.is_ready else f"which {used.writer} writes"
+            if used.life.state is not SlotUse.RESERVED:
+                now = f"which {used.writer} writes" if used.is_written else "which holds content"
                 self._odd("I1", f"{job.name} promotes into slot {slot}, {now}", job, slot)
                 return False
-            used.job = job
+            used.bring(job)
             self._pending.discard(slot)
             return True
-        if not used.is_ready:
+        if used.is_written:
             self._odd("I6", f"{job.name} reads slot {slot} while {used.writer} still writes it", job, slot)
             return False
         if used.loose:
@@ -387,7 +415,8 @@ class Below:
         if job is None:
             self._odd("I3", f"tier {tier} gets job {number}, which was never made")
             return
-        if job.is_handed_over:
+        is_first = job.life.state is CopyState.QUEUED
+        if not is_first:
             self._odd("I3", f"{job.name} is handed to tier {tier} a second time", job)
         elif job.tier != tier:
             self._odd("I3", f"{job.name} is handed to tier {tier}, and was made for tier {job.tier}", job)
@@ -396,14 +425,15 @@ class Below:
             self._odd("I3", f"{job.name} is handed to tier {tier} {does}", job)
         elif content != list(zip(job.keys, job.slots, strict=False)):
             self._odd("I8", f"{job.name} is handed to tier {tier} with other keys and slots than it was made with", job)
-        elif promotes and not job.is_filed:
+        elif promotes:
             self._file(job)
-        job.is_handed_over = True
+        if is_first:
+            job.life.launch()
 
     def reported(self, number: int, tier: int, *, ok: bool, good: Collection[bytes] = ()) -> TierJob | None:
         """A tier reports a job as over: with all of its content (*ok*), or with what is *good*. Returns the job."""
         job = self._jobs.get(number)
-        if job is None or job.good is not None:
+        if job is None or not job.is_out:
             if job is not None or number in self._ended:
                 self._odd("I9", f"tier job {number} is reported a second time, by tier {tier}", job)
             else:
@@ -411,6 +441,7 @@ class Below:
             return None
         if job.tier != tier:
             self._odd("I3", f"{job.name} of tier {job.tier} is reported by tier {tier}", job)
+        job.life.land()
         job.good = frozenset(job.keys if ok else good)
         self._kept_back.pop(number, None)
         self._reported.append(job)
@@ -427,8 +458,9 @@ class Below:
                     left = "is still held for it"
                     if job in (readers := self._used[slot].readers):
                         readers.remove(job)
-                        self._used[slot].is_odd = True
+                        self._used[slot].is_disputed = True
                 self._odd("I5", f"{job.name} is over, and slot {slot}: {left}", job, slot)
+            job.life.end()
             self._jobs.pop(job.number, None)
             self._ended[job.number] = None
             if len(self._ended) > NUM_ENDED:
@@ -448,13 +480,13 @@ class Below:
         for slot in sorted(self._loose):
             used = self._used[slot]
             self._odd("I4", f"slot {slot} is held for a job of a tier, and there is none", slot=slot)
-            used.loose, used.is_odd = 0, True
+            used.loose, used.is_disputed = 0, True
         self._loose.clear()
 
     def resets(self) -> None:
         """The engine forgets the content of the host."""
         for job in self._jobs.values():
-            if job.good is None:
+            if job.is_out:
                 does = "promotes into" if job.promotes else "reads"
                 what = f"a reset gives slot {min(job.slots, default=0)} away while {job.name} still {does} it"
                 self._odd("I1", what, job, min(job.slots, default=None))
@@ -492,8 +524,14 @@ class Below:
             self._promoted.clear()
         self._promoted[key] += 1
 
+    def _use(self, key: bytes, slot: int) -> UsedSlot:
+        """A slot that is free is used for this content."""
+        self._where[key] = slot
+        used = self._used[slot] = UsedSlot(key)
+        return used
+
     def _make_ready(self, slot: int, used: UsedSlot, what: str) -> None:
-        used.is_ready = True
+        used.life.publish()
         self._pending.discard(slot)
         if used.job is not None:
             used.job.open.discard(slot)
@@ -506,6 +544,7 @@ class Below:
 
     def _empty(self, slot: int) -> None:
         used = self._used.pop(slot)
+        used.life.let_go()
         if self._where.get(used.key) == slot:
             del self._where[used.key]
         self._pending.discard(slot)

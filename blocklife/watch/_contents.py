@@ -19,18 +19,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import define, field
 
-from blocklife.watch._host import CopyPiece
-from blocklife.watch._jobs import EngineCopy
 from blocklife.watch._mirror import Mirror
-from blocklife.watch._slots import SlotContents
-from blocklife.watch._texts import UNSEEN, HeldContent
+from blocklife.watch._records import CopyPiece, EngineCopy
+from blocklife.watch._texts import UNSEEN, HeldContent, SlotContents
+from blocklife.watch_states import BEFORE_LANDING, CopyLife, CopyState
 
 PATIENCE = 3
 """So many looks at an engine at rest must find the same before it is a violation: what has just ended settles by the next."""
 STILL = 64
 """The same for what threads of the engine may be about, and for an engine that does nothing although requests wait."""
-OVERDUE, OVERDUE_AMONG_RANKS = 32, 256
-"""Steps after which a landed copy must have been taken note of; the ranks of an engine wait for the slowest of them."""
+OVERDUE = 32
+"""Steps after which a landed copy must have been taken note of."""
+OVERDUE_AMONG_RANKS = 256
+"""The same where the ranks of an engine wait for the slowest of them."""
 
 
 @define(eq=False)
@@ -43,13 +44,15 @@ class ContentJob:
     slots: Sequence[int]
     held: list[HeldContent | None]
     """What is copied, as it was when the job was queued."""
-    is_launched: bool = False
+    life: CopyLife = field(factory=CopyLife)
+    """LANDED: the mirror was told, since nothing that is done to its blocks can meet it; the engine takes note later."""
     is_waited_for: bool = False
     """A load: whether a step was launched that waits for it, so that all later ones come behind it, too."""
-    is_over: bool = False
-    """Whether the mirror was told that it is over: nothing that is done to its blocks from now on can meet it."""
-    batch: int = -1
-    """Jobs of one number here were launched together, and land together."""
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether it is past its launch."""
+        return self.life.state is not CopyState.QUEUED
 
 
 @define(eq=False)
@@ -300,7 +303,8 @@ class ContentBook:
         for number in numbers:
             if (job := self._jobs.get(number)) is None:
                 continue
-            job.is_launched, job.batch = True, numbers[0]
+            if not job.is_launched:
+                job.life.launch()
             if not is_ordered:
                 self._ask_order(job)
             places, now = (job.blocks, self._blocks.get) if job.is_store else (job.slots, self._slots.get)
@@ -364,7 +368,8 @@ class ContentBook:
             for slot, held in zip(job.slots, job.held, strict=False):
                 if slot in self._slots:
                     self._slots.fill(slot, held)
-        self._over(job)
+        self._land(job)
+        job.life.end()
 
     def overdue(self, numbers: Sequence[int], *, among_ranks: bool) -> None:
         """The device has ended these copies long ago, and the engine has not taken note of it."""
@@ -373,9 +378,10 @@ class ContentBook:
             why = "other ranks have not counted so many" if among_ranks else "the engine does not take note of it"
             self._violate("I9" if among_ranks else "I5", f"job {number} has landed {ago} steps ago, and {why}", job=number)
 
-    def _over(self, job: ContentJob) -> None:
-        if not job.is_over:
-            job.is_over = True
+    def _land(self, job: ContentJob) -> None:
+        """Nothing that comes for its blocks can meet it any more."""
+        if job.life.state in BEFORE_LANDING:
+            job.life.land()
             self._mirror.reported(job.number, 1)
 
     def _end(self, job: ContentJob) -> None:
@@ -397,6 +403,7 @@ class ContentBook:
         for number in numbers:
             if (job := self._jobs.pop(number, None)) is not None:
                 self._end(job)
+                job.life.end()
 
     # --- steps --------------------------------------------------------------------------------------------------------------
 

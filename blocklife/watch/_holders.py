@@ -1,22 +1,92 @@
-"""Tracks which request or connector holds which blocks, also where the engine frees late and names no request.
+"""The lives of the followed blocks, and who holds them, also where the engine frees late and names no request.
 
-The ledger knows the first reference to content that is not final, and every reference to final content. References that it
-cannot know, such as a connector's to the target of its own load, are kept here as well, so that the number of references to a
-block equals the engine's.
+A life counts the first reference to content that is not final, and every reference to final content. References beside these,
+such as a connector's to the target of its own load, are kept here as well, so that the number of references to a block equals
+the engine's.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 
-from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
-from blocklife.watch._lives import ALLOCATED, FollowedLives, Holder
+from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, LAST_EPOCH, NULL
+from blocklife.states import Block, BlockLife
+from blocklife.watch._ledger import ToldLedger
+from blocklife.watch._records import Holder
 from blocklife.watch._story import BlockHistory
+
+_CODE = BlockLife.table.index
+FREED, ALLOCATED = _CODE[Block.FREED], _CODE[Block.ALLOCATED]
+SEALED, CACHED = _CODE[Block.SEALED], _CODE[Block.CACHED]
 
 CONNECTOR = "the connector"
 """The holder of blocks that are referenced or freed without naming a request."""
 BEFORE = "before"
 """The holder of blocks that were handed out before the watch began."""
+
+
+class FollowedLives:
+    """The lives of blocks, in columns. Every call was checked before it is made; the ledger is told of it, if there is one.
+
+    Invariant: a block has a reference exactly while it is ALLOCATED or SEALED.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.told: ToldLedger | None = None
+        self.epoch = array("I", [FIRST_EPOCH]) * num_blocks
+        self.epoch[NULL] = 0
+        self.state = bytearray([FREED]) * num_blocks
+        self.group = bytearray(num_blocks)
+        self._refs = array("I", [0]) * num_blocks
+
+    def hand_out(self, holder: Holder, blocks: Sequence[int], group: int) -> None:
+        """Begin new lives, with one reference each."""
+        state, refs, groups = self.state, self._refs, self.group
+        for block in blocks:
+            if state[block] == CACHED:
+                self.epoch[block] = self.epoch[block] % LAST_EPOCH + 1
+            state[block], refs[block], groups[block] = ALLOCATED, 1, group
+        holder.held.update(blocks)
+        if self.told is not None:
+            self.told.hand_out(holder, blocks, group)
+
+    def take(self, holder: Holder, blocks: Sequence[int]) -> None:
+        """Add a reference to final content."""
+        for block in blocks:
+            self._refs[block] += 1
+            self.state[block] = SEALED
+        holder.held.update(blocks)
+        if self.told is not None:
+            self.told.take(holder, blocks)
+
+    def release(self, holder: Holder, blocks: Sequence[int]) -> None:
+        """Drop one reference; this ends the life of a block without final content."""
+        state, refs = self.state, self._refs
+        holder.held.difference_update(blocks)
+        for block in blocks:
+            if refs[block] > 1:
+                refs[block] -= 1
+                continue
+            refs[block] = 0
+            if state[block] == SEALED:
+                state[block] = CACHED
+            else:
+                state[block] = FREED
+                self.epoch[block] = self.epoch[block] % LAST_EPOCH + 1
+        if self.told is not None:
+            self.told.release(holder, blocks)
+
+    def fill(self, blocks: Sequence[int]) -> None:
+        """The content of these ALLOCATED blocks is final."""
+        for block in blocks:
+            self.state[block] = SEALED
+        if self.told is not None:
+            self.told.fill(blocks)
+
+    def is_blank(self, block: int) -> bool:
+        """Whether it has no life, and no content that could be found."""
+        return self.state[block] == FREED
 
 
 class Holders:
@@ -69,17 +139,16 @@ class Holders:
         """All that `stands` knows of a request: a map from position times number of groups plus group, to the life."""
         return self._tenures.get(request or "", {})
 
-    def row_of(self, name: str | None) -> str | None:
-        """The name of a request in the ledger, if it is known there now."""
-        holder = self._current.get(name or "")
-        return holder.row if holder is not None and holder.held else None
+    def of(self, name: str | None) -> Holder | None:
+        """The holder of this name, if it has any block."""
+        return self._current.get(name or "")
 
     def is_unused(self, block: int) -> bool:
         """Whether the block's life was given up before its content was computed."""
         return block in self._unused
 
     def holds(self, name: str, block: int) -> bool:
-        """Whether this holder has a reference to the block that the ledger knows, too."""
+        """Whether this holder has a reference to the life of a block."""
         holder = self._current.get(name)
         return holder is not None and block in holder.held
 
@@ -146,7 +215,7 @@ class Holders:
         self._story.note(blocks, "taken by {}", name)
 
     def hold_beside(self, name: str, block: int) -> None:
-        """One more reference to a block that is not reported to the ledger."""
+        """One more reference to a block, beside those to its life."""
         holder = self._holder(name)
         holder.besides[block] = holder.besides.get(block, 0) + 1
         self.where[block] = self.where.get(block, ()) + holder.alone
@@ -290,7 +359,7 @@ class Holders:
                 del self._current[holder.name]
 
     def _is_beside(self, holder: Holder, block: int) -> bool:
-        """Whether the released reference is unknown to the ledger."""
+        """Whether the released reference is one beside those to the life of the block."""
         count = holder.besides.get(block, 0)
         if count > 1:
             holder.besides[block] = count - 1

@@ -1,85 +1,119 @@
-"""The jobs of an engine: what each copies, which workers have reported, and how much of it the ledger follows.
+"""The jobs of an engine: what each copies, which workers have reported, and what they leave in the slots of the host.
 
 *Rules of this file.* Whether a copy is lawful is decided here, from the pieces that its job names and from what the other jobs
-in flight touch, without asking the ledger. If there is a ledger, it gets the jobs that it can follow, for its tables and for a
-recording. Jobs that it cannot follow (for example a second reader of the same life) are still waited for, because every job in
-flight is in ``touching``.
+in flight touch. If there is a ledger, it is told of each job, and follows what it can of it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger import Completion, Result, Worker
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
-from blocklife.ledger.records import JobId
-from blocklife.states import COPYING, KEYED, BlockLife
-from blocklife.watch._holders import Holders
-from blocklife.watch._host import CopyPiece, Filing, Host
-from blocklife.watch._lives import ALLOCATED, BLANK_BLOCKS
+from blocklife.watch._holders import ALLOCATED, Holders
+from blocklife.watch._ledger import ToldLedger
+from blocklife.watch._records import CopyPiece, EngineCopy
 from blocklife.watch._story import BlockHistory
 from blocklife.watch._violations import WatchViolation
+from blocklife.watch_states import OUT, CopyLife, CopyState
 
 NUM_ENDED = 4096
 """How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
 
-_STORABLE = frozenset(BlockLife.table.index[state] for state in KEYED - COPYING)
+
+class Content(NamedTuple):
+    """The content of a slot, from the engine."""
+
+    key: bytes | None
+    parts: int | None
+    """A bit for each part that was written; None if unknown."""
 
 
-class EngineCopy(NamedTuple):
-    """A job of the engine, as its workers get it."""
+class Host:
+    """The contents of the engine's slots, from what it says of its jobs."""
 
-    number: int
-    request: str | None
-    pieces: Sequence[CopyPiece]
-    """The pieces whose blocks are followed."""
-    sync: bool = False
-    """Loads only: whether it ends before the forward pass of its step."""
+    def __init__(self, num_slots: int, *, keeps: bool) -> None:
+        self._num_slots = num_slots
+        self._keeps = keeps
+        self._content: dict[int, Content] = {}
+        self.sees_all = False
+        """Whether every store was seen, so that a slot without known content is empty."""
+
+    def slot(self, piece: CopyPiece) -> int | None:
+        """The slot that the engine names, if it is followed."""
+        return piece.slot if piece.slot is not None and 0 <= piece.slot < self._num_slots else None
+
+    def wrong(self, piece: CopyPiece) -> str:
+        """What is wrong with a slot's content for a load; empty if it is what the load expects."""
+        found = self._content.get(-1 if piece.slot is None else piece.slot)
+        if found is None:
+            return "nothing was stored in it" if self._keeps and self.sees_all else ""
+        if found.key is not None and piece.key is not None and found.key != piece.key:
+            return f"it holds {found.key.hex()[:16]}, not {piece.key.hex()[:16]}"
+        if found.parts is not None and not found.parts >> piece.offset & 1:
+            return f"nothing was stored in its part {piece.offset}"
+        return ""
+
+    def stored(self, pieces: Sequence[CopyPiece]) -> None:
+        """Record that a store, right or wrong, has written these pieces into their slots."""
+        if not self._keeps:
+            return
+        new: dict[int, Content] = {}
+        for piece in pieces:
+            if (slot := self.slot(piece)) is not None:
+                parts = new[slot].parts if slot in new else 0
+                new[slot] = Content(piece.key, (parts or 0) | 1 << piece.offset)
+        self._content.update(new)
+
+    def promoted(self, slot: int, key: bytes) -> None:
+        """A tier below has filled a slot, all of it."""
+        if self._keeps and 0 <= slot < self._num_slots:
+            self._content[slot] = Content(key, None)
+
+    def forget_content(self, slot: int) -> None:
+        """The content of a slot is unknown from now on."""
+        self._content[slot] = Content(None, None)
+
+    def forget(self) -> None:
+        """The engine has forgotten all host content: every slot starts anew."""
+        self._content.clear()
 
 
 class FollowedJob:
     """A job that is in flight, or that not every worker has reported."""
 
-    __slots__ = (
-        "alone", "blocks", "copy", "ids", "is_over", "is_store", "is_unwanted", "reports", "slots", "spare", "targets", "told",
-    )  # fmt: skip
+    __slots__ = ("alone", "blocks", "copy", "is_store", "life", "reports", "slots", "targets")
 
     def __init__(self, copy: EngineCopy, is_store: bool) -> None:
         self.copy = copy
         self.is_store = is_store
+        self.life = CopyLife(CopyState.LAUNCHED)
         self.alone: tuple[FollowedJob, ...] = (self,)
         """The ``touching`` entry of places that only this job touches; emptied at its end, to leave no reference cycle."""
         self.blocks: Sequence[int] = ()
         """The blocks that it touches."""
         self.slots: Sequence[int] = ()
         """The slots of the engine that it touches."""
-        self.ids: tuple[JobId, ...] = ()
-        """Its jobs in the ledger; empty if none of it is followed there."""
-        self.spare: Sequence[int] = ()
         self.targets: Sequence[int] = ()
-        """The lives that it fills, if the ledger does not know of it."""
-        self.told = 0
-        """How many workers' reports the ledger has received."""
+        """The lives that it fills."""
         self.reports = 0
-        self.is_over = False
-        """Whether it is known to be over, by its reports or by a wait."""
-        self.is_unwanted = False
-        """Whether a reset has abandoned it."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it may still move content."""
+        return self.life.state in OUT
 
 
 class FollowedJobs:
-    """All jobs in flight, also as jobs of the ledger if *filing* is given.
+    """All jobs in flight; *told* is the ledger, if there is one.
 
-    Invariant: an entry of ``touching`` and ``_using`` has exactly the jobs of its place that are not over. The entry of a place
-    with one job is that job's tuple ``alone`` itself, so that most places need no tuple of their own.
+    Invariant: an entry of ``touching`` and ``_using`` has exactly the jobs of its place that may move content. The entry of a
+    place with one job is that job's tuple ``alone`` itself, so that most places need no tuple of their own.
     """
 
     def __init__(
-        self, story: BlockHistory, holders: Holders, host: Host, *, num_groups: int, num_workers: int, filing: Filing | None
+        self, story: BlockHistory, holders: Holders, host: Host, *, num_groups: int, num_workers: int, told: ToldLedger | None
     ) -> None:
         self._story = story
         self._holders = holders
@@ -88,7 +122,7 @@ class FollowedJobs:
         self._state = holders.lives.state
         self._num_groups = num_groups
         self._num_workers = num_workers
-        self._filing = filing
+        self._told = told
         self._known: dict[int, FollowedJob] = {}
         self._loads: dict[int, FollowedJob] = {}
         """The loads among them."""
@@ -96,9 +130,8 @@ class FollowedJobs:
         """Block to the jobs that read or write it."""
         self._using: dict[int, tuple[FollowedJob, ...]] = {}
         """The same for slots."""
-        # Reports not passed to the ledger yet, and the jobs that end with them.
-        self._arrived: list[Completion] = []
         self._landing: dict[int, FollowedJob] = {}
+        """The jobs that were reported since `land` was last called."""
         self.has_landed = False
         """Whether there are any such."""
         self.gave_up = False
@@ -114,25 +147,30 @@ class FollowedJobs:
         return len(self._known)
 
     def left_behind(self) -> list[int]:
-        """The jobs that are not known to be over."""
-        return [number for number, job in self._known.items() if not job.is_over]
+        """The jobs that may still move content."""
+        return [number for number, job in self._known.items() if job.is_out]
+
+    def stores_out(self) -> list[EngineCopy]:
+        """The stores that may still read their blocks."""
+        return [job.copy for job in self._known.values() if job.is_store and job.blocks and job.is_out]
 
     def has_loads_out(self) -> bool:
         """Whether any of them is a load."""
-        return any(not job.is_over for job in self._loads.values())
+        return any(job.is_out for job in self._loads.values())
 
     # --- stores -------------------------------------------------------------------------------------------------------------
 
     def store(self, copies: Iterable[EngineCopy]) -> None:
-        """Check each piece of these stores; follow those that break no rule."""
-        wanted: list[tuple[FollowedJob, list[CopyPiece]]] = []
+        """Check each piece of these stores; the ledger is told of those that break no rule."""
+        begun = []
         for copy in copies:
-            job = self._add(copy, is_store=True)
-            lawful = self._stored(job)
-            if self._filing is not None and (good := self._storable(lawful)):
-                wanted.append((job, good))
-        if self._filing is not None:
-            self._file_stores(self._filing, wanted)
+            lawful = self._stored(self._add(copy, is_store=True))
+            for piece in lawful:
+                if self._lives.is_blank(piece.block):
+                    self._holders.believe(piece.block, piece.group)
+            begun.append((copy, self._holders.of(copy.request), lawful))
+        if self._told is not None:
+            self._told.store(begun)
 
     def _stored(self, job: FollowedJob) -> list[CopyPiece]:
         """The pieces of a store that break no rule."""
@@ -176,7 +214,7 @@ class FollowedJobs:
         if wrong := self.not_its_place(copy.request, piece.group, piece.position, block):
             return "I8", f"job {copy.number} stores block {block} for {wrong}"
         for other in self.touching.get(block, ()):
-            if other.is_store and not other.is_unwanted and self._same_content(other, piece):
+            if other.is_store and other.life.state is CopyState.LAUNCHED and self._same_content(other, piece):
                 if other.copy is copy:
                     return "I14", f"job {copy.number} stores block {block} twice"
                 return "I14", f"job {copy.number} stores block {block} while job {other.copy.number} stores the same life of it"
@@ -234,15 +272,18 @@ class FollowedJobs:
     def lend(self, holder: str, slots: Sequence[int]) -> None:
         """A job of a tier reads these slots."""
         self._must_be_stored(slots, f"is read by {holder}")
-        self._followed_below(lambda filing: filing.demote(holder, slots))
+        if self._told is not None:
+            self._told.demote(holder, slots)
 
     def promote(self, holder: str, content: Sequence[tuple[bytes, int]]) -> None:
         """A job of a tier fills slots: the key of each, and the slot."""
-        self._followed_below(lambda filing: filing.promote(holder, content))
+        if self._told is not None:
+            self._told.promote(holder, content)
 
     def take_back(self, holder: str, good: Collection[int]) -> None:
         """That job is over; of the slots that it fills these are *good*."""
-        self._followed_below(lambda filing: filing.end_tier_job(holder, good))
+        if self._told is not None:
+            self._told.end_tier_job(holder, good)
 
     def bring_up(self, content: Sequence[tuple[bytes, int]]) -> None:
         """A tier has filled these slots, each with the content of its key: no other job may touch them."""
@@ -253,23 +294,15 @@ class FollowedJobs:
                 self._story.violate("I1", what, request=other.copy.request, job=number)
                 self.finish(other)
             self._host.promoted(slot, key)
-            self._followed_below(partial(Filing.fill, slot=slot, key=key))
-
-    def _followed_below(self, what: Callable[[Filing], object]) -> None:
-        """Let the ledger follow a job of a tier, if there is one and it can."""
-        if self._filing is None:
-            return
-        try:
-            what(self._filing)
-        except (CapacityError, MisuseError):
-            self._story.counts["not followed"] += 1
+            if self._told is not None:
+                self._told.bring_up(slot, key)
 
     def _must_be_stored(self, slots: Sequence[int], what: str) -> None:
         if self._using.keys().isdisjoint(slots):
             return
         for slot in slots:
             for other in self._using.get(slot, ()):
-                if other.is_store and not other.is_unwanted:
+                if other.is_store and other.life.state is CopyState.LAUNCHED:
                     number = other.copy.number
                     said = f"slot {slot} {what} while job {number} still writes it"
                     self._story.violate("I6", said, request=other.copy.request, job=number)
@@ -292,14 +325,16 @@ class FollowedJobs:
             self._touch(job, piece.block)
             self._story.note((piece.block,), "job {} loads it{}", copy.number, of(copy.request))
             if is_first and piece.block in fresh and self._state[piece.block] == ALLOCATED:
-                good.append(self._in_own_group(piece))
+                good.append(piece)
             else:
                 self._story.counts["not followed"] += 1
         targets = {each for piece in good for each in where.get(piece.block, ()) if piece.block in each.held}
         if len(targets) == 1:
             for piece in good:
                 del fresh[piece.block]
-            self._follow_load(job, good, targets.pop().row)
+            job.targets = [self._holders.life(piece.block) for piece in good]
+            if self._told is not None:
+                self._told.load(copy, targets.pop(), good)
         if copy.sync:
             self.finish(job)
 
@@ -344,7 +379,7 @@ class FollowedJobs:
     def compute(self, requests: Collection[str]) -> None:
         """The step computes for these requests: their loads must have landed."""
         for number, job in list(self._loads.items()):
-            if not (job.is_over or job.copy.sync) and job.copy.request in requests:
+            if job.is_out and not job.copy.sync and job.copy.request in requests:
                 what = f"the step computes for {job.copy.request} while its load, job {number}, is out"
                 self._story.violate("I6", what, request=job.copy.request, job=number)
                 self.finish(job)
@@ -374,29 +409,27 @@ class FollowedJobs:
                 self._story.add(violation)
 
     def report(self, number: int, count: int) -> None:
-        """This many more workers report the end of their share of a job. The ledger gets it when `land` is called."""
+        """This many more workers report the end of their share of a job. What follows from it is done by `land`."""
         job = self._known.get(number)
         if job is None or number in self._landing:
             self._unknown(number)
             return
         job.reports += count
         self.has_landed = True
-        while job.ids and job.told < min(job.reports, self._num_workers):
-            self._arrived += [Completion(each, Worker(job.told), Result.OK) for each in job.ids]
-            job.told += 1
+        if self._told is not None:
+            self._told.report(number, job.reports)
         if job.reports >= self._num_workers:
             self._landing[number] = job
-            if job.reports > self._num_workers and not job.is_unwanted:
+            if job.reports > self._num_workers and job.life.state in (CopyState.LAUNCHED, CopyState.LANDED):
                 what = f"job {number} is reported {job.reports} times, but there are only {self._num_workers} workers"
                 self._story.violate("I9", what, request=job.copy.request, job=number)
 
     def land(self, *, begins: bool = False) -> None:
         """End the jobs reported since the last call. *begins*: at the beginning of a step."""
-        arrived, self._arrived = self._arrived, []
         landing, self._landing = self._landing, {}
         self.has_landed = False
-        if self._filing is not None and (arrived or begins):
-            self._filing.settle(self._story.steps, arrived)
+        if self._told is not None and (begins or self._told.has_arrived):
+            self._told.settle(self._story.steps)
         for job in landing.values():
             self._end(job, may_come=False)
 
@@ -412,7 +445,8 @@ class FollowedJobs:
     def reset(self, *, forget: bool) -> None:
         """Everything in flight is abandoned, and late reports of it are lawful; *forget* the host content, too."""
         for number, job in self._known.items():
-            job.is_unwanted = True
+            if job.life.state is not CopyState.OVER:
+                job.life.abandon()
             self.forgotten = max(self.forgotten, number)
         self.forgotten = max(self.forgotten, *self._ended, -1)
         if forget:
@@ -428,20 +462,17 @@ class FollowedJobs:
 
     def finish(self, job: FollowedJob) -> None:
         """A job is over, whatever was reported of it."""
-        if self._arrived:
-            self.land()
-        if job.ids:
-            self._tell_ledger(job)
-        if job.is_over:
+        if not job.is_out:
             return
-        job.is_over = True
+        job.life.land()
+        if self._told is not None:
+            self._told.over(job.copy.number, self._story.steps)
         if job.targets:
             self._holders.arrive(job.targets)
         if job.blocks:
             _strike(self.touching, job.blocks, job)
             _strike(self._using, job.slots, job)
         job.alone = ()
-        self._give_back(job)
 
     def finish_all(self, block: int) -> None:
         """All jobs that touch a block are over."""
@@ -450,18 +481,14 @@ class FollowedJobs:
 
     def _end(self, job: FollowedJob, *, may_come: bool) -> None:
         self.finish(job)
+        if job.life.state is CopyState.LANDED:
+            job.life.end()
         self._story.counts["jobs"] += 1
         del self._known[job.copy.number]
         self._loads.pop(job.copy.number, None)
         self._ended[job.copy.number] = may_come
         if len(self._ended) > NUM_ENDED:
             self._ended.popitem(last=False)
-
-    def _tell_ledger(self, job: FollowedJob) -> None:
-        while self._filing is not None and job.told < self._num_workers:
-            for each in job.ids:
-                self._filing.complete(each, job.told)
-            job.told += 1
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -476,90 +503,16 @@ class FollowedJobs:
             self._loads[copy.number] = job
         if not is_store and not copy.sync and copy.request is not None:
             for number, each in self._known.items():
-                if each.is_store and not (each.is_over or each.is_unwanted) and each.copy.request == copy.request:
+                if each.is_store and each.life.state is CopyState.LAUNCHED and each.copy.request == copy.request:
                     what = f"job {copy.number} loads for request {copy.request} while its own store, job {number}, is out"
                     self._story.violate("I10", what, request=copy.request, job=copy.number)
                     break
         return job
 
-    def _in_own_group(self, piece: CopyPiece) -> CopyPiece:
-        """A piece in the group that its block was handed out for."""
-        group = self._lives.group[piece.block]
-        return piece if piece.group == group else piece._replace(group=group)
-
     def _touch(self, job: FollowedJob, block: int) -> None:
         jobs = self.touching.get(block, ())
         if job not in jobs:
             self.touching[block] = jobs + job.alone
-
-    # --- the same jobs in the ledger ----------------------------------------------------------------------------------------
-
-    def _storable(self, lawful: Sequence[CopyPiece]) -> list[CopyPiece]:
-        """The pieces of a store that the ledger can follow."""
-        good: list[CopyPiece] = []
-        for piece in lawful:
-            if self._state[piece.block] in BLANK_BLOCKS:
-                self._holders.believe(piece.block, piece.group)
-            if self._state[piece.block] in _STORABLE:
-                good.append(self._in_own_group(piece))
-            else:
-                self._story.counts["not followed"] += 1
-        return good
-
-    def _file_stores(self, filing: Filing, wanted: Sequence[tuple[FollowedJob, list[CopyPiece]]]) -> None:
-        """Plan stores in the ledger: all in one call, or one by one those that it accepts."""
-        try:
-            self._file_all(filing, wanted)
-        except (CapacityError, MisuseError):
-            for each in wanted if len(wanted) > 1 else ():
-                try:
-                    self._file_all(filing, [each])
-                except (CapacityError, MisuseError):
-                    self._pass_over(*each)
-            if len(wanted) == 1:
-                self._pass_over(*wanted[0])
-
-    def _file_all(self, filing: Filing, wanted: Sequence[tuple[FollowedJob, list[CopyPiece]]]) -> None:
-        """Plan stores in the ledger, all or none."""
-        if not wanted:
-            return
-        try:
-            row_of = self._holders.row_of
-            ids = filing.store([(row_of(job.copy.request), good, self._slots(filing, job, good)) for job, good in wanted])
-        except BaseException:
-            for job, _ in wanted:
-                self._give_back(job)
-            raise
-        for (job, _), number in zip(wanted, ids, strict=True):
-            job.ids = (number,)
-
-    def _follow_load(self, job: FollowedJob, pieces: list[CopyPiece], row: str) -> None:
-        """Note which lives a load fills: in the ledger where there is a filing, else in the job."""
-        if self._filing is None:
-            job.targets = [self._holders.life(piece.block) for piece in pieces]
-            return
-        try:
-            job.ids = self._filing.load(row, pieces, self._slots(self._filing, job, pieces))
-        except (CapacityError, MisuseError):
-            self._pass_over(job, pieces)
-
-    def _slots(self, filing: Filing, job: FollowedJob, pieces: Sequence[CopyPiece]) -> list[int]:
-        """The slots of the ledger for some pieces: the engine's own, or spare ones."""
-        slots = [self._host.slot(piece) for piece in pieces]
-        if count := slots.count(None):
-            job.spare = filing.take_spare(count)
-        spare = iter(job.spare)
-        return [next(spare) if slot is None else slot for slot in slots]
-
-    def _pass_over(self, job: FollowedJob, pieces: Sequence[CopyPiece]) -> None:
-        """The ledger has no room or no row for these pieces; the watch still waits for them."""
-        self._story.counts["not followed"] += len(pieces)
-        self._give_back(job)
-
-    def _give_back(self, job: FollowedJob) -> None:
-        if job.spare and self._filing is not None:
-            self._filing.give_back(job.spare)
-            job.spare = ()
 
 
 def of(request: str | None) -> str:

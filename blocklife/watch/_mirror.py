@@ -15,10 +15,10 @@ compute, then load. So facts are only noted while a step is scheduled, and `step
 4. the step's flushes: a job that should be flushed but is not is a violation; all flushed jobs are over;
 5. loads, then what was handed out counts as filled, then the other stores.
 
-With a ledger (`LedgerLives`, `Filing`), each fact is a verb of a `Ledger` (`own_pool=False`, contract *fence*), whose tables
-know what is legal; without one, it changes a few columns to the same effect (`PlainLives`). Content counts as final as soon as
-its step is scheduled, because the device computes it before any store of that step. Whether it is the *right* content is
-decided by comparing lives: the one that the request had at that position of its table, and the one that the block has now.
+Content counts as final as soon as its step is scheduled, because the device computes it before any store of that step. Whether
+it is the *right* content is decided by comparing lives: the one that the request had at that position of its table, and the one
+that the block has now. Where a recording is wanted, or a strict watch, a ledger is told of each fact that was replayed
+(`ToldLedger`), and its tables know what is legal.
 
 *Theory: sampling.* One of every *sample* blocks is followed, from the first hand-out to the last copy; the hooks report no
 others (`follows`). A rule about one block needs only that block, so it can be checked in a sample. The content of a slot cannot
@@ -31,27 +31,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract, Ledger, Limits
-from blocklife.ledger._limits import MAX_REQUESTS
-from blocklife.states import KEYED, Block, BlockLife
-from blocklife.watch._below import Below
-from blocklife.watch._holders import CONNECTOR, Holders
-from blocklife.watch._host import NUM_SPARE, Filing, Host
-from blocklife.watch._jobs import EngineCopy, FollowedJobs
-from blocklife.watch._lives import BLANK_BLOCKS, FollowedLives, LedgerLives, PlainLives
+from blocklife.ledger import Ledger
+from blocklife.watch._below import TierBook
+from blocklife.watch._holders import ALLOCATED, CONNECTOR, FollowedLives, Holders
+from blocklife.watch._jobs import FollowedJobs, Host
+from blocklife.watch._ledger import ToldLedger
+from blocklife.watch._records import EngineCopy
 from blocklife.watch._story import BlockHistory
 from blocklife.watch._violations import WatchViolation
-
-_FOREVER = 1e18
-
-_CODE = BlockLife.table.index
-_STALE, _LOADING = _CODE[Block.STALE], _CODE[Block.LOADING]
-_OPEN = frozenset(_CODE[row.source] for row in BlockLife.table.rows if row.target is Block.SEALED and row.source not in KEYED)
-"""Block states in which the content is not final, and the next step can make it so."""
 
 Fact = tuple[Callable[..., None], tuple[object, ...]]
 """A function to call at the replay, and its arguments."""
 Positions = Sequence[int | None]
+"""For each of some blocks its position in the table of its holder; None where that is not known."""
 Missing = tuple[str, int, int, bool]
 """The request that expects it, the position in its table, the block, and whether the prefix cache has the block already."""
 
@@ -84,36 +76,23 @@ class Mirror:
         self.num_workers = num_workers
         self.blocks_per_slot = blocks_per_slot
         self.sample = sample
-        self._ledger: Ledger | None = None
-        self.name_of: Callable[[str], str] = str
-        """The holder to which a request of the ledger is lent."""
-        lives: FollowedLives = PlainLives(num_blocks)
-        filing: Filing | None = None
-        if is_told:
-            self._ledger = Ledger(
-                Limits(
-                    num_blocks=num_blocks + num_groups,
-                    num_slots=num_slots + NUM_SPARE,
-                    max_jobs=max_jobs,
-                    max_requests=min(num_blocks + 2 * num_groups + 1, MAX_REQUESTS),
-                    num_groups=num_groups,
-                    num_workers=num_workers,
-                    max_journal=1,
-                ),
-                contract=Contract.FENCE,
-                deadline=_FOREVER,
-                own_pool=False,
-            )
-            lives = LedgerLives(self._ledger)
-            self.name_of = lives.name_of
-            filing = Filing(self._ledger, num_blocks, num_slots, blocks_per_slot)
+        self._lives = lives = FollowedLives(num_blocks)
         self.story = BlockHistory(lives.epoch)
+        if is_told:
+            lives.told = ToldLedger(
+                num_blocks,
+                num_slots,
+                blocks_per_slot,
+                num_groups=num_groups,
+                num_workers=num_workers,
+                max_jobs=max_jobs,
+                counts=self.story.counts,
+            )
         self.holders = Holders(lives, self.story, num_groups=num_groups, computes=computes)
         self.host = Host(num_slots, keeps=sample == 1)
         self.jobs = FollowedJobs(
-            self.story, self.holders, self.host, num_groups=num_groups, num_workers=num_workers, filing=filing
+            self.story, self.holders, self.host, num_groups=num_groups, num_workers=num_workers, told=lives.told
         )
-        self._state = lives.state
         self.computes = computes
         self._tell = tell
         self._lost = lost
@@ -121,7 +100,7 @@ class Mirror:
         """Whether the connector waits only for its jobs, and not, for example, for another tier."""
         self.num_held: Callable[[], int | None] = lambda: None
         """How many slots the connector cannot hand out now, if it can tell; negative where it counts some slots twice."""
-        self.below: Below | None = None  # where there are tiers below the host
+        self.below: TierBook | None = None  # where there are tiers below the host
         self.brought: frozenset[int] = frozenset()
         """The blocks that loads fill before the last step computes."""
         self.is_torn = False
@@ -137,9 +116,13 @@ class Mirror:
     @property
     def ledger(self) -> Ledger:
         """The ledger that follows the engine. Raises MisuseError if there is none (`is_told`)."""
-        if self._ledger is None:
+        if self._lives.told is None:
             raise MisuseError("watch: no ledger is kept (watch with jobs=True, or with a recording)")
-        return self._ledger
+        return self._lives.told.ledger
+
+    def name_of(self, request: str) -> str:
+        """The holder to which a request of the ledger is lent."""
+        return request if self._lives.told is None else self._lives.told.name_of(request)
 
     @property
     def steps(self) -> int:
@@ -387,15 +370,15 @@ class Mirror:
                 holders.fill([block])
         elif self.jobs.is_loading(block):
             what = "while its load is out"
-            if self._state[block] == _STALE:  # its request gave it up
+            if self._lives.is_blank(block):  # its request gave it up
                 self.jobs.finish_all(block)
         elif holders.is_unused(block) and self.computes:
             what = "although its content was never computed: the step that handed it out took it back"
         if what and name != CONNECTOR:
             self.story.violate(rule, f"block {block} is a hit of {name} {what}", block=block, request=name)
-        if self._state[block] in BLANK_BLOCKS:
+        if self._lives.is_blank(block):
             holders.believe(block, group)
-        return self._state[block] not in _OPEN and block not in holders.fresh and not own
+        return self._lives.state[block] != ALLOCATED and block not in holders.fresh and not own
 
     def _load_now(self, copy: EngineCopy) -> None:
         """End a load that lands before the forward pass: this happens before its content can be hit."""

@@ -78,7 +78,7 @@ class StateBook(ContentBook):
         # before the engine takes note of the end of the load.
         for number in numbers:
             if (job := self._jobs.get(number)) is not None and job.is_launched and not job.is_store:
-                self._over(job)
+                self._land(job)
 
     def launched_copies(self, numbers: Sequence[int], *, is_ordered: bool) -> None:
         """The engine launches these copies together; *is_ordered*: behind the steps in flight."""

@@ -1,30 +1,30 @@
-"""The watch over one engine: the mirrors that follow it, the calls that it hears, and what it does at a violation."""
+"""The watch over one engine: the mirrors that follow it, their recordings, and what it does at a violation."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import time
 from collections import Counter
 from multiprocessing.util import Finalize
+from typing import TextIO
 
 from attrs import asdict
 
-from blocklife.errors import InvariantError
-from blocklife.watch._calls import CallsThrough
+from blocklife.errors import InvariantError, MisuseError
+from blocklife.recording import BusyError, Recorder, open_file
+from blocklife.watch._listening import CallsThrough
 from blocklife.watch._metrics import of_process
 from blocklife.watch._mirror import Mirror
-from blocklife.watch._options import Options, WatchMode, of_this_process
-from blocklife.watch._recordings import OpenRecording
+from blocklife.watch._options import Options, WatchMode, of_this_process, unusable
 from blocklife.watch._violations import LOGGER, ViolationReporter, WatchViolation
 
 _TOLD_EVERY = 64
 """How many steps lie between two updates of the metrics."""
 
 
-class Watch:
-    """A watch over one engine. An engine's own part gives it mirrors (`add_mirror`) and hooks (`listen`).
-
-    There is a mirror for each connector, or cache, that has slots and jobs of its own.
-    """
+class PartWatch:
+    """A watch over one part of an *engine*: it reports violations by its options, until it is closed."""
 
     def __init__(self, engine: str, of: str, options: Options) -> None:
         self.options = options
@@ -34,23 +34,9 @@ class Watch:
         self._reporter = ViolationReporter(
             options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
         )
-        self._recordings: list[OpenRecording] = []
         self._calls: list[CallsThrough] = []
         self._is_open = True
-        self._settled_calls = 0
-        self.lost: Exception | None = None
-        """The internal error that has stopped the watch, if any."""
-        self.left_out: dict[str, str] = {}
-        """What of the engine is not followed, each with what it is, or why."""
-        self.mirrors: list[Mirror] = []
         self._at_exit = Finalize(None, self.close, exitpriority=0)
-
-    # --- results ------------------------------------------------------------------------------------------------------------
-
-    @property
-    def mirror(self) -> Mirror:
-        """The first mirror."""
-        return self.mirrors[0]
 
     @property
     def violations(self) -> list[WatchViolation]:
@@ -64,17 +50,68 @@ class Watch:
 
     @property
     def steps(self) -> int:
+        """Steps of the engine so far."""
+        raise NotImplementedError
+
+    def report(self) -> dict[str, object]:
+        """All violations and counts, as plain values for JSON."""
+        return {
+            "mode": self.options.mode.name.lower(),
+            "steps": self.steps,
+            "violations_by_rule": dict(self.counts),
+            "violations": [asdict(violation) for violation in self.violations],
+        }
+
+    def listen(self, calls: CallsThrough) -> None:
+        """Take hooks that were made; they are undone when the watch ends, the latest first."""
+        self._calls.append(calls)
+
+    def close(self) -> None:
+        """Stop watching. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            for calls in reversed(self._calls):  # one method may be wrapped by several
+                calls.undo()
+            self._end()
+            self._at_exit.cancel()
+
+    def _end(self) -> None:
+        """What is to be done when it is closed, and nothing is heard any more."""
+
+
+class Watch(PartWatch):
+    """A watch over one engine. An engine's own part gives it mirrors (`add_mirror`) and hooks (`listen`).
+
+    There is a mirror for each connector, or cache, that has slots and jobs of its own.
+    """
+
+    def __init__(self, engine: str, of: str, options: Options) -> None:
+        super().__init__(engine, of, options)
+        self._recordings: list[OpenRecording] = []
+        self._settled_calls = 0
+        self.lost: Exception | None = None
+        """The internal error that has stopped the watch, if any."""
+        self.left_out: dict[str, str] = {}
+        """What of the engine is not followed, each with what it is, or why."""
+        self.mirrors: list[Mirror] = []
+
+    # --- results ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def mirror(self) -> Mirror:
+        """The first mirror."""
+        return self.mirrors[0]
+
+    @property
+    def steps(self) -> int:
         """Steps of the engine so far, by the mirror that has seen most."""
         return max(mirror.steps for mirror in self.mirrors)
 
     def report(self) -> dict[str, object]:
         """All violations and counts, as plain values for JSON."""
         return {
-            "mode": self.options.mode.name.lower(),
+            **super().report(),
             "sample": self.options.sample,
-            "steps": self.steps,
-            "violations_by_rule": dict(self.counts),
-            "violations": [asdict(violation) for violation in self.violations],
             **{name: count for name, count in self._counted().items() if name != "steps"},
             "not_followed": dict(self.left_out),
             "lost": None if self.lost is None else str(self.lost),
@@ -126,10 +163,6 @@ class Watch:
         if self._metrics is not None:
             self._metrics.leave_out(what)
 
-    def listen(self, calls: CallsThrough) -> None:
-        """Take hooks that were made; they are undone when the watch ends, the latest first."""
-        self._calls.append(calls)
-
     def settled(self) -> None:
         """Call it at the end of each step."""
         self._settled_calls += 1
@@ -138,19 +171,12 @@ class Watch:
 
     # --- its life -----------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Stop watching, and end the recordings. A second call does nothing."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        for calls in reversed(self._calls):  # one method may be wrapped by several
-            calls.undo()
+    def _end(self) -> None:
         if self._metrics is not None:
             self._metrics.tell(id(self), self._counted())
             self._metrics.forget(id(self))
         for mirror, recording in zip(self.mirrors, self._recordings, strict=False):
             recording.close(whole=not (mirror.is_torn or mirror.ledger.jobs.live or mirror.ledger.blocks.count_held()))
-        self._at_exit.cancel()
 
     def _tell(self, found: list[WatchViolation]) -> None:
         for recording in self._recordings:
@@ -165,3 +191,57 @@ class Watch:
         if self.options.mode is WatchMode.STRICT:
             raise InvariantError(f"{what} ({error})") from error
         LOGGER.error(what, exc_info=error)
+
+
+_FILES_MAX = 64
+"""How many file names are tried for a recording."""
+
+
+class OpenRecording:
+    """A recording being written, of one ledger, in a file of its own.
+
+    The file of the first ledger is *path*, that of the next one has ``.2`` appended, and so on; if another engine of this
+    process writes to that file, the next number is taken.
+    """
+
+    def __init__(self, path: str, number: int, mirror: Mirror) -> None:
+        self.path, self._stream = _opened(path, number)
+        self._recorder = Recorder(self._stream, time.monotonic_ns, mirror.name_of)
+        self._recorder.begin(mirror.ledger)
+
+    def flush(self) -> None:
+        """Flush to the file. A write error is reported when the recording is closed."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def close(self, *, whole: bool) -> None:
+        """End the recording. The mark of a complete run is written only if it is complete (*whole*)."""
+        try:
+            if whole:
+                self._recorder.end()
+            self._stream.close()
+        except OSError as error:
+            LOGGER.error("blocklife watch: the recording %s could not be written to its end (%s)", self.path, error)
+
+
+def _opened(path: str, number: int) -> tuple[str, TextIO]:
+    """Open the file of a recording. Raises `MisuseError`, with path and remedy, if it cannot be opened."""
+    why = ""
+    for at in range(number, number + _FILES_MAX):
+        name = f"{path}.{at + 1}" if at else path
+        why = unusable(name)
+        try:
+            if not why:
+                stream = open_file(name)
+                if at > number:
+                    LOGGER.warning("blocklife watch: the recording goes to %s, since another one is written to %s", name, path)
+                return name, stream
+        except BusyError:
+            why = f"{_FILES_MAX} recordings are being written there (name another file)"
+            continue
+        except OSError as error:
+            why = f"it cannot be written: {error.strerror or error} (name a file that can be)"
+        except ValueError as error:
+            why = f"it cannot be written: {error} (name a file that can be)"
+        break
+    raise MisuseError(f"record (BLOCKLIFE_WATCH_RECORD)={path}: {why}")

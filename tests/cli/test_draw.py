@@ -18,15 +18,15 @@ import pytest
 
 from blocklife.cli import main
 from blocklife.cli._draw import FORMATS
+from blocklife.cli._lifecycles import OURS
 from blocklife.cli._spec import parts
-from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing import _spec as spec
 from blocklife.extras import to_install
 from blocklife.states import MACHINES
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
-MACHINE_NAMES = ", ".join([*MACHINES, *REQUEST_MACHINES, "all"])
+MACHINE_NAMES = ", ".join([*OURS, "all"])
 COMMAND = [sys.executable, "-m", "blocklife", "draw"]
 
 Capture = pytest.CaptureFixture[str]

@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from attrs import evolve
 
 from blocklife.engines.vllm.connector._metrics import METRICS, MetricKind
-from blocklife.watch._violations import RULES
+from blocklife.watch import RULES
 from tests.model.connectors import Copies
 from tests.model.server import Server, answered, client, gathered, metrics, serving, streamed
 from tests.model.test_tokens import DEVICE, SEED, reference, waves

@@ -28,6 +28,7 @@ TRUNK = (
     "states",
     "scheduler_states",
     "connector_states",
+    "watch_states",
     "core",
     "ledger",
     "files",
@@ -57,7 +58,7 @@ ONLY_IN = {
 }
 """Packages of others, and the only files that may name them."""
 
-PURE = ("errors", "lifecycle", "states", "scheduler_states", "connector_states", "core", "ledger", "offload")
+PURE = ("errors", "lifecycle", "states", "scheduler_states", "connector_states", "watch_states", "core", "ledger", "offload")
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "uuid", "threading", "multiprocessing", "concurrent", "asyncio", "queue"}
     | {"os", "io", "pathlib", "tempfile", "shutil", "socket", "subprocess", "signal", "logging"}

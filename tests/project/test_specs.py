@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from blocklife.cli._lifecycles import OURS
 from blocklife.cli._spec import parts
-from blocklife.connector_states import REQUEST_MACHINES
 from blocklife.drawing import _spec as spec
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Ledger, Limits
@@ -25,7 +25,7 @@ PAGES = sorted(SPECS.rglob("*.md"))
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
-STATES = {state.name for table in (*MACHINES.values(), *REQUEST_MACHINES.values()) for state in table.states}
+STATES = {state.name for table in OURS.values() for state in table.states}
 EVENTS = {f"{machine}.{event}" for machine, table in MACHINES.items() for event in table.events}
 ROWS = {machine: {str(row) for row in table.rows} for machine, table in MACHINES.items()}
 

@@ -11,7 +11,7 @@ import pytest
 
 from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig, keys
 from blocklife.offload import Mode as StoreMode
-from blocklife.watch._options import Options, WatchMode
+from blocklife.watch import Options, WatchMode
 
 PAGE = (Path(__file__).parents[2] / "examples" / "vllm_offload.md").read_text(encoding="utf-8")
 CONNECTOR = (Path(__file__).parents[2] / "specs" / "vllm-connector.md").read_text(encoding="utf-8")

@@ -18,12 +18,9 @@ from blocklife.engines.sglang import watch
 from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchError, WatchMode, _reading, watch_of
 from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.engines.sglang.watch._copies import CopyEars
-from blocklife.engines.sglang.watch._core import CoreEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
-from blocklife.engines.sglang.watch._state_steps import StateStepEars
-from blocklife.engines.sglang.watch._steps import StepEars
-from blocklife.engines.sglang.watch._tree import TreeEars
-from blocklife.engines.sglang.watch._waits import LayerWaits
+from blocklife.engines.sglang.watch._steps import LayerWaits, StepEars
+from blocklife.engines.sglang.watch._tree import CoreEars, TreeEars
 from blocklife.watch._contents import STILL
 from tests.behind.worlds import known
 from tests.sglang import found as findings
@@ -195,7 +192,7 @@ def test_older_release_runs_with_storage() -> None:
 
 EARS = [
     (room, name)
-    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars, StateStepEars, LayerWaits)
+    for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars, LayerWaits)
     for name in vars(room)
     if name.startswith("_")
     and vars(room)[name].__class__.__name__ == "function"
@@ -212,7 +209,7 @@ def test_broken_ear_never_reaches_sglang(room: type, name: str, monkeypatch: pyt
         raise RuntimeError("an ear is broken")
 
     monkeypatch.setattr(room, name, broken)
-    world = "states" if room is StateStepEars or name == "_inserted" else "ranks"
+    world = "states" if name in ("_inserted", "_clears", "_copies_states") else "ranks"
     found = run(world, 0, mode=WatchMode.LOG, steps=25)
 
     assert found.verdict == judge(world, WORLDS[world], 0, 25)

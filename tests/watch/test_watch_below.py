@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from blocklife.watch._below import HISTORY, NUM_AGAIN, NUM_ENDED, Below, TierJob
-from blocklife.watch._violations import RULES
+from blocklife.watch import RULES, TierBook, TierJob
+from blocklife.watch._below import HISTORY, NUM_AGAIN, NUM_ENDED
 
 A, B, C = b"a\0\0\0\0", b"b\0\0\0\0", b"c\0\0\0\0"
 SLOTS = 4
 
 
-class Told(Below):
+class Told(TierBook):
     """A book that keeps what it tells, with the facts of a whole life in one call each."""
 
     def __init__(self, *, sees_all: bool = True) -> None:

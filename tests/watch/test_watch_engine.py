@@ -12,7 +12,7 @@ import pytest
 
 from blocklife.engines.vllm.watch import Options, Watch, WatchError, WatchMode, attach
 from blocklife.engines.vllm.watch._engine import NUM_STILL
-from blocklife.watch._holders import CONNECTOR
+from blocklife.watch import CONNECTOR
 from tests.watch.watch_fakes import (
     FakeMeta,
     FakeOffloading,

@@ -16,12 +16,10 @@ from blocklife.ledger import Ledger
 from blocklife.ledger.invariants import check
 from blocklife.recording import Recorder
 from blocklife.recording._checking import check_recording
-from blocklife.watch._holders import CONNECTOR
-from blocklife.watch._host import NUM_SPARE, Content, CopyPiece, Host
-from blocklife.watch._jobs import NUM_ENDED, EngineCopy
-from blocklife.watch._lives import SEALED, SHORT
-from blocklife.watch._mirror import Mirror
-from blocklife.watch._violations import RULES, WatchViolation
+from blocklife.watch import CONNECTOR, RULES, CopyPiece, EngineCopy, Mirror, WatchViolation
+from blocklife.watch._holders import SEALED
+from blocklife.watch._jobs import NUM_ENDED, Content, Host
+from blocklife.watch._ledger import NUM_SPARE, SHORT
 
 IS_TOLD = [True]
 """Whether the mirrors have ledgers, which hear of jobs."""

@@ -12,7 +12,7 @@ import pytest
 from attrs import define, field
 
 from blocklife.engines.vllm.watch import Options, Watch, WatchError, WatchMode, attach
-from blocklife.engines.vllm.watch import _hashes as hashes
+from blocklife.engines.vllm.watch import _names as hashes
 from tests.watch.watch_fakes import FakeMeta, FakeOffloading, FakePool, FakeRequest, FakeScheduler, FakeSimple, load
 
 COUNT = Options(mode=WatchMode.COUNT)

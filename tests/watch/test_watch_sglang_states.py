@@ -15,7 +15,7 @@ import pytest
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchError, WatchMode, attach
 from blocklife.engines.sglang.watch._memory import MemoryEars
-from blocklife.engines.sglang.watch._state_steps import StateStepEars
+from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._tree import TreeEars
 from tests.watch.sglang_fakes import slots_of
 from tests.watch.sglang_state_fakes import NUM_STATES, FakeStateEngine, Kind
@@ -491,7 +491,7 @@ def test_strict_watch_raises_at_the_fault() -> None:
 
 EARS = [
     (room, name)
-    for room in (MemoryEars, StateStepEars, TreeEars)
+    for room in (MemoryEars, StepEars, TreeEars)
     for name, method in vars(room).items()
     if inspect.isfunction(method)
     and list(inspect.signature(method).parameters)[-2:] == ["args", "kwargs"]

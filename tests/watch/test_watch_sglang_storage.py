@@ -15,9 +15,9 @@ import pytest
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach, detach
 from blocklife.engines.sglang.watch._storage import NUM_ASKED, StorageEars
+from blocklife.watch import HeldContent, Text
 from blocklife.watch._contents import STILL
-from blocklife.watch._slots import SlotContents
-from blocklife.watch._texts import UNSEEN, HeldContent, Text
+from blocklife.watch._texts import UNSEEN, SlotContents
 from tests.watch.sglang_fakes import FakeController, FakeCore, FakeEngine, slots_of
 
 TEXT = [*range(100, 116)]

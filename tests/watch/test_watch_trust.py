@@ -13,7 +13,7 @@ import pytest
 from attrs import define, frozen
 
 from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach, detach
-from blocklife.engines.vllm.watch._calls import ending_of
+from blocklife.engines.vllm.watch._reading import ending_of
 from tests.watch.watch_fakes import (
     FakeBlock,
     FakeMeta,

@@ -25,8 +25,9 @@ from blocklife.cli import main
 from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach, watch_of
 from blocklife.engines.vllm.watch import _plugin as plugin
 from blocklife.errors import MESSAGE_MAX, BlocklifeError, InvariantError, MisuseError
+from blocklife.watch import RULES, WatchViolation
 from blocklife.watch._metrics import COUNTED, FOLDER, Collector, InFolder, Metrics, OfLibrary, _in_folder, prefix_of
-from blocklife.watch._violations import NUM_KEPT, NUM_LOGGED, RULES, WHILE_S, ViolationReporter, WatchViolation
+from blocklife.watch._violations import NUM_KEPT, NUM_LOGGED, WHILE_S, ViolationReporter
 from tests.disks import small_disk
 from tests.interrupts import interruptible
 from tests.watch.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store

@@ -7,8 +7,7 @@ the watch by itself, through its plug-in entry point. `specs/sglang-watch.md` de
 from __future__ import annotations
 
 from blocklife.engines.sglang.watch._watching import watch_scheduler
-from blocklife.watch import LOGGER, RULES, Options, Watch, WatchError, WatchMode, WatchViolation
-from blocklife.watch._attached import attached, attached_to, detach
+from blocklife.watch import LOGGER, RULES, Options, Watch, WatchError, WatchMode, WatchViolation, attached, attached_to, detach
 
 __all__ = [
     "LOGGER",

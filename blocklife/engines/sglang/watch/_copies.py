@@ -10,83 +10,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-from attrs import define, frozen
+from attrs import define
 
-from blocklife.engines.sglang.watch._ears import Ears, TakesBack
+from blocklife.engines.sglang.watch._ears import Ears, TakesBack, numbers
+from blocklife.engines.sglang.watch._memory import FollowedMemory, Pairs
 from blocklife.engines.sglang.watch._parts import CacheParts
-from blocklife.engines.sglang.watch._reading import numbers
-from blocklife.watch._calls import given
-from blocklife.watch._contents import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook
-from blocklife.watch._pages import PageBook
+from blocklife.watch import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook, given
 
-Pairs = set[tuple[int, int]]
-"""Slots of the device and of the host, each with the one that its content goes to or comes from."""
-
-
-@frozen(eq=False)
-class CopiedMemory:
-    """A memory of the device whose copies are followed, with the host memory behind it."""
-
-    book: ContentBook
-    host: object
-    """Its host pool."""
-    page: int
-    pool: str = ""
-    """How SGLang calls it beside the pages, which have no name in an operation."""
-    has_pages: bool = True
-    """Whether the numbers of its slots are those of whole pages in their order; in sharded memory they are not."""
-
-    def said_of(self, operation: object) -> Sequence[object]:
-        """What says which places an operation copies of this memory."""
-        if not self.pool:
-            return [operation]
-        named: Sequence[object] = getattr(operation, "pool_transfers", None) or ()
-        return [each for each in named if getattr(getattr(each, "name", None), "name", "") == self.pool]
-
-    def queued(self, device: Sequence[int], host: Sequence[int], *, is_store: bool, is_reload: bool) -> int:
-        """A copy between these slots of tokens is queued; *is_reload*: the cache has its blocks again. Returns its number."""
-        size, book = self.page, self.book
-        blocks, slots = ([token // size for token in tokens[::size]] for tokens in (device, host))
-        number = book.queued(blocks, slots, is_store=is_store)
-        if is_reload:
-            book.reloaded(blocks)
-        if self.has_pages:
-            self.fit(f"job {number} is", device, host)
-            for where, tokens in (("device", device), ("host", host)):
-                if (at := _astray(tokens, size)) is not None:
-                    what = f"job {number} has {book.unit[:-1]} {tokens[at]} of the {where} at {at} of {len(tokens)}"
-                    book.torn(f"{what}: it does not copy whole pages, one behind the other", number, is_store=is_store)
-        return number
-
-    def fit(self, what: str, device: Sequence[int], host: Sequence[int]) -> None:
-        """Each of these has its counterpart."""
-        if len(device) != len(host):
-            self.book.misfits(f"{what} of {len(device)} {self.book.unit} of the device and {len(host)} of the host")
-
-    def whole(self, pairs: Pairs) -> Pairs:
-        """The blocks and slots of which every token goes to its own place."""
-        size = self.page
-        if size == 1:
-            return pairs
-        counts: dict[tuple[int, int], int] = {}
-        for token, other in pairs:
-            if token % size == other % size:
-                pair = token // size, other // size
-                counts[pair] = counts.get(pair, 0) + 1
-        return {pair for pair, count in counts.items() if count == size}
-
-
-def _astray(tokens: Sequence[int], size: int) -> int | None:
-    """The first of these slots of tokens that is not where it belongs in a row of whole pages."""
-    if size == 1:
-        return None
-    for at, token in enumerate(tokens):
-        if token != tokens[at - at % size] + at % size or (token - at) % size:
-            return at
-    return len(tokens) - 1 if len(tokens) % size else None
-
-
-Job = tuple[CopiedMemory, int]
+Job = tuple[FollowedMemory, int]
 """The memory, and the number in its book."""
 
 
@@ -105,24 +36,22 @@ class Acknowledged:
 class CopyEars:
     """Ears on one controller, and on the checks of its acknowledgements."""
 
-    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook, states: CopiedMemory | None = None) -> None:
-        """*states*: that memory beside the pages, where there is one."""
+    def __init__(self, ears: Ears, parts: CacheParts) -> None:
         self._reading = ears.reading
         self._controller = parts.controller
-        pages = CopiedMemory(book, parts.host, parts.page, has_pages=parts.is_copied_page_by_page)
-        self._memories = [pages, *([] if states is None else [states])]
+        self._memories = parts.memories
         self._queued: dict[int, tuple[object, list[Job]]] = {}
         """The operations in a queue, by identity, and their jobs."""
         self._writes: list[Acknowledged] = []
         self._loads: list[Acknowledged] = []
         self._due: list[list[Job]] = []
-        self._moved: dict[CopiedMemory, Pairs] | None = None
+        self._moved: dict[FollowedMemory, Pairs] | None = None
         """What the launch under way copies of each memory; None where the release does not show it."""
-        self._layers: dict[tuple[CopiedMemory, object], Pairs] = {}
+        self._layers: dict[tuple[FollowedMemory, object], Pairs] = {}
         """The same of each layer, as far as a host pool was told; one launch may copy a layer in several parts."""
         self._parsed: dict[tuple[int, int], tuple[object, object, Pairs]] = {}
         """What was read of the tensors of a launch, which are the same for each layer."""
-        self._translated: set[CopiedMemory] = set()
+        self._translated: set[FollowedMemory] = set()
         """Those whose host pool is told other numbers than the launch, as in the unified pools: they are not compared."""
         self._has_ranks = parts.num_ranks > 1
         self._steps_stream = parts.steps_stream
@@ -131,7 +60,7 @@ class CopyEars:
         ears.hear(controller, "load", after=self._look_at_loads)
         ears.hear(controller, "start_writing", before=self._writing, after=self._written)
         ears.hear(controller, "start_loading", before=self._loading, after=self._loaded)
-        transfers = getattr(controller, "l2_transfer_engine", None) if parts.is_copied_page_by_page else None
+        transfers = getattr(controller, "l2_transfer_engine", None) if parts.pages.has_pages else None
         for name in ("submit_device_to_host", "submit_host_to_device"):
             ears.hear(transfers, name, before=self._moves, tells="what a launch copies")
         for memory in self._memories if transfers is not None else ():
@@ -160,7 +89,7 @@ class CopyEars:
         return jobs
 
     def _take(self, operation: object, jobs: list[Job], *, is_store: bool) -> None:
-        def told(memory: CopiedMemory, is_reload: bool, device: list[int], host: list[int]) -> None:
+        def told(memory: FollowedMemory, is_reload: bool, device: list[int], host: list[int]) -> None:
             jobs.append((memory, memory.queued(device, host, is_store=is_store, is_reload=is_reload)))
 
         for memory in self._memories:
@@ -172,10 +101,10 @@ class CopyEars:
 
     def _moves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """What the device is told to copy, of the memory that is followed."""
-        moved: dict[CopiedMemory, Pairs] = {memory: set() for memory in self._memories}
+        moved: dict[FollowedMemory, Pairs] = {memory: set() for memory in self._memories}
         self._moved, self._layers, self._parsed = moved, {}, {}
 
-        def told(memory: CopiedMemory, device: list[int], host: list[int]) -> None:
+        def told(memory: FollowedMemory, device: list[int], host: list[int]) -> None:
             moved[memory].update(zip(device, host, strict=False))
             memory.fit("a launch is", device, host)
 
@@ -185,12 +114,12 @@ class CopyEars:
                 if getattr(transfer, "host_pool", None) is memory.host and not getattr(transfer, "is_draft", False):
                     self._reading.later(functools.partial(told, memory), transfer.device_indices, transfer.host_indices)
 
-    def _prepared(self, memory: CopiedMemory, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _prepared(self, memory: FollowedMemory, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         host, device = given(args, kwargs, "host_indices", "device_indices")
         if not (isinstance(result, tuple) and result[0] is host and result[1] is device):
             self._translated.add(memory)
 
-    def _copies(self, memory: CopiedMemory, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _copies(self, memory: FollowedMemory, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """What a host pool is told to copy, layer by layer. Indices on the device are not read: that would wait for it."""
         pool, host, device, layer = given(args, kwargs, "device_pool", "host_indices", "device_indices", "layer_id")
         is_other = memory in self._translated or getattr(pool, "host_transfer_translate", None) is not None
@@ -277,7 +206,7 @@ class CopyEars:
         self._queued, self._writes, self._loads = {}, [], []
 
 
-def _moved_in_all(memory: CopiedMemory, moved: Pairs, layers: Mapping[tuple[CopiedMemory, object], Pairs]) -> Pairs:
+def _moved_in_all(memory: FollowedMemory, moved: Pairs, layers: Mapping[tuple[FollowedMemory, object], Pairs]) -> Pairs:
     """The blocks and slots that are copied whole: by the launch, and in each layer of it that was told."""
     told = [memory.whole(pairs) for (of, _), pairs in layers.items() if of is memory]
     return functools.reduce(set.intersection, told, memory.whole(moved))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from attrs import frozen
 
-from blocklife.engines.sglang.watch._reading import numbers, pages
+from blocklife.engines.sglang.watch._memory import FollowedMemory
 from blocklife.errors import MisuseError
 
-
-def size_of(thing: object, name: str) -> int | None:
-    """The number that this method of a thing returns; None if it has no such method, or another answer."""
-    method = getattr(thing, name, None)
-    found = method() if callable(method) else None
-    return found if isinstance(found, int) else None
+POOL = "MAMBA"
+"""How SGLang calls this memory, in its tree and in its host pools."""
+CHUNK = 64
+"""Tokens that a model's layers compute at once where it does not say how many."""
 
 
 def seed_of(owner: object) -> tuple[object, ...] | None:
@@ -31,18 +29,13 @@ class CacheParts:
     scheduler: object | None
     tree: object
     controller: object
-    allocator: object
-    """That of the layers with full attention, if there are others."""
-    host: object
-    """The host pool of the keys and values."""
     rows: object
     """Which slots of device memory a request has."""
-    page: int
-    num_pages: int
-    """Pages of device memory, without the dummy page 0."""
-    num_host_pages: int
-    is_mixed: bool
-    """Whether there are layers of other kinds, so that the tree's count of pages is not that of full attention alone."""
+    pages: FollowedMemory
+    """The keys and values of the layers with full attention, of which the dummy page is 0."""
+    states: StateParts | None
+    """The states, for models whose layers keep some; None where they are not followed."""
+    why_no_states: str
 
     @classmethod
     def of(cls, watched: object) -> CacheParts:
@@ -58,41 +51,22 @@ class CacheParts:
                 f"a {type(tree).__name__} without host memory has nothing to watch (start SGLang with"
                 " --enable-hierarchical-cache)"
             )
-        allocator = getattr(tree, "token_to_kv_pool_allocator", None)
-        full = getattr(allocator, "full_attn_allocator", allocator)
-        host = getattr(controller, "mem_pool_host", None)
-        anchor = getattr(getattr(host, "anchor_entry", None), "host_pool", host)
-        page, size, host_size = (getattr(tree, "page_size", 0), getattr(full, "size", 0), getattr(anchor, "size", 0))
-        if not (page and size and host_size):
-            raise MisuseError(f"a {type(tree).__name__} with a {type(full).__name__} has nothing that the watch knows")
-        return cls(
-            scheduler,
-            tree,
-            controller,
-            full,
-            anchor,
-            getattr(tree, "req_to_token_pool", None),
-            page,
-            size // page,
-            host_size // page,
-            full is not allocator or getattr(scheduler, "is_hybrid_ssm", False) is True,
-        )
+        rows = getattr(tree, "req_to_token_pool", None)
+        pages = _pages_of(scheduler, tree, controller)
+        states = StateParts.of(scheduler, tree, controller, rows)
+        found = None if isinstance(states, str) else states
+        return cls(scheduler, tree, controller, rows, pages, found, states if isinstance(states, str) else "")
+
+    @property
+    def memories(self) -> list[FollowedMemory]:
+        """The memories of the device that are followed."""
+        return [self.pages] if self.states is None else [self.pages, self.states.memory]
 
     @property
     def num_ranks(self) -> int:
         """Ranks that must agree on what has landed."""
         counts = [getattr(self.tree, name, 1) for name in ("tp_world_size", "pp_size")]
         return max(count if isinstance(count, int) else 1 for count in counts)
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether device memory is handed out already."""
-        return bool(self.taken()[0])
-
-    @property
-    def is_copied_page_by_page(self) -> bool:
-        """Whether what is queued is what the device is told to copy; sharded memory has numbers of its own there."""
-        return not getattr(self.controller, "is_kv_sharded", False) and getattr(self.host, "dcp_size", 1) == 1
 
     @property
     def pool(self) -> object:
@@ -124,30 +98,6 @@ class CacheParts:
         """What is watched, in words."""
         return f"the {type(self.tree).__name__} of SGLang"
 
-    def taken(self) -> tuple[list[int], list[int]]:
-        """The pages of the device and of the host that are handed out now."""
-        free = set(_all(self.allocator, "free_pages", "release_pages", "staged_pages"))
-        host_free = set(pages(_all(self.host, "free_slots", "release_slots"), self.page))
-        return (
-            [page for page in range(1, self.num_pages + 1) if page not in free],
-            [page for page in range(self.num_host_pages) if page not in host_free],
-        )
-
-    def kept(self) -> int | None:
-        """Tokens of device memory that the tree has; None where that cannot be compared with the pages handed out."""
-        if self.is_mixed:
-            return None
-        sizes = [size_of(self.tree, name) for name in ("evictable_size", "protected_size")]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
-
-    def free(self) -> int | None:
-        """Tokens of device memory that can be handed out, by the allocator's own count; None where it counts otherwise."""
-        return size_of(self.allocator, "available_size") if self.is_copied_page_by_page else None
-
-    def locked(self) -> int:
-        """Tokens of device memory that the tree could not evict now."""
-        return size_of(self.tree, "protected_size") or 0
-
     def is_at_rest(self) -> bool:
         """Whether the scheduler has no request at all."""
         scheduler = self.scheduler
@@ -156,8 +106,93 @@ class CacheParts:
         return rests and getattr(scheduler, "chunked_req", None) is None and not getattr(scheduler, "last_batch", None)
 
 
-def _all(thing: object, *names: str) -> Iterable[int]:
-    for name in names:
-        found = getattr(thing, name, None)
-        for each in found if isinstance(found, list) else [found]:
-            yield from numbers(each)
+def _pages_of(scheduler: object, tree: object, controller: object) -> FollowedMemory:
+    """The memory of the pages. Raises MisuseError for one that the watch does not know."""
+    allocator = getattr(tree, "token_to_kv_pool_allocator", None)
+    full = getattr(allocator, "full_attn_allocator", allocator)  # that of full attention, if there are other layers
+    host = getattr(controller, "mem_pool_host", None)
+    anchor = getattr(getattr(host, "anchor_entry", None), "host_pool", host)
+    page, size, host_size = (getattr(tree, "page_size", 0), getattr(full, "size", 0), getattr(anchor, "size", 0))
+    if not (page and size and host_size):
+        raise MisuseError(f"a {type(tree).__name__} with a {type(full).__name__} has nothing that the watch knows")
+    components = getattr(tree, "components", None)
+    return FollowedMemory(
+        tree=tree,
+        allocator=full,
+        host=anchor,
+        size=size // page,
+        num_host=host_size // page,
+        page=page,
+        # Sharded memory has numbers of its own.
+        has_pages=not getattr(controller, "is_kv_sharded", False) and getattr(anchor, "dcp_size", 1) == 1,
+        is_counted=full is allocator and getattr(scheduler, "is_hybrid_ssm", False) is not True,
+        free_lists=("free_pages", "release_pages", "staged_pages"),
+        sets_aside="free_group_end",
+        also_frees=[(each, "_free_full") for each in (components.values() if isinstance(components, dict) else ())],
+    )
+
+
+@frozen(eq=False)
+class StateParts:
+    """The memory of states behind one scheduler: a state has one slot, on the device and on the host; the dummy state is 0."""
+
+    memory: FollowedMemory
+    pool: object
+    """Where the states are, with the copies from slot to slot."""
+    layers: frozenset[int]
+    """The layers with states, as a load counts them."""
+    chunk: int
+    """Tokens that the layers compute at once."""
+    grid: int
+    """Behind each multiple of so many, a prompt can leave a state."""
+
+    @classmethod
+    def of(cls, scheduler: object, tree: object, controller: object, rows: object) -> StateParts | str:
+        """The memory of states of a scheduler with these parts, or why there is none that can be followed.
+
+        It cannot be followed where a slot has one number in the engine's tables and another one in its memory, where what is
+        cached is converted to 8 bits, where a part of a state is in a ring beside it, and where steps guess tokens ahead.
+        """
+        allocator, pool = (getattr(rows, name, None) for name in ("mamba_allocator", "mamba_pool"))
+        entry = _entry(getattr(controller, "mem_pool_host", None))
+        host = getattr(entry, "host_pool", None)
+        size, num_host = getattr(allocator, "size", 0), getattr(host, "size", 0)
+        if not (size and num_host):
+            return "which have no host memory"
+        for thing, name, why in (
+            (rows, "mamba_v2p_table", "in unified pools, which number their memory otherwise"),
+            (rows, "mamba_ckpt_pool", "cached in 8 bits"),
+            (pool, "replayssm_write_pos", "partly in a ring beside them (ReplaySSM)"),
+        ):
+            if getattr(thing, name, None) is not None:
+                return why
+        guesses = getattr(getattr(scheduler, "spec_algorithm", None), "is_none", None)
+        if guesses is not None and not guesses():
+            return "with speculative decoding"
+        first: int = getattr(rows, "start_layer", 0)
+        layers: Mapping[int, int] = getattr(rows, "mamba_map", {})
+        config = getattr(getattr(scheduler, "model_config", None), "hf_text_config", None)
+        chunk: int = getattr(config, "mamba_chunk_size", None) or CHUNK
+        memory = FollowedMemory(
+            tree=tree,
+            allocator=allocator,
+            host=host,
+            size=size,
+            num_host=num_host,
+            pool=POOL,
+            counts="mamba_",
+            sets_aside="alloc_group_end",
+            # The controller has the allocator's methods from before the watch came.
+            also_hands_out=[(entry, "device_alloc_fn")],
+            also_frees=[(entry, "device_free_fn")],
+        )
+        page: int = getattr(tree, "page_size", 0)
+        return cls(memory, pool, frozenset(layer - first for layer in layers), chunk, max(chunk, page))
+
+
+def _entry(host: object) -> object:
+    """What a group of host pools has of this memory."""
+    for entry in getattr(host, "entries", ()):
+        if getattr(getattr(entry, "name", None), "name", "") == POOL:
+            return entry
+    return None

@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 
 from blocklife.engines.sglang import _versions as versions
-from blocklife.engines.sglang.watch import LOGGER, Options, attach
-from blocklife.errors import MisuseError
-from blocklife.watch._metrics import of_process
-from blocklife.watch._options import WatchMode
-from blocklife.watch._said import beside_engine, said_of
+from blocklife.engines.sglang.watch import attach
+from blocklife.watch import LOGGER, Options, asked_for, beside_engine, said_of
 
 MADE = "sglang.srt.managers.scheduler.Scheduler.__init__"
 """The only thing of SGLang's classes that is hooked; all else is heard of the scheduler that was made."""
@@ -27,15 +24,10 @@ def install() -> None:
 
 
 def _install() -> None:
-    options = Options.from_environment()
+    known = f"{versions.OLDEST_WATCHED} to {versions.NEWEST_WATCHED}"
+    options = asked_for(versions.ENGINE, "SGLang", versions.is_watched, known)
     if options is None:
         return
-    release = getattr(importlib.import_module("sglang"), "__version__", None) or "of an unknown release"
-    if not versions.is_watched(release):
-        known = f"{versions.OLDEST_WATCHED} to {versions.NEWEST_WATCHED} (install one of these, or a blocklife for yours)"
-        raise MisuseError(f"this is SGLang {release}, and the watch knows SGLang {known}")
-    if options.mode is WatchMode.COUNT:
-        of_process(versions.ENGINE)  # done here, so that child processes count in the same place
     hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
 
     def made(result: object, scheduler: object, *args: object, **kwargs: object) -> None:

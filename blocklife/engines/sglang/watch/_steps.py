@@ -1,25 +1,31 @@
-"""Ears on SGLang's scheduler: which requests each step computes, and from which pages it reads.
+"""Ears on SGLang's scheduler: which requests each step computes, from which pages it reads, and what it does with states.
 
-A request's row of the table says which slots it has; its tokens say what should be in them. The step is launched right after
+A request's row of the tables says which slots it has; its tokens say what should be in them. The step is launched right after
 the scheduler has made its batch, and the engine has its result when it processes it.
+
+*States.* A step is planned first; then slots of states are cleared or filled from cached states, on the way into the forward
+pass. So what was planned of states counts as launched only when the engine is past that: when it processes a result, or plans
+anew.
+
+*Waits.* A load is launched layer by layer, and each layer has an event of its own: SGLang's pool waits for it when a layer asks
+for its buffers. What is heard are the events themselves, for a layer may ask its counter for another layer, or that for another
+load.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from attrs import frozen
+
 from blocklife.engines.sglang.watch._copies import CopyEars
-from blocklife.engines.sglang.watch._core import CoreEars
-from blocklife.engines.sglang.watch._ears import Ears
-from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
-from blocklife.engines.sglang.watch._reading import numbers
+from blocklife.engines.sglang.watch._ears import Ears, numbers
+from blocklife.engines.sglang.watch._parts import CacheParts, StateParts, seed_of
 from blocklife.engines.sglang.watch._storage import StorageEars
-from blocklife.engines.sglang.watch._waits import LayerWaits
-from blocklife.watch._calls import given
-from blocklife.watch._pages import PageBook, PageTurn
-from blocklife.watch._texts import Text
+from blocklife.engines.sglang.watch._tree import CoreEars
+from blocklife.watch import KeptState, PageBook, PageTurn, StateBook, StateTurn, Text, given
 
 NUM_TEXTS = 1024
 """How many texts are kept; one that is dropped, though its request goes on, is read anew."""
@@ -55,37 +61,107 @@ def _row_of(request: object) -> int | None:
     return found if isinstance(found, int) else None
 
 
+class LayerWaits:
+    """What the forward pass of the planned step has waited for."""
+
+    def __init__(self, ears: Ears, parts: CacheParts) -> None:
+        self.is_launching = False
+        """Whether that pass has begun."""
+        self.consumes = -1
+        """The load that it was told to wait for, by its place in the counter of layers; -1 for none."""
+        self.unready: Callable[[int], None] = lambda layer: None
+        """Called with the first layer that reads its pages and has not waited for its part of what the step waits for."""
+        self._expects = -1
+        """The load that the step must wait for, until that is known to be so or not."""
+        self._waited: list[tuple[int, int]] = []
+        """The loads and layers that were waited for in this pass, in their order."""
+        self._has_waited = False
+        self._first_layer = parts.first_layer
+        counter = getattr(parts.controller, "layer_done_counter", None)
+        ears.hear(counter, "set_consumer", after=self._begins)
+        for load, event in enumerate(getattr(counter, "events", None) or (None,)):
+            ears.hear(event, "wait", after=functools.partial(self._waits, load), tells="waits of layers for their loads")
+        for name in ("get_key_buffer", "get_value_buffer"):
+            is_due = lambda: self.is_launching and self._expects >= 0  # noqa: E731
+            ears.hear(parts.pool, name, after=self._reads, while_=is_due, tells="reads of layers")
+
+    def planned(self, load: int) -> None:
+        """A step was planned that must wait for this load; -1 for none."""
+        self.is_launching, self._expects, self._has_waited, self._waited = False, load, False, []
+
+    def launched(self) -> int:
+        """The planned step is past its launch. Returns the load that it should have waited for, and has not; -1 for none."""
+        load, self._expects = self._expects, -1
+        return -1 if self._has_waited else load
+
+    def has_waited(self, load: int, layers: Collection[int]) -> bool:
+        """Whether the pass has waited for these layers of a load: for each by itself, or for the last of them ahead of all."""
+        waited = [layer for of, layer in self._waited if of == load >= 0]
+        return bool(waited and layers) and (waited[0] >= max(layers) or set(layers) <= set(waited))
+
+    def _begins(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        index = given(args, kwargs, "index")[0]
+        self.consumes = index if isinstance(index, int) else -1
+        self._waited = []
+        self.is_launching = True
+
+    def _waits(self, load: int, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        layer = given(args, kwargs, "layer_index")[0]
+        if isinstance(layer, int):
+            self._waited.append((load, layer))
+            self._has_waited |= load == self._expects
+
+    def _reads(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        layer = given(args, kwargs, "layer_id")[0]
+        if not isinstance(layer, int):
+            return
+        layer -= self._first_layer
+        if not any(load == self._expects and at >= layer for load, at in self._waited):
+            self.unready(layer)
+            self._expects = -1
+
+
+@frozen(eq=False)
+class PlannedStates:
+    """What a step that was planned does with states."""
+
+    turns: list[StateTurn]
+    load: int
+    """What its layers must wait for, by its place in the counter of layers; -1 for nothing."""
+    jobs: Sequence[int]
+    """The jobs of that load."""
+
+
 class StepEars:
-    """Ears on one scheduler."""
+    """Ears on one scheduler, and on its pool of states if there is one. *pages* and *states* are their books."""
 
     def __init__(
-        self,
-        ears: Ears,
-        parts: CacheParts,
-        book: PageBook,
-        copies: CopyEars,
-        core: CoreEars,
-        storage: StorageEars,
-        waits: LayerWaits,
+        self, ears: Ears, parts: CacheParts, pages: PageBook, states: StateBook | None, copies: CopyEars, core: CoreEars
     ) -> None:
         self._reading = ears.reading
         self._parts = parts
-        self._book = book
+        self._pages = pages
+        self._states = states
         self._copies = copies
-        self._core = core
-        self._storage = storage
-        self._waits = waits
+        self._waits = waits = LayerWaits(ears, parts)
+        parts.pages.host_locked, parts.pages.slots_rest = core.host_locked, StorageEars(ears, parts, pages).rests
         self._texts: dict[str, tuple[object, Text]] = {}
         self._consumes = -1
         """The load that the planned step must wait for, by its place in the counter of layers; -1 for none."""
-        self.rows: list[int] = []
+        self._rows: list[int] = []
         """The rows of the tables that the requests of the planned step have."""
+        self._planned_states: PlannedStates | None = None
+        """What the planned step does with states, until it is known to be launched."""
         waits.unready = self._unready
         scheduler = parts.scheduler
         ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, is_step=_is_step, tells="steps")
         ears.hear(scheduler, "process_batch_result", before=self._processed, after=self._ended)
+        if parts.states is not None:
+            ears.hear(parts.states.pool, "clear_slots", after=self._clears)
+            ears.hear(parts.states.pool, "copy_from", after=self._copies_states)
 
     def _plans(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._launched_states()
         self._launched()
 
     def _planned(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -93,38 +169,48 @@ class StepEars:
         turns = [] if batch is None else self._turns(batch)
         self._reading.settle()
         self._copies.look()
-        self._consumes = getattr(batch, "hicache_consumer_index", -1)
-        self._waits.planned(self._consumes)
+        load = self._consumes = getattr(batch, "hicache_consumer_index", -1)
+        self._waits.planned(load)
         if batch is not None:
-            self._book.launched(turns, self._copies.waited_for(self._consumes, self._book))
+            self._pages.launched(turns, self._copies.waited_for(load, self._pages))
+            if self._parts.states is not None and self._states is not None:
+                jobs = self._copies.waited_for(load, self._states)
+                self._planned_states = PlannedStates(self._state_turns(self._parts.states, batch), load, jobs)
         elif self._parts.is_at_rest():
             self._texts.clear()
-            parts = self._parts
-            self._book.rests(
-                locked=parts.locked,
-                kept=parts.kept,
-                free=parts.free,
-                host_locked=self._core.host_locked,
-                slots_rest=self._storage.rests,
-            )
+            for memory in self._parts.memories:
+                memory.book.rests(
+                    locked=memory.locked,
+                    kept=memory.kept,
+                    free=memory.free,
+                    host_locked=memory.host_locked,
+                    slots_rest=memory.slots_rest,
+                )
         else:
             waiting = getattr(self._parts.scheduler, "waiting_queue", ())
-            self._book.stands_still([getattr(each, "rid", "") for each in waiting])
+            self._pages.stands_still([getattr(each, "rid", "") for each in waiting])
 
     def _processed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._reading.settle()
         # With overlap a result may be processed between the plan of the next step and its launch.
-        if self._waits.is_launching or self._book.num_in_flight == 1:
+        if self._states is not None:
+            if self._waits.is_launching or not self._states.num_in_flight:
+                self._launched_states()
+            self._states.computed()
+        if self._waits.is_launching or self._pages.num_in_flight == 1:
             self._launched()
-        self._book.computed()
+        self._pages.computed()
 
     def _ended(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        for request in getattr(given(args, kwargs, "batch")[0], "reqs", ()):
-            if request.finished():
-                self._texts.pop(request.rid, None)
-                self._book.ended(request.rid)
+        over = {request.rid for request in getattr(given(args, kwargs, "batch")[0], "reqs", ()) if request.finished()}
+        for name in over:
+            self._texts.pop(name, None)
+            self._pages.ended(name)
         while len(self._texts) > NUM_TEXTS:
             self._texts.pop(next(iter(self._texts)))
+        if self._planned_states is not None:  # their slots are free: what the step does with them is of no use to anybody
+            turns = self._planned_states.turns
+            turns[:] = [turn for turn in turns if turn.request not in over]
 
     # --- the forward pass ---------------------------------------------------------------------------------------------------
 
@@ -132,15 +218,37 @@ class StepEars:
         load = self._waits.launched()
         if load >= 0:
             self._reading.settle()
-            self._book.unwaited(self._copies.waited_for(load, self._book))
+            self._pages.unwaited(self._copies.waited_for(load, self._pages))
 
     def _unready(self, layer: int) -> None:
-        self._book.unwaited(self._copies.waited_for(self._consumes, self._book), layer)
+        self._pages.unwaited(self._copies.waited_for(self._consumes, self._pages), layer)
+
+    # --- states -------------------------------------------------------------------------------------------------------------
+
+    def _launched_states(self) -> None:
+        """The engine is past the launch of what was planned, with whatever was cleared and copied on the way."""
+        step, self._planned_states = self._planned_states, None
+        if step is not None and self._states is not None:
+            self._reading.settle()
+            self._states.launched(step.turns, step.jobs if self._has_waited(step.load) else ())
+
+    def _has_waited(self, load: int) -> bool:
+        return self._parts.states is not None and self._waits.has_waited(load, self._parts.states.layers)
+
+    def _clears(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if self._states is not None:
+            self._reading.later(self._states.cleared, given(args, kwargs, "indices")[0])
+
+    def _copies_states(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if self._states is not None:
+            load = self._waits.consumes if self._has_waited(self._waits.consumes) else -1
+            tell = functools.partial(self._states.copied, waits=self._copies.waited_for(load, self._states))
+            self._reading.later(tell, *given(args, kwargs, "src_indices", "dst_indices"))
 
     # --- batches ------------------------------------------------------------------------------------------------------------
 
     def _turns(self, batch: object) -> list[PageTurn]:
-        page, table = self._parts.page, getattr(self._parts.rows, "req_to_token", None)
+        page, table = self._parts.pages.page, getattr(self._parts.rows, "req_to_token", None)
         spans = spans_of(batch)
         if table is None:
             return []
@@ -159,22 +267,39 @@ class StepEars:
             if found == rows:
                 break
             rows = found
-        self.rows = rows
+        self._rows = rows
         turns: list[PageTurn] = []
         for at, (request, start, stop) in enumerate(spans[: len(rows)]):
             blocks = [token // page for token in lists[2 * at]]
             astray = _astray(lists[2 * at + 1], start, blocks, page)
-            turns.append(PageTurn(request.rid, self.text_of(request), start, stop, blocks, astray))
+            turns.append(PageTurn(request.rid, self._text_of(request), start, stop, blocks, astray))
         return turns
 
-    def text_of(self, request: object) -> Text:
+    def _text_of(self, request: object) -> Text:
         """The text of a request; it grows as the request does."""
         name = getattr(request, "rid", "")
         owner, text = self._texts.get(name, (None, None))
         if owner is not request or text is None:
-            text = Text(self._parts.page, seed_of(request), more=functools.partial(_tokens_behind, request))
+            text = Text(self._parts.pages.page, seed_of(request), more=functools.partial(_tokens_behind, request))
             self._texts[name] = request, text
         return text
+
+    def _state_turns(self, states: StateParts, batch: object) -> list[StateTurn]:
+        table = getattr(self._parts.rows, "req_index_to_mamba_index_mapping", None)
+        if table is None:
+            return []
+        spans, is_prompt, rows = spans_of(batch), extends(batch), self._rows
+        said = getattr(batch, "mamba_prefill_track_mask_cpu" if is_prompt else "mamba_track_mask_cpu", None)
+        keeps = said if isinstance(said, list) else getattr(batch, "mamba_track_mask", None)
+        kept = [keeps, *[getattr(batch, name, None) for name in ("mamba_track_indices", "mamba_track_seqlens")]]
+        mask, targets, reached, *slots = self._reading.now(*kept, *[table[row : row + 1] for row in rows])
+        turns: list[StateTurn] = []
+        for at, ((request, start, stop), (block,)) in enumerate(zip(spans, slots, strict=False)):
+            own: list[KeptState] = []
+            if any(mask) and mask[at] and targets[at] > 0:
+                own.append(_kept(states, targets[at], start, stop, reached[at] if is_prompt else None))
+            turns.append(StateTurn(request.rid, self._text_of(request), start, stop, block, own))
+        return turns
 
 
 def _astray(slots: Sequence[int], start: int, blocks: Sequence[int], page: int) -> tuple[int, int] | None:
@@ -196,3 +321,15 @@ def _tokens_behind(request: object, count: int) -> Sequence[int]:
 
 def _is_step(planned: object) -> bool:
     return batch_of(planned) is not None
+
+
+def _kept(states: StateParts, block: int, start: int, stop: int, reached: int | None) -> KeptState:
+    """What the layers are to write for the cache, by what they are told of a prompt (*reached*), or behind an answer."""
+    if reached is None:
+        return KeptState(block, stop)
+    # As the layers do: the recent inputs behind whole multiples of the grid from the first token of the step on; the
+    # state proper behind whole chunks, but behind the last token where that ends one.
+    chunk, grid, length = states.chunk, states.grid, reached - start
+    recent = start + length // grid * grid
+    proper = stop if length % chunk == 0 else start + length // chunk * chunk
+    return KeptState(block, recent if recent == proper else None)

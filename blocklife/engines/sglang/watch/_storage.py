@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blocklife.engines.sglang.watch._ears import Ears, TakesBack
+from blocklife.engines.sglang.watch._ears import Ears, TakesBack, pages
 from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
-from blocklife.engines.sglang.watch._reading import pages
-from blocklife.watch._calls import given
-from blocklife.watch._pages import PageBook
-from blocklife.watch._texts import Text
+from blocklife.watch import PageBook, Text, given
 
 THREADS, TAKEN = "threads of storage", "what the tree takes from storage"
 NUM_ASKED = 1024
@@ -27,7 +24,7 @@ class StorageEars:
         self._reading = ears.reading
         self._book = book
         self._parts = parts
-        self._page = parts.page
+        self._page = parts.pages.page
         self._controller = parts.controller
         self._num_threads = 0
         """Threads of the storage that have pages of the host in hand."""

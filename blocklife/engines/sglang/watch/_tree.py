@@ -1,20 +1,132 @@
-"""Ears on SGLang's prefix tree: what is kept under which key, resets, and whether each check asks all ranks.
+"""Ears on SGLang's prefix tree: what is kept under which key, what is given up, locks, resets, and what all ranks are asked.
 
-Nodes are never read: the newer core does not show them, and nothing has to be known of them (see `specs/sglang-watch.md`).
+Nodes are never read: the newer core beside the tree does not show them, and nothing has to be known of them (see
+`specs/sglang-watch.md`). What is heard of the core are its answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 
 from blocklife.engines.sglang.watch._copies import CopyEars
-from blocklife.engines.sglang.watch._ears import Ears, TakesBack
+from blocklife.engines.sglang.watch._ears import Ears, TakesBack, pages
+from blocklife.engines.sglang.watch._memory import FollowedMemory
 from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
-from blocklife.watch._calls import given
-from blocklife.watch._mirror import Mirror
-from blocklife.watch._pages import PageBook
-from blocklife.watch._states import StateBook
-from blocklife.watch._texts import HeldContent, Text
+from blocklife.watch import HeldContent, Mirror, PageBook, StateBook, Text, given
+
+_GIVE_UP = (
+    "evict_device_next_node",
+    "evict_device_leaf",
+    "demote",
+    "drop_subtree_no_host",
+    "drive_host_eviction",
+    "finish_swa_state_eviction",
+    "finish_mamba_state_eviction",
+)
+"""Verbs of a core that answer with what is to be freed."""
+_FULL = "FULL"
+"""The kind of memory whose locks are counted: of layers with full attention."""
+
+
+class LockCount:
+    """Locks on one kind of memory, by the node on which each was taken. Of those from before the watch nothing is known."""
+
+    def __init__(self, *, is_late: bool) -> None:
+        self._is_late = is_late
+        """Whether there may be such locks."""
+        self._held: dict[object, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Locks that were taken since the watch began, and not released."""
+        return sum(self._held.values())
+
+    def lock(self, node: object) -> None:
+        """One is taken."""
+        self._held[node] = self._held.get(node, 0) + 1
+
+    def unlock(self, node: object) -> bool:
+        """One is released. Returns whether it can have been there: that of an earlier time is not taken for another one."""
+        left = self._held.pop(node, 0) - 1
+        if left > 0:
+            self._held[node] = left
+        return left >= 0 or self._is_late
+
+    def forget(self) -> None:
+        """There is none any more."""
+        self._held, self._is_late = {}, False
+
+
+class CoreEars:
+    """Ears on one core, where the tree has one."""
+
+    def __init__(self, ears: Ears, parts: CacheParts) -> None:
+        self._reading = ears.reading
+        self._parts = parts
+        device, host = parts.pages.taken()
+        self._locks, self._host_locks = LockCount(is_late=bool(device)), LockCount(is_late=bool(host))
+        core = getattr(parts.tree, "tree_core", None)
+        for name in _GIVE_UP:
+            ears.hear(core, name, after=self._gave_up, tells="evictions")
+        ears.hear(core, "inc_host_lock_ref", after=self._host_locked, tells="locks on the host")
+        ears.hear(core, "dec_host_lock_ref", before=self._host_unlocked)
+        ears.hear(core, "inc_lock_ref", after=self._locked, tells="locks on the device")
+        ears.hear(core, "dec_lock_ref", before=self._unlocked)
+        ears.hear(core, "reset", after=self._reset)
+
+    def host_locked(self) -> int:
+        """Locks on host memory that no load and no work of storage explains."""
+        return self._host_locks.total if self._parts.host_rests else 0
+
+    def _gave_up(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        for memory in self._parts.memories:
+            kind = memory.pool or _FULL
+            frees = [list(_tensors(getattr(result, name, None), kind)) for name in ("device_frees", "host_frees")]
+
+            def told(*lists: list[int], num: int = len(frees[0]), memory: FollowedMemory = memory) -> None:
+                parts = lists[:num], lists[num:]
+                memory.book.given_up(*[[place for each in part for place in pages(each, memory.page)] for part in parts])
+
+            if any(frees):
+                self._reading.later(told, *frees[0], *frees[1])
+
+    def _host_locked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._host_locks.lock(given(args, kwargs, "node_id")[0])
+
+    def _host_unlocked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack | None:
+        return self._unlock(self._host_locks, given(args, kwargs, "node_id")[0])
+
+    def _locked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if not _is_left_out(result):
+            self._locks.lock(given(args, kwargs, "node_id")[0])
+
+    def _unlocked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack | None:
+        node, receipt = given(args, kwargs, "node_id", "params")
+        return None if _is_left_out(receipt) else self._unlock(self._locks, node)
+
+    def _unlock(self, locks: LockCount, node: object) -> TakesBack | None:
+        if locks.unlock(node):
+            return functools.partial(locks.lock, node)
+        self._parts.pages.book.unlocked_too_often(node)
+        return None
+
+    def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._locks.forget()
+        self._host_locks.forget()
+
+
+def _is_left_out(receipt: object) -> bool:
+    """Whether a lock, or its release, is of other kinds of memory only."""
+    return any(getattr(kind, "name", "") == _FULL for kind in getattr(receipt, "skipped_lock_components", ()))
+
+
+def _tensors(frees: object, wanted: str) -> Iterable[object]:
+    """The indices of one kind of memory among what is given up."""
+    found: Iterable[tuple[object, object]] = frees.items() if isinstance(frees, Mapping) else ()
+    for kind, tensors in found:
+        if getattr(kind, "name", "") == wanted and isinstance(tensors, list):
+            yield from tensors
 
 
 class TreeEars:
@@ -36,7 +148,7 @@ class TreeEars:
         self._inserted_text: tuple[Text, int] | None = None
         """What the insertion under way has for a key, and its tokens in whole pages."""
         self._copies = copies
-        self._page = parts.page
+        self._page = parts.pages.page
         self._asked = 0
         self._asked_before = 0
         self._is_told = False

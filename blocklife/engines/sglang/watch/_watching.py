@@ -1,25 +1,32 @@
-"""Makes the watch over one SGLang scheduler: its mirror, its book of pages, and the ears."""
+"""Makes the watch over one SGLang scheduler: its mirrors, its books, the ears, and what of the engine is not followed.
+
+The line at the start, the metric and the report all have from here what is left out. It is found by asking which of the
+engine's memories and calls the ears have reached, so that nothing is listed that could be forgotten when an ear is added: a
+memory is followed if the thing that hands it out is heard, and a kind of event if one of its calls is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from blocklife.engines.sglang._versions import ENGINE
-from blocklife.engines.sglang.watch._copies import CopiedMemory, CopyEars
-from blocklife.engines.sglang.watch._core import CoreEars
+from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._ears import Ears
-from blocklife.engines.sglang.watch._left_out import left_out
 from blocklife.engines.sglang.watch._memory import MemoryEars
-from blocklife.engines.sglang.watch._parts import CacheParts
-from blocklife.engines.sglang.watch._state_parts import POOL, StateParts
-from blocklife.engines.sglang.watch._state_steps import StateStepEars
+from blocklife.engines.sglang.watch._parts import POOL, CacheParts
 from blocklife.engines.sglang.watch._steps import StepEars
-from blocklife.engines.sglang.watch._storage import StorageEars
-from blocklife.engines.sglang.watch._tree import TreeEars
-from blocklife.engines.sglang.watch._waits import LayerWaits
+from blocklife.engines.sglang.watch._tree import CoreEars, TreeEars
 from blocklife.errors import MisuseError
-from blocklife.watch._options import Options
-from blocklife.watch._pages import PageBook
-from blocklife.watch._states import StateBook
-from blocklife.watch._watch import Watch
+from blocklife.watch import Options, PageBook, StateBook, Watch
+
+MEANT = {
+    "SWA": "layers with sliding windows",
+    POOL: "states",
+    "MAMBA_CKPT": "checkpoints of states in 8 bits",
+    "INDEXER": "indices of sparse attention",
+    "DRAFT": "layers of a drafter",
+}
+"""What SGLang means by the names of some memories."""
 
 
 def watch_scheduler(watched: object, options: Options) -> Watch:
@@ -37,38 +44,66 @@ def watch_scheduler(watched: object, options: Options) -> Watch:
 
 
 def _follow(watch: Watch, parts: CacheParts) -> None:
-    mirror = watch.add_mirror(parts.num_pages + 1, num_slots=parts.num_host_pages)
     sees_steps, has_storage = parts.scheduler is not None, bool(getattr(parts.tree, "enable_storage", False))
-    book = PageBook(mirror, parts.page, parts.num_host_pages, sees_steps=sees_steps)
-    book.unseen_slots = has_storage
-    found, states, copied = StateParts.of(parts), None, None
-    state_parts = None if isinstance(found, str) else found
-    if state_parts is not None:
-        beside = watch.add_mirror(state_parts.size + 1, num_slots=state_parts.num_host)
-        states = StateBook(beside, state_parts.num_host, sees_steps=sees_steps)
-        states.unseen_slots = has_storage
+    mirrors = [watch.add_mirror(memory.size + 1, num_slots=memory.num_host) for memory in parts.memories]
+    pages, states = parts.pages, None
+    pages.book = book = PageBook(mirrors[0], pages.page, pages.num_host, sees_steps=sees_steps)
+    if parts.states is not None:
+        memory = parts.states.memory
+        memory.book = states = StateBook(mirrors[1], memory.num_host, sees_steps=sees_steps)
         states.sees_takers = not has_storage  # what storage brings of them, the tree takes unheard
-        copied = CopiedMemory(states, state_parts.host, 1, POOL)
     ears = Ears(watch)
     watch.listen(ears.calls)
-    MemoryEars.of_pages(ears, parts, book)
-    if state_parts is not None and states is not None:
-        MemoryEars.of_states(ears, state_parts, states)
-    copies = CopyEars(ears, parts, book, copied)
-    core = CoreEars(ears, parts, book, states)
-    if parts.scheduler is not None:
-        waits, storage = LayerWaits(ears, parts), StorageEars(ears, parts, book)
-        steps = StepEars(ears, parts, book, copies, core, storage, waits)
-        if state_parts is not None and states is not None:
-            StateStepEars(ears, parts, state_parts, states, copies, steps, waits)
+    for memory in parts.memories:
+        memory.book.unseen_slots = has_storage
+        MemoryEars(ears, memory)
+    copies, core = CopyEars(ears, parts), CoreEars(ears, parts)
+    if sees_steps:
+        StepEars(ears, parts, book, states, copies, core)
     else:
         ears.hear(None, "get_next_batch_to_run", tells="steps")
-    TreeEars(ears, parts, mirror, book, copies, states)
+    TreeEars(ears, parts, mirrors[0], book, copies, states)
     ears.told |= {} if states is None or states.sees_takers else {"states from storage": False}
-    for what, meant in left_out(parts, ears, found if isinstance(found, str) else "").items():
+    for what, meant in left_out(parts, ears).items():
         watch.leave_out(what, meant)
-    book.adopt(*parts.taken())
-    if state_parts is not None and states is not None:
-        states.adopt(*state_parts.taken())
-    for each in watch.mirrors:
-        each.catch_up()
+    for memory in parts.memories:
+        memory.book.adopt(*memory.taken())
+    for mirror in mirrors:
+        mirror.catch_up()
+
+
+def left_out(parts: CacheParts, ears: Ears) -> dict[str, str]:
+    """The names of what is not followed, each with what it is, or why."""
+    found = {name: MEANT.get(name, "") for name, thing in _memories(parts) if not ears.hears(thing)}  # one part is enough
+    if POOL in found and parts.why_no_states:
+        found[POOL] = f"{MEANT[POOL]}, {parts.why_no_states}"
+    found |= {what: "" for what, is_heard in ears.told.items() if not is_heard}
+    if parts.pages.kept() is None:
+        found["count of pages at rest"] = "the tree's count is not of full attention alone"
+    if any(getattr(each, "is_eagle", False) is True for each in (parts.tree, getattr(parts.tree, "tree_core", None))):
+        found["keys of pairs of tokens"] = "a drafter's, which are believed"
+    return found
+
+
+def _memories(parts: CacheParts) -> Iterator[tuple[str, object]]:
+    """Each memory of the engine, by SGLang's name for it, with each thing that hands it out or keeps it."""
+    for entry in getattr(getattr(parts.controller, "mem_pool_host", None), "entries", ()):
+        yield str(getattr(getattr(entry, "name", None), "name", "another pool")), getattr(entry, "host_pool", None)
+    allocator = getattr(parts.tree, "token_to_kv_pool_allocator", None)
+    for owner in (allocator, parts.rows):
+        for name, thing in vars(owner).items() if hasattr(owner, "__dict__") else ():
+            kind = next((end for end in ("_attn_allocator", "_allocator", "_pool") if name.endswith(end)), "")
+            if kind and thing is not None and hasattr(thing, "__dict__") and not _is_empty(thing):
+                yield name.removesuffix(kind).strip("_").upper(), thing
+    storage = getattr(parts.controller, "storage_backend", None)
+    if storage is not None:
+        yield f"content of {type(storage).__name__}", storage
+    draft = getattr(parts.scheduler, "draft_worker", None)
+    if draft is not None:
+        yield "DRAFT", draft
+
+
+def _is_empty(pool: object) -> bool:
+    """Whether this is a pool that a model has no use for: none of what it would keep is there."""
+    kept = [value for name, value in vars(pool).items() if name.endswith(("_state", "context"))]
+    return bool(kept) and all(value is None for value in kept)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from blocklife.engines.vllm.watch._watching import Parts, watch_scheduler
 from blocklife.engines.vllm.watch._worker import WorkerWatch
-from blocklife.watch import LOGGER, RULES, Options, Watch, WatchError, WatchMode, WatchViolation
-from blocklife.watch._attached import attached, attached_to, detach
+from blocklife.watch import LOGGER, RULES, Options, Watch, WatchError, WatchMode, WatchViolation, attached, attached_to, detach
 
 __all__ = [
     "LOGGER",

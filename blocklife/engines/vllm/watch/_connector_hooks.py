@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from blocklife.engines.vllm.watch._calls import BlockLike
-from blocklife.watch._calls import CallsThrough, Original, given
-from blocklife.watch._jobs import EngineCopy
-from blocklife.watch._mirror import Mirror, Missing
+from blocklife.engines.vllm.watch._reading import BlockLike
+from blocklife.watch import CallsThrough, EngineCopy, Mirror, Missing, Original, given
 
 
 class ConnectorHooks:

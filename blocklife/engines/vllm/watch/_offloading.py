@@ -14,15 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
-from blocklife.engines.vllm.watch._calls import ending_of
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
-from blocklife.engines.vllm.watch._progress import EngineProgress
+from blocklife.engines.vllm.watch._reading import EngineProgress, ending_of
 from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
-from blocklife.watch._below import Below
-from blocklife.watch._calls import Original, given
-from blocklife.watch._host import CopyPiece
-from blocklife.watch._jobs import EngineCopy
-from blocklife.watch._mirror import Mirror
+from blocklife.watch import CopyPiece, EngineCopy, Mirror, Original, TierBook, given
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
@@ -71,7 +66,7 @@ class OffloadingHooks(ConnectorHooks):
         # Content from tiers of another kind below this one would arrive unseen.
         manager = getattr(scheduler, "manager", None)
         mirror.hears_all = sees_all = type(manager).__name__ == "CPUOffloadingManager"
-        self._below: Below | None = None
+        self._below: TierBook | None = None
         if is_tiering(manager):
             tiering = TieringHooks(mirror, manager, alone=False)
             self._below = tiering.below

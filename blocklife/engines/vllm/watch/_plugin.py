@@ -7,11 +7,8 @@ import importlib
 from collections.abc import Callable
 
 from blocklife.engines.vllm import _versions as versions
-from blocklife.engines.vllm.watch import LOGGER, Options, Watch, WorkerWatch, attach, attach_worker
-from blocklife.errors import MisuseError
-from blocklife.watch import _said as said
-from blocklife.watch._metrics import of_process
-from blocklife.watch._options import WatchMode
+from blocklife.engines.vllm.watch import WorkerWatch, attach, attach_worker
+from blocklife.watch import LOGGER, Options, Watch, asked_for, beside_engine, said_of
 
 _SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler", "__init__")
 _WORKERS = (
@@ -34,26 +31,15 @@ def install() -> None:
     One log line says what is watched, as soon as something is. In an unknown release of vLLM, and with settings that mean
     nothing, nothing is watched, and one log line says so. No error reaches vLLM.
     """
-    with said.beside_engine():
+    with beside_engine():
         _install()
 
 
 def _install() -> None:
-    options = Options.from_environment()
-    if options is None:
-        return
-    release = getattr(importlib.import_module("vllm"), "__version__", None) or "of an unknown release"
-    if not versions.is_watched(release):
-        known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED[-1]} (install one of these, or a blocklife for yours)"
-        raise MisuseError(f"this is vLLM {release}, and the watch knows vLLM {known}")
-    if options.mode is WatchMode.COUNT:
-        of_process(versions.ENGINE)  # done here, so that child processes count in the same place
-    watch_all(options, tell=lambda watch: LOGGER.warning("%s", said_of(watch)))
-
-
-def said_of(watch: Watch | WorkerWatch) -> str:
-    """One line: what is watched, how, and in which process."""
-    return said.said_of(watch.of, watch.options, versions.ENGINE)
+    known = f"{versions.OLDEST_WATCHED} to {versions.SUPPORTED[-1]}"
+    options = asked_for(versions.ENGINE, "vLLM", versions.is_watched, known)
+    if options is not None:
+        watch_all(options, tell=lambda watch: LOGGER.warning("%s", said_of(watch.of, watch.options, versions.ENGINE)))
 
 
 def watch_all(
@@ -65,11 +51,11 @@ def watch_all(
     """
 
     def scheduler(made: object) -> None:
-        with said.beside_engine():
+        with beside_engine():
             tell(attach(made, options))
 
     def worker(made: object) -> None:
-        with said.beside_engine():
+        with beside_engine():
             tell(attach_worker(made, options))
 
     wanted = [(each, scheduler) for each in ([_SCHEDULER, *_PARTS] if parts else [_SCHEDULER])]

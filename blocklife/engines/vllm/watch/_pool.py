@@ -4,21 +4,21 @@ The pool itself knows blocks and counts, but no requests. The KV cache manager d
 for that request; the group, and the position in the request's table, are read afterwards. Outside of such a call the pool acts
 for the connector, or frees late what a request has given up.
 
+A pool's own records are checked, too (`PoolBook`): a block is in the free queue exactly while its reference count is zero. The
+same check serves the device's pool and a pool of host slots. A block that is handed out twice, or without having been freed, is
+found there first, before anything is written into it.
+
 Nothing of vLLM is replaced: only methods of the watched objects are wrapped.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from blocklife.engines.vllm.watch._book import Odd, PoolBook
-from blocklife.engines.vllm.watch._calls import BlockLike, blocks_of, name_of, tables_of
-from blocklife.engines.vllm.watch._hashes import RequestHashes
-from blocklife.engines.vllm.watch._names import PoolNames
-from blocklife.watch._calls import CallsThrough, Original
-from blocklife.watch._holders import CONNECTOR
-from blocklife.watch._mirror import Mirror, Positions
+from blocklife.engines.vllm.watch._names import PoolNames, RequestHashes
+from blocklife.engines.vllm.watch._reading import BlockLike, blocks_of, name_of, tables_of
+from blocklife.watch import CONNECTOR, CallsThrough, Mirror, Original, Positions
 
 _WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
 """Methods of the manager that work for a request, in any supported release; the first argument is the request or its name."""
@@ -314,3 +314,98 @@ class PoolHooks:
 def _named(kwargs: Mapping[str, object]) -> object:
     """The request of a call, given as a keyword."""
     return kwargs.get("request", kwargs.get("request_id"))
+
+
+Odd = tuple[int, str]
+"""A block, and what is wrong with it: the rest of a sentence that begins with its name."""
+
+
+class PoolBook:
+    """Checks one pool. Nothing is checked if blocks do not show whether they are in the free queue, as in a test double."""
+
+    def __init__(self, pool: object) -> None:
+        blocks = blocks_of(pool)
+        self._end = len(blocks)
+        self._is_told = any(hasattr(block, "prev_free_block") for block in blocks[:1])
+
+    def given(self, blocks: Sequence[BlockLike]) -> list[Odd]:
+        """What is wrong with blocks that the pool has just handed out; each is reported once."""
+        end = self._end
+        if not self._is_told:
+            return [(number, "is not a block of the pool") for block in blocks if not 0 < (number := block.block_id) < end]
+        odd = [
+            block
+            for block in blocks
+            if block.ref_cnt != 1
+            or block.prev_free_block is not None
+            or block.block_hash is not None
+            or not 0 < block.block_id < end
+        ]
+        return [(block.block_id, self._given_wrongly(block)) for block in odd]
+
+    def _given_wrongly(self, block: BlockLike) -> str:
+        if not 0 < block.block_id < self._end:
+            return "is not a block of the pool"
+        if block.ref_cnt != 1:
+            return f"has {block.ref_cnt} references in the engine when it is handed out, instead of 1"
+        return _QUEUED if block.prev_free_block is not None else "still has the name of its former content"
+
+    def held(self, blocks: Iterable[BlockLike]) -> list[Odd]:
+        """What is wrong with blocks whose reference count has just been raised."""
+        if not self._is_told:
+            return []
+        odd = [block for block in blocks if block.prev_free_block is not None or block.ref_cnt < 1]
+        return [
+            (block.block_id, _QUEUED if block.prev_free_block is not None else f"has {block.ref_cnt} references in the engine")
+            for block in odd
+        ]
+
+    def freed(self, blocks: Iterable[BlockLike]) -> list[Odd]:
+        """What is wrong with blocks that have just been freed."""
+        if not self._is_told:
+            return []
+        odd = [block for block in blocks if (block.ref_cnt == 0) is (block.prev_free_block is None) or block.ref_cnt < 0]
+        return [(block.block_id, self._freed_wrongly(block)) for block in odd]
+
+    def _freed_wrongly(self, block: BlockLike) -> str:
+        if not block.ref_cnt:
+            return "is released by all, but not in the free queue"
+        queued = "" if block.prev_free_block is None else ", but is in the free queue"
+        return f"has {block.ref_cnt} references left in the engine{queued}"
+
+
+_QUEUED = "is held, but still in the free queue"
+
+
+class SlotsHooks:
+    """Hooks on a pool of host slots, which has the same class in vLLM as the device's pool."""
+
+    def __init__(self, pool: object, tell: Callable[[str], None]) -> None:
+        self._book = PoolBook(pool)
+        self._tell = tell
+        self.calls = CallsThrough()
+        self.calls.add(pool, "get_new_blocks", self._give)
+        self.calls.add(pool, "touch", self._touch)
+        self.calls.add(pool, "free_blocks", self._free)
+
+    def _give(self, original: Original, *args: object, **kwargs: object) -> object:
+        given = original(*args, **kwargs)
+        if isinstance(given, list):
+            self._tell_all(self._book.given(given))
+        return given
+
+    def _touch(self, original: Original, blocks: Iterable[BlockLike], *args: object, **kwargs: object) -> object:
+        hit = list(blocks)
+        result = original(hit, *args, **kwargs)
+        self._tell_all(self._book.held([block for block in hit if block.block_id]))
+        return result
+
+    def _free(self, original: Original, blocks: Iterable[BlockLike], *args: object, **kwargs: object) -> object:
+        freed = list(blocks)
+        result = original(freed, *args, **kwargs)
+        self._tell_all(self._book.freed([block for block in freed if block.block_id]))
+        return result
+
+    def _tell_all(self, odd: Sequence[Odd]) -> None:
+        for slot, what in odd:
+            self._tell(f"slot {slot} of the host {what}")

@@ -6,13 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from blocklife.engines.vllm.watch._book import SlotsHooks
-from blocklife.engines.vllm.watch._calls import BlockLike, ending_of
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
-from blocklife.watch._calls import Original
-from blocklife.watch._host import CopyPiece
-from blocklife.watch._jobs import EngineCopy
-from blocklife.watch._mirror import Mirror
+from blocklife.engines.vllm.watch._pool import SlotsHooks
+from blocklife.engines.vllm.watch._reading import BlockLike, ending_of
+from blocklife.watch import CopyPiece, EngineCopy, Mirror, Original
 
 
 class PlacePairs(Protocol):

@@ -14,9 +14,7 @@ from typing import Protocol
 
 from attrs import evolve
 
-from blocklife.watch._below import Below, TierJob
-from blocklife.watch._calls import CallsThrough, Original, given
-from blocklife.watch._mirror import Fact, Mirror
+from blocklife.watch import CallsThrough, Mirror, Original, TierBook, TierJob, given
 
 _SUBMITS = ("submit_store", "submit_load")
 """The methods by which a tier gets a job."""
@@ -70,12 +68,13 @@ class TieringHooks:
         self._depth = 0
         self._serving = 0
         self._is_processing = False
-        self._later: list[Fact] = []
+        self._later: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        """Functions to call, with their arguments."""
         self._submits: list[object] = []
         """The hooked methods of the tiers that take jobs, two for each."""
         is_new = not getattr(manager, "_job_id_counter", 1) and not getattr(primary, "_num_allocated_chunks", 1)
         num_slots = getattr(primary, "_num_chunks", 0)
-        self.below = Below(num_slots, self._odd, has_tiers=bool(self._tiers), sees_all=is_new)
+        self.below = TierBook(num_slots, self._odd, has_tiers=bool(self._tiers), sees_all=is_new)
         mirror.below = self.below
         self.calls = CallsThrough()
         self.all_calls: list[CallsThrough] = [self.calls]
@@ -282,7 +281,7 @@ class TieringHooks:
     def _landed(self, job: TierJob) -> None:
         self._mirror.counts["tier jobs"] += 1
         content = zip(job.keys, job.slots, strict=False)
-        self._mirror.returned(job.name, [slot for key, slot in content if job.good is not None and key in job.good])
+        self._mirror.returned(job.name, [slot for key, slot in content if key in job.good])
 
     def _process(self, original: Original, *args: object, **kwargs: object) -> object:
         was, self._is_processing = self._is_processing, True

@@ -8,19 +8,15 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.engines.vllm._versions import ENGINE
-from blocklife.engines.vllm.watch._engine import EngineHooks
-from blocklife.engines.vllm.watch._hashes import RequestHashes
+from blocklife.engines.vllm.watch._engine import EngineHooks, TablesHooks
+from blocklife.engines.vllm.watch._names import RequestHashes
 from blocklife.engines.vllm.watch._offloading import OffloadingHooks, blocks_per_chunk_of
 from blocklife.engines.vllm.watch._pool import PoolHooks
-from blocklife.engines.vllm.watch._progress import EngineProgress
+from blocklife.engines.vllm.watch._reading import EngineProgress
 from blocklife.engines.vllm.watch._simple import SimpleHooks
-from blocklife.engines.vllm.watch._tables import TablesHooks
 from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
 from blocklife.errors import MisuseError
-from blocklife.watch._calls import CallsThrough
-from blocklife.watch._mirror import Mirror
-from blocklife.watch._options import Options
-from blocklife.watch._watch import Watch
+from blocklife.watch import CallsThrough, Mirror, Options, Watch
 
 
 class ConnectorWatch(Protocol):

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from multiprocessing.util import Finalize
 from typing import Protocol, TypeAlias
 
-from attrs import asdict, define, field
+from attrs import define, field
 
 from blocklife.engines.vllm._versions import ENGINE
 from blocklife.engines.vllm.watch._offloading import launches_flushed
 from blocklife.errors import MisuseError
 from blocklife.states import OUT_AND_WANTED, Job, JobLife
-from blocklife.watch._calls import CallsThrough, Original
-from blocklife.watch._metrics import of_process
-from blocklife.watch._options import Options, WatchMode
-from blocklife.watch._violations import ViolationReporter, WatchViolation
+from blocklife.watch import CallsThrough, Options, Original, PartWatch, WatchViolation
 
 NUM_ENDED = 4096
 """How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
@@ -54,19 +50,15 @@ class WatchedShare:
     events: deque[str] = field(factory=lambda: deque(maxlen=_HISTORY))
 
 
-class WorkerWatch:
+class WorkerWatch(PartWatch):
     """A watch over one worker. If its copier is a mock, only the connector's side is watched."""
 
     def __init__(self, worker: object, options: Options) -> None:
-        self.options = options
+        if not is_worker(worker):
+            raise MisuseError(f"a {type(worker).__name__} is not a worker that can be watched (attach to a connector's worker)")
         name = "OffloadingConnector" if hasattr(worker, "start_kv_transfers") else "SimpleCPUOffloadConnector"
-        self.of = f"a worker's side of {name}"
-        """What it watches, in words."""
-        self._metrics = of_process(ENGINE) if options.mode is WatchMode.COUNT else None
-        self.reporter = ViolationReporter(
-            options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
-        )
-        self.steps = 0
+        super().__init__(ENGINE, f"a worker's side of {name}", options)
+        self._step = 0
         self._found: list[WatchViolation] = []
         self._ended: OrderedDict[int, bool] = OrderedDict()
         """Finished jobs, and for each whether the copier has yet to report it."""
@@ -74,33 +66,18 @@ class WorkerWatch:
         self._tells = hasattr(worker, "build_connector_worker_meta")
         self._untold: dict[int, WatchedShare] = {}
         """Jobs that have landed but were not reported to the scheduler, if the worker reports them itself."""
-        self.hooks = _worker_hooks(self, worker)
-        self._at_exit = Finalize(None, self.close, exitpriority=0)
+        (OffloadingWorkerHooks if hasattr(worker, "start_kv_transfers") else SimpleWorkerHooks)(self, worker)
 
     @property
-    def violations(self) -> list[WatchViolation]:
-        """The first violations."""
-        return self.reporter.violations
-
-    def report(self) -> dict[str, object]:
-        """All violations and counts, as plain values for JSON."""
-        return {
-            "mode": self.options.mode.name.lower(),
-            "steps": self.steps,
-            "violations_by_rule": dict(self.reporter.counts),
-            "violations": [asdict(violation) for violation in self.violations],
-        }
-
-    def close(self) -> None:
-        """Stop watching. A second call does nothing."""
-        self.hooks.undo()
-        self._at_exit.cancel()
+    def steps(self) -> int:
+        """Steps of the worker so far."""
+        return self._step
 
     # --- facts --------------------------------------------------------------------------------------------------------------
 
     def begins(self, *, launches: bool) -> None:
         """A step begins. If *launches* are hooked, jobs of the last step but one must have been launched by now."""
-        self.steps += 1
+        self._step += 1
         for number, share in list(self.shares.items()) if launches else ():
             if share.life.state is Job.PLANNED and share.step < self.steps - 1:
                 self._violate("I5", f"job {number} was named at step {share.step}, but was never launched", number)
@@ -194,7 +171,7 @@ class WorkerWatch:
         """Report the violations found."""
         if self._found:
             found, self._found = self._found, []
-            self.reporter(found)
+            self._reporter(found)
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -216,19 +193,16 @@ class OffloadingWorkerHooks:
         self._below: object = None
         self._meta: object = None
         self._flushed: set[int] = set()
-        self._calls = CallsThrough()
-        self._calls.add(worker, "handle_preemptions", self._handle_preemptions)
-        self._calls.add(worker, "start_kv_transfers", self._start)
-        self._calls.add(worker, "prepare_store_kv", self._prepare)
-        self._calls.add(worker, "get_finished", self._get_finished)
-        self._calls.add(worker, "build_connector_worker_meta", self._tell)
-        self._calls.add(worker, "shutdown", self._shutdown)
+        calls = CallsThrough()
+        calls.add(worker, "handle_preemptions", self._handle_preemptions)
+        calls.add(worker, "start_kv_transfers", self._start)
+        calls.add(worker, "prepare_store_kv", self._prepare)
+        calls.add(worker, "get_finished", self._get_finished)
+        calls.add(worker, "build_connector_worker_meta", self._tell)
+        calls.add(worker, "shutdown", self._shutdown)
         self._calls_below = CallsThrough()
-
-    def undo(self) -> None:
-        """Remove the hooks."""
-        self._calls.undo()
-        self._calls_below.undo()
+        watch.listen(self._calls_below)
+        watch.listen(calls)
 
     # --- the connector's side -----------------------------------------------------------------------------------------------
 
@@ -369,19 +343,16 @@ class SimpleWorkerHooks:
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
         self._watch = watch
         self._worker = worker
-        self._calls = CallsThrough()
-        self._calls.add(worker, "bind_connector_metadata", self._bind)
-        self._calls.add(worker, "handle_preemptions", self._handle_preemptions)
-        self._calls.add(worker, "build_connector_worker_meta", self._told)
-        self._calls.add(worker, "get_finished", self._get_finished)
+        calls = CallsThrough()
+        calls.add(worker, "bind_connector_metadata", self._bind)
+        calls.add(worker, "handle_preemptions", self._handle_preemptions)
+        calls.add(worker, "build_connector_worker_meta", self._told)
+        calls.add(worker, "get_finished", self._get_finished)
         self._meta: object = None
         self._below: object = None
         self._calls_below = CallsThrough()
-
-    def undo(self) -> None:
-        """Remove the hooks."""
-        self._calls.undo()
-        self._calls_below.undo()
+        watch.listen(self._calls_below)
+        watch.listen(calls)
 
     def _bind(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
         below = getattr(self._worker, "_backend", None)
@@ -456,12 +427,6 @@ class SimpleWorkerHooks:
 def is_worker(thing: object) -> bool:
     """Whether this is a worker side of a connector that can be watched."""
     return hasattr(thing, "start_kv_transfers") or (hasattr(thing, "handle_preemptions") and hasattr(thing, "_load_hwm"))
-
-
-def _worker_hooks(watch: WorkerWatch, worker: object) -> OffloadingWorkerHooks | SimpleWorkerHooks:
-    if not is_worker(worker):
-        raise MisuseError(f"a {type(worker).__name__} is not a worker that can be watched (attach to a connector's worker)")
-    return OffloadingWorkerHooks(watch, worker) if hasattr(worker, "start_kv_transfers") else SimpleWorkerHooks(watch, worker)
 
 
 def _mapping(found: object) -> Mapping[int, object]:
