@@ -10,6 +10,7 @@ the folder: the server's collector shows what its children count. If the variabl
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import importlib
 import mmap
@@ -96,19 +97,24 @@ class OfLibrary:
         self._left_out.labels(what=what).inc()
 
 
-class InFolder:
-    """A file of whole numbers that other processes read while it is written."""
+class WatchCounts:
+    """Counts in a file that other processes read while it is written; without a *folder* only this process knows them."""
 
-    def __init__(self, folder: Path, where: str) -> None:
+    def __init__(self, folder: Path | None, where: str) -> None:
         self.where = where
         self.folder = folder
-        path = folder / f"{os.getpid()}{_SUFFIX}"
+        self._names: list[str] = []
         size = 8 * len(_PLACES)
-        with path.open("a+b") as file:  # a former process may have had the same id, and its counts stay
-            file.truncate(min(file.tell(), size))
-            file.write(bytes(size - file.tell()))  # a hole would be filled when something is counted: a full disk kills then
-            file.flush()
-            self._map = mmap.mmap(file.fileno(), size)
+        if folder is None:
+            self._map = mmap.mmap(-1, size)
+        else:
+            # A former process may have had the same id, and its counts stay. A hole would be filled when something is
+            # counted: a full disk kills then.
+            with (folder / f"{os.getpid()}{_SUFFIX}").open("a+b") as file:
+                file.truncate(min(file.tell(), size))
+                file.write(bytes(size - file.tell()))
+                file.flush()
+                self._map = mmap.mmap(file.fileno(), size)
         self._values = memoryview(self._map).cast("q")
 
     def add(self, name: str, amount: int) -> None:
@@ -117,20 +123,25 @@ class InFolder:
 
     def leave_out(self, what: str) -> None:
         """As `CountStore` says; a line in a file beside, as nobody knows all names ahead."""
-        with contextlib.suppress(OSError), (self.folder / f"{os.getpid()}{_NAMES}").open("a", encoding="utf-8") as file:
-            file.write(what.replace("\n", " ") + "\n")
+        self._names.append(what)
+        if self.folder is not None:
+            with contextlib.suppress(OSError), (self.folder / f"{os.getpid()}{_NAMES}").open("a", encoding="utf-8") as file:
+                file.write(what.replace("\n", " ") + "\n")
 
-    def left_out(self) -> dict[str, int]:
+    def left_out(self) -> Mapping[str, int]:
         """How many watches of all processes do not follow each of what is left out."""
-        found: dict[str, int] = {}
+        if self.folder is None:
+            return collections.Counter(self._names)
+        found = collections.Counter[str]()
         for path in sorted(self.folder.glob(f"*{_NAMES}")):
             with contextlib.suppress(OSError):
-                for what in path.read_text(encoding="utf-8").splitlines():
-                    found[what] = found.get(what, 0) + 1
+                found.update(path.read_text(encoding="utf-8").splitlines())
         return found
 
     def totals(self) -> dict[str, int]:
         """The sums over all processes."""
+        if self.folder is None:
+            return dict(zip(_PLACES, self._values, strict=True))
         totals = dict.fromkeys(_PLACES, 0)
         for path in self.folder.glob(f"*{_SUFFIX}"):
             try:
@@ -143,35 +154,10 @@ class InFolder:
         return totals
 
 
-class InProcess:
-    """Counts that only this process knows, where no file can be made for them."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self._counts = dict.fromkeys(_PLACES, 0)
-        self._left_out: dict[str, int] = {}
-
-    def add(self, name: str, amount: int) -> None:
-        """As `CountStore` says."""
-        self._counts[name] += amount
-
-    def leave_out(self, what: str) -> None:
-        """As `CountStore` says."""
-        self._left_out[what] = self._left_out.get(what, 0) + 1
-
-    def left_out(self) -> dict[str, int]:
-        """How many watches do not follow each of what is left out."""
-        return dict(self._left_out)
-
-    def totals(self) -> dict[str, int]:
-        """All of them."""
-        return dict(self._counts)
-
-
 class Collector:
     """Shows counts in a registry of the client library."""
 
-    def __init__(self, engine: str, kept: InFolder | InProcess, client: object) -> None:
+    def __init__(self, engine: str, kept: WatchCounts, client: object) -> None:
         self._prefix = prefix_of(engine)
         self._kept = kept
         self._family = vars(client)["CounterMetricFamily"]
@@ -248,7 +234,7 @@ def _kept(engine: str, *, is_shown: bool) -> CountStore:
         try:
             return OfLibrary(engine, client)
         except (OSError, ValueError) as error:  # its folder is gone, or somebody has metrics of these names
-            return InProcess(f"its counts are shown nowhere, because {_MULTIPROC} does not take them ({_why(error)})")
+            return WatchCounts(None, f"its counts are shown nowhere, because {_MULTIPROC} does not take them ({_why(error)})")
     kept = _in_folder()
     if client is not None and not is_shown:
         core = importlib.import_module("prometheus_client.core")
@@ -259,7 +245,7 @@ def _kept(engine: str, *, is_shown: bool) -> CountStore:
     return kept
 
 
-def _in_folder() -> InFolder | InProcess:
+def _in_folder() -> WatchCounts:
     """A file in the inherited folder, or in a new one for this process and its children, which is removed at exit.
 
     The inherited one may be gone: the process that made it has ended, and this one was started later by another child of it.
@@ -267,15 +253,15 @@ def _in_folder() -> InFolder | InProcess:
     here = "its counts are in the metrics of this process"
     if folder := setting(FOLDER, str):
         try:
-            return InFolder(Path(folder), "its counts are in the metrics of the process that started it")
+            return WatchCounts(Path(folder), "its counts are in the metrics of the process that started it")
         except OSError as error:
             here += f" only, because {FOLDER}={one_line(folder)} cannot be written to ({_why(error)})"
     try:
         made = tempfile.mkdtemp(prefix="blocklife-watch-")
         atexit.register(_remove, made, os.getpid())
-        kept = InFolder(Path(made), here)
+        kept = WatchCounts(Path(made), here)
     except OSError as error:
-        return InProcess(f"{here}, and not in those of others, because no file can be made for them ({_why(error)})")
+        return WatchCounts(None, f"{here}, and not in those of others, because no file can be made for them ({_why(error)})")
     os.environ[FOLDER] = made
     return kept
 

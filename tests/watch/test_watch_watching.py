@@ -26,7 +26,7 @@ from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode,
 from blocklife.engines.vllm.watch import _plugin as plugin
 from blocklife.errors import MESSAGE_MAX, BlocklifeError, InvariantError, MisuseError
 from blocklife.watch import RULES, WatchViolation
-from blocklife.watch._metrics import COUNTED, FOLDER, Collector, InFolder, Metrics, OfLibrary, _in_folder, prefix_of
+from blocklife.watch._metrics import COUNTED, FOLDER, Collector, Metrics, OfLibrary, WatchCounts, _in_folder, prefix_of
 from blocklife.watch._violations import NUM_KEPT, NUM_LOGGED, WHILE_S, ViolationReporter
 from tests.disks import small_disk
 from tests.interrupts import interruptible
@@ -205,7 +205,7 @@ PREFIX = prefix_of("vllm")
 
 def shown(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
     """What a process that counts nothing itself shows of a folder."""
-    collector = Collector("vllm", InFolder(folder, ""), SimpleNamespace(CounterMetricFamily=FakeFamily))
+    collector = Collector("vllm", WatchCounts(folder, ""), SimpleNamespace(CounterMetricFamily=FakeFamily))
     found: list[Any] = list(collector.collect())
     return {family.name: family.values for family in found}
 
@@ -236,7 +236,7 @@ def test_counts_of_a_folder_are_shown_by_whoever_has_it(tmp_path: Path) -> None:
     """Another process adds up what two have counted, one of which has the number of one that is gone; all begin at zero."""
     none = shown(tmp_path)
     for _ in range(2):
-        metrics = Metrics(InFolder(tmp_path, ""))
+        metrics = Metrics(WatchCounts(tmp_path, ""))
         metrics.violated("I6")
         metrics.tell(1, dict.fromkeys(COUNTED, 10))
         metrics.leave_out("SWA")
@@ -270,7 +270,7 @@ else:
     print(metrics.of_process("vllm").where)
     print(subprocess.run([sys.executable, "-c", sys.orig_argv[-1], "x"], capture_output=True, text=True).stdout, end="")
     folder = metrics.Path(os.environ[metrics.FOLDER])
-    print(metrics.InFolder(folder, "").totals()["I8"], len(list(folder.iterdir())), folder)
+    print(metrics.WatchCounts(folder, "").totals()["I8"], len(list(folder.iterdir())), folder)
 """
 
 
@@ -315,7 +315,7 @@ def test_a_process_whose_inherited_folder_is_gone_counts_in_one_of_its_own(
         f"({ELSEWHERE[name]})"
     )
     assert os.environ[FOLDER].startswith(f"{tmp_path}/blocklife-watch-")
-    assert InFolder(Path(os.environ[FOLDER]), "").totals()["I8"] == 2
+    assert WatchCounts(Path(os.environ[FOLDER]), "").totals()["I8"] == 2
 
 
 def test_a_process_that_can_make_no_file_counts_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

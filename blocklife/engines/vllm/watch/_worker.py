@@ -8,7 +8,7 @@ that the step needs, the forward pass, the other loads; new stores wait for the 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeAlias
 
 from attrs import define, field
@@ -184,32 +184,61 @@ class WorkerWatch(PartWatch):
         self._found.append(WatchViolation(rule, what, self.steps, request=request, job=job, history=tuple(events)))
 
 
-class OffloadingWorkerHooks:
-    """Hooks on an OffloadingConnectorWorker, and on its copier as soon as there is one."""
+class WorkerHooks:
+    """Hooks on a worker, and on its copier as soon as there is one. What was found in a call is reported at its end."""
 
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
         self._watch = watch
         self._worker = worker
         self._below: object = None
         self._meta: object = None
-        self._flushed: set[int] = set()
-        calls = CallsThrough()
-        calls.add(worker, "handle_preemptions", self._handle_preemptions)
-        calls.add(worker, "start_kv_transfers", self._start)
-        calls.add(worker, "prepare_store_kv", self._prepare)
-        calls.add(worker, "get_finished", self._get_finished)
-        calls.add(worker, "build_connector_worker_meta", self._tell)
-        calls.add(worker, "shutdown", self._shutdown)
+        self._calls = CallsThrough()
         self._calls_below = CallsThrough()
         watch.listen(self._calls_below)
-        watch.listen(calls)
+        watch.listen(self._calls)
+
+    def _hear(self, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> None:
+        """Call *before* with what a method of the worker gets, and *after* with what it returns, and then with what it gets."""
+
+        def through(original: Original, *args: object, **kwargs: object) -> object:
+            if before is not None:
+                before(*args, **kwargs)
+            result = original(*args, **kwargs)
+            if after is not None:
+                after(result, *args, **kwargs)
+            self._watch.tell()
+            return result
+
+        self._calls.add(self._worker, name, through)
+
+    def _is_new(self, below: object) -> bool:
+        """Whether the copier is another one than before; then the hooks on the former one are removed."""
+        if below is self._below:
+            return False
+        self._calls_below.undo()
+        self._below = below
+        return True
+
+
+class OffloadingWorkerHooks(WorkerHooks):
+    """Hooks on an OffloadingConnectorWorker."""
+
+    def __init__(self, watch: WorkerWatch, worker: object) -> None:
+        super().__init__(watch, worker)
+        self._flushed: set[int] = set()
+        self._hear("handle_preemptions", self._begin, lambda *_, **__: self._wait_is_over())
+        self._hear("start_kv_transfers", self._begin, self._started)
+        self._hear("prepare_store_kv", self._begin)
+        self._hear("get_finished", lambda *_, **__: self._begin(None), self._finished)
+        self._hear("build_connector_worker_meta", after=self._told)
+        self._hear("shutdown", lambda *_, **__: watch.shares.clear())
 
     # --- the connector's side -----------------------------------------------------------------------------------------------
 
-    def _begin(self, meta: object) -> None:
+    def _begin(self, meta: object, *_: object, **__: object) -> None:
         """The first call with the metadata of a step begins that step."""
         below = getattr(self._worker, "worker", None)
-        if below is not self._below:
+        if self._is_new(below):
             self._listen_below(below)
         if meta is None or meta is self._meta:
             return
@@ -232,49 +261,21 @@ class OffloadingWorkerHooks:
             if (share := self._watch.shares.get(number)) is not None:
                 share.is_waited = True
 
-    def _handle_preemptions(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
-        self._begin(meta)
-        result = original(meta, *args, **kwargs)
-        self._wait_is_over()
-        self._watch.tell()
-        return result
-
-    def _start(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
-        self._begin(meta)
-        result = original(meta, *args, **kwargs)
+    def _started(self, result: object, meta: object, *_: object, **__: object) -> None:
         self._wait_is_over()
         jobs = _mapping(getattr(meta, "load_jobs", None))
         if self._calls_below:
             needed = [number for number, job in jobs.items() if getattr(job, "sync", False)]
             self._watch.must_be_quiet(needed, "I6", "the step computes with the content of a load")
-        self._watch.tell()
-        return result
 
-    def _prepare(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
-        self._begin(meta)
-        result = original(meta, *args, **kwargs)
-        self._watch.tell()
-        return result
-
-    def _get_finished(self, original: Original, *args: object, **kwargs: object) -> object:
-        self._begin(None)
-        result = original(*args, **kwargs)
+    def _finished(self, result: object, *_: object, **__: object) -> None:
         if self._calls_below and isinstance(result, tuple) and len(result) == 2:
             self._watch.told_loaded(result[1] or ())
-        self._watch.tell()
-        return result
 
-    def _tell(self, original: Original, *args: object, **kwargs: object) -> object:
-        """Hook on what is sent to the scheduler."""
-        result = original(*args, **kwargs)
+    def _told(self, result: object, *_: object, **__: object) -> None:
+        """What is sent to the scheduler."""
         if self._calls_below:
             self._watch.told_all(_mapping(getattr(result, "completed_jobs", None)))
-        self._watch.tell()
-        return result
-
-    def _shutdown(self, original: Original, *args: object, **kwargs: object) -> object:
-        self._watch.shares.clear()
-        return original(*args, **kwargs)
 
     def _wait_is_over(self) -> None:
         """Check, once a step, that the step's flushed jobs are over from here on."""
@@ -286,8 +287,6 @@ class OffloadingWorkerHooks:
 
     def _listen_below(self, below: object) -> None:
         """Hook the copier, unless it is a mock."""
-        self._calls_below.undo()
-        self._below = below
         if hasattr(type(below), "wait") and hasattr(type(below), "get_finished"):
             self._calls_below.add(below, "submit_store", self._submit_store)
             self._calls_below.add(below, "submit_load", self._submit_load)
@@ -337,30 +336,20 @@ def _both(source: object = None, target: object = None) -> Places:
     return (plain[0], plain[1]) if len(plain) == 2 else None
 
 
-class SimpleWorkerHooks:
+class SimpleWorkerHooks(WorkerHooks):
     """Hooks on a SimpleCPUOffloadWorker, which launches its events in order: stores have even numbers here, loads odd ones."""
 
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
-        self._watch = watch
-        self._worker = worker
-        calls = CallsThrough()
-        calls.add(worker, "bind_connector_metadata", self._bind)
-        calls.add(worker, "handle_preemptions", self._handle_preemptions)
-        calls.add(worker, "build_connector_worker_meta", self._told)
-        calls.add(worker, "get_finished", self._get_finished)
-        self._meta: object = None
-        self._below: object = None
-        self._calls_below = CallsThrough()
-        watch.listen(self._calls_below)
-        watch.listen(calls)
+        super().__init__(watch, worker)
+        self._hear("bind_connector_metadata", self._bound)
+        self._hear("handle_preemptions", after=self._preempted)
+        self._hear("build_connector_worker_meta", after=self._told)
+        self._hear("get_finished", after=self._finished)
 
-    def _bind(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
+    def _bound(self, meta: object, *_: object, **__: object) -> None:
         below = getattr(self._worker, "_backend", None)
-        if below is not self._below:
-            self._calls_below.undo()
-            self._below = below
-            if hasattr(type(below), "launch_copy"):
-                self._calls_below.add(below, "launch_copy", self._launch)
+        if self._is_new(below) and hasattr(type(below), "launch_copy"):
+            self._calls_below.add(below, "launch_copy", self._launch)
         self._meta = meta
         self._watch.begins(launches=bool(self._calls_below))
         for kind, odd in (("store", 0), ("load", 1)):
@@ -368,7 +357,6 @@ class SimpleWorkerHooks:
                 ends = [getattr(meta, f"{kind}_{place}_blocks", None) for place in (("cpu", "gpu") if odd else ("gpu", "cpu"))]
                 places = _both(*ends)
                 self._watch.planned(2 * event + odd, is_store=not odd, request=None, places=places)
-        return original(meta, *args, **kwargs)
 
     def _launch(self, original: Original, *args: object, **kwargs: object) -> object:
         if isinstance(event := kwargs.get("event_idx"), int):
@@ -381,19 +369,15 @@ class SimpleWorkerHooks:
         self._watch.tell()
         return result
 
-    def _handle_preemptions(self, original: Original, meta: object, *args: object, **kwargs: object) -> object:
-        result = original(meta, *args, **kwargs)
+    def _preempted(self, result: object, meta: object, *_: object, **__: object) -> None:
         if getattr(meta, "need_flush", False):
             left = [*(getattr(self._worker, "_load_events", None) or ()), *(getattr(self._worker, "_store_events", None) or ())]
             if not left:
                 self._watch.waited(list(self._watch.shares))
             running = [number for number, share in self._watch.shares.items() if share.life.state is not Job.PLANNED]
             self._watch.must_be_quiet(running, "I1", "the step goes on without a wait")
-        self._watch.tell()
-        return result
 
-    def _told(self, original: Original, *args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
+    def _told(self, result: object, *_: object, **__: object) -> None:
         events = _mapping(getattr(result, "completed_store_events", None))
         if self._calls_below:
             if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is known only from the report
@@ -402,11 +386,8 @@ class SimpleWorkerHooks:
         loaded: int = getattr(self._worker, "_load_hwm", -1)
         for number in [each for each in self._watch.shares if each % 2 and each // 2 <= loaded]:
             self._watch.forget(number)
-        self._watch.tell()
-        return result
 
-    def _get_finished(self, original: Original, *args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
+    def _finished(self, result: object, *_: object, **__: object) -> None:
         if isinstance(stored := getattr(self._worker, "_store_hwm", None), int) and self._calls_below:
             self._land_stores(stored)
         loaded = set(result[1] or ()) if isinstance(result, tuple) and len(result) == 2 else set()
@@ -414,8 +395,6 @@ class SimpleWorkerHooks:
         for event, requests in _mapping(getattr(self._meta, "load_event_to_reqs", None)).items() if loaded else ():
             if self._calls_below and isinstance(polled, int) and event > polled and not loaded.isdisjoint(_iterable(requests)):
                 self._watch.told(2 * event + 1)
-        self._watch.tell()
-        return result
 
     def _land_stores(self, latest: int) -> None:
         """All stores up to this event are over."""
