@@ -9,7 +9,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
@@ -17,8 +16,9 @@ from attrs import define, evolve, field, frozen
 from blocklife.drawing._picture import tone_of
 from blocklife.drawing._sequence import Band, Item, Message, Note, Party, Way
 from blocklife.drawing._sequence import PartySequence as Diagram
-from blocklife.recording._format import show_name
-from blocklife.recording._lives import OVER, Life, Lives, RecordedRefusal, RecordedStep
+from blocklife.recording._lives import Life, Lives, RecordedRefusal, RecordedStep
+from blocklife.recording._reader import OVER
+from blocklife.recording._story import Fold, counted, folded, heading
 from blocklife.states import MACHINES, Tone
 
 REQUEST, SCHEDULER, LEDGER, COPIER, WORKER = PARTIES = (
@@ -31,10 +31,6 @@ REQUEST, SCHEDULER, LEDGER, COPIER, WORKER = PARTIES = (
 
 ENTRIES_DRAWN_MAX = 60
 """The most steps drawn of several lives; older lives are left out."""
-ENTRIES_MAX = 40
-"""A life with more steps than this shows only this many, from its two ends together."""
-LOOPS_MIN = 4
-"""This many consecutive steps that lead back to their own state, or more, are shown as a count."""
 
 
 # --- messages ------------------------------------------------------------------------------------------------------------
@@ -113,50 +109,6 @@ def said(step: RecordedStep) -> tuple[Saying, ...]:
     elif key == "slot.pin" and step.job:
         key += ", in the name of a job"
     return SAID.get(key, _asked(step.event))
-
-
-# --- folding -------------------------------------------------------------------------------------------------------------
-
-
-@frozen
-class Fold:
-    """Steps that are shown as a count. Invariant: ``steps`` are indices, oldest first, and not empty."""
-
-    steps: tuple[int, ...]
-    text: str
-
-
-def folded(lives: Lives, steps: Sequence[int]) -> list[int | Fold]:
-    """The steps of a life, short enough to be read: rows of loops, and the middle of what is still long, become folds."""
-    found: list[int | Fold] = []
-    run: list[int] = []
-    for index in (*steps, -1):
-        if index >= 0 and _loops(lives, index):
-            run.append(index)
-            continue
-        found += [_fold(lives, run)] if len(run) >= LOOPS_MIN else run
-        run = []
-        if index >= 0:
-            found.append(index)
-    if len(found) > ENTRIES_MAX:
-        half = ENTRIES_MAX // 2
-        middle = [index for each in found[half:-half] for index in (each.steps if isinstance(each, Fold) else (each,))]
-        found[half:-half] = [_fold(lives, middle)]
-    return found
-
-
-def _loops(lives: Lives, index: int) -> bool:
-    kind = lives.kinds[lives.kind[index]]
-    return kind.source == kind.target and not lives.job[index]
-
-
-def _fold(lives: Lives, steps: Sequence[int]) -> Fold:
-    kinds = [lives.kinds[lives.kind[index]] for index in steps]
-    counts = Counter(kind.event for kind in kinds)
-    stays = f" in {kinds[0].source}" if len({each for kind in kinds for each in (kind.source, kind.target)}) == 1 else ""
-    return Fold(
-        tuple(steps), f"{len(steps):,} steps{stays}: {', '.join(f'{count:,} {event}' for event, count in counts.items())}"
-    )
 
 
 # --- a story as a diagram ----------------------------------------------------------------------------------------------
@@ -285,7 +237,7 @@ class _DiagramItems:
 
     def _job(self, step: RecordedStep) -> str:
         story = self.lives.job_story(step.job or 0)
-        return f"job {step.job}" if story is None else story.name
+        return f"job {step.job}" if story is None else story.label
 
     def _size(self, step: RecordedStep) -> str:
         story = self.lives.job_story(step.job or 0)
@@ -294,23 +246,6 @@ class _DiagramItems:
 
 # --- words ---------------------------------------------------------------------------------------------------------------
 
-_ENDS = {"allocate": "handed out again", "drop": "dropped", "evict": "evicted", "cancel": "its store was cancelled"}
-
-
-def heading(lives: Lives, life: Life) -> str:
-    """One line about a life: which, when, and how it ended."""
-    story = lives.job_story(life.id) if life.machine == "job" else None
-    epoch = "" if life.epoch is None else f", epoch {life.epoch}"
-    name = "" if life.name is None else f", {show_name(life.name)} (row {life.id})"
-    which = f"life {life.number}{epoch}{name}" if story is None else story.name
-    begun = lives.plan[life.steps[0]] if story is None else story.first[2]
-    if life.end is None:
-        state = lives.kinds[lives.kind[life.steps[-1]]].target if life.steps else "PLANNED"
-        return f"{which}: from plan {begun} on; {state} where the recording ends"
-    end = lives.step(life.end)
-    how = end.target if life.machine in ("job", "request") else _ENDS.get(end.event, f"{end.target} by {end.event}")
-    return f"{which}: plan {begun}" + (f" to {end.plan}" if end.plan != begun else "") + f", {how}"
-
 
 def changed(step: RecordedStep, name: str, *, many: bool = False) -> str:
     """What a step did to its place."""
@@ -318,11 +253,6 @@ def changed(step: RecordedStep, name: str, *, many: bool = False) -> str:
     if step.source == step.target:
         return f"{name} {'stay' if many else 'stays'} {step.source}{guard}"
     return f"{name}: {step.source} \N{RIGHTWARDS ARROW} {step.target}{guard}"
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """A number of things."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def tone_at(step: RecordedStep) -> Tone:

@@ -6,25 +6,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterator
 from typing import IO
 
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.recording._format import At, DamagedError, End, Line, Refused, Source, read_head, read_line, respell, tells_time
-from blocklife.recording._rules import Checker, Follower
-from blocklife.recording._traces import IllegalError
+from blocklife.recording._format import At, DamagedError, End, Line, Refused
+from blocklife.recording._lives import Filler, Lives
+from blocklife.recording._reader import RecordedMove
+from blocklife.recording._reading import Progress, Recording, open_recording
+from blocklife.recording._rules import Checker, IllegalError
 
 HISTORY = 8
 """How many of the latest steps of a place a report shows."""
-
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes read and of transitions checked."""
 
 
 @frozen
@@ -111,189 +107,140 @@ def check_file(path: str, *, whole: bool = False, progress: Progress | None = No
 
     ``whole`` says that the run was recorded to its end, even if the recording does not say so itself.
     """
-    with ExitStack() as stack:
-        if path == "-":
-            if sys.stdin is None:
-                raise MisuseError("standard input is closed (name a file)")
-            stream: IO[bytes] = sys.stdin.buffer
-        else:
-            try:
-                stream = stack.enter_context(Path(path).open("rb"))
-            except OSError as problem:
-                raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
-        try:
-            return check_recording(stream, "standard input" if path == "-" else path, whole=whole, progress=progress)
-        except OSError as problem:
-            raise MisuseError(f"{path}: {problem.strerror or problem}") from problem
+    with open_recording(path) as recording:
+        return _check(recording, progress, whole=whole)
 
 
 def check_recording(
     stream: IO[bytes], name: str = "recording", *, whole: bool = False, progress: Progress | None = None
 ) -> CheckVerdict:
     """`check_file` for a stream of bytes. Ctrl-C ends it with the result so far."""
-    run = _CheckRun(Source(stream), name, whole)
+    return _check(Recording.of(stream, name), progress, whole=whole)
+
+
+def _check(recording: Recording, progress: Progress | None, *, whole: bool) -> CheckVerdict:
+    run = _CheckRun(recording, Checker(recording.head), whole)
     started = time.perf_counter()
     interrupted = False
     try:
-        run.read(progress)
+        run.read(recording.all_lines(progress and (lambda size, _: progress(size, run.checker.events))))
     except KeyboardInterrupt:
         interrupted = True
-    return run.verdict(time.perf_counter() - started, interrupted)
+    return run.verdict(time.perf_counter() - started, interrupted=interrupted)
+
+
+def check_lives(recording: Recording, progress: Progress | None = None) -> tuple[CheckVerdict, Lives]:
+    """Check a recording and read its lives, both at once. Raises `MisuseError` for a line that cannot be read."""
+    checker = Checker(recording.head)
+    filler = Filler(Lives(recording.name, recording.head), checker.reader)
+    run = _CheckRun(recording, checker, whole=False, filler=filler)
+    run.read(recording.whole_lines(progress))
+    return run.verdict(0.0, interrupted=False), filler.close(recording)
 
 
 @define(eq=False)
 class _CheckRun:
-    """One check. Invariant: ``number`` lines were read, and all of them but the head and the end were taken or followed."""
+    """One check. Invariant: every line that was read was checked, or comes after the first illegal one."""
 
-    source: Source
-    name: str
+    recording: Recording
+    checker: Checker
     whole: bool
-    number: int = 0
-    checker: Checker | None = None
-    follower: Follower | None = None
-    end: End | None = None
+    filler: Filler | None = None
+    """What makes lives of the lines meanwhile."""
     further: int = 0
-    events: int = 0
     damage: str | None = None
     illegal: Illegal | None = None
     notes: list[str] = field(factory=list)
 
-    def read(self, progress: Progress | None) -> None:
+    def read(self, lines: Iterator[Line | At | Refused | End]) -> None:
         """Read it to its end, or to the first line that cannot be read."""
-        size = 0
-        cut = False
         try:
-            for lines, more, cut in self.source.pieces():  # noqa: B007 - read below
-                if self.checker is None:
-                    self.checker = Checker(read_head(self.name, lines[0]))
-                    self.number, lines = 1, lines[1:]
-                if self.follower is None:
-                    lines = self._take(self.checker, lines)
-                if self.follower is not None:
-                    self._follow(self.follower, lines)
-                size += more
-                if progress is not None:
-                    progress(size, self.checker.events)
+            for line in lines:
+                if self.illegal is None:
+                    self._take(line)
+                elif isinstance(line, Line):
+                    self.further += not self._follow(line)
+                if self.filler is not None and isinstance(line, At | Refused):
+                    self.filler.take(self.recording.number, line)
         except DamagedError as problem:
-            ends = "it is cut off" if cut and problem.cut else str(problem)
-            self.damage = f"line {self.number}: {ends} (everything before it was checked, nothing after it)"
-            if self.checker is not None:
-                self._count(self.checker)
+            self.damage = f"line {self.recording.number}: {problem} (everything before it was checked, nothing after it)"
             return
-        if self.checker is None:
-            raise MisuseError(f"{self.name}: it is empty (write a recording with blocklife replay --record)")
-        self._close(self.checker)
+        if self.illegal is None:
+            self._close()
 
-    def _take(self, checker: Checker, lines: list[str]) -> list[str]:
-        """Check lines. At the first illegal one, returns those after it."""
-        take, before = checker.take, self.number
-        number = before
-        line = ""
+    def _take(self, line: Line | At | Refused | End) -> None:
+        checker = self.checker
         try:
-            for number, line in enumerate(lines, before + 1):  # noqa: B007 - read below
-                if (self.end is not None or not take(line)) and line.strip():
-                    self._take_other(checker, line)
+            if isinstance(line, Line):
+                self._keep(checker.take(self.recording.number, line))
+            elif isinstance(line, End):
+                self.whole = True
+                checker.check_whole()
+                if (line.n, line.lines) != (checker.n, checker.events):
+                    problem = f"the end counts {line.n} commits with {line.lines} lines, but there are "
+                    raise IllegalError("commit", "", 0, f"{problem}{checker.n} with {checker.events}")
         except IllegalError as problem:
-            self.number = number
-            self._blame(checker, problem, line)
-            return lines[number - before :]
+            self._blame(problem, line)
         except MisuseError as problem:
-            raise MisuseError(f"{self.name}: {problem}") from None
-        finally:
-            self.number = number
-        return []
+            raise MisuseError(f"{self.recording.name}: {problem}") from None
 
-    def _take_other(self, checker: Checker, text: str) -> None:
-        """Check a line that is not spelt as the recorder spells it."""
-        if self.end is None:
-            if tells_time(text):
-                return
-            spelt = respell(text)
-            if spelt and checker.take(spelt):
-                return
-        line = read_line(text)
-        if self.end is not None:
-            raise DamagedError("there is something after the end of the recording")
-        if isinstance(line, (At, Refused)):
-            return  # nothing has changed
-        if isinstance(line, End):
-            self.end = line
-            self.whole = True
-            checker.check_whole()
-            self._count(checker)
-            if (line.n, line.lines) != (checker.n, self.events):
-                problem = (
-                    f"the end counts {line.n} commits with {line.lines} lines, but there are {checker.n} with {self.events}"
-                )
-                raise IllegalError("commit", "", 0, problem)
-        elif not checker.take(line.spelt()):
-            raise checker.explain(line)
+    def _follow(self, line: Line) -> bool:
+        """Take a line without checking it. Whether it is a row from the state in which the line before left its place."""
+        return self._keep(self.checker.reader.take(self.recording.number, line)).fits
 
-    def _follow(self, follower: Follower, lines: list[str]) -> None:
-        for text in lines:
-            self.number += 1
-            if not text.strip():
-                continue
-            line = read_line(text)
-            if isinstance(line, Line) and not follower.fits(line):
-                self.further += 1
+    def _keep(self, move: RecordedMove) -> RecordedMove:
+        if self.filler is not None:
+            self.filler.keep(self.recording.number, move)
+        return move
 
-    def _close(self, checker: Checker) -> None:
+    def _close(self) -> None:
         """Checks that are possible only at the end."""
-        if self.follower is not None:
-            return
-        self._count(checker)
+        checker, reader = self.checker, self.checker.reader
         try:
             checker.check_whole()
-            if checker.pending:
+            if reader.pending or reader.wanted:
                 raise checker.missing()
             if self.whole:
                 checker.check_end()
         except IllegalError as problem:
             if self.whole:
-                self._blame(checker, problem, "")
+                self._blame(problem, None)
             else:
                 self.notes.append(f"it ends in the middle of a step: {problem}")
-        out = [job for job in checker.jobs.values() if not job.over]
+        out = [job for job in reader.jobs.values() if not job.over]
         if out and not self.whole:
             self.notes.append(f"{len(out)} jobs are still out where it ends")
 
-    def _blame(self, checker: Checker, problem: IllegalError, text: str) -> None:
+    def _blame(self, problem: IllegalError, line: Line | At | Refused | End | None) -> None:
         """Record the first illegal line, with what led to it."""
-        self._count(checker)
-        self.follower = Follower(checker)
-        history: tuple[str, ...] = ()
-        if problem.machine:
-            steps = self.source.history(problem.machine, problem.place, self.number, HISTORY)
-            history = tuple(f"line {number}, {line}" for number, line in steps)
-        try:
-            line = read_line(text) if text else None
-        except DamagedError:
-            line = None
-        number = problem.job or (problem.place if problem.machine == "job" else 0)
-        if not number and isinstance(line, Line):
-            number = line.job or 0
+        recording, number = self.recording, self.recording.number
+        steps = recording.source.history(problem.machine, problem.place, number, HISTORY) if problem.machine else []
+        job = problem.job or (problem.place if problem.machine == "job" else 0)
         if isinstance(line, Line):
-            self.follower.fits(line)
-        places = tuple(checker.tell_job(number)) if number else ()
-        self.illegal = Illegal(self.number, problem.rule, str(problem), problem.machine, problem.place, history, places)
+            job = job or line.job or 0
+        self.illegal = Illegal(
+            number,
+            problem.rule,
+            str(problem),
+            problem.machine,
+            problem.place,
+            tuple(f"line {each}, {step}" for each, step in steps),
+            (self.checker.tell_job(job),) if job else (),
+        )
+        if isinstance(line, Line):
+            self._follow(line)
 
-    def _count(self, checker: Checker) -> None:
-        self.events = checker.total
-
-    def verdict(self, seconds: float, interrupted: bool) -> CheckVerdict:
+    def verdict(self, seconds: float, *, interrupted: bool) -> CheckVerdict:
         """The result."""
         checker = self.checker
-        if checker is not None and self.illegal is None:
-            self._count(checker)
         return CheckVerdict(
-            name=self.name,
-            lines=self.number,
-            events=self.events,
-            commits=checker.n if checker else 0,
-            plans=checker.plan if checker else 0,
-            jobs=checker.born if checker else 0,
-            complete=self.end is not None,
+            name=self.recording.name,
+            lines=self.recording.number,
+            events=checker.events,
+            commits=checker.n,
+            plans=checker.plan,
+            jobs=checker.born,
+            complete=self.recording.end is not None,
             illegal=self.illegal,
             further=self.further,
             damage=self.damage,

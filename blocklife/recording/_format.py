@@ -4,8 +4,7 @@ Rules of this file:
 
 * Nothing here checks what is legal. A line that cannot be read is *damaged*; whether a readable line is legal is checked
   elsewhere.
-* Only one spelling is checked, the recorder's own. A line of another writer is converted first, so its keys may be in any
-  order, with any white space.
+* A line of another writer may have its keys in any order, with any white space; it takes longer to read.
 """
 
 from __future__ import annotations
@@ -13,29 +12,29 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, NamedTuple, TypeVar
 
 from attrs import field, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
+from blocklife.states import MACHINES, ends_life
 
 VERSION = 3
 """Version of the format; `read_head` refuses any other."""
 
 CHUNK_BYTES = 1 << 20
+NUMBER_MAX = (1 << 62) - 1
+"""Larger numbers do not fit a column, and do not occur."""
 LINE_BYTES_MAX = 1 << 16
 """The limit of a line's length; no legal line is as long."""
 WINDOW_BYTES = 32 << 20
 """How much of a pipe, which cannot be read twice, is kept for the history of a place."""
 
-_NUMBER = r"(0|[1-9]\d{0,18})"
+_NUMBER = r"(0|[1-9]\d{0,17})"
 _NAME = r'"(?:[ !#-\[\]-~]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 """A text as the recorder writes it: ASCII."""
-NAMED = re.compile(_NAME + r"\}", re.ASCII)
-"""How a line ends after the key of its name."""
-_AT = re.compile(rf'\{{"blocklife":"at","ns":{_NUMBER}\}}', re.ASCII)
 _LINE = re.compile(
     rf'\{{"n":{_NUMBER},(?:"of":{_NUMBER},)?"plan":{_NUMBER},"machine":"(\w+)","id":{_NUMBER}(?:,"epoch":{_NUMBER})?,'
     rf'"event":"(\w+)","from":"(\w+)","to":"(\w+)"(?:,"guard":"(\w+)")?(?:,"job":{_NUMBER})?(?:,"name":({_NAME}))?\}}',
@@ -45,6 +44,9 @@ _LINE = re.compile(
 NAME_SHOWN = 48
 """Characters of a name that are displayed; names equal up to here are distinguished by their rows."""
 _KEYS = ("num_blocks", "num_slots", "max_jobs", "max_requests", "num_workers")
+
+
+Value = TypeVar("Value")
 
 
 class DamagedError(Exception):
@@ -68,6 +70,11 @@ class Head:
     max_requests: int
     num_workers: int
     fence: bool
+
+    def ids(self, machine: str) -> range:
+        """The places that a machine may have."""
+        sizes = {"block": (1, self.num_blocks), "slot": (0, self.num_slots), "request": (0, self.max_requests)}
+        return range(*sizes.get(machine, (1, 1 << 63)))
 
 
 @frozen
@@ -134,39 +141,82 @@ def _said(value: object) -> str:
 # --- lines -------------------------------------------------------------------------------------------------------------
 
 
-@frozen
-class Line:
+JOINS = {
+    ("block", "plan_store"): "store",
+    ("block", "plan_load"): "load",
+    ("slot", "pin"): "demote",
+    ("slot", "reserve"): "promote",
+}
+"""The steps that reserve a place for a job, with the kind of the job if it is the first."""
+_NAMED = {
+    "block": frozenset({"plan_store", "plan_load", "submit", "cancel", "land", "expire"}),
+    "slot": frozenset({"reserve", "cancel", "land", "expire"}),
+    "request": frozenset({"plan_load", "loaded"}),
+}
+"""Events that happen in the name of a job, besides those of jobs. The others never do, except for these:"""
+_EITHER = frozenset({("slot", "pin"), ("slot", "unpin"), ("slot", "drop")})
+
+
+@frozen(cache_hash=True)
+class StepKind:
+    """A row as recorded. ``row`` is its number in the table; 0 if the table has no such row."""
+
+    machine: str
+    event: str
+    source: str
+    target: str
+    guard: str | None
+    row: int
+    ends: bool = field(init=False, eq=False)
+    """Whether it ends the life of a block."""
+    names_job: bool | None = field(init=False, eq=False)
+    """Whether its lines must name a job; None if they may."""
+    joins: str = field(init=False, eq=False)
+    """What kind of job it reserves a place for, if that is the first of the job; empty if it reserves none."""
+
+    @ends.default
+    def _ends(self) -> bool:
+        return self.machine == "block" and self.row > 0 and ends_life(MACHINES["block"].row(self.row))
+
+    @names_job.default
+    def _names_job(self) -> bool | None:
+        step = self.machine, self.event
+        return None if step in _EITHER else self.machine == "job" or self.event in _NAMED.get(self.machine, ())
+
+    @joins.default
+    def _joins(self) -> str:
+        return JOINS.get((self.machine, self.event), "")
+
+    def __str__(self) -> str:
+        condition = "" if self.guard is None else f" [{self.guard}]"
+        return f"{self.source} --{self.event}{condition}--> {self.target}"
+
+
+def _table_kinds() -> Iterator[StepKind]:
+    for name, table in MACHINES.items():
+        for row in table.rows:
+            yield StepKind(name, row.event, row.source.name, row.target.name, row.guard.name if row.guard else None, row.index)
+
+
+_KINDS = {(each.machine, each.event, each.source, each.target, each.guard): each for each in _table_kinds()}
+
+
+class Line(NamedTuple):
     """One transition, as it was written."""
 
     n: int
     of: int | None
     plan: int
-    machine: str
     id: int
     epoch: int | None
-    event: str
-    source: str
-    target: str
-    guard: str | None
+    kind: StepKind
     job: int | None
     name: str | None = None
     """The name of the request, if the line has it; clients choose it."""
 
-    def spelt(self) -> str:
-        """The line as the recorder writes it."""
-        of = "" if self.of is None else f'"of":{self.of},'
-        epoch = "" if self.epoch is None else f',"epoch":{self.epoch}'
-        job = "" if self.job is None else f',"job":{self.job}'
-        name = "" if self.name is None else f',"name":{json.dumps(self.name)}'
-        row = spell_row(self.event, self.source, self.target, self.guard)
-        return (
-            f'{{"n":{self.n},{of}"plan":{self.plan},"machine":"{self.machine}","id":{self.id}{epoch},"event":{row}{job}{name}}}'
-        )
-
     def __str__(self) -> str:
-        condition = "" if self.guard is None else f" [{self.guard}]"
         job = "" if self.job is None else f" (job {self.job})"
-        return f"plan {self.plan}: {self.source} --{self.event}{condition}--> {self.target}{job}"
+        return f"plan {self.plan}: {self.kind}{job}"
 
 
 def show_name(name: str) -> str:
@@ -175,31 +225,35 @@ def show_name(name: str) -> str:
     return plain if len(plain) <= NAME_SHOWN else plain[: NAME_SHOWN - 1] + "…"
 
 
-def spell_row(event: str, source: str, target: str, guard: str | None) -> str:
-    """The row of a line as the recorder writes it, from after the key of the event."""
-    return f'"{event}","from":"{source}","to":"{target}"' + ("" if guard is None else f',"guard":"{guard}"')
+def ranges(numbers: Iterable[int], most: int | None = None) -> str:
+    """Numbers in order, with neighbours taken together: ``1-3, 7``; after *most* of these the others are counted."""
+    found: list[list[int]] = []
+    for each in sorted(numbers):
+        if found and each == found[-1][1] + 1:
+            found[-1][1] = each
+        else:
+            found.append([each, each])
+    said = [str(low) if low == high else f"{low}-{high}" for low, high in found[:most]]
+    rest = 0 if most is None else sum(high - low + 1 for low, high in found[most:])
+    return ", ".join(said) + (f" and {rest} more" if rest else "")
 
 
 def read_line(line: str) -> Line | At | Refused | End:
     """Read a line of any writer; raises `DamagedError`. Unknown keys are ignored."""
     found = _LINE.fullmatch(line)
-    if found is not None:
-        n, of, plan, machine, place, epoch, event, source, target, guard, job, name = found.groups()
-        return Line(
-            int(n),
-            None if of is None else int(of),
-            int(plan),
-            machine,
-            int(place),
-            None if epoch is None else int(epoch),
-            event,
-            source,
-            target,
-            guard,
-            None if job is None else int(job),
-            None if name is None or machine != "request" else json.loads(name) or None,
-        )
-    return _read_any(line)
+    if found is None:
+        return _read_any(line)
+    n, of, plan, machine, place, epoch, event, source, target, guard, job, name = found.groups()
+    return Line(
+        int(n),
+        None if of is None else int(of),
+        int(plan),
+        int(place),
+        None if epoch is None else int(epoch),
+        _KINDS.get((machine, event, source, target, guard)) or StepKind(machine, event, source, target, guard, 0),
+        None if job is None else int(job),
+        None if name is None or machine != "request" else json.loads(name) or None,
+    )
 
 
 def _read_any(line: str) -> Line | At | Refused | End:
@@ -224,58 +278,25 @@ def _read_any(line: str) -> Line | At | Refused | End:
         return Refused(_whole(said, "plan"), *place, _word(said, "event"), _word(said, "from"), _name(said))
     if "blocklife" in said:
         raise DamagedError("there is a second head; one file holds one recording")
-    return Line(
-        _whole(said, "n"),
-        None if said.get("of") is None else _whole(said, "of"),
-        _whole(said, "plan"),
-        _word(said, "machine"),
-        _whole(said, "id"),
-        None if said.get("epoch") is None else _whole(said, "epoch"),
-        _word(said, "event"),
-        _word(said, "from"),
-        _word(said, "to"),
-        None if said.get("guard") is None else _word(said, "guard"),
-        None if said.get("job") is None else _whole(said, "job"),
-        _name(said),
-    )
+    n, of, plan = _whole(said, "n"), _maybe(_whole, said, "of"), _whole(said, "plan")
+    machine, number, epoch = _word(said, "machine"), _whole(said, "id"), _maybe(_whole, said, "epoch")
+    event, source, target, guard = _word(said, "event"), _word(said, "from"), _word(said, "to"), _maybe(_word, said, "guard")
+    row = machine, event, source, target, guard
+    kind = _KINDS.get(row) or StepKind(*row, 0)
+    return Line(n, of, plan, number, epoch, kind, _maybe(_whole, said, "job"), _name(said))
 
 
-def tells_time(line: str) -> bool:
-    """Whether this is an `At` as the recorder writes it: a fast check, since each commit may have one."""
-    return _AT.fullmatch(line) is not None
-
-
-def respell(line: str) -> str:
-    """A line converted to the recorder's spelling by a fast path; for anything unusual, the result is empty or not valid."""
-    try:
-        said = json.loads(line)
-        n, plan, place, epoch, job, of = said["n"], said["plan"], said["id"], said.get("epoch"), said.get("job"), said.get("of")
-        guard = said.get("guard")
-        row = f'"event":"{said["event"]}","from":"{said["from"]}","to":"{said["to"]}"'
-        machine = said["machine"]
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return ""
-    if not (type(n) is type(plan) is type(place) is int and line.isascii()):
-        return ""
-    if type(epoch) is int:
-        row = f'"epoch":{epoch},{row}'
-    elif epoch is not None:
-        return ""
-    if guard is not None:
-        row = f'{row},"guard":"{guard}"'
-    if type(job) is int:
-        row = f'{row},"job":{job}'
-    elif job is not None:
-        return ""
-    if of is None:
-        return f'{{"n":{n},"plan":{plan},"machine":"{machine}","id":{place},{row}}}'
-    return f'{{"n":{n},"of":{of},"plan":{plan},"machine":"{machine}","id":{place},{row}}}' if type(of) is int else ""
+def _maybe(read: Callable[[Mapping[str, object], str], Value], said: Mapping[str, object], key: str) -> Value | None:
+    """What is read of a key that may be missing, or null."""
+    return None if said.get(key) is None else read(said, key)
 
 
 def _whole(said: Mapping[str, object], key: str) -> int:
     value = said.get(key)
     if type(value) is not int or value < 0:
         raise DamagedError(f"{key} must be a whole number, not {_said(value)}" if key in said else f"it has no {key}")
+    if value > NUMBER_MAX:
+        raise DamagedError(f"a number in it is larger than {NUMBER_MAX}")
     return value
 
 
@@ -290,11 +311,6 @@ def _name(said: Mapping[str, object]) -> str | None:
     """The name of a request; only lines of requests have one, and with other machines the key is ignored."""
     name = said.get("name")
     return name if isinstance(name, str) and name and said.get("machine") == "request" else None
-
-
-def number_of(text: str) -> int | None:
-    """The number that *text* spells; None if that is not its canonical spelling."""
-    return int(text) if text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0") and len(text) < 20 else None
 
 
 # --- files -------------------------------------------------------------------------------------------------------------
@@ -345,7 +361,7 @@ class Source:
                     line = read_line(text)
                 except DamagedError:
                     continue
-                if isinstance(line, Line) and line.id == place and line.machine == machine:
+                if isinstance(line, Line) and line.id == place and line.kind.machine == machine:
                     found.append((number, line))
         return list(found)
 

@@ -29,9 +29,9 @@ from typing import TextIO, TypeAlias
 from attrs import define, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.recording._format import At, Head, Line, Refused, show_name
-from blocklife.recording._lives import PLANNING
-from blocklife.recording._reading import NUMBER_MAX, Progress, Recording
+from blocklife.recording._format import NUMBER_MAX, At, Line, Refused, show_name
+from blocklife.recording._reader import INITIAL, JobStory, Reader, RecordedMove, RecordedPlace
+from blocklife.recording._reading import Progress, Recording
 from blocklife.states import MACHINES
 
 PLAN_NS = 1_000_000
@@ -87,7 +87,7 @@ def write_perfetto(
     zero = f'"baseTimeNanoseconds":{base},' if base else ""
     sink.write(f'{{"displayTimeUnit":"ms",{zero}"traceEvents":[\n')
     writer = _Writer(sink, base, _note(clock))
-    run = _TraceWriter(recording.head, writer)
+    run = _TraceWriter(Reader(recording.head), writer)
     lines = 0
     for now, item in itertools.chain([] if first is None else [first], items):
         run.take(now, item)
@@ -211,32 +211,20 @@ class _Writer:
 
 
 @define(eq=False)
-class _OpenSlice:
-    """Invariant: a slice for ``state`` is open on thread ``tid``. ``epoch`` is None except for blocks."""
-
-    tid: int
-    state: str
-    epoch: int | None
-
-
-@define(eq=False)
 class _TraceWriter:
-    """Turns lines into events.
-
-    Invariant: ``places`` have an open slice each, ``jobs`` two, one within the other. ``born`` is the highest number of a job.
+    """Turns lines into events. Invariant: ``open`` are the places that have an open slice each; ``jobs`` have two, one within
+    the other, of which the outer one has this name.
     """
 
-    head: Head
+    reader: Reader
     out: _Writer
     begun: bool = False
     now: int = 0
     """The time of the latest line, once there is one."""
-    places: dict[tuple[str, int], _OpenSlice] = field(factory=dict)
+    open: dict[RecordedPlace, None] = field(factory=dict)
+    jobs: dict[JobStory, str] = field(factory=dict)
     threads: set[int] = field(factory=set)
     """The threads already named."""
-    jobs: dict[int, str] = field(factory=dict)
-    names: dict[int, str] = field(factory=dict)
-    born: int = 0
     counts: dict[tuple[str, str], int] = field(factory=dict)
     moved: dict[tuple[str, str], None] = field(factory=dict)
     """Counters that have changed since the clock moved on."""
@@ -248,17 +236,17 @@ class _TraceWriter:
         elif now > self.now:
             self._count_out()
         self.now = now
-        if item.machine not in _ORDER:
-            return
         if isinstance(item, Refused):
-            self._refused(item)
-            return
-        if item.job:
-            self._know(item, item.job)
-        if item.machine == "job":
-            self._job(item)
-        else:
-            self._place(item)
+            if item.machine in _ORDER:
+                self._refused(item)
+        elif item.kind.machine in _ORDER:
+            move = self.reader.take(1, item)
+            if move.born and move.job is not None:
+                self._be_born(move.job, item.plan)
+            if move.place is move.job:
+                self._job(move, move.job)
+            else:
+                self._place(move)
 
     def close(self, now: int) -> None:
         """End the open slices."""
@@ -266,10 +254,10 @@ class _TraceWriter:
             return
         self._count_out()
         self.now = max(self.now, now)
-        for machine, number in list(self.places):
-            self._end(machine, number)
-        for number in list(self.jobs):
-            self._leave(number)
+        for place in list(self.open):
+            self._end(place, place.state)
+        for job in list(self.jobs):
+            self._leave(job)
 
     def _begin(self, now: int) -> None:
         """Write names, and the counters of places that never moved."""
@@ -279,39 +267,36 @@ class _TraceWriter:
             self.out.write("M", "process_name", now, pid, pid, args={"name": f"{machine}s"})
             self.out.write("M", "process_labels", now, pid, pid, args={"labels": f"blocklife, clock: {self.out.note}"})
             self.out.write("M", "process_sort_index", now, pid, pid, args={"sort_index": number})
-        for machine, count in (("block", self.head.num_blocks - 1), ("slot", self.head.num_slots)):
-            self._count(machine, MACHINES[machine].initial.name, count)
+        for machine in ("block", "slot"):
+            self._count(machine, INITIAL[machine], len(self.reader.head.ids(machine)))
 
     # --- places -----------------------------------------------------------------------------------------------------------
 
-    def _place(self, line: Line) -> None:
-        pid, tid = _pid(line.machine), self._thread(line.machine, line.id)
-        place = self.places.get((line.machine, line.id))
-        if place is None:
-            place = self.places[line.machine, line.id] = _OpenSlice(tid, line.target, line.epoch)
-            if line.machine != "request":  # a row of requests is unused until a line names it; all others were counted
-                self._count(line.machine, line.source, -1)
+    def _place(self, move: RecordedMove) -> None:
+        line, place, target = move.line, move.place, move.line.kind.target
+        pid, tid = _pid(place.machine), self._thread(place.machine, place.id)
+        if place not in self.open:
+            if move.new and place.machine != "request":  # a row of requests is unused until a line names it
+                self._count(place.machine, line.kind.source, -1)
         else:
-            if line.epoch != place.epoch:
-                self.out.write("i", f"life {place.epoch} ends", self.now, pid, tid, s="t", cat="life")
-                place.epoch = line.epoch
-            if line.target == place.state:
-                self.out.write("i", line.event, self.now, pid, tid, s="t", cat="step", args=_args(line))
+            if move.epoch != place.epoch:
+                self.out.write("i", f"life {move.epoch} ends", self.now, pid, tid, s="t", cat="life")
+            if target == move.stood:
+                self.out.write("i", line.kind.event, self.now, pid, tid, s="t", cat="step", args=_args(line))
                 return
-            self._end(line.machine, line.id)
-            self.places[line.machine, line.id] = place
-            place.state = line.target
+            self._end(place, move.stood)
+        self.open[place] = None
         flow: dict[str, str | int] = {"bind_id": hex(line.job), "flow_in": True} if line.job else {}
-        self.out.write("B", line.target, self.now, pid, tid, cat=line.machine, args=_args(line), **flow)
-        self._count(line.machine, line.target, 1)
-        if _final(line.machine, line.target):  # the row belongs to another request from here on
-            self._end(line.machine, line.id)
+        self.out.write("B", target, self.now, pid, tid, cat=place.machine, args=_args(line), **flow)
+        self._count(place.machine, target, 1)
+        if _final(place.machine, target):  # the row belongs to another request from here on
+            self._end(place, target)
 
-    def _end(self, machine: str, number: int) -> None:
+    def _end(self, place: RecordedPlace, state: str) -> None:
         """End the slice of a place."""
-        place = self.places.pop((machine, number))
-        self.out.write("E", place.state, self.now, _pid(machine), place.tid)
-        self._count(machine, place.state, -1)
+        del self.open[place]
+        self.out.write("E", state, self.now, _pid(place.machine), self._thread(place.machine, place.id))
+        self._count(place.machine, state, -1)
 
     def _thread(self, machine: str, number: int) -> int:
         """The thread of a place; its first use writes its name."""
@@ -333,38 +318,33 @@ class _TraceWriter:
 
     # --- jobs -------------------------------------------------------------------------------------------------------------
 
-    def _know(self, line: Line, number: int) -> None:
-        """Begin a job with the first line that names it; numbers of jobs only grow."""
-        if number <= self.born:
-            return
-        self.born = number
-        self.names[number] = f"{PLANNING.get(line.event, 'job')} {number}"
-        self._of_job("b", self.names[number], number, args={"plan": line.plan, "line": "first named here"})
-        self._enter(number, MACHINES["job"].initial.name, {"plan": line.plan})
+    def _be_born(self, job: JobStory, plan: int) -> None:
+        """Begin a job with the first line that names it."""
+        self.jobs[job] = job.label
+        self._of_job("b", job.label, job.id, args={"plan": plan, "line": "first named here"})
+        self._enter(job, INITIAL["job"], {"plan": plan})
 
-    def _job(self, line: Line) -> None:
-        state = self.jobs.get(line.id)
-        if state is None or line.target == state:
-            self._of_job("n", line.event, line.id, args=_args(line))
+    def _job(self, move: RecordedMove, job: JobStory) -> None:
+        line, target = move.line, move.line.kind.target
+        if job not in self.jobs or target == move.stood:
+            self._of_job("n", line.kind.event, job.id, args=_args(line))
             return
-        self._of_job("e", state, line.id)
-        self._count("job", state, -1)
-        self._enter(line.id, line.target, _args(line))
-        if _final("job", line.target):
-            self._leave(line.id)
+        self._of_job("e", move.stood, job.id)
+        self._count("job", move.stood, -1)
+        self._enter(job, target, _args(line))
+        if _final("job", target):
+            self._leave(job)
 
-    def _enter(self, number: int, state: str, args: Args) -> None:
+    def _enter(self, job: JobStory, state: str, args: Args) -> None:
         """The slice of one state of a job; arrows to its places begin here."""
-        self.jobs[number] = state
-        self._of_job("b", state, number, args=args, bind_id=hex(number), flow_out=True)
+        self._of_job("b", state, job.id, args=args, bind_id=hex(job.id), flow_out=True)
         self._count("job", state, 1)
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, job: JobStory) -> None:
         """End both slices of a job."""
-        state = self.jobs.pop(number)
-        self._of_job("e", state, number)
-        self._of_job("e", self.names.pop(number), number)
-        self._count("job", state, -1)
+        self._of_job("e", job.state, job.id)
+        self._of_job("e", self.jobs.pop(job), job.id)
+        self._count("job", job.state, -1)
 
     def _of_job(self, phase: str, name: str, number: int, **rest: str | int | Args) -> None:
         self.out.write(phase, name, self.now, _pid("job"), _pid("job"), cat="job", id=hex(number), **rest)
@@ -392,7 +372,8 @@ def _final(machine: str, state: str) -> bool:
 
 
 def _args(line: Line) -> Args:
-    told: dict[str, str | int] = {"event": line.event, "from": line.source, "plan": line.plan, "commit": line.n}
+    kind = line.kind
+    told: dict[str, str | int] = {"event": kind.event, "from": kind.source, "plan": line.plan, "commit": line.n}
     name = None if line.name is None else show_name(line.name)
-    more: dict[str, str | int | None] = {"guard": line.guard, "epoch": line.epoch, "job": line.job, "request": name}
+    more: dict[str, str | int | None] = {"guard": kind.guard, "epoch": line.epoch, "job": line.job, "request": name}
     return {**told, **{key: value for key, value in more.items() if value is not None}}

@@ -2,571 +2,307 @@
 
 Rules of this file:
 
-* The ledger is not used. Refs, pins, writes, overdue pins and reports are recounted from the lines, and every guard is
+* The ledger is not used. `_reader` counts refs, pins, writes, overdue pins and reports from the lines, and every guard is
   evaluated with these counts: the row that a line claims must be the row that the table gives.
-* A line in the recorder's own spelling is split, not parsed: its parts are looked up as text. A line that is not found this way
-  is converted to that spelling once; if it is still not found, an error explains why.
-* The first broken rule ends the check of counts, because later counts are not reliable. `Checker.follow` goes on with the
-  tables alone, from the state in which the previous line left each place.
-
-The effects of couplings are in `_pending_effects`.
+* A line is judged before the reader takes it. While anything is due, a commit that carries out none of it is illegal; the
+  effects of one job come in the order of its coupling.
+* The first broken rule ends the check, because later counts are not reliable.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+import functools
 
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import LAST_EPOCH
-from blocklife.recording._format import NAMED, Head, Line, number_of, spell_row
-from blocklife.recording._pending_effects import PendingEffects
-from blocklife.recording._traces import (
-    BITS,
-    BlockTrace,
-    IllegalError,
-    JobTrace,
-    RequestTrace,
-    SlotTrace,
-    Trace,
-    TraceStep,
-    TraceT,
-    Track,
-    illegal,
-    rows_by_situation,
-    spelt,
-)
-from blocklife.states import MACHINES, PINNED, TERMINAL, Block, Job, Request
+from blocklife.recording._format import Head, Line, ranges
+from blocklife.recording._reader import LETS_GO, OVER, JobStory, Reader, RecordedMove, RecordedPlace, effects_of
+from blocklife.states import MACHINES, PINNED, Job, Request
 
-_NUMBER = r"(0|[1-9]\d{0,18})"
-_COMMIT = re.compile(rf'\{{"n":{_NUMBER},(?:"of":{_NUMBER},)?"plan":{_NUMBER},"machine":"(\w+)"', re.ASCII)
+_PINNED = frozenset(state.name for state in PINNED)
+_COUNTS = frozenset({"refs", "pins", "writes", "overdue"})
+"""Inputs of guards that are numbers; the others are yes or no."""
 
 
-# --- the check ---------------------------------------------------------------------------------------------------------
+class IllegalError(Exception):
+    """A line that breaks a rule: ``rule``, at the place given by ``machine`` and ``place``, if it is about one.
+
+    ``job`` is the job whose effect is missing; 0 for none.
+    """
+
+    def __init__(self, rule: str, machine: str, place: int, problem: str, job: int = 0) -> None:
+        super().__init__(problem)
+        self.job = job
+        self.rule = rule
+        self.machine = machine
+        self.place = place
 
 
-class Checker(PendingEffects):
+def illegal(rule: str, place: RecordedPlace, problem: str) -> IllegalError:
+    """The error for one place, which the message names first."""
+    return IllegalError(rule, place.machine, place.id, f"{place.machine} {place.id}: {problem}")
+
+
+@functools.cache
+def row_given(machine: str, source: str, event: str, told: tuple[bool, ...]) -> int:
+    """The number of the row that an event takes, by the inputs of its guards; 0 if it is refused."""
+    table = MACHINES[machine]
+    asked = table.events[event]
+    facts = asked.facts(dict(zip(asked.parameters, map(int, told), strict=True)))
+    state = next(at for at, each in enumerate(table.states) if each.name == source)
+    return asked.lut[state << len(asked.guards) | (facts if isinstance(facts, int) else 0)]
+
+
+class Checker:
     """Checks the lines of one recording in order; raises `IllegalError` at the first that breaks a rule."""
 
     def __init__(self, head: Head) -> None:
-        super().__init__(head)
+        self.head = head
+        self.reader = Reader(head)
+        self._ids = {machine: head.ids(machine) for machine in MACHINES}
+        self.n = 0
         self.plan = 0
+        self.born = 0
         self.events = 0
-        self._head = ""
-        self._of: int | None = None
+        self._commit: tuple[int, int | None, int, str] | None = None
         self._count = 0
         self._event = ""
-        self.blocks = Track(
-            "block",
-            1,
-            head.num_blocks,
-            BlockTrace,
-            {
-                "allocate": self._allocate,
-                "acquire": self._acquire,
-                "plan_store": self._reserve_block,
-                "plan_load": self._reserve_block,
-                "submit": self._submit,
-                "cancel": self._cancel,
-                "release": self._release,
-                "land": self._land,
-                "expire": self._expire,
-                "drop": self._drop,
-            },
-        )
-        self.slots = Track(
-            "slot",
-            0,
-            head.num_slots,
-            SlotTrace,
-            {
-                "reserve": self._reserve_slot,
-                "cancel": self._serve_slot,
-                "land": self._land_slot,
-                "expire": self._serve_slot,
-                "pin": self._pin,
-                "unpin": self._unpin,
-                "evict": self._evict,
-                "drop": self._drop_slot,
-            },
-        )
-        self.requests: Track[RequestTrace] = Track("request", 0, head.max_requests, RequestTrace, {})
-        self.job_steps: Track[JobTrace] = Track("job", 1, 1 << 63, JobTrace, {})
-        self._fence = BITS["fence"] if head.fence else 0
-        self._done = MACHINES["job"].index[Job.DONE]
-        self._allocates, self._releases, self._lands, self._cancels, self._expires, self._drops = (
-            rows_by_situation(MACHINES["block"].events[event])
-            for event in ("allocate", "release", "land", "cancel", "expire", "drop")
-        )
-        self._slot_lands, self._unpins, self._evicts, self._slot_drops = (
-            rows_by_situation(MACHINES["slot"].events[event]) for event in ("land", "unpin", "evict", "drop")
-        )
-        self._untouched = bytes(state not in PINNED for state in MACHINES["block"].states)
-        self._take: Callable[[str], bool] = self._block_line
-        self._takes: Mapping[str, Callable[[str], bool]] = {
-            "block": self._block_line,
-            "slot": self._slot_line,
-            "job": self._job_line,
-            "request": self._request_line,
-        }
 
-    # --- lines ------------------------------------------------------------------------------------------------------------
-
-    def take(self, line: str) -> bool:
-        """Check one line in the recorder's spelling; False if it has another, and must be converted first."""
-        head, _, rest = line.partition(',"id":')
-        if head != self._head and not self._begin(head):
-            return False
-        return self._take(rest)
-
-    def _block_line(self, rest: str) -> bool:
-        name, _, rest = rest.partition(',"epoch":')
-        epoch, _, rest = rest.partition(',"event":')
-        row, named, who = rest.partition(',"job":')
-        step = self.blocks.steps.get(row)
-        place = self.blocks.places.get(name) or self.blocks.place(name)
-        if step is None or place is None:
-            return False
-        job = None
-        if named and (job := self.jobs.get(who) or self._job(who)) is None:
-            return False
-        if place.seen == self.n or place.state != step.source or step.event != self._event:
-            self._arrive("block", place, step, job)
-        place.seen = self.n
-        if step.act is not None:
-            step.act(place, job, step)
-        if step.ends:
-            self._end_life(place)
-        place.state = step.target
-        if place.told != epoch:
-            self._refuse_epoch(place, epoch, step)
+    def take(self, number: int, line: Line) -> RecordedMove:
+        """Check one transition, and take it."""
+        kind, reader = line.kind, self.reader
+        if kind.machine not in MACHINES:
+            raise IllegalError("table", "", 0, f"there is no machine {kind.machine} ({', '.join(MACHINES)})")
+        commit = line.n, line.of, line.plan, kind.machine
+        if commit != self._commit:
+            self._begin(commit)
+        named = kind.names_job is not True if line.job is None else kind.names_job is not False and line.job > 0
+        if not (named and kind.row and line.id in self._ids[kind.machine]) or (line.epoch is None) == (kind.machine == "block"):
+            raise self._explain(line)
+        place, job = reader.find(line)
+        self._check_order(place, line, job)
+        if isinstance(place, JobStory):
+            self._check_job(place, line)
+        elif kind.machine == "request":
+            self._check_request(place, line, job)
+        else:
+            if job is not None:
+                self._check_service(place, line, job)
+            self._check_counts(place, line, job)
+        if kind.machine == "block":
+            self._check_epoch(place, line)
+        move = reader.move(number, line, place, job)
+        self.born += move.born
         self._count += 1
-        return True
+        self.events += 1
+        return move
 
-    def _slot_line(self, rest: str) -> bool:
-        name, _, rest = rest.partition(',"event":')
-        row, named, who = rest.partition(',"job":')
-        step = self.slots.steps.get(row)
-        place = self.slots.places.get(name) or self.slots.place(name)
-        if step is None or place is None:
-            return False
-        job = None
-        if named and (job := self.jobs.get(who) or self._job(who)) is None:
-            return False
-        if place.seen == self.n or place.state != step.source or step.event != self._event:
-            self._arrive("slot", place, step, job)
-        place.seen = self.n
-        if step.act is not None:
-            step.act(place, job, step)
-        place.state = step.target
-        self._count += 1
-        return True
+    # --- commits and lines ------------------------------------------------------------------------------------------------
 
-    def _job_line(self, rest: str) -> bool:
-        name, _, rest = rest.partition(',"event":')
-        row, _, who = rest.partition(',"job":')
-        step = self.job_steps.steps.get(row)
-        job = self.jobs.get(who) or self._job(who)
-        if step is None or job is None or name + "}" != who:
-            return False
-        self._arrive("job", job, step, job)
-        self._job_step(job, step)
-        job.seen, job.state = self.n, step.target
-        if job.over:
-            self.ended[job.number] = job.state
-        self._count += 1
-        return True
-
-    def _request_line(self, rest: str) -> bool:
-        rest, called, name = rest.partition(',"name":')
-        if called:
-            if NAMED.fullmatch(name) is None:
-                return False
-            rest += "}"
-        name, _, rest = rest.partition(',"event":')
-        row, named, who = rest.partition(',"job":')
-        step = self.requests.steps.get(row)
-        place = self.requests.places.get(name) or self.requests.place(name)
-        job = (self.jobs.get(who) or self._job(who)) if named else None
-        if step is None or place is None or (named and job is None):
-            return False
-        if self.requests.table.states[place.state] is Request.FINISHED:  # the row belongs to another request from here on
-            place.state = 0
-        self._arrive("request", place, step, job)
-        self._request_step(place, job, step)
-        place.seen, place.state = self.n, step.target
-        self._count += 1
-        return True
-
-    def _begin(self, head: str) -> bool:
-        """Begin the next commit; False if *head* is not in the recorder's spelling."""
-        found = _COMMIT.fullmatch(head)
-        if found is None or found[4] not in self._takes:
-            return False
-        n, plan = int(found[1]), int(found[3])
-        if n != self.n + 1 or plan < self.plan or self._of is not None:
-            self._check_commit(n, plan)
-        self.n, self.plan = n, plan
-        self._of = int(found[2]) if found[2] else None
-        self.events += self._count
-        self._count = 0
-        self._event = ""
-        self._take = self._takes[found[4]]
-        self._head = head
-        return True
-
-    def _check_commit(self, n: int, plan: int) -> None:
+    def _begin(self, commit: tuple[int, int | None, int, str]) -> None:
+        n, _, plan, _ = commit
         if self.n == 0 and n != 1:
             raise MisuseError(f"it begins with commit {n}, and earlier commits are missing (record from the start of a ledger)")
         if n == self.n:
             raise IllegalError("commit", "", 0, f"commit {n} goes on with another plan, machine or number of lines")
         self.check_whole()
-        if n < self.n:
-            raise IllegalError("commit", "", 0, f"commit {n} comes after commit {self.n}")
-        if n > self.n + 1:
-            raise IllegalError("commit", "", 0, f"commit {n} comes after commit {self.n} (a line between them is missing)")
+        if n != self.n + 1:
+            missing = " (a line between them is missing)" if n > self.n else ""
+            raise IllegalError("commit", "", 0, f"commit {n} comes after commit {self.n}{missing}")
         if plan < self.plan:
             raise IllegalError("commit", "", 0, f"plan {plan} comes after plan {self.plan}")
+        self.n, self.plan, self._commit, self._count, self._event = n, plan, commit, 0, ""
 
     def check_whole(self) -> None:
         """Refuse a commit with missing or surplus lines."""
-        if self._of is not None and self._count != self._of:
-            machine = self._head.rpartition(":")[2].strip('"')
-            problem = f"commit {self.n}, {machine} {self._event}, has {self._count} of its {self._of} lines"
-            raise IllegalError("commit", "", 0, problem)
+        if self._commit is not None and self._commit[1] not in (None, self._count):
+            n, of, _, machine = self._commit
+            raise IllegalError("commit", "", 0, f"commit {n}, {machine} {self._event}, has {self._count} of its {of} lines")
 
-    def _job(self, who: str) -> JobTrace | None:
-        """The job named at the end of a line, if it is new or over; None if the line names none."""
-        number = number_of(who[:-1]) if who[-1:] == "}" else None
-        if not number:
-            return None
-        if number in self.ended:
-            return JobTrace(number, self.ended[number], over=True)
-        return JobTrace(number)
-
-    # --- the order of lines ------------------------------------------------------------------------------------------------
-
-    def _arrive(self, machine: str, place: Trace, step: TraceStep[TraceT], job: JobTrace | None) -> None:
+    def _check_order(self, place: RecordedPlace, line: Line, job: JobStory | None) -> None:
         """Check rules of all lines: pending effects come first, a commit has one event and each place once, sources match."""
+        kind = line.kind
         if not self._event:
-            self._event = step.event
-            if self._pending or self._wanted:
-                self._check_service(machine, place, step.event, job)
-        elif step.event != self._event:
-            raise illegal("commit", machine, place, f"commit {self.n} is {self._event}, not {step.event}")
+            self._event = kind.event
+            if not self.reader.allows(place, line, job):
+                raise self.missing()
+        elif kind.event != self._event:
+            raise illegal("commit", place, f"commit {self.n} is {self._event}, not {kind.event}")
         if place.seen == self.n:
-            raise illegal("commit", machine, place, f"it takes two steps in commit {self.n} (a line comes twice)")
-        if place.state != step.source:
-            table = MACHINES[machine]
-            stands = table.states[place.state]
-            if table.events[step.event].rows_of(stands):
-                problem = (
-                    f"it leaves {step.row.source.name} by {step.event}, and stands {stands.name} (a line is missing or wrong)"
-                )
-            else:
-                reason, remedy = table.reason(stands, step.event), table.remedy(stands, step.event)
-                problem = f"cannot {step.event.upper()} while {stands.name}: {reason} ({remedy})"
-            raise illegal("table", machine, place, problem)
+            raise illegal("commit", place, f"it takes two steps in commit {self.n} (a line comes twice)")
+        if place.state != kind.source:
+            table = MACHINES[kind.machine]
+            stands = next(state for state in table.states if state.name == place.state)
+            problem = f"it leaves {kind.source} by {kind.event}, and stands {place.state} (a line is missing or wrong)"
+            if not table.events[kind.event].rows_of(stands):
+                reason, remedy = table.reason(stands, kind.event), table.remedy(stands, kind.event)
+                problem = f"cannot {kind.event.upper()} while {place.state}: {reason} ({remedy})"
+            raise illegal("table", place, problem)
 
-    # --- blocks -------------------------------------------------------------------------------------------------------------
+    # --- blocks and slots -------------------------------------------------------------------------------------------------
 
-    def _allocate(self, place: BlockTrace, _: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
-        situation = self._fence | (place.refs > 0) | (place.writes > 0) << 2
-        if self._allocates[place.state << 7 | situation] != step.row.index:
-            raise self._misjudged("block", place, step, situation)
-        place.refs = 1
-        if step.row.target is Block.FLUSHED:
-            for job in self.jobs.values():
-                if place in job.blocks and not job.over and job.state != 0:
-                    self._wanted[job] = (("flush",), "hand-out-flushes")
-            place.store = None
+    def _check_service(self, place: RecordedPlace, line: Line, job: JobStory) -> None:
+        """A step in the name of a job carries out an effect that is due, or reserves the first place of the job."""
+        event, joins = line.kind.event, line.kind.joins
+        if joins and not job.kind:
+            if job.over:
+                raise illegal("I3", job, f"it is {job.state}, and its number is given out again")
+            if job.id <= self.reader.last_job:
+                raise illegal("I3", job, f"its number is given out after {self.reader.last_job} (they only grow)")
+            if len(self.reader.jobs) >= self.head.max_jobs:
+                raise illegal("limits", job, f"it is made while {len(self.reader.jobs)} jobs are out (max_jobs)")
+        elif self.reader.due_for(place, line, job) is None:
+            if joins and place.machine == "block":
+                raise illegal("I3", place, f"{event} in the name of job {job.id}, which has its places already")
+            raise self._unasked(place, event, job)
 
-    def _acquire(self, place: BlockTrace, _: JobTrace | None, __: TraceStep[BlockTrace]) -> None:
-        place.refs += 1
-
-    def _release(self, place: BlockTrace, _: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
-        refs = place.refs - 1
+    def _check_counts(self, place: RecordedPlace, line: Line, job: JobStory | None) -> None:
+        """Holders and pins after the step are possible, and give the row that the line claims."""
+        kind, event = line.kind, line.kind.event
+        parameters = MACHINES[kind.machine].events[event].parameters
+        if not parameters:
+            return
+        refs = place.refs - (event == "release")
+        holders = [each for each in place.holders if each is not job or event not in LETS_GO]
+        lookups = place.lookups - (event == "unpin" and job is None)
         if refs < 0:
-            raise illegal("I4", "block", place, "it is released, but no request holds it")
-        situation = (refs > 0) | (place.overdue > 0) << 3
-        if self._releases[place.state << 7 | situation] != step.row.index:
-            raise self._misjudged("block", place, step, situation)
-        place.refs = refs
+            raise illegal("I4", place, "it is released, but no request holds it")
+        if lookups < 0:
+            raise illegal("I4", place, "it is unpinned, but no holder has pinned it")
+        reading = holders if place.machine == "block" else [each for each in holders if each.kind in ("load", "demote")]
+        told = {
+            "fence": self.head.fence,
+            "refs": refs > 0,
+            "pins": len(reading) + lookups > 0,
+            "writes": any(each.kind == "load" for each in holders),
+            "overdue": any(each.expired for each in holders),
+            "own": job is not None and job.kind == "load" and job.blocks.get(place.id) == place.epoch,
+            "ok": job is not None and job.state == Job.DONE.name,
+        }
+        row = row_given(kind.machine, kind.source, event, tuple(told[each] for each in parameters))
+        if place.machine == "slot" and event == "land" and job is not None:
+            # a job that is DONE may leave a slot empty: the same content landed first, or a promotion did not bring it
+            if row != kind.row and not told["ok"]:
+                raise illegal("I6", place, f"it is {kind.target} although its {job.kind} is not DONE")
+        elif row != kind.row:
+            counted = ", ".join(_counted(each, known=told[each]) for each in parameters)
+            given = f"leads by {MACHINES[kind.machine].row(row)}" if row else "is refused"
+            rule = "I1" if event == "allocate" else "table"
+            raise illegal(rule, place, f"{kind} is claimed, and with {counted} it {given}")
+        if place.machine == "block" and event in LETS_GO and (kind.target in _PINNED) != bool(holders):
+            raise illegal("I1", place, f"it becomes {kind.target} while {len(holders)} jobs pin it")
 
-    def _drop(self, place: BlockTrace, _: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
-        if self._drops[place.state << 7 | (place.refs > 0)] != step.row.index:
-            raise self._misjudged("block", place, step, int(place.refs > 0))
+    def _check_epoch(self, place: RecordedPlace, line: Line) -> None:
+        epoch = (place.epoch or 0) % LAST_EPOCH + 1 if line.kind.ends else place.epoch
+        if line.epoch != epoch:
+            ends = " (this row ends a life)" if line.kind.ends else ""
+            raise illegal("epoch", place, f"its epoch is {epoch} after {line.kind}, but the line says {line.epoch}{ends}")
 
-    def _reserve_block(self, place: BlockTrace, job: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
-        """The first line of a job: its number is new, its places are those of this commit."""
-        if job is None:
-            raise self._serveless("block", place, step.event)
-        if not job.kind:
-            self._start(job, step.event)
-        elif job.reserving != self.n:
-            problem = f"{step.event} in the name of job {job.number}, which has its places already"
-            raise illegal("I3", "block", place, problem)
-        job.blocks[place] = place.epoch
-        place.pins += 1
-        if job.kind == "store":
-            place.store = job
-        else:
-            place.writes += 1
+    # --- jobs and requests ------------------------------------------------------------------------------------------------
 
-    def _submit(self, place: BlockTrace, job: JobTrace | None, _: TraceStep[BlockTrace]) -> None:
-        self._serve(job, "block", place, "submit")
-
-    def _cancel(self, place: BlockTrace, job: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
-        self._serve(job, "block", place, "cancel")
-        place.store = None
-        if self._cancels[place.state << 7 | (place.refs > 0)] != step.row.index:
-            raise self._misjudged("block", place, step, int(place.refs > 0))
-        self._unpin_block(place)
-        self._check_touched(place, step)
-
-    def _land(self, place: BlockTrace, job: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
-        if job is None:
-            raise self._serveless("block", place, step.event)
-        load, own = job.kind == "load", job.blocks.get(place) == place.epoch
-        self._serve(job, "block", place, "land")
-        self._unpin_block(place)
-        place.writes -= load
-        place.overdue -= job.expired
-        situation = (
-            (place.refs > 0)
-            | (place.pins > 0) << 1
-            | (place.overdue > 0) << 3
-            | (own and load) << 5
-            | (job.state == self._done) << 6
-        )
-        if self._lands[place.state << 7 | situation] != step.row.index:
-            raise self._misjudged("block", place, step, situation)
-        if step.ends:
-            place.refs = 0  # the life ended while it was held
-        if own and not load:
-            place.store = None
-        self._check_touched(place, step)
-
-    def _expire(self, place: BlockTrace, job: JobTrace | None, step: TraceStep[BlockTrace]) -> None:
-        if job is None:
-            raise self._serveless("block", place, step.event)
-        own = job.kind == "load" and job.blocks.get(place) == place.epoch
-        self._serve(job, "block", place, "expire")
-        situation = (place.refs > 0) | own << 5
-        if self._expires[place.state << 7 | situation] != step.row.index:
-            raise self._misjudged("block", place, step, situation)
-        place.overdue += 1
-        if step.ends:
-            place.refs = 0
-
-    def _end_life(self, place: BlockTrace) -> None:
-        """Raise the epoch; coupling *life-ends* for a store that is planned."""
-        place.epoch = place.epoch % LAST_EPOCH + 1
-        place.told = str(place.epoch)
-        if place.store is not None:
-            if place.store.state == 0:
-                self._wanted[place.store] = (("cancel",), "life-ends")
-            place.store = None
-
-    def _check_touched(self, place: BlockTrace, step: TraceStep[BlockTrace]) -> None:
-        if self._untouched[step.target] == (place.pins > 0):
-            problem = f"it becomes {step.row.target.name} while {place.pins} jobs pin it"
-            raise illegal("I1", "block", place, problem)
-
-    def _refuse_epoch(self, place: BlockTrace, epoch: str, step: TraceStep[BlockTrace]) -> None:
-        told = f"its epoch is {place.told} after {step.row}, but the line says {epoch}"
-        raise illegal("epoch", "block", place, told + (" (this row ends a life)" if step.ends else ""))
-
-    # --- slots --------------------------------------------------------------------------------------------------------------
-
-    def _reserve_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        """A slot of a job that is being planned; of one that touches no block it is the first line."""
-        if job is None:
-            raise self._serveless("slot", place, step.event)
-        if not job.kind:
-            self._start(job, step.event)
-        elif job.due and job.due[-1].event == f"slot.{step.event}" and job.due[-1].places is None:
-            job.reserving = self.n
-            self._served(job)
-        elif job.reserving != self.n:
-            raise self._unasked(job, "slot", place, step.event)
-        job.slots[place] = None
-
-    def _serve_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        self._serve(job, "slot", place, step.event)
-
-    def _land_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        """A job that is DONE may leave a slot empty: the same content landed first, or a promotion did not bring it."""
-        filler = self._serve(job, "slot", place, "land")
-        if filler.state != self._done and self._slot_lands[place.state << 7] != step.row.index:
-            raise illegal("I6", "slot", place, f"it is {step.row.target.name} although its {filler.kind} is not DONE")
-
-    def _pin(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        if job is None:
-            place.held += 1
-        else:
-            self._reserve_slot(place, job, step)
-        place.pins += 1
-
-    def _unpin(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        if job is None:
-            place.held -= 1
-            if place.held < 0:
-                raise illegal("I4", "slot", place, "it is unpinned, but no holder has pinned it")
-        else:
-            self._serve(job, "slot", place, "unpin")
-        place.pins -= 1
-        self._judge_slot(self._unpins, place, step)
-
-    def _evict(self, place: SlotTrace, _: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        self._judge_slot(self._evicts, place, step)
-
-    def _drop_slot(self, place: SlotTrace, job: JobTrace | None, step: TraceStep[SlotTrace]) -> None:
-        if job is not None:
-            self._serve(job, "slot", place, "drop")
-        self._judge_slot(self._slot_drops, place, step)
-
-    def _judge_slot(self, rows: bytes, place: SlotTrace, step: TraceStep[SlotTrace]) -> None:
-        situation = (place.pins > 0) << 1
-        if rows[place.state << 7 | situation] != step.row.index:
-            raise self._misjudged("slot", place, step, situation)
-
-    # --- jobs and requests --------------------------------------------------------------------------------------------------
-
-    def _job_step(self, job: JobTrace, step: TraceStep[JobTrace]) -> None:
-        into, event = step.row.target, step.event
+    def _check_job(self, job: JobStory, line: Line) -> None:
+        kind = line.kind
+        if line.job != job.id:
+            raise illegal("coupling", job, f"{kind.event} happens in the name of a job, but the line names none")
         if job.over:  # a late report
             return
         if not job.kind:
-            raise illegal("I3", "job", job, f"cannot {event.upper()} before anything was reserved for it")
-        if not isinstance(into, Job):
-            raise TypeError(into)
-        if job in self._wanted and event in self._wanted[job][0]:
-            del self._wanted[job]
-        job.state = step.target
-        cause = "finish" if event == "quiesce" else event
-        if event == "finish":
-            job.reports += 1
-            missing = self.head.num_workers - job.reports
-            if (missing > 0) == (into in TERMINAL):
-                problem = f"it is {into.name} after {job.reports} of {self.head.num_workers} reports"
-                raise illegal("I9", "job", job, problem)
-        if event == "submit":
-            self._expect(job, "job.submit", into)
-        elif into in TERMINAL or event == "expire":
-            job.expired = job.expired or event == "expire"
-            self._expect(job, f"job.{cause}({job.kind})", into)
-        if event in ("cancel", "abandon") and job.request is not None and job.request.load is job:
-            self._wanted[job.request] = (("preempt", "finish"), "request-gives-up")
+            raise illegal("I3", job, f"cannot {kind.event.upper()} before anything was reserved for it")
+        reports = job.reports + 1
+        if kind.event == "finish" and (reports < self.head.num_workers) == (kind.target in OVER):
+            raise illegal("I9", job, f"it is {kind.target} after {reports} of {self.head.num_workers} reports")
+        effects, coupling = effects_of(kind.event, job.kind, kind.target)
+        blocks = [self.reader.place("block", number) for number in job.blocks]
+        if any(machine == "job" for machine, _ in effects) and any(len(block.holders) > 1 for block in blocks):
+            raise illegal("coupling", job, f"it is {kind.target} before older jobs of its places are quiet ({coupling})")
 
-    def _request_step(self, place: RequestTrace, job: JobTrace | None, step: TraceStep[RequestTrace]) -> None:
-        event = step.event
-        wanted = self._wanted.pop(place, None)
+    def _check_request(self, place: RecordedPlace, line: Line, job: JobStory | None) -> None:
+        event = line.kind.event
         if event == "plan_load":
-            if job is None or not job.due or job.due[-1].event != "request.plan_load":
-                raise illegal("I10", "request", place, "it waits for a load that is not being planned for it")
-            place.load, job.request = job, place
-            self._served(job)
-            return
-        if event in ("loaded", "load_failed"):
-            if wanted is None or (job is not None and job.number != place.load_number):
-                raise illegal("I10", "request", place, f"{event}, and its load has not ended so")
-        elif event in ("preempt", "finish") and place.load is not None and wanted is None:
-            problem = f"{event}, and its load, job {place.load.number}, was not given up before (coupling request-gives-up)"
-            raise illegal("coupling", "request", place, problem)
-        if event != "admit":
-            place.load = None
+            if job is None or self.reader.due_for(place, line, job) is None:
+                raise illegal("I10", place, "it waits for a load that is not being planned for it")
+        elif event in ("loaded", "load_failed"):
+            other = job is not None and (place.load is None or job.id != place.load.id)
+            if other or place not in self.reader.wanted:
+                raise illegal("I10", place, f"{event}, and its load has not ended so")
+        elif event in ("preempt", "finish") and place.load is not None and place not in self.reader.wanted:
+            given_up = f"job {place.load.id}, was not given up before (coupling request-gives-up)"
+            raise illegal("coupling", place, f"{event}, and its load, {given_up}")
 
     # --- the end ------------------------------------------------------------------------------------------------------------
 
-    @property
-    def total(self) -> int:
-        """How many transitions were checked."""
-        return self.events + self._count
-
     def check_end(self) -> None:
         """What must hold at the end of a complete run: no job is in flight (I5); without requests, nothing is held (I4)."""
-        for job in self.jobs.values():
+        for job in self.reader.jobs.values():
             if not job.over:
-                state = MACHINES["job"].states[job.state].name
-                raise illegal("I5", "job", job, f"it is {state} where the run ends")
-        index = self.requests.table.index
-        if all(request.state == index[Request.FINISHED] for request in self.requests.places.values()):
-            for block in self.blocks.places.values():
+                raise illegal("I5", job, f"it is {job.state} where the run ends")
+        places = self.reader.places.values()
+        if all(place.state == Request.FINISHED.name for place in places if place.machine == "request"):
+            for block in places:
                 if block.refs:
-                    raise illegal(
-                        "I4", "block", block, f"it is held {block.refs} times where the run ends and no request is left"
-                    )
+                    raise illegal("I4", block, f"it is held {block.refs} times where the run ends and no request is left")
 
     # --- errors -------------------------------------------------------------------------------------------------------------
 
-    def _misjudged(self, machine: str, place: Trace, step: TraceStep[TraceT], situation: int) -> IllegalError:
-        """The error for a line that claims another row than the guards give with the present counts."""
-        table = MACHINES[machine]
-        index = rows_by_situation(table.events[step.event])[place.state << 7 | situation]
-        event = table.events[step.event]
-        counts = ("refs", "pins", "writes", "overdue")
-        counted = ", ".join(
-            name
-            + ((">0" if situation & BITS[name] else "=0") if name in counts else "=yes" if situation & BITS[name] else "=no")
-            for name in event.parameters
-        )
-        given = f"leads by {table.row(index)}" if index else "is refused"
-        rule = "I1" if step.event == "allocate" else "table"
-        return illegal(rule, machine, place, f"{step.row} is claimed, and with {counted} it {given}")
-
-    def explain(self, line: Line) -> IllegalError:
-        """The error for a line in the recorder's spelling that is in no table."""
-        if line.machine not in MACHINES:
-            return IllegalError("table", "", 0, f"there is no machine {line.machine} ({', '.join(MACHINES)})")
-        tracks: Mapping[str, Track[BlockTrace] | Track[SlotTrace] | Track[JobTrace] | Track[RequestTrace]]
-        tracks = {"block": self.blocks, "slot": self.slots, "job": self.job_steps, "request": self.requests}
-        track = tracks[line.machine]
-        table, who = MACHINES[line.machine], f"{line.machine} {line.id}"
-        row = spell_row(line.event, line.source, line.target, line.guard)
-        problem, rule = f"{who}: the line cannot be understood", "table"
-        if not track.lowest <= line.id < track.stop:
-            problem, rule = f"{who}: ids are {track.lowest} to {track.stop - 1} (limits of the head)", "limits"
-        elif line.event not in table.events:
-            problem = f"{who}: there is no event {line.event} (events are {', '.join(table.events)})"
-        elif unknown := [each for each in (line.source, line.target) if each not in [state.name for state in table.states]]:
-            problem = f"{who}: there is no state {unknown[0]} (states are {', '.join(state.name for state in table.states)})"
-        elif row not in track.steps and row + "}" not in track.steps:
-            condition = f" [{line.guard}]" if line.guard else ""
-            place = self.jobs.get(f"{line.id}}}") if line.machine == "job" else track.places.get(str(line.id))
-            stands = f" (it stands {table.states[place.state].name})" if place else ""
-            problem = f"{who}: there is no row {line.source} --{line.event}{condition}--> {line.target}{stands}"
-        elif (line.epoch is None) == (line.machine == "block"):
-            problem, rule = f"{who}: blocks have an epoch, and nothing else does", "epoch"
-        elif line.job is None or line.machine == "job":
-            problem, rule = f"{who}: {line.event} happens in the name of a job, but the line names none", "coupling"
+    def _explain(self, line: Line) -> IllegalError:
+        """The error for a line that is wrong whatever the others say."""
+        kind, ids, table = line.kind, self._ids[line.kind.machine], MACHINES[line.kind.machine]
+        problem, rule = f"{kind.event} happens without a job, but the line names job {line.job}", "coupling"
+        if line.id not in ids:
+            problem, rule = f"ids are {ids.start} to {ids.stop - 1} (limits of the head)", "limits"
+        elif kind.event not in table.events:
+            problem, rule = f"there is no event {kind.event} (events are {', '.join(table.events)})", "table"
+        elif not kind.row:
+            names = [state.name for state in table.states]
+            unknown = [each for each in (kind.source, kind.target) if each not in names]
+            place = self.reader.place(kind.machine, line.id)
+            stands = f" (it stands {place.state})" if place.seen >= 0 or line.id in self.reader.jobs else ""
+            problem, rule = f"there is no row {kind}{stands}", "table"
+            if unknown:
+                problem = f"there is no state {unknown[0]} (states are {', '.join(names)})"
+        elif (line.epoch is None) == (kind.machine == "block"):
+            problem, rule = "blocks have an epoch, and nothing else does", "epoch"
+        elif line.job is None:
+            problem = f"{kind.event} happens in the name of a job, but the line names none"
         elif line.job < 1:
-            problem, rule = f"{who}: jobs are numbered from 1", "I3"
-        elif row not in track.steps:
-            problem, rule = f"{who}: {line.event} happens without a job, but the line names job {line.job}", "coupling"
-        return IllegalError(rule, line.machine, line.id, problem)
+            problem, rule = "jobs are numbered from 1", "I3"
+        return IllegalError(rule, kind.machine, line.id, f"{kind.machine} {line.id}: {problem}")
+
+    def missing(self) -> IllegalError:
+        """The error for a commit that comes before a pending effect: what is pending, and why."""
+        for job in self.reader.pending:
+            due = job.due[-1]
+            place = None if due.ids is None else min(due.ids)
+            name = f"a {due.machine}" if place is None else f"{due.machine} {place}"
+            why = f"job {job.id} is {job.state}; coupling {due.coupling}"
+            problem = f"{name} has had no {due.events[0]} in the name of job {job.id} ({why})"
+            machine, number = ("job", job.id) if place is None else (due.machine, place)
+            return IllegalError("coupling", machine, number, problem, job.id)
+        for waits, due in self.reader.wanted.items():
+            return illegal("coupling", waits, f"it has had no {' or '.join(due.events)} (coupling {due.coupling})")
+        raise LookupError("nothing is pending")
+
+    def _unasked(self, place: RecordedPlace, event: str, job: JobStory) -> IllegalError:
+        if not job.kind:
+            known = "is over" if job.over else "is not known"
+            return illegal("I3", place, f"{event} in the name of job {job.id}, which {known}")
+        mine = place.id in (job.blocks if place.machine == "block" else job.slots)
+        first = "nothing of the kind is due"
+        if job.due and mine:
+            first = f"{job.due[-1].machine}.{job.due[-1].events[0]} is due first"
+        held = "" if mine else ", which holds no such place"
+        return illegal("coupling", place, f"{event} in the name of job {job.id}{held}, which is {job.state} ({first})")
+
+    def tell_job(self, number: int) -> str:
+        """The state of a job and, while it is out, its places."""
+        job = self.reader.jobs.get(number)
+        if job is None:
+            state = self.reader.ended.get(number)
+            return f"job {number}: " + ("it is not known" if state is None else f"it ended {state}")
+        blocks, slots = ranges(job.blocks) or "none", ranges(job.slots) or "none"
+        return f"job {number}: a {job.kind}, {job.state}; blocks {blocks}; slots {slots}"
 
 
-class Follower:
-    """The check after the first broken rule: is the source of each line the state in which the place was left?"""
-
-    def __init__(self, checker: Checker) -> None:
-        self._at: dict[tuple[str, int], str] = {}
-        for track in (checker.blocks, checker.slots, checker.requests):
-            for place in track.places.values():
-                self._at[track.machine, place.number] = track.table.states[place.state].name
-        states = MACHINES["job"].states
-        self._at |= {("job", number): states[state].name for number, state in checker.ended.items()}
-        self._at |= {("job", job.number): states[job.state].name for job in checker.jobs.values()}
-        self._rows = {(name, spelt(row)) for name, table in MACHINES.items() for row in table.rows}
-        self._first = {name: table.initial.name for name, table in MACHINES.items()}
-
-    def fits(self, line: Line) -> bool:
-        """Whether the line is a row from the present state of its place; the place then has the line's target."""
-        place = line.machine, line.id
-        stands = self._at.get(place, self._first.get(line.machine, ""))
-        self._at[place] = line.target
-        if line.machine == "request" and stands == Request.FINISHED.name:
-            stands = self._first["request"]
-        known = (line.machine, spell_row(line.event, line.source, line.target, line.guard)) in self._rows
-        return known and line.source == stands
+def _counted(name: str, *, known: bool) -> str:
+    """An input of a guard, as messages tell it."""
+    return f"{name}{'>0' if known else '=0'}" if name in _COUNTS else f"{name}={'yes' if known else 'no'}"

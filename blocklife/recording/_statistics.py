@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
 from blocklife.lifecycle import Table
-from blocklife.recording._format import At, Head, Line, Refused
+from blocklife.recording._format import At, Line, Refused
+from blocklife.recording._reader import INITIAL, JobStory, Reader, RecordedMove
 from blocklife.recording._reading import Progress, Recording, open_recording
 from blocklife.states import MACHINES
 
@@ -32,8 +33,6 @@ One more is kept for the end of the run."""
 _EXACT_BITS = 8
 """Spans below two to this power are counted exactly, longer ones in buckets with a relative size below one per cent."""
 _SECOND = 1_000_000_000
-_PLANNING = {"block": ("plan_store", "plan_load"), "slot": ("reserve", "pin"), "job": (), "request": ()}
-"""The events with which a place is reserved for a job, by machine."""
 
 Record: TypeAlias = dict[str, object]
 
@@ -206,15 +205,10 @@ def count_file(path: str, progress: Progress | None = None) -> RunStatistics:
 
 def count_recording(recording: Recording, progress: Progress | None = None) -> RunStatistics:
     """`count_file` of an open recording of which no line was read yet."""
-    count = _Count(recording.head)
+    count = _Count(Reader(recording.head))
     for number, line in recording.lines(progress):
         try:
-            if type(line) is Line:
-                count.step(line)
-            elif type(line) is At:
-                count.tell_time(line.ns)
-            elif type(line) is Refused:
-                count.refuse(line)
+            count.take(number, line)
         except MisuseError as problem:
             raise MisuseError(f"{recording.name}: line {number}: {problem}") from None
     return count.result(recording.name, complete=recording.end is not None)
@@ -232,29 +226,14 @@ def spell_time(seconds: float) -> str:
 
 
 class _CountedMachine:
-    """One machine while it is counted.
+    """One machine while it is counted. Invariant: ``population`` counts its places by state."""
 
-    Invariant: ``places`` has every place that a line has named and that is not over, with its state, and the plan and the time
-    at which it entered it; -1 if unknown. ``population`` counts the places by state.
-    """
-
-    def __init__(self, name: str, lowest: int, stop: int) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.table = MACHINES[name]
-        index = self.table.index
-        self.rows = {
-            (row.event, row.source.name, row.target.name, row.guard.name if row.guard else None): (
-                row.index,
-                index[row.source],
-                index[row.target],
-            )
-            for row in self.table.rows
-        }
-        self.lowest, self.stop = lowest, stop
-        self.finals = frozenset(index[state] for state in self.table.finals)
-        self.initial = index[self.table.initial]
+        self.index = {state.name: at for at, state in enumerate(self.table.states)}
+        self.finals = frozenset(self.table.index[state] for state in self.table.finals)
         self.taken = [0] * (len(self.table.rows) + 1)
-        self.places: dict[int, tuple[int, int, int]] = {}
         self.population = [0] * len(self.table.states)
         self.plans = [Spans() for _ in self.table.states]
         self.times = [Spans() for _ in self.table.states]
@@ -262,129 +241,73 @@ class _CountedMachine:
         self.weight = [0] * len(self.table.states)
         """The sum over all plans of how many places were in each state."""
 
-    def explain(self, line: Line) -> MisuseError:
-        """Why a line is not a step of this machine."""
-        if not self.lowest <= line.id < self.stop:
-            return MisuseError(f"{self.name} {line.id}: ids are {self.lowest} to {self.stop - 1} (limits of the head)")
-        condition = "" if line.guard is None else f" [{line.guard}]"
-        return MisuseError(
-            f"{self.name} {line.id}: there is no row {line.source} --{line.event}{condition}--> {line.target} "
-            "(see blocklife recording check)"
-        )
-
 
 @define(eq=False)
 class _Count:
     """A recording while it is counted."""
 
-    head: Head
-    tracks: dict[str, _CountedMachine] = field(init=False)
-    steps: int = 0
-    n: int = 0
-    commits: int = 0
+    reader: Reader
+    tracks: dict[str, _CountedMachine] = field(factory=lambda: {name: _CountedMachine(name) for name in MACHINES})
     plan: int = 0
-    ns: int = -1
-    """The latest recorded time; -1 for none."""
-    began: int = -1
-    """The time recorded before the first step."""
     first_ns: int = -1
+    """The first recorded time; -1 for none."""
     astray: int = 0
     # Invariant: every ``stride``-th plan before the present one is in ``points``, with the populations of all machines.
     points: list[tuple[int, list[list[int]]]] = field(factory=list)
     stride: int = 1
 
-    @tracks.default
-    def _make_tracks(self) -> dict[str, _CountedMachine]:
-        tracks = {
-            "block": _CountedMachine("block", 1, self.head.num_blocks),
-            "slot": _CountedMachine("slot", 0, self.head.num_slots),
-            "job": _CountedMachine("job", 1, 1 << 63),
-            "request": _CountedMachine("request", 0, self.head.max_requests),
-        }
+    def __attrs_post_init__(self) -> None:
         for name in ("block", "slot"):  # places exist, even if no line names them
-            track = tracks[name]
-            track.population[track.initial] = track.stop - track.lowest
-        return tracks
+            track = self.tracks[name]
+            track.population[track.index[track.table.initial.name]] = len(self.reader.head.ids(name))
 
     # --- lines ------------------------------------------------------------------------------------------------------------
 
-    def tell_time(self, ns: int) -> None:
-        """Advance the time. A clock that goes back is ignored."""
-        if self.first_ns < 0:
-            self.first_ns = ns
-            if not self.steps:
-                self.began = ns
-        self.ns = max(ns, self.ns)
-
-    def refuse(self, refused: Refused) -> None:
-        """Count a refused event."""
-        track = self.tracks.get(refused.machine)
-        if track is None:
-            raise MisuseError(f"there is no machine {refused.machine} ({', '.join(self.tracks)})")
-        if refused.event not in track.table.events or refused.state not in {state.name for state in track.table.states}:
-            raise MisuseError(f"a {refused.machine} has no event {refused.event}, or no state {refused.state}")
-        track.refused[refused.event, refused.state] += 1
-
-    def step(self, line: Line) -> None:
-        """Count one step."""
-        track = self.tracks.get(line.machine)
-        if track is None:
-            raise MisuseError(f"there is no machine {line.machine} ({', '.join(self.tracks)})")
-        row = track.rows.get((line.event, line.source, line.target, line.guard))
-        if row is None or not track.lowest <= line.id < track.stop:
-            raise track.explain(line)
+    def take(self, number: int, line: Line | At | Refused) -> None:
+        """Count one line."""
+        if isinstance(line, At):
+            self.first_ns = line.ns if self.first_ns < 0 else self.first_ns
+            self.reader.tell_time(line.ns)
+            return
+        machine = line.machine if isinstance(line, Refused) else line.kind.machine
+        if machine not in self.tracks:
+            raise MisuseError(f"there is no machine {machine} ({', '.join(self.tracks)})")
+        track = self.tracks[machine]
+        if isinstance(line, Refused):
+            if line.event not in track.table.events or line.state not in track.index:
+                raise MisuseError(f"a {machine} has no event {line.event}, or no state {line.state}")
+            track.refused[line.event, line.state] += 1
+            return
+        ids = self.reader.head.ids(machine)
+        if line.id not in ids:
+            raise MisuseError(f"{machine} {line.id}: ids are {ids.start} to {ids.stop - 1} (limits of the head)")
+        if not line.kind.row:
+            raise MisuseError(f"{machine} {line.id}: there is no row {line.kind} (see blocklife recording check)")
         if line.plan > self.plan:
             self._go_on(line.plan)
-        if line.n != self.n:
-            self.n = line.n
-            self.commits += 1
-        self.steps += 1
-        number, source, target = row
-        track.taken[number] += 1
-        if line.job is not None and line.event in _PLANNING[line.machine]:
-            self._start(line.job)
-        place = track.places.get(line.id)
-        if place is None:
-            place = self._first_seen(track, source)
-            if place is None:
-                if source != target:
-                    self.astray += 1
-                return
-            if source == target:
-                track.places[line.id] = place
-        if place[0] != source:
-            self.astray += 1
-        if place[0] != target:
-            self._move(track, line.id, place, target)
+        track.taken[line.kind.row] += 1
+        self._step(track, self.reader.take(number, line))
 
-    def _first_seen(self, track: _CountedMachine, source: int) -> tuple[int, int, int] | None:
-        """The state of a place before its first line; None for a job that no line has created, or that is over."""
-        if track.name == "job":
-            return None
-        if track.name == "request":  # its arrival is not recorded
-            track.population[source] += 1
-            return source, -1, -1
-        return track.initial, 0, self.began
-
-    def _start(self, number: int) -> None:
-        """The first line that reserves a block for a job is its first."""
-        jobs = self.tracks["job"]
-        if number not in jobs.places:
-            jobs.places[number] = jobs.initial, self.plan, self.ns
-            jobs.population[jobs.initial] += 1
-
-    def _move(self, track: _CountedMachine, number: int, place: tuple[int, int, int], target: int) -> None:
-        stands, plan, ns = place
-        if plan >= 0:
-            track.plans[stands].add(self.plan - plan)
-        if ns >= 0:
-            track.times[stands].add(self.ns - ns)
-        track.population[stands] -= 1
-        track.population[target] += 1
-        if target not in track.finals:
-            track.places[number] = target, self.plan, self.ns
-        else:
-            track.places.pop(number, None)
+    def _step(self, track: _CountedMachine, move: RecordedMove) -> None:
+        target = move.line.kind.target
+        if isinstance(move.place, JobStory) and not move.place.kind:  # no line has created it, or it is over
+            self.astray += move.line.kind.source != target
+            return
+        self.astray += not move.fits
+        if move.born and move.job is not None and move.job.kind:
+            jobs = self.tracks["job"]
+            jobs.population[jobs.index[INITIAL["job"]]] += 1
+        if move.new and track.name == "request":  # its arrival is not recorded
+            track.population[track.index[move.stood]] += 1
+        if move.stood == target:
+            return
+        stood = track.index[move.stood]
+        if move.plan >= 0:
+            track.plans[stood].add(self.plan - move.plan)
+        if move.ns >= 0:
+            track.times[stood].add(self.reader.now - move.ns)
+        track.population[stood] -= 1
+        track.population[track.index[target]] += 1
 
     # --- plans ------------------------------------------------------------------------------------------------------------
 
@@ -416,12 +339,12 @@ class _Count:
             self.points.append((last, self._stands()))
         return RunStatistics(
             name=name,
-            steps=self.steps,
-            commits=self.commits,
+            steps=self.reader.steps,
+            commits=self.reader.commits,
             last_plan=last,
             complete=complete,
             astray=self.astray,
-            seconds=None if self.first_ns < 0 else (self.ns - self.first_ns) / _SECOND,
+            seconds=None if self.first_ns < 0 else (self.reader.now - self.first_ns) / _SECOND,
             plans=np.array([plan for plan, _ in self.points], dtype=np.int64),
             machines={
                 name: self._machine(track, [populations[at] for _, populations in self.points])

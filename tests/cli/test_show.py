@@ -18,11 +18,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from blocklife.cli import main
-from blocklife.cli._recording_show import ranges
 from blocklife.errors import RefusedError
-from blocklife.recording import Recorder
-from blocklife.recording._lives import Lives
-from blocklife.recording._reading import open_recording
+from blocklife.recording import Lives, Recorder, open_recording
+from blocklife.recording._format import ranges
 from tests.worlds import make_ledger
 
 Run = Callable[..., tuple[int, str, str]]
@@ -184,7 +182,7 @@ def test_requests_are_told_by_their_names(show: Run, lives: Lives, path: Path) -
     by_name = [show("--request", name, "--format", form)[1] for form in forms]
     by_row = show("--request", str(life.id))[1]
     record = json.loads(show("--request", name, "--json")[1])
-    load = next(job for job in lives.jobs() if job.request is not None)
+    load, request = next((job, job.request) for job in lives.jobs() if job.request is not None)
     lead = next(lives.step(index) for index in range(len(lives)) if "right before request" in lives.because(index))
 
     assert by_name[0].startswith(f"request {name} (row {life.id}) in {path}: 1 life, ")
@@ -192,8 +190,7 @@ def test_requests_are_told_by_their_names(show: Run, lives: Lives, path: Path) -
     assert all(f"request {name}" in each for each in by_name)
     assert (record["id"], record["name"], record["lives"][0]["name"]) == (life.id, name, name)
     assert {step["name"] for step in record["lives"][0]["steps"]} == {name}
-    assert load.owner in {f"request {each}" for each in lives.names.values()}
-    assert f", for {load.owner};" in show("--job", str(load.number))[1]
+    assert f", for request {request.name};" in show("--job", str(load.id))[1]
     assert lives.because(lead.index) in show(f"--{lead.machine}", str(lead.id))[1]
     refused(show("--request", "nobody"), "tells of no request of that name")
 
@@ -284,7 +281,7 @@ def test_ranges_take_neighbours_together() -> None:
     """Numbers are sorted; many are counted."""
     assert ranges([3, 1, 2, 9]) == "1-3, 9"
     assert ranges([]) == ""
-    assert ranges(range(0, 60, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 18 more"
+    assert ranges(range(0, 60, 2), 12) == "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 18 more"
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------

@@ -20,14 +20,11 @@ from attrs import evolve, frozen
 from blocklife.copiers._faults import FaultRates
 from blocklife.drawing._messages import (
     ENTRIES_DRAWN_MAX,
-    ENTRIES_MAX,
     LEDGER,
     PARTIES,
     SAID,
-    Fold,
     _asked,
     diagram,
-    folded,
     said,
 )
 from blocklife.drawing._sequence import Band, Item, Message, Note, Party, PartySequence, Way, mermaid
@@ -36,9 +33,9 @@ from blocklife.drawing._text_width import prose_width
 from blocklife.drawing._theme import Theme
 from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.ledger import GroupTransfer, Store
-from blocklife.recording import Recorder
-from blocklife.recording._lives import Lives, RecordedStep
-from blocklife.recording._reading import open_recording
+from blocklife.recording import Lives, Recorder, open_recording
+from blocklife.recording._lives import RecordedStep
+from blocklife.recording._story import ENTRIES_MAX, Fold, folded
 from blocklife.states import MACHINES, Tone
 from tests.worlds import keys, make_ledger, ready, report, sealed, store
 
@@ -133,14 +130,14 @@ def test_diagram_tells_every_step_once(lives: Lives) -> None:
 def test_diagram_of_a_job_takes_its_places_together(lives: Lives) -> None:
     """One line says how many blocks take a step; the numbers add up to all of them."""
     job = max(lives.jobs(), key=lambda each: len(each.blocks) if each.kind == "store" and each.state == "DONE" else 0)
-    items = diagram(lives, lives.place("job", job.number)).items
+    items = diagram(lives, lives.place("job", job.id)).items
     lines = [line for item in items if isinstance(item, Note) for line in item.lines]
     submitted = [line for line in lines if line.endswith("PENDING_STORE \u2192 IN_FLIGHT")]
     told = [item.text for item in items if isinstance(item, Message)]
 
     assert submitted == [f"{len(job.blocks)} blocks: PENDING_STORE \u2192 IN_FLIGHT"]
-    assert told.count(f"plan store {job.number} ({len(job.blocks)} blocks)") == 1
-    assert f"dispatch store {job.number}" in told
+    assert told.count(f"plan store {job.id} ({len(job.blocks)} blocks)") == 1
+    assert f"dispatch store {job.id}" in told
 
 
 def test_diagram_of_a_job_leaves_out_no_step_of_its_places(lives: Lives) -> None:
@@ -150,12 +147,12 @@ def test_diagram_of_a_job_leaves_out_no_step_of_its_places(lives: Lives) -> None
         stands: dict[int, str] = {}
         for step in map(lives.step, job.moves):
             at = lives.at[step.index]
-            assert stands.get(at, step.source) == step.source, (job.name, step)
+            assert stands.get(at, step.source) == step.source, (job.label, step)
             stands[at] = step.target
-        items = diagram(lives, lives.place("job", job.number)).items
+        items = diagram(lives, lives.place("job", job.id)).items
         lines = [line for item in items if isinstance(item, Note) for line in item.lines]
         for kind in {lives.kinds[lives.kind[index]] for index in job.between}:
-            assert any(f"{kind.source} \u2192 {kind.target}" in line for line in lines), (job.name, kind)
+            assert any(f"{kind.source} \u2192 {kind.target}" in line for line in lines), (job.label, kind)
             count += 1
     assert count > 10
 
@@ -177,24 +174,19 @@ def test_diagram_of_a_job_tells_what_others_did_to_its_places(tmp_path: Path) ->
         ledger.allocate("b", 1)
         ledger.complete(report(job))
         ledger.finish("b")
-    for only in (None, ("job", 1), ("block", 1)):
-        with open_recording(str(path)) as recording:
-            small = Lives.of(recording, only=only)
-        if only == ("block", 1):
-            (story,) = small.jobs()
-            assert not story.between
-            continue
-        items = diagram(small, small.place("job", 1)).items
-        lines = [line for item in items if isinstance(item, Note) for line in item.lines]
-        assert "seal 2 blocks" in [item.text for item in items if isinstance(item, Message)]
-        assert [line for line in lines if "block" in line] == [
-            "2 blocks: ALLOCATED \u2192 PLEDGED",
-            "2 blocks: PLEDGED \u2192 PENDING_STORE",
-            "2 blocks: PENDING_STORE \u2192 IN_FLIGHT",
-            "block 1: IN_FLIGHT \u2192 FLUSHED [lendable]",
-            "block 1: FLUSHED \u2192 ALLOCATED",
-            "block 2: IN_FLIGHT \u2192 CACHED",
-        ]
+    with open_recording(str(path)) as recording:
+        small = Lives.of(recording)
+    items = diagram(small, small.place("job", 1)).items
+    lines = [line for item in items if isinstance(item, Note) for line in item.lines]
+    assert "seal 2 blocks" in [item.text for item in items if isinstance(item, Message)]
+    assert [line for line in lines if "block" in line] == [
+        "2 blocks: ALLOCATED \u2192 PLEDGED",
+        "2 blocks: PLEDGED \u2192 PENDING_STORE",
+        "2 blocks: PENDING_STORE \u2192 IN_FLIGHT",
+        "block 1: IN_FLIGHT \u2192 FLUSHED [lendable]",
+        "block 1: FLUSHED \u2192 ALLOCATED",
+        "block 2: IN_FLIGHT \u2192 CACHED",
+    ]
 
 
 def test_diagram_says_the_cause_before_its_effects(lives: Lives) -> None:
@@ -230,11 +222,9 @@ def test_diagram_tells_what_happened_elsewhere_where_that_is_the_cause(tmp_path:
         ledger.dispatch(0.0)
         ledger.finish("b")
     with open_recording(str(path)) as recording:
-        small = Lives.of(recording, only=("slot", 2))
-    with open_recording(str(path)) as recording:
-        load = Lives.of(recording, only=("job", job.number))
+        small = Lives.of(recording)
     slot = [item for item in diagram(small, small.place("slot", 2)).items if not isinstance(item, Band)]
-    said_of_load = [item.text for item in diagram(load, load.place("job", job.number)).items if isinstance(item, Message)]
+    said_of_load = [item.text for item in diagram(small, small.place("job", job.number)).items if isinstance(item, Message)]
 
     assert [item.text for item in slot if isinstance(item, Message)] == ["plan store 1 (1 block)", "drop block 1"]
     assert isinstance(slot[-1], Note)

@@ -194,7 +194,7 @@ def test_jobs_hold_their_places_from_reservation_to_landing(run: Made) -> None:
     said, lives = run.said["touches"], run.lives
     columns = [unpacked(said[key]) for key in ("lane", "begin", "job", "end", "load")]
     lanes = {key: unpacked(run.said["lanes"][key]) for key in ("machine", "id")}
-    kinds = {story.number: story.kind for story in lives.jobs()}
+    kinds = {story.id: story.kind for story in lives.jobs()}
     found = set()
     for lane, begin, job, end, load in zip(*columns, strict=True):
         first, last = lives.step(begin - 1), lives.step(end - 1) if end else None
@@ -656,15 +656,15 @@ def test_page_filters_by_place_job_request_state_and_plans(run: Made, opening: A
     page.page.click("#clear")
     assert page.shown() == everything
 
-    load = next(story for story in lives.jobs() if story.kind == "load" and story.request is not None)
+    load, request = next((story, story.request) for story in lives.jobs() if story.request is not None)
     touched = {f"block {block}" for block in load.blocks} | {f"slot {slot}" for slot in load.slots}
-    page.page.fill("#job", str(load.number))
-    assert set(page.shown()) == touched | {f"job {load.number}", f"request {load.request}"}
+    page.page.fill("#job", str(load.id))
+    assert set(page.shown()) == touched | {f"job {load.id}", f"request {request.id}"}
     page.page.fill("#job", "999999")
     assert "no job 999999" in page.page.locator("#problem").text_content()
     page.page.click("#clear")
-    page.page.fill("#request", str(load.request))
-    assert touched | {f"job {load.number}", f"request {load.request}"} <= set(page.shown()) < set(everything)
+    page.page.fill("#request", str(request.id))
+    assert touched | {f"job {load.id}", f"request {request.id}"} <= set(page.shown()) < set(everything)
     page.page.click("#clear")
 
     page.page.click("#legend button:has-text('QUARANTINED') >> nth=0")
@@ -748,19 +748,19 @@ def test_page_tells_a_step_with_its_guard_and_its_cause(run: Made, opening: Any,
 def test_page_tells_requests_by_their_names(run: Made, opening: Any, tmp_path: Path) -> None:
     """In the panel, under the cursor, for the loads that they wait for, and in the filter; a row is found as well."""
     page, lives = opening(run.page), run.lives
-    load = next(story for story in lives.jobs() if story.kind == "load" and story.request is not None)
-    name = load.owner.removeprefix("request ")
+    load, request = next((story, story.request) for story in lives.jobs() if story.request is not None)
+    name = str(request.name)
     page.page.fill("#request", name)
     shown = page.shown()
-    assert f"job {load.number}" in shown
-    assert [each for each in shown if each.startswith("request")] == [f"request {load.request}"]
+    assert f"job {load.id}" in shown
+    assert [each for each in shown if each.startswith("request")] == [f"request {request.id}"]
     index = lives.called(name)[0].steps[0]
     page.js(f"goTo({index})")
     page.painted()
     page.page.screenshot(path=str(tmp_path / "names.png"))
-    assert page.page.locator("#panel h2").inner_text().startswith(f"request {name} (row {load.request})")
-    page.js(f"goTo({lives.steps_of('job', load.number)[0]})")
-    assert f"for request {name} (row {load.request})" in page.page.locator("#panel").inner_text()
+    assert page.page.locator("#panel h2").inner_text().startswith(f"request {name} (row {request.id})")
+    page.js(f"goTo({lives.steps_of('job', load.id)[0]})")
+    assert f"for request {name} (row {request.id})" in page.page.locator("#panel").inner_text()
     step = lives.step(index)
     page.js(f"look_at({step.n} - 8, {step.n} + 8)")
     page.page.mouse.move(*page.where(f"request {step.id}", step.n + 0.1))

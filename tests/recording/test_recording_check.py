@@ -27,9 +27,8 @@ from blocklife.offload import Mode
 from blocklife.recording import Recorder
 from blocklife.recording import _format as recording_format
 from blocklife.recording._checking import CheckVerdict, Illegal, check_file, check_recording
-from blocklife.recording._format import LINE_BYTES_MAX, DamagedError, read_head, read_line
-from blocklife.recording._rules import Checker
-from blocklife.recording._traces import IllegalError
+from blocklife.recording._format import LINE_BYTES_MAX, DamagedError, Line, read_head, read_line
+from blocklife.recording._rules import Checker, IllegalError
 from blocklife.states import MACHINES
 from tests.worlds import BOTH, behind_fence, held, in_flight, keys, make_ledger, report, sealed
 
@@ -370,11 +369,17 @@ def test_check_counts_pins_beside_the_tables(lines: Lines) -> None:
     at = first(lines, machine="block", event="land", source="IN_FLIGHT")
     checker = Checker(read_head("run", json.dumps(lines[0])))
     told = spell(lines).decode().splitlines()
+
+    def read(text: str) -> Line:
+        line = read_line(text)
+        assert isinstance(line, Line)
+        return line
+
     for text in told[1:at]:
-        assert checker.take(text)
-    checker.blocks.places[str(lines[at]["id"])].pins += 1
+        checker.take(1, read(text))
+    checker.reader.places["block", lines[at]["id"]].holders.append(checker.reader.job(10**6))
     with pytest.raises(IllegalError, match=r"it becomes [A-Z]+ while 1 jobs pin it") as raised:
-        checker.take(told[at])
+        checker.take(1, read(told[at]))
 
     assert raised.value.rule == "I1"
 

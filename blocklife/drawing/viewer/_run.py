@@ -22,8 +22,9 @@ from blocklife.drawing.viewer._packing import packed
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import FIRST_EPOCH
 from blocklife.recording._checking import CheckVerdict, Illegal
-from blocklife.recording._format import show_name
-from blocklife.recording._lives import LETS_GO, Lives, StepKind
+from blocklife.recording._format import StepKind, show_name
+from blocklife.recording._lives import Lives
+from blocklife.recording._reader import LETS_GO
 from blocklife.states import COUPLINGS, MACHINES
 
 MAX_EVENTS = 1_000_000
@@ -210,7 +211,7 @@ class _ShownRun:
         born = {}
         for story in lives.jobs():
             if story.effects and self.low <= story.effects[0] < self.high:
-                born[story.number] = story.effects[0] - self.low + 1
+                born[story.id] = story.effects[0] - self.low + 1
         chosen: list[tuple[int, int, int, int, int, int]] = []
         for place, (name, number) in enumerate(lives.places):
             machine = self.machines[names.index(name)]
@@ -260,7 +261,7 @@ class _ShownRun:
                 if inside and lives.places[place][0] in ("block", "slot"):
                     until = end - self.low + 1 if 0 <= end < self.high else 0
                     start = begin - self.low + 1 if begin >= self.low else 0
-                    found.append((self.lane_of[place], start, story.number, until, int(story.kind == "load")))
+                    found.append((self.lane_of[place], start, story.id, until, int(story.kind == "load")))
         found.sort()
         keys = ("lane", "begin", "job", "end", "load")
         return {"count": len(found), **{key: packed([each[i] for each in found]) for i, key in enumerate(keys)}}
@@ -318,18 +319,8 @@ class _ShownRun:
         """Steps after the first illegal one whose source is not the state in which their place was left."""
         if self.verdict.illegal is None:
             return {"count": 0, "step": ""}
-        lives = self.lives
-        stands: dict[int, str] = {}
-        found = []
-        for index, (place, number) in enumerate(zip(lives.at, lives.kind, strict=True)):
-            kind = lives.kinds[number]
-            if lives.line[index] > self.verdict.illegal.line and self.low <= index < self.high:
-                begins = MACHINES[kind.machine].initial.name if kind.machine in MACHINES else kind.source
-                stood = stands.get(place, begins)
-                again = kind.machine == "request" and stood == "FINISHED"
-                if not kind.row or kind.source != (begins if again else stood):
-                    found.append(index - self.low)
-            stands[place] = kind.target
+        lives, first = self.lives, self.verdict.illegal.line
+        found = [index - self.low for index in lives.astray if self.low <= index < self.high and lives.line[index] > first]
         return {"count": len(found), "step": packed(found)}
 
     def _about(self) -> str:
