@@ -24,11 +24,11 @@ NIGHTLY := -m 'slow or not slow'
 # scheduler's own walks. The rest, with what explores worlds, is for the night.
 BOTH_WAYS := tests/both_ways tests/ledger $(addprefix tests/offload/test_offload,.py _walks.py)
 ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \
-  $(addprefix testing/test_,explore.py ledger_world.py scenarios.py walk.py world.py worlds.py))
+  $(addprefix testing/test_,explore.py scenarios.py walk.py world.py worlds.py) proof/test_ledger_world.py)
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
 LONG := tests/both_ways tests/offload/test_offload_walks.py \
-  tests/proof/test_mutants.py $(addprefix tests/testing/test_,ledger_world.py machine.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
+  $(addprefix tests/proof/test_,ledger_world.py mutants.py) $(addprefix tests/testing/test_,machine.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
   tests/testing/test_walk.py::test_walk_finds_nothing_in_a_pinned_world \
@@ -37,7 +37,7 @@ LONG := tests/both_ways tests/offload/test_offload_walks.py \
   tests/ledger/test_connector_ledger.py::test_what_is_told_of_a_step_is_what_is_told_one_by_one \
   $(addprefix tests/recording/test_recording_check.py::test_check_finds_,nothing_in_hybrid_runs any_line_that_is_missing \
     a_missing_line_without_sizes_or_it_has_no_consequence) \
-  $(addprefix tests/recording/test_lives.py::test_,lives_end_where_the_ledger_stands one_place_is_told_as_among_all) \
+  tests/recording/test_lives.py::test_lives_end_where_the_ledger_stands \
   tests/copiers/test_distributed.py::test_ranks_replay_under_torchrun \
   $(addprefix tests/proof/test_promela.py::test_spin_counts_the_states_,that_the_explorer_counts of_the_other_worlds) \
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \

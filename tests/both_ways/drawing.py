@@ -51,7 +51,7 @@ from blocklife.states import (
     states_before,
     states_with,
 )
-from blocklife.testing.worlds._ledger_settings import PLAIN
+from tests.proof.ledger_world.settings import PLAIN
 from tests.worlds import places_for, world_key
 
 DEADLINE = 20.0

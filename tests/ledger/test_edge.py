@@ -27,7 +27,7 @@ from blocklife.ledger.records import Placement, Plan
 from blocklife.ledger.views import BlocksView, SlotsView
 from blocklife.offload import Geometry, Hit, HostTier, OffloadScheduler, Placed, Policies
 from blocklife.states import MACHINES, Block, Slot, states_before
-from blocklife.testing.worlds._ledger_settings import PLAIN
+from tests.proof.ledger_world.settings import PLAIN
 from tests.rigs import Rig, letters, scheduler_refuses
 from tests.worlds import block_of, held, in_flight, keys, make_ledger, ready, refuses, report, sealed, store
 

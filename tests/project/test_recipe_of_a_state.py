@@ -17,6 +17,7 @@ import pytest
 import blocklife
 
 PACKAGE = Path(blocklife.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 
 STEPS: dict[str, tuple[str, str, str]] = {
     "member": (
@@ -73,12 +74,13 @@ def grown(folder: Path, left_out: str = "", instead: str = "{}") -> None:
 
 
 def said(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """What a program answers that runs with the package in *folder*."""
-    known = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    """What a program answers that runs with the package in *folder*, beside the proofs of this project."""
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run([sys.executable, "-c", program], cwd=folder, env=known, capture_output=True, text=True, check=False)
 
 
-IMPORTS = "import blocklife.drawing._theme, blocklife.testing.worlds._ledger_world"
+IMPORTS = "import blocklife.drawing._theme, tests.proof.ledger_world.world"
+"""What fails at the import if a step is missing."""
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,8 @@ from blocklife.ledger.invariants import check
 from blocklife.states import Block, BlockLife
 from blocklife.testing.exploring._explore import Verdict, explore
 from tests.proof.judges.promela import promela
-from blocklife.testing.worlds._ledger_settings import LedgerSettings
-from blocklife.testing.worlds._ledger_world import LedgerWorld
+from tests.proof.ledger_world.settings import LedgerSettings
+from tests.proof.ledger_world.world import LedgerWorld
 
 # the free count, the free list, and what is handed out
 ledger = Ledger(Limits(num_blocks=4, num_slots=1))

@@ -26,12 +26,12 @@ from attrs import evolve
 from blocklife.errors import DefinitionError
 from blocklife.lifecycle import guard
 from blocklife.states import COUPLINGS, MACHINES, Coupling
-from blocklife.testing.worlds._ledger_settings import WORLDS, LedgerSettings
 from tests.proof.judges import rules as rules
 from tests.proof.judges.model import Program
 from tests.proof.judges.promela import promela
 from tests.proof.judges.rules import FACTS, NOT_MODELLED, condition, program
-from tests.testing.test_ledger_world import COUNTS, SLOW_COUNTS, explored
+from tests.proof.ledger_world.settings import WORLDS, LedgerSettings
+from tests.proof.test_ledger_world import COUNTS, SLOW_COUNTS, explored
 
 DEFAULT = ("smallest", "deadlines", "windows,contract=hold")
 """Worlds that SPIN counts in every run; the others are slow."""

@@ -25,11 +25,11 @@ from blocklife.errors import CapacityError, MisuseError
 from blocklife.testing.exploring import _explore as exploring
 from blocklife.testing.exploring import _processes as processes
 from blocklife.testing.exploring._explore import ActionT, Bounds, Broken, Exploration, Kind, Property, Verdict, explore
-from blocklife.testing.worlds._ledger_settings import LedgerSettings
-from blocklife.testing.worlds._ledger_world import LedgerWorld
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import World
 from tests.programs import HANGS_S
+from tests.proof.ledger_world.settings import LedgerSettings
+from tests.proof.ledger_world.world import LedgerWorld
 from tests.proof.mutants.planting import mutant_named, planted, seed_mutants
 from tests.proof.mutants.table import PageRow, read_page
 

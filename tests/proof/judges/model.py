@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from blocklife.testing.worlds._ledger_settings import LedgerSettings
+from tests.proof.ledger_world.settings import LedgerSettings
 
 
 @frozen

@@ -17,9 +17,9 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 
 from blocklife.errors import DefinitionError
-from blocklife.testing.worlds._ledger_settings import LedgerSettings
 from tests.proof.judges.model import ModelAction, Predicate, Procedure, Program
 from tests.proof.judges.rules import program
+from tests.proof.ledger_world.settings import LedgerSettings
 
 _COMPARED: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",

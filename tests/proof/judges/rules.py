@@ -19,9 +19,9 @@ from blocklife.errors import DefinitionError, MisuseError
 from blocklife.ledger._limits import Contract
 from blocklife.lifecycle import Event, Guard
 from blocklife.states import COUPLINGS, MACHINES, Coupling, Job, Slot, Trait, coupled, ends_life, states_with
-from blocklife.testing.worlds._ledger_settings import FAILED, HELD_BACK, IDLE, LANDED, LOAD, NONE, RUNS, STORE, LedgerSettings
 from tests.proof.judges.model import ModelAction, Predicate, Procedure, Program
 from tests.proof.judges.verbs import HANDWRITTEN, action_of, variables
+from tests.proof.ledger_world.settings import FAILED, HELD_BACK, IDLE, LANDED, LOAD, NONE, RUNS, STORE, LedgerSettings
 
 _PLACE = {
     "refs": "refs[b] > 0",

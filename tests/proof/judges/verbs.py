@@ -27,8 +27,8 @@ from blocklife.states import (
     states_before,
     states_with,
 )
-from blocklife.testing.worlds._ledger_settings import PLAIN, VERBS, LedgerSettings
 from tests.proof.judges.model import ModelAction, Variable
+from tests.proof.ledger_world.settings import PLAIN, VERBS, LedgerSettings
 
 # --- sets of states ----------------------------------------------------------------------------------------------------
 

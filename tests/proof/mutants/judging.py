@@ -25,10 +25,10 @@ from blocklife.errors import MisuseError
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import ActionT, Bounds, Exploration, Verdict, explore
-from blocklife.testing.worlds._ledger_settings import LedgerSettings
-from blocklife.testing.worlds._ledger_world import LedgerWorld
 from blocklife.testing.worlds._pinned import WORLDS
 from blocklife.testing.worlds._world import World, WorldSettings
+from tests.proof.ledger_world.settings import LedgerSettings
+from tests.proof.ledger_world.world import LedgerWorld
 from tests.proof.mutants.planting import Mutant, planted, watched
 
 _TABLES = {**MACHINES, **SCHEDULER_MACHINES}

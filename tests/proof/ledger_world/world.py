@@ -38,9 +38,9 @@ from blocklife.testing.worlds._device import (
     Pass,
     renamed,
 )
-from blocklife.testing.worlds._ledger_settings import FAILED, HELD_BACK, LANDED, RUNS, LedgerSettings
-from blocklife.testing.worlds._ledger_verbs import MISSING, LedgerAction, LedgerValue, NamedJob, Report, Verbs
 from blocklife.testing.worlds._row_counts import RowCounts
+from tests.proof.ledger_world.settings import FAILED, HELD_BACK, LANDED, RUNS, LedgerSettings
+from tests.proof.ledger_world.verbs import MISSING, LedgerAction, LedgerValue, NamedJob, Report, Verbs
 
 __all__ = ["LedgerAction", "LedgerSettings", "LedgerState", "LedgerWorld"]
 

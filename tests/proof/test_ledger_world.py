@@ -23,10 +23,10 @@ from blocklife.ledger import Completion, Ledger
 from blocklife.ledger._checks import Checks
 from blocklife.states import MACHINES, Slot, SlotLife
 from blocklife.testing.exploring._explore import Bounds, Exploration, Kind, Property, Verdict, explore
-from blocklife.testing.worlds._ledger_settings import LedgerSettings
-from blocklife.testing.worlds._ledger_verbs import LedgerAction
-from blocklife.testing.worlds._ledger_world import LedgerState, LedgerWorld
 from tests.planting import planted
+from tests.proof.ledger_world.settings import LedgerSettings
+from tests.proof.ledger_world.verbs import LedgerAction
+from tests.proof.ledger_world.world import LedgerState, LedgerWorld
 
 COUNTS: dict[str, tuple[int, int]] = {
     "smallest": (212, 162),
@@ -167,7 +167,7 @@ def test_ledger_worlds_take_every_row() -> None:
 
     never = [f"{machine} {MACHINES[machine].row(row)}" for (machine, row), times in taken.items() if not times]
     assert not never, (
-        f"no world takes {', '.join(never)} (write its verb into testing/worlds/_ledger_verbs.py, or delete the row)"
+        f"no world takes {', '.join(never)} (write its verb into tests/proof/ledger_world/verbs.py, or delete the row)"
     )
 
 
