@@ -1,4 +1,4 @@
-"""The lifecycles of what an engine's connector keeps of a request, beside those of the ledger and of the offload scheduler.
+"""The lifecycles of what an engine's connector keeps, beside those of the ledger and of the offload scheduler.
 
 Rules of this file:
 
@@ -6,7 +6,7 @@ Rules of this file:
 * Each request has an object of each lifecycle, and of `trust` one for each admission that needs it. They are not rows of tables
   as in the ledger, because any number of requests may wait in the engine.
 
-`specs/connector-request.md` says what each is needed for.
+`specs/connector-request.md` says what each of a request is needed for, `specs/sglang-linker.md` what that of a store is.
 """
 
 from __future__ import annotations
@@ -55,6 +55,16 @@ class Trust(enum.Enum):
     DOUBTED = "the step that brings it has not reported"
     REFUTED = "it has failed, and the engine computes it again"
     SETTLED = "it was right, or the request is over or began anew"
+
+
+@enum.unique
+class LinkedStore(enum.Enum):
+    """Where the pages of one store stand that an engine has asked for, and whose outcome it takes in order."""
+
+    OUT = "its copy is planned or under way"
+    KEPT = "all of its pages are in host memory"
+    LOST = "there was no room, its copy has failed, or it was given up"
+    TAKEN = "the engine has taken the outcome"
 
 
 @guard
@@ -145,6 +155,22 @@ class TrustLife(Lifecycle[Trust], initial=Trust.DOUBTED, finals={Trust.SETTLED})
         """The request is over, was preempted, or is computed again from an earlier token."""
 
 
+class LinkedStoreLife(Lifecycle[LinkedStore], initial=LinkedStore.OUT, finals={LinkedStore.TAKEN}):
+    """One store of a linker."""
+
+    @edge(LinkedStore.OUT, to=LinkedStore.KEPT)
+    def land(self) -> None:
+        """Its copy is DONE, or nothing had to be copied."""
+
+    @edge(LinkedStore.OUT, to=LinkedStore.LOST)
+    def lose(self) -> None:
+        """It is declined for want of room, or its copy has ended otherwise."""
+
+    @edge(LinkedStore.KEPT, LinkedStore.LOST, to=LinkedStore.TAKEN)
+    def take(self) -> None:
+        """The engine takes the outcome of the oldest store, and its pages back."""
+
+
 STOPPED = states_before(SessionLife.table.events["go_on"], SessionState)
 """States in which a session has stopped."""
 
@@ -161,3 +187,9 @@ CONNECTOR_MACHINES: Mapping[str, Table] = {
 
 REQUEST_MACHINES: Mapping[str, Table] = {**SCHEDULER_MACHINES, **CONNECTOR_MACHINES}
 """All lifecycles of a request beside that in the ledger."""
+
+LINKER_MACHINES: Mapping[str, Table] = {"linked": LinkedStoreLife.table}
+"""The lifecycles of SGLang's linker by name."""
+
+KNOWN = states_before(LinkedStoreLife.table.events["take"], LinkedStore)
+"""States in which the outcome of a linked store is known."""

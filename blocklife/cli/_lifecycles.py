@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
-from blocklife.connector_states import REQUEST_MACHINES
+from blocklife.connector_states import LINKER_MACHINES, REQUEST_MACHINES
 from blocklife.errors import MisuseError
 from blocklife.lifecycle import Lifecycle, Table
 from blocklife.states import MACHINES
@@ -22,7 +22,7 @@ from blocklife.stores._states import STORE_MACHINES
 from blocklife.watch_states import WATCH_MACHINES
 
 ALL = "all"
-OURS = {**MACHINES, **REQUEST_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
+OURS = {**MACHINES, **REQUEST_MACHINES, **LINKER_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
 
 
 def tables_named(names: Sequence[str]) -> dict[str, Table]:

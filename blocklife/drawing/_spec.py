@@ -16,7 +16,7 @@ from pathlib import Path
 
 from attrs import define, field
 
-from blocklife.connector_states import REQUEST_MACHINES
+from blocklife.connector_states import LINKER_MACHINES, REQUEST_MACHINES
 from blocklife.drawing._mermaid import mermaid
 from blocklife.drawing._picture import Panel, picture
 from blocklife.drawing._svg import svg
@@ -35,7 +35,7 @@ from blocklife.states import COUPLINGS, MACHINES, NATURES, Trait
 from blocklife.stores._states import STORE_MACHINES
 from blocklife.watch_states import WATCH_MACHINES
 
-_BESIDE: Mapping[str, Table] = {**REQUEST_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
+_BESIDE: Mapping[str, Table] = {**REQUEST_MACHINES, **LINKER_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
 """The lifecycles beside those of the ledger."""
 END = "<!-- end -->"
 DRAWINGS = "drawings"

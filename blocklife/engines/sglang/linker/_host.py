@@ -26,8 +26,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
+from blocklife.connector_states import KNOWN, LinkedStore, LinkedStoreLife
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
     Batch,
@@ -69,8 +70,7 @@ class _LinkedStore:
     name: str
     blocks: Sequence[int]
     """The blocks that the ledger has for it; none if nothing had to be copied."""
-    verdict: bool | None = None
-    """Whether all of it is in host memory; None while the copy is out."""
+    life: LinkedStoreLife = field(factory=LinkedStoreLife)
 
 
 @define(eq=False)
@@ -110,7 +110,7 @@ class LinkedHost:
     """One rank's ledger and host tier. It never sees a byte: plans go out, and reports come in.
 
     Invariant: a block that the ledger has handed out belongs to a store that is not acknowledged or to a load that is not
-    finished; all others are FREED. `_verdicts` has the jobs of stores that are out, and of loads that are started.
+    finished; all others are FREED. `_by_job` has the stores whose copies are out, by job.
     """
 
     def __init__(
@@ -180,7 +180,9 @@ class LinkedHost:
         self.tier.touch(reversed(there))
         self._count(num_known=len(there))
         if not missing:
-            self._stores.append(_LinkedStore("", (), True))
+            store = _LinkedStore("", ())
+            store.life.land()
+            self._stores.append(store)
             return
         store = _LinkedStore(self._name("store"), [blocks[at] for at in missing])
         self._plan(store, [keys[at] for at in missing], there)
@@ -217,7 +219,8 @@ class LinkedHost:
             self.ledger.unpin(name, there)
 
     def _decline(self, store: _LinkedStore) -> None:
-        store.name, store.blocks, store.verdict = "", (), False
+        store.name, store.blocks = "", ()
+        store.life.lose()
         self._count(num_no_room=1)
 
     @property
@@ -225,20 +228,22 @@ class LinkedHost:
         """How many stores, from the oldest on, have an outcome."""
         count = 0
         for store in self._stores:
-            if store.verdict is None:
+            if store.life.state not in KNOWN:
                 break
             count += 1
         return count
 
     def acknowledge(self) -> bool:
         """SGLang takes the outcome of the oldest store, and gives its pages free. Refuses one that is still out."""
-        if not self._stores or self._stores[0].verdict is None:
+        if not self._stores or self._stores[0].life.state not in KNOWN:
             raise MisuseError("linker: no store is over (ask num_completed_offloads first)")
         store = self._stores.popleft()
         if store.name:
             self.ledger.finish(store.name)
             self._forget(store.blocks)
-        return bool(store.verdict)
+        kept = store.life.state is LinkedStore.KEPT
+        store.life.take()
+        return kept
 
     # --- loads --------------------------------------------------------------------------------------------------------------
 
@@ -385,7 +390,7 @@ class LinkedHost:
             if store is None:
                 self._loaded[number] = done
                 continue
-            store.verdict = done
+            (store.life.land if done else store.life.lose)()
             self._count(
                 num_stored=len(store.blocks) if done else 0,
                 num_failed_stores=int(not done and not cancelled),
