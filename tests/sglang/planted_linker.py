@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from attrs import frozen
 
+from blocklife.connector_states import KNOWN, LinkedStore
 from blocklife.ledger import JobId
 from tests.sglang.rig import Rank
 
@@ -41,9 +43,12 @@ def acknowledged_early(linker: Any) -> None:
     host = linker.host
     plan = host._plan
 
+    def nothing() -> None:
+        """Its copy has ended, and it is over already."""
+
     def planned(store: Any, keys: Sequence[bytes], there: Sequence[int]) -> None:
         plan(store, keys, there)
-        store.verdict = True
+        store.life = SimpleNamespace(state=LinkedStore.KEPT, land=nothing, lose=nothing, take=nothing)
 
     host._plan = planned
 
@@ -52,7 +57,7 @@ def acknowledged_in_another_order(linker: Any) -> None:
     """Stores are counted as they land, and taken in the order in which they were made."""
 
     def count(self: Any) -> int:
-        return sum(store.verdict is not None for store in self._stores)
+        return sum(store.life.state in KNOWN for store in self._stores)
 
     kind = type(linker.host)
     linker.host.__class__ = type("Unordered", (kind,), {"num_acknowledged": property(count)})
