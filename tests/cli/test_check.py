@@ -489,15 +489,3 @@ def test_recording_of_a_replay_is_legal_and_a_changed_one_is_not(tmp_path: Path,
     assert broken == 1
     assert "NOT legal" in told
     assert "No such file" in refused(capsys, "recording", "check", str(tmp_path / "missing"))
-
-
-def test_models_are_printed_for_another_judge(capsys: Capture) -> None:
-    """A world of the ledger as Promela; sizes are read, and refused where there are none."""
-    smallest = call(capsys, "spec", "--promela")
-    other = call(capsys, "spec", "--promela", "--world", "loads,contract=hold")
-
-    assert (smallest[0], other[0]) == (0, 0)
-    assert "active proctype" in smallest[1] or "init" in smallest[1]
-    assert "contract=hold" in other[1].partition("\n")[0]
-    assert "'atlantis' is not a part of a world" in refused(capsys, "spec", "--promela", "--world", "atlantis")
-    assert "--world loads: it goes with --promela" in refused(capsys, "spec", "--check", "--world", "loads")
