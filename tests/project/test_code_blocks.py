@@ -45,7 +45,7 @@ PROGRAMS = {
 }
 """What a command may begin with. The first six are other people's, and only their name is looked at."""
 TARGETS = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
-VARIABLES = {"ARGS", "VLLM", "SGLANG", "SOURCES", "PYTHON"}
+VARIABLES = {"ARGS", "VLLM", "SGLANG", "SOURCES", "PYTHON", "WORLD"}
 
 
 def of(language: str) -> list[Block]:
