@@ -8,7 +8,7 @@ def to_install(extra: str) -> str:
 
     `pyproject.toml` says what they are, and the metadata of the installed package repeats it.
     """
-    from importlib.metadata import PackageNotFoundError, requires  # nobody pays for it who lacks nothing
+    from importlib.metadata import PackageNotFoundError, requires  # slow to import, and needed only where a package is missing
 
     try:
         required = requires("blocklife") or []

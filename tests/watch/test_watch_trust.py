@@ -418,4 +418,4 @@ def test_i6_falls_where_a_hit_has_a_hole() -> None:
     scheduler.schedule(step({"a": 1}, new={"a": (8, [0, 2, 3])}))
 
     assert rules(watch) == ["I6"]
-    assert watch.violations[0].what == "a counts 8 tokens as computed, and at position 0 of group 0 there is none"
+    assert watch.violations[0].what == "a counts 8 tokens as computed, and at position 0 of group 0 there is no block"

@@ -118,7 +118,7 @@ class OnDevice(Protocol):
         """The same entries in another shape."""
 
     def clone(self) -> OnDevice:
-        """A copy; nobody waits for it."""
+        """A copy on the device, queued there: the call does not wait until it is made."""
 
 
 def numbers(indices: object) -> list[int]:

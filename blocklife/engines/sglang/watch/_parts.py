@@ -148,7 +148,7 @@ class StateParts:
 
     @classmethod
     def of(cls, scheduler: object, tree: object, controller: object, rows: object) -> StateParts | str:
-        """The memory of states of a scheduler with these parts, or why there is none that can be followed.
+        """The memory of states that a scheduler with these parts has; if the watch cannot follow it, the reason, as a text.
 
         It cannot be followed where a slot has one number in the engine's tables and another one in its memory, where what is
         cached is converted to 8 bits, where a part of a state is in a ring beside it, and where steps guess tokens ahead.

@@ -54,7 +54,7 @@ class LockCount:
         return left >= 0 or self._is_late
 
     def forget(self) -> None:
-        """There is none any more."""
+        """Forget all locks."""
         self._held, self._is_late = {}, False
 
 

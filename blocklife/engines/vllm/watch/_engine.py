@@ -324,7 +324,7 @@ class TablesHooks:
             if all(ids) and given.isdisjoint(ids):  # the usual case
                 continue
             at, block = next((at, block) for at, block in enumerate(ids, first) if not block or block in given)
-            why = f"block {block} was handed out by this same step, and nothing loads it" if block else "there is none"
+            why = f"there is block {block}, which this step has handed out and no load fills" if block else "there is no block"
             what = f"{name} counts {computed} tokens as computed, and at position {at} of group {group} {why}"
             self._tell("I6", what, name, block or None)
 
