@@ -58,7 +58,7 @@ class Trust(enum.Enum):
 
 
 @enum.unique
-class LinkedStore(enum.Enum):
+class LinkedStoreState(enum.Enum):
     """Where the pages of one store stand that an engine has asked for, and whose outcome it takes in order."""
 
     OUT = "its copy is planned or under way"
@@ -155,18 +155,18 @@ class TrustLife(Lifecycle[Trust], initial=Trust.DOUBTED, finals={Trust.SETTLED})
         """The request is over, was preempted, or is computed again from an earlier token."""
 
 
-class LinkedStoreLife(Lifecycle[LinkedStore], initial=LinkedStore.OUT, finals={LinkedStore.TAKEN}):
+class LinkedStoreLife(Lifecycle[LinkedStoreState], initial=LinkedStoreState.OUT, finals={LinkedStoreState.TAKEN}):
     """One store of a linker."""
 
-    @edge(LinkedStore.OUT, to=LinkedStore.KEPT)
+    @edge(LinkedStoreState.OUT, to=LinkedStoreState.KEPT)
     def land(self) -> None:
         """Its copy is DONE, or nothing had to be copied."""
 
-    @edge(LinkedStore.OUT, to=LinkedStore.LOST)
+    @edge(LinkedStoreState.OUT, to=LinkedStoreState.LOST)
     def lose(self) -> None:
         """It is declined for want of room, or its copy has ended otherwise."""
 
-    @edge(LinkedStore.KEPT, LinkedStore.LOST, to=LinkedStore.TAKEN)
+    @edge(LinkedStoreState.KEPT, LinkedStoreState.LOST, to=LinkedStoreState.TAKEN)
     def take(self) -> None:
         """The engine takes the outcome of the oldest store, and its pages back."""
 
@@ -191,5 +191,5 @@ REQUEST_MACHINES: Mapping[str, Table] = {**SCHEDULER_MACHINES, **CONNECTOR_MACHI
 LINKER_MACHINES: Mapping[str, Table] = {"linked": LinkedStoreLife.table}
 """The lifecycles of SGLang's linker by name."""
 
-KNOWN = states_before(LinkedStoreLife.table.events["take"], LinkedStore)
+KNOWN = states_before(LinkedStoreLife.table.events["take"], LinkedStoreState)
 """States in which the outcome of a linked store is known."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from blocklife.connector_states import KNOWN, LinkedStore
+from blocklife.connector_states import KNOWN, LinkedStoreState
 from blocklife.ledger import JobId
 from tests.sglang.rig import Rank
 
@@ -48,7 +48,7 @@ def acknowledged_early(linker: Any) -> None:
 
     def planned(store: Any, keys: Sequence[bytes], there: Sequence[int]) -> None:
         plan(store, keys, there)
-        store.life = SimpleNamespace(state=LinkedStore.KEPT, land=nothing, lose=nothing, take=nothing)
+        store.life = SimpleNamespace(state=LinkedStoreState.KEPT, land=nothing, lose=nothing, take=nothing)
 
     host._plan = planned
 

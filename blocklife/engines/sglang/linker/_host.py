@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, evolve, field, frozen
 
-from blocklife.connector_states import KNOWN, LinkedStore, LinkedStoreLife
+from blocklife.connector_states import KNOWN, LinkedStoreLife, LinkedStoreState
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
     Batch,
@@ -241,7 +241,7 @@ class LinkedHost:
         if store.name:
             self.ledger.finish(store.name)
             self._forget(store.blocks)
-        kept = store.life.state is LinkedStore.KEPT
+        kept = store.life.state is LinkedStoreState.KEPT
         store.life.take()
         return kept
 

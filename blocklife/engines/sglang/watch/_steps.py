@@ -324,7 +324,7 @@ def _is_step(planned: object) -> bool:
 
 
 def _kept(states: StateParts, block: int, start: int, stop: int, reached: int | None) -> KeptState:
-    """Which state the layers will write for the cache. *reached* is the token of a prompt that they are told; None: an answer."""
+    """Which state the layers will write for the cache. *reached* is the token of a prompt they are told; None: an answer."""
     if reached is None:
         return KeptState(block, stop)
     # As the layers do: the recent inputs behind whole multiples of the grid from the first token of the step on; the
