@@ -201,10 +201,10 @@ $(MOONCAKE)/.made: pyproject.toml constraints.txt
 	@touch $@
 
 test-mooncake: $(MOONCAKE)/.made  ## the store over Mooncake with its real master; needs Debian's libibverbs1 and librdmacm1
-	@$(MOONCAKE)/bin/python -m pytest tests/stores/test_mooncake.py tests/stores/test_mooncake_client.py $(ARGS)
+	@$(MOONCAKE)/bin/python -m pytest tests/tiers/test_mooncake.py tests/tiers/test_mooncake_client.py $(ARGS)
 
 bench-mooncake: $(MOONCAKE)/.made  ## how fast content moves to Mooncake and back, beside its client alone
-	@$(MOONCAKE)/bin/python -m tests.stores.bench_mooncake $(ARGS)
+	@$(MOONCAKE)/bin/python -m tests.tiers.bench_mooncake $(ARGS)
 
 spec: $(VENV)/.dev  ## write the generated parts of specs/, the page of all refusals, and the stubs of the doors
 	@$(BIN)/blocklife spec --write

@@ -56,7 +56,7 @@ CORE = (
     "offload._snapshot",
     "offload._stores",
     "offload.replacement",
-    "stores._presence",
+    "tiers._presence",
     "engines.vllm.connector._scheduler",
 )
 """The modules that are compiled where there is a compiler. What is compiled is decided here and nowhere else."""

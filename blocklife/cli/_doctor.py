@@ -336,7 +336,7 @@ _MOONCAKES = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "
 
 def _mooncake() -> str:
     """Whether the package of Mooncake Store can be imported, with its libraries. No master is asked."""
-    from blocklife.stores._mooncake import INSTALL_LIBRARIES, find_mooncake
+    from blocklife.tiers._mooncake import INSTALL_LIBRARIES, find_mooncake
 
     try:
         find_mooncake()

@@ -18,7 +18,7 @@ from blocklife.connector_states import LINKER_MACHINES, REQUEST_MACHINES
 from blocklife.errors import MisuseError
 from blocklife.lifecycle import Lifecycle, Table
 from blocklife.states import MACHINES
-from blocklife.stores._states import STORE_MACHINES
+from blocklife.tiers._states import STORE_MACHINES
 from blocklife.watch_states import WATCH_MACHINES
 
 ALL = "all"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from blocklife.engines.toy._options import BelowOptions, ReplayOptions
     from blocklife.engines.toy._replay import Replay, ReplayReport
     from blocklife.engines.toy._workload import WorkloadRequest
-    from blocklife.stores import StoreFaultRates
+    from blocklife.tiers import StoreFaultRates
 
 BELOW_FAULT = "below_"
 """What names of faults of the store below begin with."""
@@ -198,7 +198,7 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
 def _faults(text: str | None, *, below: bool) -> tuple[FaultRates | None, StoreFaultRates | None]:
     """The faults of copies, and those of the store below; None where none are named."""
     from blocklife.copiers._faults import FaultRates
-    from blocklife.stores import StoreFaultRates
+    from blocklife.tiers import StoreFaultRates
 
     if text is None:
         return None, None

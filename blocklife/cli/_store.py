@@ -28,7 +28,7 @@ def add_options(parser: Parser) -> None:
         "check", "run the conformance suite against a store"
     )
     check.describe(
-        "Check that a store does what blocklife.stores.ContentStore promises. Each check passes, fails or is skipped, and says "
+        "Check that a store does what blocklife.tiers.ContentStore promises. Each check passes, fails or is skipped, and says "
         "why.",
         _EXAMPLES,
     )
@@ -41,8 +41,8 @@ def add_options(parser: Parser) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from blocklife.testing.stores._suite import StoreCheckVerdict, check_address, store_checks
-    from blocklife.testing.stores._trial import CHECKS
+    from blocklife.testing.tiers._suite import StoreCheckVerdict, check_address, store_checks
+    from blocklife.testing.tiers._trial import CHECKS
 
     if args.list:
         for name in store_checks():

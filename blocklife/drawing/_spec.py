@@ -32,7 +32,7 @@ from blocklife.drawing._tables import (
 from blocklife.files import read_text
 from blocklife.lifecycle import Table
 from blocklife.states import COUPLINGS, MACHINES, NATURES, Trait
-from blocklife.stores._states import STORE_MACHINES
+from blocklife.tiers._states import STORE_MACHINES
 from blocklife.watch_states import WATCH_MACHINES
 
 _BESIDE: Mapping[str, Table] = {**REQUEST_MACHINES, **LINKER_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}

@@ -16,8 +16,8 @@ from blocklife.testing.scenarios._format import (Scenario as Scenario, parse_sce
 from blocklife.testing.scenarios._our_driver import (OurDriver as OurDriver)
 from blocklife.testing.scenarios._running import (Outcome as Outcome, ScenarioVerdict as ScenarioVerdict, run_scenario
     as run_scenario)
-from blocklife.testing.stores._memory import (MemoryStore as MemoryStore)
-from blocklife.testing.stores._suite import (StoreCheck as StoreCheck, StoreCheckVerdict as StoreCheckVerdict,
+from blocklife.testing.tiers._memory import (MemoryStore as MemoryStore)
+from blocklife.testing.tiers._suite import (StoreCheck as StoreCheck, StoreCheckVerdict as StoreCheckVerdict,
     assert_store as assert_store, check_address as check_address, check_store as check_store, store_checks as
     store_checks)
 from blocklife.testing.worlds._device import (CopyOrder as CopyOrder, Device as Device, DeviceFault as DeviceFault,

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from blocklife.ledger import Direction, JobId, TierTransfer, Worker
-from blocklife.stores import FileStore, StoreCopier
+from blocklife.tiers import FileStore, StoreCopier
 from tests.bench import Figure, Scale
 from tests.bench.offload import identity_of
 

@@ -19,8 +19,8 @@ from contextlib import ExitStack, closing
 
 from blocklife.ledger import Checking, Completion, Ledger, Limits, Plan, Result, Worker
 from blocklife.offload import BelowIndex, BelowPolicies, Demote, Geometry, HostTier, OffloadScheduler
-from blocklife.stores import Identity, Presence
 from blocklife.testing import MemoryStore
+from blocklife.tiers import Identity, Presence
 from tests.bench import Figure, Scale, microseconds
 from tests.bench.targets import FEATURE, STEP
 

@@ -7,7 +7,7 @@ import pytest
 
 from blocklife.copiers import FaultRates
 from blocklife.errors import MisuseError
-from blocklife.stores import StoreFaultRates
+from blocklife.tiers import StoreFaultRates
 
 KINDS = (FaultRates, StoreFaultRates)
 

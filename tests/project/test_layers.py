@@ -35,7 +35,7 @@ TRUNK = (
     "recording",
     "offload",
     "copiers",
-    "stores",
+    "tiers",
     "watch",
     "engines",
     "cli",

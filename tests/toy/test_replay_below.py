@@ -37,9 +37,9 @@ from blocklife.engines.toy._sequences import fingerprints, keys_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, TierTransfer
 from blocklife.offload import Demote, Geometry, Mode
-from blocklife.stores import CircuitBreaker, EntryVerdict, FileStore, Page, StoreFaultRates, StoreOutcome
-from blocklife.stores import _copier as copier
 from blocklife.testing import MemoryStore
+from blocklife.tiers import CircuitBreaker, EntryVerdict, FileStore, Page, StoreFaultRates, StoreOutcome
+from blocklife.tiers import _copier as copier
 from tests.interrupts import interruptible
 from tests.programs import HANGS_S
 from tests.toy.worlds import BAD_DAY, HYBRID, WINDOWED, assert_clean, chats, options, run, threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from blocklife.stores import FaultyStore, FileStore, StoreFaultRates
+from blocklife.tiers import FaultyStore, FileStore, StoreFaultRates
 
 ADDRESS = "tests.vllm.faulty:opened"
 """What the option `below` says."""

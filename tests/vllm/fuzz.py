@@ -33,7 +33,7 @@ with importing("tests.vllm.fuzz", __name__):
 
     from blocklife.errors import MisuseError
     from blocklife.ledger import Direction
-    from blocklife.stores import StoreFaultRates
+    from blocklife.tiers import StoreFaultRates
     from tests.vllm.beside_rig import BesideRig
     from tests.vllm.connector_rig import ConnectorRig, with_guesses
     from tests.vllm.engine import MINOR, RELEASE

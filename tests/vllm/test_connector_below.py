@@ -27,9 +27,9 @@ from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats
 from blocklife.engines.vllm.connector._store import OutageLog, _reason
 from blocklife.errors import MisuseError
 from blocklife.offload import BelowStatistics
-from blocklife.stores import CircuitBreaker, FaultyStore, FileStore, Identity, StoreCopier, StoreFaultRates, StoreOutcome
+from blocklife.tiers import CircuitBreaker, FaultyStore, FileStore, Identity, StoreCopier, StoreFaultRates, StoreOutcome
 from tests.programs import HANGS_S
-from tests.stores.arena import Arena
+from tests.tiers.arena import Arena
 from tests.vllm.connector_rig import ConnectorRig, configured, walk
 from tests.vllm.connector_worlds import AHEAD, CROWDED, MODELS, ROOMY, prompt
 from tests.vllm.worlds import Lag, WorldSpec

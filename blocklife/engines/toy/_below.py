@@ -19,7 +19,7 @@ from blocklife.engines.toy._options import BelowOptions
 from blocklife.errors import MisuseError
 from blocklife.ledger import Worker
 from blocklife.offload import BelowStatistics, Geometry
-from blocklife.stores import (
+from blocklife.tiers import (
     CircuitBreaker,
     ContentStore,
     FaultyStore,
@@ -28,7 +28,7 @@ from blocklife.stores import (
     StoreCopier,
     open_store,
 )
-from blocklife.stores._address import told
+from blocklife.tiers._address import told
 
 MODEL = "blocklife-toy"
 CONTENT = "words 1"

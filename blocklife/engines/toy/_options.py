@@ -16,7 +16,7 @@ from blocklife.ledger import Checking, Contract
 from blocklife.offload import BelowPolicies, Demote, FullAttention, Geometry, Mode
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.offload.replacement import BUILT_IN, replacement
-from blocklife.stores import StoreFaultRates
+from blocklife.tiers import StoreFaultRates
 
 if TYPE_CHECKING:
     from blocklife.engines.toy._tensors import TensorDevice

@@ -34,7 +34,7 @@ from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from blocklife.offload import FullAttention, FullHit, Geometry, LocalAttention, Mamba, Mode, SlidingWindow
 from blocklife.offload._groups import Group
-from blocklife.stores import Identity
+from blocklife.tiers import Identity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -123,7 +123,7 @@ class ConnectorConfig:
     max_jobs: int = field(default=4096, metadata={"read": partial(options.count, most=MAX_JOBS)})
     """Maximum number of outstanding copies."""
     below: str | None = field(default=None, metadata={"read": _address})
-    """The address of a store below host memory, in a form that `blocklife.stores.open_store` takes; default: none."""
+    """The address of a store below host memory, in a form that `blocklife.tiers.open_store` takes; default: none."""
     below_demote: Demote = field(default=Demote.EAGER, metadata={"read": options.one_of(Demote)})
     """eager: content goes below as soon as it is in host memory; lazy: when it is about to be evicted; never: the store is only
     read."""

@@ -21,7 +21,7 @@ from blocklife.engines.vllm.connector._messages import MovedBelow
 from blocklife.errors import MisuseError
 from blocklife.ledger import Worker
 from blocklife.offload import BelowPolicies
-from blocklife.stores import (
+from blocklife.tiers import (
     CircuitBreaker,
     ContentStore,
     Identity,
