@@ -74,7 +74,7 @@ class LookupLife(Lifecycle, initial=Lookup.UNASKED):
         """The load is DONE."""
 
     @edge(Lookup.DEFERRED, Lookup.FOUND, Lookup.LOADING, to=Lookup.UNASKED)
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The request holds nothing any more: it was preempted, its load failed, or it is over."""
 
 

@@ -103,7 +103,7 @@ class Engine:
         report = self.executor.execute(plan, lambda: self.forward(batch))
         # 5. Only now tokens count and blocks are sealed. Requests end behind it: what is not sealed cannot be stored.
         settled = self.offload.settle(plan.number, self.now, launched=report.launched, completions=report.completions)
-        self.executor.forget(plan.flushes)  # the settle has taken them as proven quiet: a report is no longer needed
+        self.executor.drop(plan.flushes)  # the settle has taken them as proven quiet: a report is no longer needed
         self.running += settled.loaded
         self.waiting.extendleft(settled.failed)
         for name, tokens in batch.items():

@@ -81,12 +81,12 @@ def one_alone() -> None:
 
 def many_at_once() -> None:
     pool = Pool(AdapterLife, 10_000)
-    loading = pool.fire(AdapterLife.load, pool.take(Adapter.EMPTY))
+    loading = pool.fire(AdapterLife.load, pool.handle(Adapter.EMPTY))
     pool.fire_each(AdapterLife.land, loading, ok=np.arange(len(loading)) % 5 != 0)
     counts = {state.name: number for state, number in pool.column.count().items() if number}
     print(f"{len(pool)} slots: {counts['READY']} READY, {counts['EMPTY']} EMPTY")
 
-    ready = pool.take(Adapter.READY)
+    ready = pool.handle(Adapter.READY)
     pool.fire(AdapterLife.serve, ready)
     try:
         pool.fire(AdapterLife.evict, ready, users=0)

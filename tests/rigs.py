@@ -148,7 +148,7 @@ class Rig:
         self.scheduler.finish(name)
         self.drain()
 
-    def forget_device(self) -> None:
+    def reset_device(self) -> None:
         """Others have used the whole device since."""
         self.scheduler.ledger.add_request("flood")
         self.ledger.allocate("flood", self.ledger.blocks.free)

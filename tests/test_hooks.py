@@ -297,8 +297,8 @@ def test_pool_tells_with_the_payload_of_the_batch() -> None:
     """One payload for all, or arrays with one value for each place."""
     pool = Pool(LampLife, 3)
     with pool.on(LampLife.press) as heard:
-        pool.fire(LampLife.press, pool.take(Lamp.OFF, [0]), volts=230)
-        pool.fire_each(LampLife.press, pool.take(Lamp.OFF), volts=np.array([12, 230]))
+        pool.fire(LampLife.press, pool.handle(Lamp.OFF, [0]), volts=230)
+        pool.fire_each(LampLife.press, pool.handle(Lamp.OFF), volts=np.array([12, 230]))
 
     assert [told(each) for each in heard.heard] == [
         ["0: OFF-press[strong]-ON"],
@@ -310,7 +310,7 @@ def test_pool_tells_with_the_payload_of_the_batch() -> None:
 def test_pool_has_moved_when_its_hooks_run() -> None:
     """A hook that raises leaves the batch moved and its handle used up."""
     pool = Pool(LampLife, 2)
-    handle = pool.take(Lamp.OFF)
+    handle = pool.handle(Lamp.OFF)
 
     @pool.on()
     def failing(_: Transition) -> None:
@@ -327,14 +327,14 @@ def test_pool_has_moved_when_its_hooks_run() -> None:
 def test_pool_gives_the_places_from_which_an_event_can_start() -> None:
     """By event instead of by state: one handle on places in several states."""
     pool = Pool(LampLife, 4)
-    pool.fire(LampLife.press, pool.take(Lamp.OFF, [1]), volts=230)
-    pool.fire(LampLife.press, pool.take(Lamp.OFF, [2]), volts=12)
+    pool.fire(LampLife.press, pool.handle(Lamp.OFF, [1]), volts=230)
+    pool.fire(LampLife.press, pool.handle(Lamp.OFF, [2]), volts=12)
 
-    assert pool.take(LampLife.release).ids.tolist() == [1, 2]
+    assert pool.handle(LampLife.release).ids.tolist() == [1, 2]
     with pytest.raises(MisuseError, match="place 0 is OFF, not ON or DIM"):
-        pool.take(LampLife.release, [0])
+        pool.handle(LampLife.release, [0])
     with pytest.raises(MisuseError, match=r"OtherLife\.press is no event of LampLife"):
-        pool.take(OtherLife.press)
+        pool.handle(OtherLife.press)
 
 
 def test_who_comes_or_goes_while_hooks_run_changes_the_next_step() -> None:
@@ -357,7 +357,7 @@ def test_pool_refuses_what_is_no_event_handle_or_lifecycle() -> None:
     """In one line with the remedy, and nothing has changed."""
     pool = Pool(LampLife, 2)
     with pytest.raises(MisuseError, match=r"LampLife: 'press' is no event \(name it by its class, LampLife\.press\)"):
-        pool.fire("press", pool.take(Lamp.OFF))  # type: ignore[arg-type]
+        pool.fire("press", pool.handle(Lamp.OFF))  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match=r"LampLife\.press: \[0, 1\] is no handle \(pool\.take"):
         pool.fire(LampLife.press, [0, 1])  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="is no lifecycle"):

@@ -507,7 +507,7 @@ def test_guard_says_in_its_own_words_what_is_in_the_way() -> None:
     """The values of the payload go into its text; where they are not known, the refusal is made of the docstring."""
     berth, pool = BerthLife(), Pool(BerthLife, 4)
     berth.dock()
-    taken = pool.fire(BerthLife.dock, pool.take(Berth.EMPTY))
+    taken = pool.fire(BerthLife.dock, pool.handle(Berth.EMPTY))
     column = Column(BerthLife.table, 1)
     column.fire(BerthLife.dock.event, [0])
     wanted = "3 sailors are still on board of Argo (it is allowed when nobody is on board)"
@@ -946,7 +946,7 @@ def test_guard_that_cannot_judge_a_batch_says_so() -> None:
         def dim(self) -> None: ...
 
     pool = Pool(CautiousLife, 2)
-    off = pool.take(Lamp.OFF)
+    off = pool.handle(Lamp.OFF)
 
     with pytest.raises(DefinitionError, match=r"guard _both cannot judge a batch: .* .write it with &, | and comparisons."):
         pool.fire_each(CautiousLife.light, off, watts=np.array([1, 1]), hands=np.array([1, 1]))
@@ -963,7 +963,7 @@ def _both(watts: int, hands: int) -> bool:
 def test_pool_moves_a_batch_with_one_payload() -> None:
     """A fired handle gives the next one, on the same places; effects of single machines do not run."""
     pool = Pool(DoorLife, 10_000)
-    locked = pool.fire(DoorLife.lock, pool.take(Door.CLOSED), CODE, slam=True)
+    locked = pool.fire(DoorLife.lock, pool.handle(Door.CLOSED), CODE, slam=True)
     opened = pool.fire(DoorLife.unlock, locked, code=CODE)
 
     assert (len(pool), len(locked), len(opened)) == (10_000, 10_000, 10_000)
@@ -973,7 +973,7 @@ def test_pool_moves_a_batch_with_one_payload() -> None:
 def test_pool_uses_the_defaults_of_the_payload() -> None:
     """A payload that is left out is what the method says."""
     pool = Pool(DoorLife, 2)
-    pool.fire(DoorLife.enter, pool.take(Door.CLOSED))
+    pool.fire(DoorLife.enter, pool.handle(Door.CLOSED))
 
     assert pool.column.count()[Door.OPEN] == 2
 
@@ -981,7 +981,7 @@ def test_pool_uses_the_defaults_of_the_payload() -> None:
 def test_pool_moves_each_place_with_its_own_payload() -> None:
     """Arrays of values send places of one handle different ways."""
     pool = Pool(DoorLife, 4)
-    pool.fire_each(DoorLife.enter, pool.take(Door.CLOSED), knocks=np.array([0, 1, 2, 0]))
+    pool.fire_each(DoorLife.enter, pool.handle(Door.CLOSED), knocks=np.array([0, 1, 2, 0]))
 
     assert pool.column.where(Door.OPEN).tolist() == [1, 2]
 
@@ -989,7 +989,7 @@ def test_pool_moves_each_place_with_its_own_payload() -> None:
 def test_pool_refuses_a_batch_as_a_whole() -> None:
     """One place without a row stops all, nothing has changed, and the handle is still good."""
     pool = Pool(DoorLife, 3)
-    locked = pool.fire(DoorLife.lock, pool.take(Door.CLOSED), CODE)
+    locked = pool.fire(DoorLife.lock, pool.handle(Door.CLOSED), CODE)
     before = pool.column.snapshot()
 
     with pytest.raises(RefusedError, match=r"^door 1: cannot UNLOCK while LOCKED: guard knows does not hold"):
@@ -1002,7 +1002,7 @@ def test_pool_refuses_a_batch_as_a_whole() -> None:
 def test_pool_refuses_a_handle_that_was_used_up() -> None:
     """A handle dies with the first step of any of its places, also a step that led back to the same state."""
     pool = Pool(DoorLife, 3)
-    everything, one = pool.take(Door.CLOSED), pool.take(Door.CLOSED, [1])
+    everything, one = pool.handle(Door.CLOSED), pool.handle(Door.CLOSED, [1])
     pool.fire(DoorLife.enter, one, 0)
 
     with pytest.raises(MisuseError, match=r"door 1: this handle was used up, it is CLOSED now .take a new handle."):
@@ -1017,7 +1017,7 @@ def test_pool_refuses_a_handle_of_another_pool() -> None:
     here, there = Pool(DoorLife, 3), Pool(DoorLife, 3)
 
     with pytest.raises(MisuseError, match="the handle belongs to another pool"):
-        here.fire(DoorLife.lock, there.take(Door.CLOSED), CODE)
+        here.fire(DoorLife.lock, there.handle(Door.CLOSED), CODE)
 
 
 def test_pool_refuses_an_event_of_another_lifecycle() -> None:
@@ -1026,7 +1026,7 @@ def test_pool_refuses_an_event_of_another_lifecycle() -> None:
     fire: Callable[..., object] = pool.fire
 
     with pytest.raises(MisuseError, match=r"LampLife.light is no event of DoorLife"):
-        fire(LampLife.light, pool.take(Door.CLOSED))
+        fire(LampLife.light, pool.handle(Door.CLOSED))
 
 
 @pytest.mark.parametrize(
@@ -1045,10 +1045,10 @@ def test_pool_refuses_an_event_of_another_lifecycle() -> None:
 def test_pool_refuses_places_it_cannot_give(ids: Sequence[int], reason: str) -> None:
     """Places must be distinct, exist and stand in the asked state; negative ids are no places."""
     pool = Pool(DoorLife, 4)
-    pool.fire(DoorLife.lock, pool.take(Door.CLOSED, [3]), CODE)
+    pool.fire(DoorLife.lock, pool.handle(Door.CLOSED, [3]), CODE)
 
     with pytest.raises(MisuseError, match=reason):
-        pool.take(Door.CLOSED, ids)
+        pool.handle(Door.CLOSED, ids)
 
 
 @pytest.mark.parametrize(
@@ -1057,7 +1057,7 @@ def test_pool_refuses_places_it_cannot_give(ids: Sequence[int], reason: str) -> 
 def test_pool_never_rounds_ids_or_reads_them_as_a_mask(ids: Sequence[int]) -> None:
     """What is no row of integers is a TypeError (once 1.9 was place 1)."""
     with pytest.raises(TypeError, match="integer"):
-        Pool(DoorLife, 4).take(Door.CLOSED, ids)
+        Pool(DoorLife, 4).handle(Door.CLOSED, ids)
 
 
 @pytest.mark.parametrize(
@@ -1067,7 +1067,7 @@ def test_pool_never_rounds_ids_or_reads_them_as_a_mask(ids: Sequence[int]) -> No
 )
 def test_pool_takes_ids_in_any_form_and_in_their_order(ids: Sequence[int]) -> None:
     """A handle keeps the order in which places were named."""
-    handle = Pool(DoorLife, 4).take(Door.CLOSED, ids)
+    handle = Pool(DoorLife, 4).handle(Door.CLOSED, ids)
 
     assert handle.ids.tolist() == [2, 0]
     assert handle.ids.dtype == np.int64
@@ -1076,7 +1076,7 @@ def test_pool_takes_ids_in_any_form_and_in_their_order(ids: Sequence[int]) -> No
 def test_handle_does_not_follow_the_array_it_was_made_of() -> None:
     """A handle owns its places: neither the caller's array nor its own can be changed under it."""
     ids = np.array([2, 0])
-    handle = Pool(DoorLife, 4).take(Door.CLOSED, ids)
+    handle = Pool(DoorLife, 4).handle(Door.CLOSED, ids)
     ids[0] = 1
 
     assert handle.ids.tolist() == [2, 0]
@@ -1087,9 +1087,9 @@ def test_handle_does_not_follow_the_array_it_was_made_of() -> None:
 def test_pool_takes_and_moves_nothing_at_all() -> None:
     """An empty handle is lawful and moves nothing."""
     pool = Pool(DoorLife, 4)
-    nobody = pool.take(Door.OPEN)
+    nobody = pool.handle(Door.OPEN)
     after = pool.fire(DoorLife.shut, nobody)
-    pool.fire_each(DoorLife.enter, pool.take(Door.CLOSED, []), knocks=np.array([], dtype=np.int64))
+    pool.fire_each(DoorLife.enter, pool.handle(Door.CLOSED, []), knocks=np.array([], dtype=np.int64))
 
     assert (len(nobody), len(after)) == (0, 0)
     assert sum(pool.column.taken) == 0
@@ -1099,7 +1099,7 @@ def test_pool_refuses_a_state_of_another_lifecycle() -> None:
     """A pool of doors has no place that is ON."""
     for ids in (None, [0]):
         with pytest.raises(MisuseError, match="is no state of DoorLife"):
-            Pool(DoorLife, 4).take(Lamp.ON, ids)
+            Pool(DoorLife, 4).handle(Lamp.ON, ids)
 
 
 @pytest.mark.parametrize(
@@ -1116,7 +1116,7 @@ def test_pool_checks_the_names_and_sizes_of_arrays(payload: dict[str, NDArray[np
     pool = Pool(DoorLife, 3)
 
     with pytest.raises(MisuseError, match=reason):
-        pool.fire_each(DoorLife.enter, pool.take(Door.CLOSED), **payload)
+        pool.fire_each(DoorLife.enter, pool.handle(Door.CLOSED), **payload)
 
     assert pool.column.count()[Door.CLOSED] == 3
 
@@ -1126,13 +1126,13 @@ def test_pool_says_what_an_event_without_payload_takes() -> None:
     pool = Pool(DoorLife, 3)
 
     with pytest.raises(MisuseError, match=r"shut takes nothing; check .'code'."):
-        pool.fire_each(DoorLife.shut, pool.take(Door.OPEN), code=np.ones(0))
+        pool.fire_each(DoorLife.shut, pool.handle(Door.OPEN), code=np.ones(0))
 
 
 def test_pool_wrong_arguments_change_nothing() -> None:
     """A payload that does not fit the signature is a TypeError, and the handle is still good."""
     pool = Pool(DoorLife, 3)
-    handle = pool.take(Door.CLOSED)
+    handle = pool.handle(Door.CLOSED)
     fire: Callable[..., object] = pool.fire
 
     for positional, named in (((), {}), ((1, 2), {}), ((), {"cod": 1})):
@@ -1153,10 +1153,10 @@ def test_pool_carries_payloads_called_like_its_own_parameters() -> None:
 
     pool = Pool(GripLife, 2)
     fire: Callable[..., object] = pool.fire
-    fire(GripLife.grip, pool.take(Lamp.OFF), handle=1, fired=True)
-    pool.fire(GripLife.back, pool.take(Lamp.ON))
+    fire(GripLife.grip, pool.handle(Lamp.OFF), handle=1, fired=True)
+    pool.fire(GripLife.back, pool.handle(Lamp.ON))
     each: Callable[..., object] = pool.fire_each
-    each(GripLife.grip, pool.take(Lamp.OFF), handle=np.ones(2), fired=np.ones(2))
+    each(GripLife.grip, pool.handle(Lamp.OFF), handle=np.ones(2), fired=np.ones(2))
 
     assert pool.column.count()[Lamp.ON] == 2
 

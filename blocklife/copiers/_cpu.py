@@ -146,7 +146,7 @@ class CpuCopier:
     def poll(self) -> list[Completion]:
         """Report jobs that have ended, in launch order, and grant the next blocks. Waits for earlier grants."""
         with self._changed:
-            self._settle()
+            self._wait_until_moved()
             completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
             self._landed.clear()
             if self._pace is not None:
@@ -162,7 +162,7 @@ class CpuCopier:
             wanted = self._out.intersection(jobs)
             if not wanted:
                 return
-            self._settle()
+            self._wait_until_moved()
             for queue in self._queues.values():
                 reach = max((place for place, share in enumerate(queue, 1) if share.job in wanted), default=0)
                 _grant_all(islice(queue, reach))
@@ -190,7 +190,7 @@ class CpuCopier:
         with self._changed:
             return attrs.evolve(self._counts)
 
-    def _settle(self) -> None:
+    def _wait_until_moved(self) -> None:
         """If paced: wait until all granted blocks have moved, so that the next grant finds the same queues in every run."""
         if self._pace is not None:
             self._changed.wait_for(lambda: self._ended or not self._movable())

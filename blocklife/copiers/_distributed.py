@@ -215,7 +215,7 @@ class Ranks(Executor):
                 results[worker] = answer.result
                 self._counts[worker]["plans"] += 1
         self._raise_errors()
-        return self._take(results)
+        return self._report(results)
 
     def wait(self, jobs: Iterable[JobId]) -> None:
         """Block until these jobs are quiet on every rank that is not lost; a rank that does not confirm in time is lost."""
@@ -226,13 +226,13 @@ class Ranks(Executor):
     def report(self) -> JointReport:
         """The jobs launched and landed on all ranks since the last report."""
         self._everywhere(lambda: self._keep(Worker(0), self._own.report()), "report")
-        return self._take({})
+        return self._report({})
 
-    def forget(self, jobs: Iterable[JobId]) -> None:
+    def drop(self, jobs: Iterable[JobId]) -> None:
         """Drop shares that were proven quiet and will never be reported, on every rank."""
         over = tuple(jobs)
         if over:
-            self._everywhere(lambda: self._own.forget(over), "forget", over)
+            self._everywhere(lambda: self._own.drop(over), "drop", over)
 
     def ask(self, question: object) -> dict[Worker, object]:
         """Send a question of the engine to every other rank; returns the answers of those that are not lost.
@@ -327,7 +327,7 @@ class Ranks(Executor):
         counts["launched"] += len(report.launched)
         counts.update(completion.result.name for completion in report.completions)
 
-    def _take(self, results: Mapping[Worker, object]) -> JointReport:
+    def _report(self, results: Mapping[Worker, object]) -> JointReport:
         (launched, completions), self._joint = self._joint, ([], [])
         return JointReport(tuple(launched), tuple(completions), results)
 
@@ -402,8 +402,8 @@ def _obey(
                 results.append(answer(*given))
             case "wait":
                 executor.wait(*given)
-            case "forget":
-                executor.forget(*given)
+            case "drop":
+                executor.drop(*given)
             case "close":
                 executor.close()
     except Exception as problem:  # any error must be reported to rank 0

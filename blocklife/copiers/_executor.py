@@ -154,7 +154,7 @@ class Executor:
         self._launched, self._failed = [], []
         return Report(launched, tuple(completions))
 
-    def forget(self, jobs: Iterable[JobId]) -> None:
+    def drop(self, jobs: Iterable[JobId]) -> None:
         """Drop shares that were proven quiet and will never be reported."""
         for job in jobs:
             self._running.pop(job, None)
@@ -174,7 +174,7 @@ class Executor:
 
     def _share(self, transfer: Transfer | TierTransfer) -> _WorkerShare:
         life = JobLife()
-        life.tell_to(self._hooks, transfer.job.number, transfer=transfer)
+        life.notify(self._hooks, transfer.job.number, transfer=transfer)
         return _WorkerShare(transfer, life)
 
     def _submit(self, share: _WorkerShare) -> None:

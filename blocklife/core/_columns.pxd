@@ -68,7 +68,7 @@ cdef class Contents(Marked):
     cpdef int let_go(self, int content) except -1
     cpdef int tidy(self, int content) except -1
     @cython.locals(own=dict)
-    cpdef int forget(self, int content) except -1
+    cpdef int release(self, int content) except -1
 
 
 @cython.final
@@ -76,7 +76,7 @@ cdef class SpanPool:
     cdef public long long top
     cdef public list spare
 
-    cdef int take(self, int count) except -1
+    cdef int allocate(self, int count) except -1
     cdef int give(self, int begin, int count) except -1
 
 
@@ -93,8 +93,8 @@ cdef class TransferJobs:
     cdef public dict by_number, planned, space, missing
     cdef public SpanPool spans, owner_spans
 
-    cpdef int take_entries(self, int count) except -1
-    cpdef int take_owners(self, int count) except -1
+    cpdef int allocate_entries(self, int count) except -1
+    cpdef int allocate_owners(self, int count) except -1
     cpdef int give_up_spans(self, int row) except -1
     cpdef int find(self, long long number) except -1
 

@@ -37,15 +37,15 @@ cpdef int effects_at(Core core, int cause, int row, int into) except -1
 cpdef int plan(Core core, bint asked) except -1
 cpdef int new_job(Core core) except -1
 cpdef int count_names(Core core) except -1
-cpdef int forget_job(Core core, int row) except -1
-cpdef int take(Core core, int row, int event, int cause, int facts) except -1
+cpdef int release_job(Core core, int row) except -1
+cpdef int step_job(Core core, int row, int event, int cause, int facts) except -1
 cpdef int cancel(Core core, int row) except -1
 cpdef int submit(Core core, int row) except -1
 cpdef int ask_submit(Core core, int row) except -1
 cpdef int abandon(Core core, int row) except -1
 cpdef bint fills_slots(Core core, int row) except -1
 cpdef int end_job(Core core, int row, int into, bint done) except -1
-cpdef int tell_request(Core core, int row, int base) except -1
+cpdef int step_request(Core core, int row, int base) except -1
 cpdef tuple broken_pair(Core core, int row)
 cpdef int prove_older(Core core, int row) except -1
 cpdef list older_of(Core core, int row)

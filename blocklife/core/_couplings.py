@@ -127,7 +127,7 @@ def end_orphans(core: Core, flushes: bool) -> int:
     for row in rows:
         if core.rules.job_trait[core.jobs.state[row]] & PLANNED:
             if core.rules.life_ends[0] == CANCEL_JOB:
-                take(core, row, J_CANCEL, AT_CANCEL, 0)
+                step_job(core, row, J_CANCEL, AT_CANCEL, 0)
         elif flushes:
             flush(core, row, "handed out")
     return 0
@@ -190,7 +190,7 @@ def give_up(core: Core, row: int, event: int) -> int:
 def give_up_job(core: Core, row: int) -> int:
     """Cancel a planned job, abandon a submitted one; one that is given up already stays as it is."""
     if can_job(core, row, J_CANCEL):
-        take(core, row, J_CANCEL, AT_CANCEL, 0)
+        step_job(core, row, J_CANCEL, AT_CANCEL, 0)
     elif can_job(core, row, J_ABANDON):
         abandon(core, row)
     return 0
@@ -221,7 +221,7 @@ def plan(core: Core, asked: bool) -> int:
         ask_effects(core, 0, base, False)
     row = new_job(core)
     write_effects(core, row, base, False)
-    tell_request(core, row, base)
+    step_request(core, row, base)
     return row
 
 
@@ -232,7 +232,7 @@ def new_job(core: Core) -> int:
     jobs.first_spare = jobs.first_spare + 1 if jobs.first_spare + 1 < jobs.max_jobs else 0
     jobs.num_spare -= 1
     if jobs.number[row]:
-        forget_job(core, row)
+        release_job(core, row)
     jobs.last_number += 1
     jobs.number[row] = jobs.last_number
     jobs.by_number[jobs.last_number] = row
@@ -273,7 +273,7 @@ def count_names(core: Core) -> int:
     return 0
 
 
-def forget_job(core: Core, row: int) -> int:
+def release_job(core: Core, row: int) -> int:
     """A job that is over gives its row to another one."""
     jobs, contents = core.jobs, core.contents
     number = jobs.number[row]
@@ -296,7 +296,7 @@ def forget_job(core: Core, row: int) -> int:
 # --- a step of a job ---------------------------------------------------------------------------------------------------
 
 
-def take(core: Core, row: int, event: int, cause: int, facts: int) -> int:
+def step_job(core: Core, row: int, event: int, cause: int, facts: int) -> int:
     """A step of a job, with all that follows from it: ask the effects, write the job and the effects, then tell its request."""
     jobs, rules = core.jobs, core.rules
     taken = ask_job(core, row, event, facts)
@@ -316,18 +316,18 @@ def take(core: Core, row: int, event: int, cause: int, facts: int) -> int:
             core.judged.append(row)
     if rules.job_trait[into] & OVER:
         end_job(core, row, into, done)
-    tell_request(core, row, base)
+    step_request(core, row, base)
     return 0
 
 
 def cancel(core: Core, row: int) -> int:
     """Give up a job that no worker has."""
-    return take(core, row, J_CANCEL, AT_CANCEL, 0)
+    return step_job(core, row, J_CANCEL, AT_CANCEL, 0)
 
 
 def submit(core: Core, row: int) -> int:
     """Hand a job to the workers. Coupling *submitted*."""
-    return take(core, row, J_SUBMIT, AT_SUBMIT, 0)
+    return step_job(core, row, J_SUBMIT, AT_SUBMIT, 0)
 
 
 def ask_submit(core: Core, row: int) -> int:
@@ -381,7 +381,7 @@ def end_job(core: Core, row: int, into: int, done: bool) -> int:
     return 0
 
 
-def tell_request(core: Core, row: int, base: int) -> int:
+def step_request(core: Core, row: int, base: int) -> int:
     """The step of the request whose load this is; it may have another load by now."""
     jobs, requests, effects = core.jobs, core.requests, core.rules.effects
     number, begin, count = jobs.number[row], jobs.owner_begin[row], jobs.num_owners[row]
@@ -426,7 +426,7 @@ def broken_pair(core: Core, row: int) -> tuple[int, int]:
 def prove_older(core: Core, row: int) -> int:
     """Every worker waited for the older copies of a load's targets before it launched the load: they are quiet."""
     for other in older_of(core, row):
-        take(core, other, J_QUIESCE, AT_FINISH, 0)
+        step_job(core, other, J_QUIESCE, AT_FINISH, 0)
     return 0
 
 

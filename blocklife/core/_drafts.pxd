@@ -9,7 +9,7 @@ cdef long long ID_MASK, MOST_PLACE
 
 cpdef int draft(Core core, int direction, int num_blocks, int num_slots, bint apart, int num_owners) except -1
 cpdef tuple keep_draft(Core core)
-cpdef int take_up(Core core, kept) except -1
+cpdef int resume(Core core, kept) except -1
 cpdef int tear_up(Core core) except -1
 @cython.locals(life=cython.longlong, place=cython.longlong)
 cpdef int fill_blocks(Core core, lives, places, bytes groups, names, int start) except -1

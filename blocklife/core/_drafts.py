@@ -32,15 +32,15 @@ def draft(core: Core, direction: int, num_blocks: int, num_slots: int, apart: bo
     jobs = core.jobs
     jobs.direction[0], jobs.num_blocks[0], jobs.num_slots[0], jobs.num_owners[0] = direction, num_blocks, num_slots, num_owners
     if num_blocks:
-        jobs.begin[0] = jobs.take_entries(num_blocks)
+        jobs.begin[0] = jobs.allocate_entries(num_blocks)
     if apart:
-        jobs.slot_begin[0] = jobs.take_entries(num_slots)
+        jobs.slot_begin[0] = jobs.allocate_entries(num_slots)
         if not num_blocks:
             jobs.begin[0] = jobs.slot_begin[0]
     else:
         jobs.slot_begin[0] = jobs.begin[0]
     if num_owners:
-        jobs.owner_begin[0] = jobs.take_owners(num_owners)
+        jobs.owner_begin[0] = jobs.allocate_owners(num_owners)
     return 0
 
 
@@ -53,7 +53,7 @@ def keep_draft(core: Core) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def take_up(core: Core, kept: tuple[int, ...]) -> int:
+def resume(core: Core, kept: tuple[int, ...]) -> int:
     """Take up a draft again."""
     jobs = core.jobs
     (
@@ -197,7 +197,7 @@ def check_job(core: Core) -> int:
 def tear_up_all(core: Core, drafted: Sequence[tuple[int, ...]]) -> int:
     """One of these drafts is refused: none becomes a job."""
     for each in drafted:
-        take_up(core, each)
+        resume(core, each)
         tear_up(core)
     return 0
 
@@ -206,10 +206,10 @@ def make_jobs(core: Core, drafted: Sequence[tuple[int, ...]]) -> list[int]:
     """Make jobs of these drafts, for which there is room; the last was checked right now. Returns their rows."""
     rows: list[int] = []
     for each in drafted:
-        take_up(core, each)
+        resume(core, each)
         count_names(core)
     for each in drafted:
-        take_up(core, each)
+        resume(core, each)
         rows.append(plan(core, len(drafted) == 1))
     return rows
 

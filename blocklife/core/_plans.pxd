@@ -49,5 +49,5 @@ cpdef int reset(Core core, bint host) except -1
 cpdef int empty_requests(Core core) except -1
 cpdef int end_all_jobs(Core core, bint planned, bint host) except -1
 cpdef int drop_all_content(Core core) except -1
-cpdef int forget_all_slots(Core core) except -1
-cpdef int forget_host(Core core) except -1
+cpdef int reset_slots(Core core) except -1
+cpdef int reset_host(Core core) except -1

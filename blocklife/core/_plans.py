@@ -20,8 +20,8 @@ from blocklife.core._couplings import (
     give_up,
     give_up_job,
     release_all,
+    step_job,
     submit,
-    take,
 )
 from blocklife.core._moves import ask, can_job, fire_job, move_blocks, move_slots
 from blocklife.core._refused import KernelRefusal, Why
@@ -196,7 +196,7 @@ def report(core: Core, number: int, worker: int, ok: bool, positions: Sequence[i
     if is_missing(core, row):
         fire_job(core, row, J_FINISH, facts | MORE)
     else:
-        take(core, row, J_FINISH, AT_FINISH, facts)
+        step_job(core, row, J_FINISH, AT_FINISH, facts)
     return 0
 
 
@@ -230,7 +230,7 @@ def prove_waited(core: Core, waited: dict[int, None]) -> int:
     for number in waited:
         row = jobs.find(number)
         if is_out(core, row):
-            take(core, row, J_QUIESCE, AT_FINISH, 0)
+            step_job(core, row, J_QUIESCE, AT_FINISH, 0)
     return 0
 
 
@@ -350,15 +350,15 @@ def expire(core: Core, now: float) -> list[int]:
         row = core.jobs.find(number)
         if row and core.rules.job_trait[core.jobs.state[row]] & EXPIRES:
             found.append(number)
-            take(core, row, J_EXPIRE, AT_EXPIRE, 0)
+            step_job(core, row, J_EXPIRE, AT_EXPIRE, 0)
     return found
 
 
 def quiesce(core: Core, row: int) -> int:
     """Accept the proof that the device no longer touches the places of a job; one in flight is given up first."""
     if not can_job(core, row, J_QUIESCE):
-        take(core, row, J_EXPIRE, AT_EXPIRE, 0)
-    take(core, row, J_QUIESCE, AT_FINISH, 0)
+        step_job(core, row, J_EXPIRE, AT_EXPIRE, 0)
+    step_job(core, row, J_QUIESCE, AT_FINISH, 0)
     return 0
 
 
@@ -392,7 +392,7 @@ def reset(core: Core, host: bool) -> int:
         elif effect == DROP:
             drop_all_content(core)
         elif effect == FORGET and host:
-            forget_all_slots(core)
+            reset_slots(core)
     return 0
 
 
@@ -444,7 +444,7 @@ def drop_all_content(core: Core) -> int:
     return 0
 
 
-def forget_all_slots(core: Core) -> int:
+def reset_slots(core: Core) -> int:
     """Forget the content of every slot, by group and key: places are used again in this order."""
     slots, contents, traits, count = core.slots, core.contents, core.rules.slot_trait, 0
     core.make_room(slots.size)
@@ -458,7 +458,7 @@ def forget_all_slots(core: Core) -> int:
     return 0
 
 
-def forget_host(core: Core) -> int:
+def reset_host(core: Core) -> int:
     """Forget the content of the lower tier only: loads go on, and all other jobs are given up."""
     jobs, slots, traits = core.jobs, core.slots, core.rules.slot_trait
     found: list[int] = []

@@ -80,11 +80,11 @@ cpdef bint is_stored(Core core, int content) except -1
 @cython.locals(each=int, end=cython.longlong, whole=bint, kept=int, stored=int, in_flight=int, ready=int)
 cpdef bint offer_spans(Core core, TokenProgress progress, EntrySpans spans, list keys, StoreTurn turn, bint early) except -1
 @cython.locals(life=cython.longlong, count=int)
-cpdef int take_ready(
+cpdef int collect_ready(
     Core core, TokenProgress progress, int group, int row, int start, keys, StoreTurn turn, int ready
 ) except -1
 @cython.locals(place=int, content=int)
-cpdef bint take_turn(Core core, int group, int row, long long life, bytes key, StoreTurn turn, int ready) except -1
+cpdef bint collect_turn(Core core, int group, int row, long long life, bytes key, StoreTurn turn, int ready) except -1
 @cython.locals(held=int)
 cpdef bint offer_life(Core core, int group, int row, long long life, bytes key, StoreTurn turn, bint early) except -1
 @cython.locals(

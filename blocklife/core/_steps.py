@@ -388,7 +388,7 @@ def offer_spans(
     ready, kept, stored, in_flight = SOURCE if early else FINAL, turn.count, turn.stored, turn.in_flight
     try:
         for each in range(spans.count):
-            end = take_ready(core, progress, spans.group[each], spans.row[each], spans.start[each], keys[each], turn, ready)
+            end = collect_ready(core, progress, spans.group[each], spans.row[each], spans.start[each], keys[each], turn, ready)
             if end < spans.stop[each]:
                 whole = False
             spans.end[each] = end
@@ -432,7 +432,7 @@ def unstored(
     return found, stored
 
 
-def take_ready(
+def collect_ready(
     core: Core,
     progress: TokenProgress,
     group: int,
@@ -447,12 +447,12 @@ def take_ready(
     begin = held_at(core, progress, group, row, start, start + count)
     for at in range(count):
         life = core.requests.lives[begin + at]
-        if life and not take_turn(core, group, row, life, keys[at], turn, ready):
+        if life and not collect_turn(core, group, row, life, keys[at], turn, ready):
             return start + at
     return start + count
 
 
-def take_turn(core: Core, group: int, row: int, life: int, key: bytes, turn: StoreTurn, ready: int) -> bool:
+def collect_turn(core: Core, group: int, row: int, life: int, key: bytes, turn: StoreTurn, ready: int) -> bool:
     """A block has its turn: it joins the others, or need not or cannot be stored. False if it waits, not being *ready*."""
     blocks, contents, traits, place = core.blocks, core.contents, core.rules.block_trait, life & ID_MASK
     if not blocks.is_current(life) or traits[blocks.state[place]] & COPIED:
@@ -480,7 +480,7 @@ def offer_life(core: Core, group: int, row: int, life: int, key: bytes, turn: St
     held = core.blocks.key[life & ID_MASK]
     if not core.blocks.is_current(life) or (held and core.contents.key[held] != key):
         return False
-    return take_turn(core, group, row, life, key, turn, SOURCE if early else FINAL)
+    return collect_turn(core, group, row, life, key, turn, SOURCE if early else FINAL)
 
 
 def leave_out(core: Core, progress: TokenProgress, turn: StoreTurn) -> int:

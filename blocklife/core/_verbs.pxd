@@ -21,7 +21,7 @@ cpdef int append_nulls(Core core, int table, int count) except -1
 cpdef int hand_out_first(Core core, lives) except -1
 cpdef int add_request(Core core, str name) except -1
 cpdef int make_way(Core core, int row) except -1
-cpdef int forget_request(Core core, int row) except -1
+cpdef int release_request(Core core, int row) except -1
 cpdef int finish(Core core, int row) except -1
 @cython.locals(row=int, table=int, lives=list, more=list, life=cython.longlong, last=cython.longlong, count=int)
 cpdef int finish_many(Core core, rows) except -1
@@ -34,7 +34,7 @@ cpdef int check_tenancy(Core core, int row, int group, int mark) except -1
 @cython.locals(life=cython.longlong)
 cpdef int acquire(Core core, int row, lives, int group) except -1
 @cython.locals(total=cython.longlong, group=int)
-cpdef int take_in(Core core, int row, begins, hits, skips, counts) except -1
+cpdef int fill_tables(Core core, int row, begins, hits, skips, counts) except -1
 @cython.locals(life=cython.longlong, at=cython.longlong)
 cpdef int release(Core core, int row, int group, positions) except -1
 @cython.locals(life=cython.longlong)

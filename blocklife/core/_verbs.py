@@ -203,7 +203,7 @@ def make_way(core: Core, row: int) -> int:
     return low
 
 
-def forget_request(core: Core, row: int) -> int:
+def release_request(core: Core, row: int) -> int:
     """A request that is over and holds nothing: its name is free again."""
     core.requests.live -= 1
     core.requests.spare_places.append(core.requests.place[row])
@@ -214,7 +214,7 @@ def forget_request(core: Core, row: int) -> int:
 def finish(core: Core, row: int) -> int:
     """A request is over, in any state; its row is free once no job is for it."""
     give_up(core, row, R_FINISH)
-    forget_request(core, row)
+    release_request(core, row)
     return 0
 
 
@@ -242,7 +242,7 @@ def finish_many(core: Core, rows: Sequence[int]) -> int:
         for table in range(row * core.num_groups, (row + 1) * core.num_groups):
             core.requests.clear(table)
         fire_request(core, row, R_FINISH, 0)
-        forget_request(core, row)
+        release_request(core, row)
     return 0
 
 
@@ -317,7 +317,7 @@ def acquire(core: Core, row: int, lives: Sequence[int], group: int) -> int:
     return 0
 
 
-def take_in(
+def fill_tables(
     core: Core, row: int, begins: Sequence[int], hits: Sequence[Sequence[int]], skips: Sequence[int], counts: Sequence[int]
 ) -> int:
     """Fill the empty tables of a request, an entry a group in each list: nulls, lives that others may hold, nulls, new blocks.

@@ -222,9 +222,9 @@ class Journal:
             if isinstance(problem, RefusedError) and self.refusals.active:
                 self.untold.append(problem)
             if self.untold:
-                self.tell()
+                self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call all hooks and watchers for everything that was noted, then deal with what they raised."""
         untold, errors = self.untold, self.errors
         try:
@@ -238,9 +238,9 @@ class Journal:
                         except BaseException as problem:
                             errors.hold(watcher, problem)
                 elif isinstance(told, RefusedError):
-                    self._tell_refusal(told)
+                    self._notify_refusal(told)
                 else:
-                    self.hooks.tell((told,))
+                    self.hooks.notify((told,))
         finally:
             self.stage = _IDLE
 
@@ -262,7 +262,7 @@ class Journal:
         """What the kernel refuses in a call, as a sentence."""
         return self._words.of(problem, name)
 
-    def _tell_refusal(self, problem: RefusedError) -> None:
+    def _notify_refusal(self, problem: RefusedError) -> None:
         """Only refusals by places of the ledger are reported: a user's own code may have lifecycles of its own."""
         machine, _, name = problem.thing.partition(" ")
         if machine not in MACHINES or problem.place is None:
@@ -400,7 +400,7 @@ def leave(journal: Journal, name: str) -> None:
             journal.end_verb()
         journal.request = ""
         if journal.untold:
-            journal.tell()
+            journal.notify()
     finally:
         if journal.guarded:
             journal.let_go()

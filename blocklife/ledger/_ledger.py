@@ -608,7 +608,7 @@ class Ledger(edge.NotCopied):
         if device:
             plans.reset(self._core, host)
         else:
-            plans.forget_host(self._core)
+            plans.reset_host(self._core)
 
     def snapshot(self, names: Names | None = None, *, now: float = 0.0) -> Snapshot:
         """The complete state of the ledger as a value, with *names* replaced if given.

@@ -160,7 +160,7 @@ class RowVerbs:
         return [number[row] for row in rows]
 
     @verb
-    def take_in(
+    def fill_tables(
         self,
         request: str,
         begins: Sequence[int],
@@ -173,7 +173,7 @@ class RowVerbs:
         Edges: as `Ledger.acquire`, for all hits, then `Ledger.allocate`. Refuses as they do; the request may hold some of it
         then (`Ledger.roll_back`).
         """
-        verbs.take_in(self._core, self._check.request(request), begins, hits, skips, counts)
+        verbs.fill_tables(self._core, self._check.request(request), begins, hits, skips, counts)
 
     @verb
     def plan_load(

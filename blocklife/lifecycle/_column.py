@@ -106,7 +106,7 @@ class Column:
             raise self.refusal_among(event, ids, refusal, payload) from None
         self.commit(ids, rows)
         if self._hooks is not None:
-            self.tell(event, ids, rows, payload)
+            self.notify(event, ids, rows, payload)
 
     def step(self, event: Event, place: int, facts: int = 0) -> None:
         """`fire` of one place, for callers whose facts are known to match the guards of the event."""
@@ -116,14 +116,14 @@ class Column:
         self.state[place] = self._targets[row]
         self.taken[row] += 1
         if self._hooks is not None:
-            self.tell(event, [place], [row])
+            self.notify(event, [place], [row])
 
-    def tell(self, event: Event, ids: Ids, rows: Rows, payload: Mapping[str, object] = NO_PAYLOAD) -> None:
+    def notify(self, event: Event, ids: Ids, rows: Rows, payload: Mapping[str, object] = NO_PAYLOAD) -> None:
         """Call the hooks for a committed step: for callers that move several columns together and tell once all are written."""
         hooks = self._hooks
         if hooks is not None and hooks.active and hooks.hears(self.table.name, rows):
             places = range(*ids.indices(len(self.state))) if isinstance(ids, slice) else ids
-            hooks.tell([Transition(self.table, event.name, places, rows, payload)])
+            hooks.notify([Transition(self.table, event.name, places, rows, payload)])
 
     def on(
         self,

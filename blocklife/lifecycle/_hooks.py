@@ -320,7 +320,7 @@ class Hooks(Listeners[TransitionT]):
         flags = self.wanted.get(machine)
         return flags is not None and _any_of(flags, rows)
 
-    def tell(self, transitions: Iterable[TransitionT]) -> None:
+    def notify(self, transitions: Iterable[TransitionT]) -> None:
         """Call every hook that wants these steps. The first error of a hook is raised after all have run.
 
         An interrupt (Ctrl-C while a hook runs) is also raised then, before any error. Where the hooks have a `HookErrors`, both

@@ -180,17 +180,17 @@ class Lifecycle(Generic[StateT_co]):
             self._hooks = Hooks({self.table.name: self.table})
         return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
-    def tell_to(self, hooks: Hooks[Transition], place: int, **context: object) -> None:
+    def notify(self, hooks: Hooks[Transition], place: int, **context: object) -> None:
         """Report the steps of this machine to the hooks of an owner, as place *place*; *context* is added to every payload."""
         self._hooks, self._place, self._context = hooks, place, context
 
-    def _tell(self, event: str, before: int, row: int, payload: Mapping[str, object]) -> None:
+    def _notify(self, event: str, before: int, row: int, payload: Mapping[str, object]) -> None:
         """Called after an event was committed; *row* is 0 if the state has only one row."""
         hooks, table = self._hooks, self.table
         if hooks is not None and hooks.active:
             row = row or table.events[event].lut[before << len(table.events[event].guards)]
             if hooks.hears(table.name, row):
-                hooks.tell([Transition(table, event, [self._place], row, {**self._context, **payload})])
+                hooks.notify([Transition(table, event, [self._place], row, {**self._context, **payload})])
 
     def can(self, event: str) -> bool:
         """Whether *event* has a row in this state, whatever the guards say."""

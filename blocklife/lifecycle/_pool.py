@@ -57,11 +57,11 @@ class Pool:
         return len(self.column)
 
     @overload
-    def take(self, state: enum.Enum, ids: Iterable[int] | None = None) -> Handle[Never]: ...
+    def handle(self, state: enum.Enum, ids: Iterable[int] | None = None) -> Handle[Never]: ...
     @overload
-    def take(self, state: Edge[SourceT, TargetT, P], ids: Iterable[int] | None = None) -> Handle[SourceT]: ...
+    def handle(self, state: Edge[SourceT, TargetT, P], ids: Iterable[int] | None = None) -> Handle[SourceT]: ...
 
-    def take(self, state: object, ids: Iterable[int] | None = None) -> Handle[Never]:
+    def handle(self, state: object, ids: Iterable[int] | None = None) -> Handle[Never]:
         """A handle on the places in *state*: all of them, or just *ids*, which must be distinct and in that state.
 
         Instead of a state you can pass an edge: the handle then holds the places from which it can start. If the edge has its
@@ -156,7 +156,7 @@ class Pool:
         column.commit(ids, rows)
         self._stamps[ids] += np.uint32(1)
         moved: Handle[TargetT] = Handle(ids, self._stamps[ids], self)
-        column.tell(fired.event, ids, rows, payload)
+        column.notify(fired.event, ids, rows, payload)
         return moved
 
     def _handle(self, ids: NDArray[np.int64]) -> Handle[Never]:

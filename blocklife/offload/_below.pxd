@@ -19,6 +19,6 @@ cdef class TierBelow:
     cpdef dict _lacking(self, Py_ssize_t room)
     cpdef bint _is_whole(self, slot, group) except -1
     cpdef bint _is_up(self) except -1
-    cpdef _tell(self, method, space, contents)
+    cpdef _notify(self, method, space, contents)
     cpdef Py_ssize_t _room(self, direction) except? -7777
     cpdef _note(self, number, direction, slots, contents)

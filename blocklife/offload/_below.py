@@ -58,7 +58,7 @@ class BelowIndex(Protocol):
         """
         ...
 
-    def forget(self, space: bytes, contents: Sequence[Content]) -> None:
+    def discard(self, space: bytes, contents: Sequence[Content]) -> None:
         """These were not there when they were wanted, or were damaged."""
         ...
 
@@ -96,7 +96,7 @@ def _can_be_saved(index: BelowIndex) -> TypeGuard[SaveableIndex]:
 
 def check_index(index: object) -> None:
     """Refuse what cannot be asked for content below."""
-    lacking = [name for name in ("ask", "forget", "note_put", "new_space") if not callable(getattr(index, name, None))]
+    lacking = [name for name in ("ask", "discard", "note_put", "new_space") if not callable(getattr(index, name, None))]
     if lacking or not hasattr(index, "is_up"):
         raise MisuseError(f"below must be a BelowIndex, as stores.Presence is, not {index!r}")
 
@@ -296,7 +296,7 @@ class TierBelow:
         """Whether a slot has all of a chunk that a hit can read."""
         return self._suffix[slot] >= self._required[group]
 
-    def settle(self) -> None:
+    def land(self) -> None:
         """Note what has become of the jobs that are over since the last call."""
         jobs, find = self._ledger.jobs, self._ledger.slots.find_ready
         for number in [number for number in self._jobs if not jobs.is_out(number)]:
@@ -312,7 +312,7 @@ class TierBelow:
             if direction is Direction.DEMOTE:
                 self._counts["demoted"] += len(came)
                 self._counts["refused" if done else "failed_demotions"] += len(lost)
-                self._tell(self.index.note_put, space, came)
+                self._notify(self.index.note_put, space, came)
                 # what the store did not take is not offered again: it may have no room for as long as this content lives
                 self._below.update([slot for slot, content in zip(slots, contents, strict=True) if find(*content) == slot])
                 continue
@@ -321,13 +321,13 @@ class TierBelow:
                     del self._coming[space, *content]
             self._counts["promoted"] += len(came)
             self._counts["missing" if done else "failed_promotions"] += len(lost)
-            self._tell(self.index.forget, space, lost)
+            self._notify(self.index.discard, space, lost)
 
     def new_space(self) -> bytes:
         """A space that nobody has used."""
         return edge.member(self.index.new_space(), bytes, "the new space that an index names")
 
-    def forget(self, space: bytes) -> None:
+    def reset(self, space: bytes) -> None:
         """All content is void: what is below, or on its way there, is found only in its old space; *space* is the new one."""
         self.space = space
 
@@ -356,7 +356,7 @@ class TierBelow:
             self._errors.keep(self.index, problem)
             return False
 
-    def _tell(self, method: Callable[[bytes, Sequence[Content]], None], space: bytes, contents: Sequence[Content]) -> None:
+    def _notify(self, method: Callable[[bytes, Sequence[Content]], None], space: bytes, contents: Sequence[Content]) -> None:
         try:
             if contents:
                 method(space, contents)

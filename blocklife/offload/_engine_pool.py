@@ -81,7 +81,7 @@ class EnginePool:
     # --- requests -----------------------------------------------------------------------------------------------------------
 
     @verb
-    def forget_waiting(self, kept: Iterable[str]) -> list[str]:
+    def release_waiting(self, kept: Iterable[str]) -> list[str]:
         """Forget waiting requests that hold nothing, except these; they can be added again. Returns the forgotten requests.
 
         Requests preempted in this step are kept, because the plan must wait for their copies.
@@ -190,7 +190,7 @@ class EnginePool:
         self._rows.leave_spans(progress, spans_of([span for span in spans if span[2] < span[3]]))
 
     def extend(self, name: str, tables: Sequence[Sequence[int]]) -> None:
-        """The engine has put these fresh blocks, and nulls, behind the tables of a request. `settle_in` tells the ledger."""
+        """The engine has put these fresh blocks, and nulls, behind a request's tables. The ledger learns it by `record_growth`."""
         self._grown.extend(self._progress, self._state.requests[name].row, tables)
 
     @verb
@@ -222,7 +222,7 @@ class EnginePool:
         self._steps.schedule({self._steps.tracked(name).row: count for name, count in tokens.items()})
 
     @verb
-    def settle_in(self) -> None:
+    def record_growth(self) -> None:
         """Report to the ledger what the engine has appended to tables since the last call."""
         grown = self._grown
         if grown.rows:
@@ -266,7 +266,7 @@ class EnginePool:
                     going = min(table.first_needed(group, row), table.sealed[at])
                     start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
                     if self._steps.direct and start < stop:
-                        self._steps.take_ready(
+                        self._steps.collect_ready(
                             spans_of([(group, row, start, stop)]), [self._asking.ask_span(group, row, start, stop)]
                         )
         if self._stores.waiting or self._steps.turn.count:
@@ -463,19 +463,19 @@ class EnginePool:
     # --- the device ----------------------------------------------------------------------------------------------------------
 
     @verb
-    def forget_device(self) -> list[str]:
+    def reset_device(self) -> list[str]:
         """The device's memory was given up and is back, empty. Stores that are out land, the host tier keeps what it has.
 
         Returns the requests that are over with it.
         """
         ending = [self._state.names[row] for row in sorted(self._stays.ending)]
-        self._steps.forget(drain=False, host=False)
+        self._steps.reset(drain=False, host=False)
         return ending
 
     # --- the host tier ------------------------------------------------------------------------------------------------------
 
     @call
-    def forget_host(self) -> None:
+    def reset_host(self) -> None:
         """Forget the host tier. Requests go on; content of running ones is offered again, that of finished ones is not.
 
         What is in a store below is not found by this scheduler any more, as after `OffloadScheduler.reset`.
@@ -484,7 +484,7 @@ class EnginePool:
         space = b"" if below is None else below.new_space()
         self._ledger.reset(device=False)
         if below is not None:
-            below.forget(space)
+            below.reset(space)
         self._stores.clear()
         for row in self._stays.ending:
             name = self._state.names[row]

@@ -128,7 +128,7 @@ class HostTier(edge.NotCopied):
         peek = getattr(self._replacement, "peek", None)
         if peek is None:
             raise MisuseError(f"{self._replacement!r}: it has no method peek, which says what it would evict next")
-        self._tell_gone()
+        self._notify_gone()
         try:
             found = self._checked(peek(count))
         except BaseException as problem:
@@ -143,8 +143,8 @@ class HostTier(edge.NotCopied):
     @verb
     def touch(self, slots: Iterable[int]) -> None:
         """Record a use; the last one is the most recent."""
-        self._tell_gone()
-        self._tell(self._replacement.touch, slots)
+        self._notify_gone()
+        self._notify(self._replacement.touch, slots)
 
     @verb
     def reserve(self, names: Sequence[Name]) -> list[int] | None:
@@ -153,11 +153,11 @@ class HostTier(edge.NotCopied):
         Nothing is reserved in the ledger: plan the store before the next call. Slots that are pinned, not READY, or hold one of
         these names are never evicted. A policy that fails, or names other victims than it was asked for, makes no room.
         """
-        self._tell_gone()
+        self._notify_gone()
         chosen = self._slots.next_empty(len(names))
         if (missing := len(names) - len(chosen)) > 0:
             for slot in chosen:  # slots whose store failed; the policy should see content only
-                self._tell(self._replacement.remove, slot)
+                self._notify(self._replacement.remove, slot)
             try:  # after a search in vain, the policy would look at every slot once more to find none
                 victims = self._victims(missing, names) if not self._in_vain or self._slots.any_evictable() else []
             except BaseException as problem:
@@ -167,9 +167,9 @@ class HostTier(edge.NotCopied):
             if self._in_vain:
                 return None
             self.ledger.evict(victims)
-            self._tell_gone()
+            self._notify_gone()
             chosen += victims
-        self._tell(self._replacement.insert, chosen, names)
+        self._notify(self._replacement.insert, chosen, names)
         return chosen
 
     def take_events(self) -> list[HostEvent]:
@@ -192,7 +192,7 @@ class HostTier(edge.NotCopied):
         self._events.clear()
         return found
 
-    def tell_again(self) -> None:
+    def notify_again(self) -> None:
         """Report everything that is readable as stored once more, to who was told that it is gone."""
         self._events.clear()
         ready = self._slots.where(Slot.READY)
@@ -240,7 +240,7 @@ class HostTier(edge.NotCopied):
             raise MisuseError(f"{self._replacement!r} gave slots {found[:4]}, and slots are 0 to {size - 1}")
         return found
 
-    def _tell(self, method: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _notify(self, method: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Tell the policy something."""
         try:
             method(*args, **kwargs)
@@ -260,11 +260,11 @@ class HostTier(edge.NotCopied):
             self._lost_events += max(0, len(self._events) + len(changes) - most)
             self._events.extend(changes)
 
-    def _tell_gone(self) -> None:
+    def _notify_gone(self) -> None:
         """Tell the policy which content is gone, in order."""
         if self._gone:
             for slot in self._gone:
-                self._tell(self._replacement.remove, slot)
+                self._notify(self._replacement.remove, slot)
             self._gone.clear()
 
 

@@ -186,7 +186,7 @@ class _Runs:
         """Whether a run reads content of which nobody knows yet."""
         return True in [run.retry for run in self.by_group.values()]
 
-    def forget_retries(self) -> None:
+    def reset_retries(self) -> None:
         """Ask the groups of those runs again."""
         self.by_group = {group: run for group, run in self.by_group.items() if not run.retry}
 
@@ -223,7 +223,7 @@ def common_length(units: Sequence[Unit], start: int, limit: int, ask: Ask | Answ
         elif scan.hopeful and runs.read_retry():
             # With every RETRY as a hit, this length may be found later. Now count only what is there.
             scan.hopeful = False
-            runs.forget_retries()
+            runs.reset_retries()
         else:
             return Found(length, not scan.hopeful or doubtful < length or runs.read_pending(), rounds)
     if length > start:

@@ -111,7 +111,7 @@ class OtherOwners:
         if name in self.doubts:  # it was preempted before the step had reported
             self.doubts.pop(name).trust.drop()
         trust = TrustLife()
-        trust.tell_to(self.hooks, row)
+        trust.notify(self.hooks, row)
         self.doubts[name] = _Doubt(
             trust,
             table.serial[row],

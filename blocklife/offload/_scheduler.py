@@ -277,7 +277,7 @@ class OffloadScheduler(edge.NotCopied):
             if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
             if self.ledger.own_pool:
-                self._steps.take_in(name, hit, starts, end)
+                self._steps.fill_tables(name, hit, starts, end)
             else:
                 self._steps.note_placed(name, tracked.row)  # the engine may already have taken back the placed blocks
                 self._steps.check_placed([tracked.row], [end])
@@ -402,7 +402,7 @@ class OffloadScheduler(edge.NotCopied):
     # --- the step -----------------------------------------------------------------------------------------------------------
 
     @verb
-    def tell_time(self, now: float) -> None:
+    def set_time(self, now: float) -> None:
         """Set the time at which the lookups that follow are made; without this call it is the time of the last plan.
 
         Call it at the start of a step if time can pass between steps: a request's wait for the tier below begins at this time.
@@ -472,11 +472,11 @@ class OffloadScheduler(edge.NotCopied):
         space = b"" if generation is None else generation.encode()
         if generation is None and below is not None:
             space = below.new_space()
-        preempted = self._steps.forget(drain=drain, host=True)
+        preempted = self._steps.reset(drain=drain, host=True)
         if generation is not None:
             self._state.generation = generation
         if below is not None:
-            below.forget(space)
+            below.reset(space)
         return preempted
 
     @verb
@@ -490,7 +490,7 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError("the scheduler sleeps already (wake it first)")
         if (jobs := self.ledger.jobs.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "sleep")
-        names = self._steps.forget(drain=False, host=False)
+        names = self._steps.reset(drain=False, host=False)
         self._state.asleep = True
         return names
 
@@ -515,7 +515,7 @@ class OffloadScheduler(edge.NotCopied):
         rank = edge.whole(rank, "rank")
         self.ledger.lose(Worker(rank))
         self._state.lost.add(rank)
-        return self._steps.forget(drain=False, host=True)
+        return self._steps.reset(drain=False, host=True)
 
     @verb
     def regain_worker(self, rank: int) -> list[str]:
@@ -526,7 +526,7 @@ class OffloadScheduler(edge.NotCopied):
         if edge.whole(rank, "rank") not in self._state.lost:
             raise MisuseError(f"worker {rank}: it is not lost (lose_worker comes first)")
         self._state.lost.discard(rank)
-        return self._steps.forget(drain=False, host=True)
+        return self._steps.reset(drain=False, host=True)
 
     # --- as a value ---------------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ _RESTED, _WAITING, _SPENT = _WAIT[Patience.RESTED], _WAIT[Patience.WAITING], _WA
 _FOUND, _DEFERRED, _LOADING = _LOOKUP[Lookup.FOUND], _LOOKUP[Lookup.DEFERRED], _LOOKUP[Lookup.LOADING]
 _UNASKED, _ABORTING = _LOOKUP[Lookup.UNASKED], _END[Ending.ABORTING]
 _COME, _FINISH, _ABORT = (EndingLife.table.events[name] for name in ("come", "finish", "abort"))
-_DEFER, _FIND, _LOAD, _RUN, _LAND, _FORGET = (
-    LookupLife.table.events[name] for name in ("defer", "find", "load", "run", "land", "forget")
+_DEFER, _FIND, _LOAD, _RUN, _LAND, _CLEAR = (
+    LookupLife.table.events[name] for name in ("defer", "find", "load", "run", "land", "clear")
 )
 
 
@@ -118,7 +118,7 @@ class Stays:
     def emptied(self, row: int) -> None:
         """A request holds nothing any more."""
         if self._lookup[row] != _UNASKED:
-            self.lookups.step(_FORGET, row)
+            self.lookups.step(_CLEAR, row)
 
     def is_found(self, row: int) -> bool:
         """Whether its last lookup was answered, and not used since."""

@@ -39,7 +39,7 @@ cdef class SchedulerSteps:
     )
     cpdef settle(self, plan, double now, sampled, launched, completions)
     @cython.locals(lacking=cython.longlong, count=cython.longlong)
-    cpdef take_in(self, str name, hit, list starts, long long end)
+    cpdef fill_tables(self, str name, hit, list starts, long long end)
     cpdef load_hit(self, str name, hit, list spans, list keys)
     @cython.locals(own=list, loading=dict, content=tuple)
     cpdef expect(self, name, tokens, spans, keys)
@@ -69,7 +69,7 @@ cdef class SchedulerSteps:
     cpdef hand_off(self, name, Tracked tracked, Py_ssize_t group, long long boundary)
     @cython.locals(turn=StoreTurn, line=StoreLine)
     cpdef plan_stores(self, EntrySpans spans, list keys, list handed)
-    cpdef bint take_ready(self, EntrySpans spans, list keys) except -1
+    cpdef bint collect_ready(self, EntrySpans spans, list keys) except -1
     @cython.locals(suffix=bytearray, slot=Py_ssize_t, most=Py_ssize_t, at=Py_ssize_t)
     cpdef bint _store(self, list names) except -1
     cpdef list _chunks(self, names)

@@ -104,7 +104,7 @@ class SchedulerSteps:
         self._rows.settle(plan, now, launched, completions, seals)
         del self._state.plans[plan]
         if self._state.below is not None:
-            self._state.below.settle()
+            self._state.below.land()
         loads = bool(self._state.waiting_loads)
         before = [table.known[row] for row in rows] if loads else known
         table.settle(rows, known, computed)
@@ -126,7 +126,7 @@ class SchedulerSteps:
 
     # --- letting in ---------------------------------------------------------------------------------------------------------
 
-    def take_in(self, name: str, hit: Hit, starts: Sequence[int], end: int) -> None:
+    def fill_tables(self, name: str, hit: Hit, starts: Sequence[int], end: int) -> None:
         """Fill the empty tables: nulls outside the window, the device hit, then blocks for the load or the first tokens.
 
         *starts*: where the blocks begin that come behind the hit, by group.
@@ -142,7 +142,7 @@ class SchedulerSteps:
             skips.append(max(0, lacking - count))
             counts.append(count)
         self._check_room(name, hit, sum(counts))
-        self._rows.take_in(name, begins, hit.lives, skips, counts)
+        self._rows.fill_tables(name, begins, hit.lives, skips, counts)
 
     def _check_room(self, name: str, hit: Hit, fresh: int) -> None:
         """Refuse a hit of which a block is gone, and so many *fresh* blocks beside it if there is no room for them."""
@@ -401,10 +401,10 @@ class SchedulerSteps:
         because the content would be missing if the store of the first failed.
         """
         line, turn, lost = self._stores, self.turn, self._state.lost
-        line.take_back()
+        line.requeue()
         try:
             # first, because it may be refused
-            all_taken = self.direct and not lost and self.take_ready(spans, keys)
+            all_taken = self.direct and not lost and self.collect_ready(spans, keys)
             for name in handed:
                 self.offer_states(name, self._state.requests[name].row, direct=self.direct and not line.waits)
             if not all_taken and (self.asking.known_of is None or not self.direct):
@@ -423,7 +423,7 @@ class SchedulerSteps:
             line.counts["in flight"] += turn.in_flight
             turn.stored = turn.in_flight = 0
 
-    def take_ready(self, spans: EntrySpans, keys: Sequence[Sequence[bytes]]) -> bool:
+    def collect_ready(self, spans: EntrySpans, keys: Sequence[Sequence[bytes]]) -> bool:
         """Chunks of one block have their turn, as far as they are ready; returns whether all are."""
         return not spans or self._rows.offer_spans(self._progress, spans, keys, self.turn, self.asking.known_of is None)
 
@@ -723,7 +723,7 @@ class SchedulerSteps:
             if loading.get(content) == name:
                 del loading[content]
 
-    def forget(self, *, drain: bool, host: bool) -> list[str]:
+    def reset(self, *, drain: bool, host: bool) -> list[str]:
         """All content is gone, that of the host tier only with *host*; requests wait, and pending ends are completed."""
         alive = {name: self._ledger.requests.state(name) for name in self._state.requests}
         self._ledger.reset(drain=drain, host=host)

@@ -39,6 +39,6 @@ cdef class StoreLine:
     cpdef bint _make(self, list jobs)
     cpdef await_submit(self, long long number, chunks)
     cpdef list chunks_of(self, long long number)
-    cpdef take_back(self)
+    cpdef requeue(self)
     @cython.locals(chunk=Chunk, chunks=list, slot=Py_ssize_t, size=Py_ssize_t, suffix=bytearray)
     cpdef _columns(self, list orders, list slots)

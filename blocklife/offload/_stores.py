@@ -158,9 +158,9 @@ class StoreLine:
 
         If there is no room for all, one job for each owner is planned in the order of the queue, until one is refused.
         """
-        self.take_back()
+        self.requeue()
         if self._lazy:
-            self._settle_exposed()
+            self._release_exposed()
             if owners is None and self._ledger.own_pool:
                 self.collect(self._blocks.next_free(self._policies.lazy_blocks))
         orders: list[list[Chunk]] = []
@@ -332,7 +332,7 @@ class StoreLine:
             ]
         return made
 
-    def take_back(self) -> None:
+    def requeue(self) -> None:
         """A store was cancelled before it was submitted because it lost a block: its other blocks are queued again, first."""
         jobs = self._jobs
         for number in [each for each in self._made if not jobs.is_planned(each)]:
@@ -412,7 +412,7 @@ class StoreLine:
                 if self._candidates.get(block_of(life)) is chunk:
                     del self._candidates[block_of(life)]
 
-    def _settle_exposed(self) -> None:
+    def _release_exposed(self) -> None:
         """Hand out blocks whose lazy store has landed before others; otherwise the queue would never come to its end.
 
         Blocks whose store failed stay where they are: the device has the only copy.

@@ -346,7 +346,7 @@ class Filler:
     def take(self, number: int, line: Line | At | Refused) -> None:
         """Read one line."""
         if isinstance(line, At):
-            self._tell_time(line.ns)
+            self._set_time(line.ns)
         elif isinstance(line, Refused):
             self._refuse(number, line)
         else:
@@ -358,9 +358,9 @@ class Filler:
         self.lives.whole = recording.end is not None
         return self.lives
 
-    def _tell_time(self, ns: int) -> None:
+    def _set_time(self, ns: int) -> None:
         lives = self.lives
-        self.reader.tell_time(ns)
+        self.reader.set_time(ns)
         if not lives.timed:
             lives.timed = True
             lives.ns = array("q", [-1]) * len(lives)

@@ -182,7 +182,7 @@ class Reader:
     pending: dict[JobStory, None] = field(factory=dict)
     wanted: dict[RecordedPlace, Due] = field(factory=dict)
 
-    def tell_time(self, ns: int) -> None:
+    def set_time(self, ns: int) -> None:
         """The steps from here on happened at *ns*. A clock that goes back is ignored."""
         self.now = max(ns, self.now)
         if not self.steps:

@@ -267,7 +267,7 @@ class _Count:
         """Count one line."""
         if isinstance(line, At):
             self.first_ns = line.ns if self.first_ns < 0 else self.first_ns
-            self.reader.tell_time(line.ns)
+            self.reader.set_time(line.ns)
             return
         machine = line.machine if isinstance(line, Refused) else line.kind.machine
         if machine not in self.tracks:

@@ -34,7 +34,7 @@ class RegisteredMemory:
                 return area[address - first : address - first + size]
         raise MisuseError(f"store: {size} bytes at {address} are not in registered memory (register the area first)")
 
-    def take_back(self, address: int) -> None:
+    def unregister(self, address: int) -> None:
         """Forget the area that begins there."""
         self._areas = [area for area in self._areas if area[0] != address]
 

@@ -358,7 +358,7 @@ class StoreCopier:
     # --- a lane's thread -----------------------------------------------------------------------------------------------
 
     def _run(self, lane: _Lane) -> None:
-        while (taken := self._take(lane)) is not None:
+        while (taken := self._next_piece(lane)) is not None:
             share, piece = taken
             fates: Sequence[_SlotFate] = ()
             try:
@@ -368,7 +368,7 @@ class StoreCopier:
             finally:
                 self._account(lane, share, piece, fates)
 
-    def _take(self, lane: _Lane) -> tuple[_TierShare, range] | None:
+    def _next_piece(self, lane: _Lane) -> tuple[_TierShare, range] | None:
         """The next piece of a job, of the directions by turns; None when the copier is closed and nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._queues.values()) or self._closing)

@@ -213,7 +213,7 @@ class MooncakeStore:
             self._areas.add(address, size)
             code = self._session.call(lambda client: client.register_buffer(address, size))
             if code:
-                self._areas.take_back(address)
+                self._areas.unregister(address)
                 raise MisuseError(f"store: {size} bytes at {address} cannot be registered with Mooncake (code {code})")
 
     def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:

@@ -169,7 +169,7 @@ class Presence:
                 overdue += 1
             return self._news * (self._max_questions + 1) + overdue
 
-    def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+    def discard(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         """These were not there when they were wanted, or were damaged: a MISS until the answer is too old."""
         self._learn(space, contents, _MISS)
 
@@ -219,7 +219,7 @@ class Presence:
     # --- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while batch := self._take():
+        while batch := self._next_questions():
             found: list[bool | None] = [None] * len(batch)
             if self._breaker.allows():
                 found = self._look(batch)
@@ -229,7 +229,7 @@ class Presence:
                     self._breaker.succeeded()
             self._answer(batch, found)
 
-    def _take(self) -> list[Content]:
+    def _next_questions(self) -> list[Content]:
         """The questions of the next call; none when the presence is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._unasked)

@@ -216,9 +216,9 @@ class PoolEngine:
         if act == 0:
             attempt(scheduler.reset, drain=dice.random() < 0.3)
         elif act == 1 and self.bulk:
-            attempt(dice.choice((self.pool.forget_host, self.pool.forget_device)))
+            attempt(dice.choice((self.pool.reset_host, self.pool.reset_device)))
         elif act == 2:
-            attempt(self.pool.forget_waiting, [])
+            attempt(self.pool.release_waiting, [])
         elif act == 3:
             attempt(scheduler.lose_worker, 0)
             attempt(scheduler.regain_worker, 0)
@@ -265,7 +265,7 @@ class PoolEngine:
             tokens[name] = count
         if self.bulk:
             attempt(self.pool.schedule, tokens)
-            attempt(self.pool.settle_in)
+            attempt(self.pool.record_growth)
         else:
             attempt(scheduler.grow, tokens)
 
@@ -307,7 +307,7 @@ class PoolEngine:
         whole = [[*own, *more] for own, more in zip(tables, fresh, strict=True)]
         if self.bulk:
             attempt(self.pool.place_table, name, whole, device)
-            attempt(self.pool.settle_in)
+            attempt(self.pool.record_growth)
             if loads:
                 attempt(self.pool.expect_load, name)
         else:

@@ -197,7 +197,7 @@ def test_ranks_forget_everywhere(rig: Rig) -> None:
     """A share that was proven quiet is dropped on each rank, and is not reported as finished by the executor's own record."""
     rig.ranks.execute(plan(1, loads=[LOAD]), nothing)
     rig.ranks.wait([LOAD.job])
-    rig.ranks.forget([LOAD.job])
+    rig.ranks.drop([LOAD.job])
 
     assert not any(executor._running for executor in rig.executors)
 

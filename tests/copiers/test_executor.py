@@ -258,8 +258,8 @@ def test_executor_forgets_a_share_that_was_proven_quiet(diary: Diary) -> None:
     """Its late landing is passed on and moves no machine; forgetting twice, or what is unknown, is no error."""
     executor = Executor(diary)
     step(executor, diary, plan(loads=[1]))
-    executor.forget([job(1), job(77)])
-    executor.forget([job(1)])
+    executor.drop([job(1), job(77)])
+    executor.drop([job(1)])
     diary.landed = [completion(1)]
 
     assert step(executor, diary, plan()).completions == (completion(1),)

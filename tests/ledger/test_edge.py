@@ -503,7 +503,7 @@ OWN_SCHEDULER: Mapping[str, Callable[[Rig], Call]] = {
     "finish": lambda at: {"name": "a"},
     "abort": lambda at: {"name": "a"},
     "hand_off": lambda at: {"name": grown(at), "group": 1, "boundary": 8},
-    "tell_time": lambda at: {"now": 2.0},
+    "set_time": lambda at: {"now": 2.0},
     "build_plan": lambda at: {"now": 5.0},
     "settle": lambda at: {
         "plan": 1,

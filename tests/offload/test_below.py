@@ -57,7 +57,7 @@ class Shelf:
         self.asked.clear()
         self.changes += 1
 
-    def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+    def discard(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         self._known.update({(space, *content): False for content in contents})
         self.content.difference_update([(space, *content) for content in contents])
 
@@ -270,7 +270,7 @@ def test_what_the_host_has_is_not_fetched() -> None:
     """Only the part of a hit that is missing comes from below."""
     rig = BelowRig(policies=BelowPolicies(demote=Demote.NEVER))
     rig.fill("x", TEXT[:9])
-    rig.forget_device()
+    rig.reset_device()
     rig.shelf.fill(TEXT)
     rig.add("a", TEXT)
 
@@ -311,7 +311,7 @@ def test_scheduler_tells_what_it_has_fetched_for_a_request() -> None:
     """What the host tier had is not among it, nor what another request has had fetched."""
     rig = BelowRig(policies=BelowPolicies(demote=Demote.NEVER))
     rig.fill("x", TEXT[:5])
-    rig.forget_device()
+    rig.reset_device()
     rig.shelf.fill(TEXT)
     rig.add("a", TEXT)
     rig.add("b", TEXT)
@@ -336,7 +336,7 @@ def test_content_that_was_stored_anew_counts_as_fetched_no_more() -> None:
     rig.ledger.evict([0, 1, 2])
     rig.shelf.content.clear()
     rig.fill("x", TEXT)
-    rig.forget_device()
+    rig.reset_device()
 
     assert rig.hit("a").host_tokens == 12
     assert fetched_for(rig, "a") == set()
@@ -345,7 +345,7 @@ def test_content_that_was_stored_anew_counts_as_fetched_no_more() -> None:
 def test_nothing_is_fetched_without_a_store_below() -> None:
     rig = Rig("full:4")
     rig.fill("x", TEXT)
-    rig.forget_device()
+    rig.reset_device()
     rig.add("a", TEXT)
 
     assert rig.scheduler.fetched("a", [slot for own in rig.hit("a").slots for slot in own]) == set()
@@ -404,7 +404,7 @@ def test_wait_is_counted_from_when_the_engine_woke_up() -> None:
     rig.shelf.fill(TEXT)
     rig.tick()
     rig.now += 1000
-    rig.scheduler.tell_time(rig.now)
+    rig.scheduler.set_time(rig.now)
     rig.add("a", TEXT)
     assert rig.hit("a").deferred
     rig.tick()
@@ -412,7 +412,7 @@ def test_wait_is_counted_from_when_the_engine_woke_up() -> None:
     assert rig.hit("a").deferred
     assert "overdue_requests" not in rig.counts
     with pytest.raises(MisuseError, match="now must be a finite number"):
-        rig.scheduler.tell_time(float("nan"))
+        rig.scheduler.set_time(float("nan"))
 
 
 def test_wait_for_the_tier_below_ends_with_the_content() -> None:
@@ -449,7 +449,7 @@ def test_load_that_was_found_in_this_step_keeps_its_job() -> None:
     """Behind a lookup that promised a load, no other one takes the last job for what it fetches."""
     rig = BelowRig(max_jobs=1, policies=BelowPolicies(demote=Demote.NEVER))
     rig.fill("x", TEXT)
-    rig.forget_device()
+    rig.reset_device()
     other = letters(13, "n")
     rig.shelf.fill(other)
     rig.add("a", TEXT)
@@ -493,7 +493,7 @@ def test_text_of_which_the_host_tier_has_a_part_must_fit_as_a_whole() -> None:
     """What is there already needs its slots as well, for what comes would evict it."""
     rig = BelowRig(slots=3, policies=BelowPolicies(demote=Demote.NEVER))
     rig.fill("x", letters(9))
-    rig.forget_device()
+    rig.reset_device()
     rig.shelf.fill(letters(16))
     rig.add("a", letters(17))
     hit = rig.hit("a")
@@ -873,7 +873,7 @@ def test_proof_that_only_the_store_below_has_is_enough(below: bool) -> None:
     """Nothing of the block behind a hit is read, so nothing is promoted for it."""
     rig = BelowRig(groups="full:4+drafter", slots=2, policies=BelowPolicies(demote=Demote.NEVER))
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     if below:
         rig.shelf.fill(letters(12))
     rig.add("b", letters(13))
@@ -888,7 +888,7 @@ def test_request_that_waits_for_word_of_its_proof_goes_on_at_its_deadline() -> N
     policies = BelowPolicies(demote=Demote.NEVER, max_wait=3.0)
     rig = BelowRig(groups="full:4+drafter", slots=2, policies=policies)
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     rig.shelf.prompt = False
     rig.add("b", letters(13))
     waited = 0

@@ -34,7 +34,7 @@ class Pool:
         self.name(name)
         hit = self.pool.device_hit(name, 10, device_tokens)
         self.pool.place_table(name, [blocks], device_tokens)
-        self.pool.settle_in()
+        self.pool.record_growth()
         self.scheduler.admit(name, hit, tokens)
         self.pool.promise()
 
@@ -47,7 +47,7 @@ class Engine(Pool):
         self.add("a", (1, 2, 3, 4, 5), 8)
         first = self.scheduler.build_plan(0).number
         self.pool.schedule({"a": 2})
-        self.pool.settle_in()
+        self.pool.record_growth()
         self.pool.promise()
         self.last = self.scheduler.build_plan(0).number
         self.pool.settle_known(first, 0)
@@ -177,7 +177,7 @@ def test_blocks_that_an_engine_cannot_have_handed_out_are_refused(blocks: list[i
     engine.pool.extend("a", [[6]])
     engine.pool.extend("b", [blocks])
     with pytest.raises(MisuseError, match=said):
-        engine.pool.settle_in()
+        engine.pool.record_growth()
 
     assert engine.ledger.snapshot() == before
 
@@ -191,6 +191,6 @@ def test_request_that_was_finished_beside_the_scheduler_is_named() -> None:
     before = engine.ledger.snapshot()
     engine.pool.extend("a", [[6]])
     with pytest.raises(MisuseError, match="request a: it was finished beside the scheduler"):
-        engine.pool.settle_in()
+        engine.pool.record_growth()
 
     assert engine.ledger.snapshot() == before

@@ -168,7 +168,7 @@ def test_end_of_a_load_is_heard_again_after_a_restore(result: Result) -> None:
     """A load that ends between two steps is heard of in the next; who goes back to before that step hears of it once more."""
     rig = Rig()
     rig.fill("a", letters(5))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(5))
     assert not rig.let_in("b", 0)
     plan = rig.scheduler.build_plan(rig.now)

@@ -332,7 +332,7 @@ def test_tier_tells_again_what_can_be_read() -> None:
     ledger, tier = tier_of()
     told(tier)
     ledger.evict([0])
-    tier.tell_again()
+    tier.notify_again()
 
     assert sorted(told(tier)) == ["+k1", "+k2"]
     assert told(tier) == []

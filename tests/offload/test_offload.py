@@ -33,7 +33,7 @@ def test_content_is_stored_as_it_fills_and_loaded_when_the_device_has_forgotten_
     rig.let_in("a")
     first, second = rig.tick(), rig.tick()
     rig.scheduler.finish("a")
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(10))
     hit = rig.hit("b")
     runs = rig.scheduler.admit("b", hit, 2)
@@ -86,7 +86,7 @@ def test_hit_on_the_whole_prompt(policy: FullHit, tokens: int, compute_from: int
     rig = Rig(policies=Policies(full_hit=policy))
     rig.fill("a", letters(8))
     if where == "host":
-        rig.forget_device()
+        rig.reset_device()
     rig.add("b", letters(8))
     hit = rig.hit("b")
     runs = rig.scheduler.admit("b", hit, 8 - compute_from)
@@ -126,7 +126,7 @@ def test_lookup_pins_what_it_counted_until_its_step_ends(end: str) -> None:
     """The pins go with the plan, with another lookup, with the request, and pass to the load, which lets go when it lands."""
     rig = Rig()
     rig.fill("a", letters(12))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(13))
     hit = rig.hit("b")
     during = pinned(rig)
@@ -206,7 +206,7 @@ def test_deferred_lookup_is_answered_anew_when_the_load_that_it_waits_for_is_giv
     """The copy is still out, and nobody waits for its content any more: who wants it loads it."""
     rig = Rig(blocks=40)
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     for name in "bc":
         rig.add(name, letters(9))
     rig.let_in("b")
@@ -240,7 +240,7 @@ def test_max_load_tokens_bounds_what_is_loaded(cap: int | None, tokens: int) -> 
     """So many tokens behind the device's hit, rounded down to chunks."""
     rig = Rig(policies=Policies(max_load_tokens=cap))
     rig.fill("a", letters(13))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(13))
 
     assert rig.hit("b").host_tokens == tokens
@@ -279,14 +279,14 @@ def test_max_load_failures_ends_the_looking(failures: int) -> None:
     rig.add("b", letters(9))
     for attempt in range(failures):
         rig.fill(f"a{attempt}", letters(8))
-        rig.forget_device()
+        rig.reset_device()
         assert not rig.let_in("b")
         rig.tick(ok=False)
         assert rig.settled.failed == ("b",)
         assert rig.ledger.requests.state("b") is Request.WAITING
         assert rig.ledger.requests.table("b") == []
     rig.fill("again", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("c", letters(9))
 
     assert rig.hit("b").host_tokens == 0
@@ -301,7 +301,7 @@ def test_many_behind_a_load_that_fails_are_released_together(count: int) -> None
     """Nobody inherits the wait one by one: with the content gone, all of them compute in the next step."""
     rig = Rig(blocks=60)
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     names = [f"b{number}" for number in range(count)]
     for name in names:
         rig.add(name, letters(9))
@@ -318,7 +318,7 @@ def test_what_a_load_brings_is_expected_until_it_has_ended() -> None:
     for ok in (True, False):
         rig = Rig(blocks=12)
         rig.fill("z", letters(8))
-        rig.forget_device()
+        rig.reset_device()
         rig.add("b", letters(9))
         rig.let_in("b")
         state = rig.scheduler._state
@@ -507,7 +507,7 @@ def test_who_is_refused_admission_has_cost_nothing() -> None:
     """Without a job for its load nothing is taken: the device keeps what it has cached."""
     rig = Rig(blocks=6, max_jobs=1, policies=Policies(last_step=LastStep.DRAIN))
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     rig.fill("x", letters(4, "p"))
     rig.add("y", letters(4, "s"))
     rig.let_in("y")
@@ -524,7 +524,7 @@ def test_keys_that_fail_an_admission_cost_nothing(problem: str) -> None:
     """Blocks that were taken before the keys of the load were asked for go back."""
     rig = Rig(blocks=6)
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     gone: list[bool] = []
 
     def fickle(group: int, start: int, stop: int) -> list[bytes]:
@@ -589,7 +589,7 @@ def test_settle_that_keys_have_failed_can_be_done_again(problem: str) -> None:
     """One request ends with the plan, another has its load: keys that fail cost the plan nothing, and nobody is forgotten."""
     rig = Rig(blocks=12)
     rig.fill("z", letters(8, "p"))
-    rig.forget_device()
+    rig.reset_device()
     gone: list[bool] = []
 
     def fickle(group: int, start: int, stop: int) -> list[bytes]:
@@ -657,7 +657,7 @@ def loading_and_running(workers: int = 1) -> Rig:
     """Request b loads, request c runs, and has a store out."""
     rig = Rig(blocks=30, workers=workers)
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("c", letters(8, "p"))
     rig.let_in("c")
     rig.tick(land=False)
@@ -870,7 +870,7 @@ def busy(rig: Rig) -> Rig:
         rig.tick()
     rig.scheduler.finish("e")
     rig.drain()
-    rig.forget_device()
+    rig.reset_device()
     rig.add("l", letters(9))
     assert not rig.let_in("l")
     rig.add("r", letters(9, "p"))
@@ -1052,7 +1052,7 @@ def test_request_whose_keys_cannot_be_had_is_not_let_in() -> None:
     for fails in range(1, 9):
         rig = Rig()
         rig.fill("z", letters(9))
-        rig.forget_device()
+        rig.reset_device()
         keys = KeysFailingOnce(fails)
         rig.scheduler.add_request("a", keys, prompt_tokens=13)
         try:
@@ -1612,7 +1612,7 @@ def test_quarantined_load_is_heard_of_at_once_and_waits_for_nobody() -> None:
     """Past its deadline a load is lost for its request; its places come home when the engine has proof."""
     rig = Rig(deadline=2.0)
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(9))
     rig.let_in("b")
     plan = rig.plan()
@@ -1637,7 +1637,7 @@ def test_request_whose_own_copy_is_in_quarantine_computes_instead_of_waiting_for
     """Nobody knows whether that copy ever lands: it may not load meanwhile, and a wait for it would have no end."""
     rig = Rig(deadline=2.0, policies=Policies(last_step=LastStep.DRAIN))
     rig.fill("a", letters(9))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(9))
     rig.let_in("b")
     plan = rig.plan()
@@ -1652,7 +1652,7 @@ def test_request_whose_own_copy_is_in_quarantine_computes_instead_of_waiting_for
     for _ in range(3):
         rig.tick()
     rig.scheduler.finish("c")
-    rig.forget_device()
+    rig.reset_device()
     hit = rig.hit("b")
 
     assert early == 0
@@ -1988,7 +1988,7 @@ def test_hit_needs_the_block_behind_it(where: str, text: str, length: int) -> No
     rig = drafting()
     rig.fill("a", letters(16))
     if where == "host":
-        rig.forget_device()
+        rig.reset_device()
     rig.add("b", text)
     hit = rig.hit("b")
 
@@ -2001,7 +2001,7 @@ def test_load_is_waited_for_only_if_its_proof_comes_with_it(tokens: int, deferre
     """The last block of a load is no hit on the device, where nothing proves it: whoever needs only that loads it, too."""
     rig = Rig("full:4+drafter")
     rig.fill("a", letters(16))
-    rig.forget_device()
+    rig.reset_device()
     for name in "bc":
         rig.add(name, letters(tokens))
     rig.let_in("b")
@@ -2016,7 +2016,7 @@ def test_block_before_a_tail_is_not_loaded_while_another_load_brings_it() -> Non
     rig = Rig("full:4+drafter/1")
     rig.fill("a", letters(16))
     rig.fill("e", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(16))
     rig.add("c", letters(7) + "xx")
     alone = rig.hit("c")

@@ -1000,7 +1000,7 @@ def plant_holes_closed_up(patch: pytest.MonkeyPatch) -> None:
 
 def plant_old_weights(patch: pytest.MonkeyPatch) -> None:
     """Other weights come, and the host tier keeps what the former ones made."""
-    right = SchedulerSteps.forget
+    right = SchedulerSteps.reset
 
     def wrong(core: SchedulerSteps, *, drain: bool, host: bool) -> list[str]:
         return right(core, drain=drain, host=False)

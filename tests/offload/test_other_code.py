@@ -449,7 +449,7 @@ def test_settle_returns_its_outcome_whatever_a_policy_does(kind: str) -> None:
     policy = Liar("honest", 0)
     rig = Rig(slots=3, policies=Policies(plans_ahead=1), replacement=policy)
     rig.fill("x", letters(13))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(9, "p"))
     rig.let_in("b")
     rig.add("x", letters(9))
@@ -486,7 +486,7 @@ class FailingIndex:
         found = [self._fail(self.draw.choice(list(Answer))) for _ in contents]
         return found[: -self._fail(False) or None]
 
-    def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+    def discard(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         self._fail(None)
 
     def note_put(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:

@@ -31,7 +31,7 @@ class Engine:
         self.scheduler.add_request(name, lambda _group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=9)
         hit = self.others.brought(name, self.pool.device_hit(name, 9, 0), brought)
         self.pool.place_table(name, [blocks], 0)
-        self.pool.settle_in()
+        self.pool.record_growth()
         return hit
 
     def states(self, *blocks: int) -> list[Block]:
@@ -42,7 +42,7 @@ class Engine:
         """The running requests compute one token each. Returns the number of the plan."""
         self.pool.leave_windows()
         self.pool.schedule({})
-        self.pool.settle_in()
+        self.pool.record_growth()
         self.pool.promise()
         return self.scheduler.build_plan(0).number
 

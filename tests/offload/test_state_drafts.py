@@ -121,7 +121,7 @@ class Engine:
         self.scheduler.add_request("a", lambda group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=4)
         hit = self.pool.device_hit("a", 4, 0)
         self.pool.place_table("a", [(1,), (3, 4, 5)], 0)
-        self.pool.settle_in()
+        self.pool.record_growth()
         self.scheduler.admit("a", hit, 4)
         self.pool.promise()
         self.pool.settle_known(self.scheduler.build_plan(0).number, 0)
@@ -133,7 +133,7 @@ class Engine:
         self.pool.move_on("a", tables)
         self.pool.extend("a", tables)
         self.pool.schedule({"a": 3})
-        self.pool.settle_in()
+        self.pool.record_growth()
         self.pool.promise()
         return [block_of(life) for life in self.ledger.requests.table("a", 1)]
 

@@ -70,7 +70,7 @@ def answers(rig: Rig) -> None:
     rig.drain()
     rig.add("x", letters(9))
     rig.scheduler.abort("b")
-    rig.forget_device()
+    rig.reset_device()
     assert not rig.let_in("x")
     rig.tick(ok=False)
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_load_that_fails_between_two_plans_is_heard_of_by_the_next_lookup() -> N
     """The request asks for what is there now, does not wait for its own load, and is not told of the failure once more."""
     rig = Rig(blocks=60, slots=16, policies=PATIENT)
     rig.fill("a", letters(8))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(9))
     assert not rig.let_in("b")
     (load,) = rig.plan().loads

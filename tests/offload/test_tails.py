@@ -22,7 +22,7 @@ def filled(text: str = letters(11), groups: str = "full:4/2", **changes: object)
     """A rig whose host tier has this text, and whose device has forgotten it."""
     rig = Rig(groups, **{"blocks": 17, "slots": 16, **changes})  # type: ignore[arg-type]  # passed on
     rig.fill("a", text)
-    rig.forget_device()
+    rig.reset_device()
     return rig
 
 
@@ -163,7 +163,7 @@ def test_tail_of_a_full_block_has_a_slot_of_its_own() -> None:
     rig.fill("a", letters(8))
 
     assert rig.stored() == [letters(4), letters(6)]
-    rig.forget_device()
+    rig.reset_device()
     rig.add("b", letters(6) + "zz")
     assert rig.hit("b").tokens == 6
 

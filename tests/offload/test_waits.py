@@ -243,7 +243,7 @@ def test_request_waits_no_longer_than_it_may_for_its_own_store() -> None:
     forget(rig)
     early = rig.hit("a")
     rig.plan()  # waits for the store, and has not settled yet
-    rig.scheduler.tell_time(rig.now + 3.0)
+    rig.scheduler.set_time(rig.now + 3.0)
     late = rig.hit("a")
 
     assert early.deferred
@@ -292,7 +292,7 @@ def test_request_that_was_forgotten_meanwhile_does_not_wait_anew() -> None:
     pool = EnginePool(rig.scheduler, lambda name: rig.scheduler.requests.progress(name).known, one_a_step=True)
     for _ in range(2):
         grow(rig)
-        pool.forget_waiting(())
+        pool.release_waiting(())
         rig.add("b", letters(9))
         pool.has_waited("b", begun)
         assert rig.hit("b").deferred
@@ -332,7 +332,7 @@ def test_what_has_landed_when_a_wait_ends_is_taken() -> None:
     for _ in range(3):
         assert rig.hit("b").deferred
         rig.now += 10.0
-    rig.scheduler.tell_time(rig.now)
+    rig.scheduler.set_time(rig.now)
     rig.scheduler.settle(rig.plan().number, rig.now, completions=rig.reports())
     rig.plans.clear()
 
@@ -345,11 +345,11 @@ def test_wait_ends_by_the_time_that_the_engine_tells() -> None:
     rig = Rig(blocks=40, slots=16, policies=patient())
     stored_only(rig, letters(8))
     rig.add("b", letters(9))
-    rig.scheduler.tell_time(1000.0)
+    rig.scheduler.set_time(1000.0)
     assert rig.hit("b").deferred
-    rig.scheduler.tell_time(1002.9)
+    rig.scheduler.set_time(1002.9)
     assert rig.hit("b").deferred
-    rig.scheduler.tell_time(1003.0)
+    rig.scheduler.set_time(1003.0)
 
     assert not rig.hit("b").deferred
 

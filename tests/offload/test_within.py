@@ -21,7 +21,7 @@ def forgotten(tokens: int = 8, *, groups: str = "full:4", ahead: int = 0, **give
     policies = Policies(load_within_tokens=tokens, plans_ahead=ahead, **given)  # type: ignore[arg-type]  # what a test chooses
     rig = Rig(groups, policies=policies, slots=16)
     rig.fill("z", letters(17))
-    rig.forget_device()
+    rig.reset_device()
     return rig
 
 
@@ -38,7 +38,7 @@ def test_small_hit_runs_in_the_step_that_finds_it(contract: Contract) -> None:
     """Its targets are LOADING until the plan has settled, and so is the request; its job is AWAITED as soon as it is out."""
     rig = Rig(policies=Policies(load_within_tokens=8), contract=contract)
     rig.fill("z", letters(9))
-    rig.forget_device()
+    rig.reset_device()
     rig.add("a", letters(13))
     hit = rig.hit("a")
     runs = rig.scheduler.admit("a", hit, 5)
@@ -67,7 +67,7 @@ def test_requests_of_a_step_share_the_budget() -> None:
     texts = {"a": letters(8), "b": "k" * 8, "c": "m" * 4}
     for name, text in texts.items():
         rig.fill(f"z{name}", text + "y")
-    rig.forget_device()
+    rig.reset_device()
     for name, text in texts.items():
         rig.add(name, text + "xx")
     found = {name: rig.hit(name) for name in ("a", "a", "b", "c")}
@@ -80,7 +80,7 @@ def test_requests_of_a_step_share_the_budget() -> None:
     assert len(plan.within) == 2
     rig.scheduler.preempt("b")
     rig.tick()
-    rig.forget_device()
+    rig.reset_device()
     assert rig.hit("b").within
 
 
@@ -132,7 +132,7 @@ def test_states_are_never_loaded_within_a_step() -> None:
     rig.drain()
     rig.scheduler.finish("z")
     rig.drain()
-    rig.forget_device()
+    rig.reset_device()
     rig.add("a", letters(9))
     hit = rig.hit("a")
 

@@ -271,13 +271,13 @@ def credulous(patch: pytest.MonkeyPatch) -> None:
 
 def trusting(patch: pytest.MonkeyPatch) -> None:
     """A promotion that is DONE publishes all that was asked for, also what did not come."""
-    real = couplings.take
+    real = couplings.step_job
 
-    def take(core: Core, row: int, event: int, cause: int, facts: int) -> int:
+    def step_job(core: Core, row: int, event: int, cause: int, facts: int) -> int:
         core.jobs.missing.pop(core.jobs.number[row], None)
         return real(core, row, event, cause, facts)
 
-    planted(patch, real, take)
+    planted(patch, real, step_job)
 
 
 def forgetful(patch: pytest.MonkeyPatch) -> None:

@@ -511,7 +511,7 @@ EVERYTHING = 1 << 30
 """More tokens than any memory has."""
 
 
-def forget_device(engine: Engine) -> str:
+def reset_device(engine: Engine) -> str:
     """Evict everything from the device. Returns what of its memory is missing then, "" if nothing is."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
@@ -538,8 +538,8 @@ def forget_device(engine: Engine) -> str:
     return ""
 
 
-def forget_host(engine: Engine) -> str:
-    """The same of host memory, behind `forget_device` and with no copy under way."""
+def reset_host(engine: Engine) -> str:
+    """The same of host memory, behind `reset_device` and with no copy under way."""
     if engine.spec.linker is not None:
         return forget_linked(engine.tree.linker.cache_linker)
     engine.tree.evict_host(EVERYTHING)

@@ -19,7 +19,7 @@ from attrs import define, field
 
 from tests.sglang.copies import Copies, Corruption, Witness
 from tests.sglang.device import Device
-from tests.sglang.engine import Engine, engine_of, forget_device, forget_host
+from tests.sglang.engine import Engine, engine_of, reset_device, reset_host
 from tests.sglang.model import Forward, turns_of
 from tests.sglang.ranks import Team
 from tests.sglang.turns import come_to_rest
@@ -194,11 +194,11 @@ class Rig:
     def missing(self) -> str:
         """Forget all that is cached, with the engine idle. Returns what memory is missing then, "" if none is."""
         found: list[str] = []
-        self._everywhere(lambda rank: found.append(forget_device(rank.engine)))
+        self._everywhere(lambda rank: found.append(reset_device(rank.engine)))
         if not any(found):
             self.drain()  # what is written back as it leaves the device goes on to the storage
             found.clear()
-            self._everywhere(lambda rank: found.append(forget_host(rank.engine)))
+            self._everywhere(lambda rank: found.append(reset_host(rank.engine)))
         return "; ".join(f"rank {number}: {each}" for number, each in enumerate(found) if each)
 
     def close(self) -> None:

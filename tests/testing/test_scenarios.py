@@ -115,7 +115,7 @@ def plant_no_look_at_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     without(
         monkeypatch,
         core_steps,
-        "take_turn",
+        "collect_turn",
         {" or traits[blocks.state[place]] & COPIED": "", "not traits[blocks.state[place]] & ready": "False"},
     )
     without(monkeypatch, core_steps, "leave_out", {"elif traits[blocks.state[life & ID_MASK]] & COPIED:": "elif False:"})

@@ -93,7 +93,7 @@ def test_news_of_a_presence_change_with_each_answer_that_somebody_waits_for(make
     told.append(presence.news)
     clock.now += 5.0
     told.append(presence.news)
-    presence.forget(b"", [(0, b"here")])
+    presence.discard(b"", [(0, b"here")])
     told.append(presence.news)
     ask(presence, b"half")
     store.let_go(2)
@@ -161,7 +161,7 @@ def test_presence_does_not_ask_what_it_was_told_meanwhile(make: Make) -> None:
     for key in (b"a", b"b", b"c"):
         ask(presence, key)
     presence.note_put(b"", [(0, b"a")])
-    presence.forget(b"", [(0, b"c")])
+    presence.discard(b"", [(0, b"c")])
     store.let_go(2)
 
     assert settle(presence, b"a", b"b", b"c") == [HIT, MISS, MISS]
@@ -187,7 +187,7 @@ def test_presence_believes_what_it_is_told(make: Make, clock: Seconds) -> None:
     """A promotion that came back without the content; a demotion that has put it."""
     presence = make(GatedStore(honest, gated=False), ttl_s=10.0)
     settle(presence, b"here", b"gone")
-    presence.forget(b"", [(0, b"here")])
+    presence.discard(b"", [(0, b"here")])
     presence.note_put(b"", [(0, b"gone")])
     assert [ask(presence, key) for key in (b"here", b"gone")] == [MISS, HIT]
 
@@ -205,7 +205,7 @@ def test_presence_believes_it_though_an_older_answer_comes_later(make: Make) -> 
         ask(presence, key)
     store.let_go()
     store.wait_for_calls(2)
-    presence.forget(b"", [(0, b"here")])
+    presence.discard(b"", [(0, b"here")])
     presence.note_put(b"", [(0, b"gone")])
     store.let_go()
 

@@ -382,9 +382,9 @@ def hosts(monkeypatch: Patch) -> list[HostMemory]:
     made: list[HostMemory] = []
 
     class Noted(HostMemory):
-        def _take(self, progress: Callable[[int, int], None]) -> None:
+        def _allocate(self, progress: Callable[[int, int], None]) -> None:
             made.append(self)
-            super()._take(progress)
+            super()._allocate(progress)
 
     monkeypatch.setattr(tensors, "HostMemory", Noted)
     return made

@@ -96,7 +96,7 @@ def edges_know_their_states() -> None:
 
 def handles_carry_their_state() -> None:
     pool = Pool(DoorLife, 4)
-    closed: Handle[Closed] = pool.take(Door.CLOSED)
+    closed: Handle[Closed] = pool.handle(Door.CLOSED)
     opened = pool.fire(DoorLife.open, closed)
     assert_type(opened, Handle[Open])
     shut = pool.fire(DoorLife.shut, opened)
@@ -108,11 +108,11 @@ def handles_carry_their_state() -> None:
 
 def handles_are_taken_by_state_or_by_event() -> None:
     pool = Pool(DoorLife, 4)
-    opened = pool.fire(DoorLife.open, pool.take(Door.CLOSED, [0]))
+    opened = pool.fire(DoorLife.open, pool.handle(Door.CLOSED, [0]))
     assert_type(opened, Handle[Open])
-    assert_type(pool.take(DoorLife.unlock), Handle[Locked])
-    assert_type(pool.take(DoorLife.lock, [0, 1]), Handle[Closed | Open])
-    taken = pool.take(Door.CLOSED)
+    assert_type(pool.handle(DoorLife.unlock), Handle[Locked])
+    assert_type(pool.handle(DoorLife.lock, [0, 1]), Handle[Closed | Open])
+    taken = pool.handle(Door.CLOSED)
     pool.fire(DoorLife.lock, taken, 1)
 
 
@@ -129,7 +129,7 @@ def hooks_are_typed() -> None:
         heard.append(transition.event)
 
     with pool.on(entered=Door.OPEN) as opened:
-        pool.fire(DoorLife.open, pool.take(Door.CLOSED))
+        pool.fire(DoorLife.open, pool.handle(Door.CLOSED))
     door.lock(4711)
     hear(opened.heard[0])
     assert heard == ["lock", "open"]
@@ -138,8 +138,8 @@ def hooks_are_typed() -> None:
 
 def one_event_may_start_from_several_states() -> None:
     pool = Pool(DoorLife, 2)
-    closed: Handle[Closed] = pool.take(Door.CLOSED, [0])
-    other: Handle[Closed] = pool.take(Door.CLOSED, [1])
+    closed: Handle[Closed] = pool.handle(Door.CLOSED, [0])
+    other: Handle[Closed] = pool.handle(Door.CLOSED, [1])
     opened = pool.fire(DoorLife.open, other)
     assert_type(pool.fire(DoorLife.lock, closed, 1), Handle[Locked])
     assert_type(pool.fire(DoorLife.lock, opened, 1), Handle[Locked])
@@ -147,7 +147,7 @@ def one_event_may_start_from_several_states() -> None:
 
 def edges_without_types_give_handles_on_any_state() -> None:
     pool = Pool(PlainLife, 4)
-    handle = pool.fire(PlainLife.turn, pool.take(Door.CLOSED), 1)
+    handle = pool.fire(PlainLife.turn, pool.handle(Door.CLOSED), 1)
     assert_type(handle, Handle[Door])
     assert_type(pool.fire(PlainLife.turn, handle, code=4711), Handle[Door])
 

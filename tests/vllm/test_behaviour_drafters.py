@@ -21,11 +21,11 @@ def test_lookup_asks_for_the_chunk_behind_its_limit(group: GroupSpec) -> None:
     """A prompt of four blocks is hit up to the third: the fourth, which is computed again in any case, is its proof."""
     scene = Scene((group,))
     names = scene.ask(prompt(16))
-    scene.forget_device()
+    scene.reset_device()
     scene.add(prompt(16))
     scene.drain()
     whole = scene.sizes(Direction.LOAD)
-    scene.forget_device()
+    scene.reset_device()
     scene.forget(names[3:])
     scene.add(prompt(16))
     scene.drain()
@@ -40,7 +40,7 @@ def test_hit_ends_before_the_last_chunk_unless_the_next_token_is_known_to_be_the
     """Two requests with three blocks in common and another fourth: two of them are loaded."""
     scene = Scene((DRAFTER,))
     scene.ask(prompt(20))
-    scene.forget_device()
+    scene.reset_device()
     scene.add(prompt(20) if other == "same" else prompt(12) + prompt(8, 900))
     scene.drain()
 
@@ -51,7 +51,7 @@ def test_coarse_group_is_not_starved_by_the_drafter() -> None:
     """A group with blocks of sixteen tokens is hit at 16: the drafter's fifth block of four is the proof, and none is lost."""
     scene = Scene((GroupSpec("full", 16), DRAFTER))
     scene.ask(prompt(28))
-    scene.forget_device()
+    scene.reset_device()
     scene.add(prompt(28))
     scene.drain()
 

@@ -51,7 +51,7 @@ def test_load_holds_its_blocks_and_waits_for_nobody(ahead: bool) -> None:
     """While a load is out its blocks are nobody else's, so no step ever has to wait for it."""
     scene = Scene(world=evolve(ROOMY, num_gpu_blocks=14), lag=Lag(20, 20), ahead=ahead)
     scene.ask(prompt(16))
-    scene.forget_device()
+    scene.reset_device()
     scene.add(prompt(17))
     scene.rig.step()
     (load,) = scene.loads
@@ -73,7 +73,7 @@ def test_load_into_a_block_that_a_store_reads_waits_for_the_store(groups: tuple[
     """A load whose blocks were handed out while a store reads them comes with a step that waits for that store first."""
     scene = Scene(groups, world=evolve(ROOMY, num_gpu_blocks=1 + 5 * len(groups)), lag=SLOW, ahead=ahead)
     scene.ask(prompt(16))
-    scene.forget_device()
+    scene.reset_device()
     scene.add(prompt(20, start=5000))
     while scene.rig.running:
         scene.rig.step()
@@ -99,7 +99,7 @@ def test_reset_while_a_load_is_out(ahead: bool) -> None:
     """A reset of the host tier lets a load that is out go on; its slots are given back when it has landed, and not before."""
     scene = Scene(chunk=3, lag=Lag(8, 8), ahead=ahead)
     names = scene.ask(prompt(13))
-    scene.forget_device()
+    scene.reset_device()
     name = scene.add(prompt(14), 12)
     scene.rig.step()
     scene.rig.scheduler.connector.reset_cache()

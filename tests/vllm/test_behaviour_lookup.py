@@ -55,7 +55,7 @@ def test_window_that_keeps_more_is_stored_and_loaded_with_it(extra: int, blocks:
     keep_more(monkeypatch, extra, drafter=False)
     scene = Scene((FULL, WINDOW))
     scene.ask(prompt(40))
-    scene.forget_device()
+    scene.reset_device()
     scene.steps.clear()
     scene.ask(prompt(40))
     walked = ConnectorRig(evolve(ROOMY, groups=(FULL, WINDOW), num_gpu_blocks=30, host_blocks=40, lag=Lag(0, 4)), extra)
@@ -97,7 +97,7 @@ def test_window_reaches_into_the_chunk_on_its_left(left: str, loads: tuple[int, 
     """A window that begins inside a chunk needs that chunk: without it the hit is shorter, and while it comes nobody loads."""
     scene = Scene((FULL, GroupSpec("swa", window=22)), chunk=4)
     names = scene.ask(prompt(49))
-    scene.forget_device()
+    scene.reset_device()
     middle = names[7]
     if left == "missing":
         scene.forget([middle], group=1)
@@ -114,7 +114,7 @@ def test_ready_prefix_does_not_wait_for_a_store_behind_a_gap(monkeypatch: pytest
     """What is on its way behind a gap of a window cannot make the hit longer: the prefix before the gap is loaded at once."""
     scene = Scene((FULL, WINDOW))
     names = scene.ask(prompt(17))
-    scene.forget_device()
+    scene.reset_device()
     scene.forget(names[2:3], group=1)
     on_its_way(monkeypatch, (1, names[3]))
     scene.add(prompt(17))
@@ -129,7 +129,7 @@ def test_same_prefix_is_loaded_once(ahead: bool, together: bool) -> None:
     """A request whose prefix another one is loading waits for that load, and takes it from the device."""
     scene = Scene(lag=Lag(6, 6), ahead=ahead)
     scene.ask(prompt(40))
-    scene.forget_device()
+    scene.reset_device()
     scene.add(prompt(40))
     if not together:
         scene.rig.step()
@@ -145,7 +145,7 @@ def test_no_tokens_to_load_asks_nothing(ahead: bool, monkeypatch: pytest.MonkeyP
     """With a cap of no tokens on loads the host tier is not even asked, and what it has not is stored as always."""
     scene = Scene(ahead=ahead, chunk=3, extra={"max_load_tokens": 0})
     names = scene.ask(prompt(25))
-    scene.forget_device()
+    scene.reset_device()
     scene.forget(names[2::3])
     asked: list[object] = []
     monkeypatch.setattr(scene.rig.side.tier, "answer", lambda *question: asked.append(question))
@@ -160,7 +160,7 @@ def test_cap_on_loads_counts_behind_the_device() -> None:
     """A cap on loads counts the tokens that are loaded, and not those that the device has."""
     scene = Scene(extra={"max_load_tokens": 8})
     scene.ask(prompt(40))
-    scene.forget_device()
+    scene.reset_device()
     scene.ask(prompt(17))
     scene.steps.clear()
     scene.add(prompt(40))
@@ -175,7 +175,7 @@ def test_cap_on_loads_rounds_down_to_chunks() -> None:
     """A cap that ends inside a chunk ends the load before that chunk."""
     scene = Scene(chunk=2, extra={"max_load_tokens": 12})
     scene.ask(prompt(40))
-    scene.forget_device()
+    scene.reset_device()
     scene.ask(prompt(40))
 
     assert scene.sizes(Direction.LOAD) == (2,)
@@ -186,7 +186,7 @@ def test_chunk_in_the_middle_of_a_prompt_is_loaded(ahead: bool) -> None:
     """Where the device has the first chunk and the host the second, the second is loaded behind the first."""
     scene = Scene(ahead=ahead, chunk=3)
     names = scene.ask(prompt(37))
-    scene.forget_device()
+    scene.reset_device()
     scene.forget([names[8]])
     scene.ask(prompt(13))
     scene.steps.clear()

@@ -100,7 +100,7 @@ def test_hit_ends_at_the_last_state_that_is_there(ahead: bool) -> None:
     scene = Scene((FULL, STATE), world=evolve(ROOMY, dense_retention=True, max_num_batched_tokens=16), ahead=ahead)
     names = scene.ask(prompt(49))
     there = scene.has(names, group=1)
-    scene.forget_device()
+    scene.reset_device()
     scene.forget([names[at] for at in there[1:]], group=1)
     scene.ask(prompt(49))
 
@@ -120,7 +120,7 @@ def test_states_are_kept_where_vllm_keeps_them(
     stored = scene.has(names, group=1)
     hits = []
     for blocks in (16, 12, 8, 4):  # the longest first: what is computed behind a hit leaves states as well
-        scene.forget_device()
+        scene.reset_device()
         scene.ask([*prompt(blocks * 4), 7])
         hits.append(scene.sizes(Direction.LOAD)[0])
 
@@ -133,7 +133,7 @@ def test_load_behind_a_hit_on_the_device_fills_the_blocks_behind_it(ahead: bool)
     """With a hit on the device a load brings the rest of the attention and the last state, into blocks behind the hit."""
     scene = Scene((FULL, STATE), ahead=ahead)
     scene.ask(prompt(41))
-    scene.forget_device()
+    scene.reset_device()
     scene.ask(prompt(17))
     scene.steps.clear()
     name = scene.add(prompt(41))
@@ -154,7 +154,7 @@ def test_prompt_with_states_is_served_up_to_its_last_state(ahead: bool) -> None:
     """What a request has stored serves the next one with the same prompt up to the last boundary that has a state."""
     scene = Scene((GroupSpec("full", 16), GroupSpec("mamba", 16)), ahead=ahead)
     scene.ask(prompt(28), 2)
-    scene.forget_device()
+    scene.reset_device()
     scene.ask(prompt(28), 2)
 
     assert scene.sizes(Direction.LOAD) == (1, 1)

@@ -33,7 +33,7 @@ def test_what_the_host_has_is_not_stored_again(ahead: bool) -> None:
     """Of a prompt whose first and last chunk the host has lost these two are stored again, and not the one between them."""
     scene = Scene(ahead=ahead, chunk=3)
     names = scene.ask(prompt(37))
-    scene.forget_device()
+    scene.reset_device()
     scene.forget([names[2], names[8]])
     scene.ask(prompt(37))
     stored = [scene.rig.side.ledger.slots.key(int(target) // 3) for each in scene.stores for target in each.target[::3]]
@@ -74,7 +74,7 @@ def test_groups_with_blocks_of_two_sizes_are_stored_and_loaded_as_they_fill(ahea
     scene.steps.clear()
     scene.ask(prompt(33))
     second = scene.sizes(Direction.STORE)
-    scene.forget_device()
+    scene.reset_device()
     scene.ask(prompt(33))
 
     assert first == (6, 1)
@@ -92,7 +92,7 @@ def test_groups_with_blocks_that_do_not_divide_each_other_are_loaded_up_to_where
         stored.append(scene.sizes(Direction.STORE))
     loaded = []
     for tokens in (48, 49, 86, 97):
-        scene.forget_device()
+        scene.reset_device()
         scene.steps.clear()
         scene.ask(prompt(tokens))
         loaded.append(scene.sizes(Direction.LOAD))
@@ -111,7 +111,7 @@ def test_chunk_with_a_hole_is_stored_when_it_is_whole(ahead: bool) -> None:
     scene.steps.clear()
     scene.ask([*prompt(12), 7])
     with_a_hole = scene.sizes(Direction.STORE)
-    scene.forget_device()
+    scene.reset_device()
     scene.ask([*prompt(8), *prompt(5, start=5000)])
 
     assert with_a_hole == (2, 0)
@@ -128,7 +128,7 @@ def test_window_has_all_that_a_hit_at_any_boundary_reads(
     scene = Scene((GroupSpec("full", 16), WINDOW), ahead=ahead)
     scene.ask(prompt(65))
     for boundary in (16, 32, 48, 64):
-        scene.forget_device()
+        scene.reset_device()
         scene.ask([*prompt(boundary), 7])
 
         assert scene.sizes(Direction.LOAD) == (boundary // 16, 2)
@@ -146,7 +146,7 @@ def test_window_is_stored_across_the_parts_of_a_long_prompt(aborted: bool, serve
         scene.rig.abort("r0")
     scene.drain()
     for boundary in range(36, served + 1, 36):
-        scene.forget_device()
+        scene.reset_device()
         scene.ask([*prompt(boundary), 7])
 
         assert scene.sizes(Direction.LOAD) == (boundary // 36, 4)

@@ -82,7 +82,7 @@ def test_proof_of_a_tail_is_one_hash_and_that_of_a_block_one_block(fine: bool, t
     names = scene.ask(prompt(tokens))
     proof, size = (28, 4) if fine else (32, 16)
     kept = scene.has(names[proof // size - 1 : proof // size], 0)
-    scene.forget_device()
+    scene.reset_device()
 
     assert kept == [0]
     assert hit(scene, prompt(tokens)) == [found]
@@ -145,7 +145,7 @@ def test_tail_of_a_drafter_is_loaded_with_the_block_before_it(missing: int | Non
     """The hit at 24 needs the block before it, whose own proof was never computed, the proof at 28 and the state at 24."""
     scene = drafted(ahead=ahead)
     names = scene.ask(prompt(30))
-    scene.forget_device()
+    scene.reset_device()
     if missing is not None:
         scene.forget(names[missing : missing + 1], 0)
         assert hit(scene, prompt(30)) == []
@@ -160,7 +160,7 @@ def test_block_before_the_tail_of_a_drafter_is_asked_for_once(there: bool, monke
     """By the lookup of whole blocks, and once for all tails behind it: 24, of which there is no state, and 20."""
     scene = drafted()
     names = scene.ask(prompt(26))
-    scene.forget_device()
+    scene.reset_device()
     if not there:
         scene.forget(names[3:4], 0)
     asked, answer, ask, held = list[tuple[int, bytes]](), scene.rig.side.tier.answer, scene.rig.side.look_up, HostAnswers.held
@@ -189,12 +189,12 @@ def test_tail_of_a_drafter_lies_behind_the_longest_hit_of_states() -> None:
     """States at 16 and at 36: the hit is that at 36, with the blocks at 16 and 32, and not with what lies behind them."""
     scene = drafted()
     scene.ask(prompt(22))
-    scene.forget_device()
+    scene.reset_device()
     scene.ask(prompt(42))
-    scene.forget_device()
+    scene.reset_device()
     names = scene.ask(prompt(62))
     scene.forget(names[13:14], 1)
-    scene.forget_device()
+    scene.reset_device()
     kept = scene.has(names, 1)
 
     assert kept == [3, 8]
@@ -210,7 +210,7 @@ def test_prompt_of_a_drafter_comes_back_up_to_its_tail(whole: bool, ahead: bool)
     scene = Scene((DRAFTER, STATE), world=world, ahead=ahead, drafts=True)
     names = scene.ask(prompt(30))
     stored = {(group, names[at]) for group in (0, 1) for at in scene.has(names, group)}
-    scene.forget_device()
+    scene.reset_device()
 
     assert stored == {(0, names[3]), (0, names[6]), (1, names[5])}
     assert loaded(scene, prompt(30)) == stored
@@ -220,7 +220,7 @@ def test_tail_of_a_drafter_is_not_that_of_another_next_token() -> None:
     """Two prompts have 24 tokens in common: the second one is not given what depends on the 25th."""
     scene = drafted()
     scene.ask(prompt(30))
-    scene.forget_device()
+    scene.reset_device()
 
     assert hit(scene, prompt(24) + prompt(6, 900)) == []
     assert hit(scene, prompt(28) + prompt(2, 900)) == [24]
@@ -231,11 +231,11 @@ def test_tail_of_a_drafter_is_stored_whether_or_not_its_request_has_loaded(loads
     """The device may forget it before the host does."""
     scene = drafted()
     scene.ask(prompt(24))
-    scene.forget_device()
+    scene.reset_device()
     if not loads:
         scene.rig.side.reset()
     told = hit(scene, prompt(30))
-    scene.forget_device()
+    scene.reset_device()
 
     assert told == ([20] if loads else [])
     assert hit(scene, prompt(30)) == [24]

@@ -680,7 +680,7 @@ def test_connector_stores_all_that_who_wants_no_prefix_computes_again() -> None:
     done = rig.reset_prefix_cache(reset_running=True, reset_connector=True)
     rig.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     rig._update(*rig._launch())  # a step without anybody
-    forgotten = rig.side.pool.forget_waiting(())
+    forgotten = rig.side.pool.release_waiting(())
     for each in forgotten:
         rig.side.requests.by_name.pop(each).name = ""
     rig.scheduler.set_pause_state(PauseState.UNPAUSED)

@@ -272,7 +272,7 @@ def test_after_a_reset_older_content_is_not_found_any_more(make: Make) -> None:
     rig.renew_weights()
     rig.ask(prompt(40))
     assert (rig.below.promoted, rig.loaded) == (0, 0)
-    rig.side.pool.forget_host()
+    rig.side.pool.reset_host()
     other = make()
     other.ask(prompt(40))  # what the first weights have computed
 

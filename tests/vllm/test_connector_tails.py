@@ -64,7 +64,7 @@ def test_prompt_is_found_up_to_its_last_hash(model: str, ahead: bool, answer: in
     """All but the last tokens of a prompt are loaded, whether its request has ended inside the block or behind it."""
     scene = Scene(MODELS[model], world=ROOMY, ahead=ahead, lag=Lag(0, 3))
     scene.ask(prompt(30), answer)
-    scene.forget_device()
+    scene.reset_device()
     told = promised(scene)
     scene.ask(prompt(30), 3)
 
@@ -115,7 +115,7 @@ def test_load_ends_with_the_tails_in_the_last_blocks(ahead: bool) -> None:
     """Of attention whole blocks and the tail behind them, of the states the one at its end; the last blocks get them."""
     scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead)
     scene.ask(prompt(30))
-    scene.forget_device()
+    scene.reset_device()
     name = scene.add(prompt(30), 3)
     names = scene.rig.scheduler.requests[name].block_hashes
     scene.rig.step()
@@ -135,7 +135,7 @@ def test_tail_is_loaded_between_two_steps_into_blocks_that_have_their_names(ahea
     """With a budget for loads within a step, too: such a load would come behind the copy of the state, so the request waits."""
     scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead, extra={"sync_load_budget_bytes": 1 << 40})
     scene.ask(prompt(30))
-    scene.forget_device()
+    scene.reset_device()
     name = scene.add(prompt(30), 3)
     while not scene.loads:
         assert scene.rig.step()
@@ -179,7 +179,7 @@ def test_longer_tail_of_the_host_replaces_that_of_the_device(ahead: bool) -> Non
     """The device ends inside a block at one boundary, the host at a later one: all of the block is loaded."""
     scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead)
     scene.ask(prompt(30))
-    scene.forget_device()
+    scene.reset_device()
     scene.forget(scene.ask(prompt(27))[12:13], 0)
     told = promised(scene)
     scene.steps.clear()
@@ -228,7 +228,7 @@ def test_tail_is_of_the_tier_that_it_comes_from() -> None:
     sources = pytest.importorskip("vllm.v1.metrics.cache_hit_source", reason="before 0.32 hits have no sources")
     scene = Scene((FULL, STATE), world=ROOMY)
     scene.ask(prompt(30))
-    scene.forget_device()
+    scene.reset_device()
     name = scene.add(prompt(30), 3)
     request = scene.rig.scheduler.requests[name]
     scene.rig.step()
@@ -385,7 +385,7 @@ def test_tail_is_found_behind_a_block_without_a_state(monkeypatch: pytest.Monkey
     with_guesses(monkeypatch, "mtp")
     scene = Scene((FULL, STATE), world=ROOMY, drafts=True)
     names = scene.ask(prompt(31))
-    scene.forget_device()
+    scene.reset_device()
     told = promised(scene)
     scene.ask(prompt(31), 3)
 
@@ -398,7 +398,7 @@ def differing(scene: Scene) -> list[int | None]:
     for rank in scene.rig.ranks:
         rank.forward.looks_ahead = True
     scene.ask(prompt(30))
-    scene.forget_device()
+    scene.reset_device()
     told = promised(scene)
     scene.ask([*prompt(28), 7, 8, 9, 10])
     return told
@@ -463,11 +463,11 @@ def test_tail_whose_block_before_is_gone_is_none(monkeypatch: pytest.MonkeyPatch
     names = scene.ask(prompt(14))
     for there in (True, False):
         scene.forget([] if there else names[3:4], 0)
-        scene.forget_device()
+        scene.reset_device()
         scene.ask(prompt(14))
         found.append(told[-1])
     scene.forget(names[3:4], 0)
-    scene.forget_device()
+    scene.reset_device()
     monkeypatch.setattr(Search, "_bridge", lambda _self, _names, _position: Answer.HIT)
 
     assert found == [12, 0]

@@ -235,7 +235,7 @@ class TorchCopier:
             reach = max((count for count, share in enumerate(queue, 1) if share.job in wanted), default=0)
             if reach:
                 self._prove(queue[reach - 1])
-                self._settle(direction, reach)
+                self._report_quiet(direction, reach)
 
     def busy(self) -> bool:
         """Whether further polls may still report something; stuck jobs do not count."""
@@ -267,8 +267,8 @@ class TorchCopier:
             self._advance(direction)
             for share in self._queues[direction]:
                 share.why = share.why or f"job {share.job}: still out when the device was proven quiet"
-            self._settle(direction, len(self._queues[direction]))
-        self._order.forget()
+            self._report_quiet(direction, len(self._queues[direction]))
+        self._order.reset()
         self._knows = False
 
     def statistics(self) -> TorchStatistics:
@@ -295,7 +295,7 @@ class TorchCopier:
                 self._suspect(share, share.mark.error)
                 continue
             quiet = count
-        self._settle(direction, quiet)
+        self._report_quiet(direction, quiet)
         now = self._clock()
         for share in queue:
             if now < share.due:
@@ -324,7 +324,7 @@ class TorchCopier:
                 f"job {share.job}: cannot be proven quiet: {mark.error}, then {raised!r} (give the worker up, or call proven())"
             ) from raised
 
-    def _settle(self, direction: Direction, count: int) -> None:
+    def _report_quiet(self, direction: Direction, count: int) -> None:
         """The first *count* shares of a direction are quiet."""
         queue = self._queues[direction]
         if count:

@@ -77,7 +77,7 @@ class HostMemory:
         if has is not None and self.nbytes * sharers > has:
             raise self._too_much(f"by each of {sharers} processes, and the machine has {has:,}")
         try:
-            self._take(progress)
+            self._allocate(progress)
         except BaseException:
             self.close()
             raise
@@ -120,7 +120,7 @@ class HostMemory:
         kind = "closed" if self._closed else "pinned" if self.pinned else "plain"
         return f"<HostMemory {kind}: {self.num_regions} regions of {self.num_places} places, {self.nbytes:,} bytes>"
 
-    def _take(self, progress: Callable[[int, int], None]) -> None:
+    def _allocate(self, progress: Callable[[int, int], None]) -> None:
         done = 0
         for page_bytes in self.page_bytes:
             try:

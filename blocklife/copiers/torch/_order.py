@@ -131,7 +131,7 @@ class Order:
         mark = StreamMark(self._num_marks, None, awaited=self._owed[use])
         self._owed[use] = []
         try:
-            event = self._take()
+            event = self._event()
             stream.record(event)
             mark.event = event
         except Exception as error:  # the places must be marked as busy all the same
@@ -168,7 +168,7 @@ class Order:
             old.awaited = []
         self._passed[use] = max(self._passed[use], mark.number)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The device was proven quiet by other means: nothing is left to wait for, and no earlier event is used again."""
         for use in Use:
             for mark in [*self._marks[use].values(), *self._owed[use]]:
@@ -190,7 +190,7 @@ class Order:
         error = self._marks[wait.holder][number].error
         raise DeviceLostError(f"{wait.why}, but the device gave no event to wait for: {error} (give the worker up)")
 
-    def _take(self) -> StreamEvent:
+    def _event(self) -> StreamEvent:
         if self._free:
             return self._free.pop()
         event = self._device.event()

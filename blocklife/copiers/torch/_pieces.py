@@ -130,7 +130,7 @@ class CopyTables:
     def sent(self, direction: Direction, columns: tuple[Ids, ...]) -> Iterator[torch.Tensor]:
         """Queue these columns for the device, one after the other. Queue their readers inside the ``with`` block."""
         length = len(columns[0])
-        table = self._take(direction, length * len(columns))
+        table = self._table(direction, length * len(columns))
         self._lost.append(table)
         for number, column in enumerate(columns):
             table.numbers[number * length : (number + 1) * length] = column
@@ -141,7 +141,7 @@ class CopyTables:
         self._lost.remove(table)
         self._tables[direction].append(table)
 
-    def _take(self, direction: Direction, count: int) -> _CopyTable:
+    def _table(self, direction: Direction, count: int) -> _CopyTable:
         tables = self._tables[direction]
         if tables and (tables[0].event.query() or len(tables) >= TABLES_MAX):
             while not tables[0].event.query():

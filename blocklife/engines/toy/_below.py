@@ -77,7 +77,7 @@ class _Index:
         self._presence = presence
         self.is_ending = False
         self.ask = presence.ask
-        self.forget = presence.forget
+        self.discard = presence.discard
         self.note_put = presence.note_put
         self.new_space = presence.new_space
 

@@ -431,7 +431,7 @@ class ToyEngine:
             completions=[record for report in reports for record in report.completions],
         )
         for station in self.stations:
-            station.executor.forget(step.plan.flushes)
+            station.executor.drop(step.plan.flushes)
         over = set()
         for sequence, tenure, tokens in step.batch:
             if sequence.tenure == tenure:
@@ -512,7 +512,7 @@ class ToyEngine:
         if quarantined:
             for station in self.stations:
                 station.executor.wait(quarantined)
-                station.executor.forget(quarantined)
+                station.executor.drop(quarantined)
             self.ledger.quiesce(type(jobs)(tuple(quarantined)))
 
     def check(self) -> None:

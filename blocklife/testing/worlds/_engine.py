@@ -321,7 +321,7 @@ class Engine:
         """
         for name in preempt:
             self.scheduler.preempt(name)
-        self.scheduler.tell_time(self.now)
+        self.scheduler.set_time(self.now)
         asleep = self.scheduler.asleep
         begin = {name: self._end(name) for name in self.running()}
         if asleep:

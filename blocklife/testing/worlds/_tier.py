@@ -58,7 +58,7 @@ class TierIndex:
         self._asked.remove(entry)
         self._known[entry] = is_there
 
-    def forget(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+    def discard(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
         """These were not there when they were fetched."""
         self._note(space, contents, is_there=False)
 

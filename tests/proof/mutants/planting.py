@@ -299,7 +299,7 @@ _ENDINGS = frozenset(
     | {"abort", "sleep", "wake", "lose_worker", "regain_worker"}
 )
 """The verbs with which a job, a hold, a request or content ends."""
-_FORGETS = (_couplings, "forget_job")
+_FORGETS = (_couplings, "release_job")
 """And where a job that is over is forgotten: only a draft that becomes a job does that, and a draft ends nothing."""
 _PARTS = frozenset(
     {

@@ -86,7 +86,7 @@ class Scene:
         self.rig.drain()
         self.rig.check_empty()
 
-    def forget_device(self) -> None:
+    def reset_device(self) -> None:
         """Empty the device's prefix cache, and begin to note anew."""
         if not self.rig.reset_prefix_cache():
             raise AssertionError("the prefix cache could not be reset")

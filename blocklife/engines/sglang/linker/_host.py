@@ -206,7 +206,7 @@ class LinkedHost:
             jobs = ledger.plan_store(Store.of(ledger.seal(held, keys), slots[::-1], keys, owner=store.name))
         except Exception:
             ledger.finish(store.name)
-            self._forget(store.blocks)
+            self._release_content(store.blocks)
             raise
         self._by_job[jobs.ids[0].number] = store
 
@@ -240,7 +240,7 @@ class LinkedHost:
         store = self._stores.popleft()
         if store.name:
             self.ledger.finish(store.name)
-            self._forget(store.blocks)
+            self._release_content(store.blocks)
         kept = store.life.state is LinkedStoreState.KEPT
         store.life.take()
         return kept
@@ -312,7 +312,7 @@ class LinkedHost:
             whole = whole and done
             self._count(num_loaded=len(load.blocks) if done else 0, num_failed_loads=int(not done))
             self.ledger.finish(load.name)
-            self._forget(load.blocks)
+            self._release_content(load.blocks)
         return whole
 
     # --- plans and reports --------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class LinkedHost:
         self._num_names += 1
         return f"{what} {self._num_names}{' of ' * bool(rid)}{rid}"
 
-    def _forget(self, blocks: Sequence[int]) -> None:
+    def _release_content(self, blocks: Sequence[int]) -> None:
         """SGLang does what it wants with these blocks: what the ledger knows of their content is over."""
         self.ledger.drop([self.ledger.blocks.life(block) for block in blocks if self.ledger.blocks.state(block) in REVIVABLE])
 

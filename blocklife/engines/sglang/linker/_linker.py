@@ -178,14 +178,14 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         if plan is not None:
             launched, completions = self.transport.execute(plan)
             self.host.settle(plan, now, launched, completions)
-            self._tell_failed(completions)
+            self._log_failed(completions)
 
     def _collect(self) -> None:
         completions = self.transport.poll()
         self.host.report(completions)
-        self._tell_failed(completions)
+        self._log_failed(completions)
 
-    def _tell_failed(self, completions: Iterable[Completion]) -> None:
+    def _log_failed(self, completions: Iterable[Completion]) -> None:
         """Log copies that have failed: the first at once, and what follows at most every so many seconds."""
         self._num_untold += sum(each.result is Result.FAILED for each in completions)
         if self._num_untold and time.monotonic() >= self._told_at + SAY_AGAIN_S:

@@ -64,7 +64,7 @@ class Doubts:
         stop = min(device_tokens // self._hash_tokens, len(hashes))
         return any(doubt.first < stop and hashes[doubt.first] == doubt.key for doubt in self.open)
 
-    def settle(self, plan: int, completions: Iterable[Completion]) -> list[Unproven]:
+    def land(self, plan: int, completions: Iterable[Completion]) -> list[Unproven]:
         """The plans up to this one have settled. Returns the requests whose loads have failed on some worker."""
         ready = [completion.job for completion in completions if completion.result is Result.OK]
         over = [doubt for doubt in self.open if doubt.plan <= plan]

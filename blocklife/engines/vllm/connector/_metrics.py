@@ -283,7 +283,7 @@ class Meter:
             if delays:
                 data[f"{_P}lookup_{word}_delay_seconds"] = {"": list(delays)}
         if is_new and counts.below is not None:
-            self._tell_moved_below(counts.below, data)
+            self._record_moved_below(counts.below, data)
         totals = self._totals()
         if self.scheduler.below is not None:
             totals += self._totals_below(data)
@@ -295,7 +295,7 @@ class Meter:
         is_idle = not serves and not self.scheduler.ledger.jobs.live
         slots = self.scheduler.tier.statistics() if is_idle or step % _GAUGES_EVERY == 0 else self._slots
         if slots is not None and (step % _GAUGES_EVERY == 0 or slots != self._slots):
-            self._tell_gauges(data, slots)
+            self._record_gauges(data, slots)
         return BlocklifeStats(data=data) if data else None
 
     def _totals(self) -> list[tuple[str, str, int]]:
@@ -315,7 +315,7 @@ class Meter:
             found.append(("hit_blocks", str(group), total))
         return found
 
-    def _tell_moved_below(self, moved: MovedBelow, data: Payload) -> None:
+    def _record_moved_below(self, moved: MovedBelow, data: Payload) -> None:
         for name, found in (
             ("below_bytes", {"demoted": moved.demoted_bytes, "promoted": moved.promoted_bytes}),
             ("below_faults", {kind: getattr(moved, kind) for kind in _FAULTS}),
@@ -340,7 +340,7 @@ class Meter:
             data[_P + "below_is_down"] = {"": int(breaker.is_down)}
         return found
 
-    def _tell_gauges(self, data: Payload, slots: TierStatistics) -> None:
+    def _record_gauges(self, data: Payload, slots: TierStatistics) -> None:
         self._slots = slots
         data[_P + "jobs_out"] = {"": self.scheduler.ledger.jobs.live}
         data[_P + "waiting_chunks"] = {"": self.scheduler.offload.statistics().waiting}

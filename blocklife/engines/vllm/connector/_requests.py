@@ -72,7 +72,7 @@ class ConnectorRequests:
         """A request of vLLM that is new here; *as_session*: if it is a session, its content is named like that of others."""
         tracked = ConnectorRequest(request, "", request.resumable, caps)
         for life in (tracked.arrival, tracked.reply, tracked.session):
-            life.tell_to(self.hooks, self._count)
+            life.notify(self.hooks, self._count)
         self._count += 1
         self.by_id[request.request_id] = tracked
         if tracked.is_session and as_session:
@@ -86,7 +86,7 @@ class ConnectorRequests:
         if name != tracked.request.request_id:
             self.renamed.add(name)
 
-    def forget(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """A request is not in the ledger any more."""
         tracked = self.by_name.pop(name, None)
         self.renamed.discard(name)

@@ -22,5 +22,5 @@ cdef class ConnectorScheduler:
     @cython.locals(found=dict)
     cpdef dict _uneven(self, dict scheduled, list coming)
     cpdef _let_in(self, list coming, scheduled)
-    cpdef _settle_in(self, list placed, scheduled)
+    cpdef _record_placed(self, list placed, scheduled)
     cpdef _begin(self)

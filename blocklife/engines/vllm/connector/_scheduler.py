@@ -366,16 +366,16 @@ class ConnectorScheduler:
         for each in coming:
             hit = self._hit_of(each)
             if hit.device_tokens and self.pool.is_new(self._hit_blocks(each, hit)):
-                loads |= self._settle_in(placed, scheduled)  # so that it can share content that others compute in this step
+                loads |= self._record_placed(placed, scheduled)  # so that it can share content that others compute in this step
                 placed = []
             each.in_doubt = self._is_in_doubt(each, hit, scheduled)
             self.pool.place_table(each.tracked.name, each.tables, hit.device_tokens)
             placed.append((each, hit))
-        return self._settle_in(placed, scheduled) or loads
+        return self._record_placed(placed, scheduled) or loads
 
-    def _settle_in(self, placed: Iterable[tuple[Admission, Hit]], scheduled: Mapping[str, int]) -> bool:
+    def _record_placed(self, placed: Iterable[tuple[Admission, Hit]], scheduled: Mapping[str, int]) -> bool:
         """Enter the requests whose tables were placed; seal what they and the running ones fill. Returns whether one loads."""
-        self.pool.settle_in()
+        self.pool.record_growth()
         loads = False
         for each, hit in placed:
             tracked = each.tracked
@@ -488,7 +488,7 @@ class ConnectorScheduler:
         if report.below is not None:
             self.counts.below = moved_together(self.counts.below, report.below)
         launched, completions = report.launched, report.completions
-        void = self._doubts.settle(report.number, completions) if self._doubts.open else ()
+        void = self._doubts.land(report.number, completions) if self._doubts.open else ()
         for number in [each for each in self.offload.plans_out if each <= report.number]:
             # all reports go with the first plan: it may be the one that waited for these jobs
             settled = self.pool.settle_known(number, self._clock(), launched=launched, completions=completions)
@@ -500,7 +500,7 @@ class ConnectorScheduler:
             for name in settled.failed:
                 self.requests.lose(self.requests.by_name[name])
             for name in settled.ended:
-                self.requests.forget(name)
+                self.requests.release(name)
         for tracked in self.requests.sessions.values():
             if tracked.session.state not in STOPPED and self._stops(tracked):
                 self._go_on(tracked)
@@ -511,9 +511,9 @@ class ConnectorScheduler:
                 if tracked.session.state in WRONG:
                     self.pool.keep_unnamed(tracked.name)
         for doubt in void:
-            self._forget_void(doubt)
+            self._release_void(doubt)
 
-    def _forget_void(self, doubt: Unproven) -> None:
+    def _release_void(self, doubt: Unproven) -> None:
         """Undo what followed a failed load within a step: its blocks lose their keys, and its request must not answer."""
         if self._evict is not None:
             self._evict(doubt.blocks)
@@ -546,7 +546,7 @@ class ConnectorScheduler:
         else:
             self.offload.finish(tracked.name)
         if tracked.name not in self.offload.requests:
-            self.requests.forget(tracked.name)
+            self.requests.release(tracked.name)
         elif not self.shape.one_a_step:  # a step that computes it, and maybe guesses, is out
             self._last_windows[tracked.name] = [_leading_nulls(table) for table in tables]
 
@@ -572,17 +572,17 @@ class ConnectorScheduler:
         self._hear_of_preemptions()
         self._may_sleep = self.config.sleep_keeps_host and not self._may_sleep and not self.offload.requests.num_running
         if not self._may_sleep:
-            self.pool.forget_host()
+            self.pool.reset_host()
 
     def wake(self, num_sleeps: int) -> None:
         """The device's memory was given up so often, and is back, empty. No step was made meanwhile; no request has blocks."""
         if num_sleeps <= self._num_sleeps:
             return
         if self._may_sleep and self.shape.events:
-            self.tier.tell_again()  # vLLM's reset has told that everything is gone
+            self.tier.notify_again()  # vLLM's reset has told that everything is gone
         self._num_sleeps, self._may_sleep = num_sleeps, False
-        for name in self.pool.forget_device():
-            self.requests.forget(name)
+        for name in self.pool.reset_device():
+            self.requests.release(name)
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> HitTokens | None:
         """Where the first *tokens* of the load come from that was promised to a request in this step; None without one."""
@@ -604,8 +604,8 @@ class ConnectorScheduler:
             self._begun = True
             if self._may_sleep:
                 self._may_sleep = False
-                self.pool.forget_host()
-            self.offload.tell_time(self._clock())
+                self.pool.reset_host()
+            self.offload.set_time(self._clock())
             if self.beside.over or self.beside.others.guests:
                 self.beside.begin()
             if self.pool.is_late:
@@ -668,8 +668,8 @@ class ConnectorScheduler:
             return tracked.name
         request = tracked.request
         if not self._has_room(runs):
-            for forgotten in self.pool.forget_waiting([each.tracked.name for each in self._admissions.values()]):
-                self.requests.forget(forgotten)
+            for forgotten in self.pool.release_waiting([each.tracked.name for each in self._admissions.values()]):
+                self.requests.release(forgotten)
             if not self._has_room(runs):
                 return ""
         name = request.request_id
