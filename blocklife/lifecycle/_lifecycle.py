@@ -407,7 +407,7 @@ def _generate(table: Table, event: Event, method: types.FunctionType) -> Callabl
         passed = [f"{each}={each}" for each in event.parameters]
         lines.append(f"    _body({', '.join(['self', *passed])})")
     payload = ", ".join(f"{each!r}: {each}" for each in event.parameters)
-    lines += ["    if self._hooks is not None:", f"        self._tell({event.name!r}, _at, _row, {{{payload}}})"]
+    lines += ["    if self._hooks is not None:", f"        self._notify({event.name!r}, _at, _row, {{{payload}}})"]
     exec(compile("\n".join(lines), f"<{table.name}.{event.name}>", "exec"), scope)
     made = scope[event.name]
     if not isinstance(made, types.FunctionType):

@@ -190,7 +190,7 @@ class EnginePool:
         self._rows.leave_spans(progress, spans_of([span for span in spans if span[2] < span[3]]))
 
     def extend(self, name: str, tables: Sequence[Sequence[int]]) -> None:
-        """The engine has put these fresh blocks, and nulls, behind a request's tables. The ledger learns it by `record_growth`."""
+        """The engine has put these fresh blocks, and nulls, behind a request's tables. `record_growth` tells the ledger."""
         self._grown.extend(self._progress, self._state.requests[name].row, tables)
 
     @verb
