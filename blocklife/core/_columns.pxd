@@ -76,7 +76,7 @@ cdef class SpanPool:
     cdef public long long top
     cdef public list spare
 
-    cdef int allocate(self, int count) except -1
+    cdef int claim(self, int count) except -1
     cdef int give(self, int begin, int count) except -1
 
 
@@ -93,8 +93,8 @@ cdef class TransferJobs:
     cdef public dict by_number, planned, space, missing
     cdef public SpanPool spans, owner_spans
 
-    cpdef int allocate_entries(self, int count) except -1
-    cpdef int allocate_owners(self, int count) except -1
+    cpdef int claim_entries(self, int count) except -1
+    cpdef int claim_owners(self, int count) except -1
     cpdef int give_up_spans(self, int row) except -1
     cpdef int find(self, long long number) except -1
 

@@ -295,7 +295,7 @@ class SpanPool:
         self.top = 0
         self.spare: list[list[int]] = [[] for _ in range(32)]
 
-    def allocate(self, count: int) -> int:
+    def claim(self, count: int) -> int:
         """The begin of a span for so many entries, at least one."""
         log = log_of(count)
         own = self.spare[log]
@@ -367,9 +367,9 @@ class TransferJobs:
         self.owner = zeros("i", self.owners_size)
         self.taken = zeros("q", 256)
 
-    def allocate_entries(self, count: int) -> int:
+    def claim_entries(self, count: int) -> int:
         """The begin of a span for so many entries."""
-        begin = self.spans.allocate(count)
+        begin = self.spans.claim(count)
         if self.spans.top > self.size:
             self.size = size = max(2 * self.size, self.spans.top)
             self.place, self.epoch, self.slot = (
@@ -380,9 +380,9 @@ class TransferJobs:
             self.key, self.group = longer("i", self.key, size), bytearray(self.group) + bytearray(size - len(self.group))
         return begin
 
-    def allocate_owners(self, count: int) -> int:
+    def claim_owners(self, count: int) -> int:
         """The begin of a span for so many owners."""
-        begin = self.owner_spans.allocate(count)
+        begin = self.owner_spans.claim(count)
         if self.owner_spans.top > self.owners_size:
             self.owners_size = size = max(2 * self.owners_size, self.owner_spans.top)
             self.owner = longer("i", self.owner, size)
@@ -501,7 +501,7 @@ class Requests(Marked):
         if need <= self.room[table]:
             return 0
         old, was = self.begin[table], self.room[table]
-        begin = self.spans.allocate(need)
+        begin = self.spans.claim(need)
         if self.spans.top > self.size:
             self.size = max(2 * self.size, self.spans.top)
             self.lives = longer("q", self.lives, self.size)

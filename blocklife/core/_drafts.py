@@ -32,15 +32,15 @@ def draft(core: Core, direction: int, num_blocks: int, num_slots: int, apart: bo
     jobs = core.jobs
     jobs.direction[0], jobs.num_blocks[0], jobs.num_slots[0], jobs.num_owners[0] = direction, num_blocks, num_slots, num_owners
     if num_blocks:
-        jobs.begin[0] = jobs.allocate_entries(num_blocks)
+        jobs.begin[0] = jobs.claim_entries(num_blocks)
     if apart:
-        jobs.slot_begin[0] = jobs.allocate_entries(num_slots)
+        jobs.slot_begin[0] = jobs.claim_entries(num_slots)
         if not num_blocks:
             jobs.begin[0] = jobs.slot_begin[0]
     else:
         jobs.slot_begin[0] = jobs.begin[0]
     if num_owners:
-        jobs.owner_begin[0] = jobs.allocate_owners(num_owners)
+        jobs.owner_begin[0] = jobs.claim_owners(num_owners)
     return 0
 
 

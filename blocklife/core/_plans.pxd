@@ -10,8 +10,8 @@ from blocklife.core._couplings cimport (
     give_up,
     give_up_job,
     release_all,
+    step_job,
     submit,
-    take,
 )
 from blocklife.core._moves cimport ask, can_job, fire_job, move_blocks, move_slots
 from blocklife.core._verbs cimport choose_seals, seal

@@ -516,9 +516,9 @@ def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
         jobs.deadline[row] = NEVER if each.deadline is None else each.deadline + now
         blocks, apart = len(payload.lives), payload.places != payload.slots or payload.names != payload.keys
         jobs.num_blocks[row], jobs.num_slots[row] = blocks, len(payload.slots)
-        jobs.begin[row] = jobs.slot_begin[row] = jobs.allocate_entries(max(blocks, 1) if blocks else len(payload.slots))
+        jobs.begin[row] = jobs.slot_begin[row] = jobs.claim_entries(max(blocks, 1) if blocks else len(payload.slots))
         if blocks and apart:
-            jobs.slot_begin[row] = jobs.allocate_entries(len(payload.slots))
+            jobs.slot_begin[row] = jobs.claim_entries(len(payload.slots))
         for at, life in enumerate(payload.lives):
             entry, group = jobs.begin[row] + at, payload.groups[at]
             jobs.place[entry], jobs.epoch[entry] = life & ID_MASK, life >> EPOCH_SHIFT
@@ -540,7 +540,7 @@ def _put_back_jobs(core: Core, saved: Snapshot, now: float) -> None:
         for owner in owners:
             requests.named[owner] += 1
         if owners:
-            jobs.owner_begin[row] = jobs.allocate_owners(len(owners))
+            jobs.owner_begin[row] = jobs.claim_owners(len(owners))
             for at, owner in enumerate(owners):
                 jobs.owner[jobs.owner_begin[row] + at] = owner
         if each.state not in _OVER:

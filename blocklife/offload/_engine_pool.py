@@ -99,7 +99,7 @@ class EnginePool:
     @verb
     def keep_unnamed(self, name: str) -> None:
         """Neither seal nor store what a request computes from now on, because it is not what its key says."""
-        self._progress.close(self._steps.tracked(name).row)
+        self._progress.close(self._state.tracked(name).row)
         self._state.states.pop(name, None)
 
     @verb
@@ -108,7 +108,7 @@ class EnginePool:
 
         Refuses to go back behind content that is final. Of a request that is kept unnamed nothing is.
         """
-        row, table = self._steps.tracked(name).row, self._progress
+        row, table = self._state.tracked(name).row, self._progress
         ends = [table.sealed[group * table.size + row] for group in self._state.groups]
         named = [stop * size for stop, size in zip(ends, self._geometry.block_tokens, strict=True) if stop < ENDLESS]
         final = max(named, default=0)
@@ -117,16 +117,16 @@ class EnginePool:
                 f"request {name}: it cannot go back to token {computed}: content up to {max(done, final)} is final"
             )
         table.again(row, known, prompt, computed)
-        self._steps.cut_states(name, computed)
+        self._steps.offers.cut_states(name, computed)
 
     @verb
     def device_hit(self, name: str, known_tokens: int, device_tokens: int) -> Hit:
         """Use instead of `lookup` for a hit on the device only, without the host tier. Pass it to `admit`."""
-        tracked = self._steps.tracked(name)
-        self._steps.check_waiting(name, "LOOKUP")
+        tracked = self._state.tracked(name)
+        self._state.check_waiting(name, "LOOKUP")
         if self._stays.is_loading(tracked.row):  # its load has failed since the last plan settled
-            self._steps.load_failed(name, tracked)
-        self._steps.unpin(name)
+            self._steps.endings.load_failed(name, tracked)
+        self._state.unpin(name)
         self._progress.known[tracked.row] = known_tokens
         tracked.hit = Hit(name, device_tokens, device_tokens, device_tokens, False, self._progress.making)
         tracked.asked = None
@@ -139,14 +139,14 @@ class EnginePool:
 
         Its hit is forgotten. False if it has waited for `Policies.pending_wait`: it goes on, with `device_hit`.
         """
-        tracked = self._steps.tracked(name)
-        self._steps.check_waiting(name, "LOOKUP")
+        tracked = self._state.tracked(name)
+        self._state.check_waiting(name, "LOOKUP")
         hit = tracked.hit
         if hit is None or hit.step != self._progress.making:
             raise MisuseError(f"request {name}: it was not looked up in this step (look it up, then put it off)")
-        if not self._steps.may_wait(tracked.row):
+        if not self._steps.admission.may_wait(tracked.row):
             return False
-        self._steps.unpin(name)
+        self._state.unpin(name)
         self._state.within.pop(name, None)
         tracked.hit, tracked.asked = Hit(name, hit.tokens, hit.device_tokens, hit.device_tokens, True, hit.step), None
         self._stays.looked_up(tracked.row, True)
@@ -155,11 +155,11 @@ class EnginePool:
     @verb
     def has_waited(self, name: str, since: float) -> None:
         """A request that was forgotten while it waited, and that was added again, has waited since then."""
-        self._stays.waits.begin(self._steps.tracked(name).row, since + self.scheduler.policies.pending_wait)
+        self._stays.waits.begin(self._state.tracked(name).row, since + self.scheduler.policies.pending_wait)
 
     def is_current(self, hit: Hit) -> bool:
         """Whether `admit` takes this hit: it is of this step, and the last one of its request."""
-        return hit.step == self._progress.making and self._steps.tracked(hit.request).hit is hit
+        return hit.step == self._progress.making and self._state.tracked(hit.request).hit is hit
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class EnginePool:
     @verb
     def schedule(self, tokens: Mapping[str, int]) -> None:
         """`grow` for all running requests at once: one token each, or as in *tokens*."""
-        self._steps.check_open()
-        self._steps.schedule({self._steps.tracked(name).row: count for name, count in tokens.items()})
+        self._state.check_open()
+        self._steps.schedule({self._state.tracked(name).row: count for name, count in tokens.items()})
 
     @verb
     def record_growth(self) -> None:
@@ -240,13 +240,13 @@ class EnginePool:
         if not spans:
             return
         keys = self._asking.ask_spans(spans, 1)
-        turn = self._steps.turn if self._steps.direct and not self._state.lost else None
+        turn = self._steps.offers.turn if self._steps.offers.direct and not self._state.lost else None
         for row in self._rows.promise(table, spans, keys, turn):  # one of its blocks waits for an older copy in this plan
             self._store_late(row, self._ledger.plans.number + 1)
 
     def _without_doubt(self, rows: list[int]) -> list[int]:
         """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
-        doubted = self._steps.in_doubt()
+        doubted = self._steps.admission.in_doubt()
         if self._windows:
             for row in doubted:
                 self._late[row] = self._progress.serial[row], self._ledger.plans.number + 1
@@ -265,12 +265,12 @@ class EnginePool:
                     at, storing = group * table.size + row, table.bound(row, table.end_of(row))
                     going = min(table.first_needed(group, row), table.sealed[at])
                     start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
-                    if self._steps.direct and start < stop:
-                        self._steps.collect_ready(
+                    if self._steps.offers.direct and start < stop:
+                        self._steps.offers.collect_ready(
                             spans_of([(group, row, start, stop)]), [self._asking.ask_span(group, row, start, stop)]
                         )
-        if self._stores.waiting or self._steps.turn.count:
-            self._steps.plan_stores(EntrySpans(), [], [])
+        if self._stores.waiting or self._steps.offers.turn.count:
+            self._steps.offers.plan_stores(EntrySpans(), [], [])
 
     def not_among(self, names: Container[str]) -> list[str]:
         """The running requests whose names are not among these."""
@@ -289,7 +289,7 @@ class EnginePool:
     @verb
     def expect_load(self, name: str) -> None:
         """The engine will admit a request with its hit in the host tier: no other request needs to load that content."""
-        tracked = self._steps.tracked(name)
+        tracked = self._state.tracked(name)
         if tracked.hit is not None:
             if not any(tracked.hit.slots):
                 state = self._ledger.requests.state(name).name
@@ -299,7 +299,7 @@ class EnginePool:
                 )
             hit = tracked.hit
             spans, keys = self._asking.ask_load(tracked, hit, self._asking.load_starts(hit))
-            self._steps.expect(name, hit.tokens, spans, keys)
+            self._steps.admission.expect(name, hit.tokens, spans, keys)
 
     @verb
     def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:
@@ -400,7 +400,7 @@ class EnginePool:
     @verb
     def place_table(self, name: str, tables: Sequence[Sequence[int]], device_tokens: int) -> None:
         """The engine has given these tables to a request that held nothing; the first *device_tokens* are a hit."""
-        tracked = self._steps.tracked(name)
+        tracked = self._state.tracked(name)
         for group, table in enumerate(tables):
             hit = device_tokens // self._geometry.block_tokens[group]
             taken = self._known(group, table[:hit], tracked.keys(group, 0, hit)) if hit else ()
@@ -469,7 +469,7 @@ class EnginePool:
         Returns the requests that are over with it.
         """
         ending = [self._state.names[row] for row in sorted(self._stays.ending)]
-        self._steps.reset(drain=False, host=False)
+        self._steps.endings.reset(drain=False, host=False)
         return ending
 
     # --- the host tier ------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class OtherOwners:
 
     def brought(self, name: str, hit: Hit, computed: int) -> Hit:
         """The hit of a request for which another owner brings the tokens up to *computed*. Pass it to `admit`, or `receive`."""
-        tracked = self._steps.tracked(name)
+        tracked = self._state.tracked(name)
         tracked.hit = evolve(hit, compute_from=computed)
         return tracked.hit
 
@@ -79,12 +79,12 @@ class OtherOwners:
 
         State: RUNNING; it is not scheduled, and nothing of it is final. Next: `received`, or `preempt` if that failed.
         """
-        self._steps.check_held(name)
-        self._steps.enter(name, self._steps.tracked(name), hit, 0)
+        self._state.check_held(name)
+        self._steps.admission.enter(name, self._state.tracked(name), hit, 0)
 
     def received(self, name: str, computed: int) -> None:
         """The engine lets such a request run: its first *computed* tokens are there, whoever has brought them."""
-        row, table = self._steps.tracked(name).row, self._progress
+        row, table = self._state.tracked(name).row, self._progress
         table.run(row, computed)
         table.look(row)
 
@@ -107,7 +107,7 @@ class OtherOwners:
 
     def doubt(self, name: str, blocks: Collection[int]) -> None:
         """An admitted request reads what another owner brings in this step: name nothing of it until the step has reported."""
-        row, table = self._steps.tracked(name).row, self._progress
+        row, table = self._state.tracked(name).row, self._progress
         if name in self.doubts:  # it was preempted before the step had reported
             self.doubts.pop(name).trust.drop()
         trust = TrustLife()

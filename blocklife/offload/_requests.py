@@ -8,15 +8,14 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.lifecycle import Row
 from blocklife.offload._state import SchedulerState
-from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import Progress
 
 
 class OffloadRequests:
     """The requests that were added to a scheduler and have not ended, by name, in the order in which they were added."""
 
-    def __init__(self, state: SchedulerState, steps: SchedulerSteps) -> None:
-        self._state, self._steps = state, steps
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
 
     def __contains__(self, name: object) -> bool:
         return name in self._state.requests
@@ -29,7 +28,7 @@ class OffloadRequests:
 
     def progress(self, name: str) -> Progress:
         """The progress of a request, in tokens."""
-        row, table = self._steps.tracked(name).row, self._state.progress
+        row, table = self._state.tracked(name).row, self._state.progress
         return Progress(table.known_of(row), table.computed_of(row), table.in_flight_of(row))
 
     def running(self) -> list[str]:
@@ -48,7 +47,7 @@ class OffloadRequests:
 
     def sealed_blocks(self, name: str, group: int) -> int:
         """The number of leading blocks of a request's table that are final in one group, null blocks included."""
-        row, table, num_groups = self._steps.tracked(name).row, self._state.progress, len(self._state.geometry.groups)
+        row, table, num_groups = self._state.tracked(name).row, self._state.progress, len(self._state.geometry.groups)
         if not 0 <= edge.whole(group, "group") < num_groups:
             raise MisuseError(f"group {group}: groups are 0 to {num_groups - 1}")
         return table.sealed[group * table.size + row]

@@ -85,14 +85,14 @@ class OffloadScheduler(edge.NotCopied):
         self._state = state = SchedulerState(ledger, tier, geometry, policies, below, below_policies)
         self._steps = SchedulerSteps(state)
         self._asking = self._steps.asking
-        state.rows.name_gone(lambda row: self._steps.changed_beside(state.names[row]))
+        state.rows.name_gone(lambda row: self._state.changed_beside(state.names[row]))
         self._calls = ledger._calls
         self._progress, self._search, self._stays = state.progress, state.search, state.stays
         self.ledger = state.ledger
         self.tier = state.tier
         self.geometry = state.geometry
         self.policies = state.policies
-        self.requests = OffloadRequests(state, self._steps)
+        self.requests = OffloadRequests(state)
         self._stores = state.stores
 
     # --- requests -----------------------------------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ class OffloadScheduler(edge.NotCopied):
         if edge.whole(prompt_tokens, "prompt_tokens") < 1:
             raise MisuseError(f"request {name}: a prompt has at least 1 token, not {prompt_tokens}")
         if name in self._state.requests:
-            self._steps.check_held(name)
+            self._state.check_held(name)
         self.ledger.add_request(name)
         row = self.ledger.requests.row(name)
         if row in self._state.names:
             self.ledger.finish(name)
-            raise self._steps.changed_beside(self._state.names[row])
+            raise self._state.changed_beside(self._state.names[row])
         self._state.track(name, Tracked(row, keys, tails=tails))
         self._stays.come(row)
         self._progress.enter(row, prompt_tokens)
@@ -120,7 +120,7 @@ class OffloadScheduler(edge.NotCopied):
     @verb
     def cap(self, name: str, stored: int | None, loaded: int | None) -> None:
         """Limit how many tokens of a request are stored, and loaded; None: as the policies say."""
-        row = self._steps.tracked(name).row
+        row = self._state.tracked(name).row
         for tokens, what in ((stored, "stored"), (loaded, "loaded")):
             if tokens is not None and edge.whole(tokens, what) < 0:
                 raise MisuseError(f"request {name}: {what} must be at least 0, not {tokens}")
@@ -151,25 +151,25 @@ class OffloadScheduler(edge.NotCopied):
         prompt and every token sampled so far, because the keys of all these tokens may be asked for.
         Refuses: a request that runs or loads; more plans out than allowed; a scheduler that sleeps.
         """
-        tracked = self._steps.tracked(name)
+        tracked = self._state.tracked(name)
         if type(known_tokens) is not int or known_tokens > edge.MOST:
             edge.whole(known_tokens, "known_tokens")
         if device_tokens is not None:
             edge.whole(device_tokens, "device_tokens")
-        self._steps.check_waiting(name, "LOOKUP")
+        self._state.check_waiting(name, "LOOKUP")
         self._check_tokens(name, known_tokens, device_tokens)
         row, last, waits = tracked.row, tracked.hit, self._stays.waits
-        waits_below = self._steps.may_wait_below(row)
+        waits_below = self._steps.admission.may_wait_below(row)
         news = self._state.below.news if waits_below and self._state.below is not None and not self.ledger.own_pool else None
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens, news)
         deferred = last is not None and self._stays.is_deferred(row)
-        if last is not None and deferred and tracked.asked == asked and self._steps.waits_on(tracked):
+        if last is not None and deferred and tracked.asked == asked and self._steps.admission.waits_on(tracked):
             tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
         names = self._asking.ask_names(tracked, known_tokens)
         if self._stays.is_loading(row):  # its load has failed since the last plan settled
             self._calls.writes()
-            self._steps.load_failed(name, tracked)
+            self._steps.endings.load_failed(name, tracked)
         search = partial(
             self._search.run, name, names, known_tokens, device_tokens, self._progress.making,
             host=not self._state.lost and tracked.failures < self.policies.max_load_failures,
@@ -179,18 +179,18 @@ class OffloadScheduler(edge.NotCopied):
         hit = search(below=waits_below)
         self._calls.writes()
         if name in self._state.pinned:
-            self._steps.unpin(name)
+            self._state.unpin(name)
             self._state.within.pop(name, None)
         self._progress.known[row] = known_tokens
         if not waits_below:
-            self._steps.give_up_below(row)
-        elif self._search.on_below and not self._steps.fetch_below(tracked):
+            self._steps.admission.give_up_below(row)
+        elif self._search.on_below and not self._steps.admission.fetch_below(tracked):
             hit = search()
         if waits_below and not self._search.on_below:
             self._stays.waits_below.answered(row)  # whatever it waits for now is not the tier below
         if self._stays.is_found(row):
             waits.answered(row)
-        if hit.deferred and not self._search.on_below and not self._steps.may_wait(row):
+        if hit.deferred and not self._search.on_below and not self._steps.admission.may_wait(row):
             hit = search(pending=False)
         self._stays.looked_up(row, hit.deferred)
         tracked.hit, tracked.awaits = hit, self._search.awaited
@@ -201,14 +201,14 @@ class OffloadScheduler(edge.NotCopied):
             return hit
         if hit.tokens > hit.device_tokens:
             if self.policies.load_within_tokens:
-                tracked.hit = hit = self._steps.within_budget(name, hit, known_tokens)
+                tracked.hit = hit = self._steps.admission.within_budget(name, hit, known_tokens)
             slots = [slot for own in hit.slots for slot in own]
             self.ledger.pin(f"lookup {name}", slots)
             self._state.pinned[name] = slots
         if hit.tokens:
             if hit.tokens % self.geometry.block_alignment and hit.host_tokens:
                 self.tier.touch([own[-1] for own in hit.slots])  # its tail
-            self._steps.touch(tracked, hit.tokens)
+            self._steps.offers.touch(tracked, hit.tokens)
         return hit
 
     def _check_tokens(self, name: str, known_tokens: int, device_tokens: int | None) -> None:
@@ -232,7 +232,7 @@ class OffloadScheduler(edge.NotCopied):
 
         Content that was fetched for another request, or stored from the device since, is not among them.
         """
-        below, promotions = self._state.below, self._steps.tracked(name).fetched
+        below, promotions = self._state.below, self._state.tracked(name).fetched
         chosen, size = list(edge.numbers(slots, "slots")), len(self.ledger.slots)
         if wrong := [each for each in chosen if not 0 <= each < size]:
             raise MisuseError(f"slots {wrong[:4]}: slots are 0 to {size - 1}")
@@ -250,12 +250,12 @@ class OffloadScheduler(edge.NotCopied):
         Refuses: `CapacityError` if there is no room or a block of the device hit was handed out meanwhile; the request then
         waits and holds nothing, and blocks placed for it are released.
         """
-        tracked = self._steps.tracked(name)
+        tracked = self._state.tracked(name)
         if type(hit) is not Hit:
             edge.member(hit, Hit, "hit")
         if type(tokens) is not int or tokens > edge.MOST:
             edge.whole(tokens, "tokens")
-        self._steps.check_waiting(name, "ADMIT")
+        self._state.check_waiting(name, "ADMIT")
         if hit is not tracked.hit or hit.step != self._progress.making or self._stays.is_loading(tracked.row):
             raise MisuseError(
                 f"request {name}: its hit is not of this step, or not its own (look it up, then admit it in the same step)"
@@ -277,18 +277,18 @@ class OffloadScheduler(edge.NotCopied):
             if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
             if self.ledger.own_pool:
-                self._steps.fill_tables(name, hit, starts, end)
+                self._steps.admission.fill_tables(name, hit, starts, end)
             else:
-                self._steps.note_placed(name, tracked.row)  # the engine may already have taken back the placed blocks
-                self._steps.check_placed([tracked.row], [end])
+                self._steps.admission.note_placed(name, tracked.row)  # the engine may already have taken back the placed blocks
+                self._steps.admission.check_placed([tracked.row], [end])
             if loads:
-                self._steps.load_hit(name, hit, spans, keys)
+                self._steps.admission.load_hit(name, hit, spans, keys)
         except (CapacityError, MisuseError) as problem:
             if self.ledger.own_pool or isinstance(problem, CapacityError):
                 self.ledger.roll_back(name)
-                self._steps.note_placed(name, tracked.row)
+                self._steps.admission.note_placed(name, tracked.row)
             raise
-        self._steps.enter(name, tracked, hit, tokens if runs else 0)
+        self._steps.admission.enter(name, tracked, hit, tokens if runs else 0)
         return runs
 
     @verb
@@ -300,11 +300,11 @@ class OffloadScheduler(edge.NotCopied):
         are not scheduled. Preempt a request, and call again with the same numbers. Refuses: a request that does not run.
         """
         ours.tokens(tokens, "tokens")
-        self._steps.check_open()
+        self._state.check_open()
         table = self._progress
         wanted: dict[int, int] = {}
         for name, count in tokens.items():
-            row = self._steps.tracked(name).row
+            row = self._state.tracked(name).row
             if not table.running[row]:
                 state, why = self.ledger.requests.state(name), "it is not in the batch (admit it first)"
                 if self._stays.is_ending(row):
@@ -325,17 +325,17 @@ class OffloadScheduler(edge.NotCopied):
 
         Its final content that is not stored yet keeps its place in the queue.
         """
-        tracked = self._steps.tracked(name)
+        tracked = self._state.tracked(name)
         if self._stays.is_ending(tracked.row):
             raise MisuseError(f"request {name}: it is over, and ends when its plan has settled (settle that plan)")
-        self._steps.check_held(name)
+        self._state.check_held(name)
         if runs := self.ledger.requests.state(name) is Request.RUNNING:
             self._asking.ask_offer(name, tracked, self._progress.computed_of(tracked.row))
         self._calls.writes()
         if runs:
-            self._steps.offer(name, tracked, self._progress.computed_of(tracked.row))
+            self._steps.offers.offer(name, tracked, self._progress.computed_of(tracked.row))
         self.ledger.preempt(name)
-        self._steps.drop(name, tracked)
+        self._steps.endings.drop(name, tracked)
         self._state.preempted[name] = None
 
     @call
@@ -344,12 +344,12 @@ class OffloadScheduler(edge.NotCopied):
 
         If tokens of it are in a plan that has not settled, this is delayed until the plan settles (`Settled.ended`).
         """
-        self._steps.end(name, early=False)
+        self._steps.endings.end(name, early=False)
 
     @call
     def abort(self, name: str) -> None:
         """End a request early, in any state; otherwise as `finish`."""
-        self._steps.end(name, early=True)
+        self._steps.endings.end(name, early=True)
 
     @verb
     def hand_off(self, name: str, group: int, boundary: int) -> None:
@@ -358,10 +358,10 @@ class OffloadScheduler(edge.NotCopied):
         Refuses: another kind of group, a token that is no block boundary or that the step does not reach, a position without a
         block, and a state that was already handed off in this step.
         """
-        tracked = self._steps.tracked(name)
+        tracked = self._state.tracked(name)
         edge.whole(group, "group")
         edge.whole(boundary, "boundary")
-        self._steps.hand_off(name, tracked, group, boundary)
+        self._steps.offers.hand_off(name, tracked, group, boundary)
 
     # --- the pool of an engine's own allocator ------------------------------------------------------------------------------
 
@@ -371,19 +371,19 @@ class OffloadScheduler(edge.NotCopied):
 
         Blocks of a prefix hit are shared, not handed out, and need no fence.
         """
-        tracked = self._steps.tracked(name)
+        tracked = self._state.tracked(name)
         if self.ledger.own_pool:
             raise MisuseError(f"request {name}: cannot PLACE blocks of a pool that the ledger owns (use admit and grow)")
         placed = ours.placed(placed, "placed")
         self.ledger.observe_place(
             name, [Placement(each.group, each.skipped, each.shared, (*each.external, *each.fresh)) for each in placed]
         )
-        self._steps.note_placed(name, tracked.row)
+        self._steps.admission.note_placed(name, tracked.row)
 
     @verb
     def free(self, name: str, group: int, blocks: Sequence[int]) -> None:
         """The engine's allocator has taken these blocks back from a request, because they have left its window."""
-        self._steps.tracked(name)
+        self._state.tracked(name)
         self.ledger.observe_free(name, blocks, group)
 
     @verb
@@ -419,7 +419,7 @@ class OffloadScheduler(edge.NotCopied):
         request's key function fails or returns too few keys, nothing has changed, and the next call makes the plan.
         """
         edge.moment(now, "now")
-        self._steps.check_open(False)
+        self._state.check_open(False)
         return self._steps.make_plan(now)
 
     @call
@@ -443,7 +443,7 @@ class OffloadScheduler(edge.NotCopied):
             what = "no plan is out; build one first" if due is None else f"plan {due} is next"
             raise MisuseError(f"plan {plan}: it cannot settle now ({what})")
         for name in ours.tokens(sampled, "sampled"):
-            self._steps.tracked(name)
+            self._state.tracked(name)
         edge.moment(now, "now")
         return self._steps.settle(plan, now, sampled, launched, completions)
 
@@ -472,7 +472,7 @@ class OffloadScheduler(edge.NotCopied):
         space = b"" if generation is None else generation.encode()
         if generation is None and below is not None:
             space = below.new_space()
-        preempted = self._steps.reset(drain=drain, host=True)
+        preempted = self._steps.endings.reset(drain=drain, host=True)
         if generation is not None:
             self._state.generation = generation
         if below is not None:
@@ -490,7 +490,7 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError("the scheduler sleeps already (wake it first)")
         if (jobs := self.ledger.jobs.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "sleep")
-        names = self._steps.reset(drain=False, host=False)
+        names = self._steps.endings.reset(drain=False, host=False)
         self._state.asleep = True
         return names
 
@@ -515,7 +515,7 @@ class OffloadScheduler(edge.NotCopied):
         rank = edge.whole(rank, "rank")
         self.ledger.lose(Worker(rank))
         self._state.lost.add(rank)
-        return self._steps.reset(drain=False, host=True)
+        return self._steps.endings.reset(drain=False, host=True)
 
     @verb
     def regain_worker(self, rank: int) -> list[str]:
@@ -526,7 +526,7 @@ class OffloadScheduler(edge.NotCopied):
         if edge.whole(rank, "rank") not in self._state.lost:
             raise MisuseError(f"worker {rank}: it is not lost (lose_worker comes first)")
         self._state.lost.discard(rank)
-        return self._steps.reset(drain=False, host=True)
+        return self._steps.endings.reset(drain=False, host=True)
 
     # --- as a value ---------------------------------------------------------------------------------------------------------
 

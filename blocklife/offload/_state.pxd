@@ -29,3 +29,9 @@ cdef class SchedulerState(NotCopied):
     cdef public dict requests, names, plans, handed, states, waiting_loads, loading, bringing, within, pinned, preempted
     cdef public set outlived, lost
     cdef public list device_hits, host_hits
+
+    cpdef unpin(self, name)
+    cpdef Tracked tracked(self, name)
+    cpdef check_waiting(self, name, str what)
+    cpdef check_held(self, name)
+    cpdef check_open(self, bint awake=*)

@@ -1,4 +1,4 @@
-"""The state of an offload scheduler: requests, plans and copies, besides its ledger. No decisions are made here."""
+"""The state of an offload scheduler: requests, plans and copies. It refuses what is unknown; it decides nothing."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from blocklife.offload._search import Search
 from blocklife.offload._stays import Stays
 from blocklife.offload._stores import StoreLine
 from blocklife.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKeys
+from blocklife.states import ADMISSIBLE, Request
 
 HandedState: TypeAlias = tuple[str, int, int, int]
 """A state that was handed off: request, serial of its stay, group, boundary."""
@@ -149,6 +150,61 @@ class SchedulerState(NotCopied):
         self.num_added += 1
         self.added[tracked.row] = self.num_added
         self.progress.home[tracked.row], self.progress.came[tracked.row] = self.rows.home(name)
+
+    # --- what calls look up, and refuse ---------------------------------------------------------------------------------------
+
+    def unpin(self, name: str) -> None:
+        if slots := self.pinned.pop(name, None):
+            self.ledger.unpin(f"lookup {name}", slots)
+
+    def tracked(self, name: str) -> Tracked:
+        try:
+            found = self.requests.get(name)
+        except TypeError:  # not even hashable
+            found = None
+        if found is None:
+            edge.text(name, "name")
+            raise edge.unknown(name)
+        return found
+
+    def check_held(self, name: str) -> None:
+        """Refuse a call for a request that only the scheduler knows."""
+        if name not in self.ledger.requests:
+            raise self.changed_beside(name)
+
+    def changed_beside(self, name: str) -> MisuseError:
+        """The error for a request that a verb of the ledger has changed, which the scheduler does not hear of."""
+        requests = self.ledger.requests
+        what, whom = "it was finished", "it"
+        if name in requests:
+            what, whom = "its blocks were given back", f"them; it is {requests.state(name).name}"
+        return MisuseError(
+            f"request {name}: {what} beside the scheduler, which still counts on {whom} (call finish, abort, preempt and reset "
+            "of the scheduler, not of its ledger)"
+        )
+
+    def check_open(self, awake: bool = True) -> None:
+        """Refuse a call of a step while no step can be made."""
+        if len(self.plans) > self.policies.plans_ahead:
+            plan = next(iter(self.plans))
+            raise MisuseError(f"plan {plan} is not settled (settle it first; plans_ahead={self.policies.plans_ahead})")
+        if awake and self.asleep:
+            raise MisuseError("the scheduler sleeps (wake it first)")
+
+    def check_waiting(self, name: str, what: str) -> None:
+        """Refuse a call for a request that does not wait, or while no step can be made."""
+        if self.asleep or len(self.plans) > self.policies.plans_ahead:
+            self.check_open()
+        self.check_held(name)
+        state = self.ledger.requests.state(name)
+        if state not in ADMISSIBLE:
+            loads = state is Request.LOADING
+            why = (
+                "it waits for its load (wait until it has landed)"
+                if loads
+                else "it is in the batch (grow it, or preempt it first)"
+            )
+            raise MisuseError(f"request {name}: cannot {what} while {state.name}: {why}")
 
 
 def progress_of(size: int, geometry: Geometry, policies: Policies) -> TokenProgress:

@@ -76,7 +76,7 @@ def test_spans_do_not_overlap_and_are_used_again() -> None:
             spans.give(begin, held.pop(begin))
             continue
         count = dice.randint(1, 40)
-        begin = spans.allocate(count)
+        begin = spans.claim(count)
         taken = [range(each, each + (1 << log_of(size))) for each, size in held.items()]
         assert all(begin >= each.stop or begin + (1 << log_of(count)) <= each.start for each in taken)
         held[begin] = count
@@ -84,7 +84,7 @@ def test_spans_do_not_overlap_and_are_used_again() -> None:
     for begin, count in held.items():
         spans.give(begin, count)
     for count in sizes:
-        spans.allocate(count)
+        spans.claim(count)
 
     assert spans.top == top
 

@@ -1245,7 +1245,7 @@ def final_state(groups: str, chunk: int, seed: int, ahead: int, *, direct: bool 
     rnd = random.Random(f"{groups}/{chunk}/{seed}")
     rig = Rig(groups, chunk, blocks=400, slots=200, max_jobs=64, policies=Policies(plans_ahead=ahead))
     if not direct:
-        rig.scheduler._steps.direct = False
+        rig.scheduler._steps.offers.direct = False
     todo = []
     for number in range(6):
         shared = rnd.randrange(0, 20)

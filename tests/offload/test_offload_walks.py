@@ -57,6 +57,7 @@ from blocklife.offload import (
 )
 from blocklife.offload import _search as search_module
 from blocklife.offload import _stores as stores_module
+from blocklife.offload._endings import Endings
 from blocklife.offload._lookup import Found, common_length
 from blocklife.offload._search import Search
 from blocklife.offload._steps import SchedulerSteps
@@ -1000,12 +1001,12 @@ def plant_holes_closed_up(patch: pytest.MonkeyPatch) -> None:
 
 def plant_old_weights(patch: pytest.MonkeyPatch) -> None:
     """Other weights come, and the host tier keeps what the former ones made."""
-    right = SchedulerSteps.reset
+    right = Endings.reset
 
-    def wrong(core: SchedulerSteps, *, drain: bool, host: bool) -> list[str]:
+    def wrong(core: Endings, *, drain: bool, host: bool) -> list[str]:
         return right(core, drain=drain, host=False)
 
-    patch.setattr(SchedulerSteps, "forget", wrong)
+    patch.setattr(Endings, "reset", wrong)
 
 
 def plant_drafts_taken_for_granted(patch: pytest.MonkeyPatch) -> None:

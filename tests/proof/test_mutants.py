@@ -138,7 +138,7 @@ def test_watched_code_does_what_it_did() -> None:
 
     assert (seen.states, seen.edges) == (plain.states, plain.edges)
     assert "verbs.finish without give_up()" in reached
-    assert "SchedulerSteps.reset without _stores.clear()" not in reached
+    assert "Endings.reset without _stores.clear()" not in reached
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------

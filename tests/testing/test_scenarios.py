@@ -21,6 +21,8 @@ from blocklife.errors import MisuseError
 from blocklife.ledger.records import Transfers
 from blocklife.ledger.views import SlotsView
 from blocklife.offload import _search as search
+from blocklife.offload._admission import Admission
+from blocklife.offload._endings import Endings
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
 from blocklife.testing.scenarios._cases import SHIPPED, run_files
@@ -172,7 +174,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "no request is tracked": (
         "S5",
-        lambda patch: patch.setattr(SchedulerSteps, "is_last_step", nobody_is_tracked),
+        lambda patch: patch.setattr(Endings, "is_last_step", nobody_is_tracked),
         "flushes: expected the store of a, the load of b; found none",
     ),
     "flush without loads": (
@@ -203,12 +205,12 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "the pass does not wait for its load": (
         "B18",
-        lambda patch: without(patch, SchedulerSteps, "load_hit", {"within=hit.within": "within=False"}),
+        lambda patch: without(patch, Admission, "load_hit", {"within=hit.within": "within=False"}),
         "raises KeyError: 'now'",
     ),
     "what was computed behind a failed load stays": (
         "B19",
-        lambda patch: without(patch, SchedulerSteps, "load_failed", {"self.drop(name, tracked)": "pass"}),
+        lambda patch: without(patch, Endings, "load_failed", {"self.drop(name, tracked)": "pass"}),
         "lookup 1: cannot DEFER while LOADING",
     ),
     "a tail stays final": (
@@ -221,7 +223,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     "the end leaves no tail": (
         "B21",
         lambda patch: without(
-            patch, SchedulerSteps, "leave_behind", {"self.offer_tail(name, tracked, last)": "pass"}
+            patch, Endings, "leave_behind", {"self._offers.offer_tail(name, tracked, last)": "pass"}
         ),
         "no such copy as the store of a",
     ),

@@ -28,9 +28,9 @@ from blocklife.offload import Demote, FullHit, LastStep, Mamba, Mode, Policies, 
 from blocklife.offload._asking import Asking
 from blocklife.offload._fields import Plain, knobs
 from blocklife.offload._lookup import Answer, Unit, _Scan
+from blocklife.offload._offers import Offers
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
-from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import Hit, TailKeys
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
@@ -400,8 +400,8 @@ BUGS: dict[str, tuple[str | WorldSettings, str, tuple[Change, ...]]] = {
         "I6",
         (
             (Engine, "_hand_off", ALL_STATES),
-            (SchedulerSteps, "hand_off", NO_LIMIT),
-            (SchedulerSteps, "state_seals", {"computed.get(row, table.after(row)) < boundary": "False"}),
+            (Offers, "hand_off", NO_LIMIT),
+            (Offers, "state_seals", {"computed.get(row, table.after(row)) < boundary": "False"}),
         ),
     ),
     "a wrong draft counts as computed": (

@@ -24,8 +24,8 @@ from blocklife.engines.toy._memory import Memory
 from blocklife.ledger import Checking, Contract, Ledger, Plan
 from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import Geometry, Hit, Mode, OffloadScheduler, SlidingWindow
+from blocklife.offload._offers import Offers
 from blocklife.offload._state import progress_of
-from blocklife.offload._steps import SchedulerSteps
 from blocklife.states import Slot
 from tests.toy.worlds import BAD_DAY, HYBRID, PLAIN, WINDOWED, assert_clean, chats, most, options, run
 
@@ -307,18 +307,18 @@ def test_replay_audits_every_block_of_a_chunk_that_was_written() -> None:
 
 def seal_before_it_is_full(patch: Patch) -> None:
     """(h) A block is final with its first token, and a chunk is stored with its last block."""
-    real, offer = TokenProgress.finishing, SchedulerSteps.offer_chunks
+    real, offer = TokenProgress.finishing, Offers.offer_chunks
 
     def finishing(table: TokenProgress, rows: Any, computed: Any) -> Any:
         ahead = min(each.tokens for each in table.groups) - 1
         return real(table, rows, [tokens + ahead for tokens in computed])
 
-    def chunks(steps: SchedulerSteps, name: str, row: int, group: int, stop: int, *, every: bool) -> None:
+    def chunks(steps: Offers, name: str, row: int, group: int, stop: int, *, every: bool) -> None:
         held = steps._ledger.requests.size(name, group) // steps._geometry.blocks_per_chunk
         offer(steps, name, row, group, max(stop, held), every=every)
 
     patch.setattr(TokenProgress, "finishing", finishing)
-    patch.setattr(SchedulerSteps, "offer_chunks", chunks)
+    patch.setattr(Offers, "offer_chunks", chunks)
 
 
 def lookup_ignores_the_window(patch: Patch) -> None:

@@ -55,8 +55,11 @@ from blocklife.ledger._planning import Planning
 from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import _search as scheduler_search
 from blocklife.offload import _snapshot as scheduler_snapshot
+from blocklife.offload._admission import Admission
 from blocklife.offload._below import TierBelow
+from blocklife.offload._endings import Endings
 from blocklife.offload._host import HostTier
+from blocklife.offload._offers import Offers
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import SchedulerState
 from blocklife.offload._stays import Stays, Waits
@@ -291,7 +294,8 @@ _KERNEL: tuple[_Owner, ...] = (
 )  # fmt: skip
 _OWNERS: tuple[_Owner, ...] = (
     *_KERNEL, Ledger, RowVerbs, Journal, Planning,
-    *(SchedulerSteps, OffloadScheduler, StoreLine, HostTier, TierBelow, TokenProgress, Stays, Waits),
+    *(SchedulerSteps, Offers, Admission, Endings, SchedulerState, OffloadScheduler),
+    *(StoreLine, HostTier, TierBelow, TokenProgress, Stays, Waits),
 )  # fmt: skip
 _ENDINGS = frozenset(
     {"finish", "preempt", "release", "roll_back", "drop", "cancel", "abandon", "complete", "expire", "quiesce"}
@@ -308,6 +312,12 @@ _PARTS = frozenset(
         "_journal",
         "_core",
         "_steps",
+        "_offers",
+        "_admission",
+        "_endings",
+        "offers",
+        "admission",
+        "endings",
         "_rows",
         "_blocks",
         "_slots",
@@ -662,7 +672,7 @@ SEEDS: tuple[Seed, ...] = (
     ),
     Seed(
         "S5: the last step flushes only where no request is tracked",
-        SchedulerSteps,
+        Endings,
         "is_last_step",
         {"and bool(ending or state.outlived)": "and not (ending or state.outlived)"},
     ),
