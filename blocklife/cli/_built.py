@@ -42,7 +42,7 @@ CORE = (
     "ledger.invariants",
     "ledger.jobs",
     "ledger.views",
-    "offload._admission",
+    "offload._admissions",
     "offload._asking",
     "offload._below",
     "offload._state",

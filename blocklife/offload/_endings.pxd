@@ -5,7 +5,7 @@ from blocklife.core._progress cimport EntrySpans, TokenProgress
 from blocklife.ledger._journal cimport Journal
 from blocklife.ledger._rows cimport RowVerbs
 from blocklife.ledger.views cimport JobsView
-from blocklife.offload._admission cimport Admission
+from blocklife.offload._admissions cimport Admissions
 from blocklife.offload._asking cimport Asking
 from blocklife.offload._offers cimport Offers
 from blocklife.offload._state cimport SchedulerState, Tracked
@@ -20,7 +20,7 @@ cdef class Endings:
     cdef RowVerbs _rows
     cdef Asking _asking
     cdef Offers _offers
-    cdef Admission _admission
+    cdef Admissions _admissions
     cdef JobsView _jobs
     cdef TokenProgress _progress
     cdef Stays _stays

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blocklife.offload._admission import Admission
+from blocklife.offload._admissions import Admissions
 from blocklife.offload._asking import Asking
 from blocklife.offload._offers import Offers
 from blocklife.offload._state import SchedulerState, Tracked
@@ -18,9 +18,9 @@ from blocklife.states import Request
 class Endings:
     """What ends the requests of one scheduler."""
 
-    def __init__(self, state: SchedulerState, asking: Asking, offers: Offers, admission: Admission) -> None:
+    def __init__(self, state: SchedulerState, asking: Asking, offers: Offers, admissions: Admissions) -> None:
         self._state, self._ledger, self._rows, self._asking = state, state.ledger, state.rows, asking
-        self._offers, self._admission = offers, admission
+        self._offers, self._admissions = offers, admissions
         self._jobs, self._own_pool = state.ledger.jobs, state.ledger.own_pool
         self._geometry, self._policies = state.geometry, state.policies
         self._progress, self._stays, self._stores = state.progress, state.stays, state.stores
@@ -96,7 +96,7 @@ class Endings:
         """The request holds nothing any more: forget its progress, and what it waited for."""
         if name in self._state.waiting_loads:
             self._state.given_up += 1
-        self._admission.end_load(name)
+        self._admissions.end_load(name)
         self._state.unpin(name)
         self._state.states.pop(name, None)
         self._stays.emptied(tracked.row)

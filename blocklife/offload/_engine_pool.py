@@ -144,7 +144,7 @@ class EnginePool:
         hit = tracked.hit
         if hit is None or hit.step != self._progress.making:
             raise MisuseError(f"request {name}: it was not looked up in this step (look it up, then put it off)")
-        if not self._steps.admission.may_wait(tracked.row):
+        if not self._steps.admissions.may_wait(tracked.row):
             return False
         self._state.unpin(name)
         self._state.within.pop(name, None)
@@ -246,7 +246,7 @@ class EnginePool:
 
     def _without_doubt(self, rows: list[int]) -> list[int]:
         """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
-        doubted = self._steps.admission.in_doubt()
+        doubted = self._steps.admissions.in_doubt()
         if self._windows:
             for row in doubted:
                 self._late[row] = self._progress.serial[row], self._ledger.plans.number + 1
@@ -299,7 +299,7 @@ class EnginePool:
                 )
             hit = tracked.hit
             spans, keys = self._asking.ask_load(tracked, hit, self._asking.load_starts(hit))
-            self._steps.admission.expect(name, hit.tokens, spans, keys)
+            self._steps.admissions.expect(name, hit.tokens, spans, keys)
 
     @verb
     def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:

@@ -159,11 +159,11 @@ class OffloadScheduler(edge.NotCopied):
         self._state.check_waiting(name, "LOOKUP")
         self._check_tokens(name, known_tokens, device_tokens)
         row, last, waits = tracked.row, tracked.hit, self._stays.waits
-        waits_below = self._steps.admission.may_wait_below(row)
+        waits_below = self._steps.admissions.may_wait_below(row)
         news = self._state.below.news if waits_below and self._state.below is not None and not self.ledger.own_pool else None
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens, news)
         deferred = last is not None and self._stays.is_deferred(row)
-        if last is not None and deferred and tracked.asked == asked and self._steps.admission.waits_on(tracked):
+        if last is not None and deferred and tracked.asked == asked and self._steps.admissions.waits_on(tracked):
             tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
         names = self._asking.ask_names(tracked, known_tokens)
@@ -183,14 +183,14 @@ class OffloadScheduler(edge.NotCopied):
             self._state.within.pop(name, None)
         self._progress.known[row] = known_tokens
         if not waits_below:
-            self._steps.admission.give_up_below(row)
-        elif self._search.on_below and not self._steps.admission.fetch_below(tracked):
+            self._steps.admissions.give_up_below(row)
+        elif self._search.on_below and not self._steps.admissions.fetch_below(tracked):
             hit = search()
         if waits_below and not self._search.on_below:
             self._stays.waits_below.answered(row)  # whatever it waits for now is not the tier below
         if self._stays.is_found(row):
             waits.answered(row)
-        if hit.deferred and not self._search.on_below and not self._steps.admission.may_wait(row):
+        if hit.deferred and not self._search.on_below and not self._steps.admissions.may_wait(row):
             hit = search(pending=False)
         self._stays.looked_up(row, hit.deferred)
         tracked.hit, tracked.awaits = hit, self._search.awaited
@@ -201,7 +201,7 @@ class OffloadScheduler(edge.NotCopied):
             return hit
         if hit.tokens > hit.device_tokens:
             if self.policies.load_within_tokens:
-                tracked.hit = hit = self._steps.admission.within_budget(name, hit, known_tokens)
+                tracked.hit = hit = self._steps.admissions.within_budget(name, hit, known_tokens)
             slots = [slot for own in hit.slots for slot in own]
             self.ledger.pin(f"lookup {name}", slots)
             self._state.pinned[name] = slots
@@ -277,18 +277,20 @@ class OffloadScheduler(edge.NotCopied):
             if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
             if self.ledger.own_pool:
-                self._steps.admission.fill_tables(name, hit, starts, end)
+                self._steps.admissions.fill_tables(name, hit, starts, end)
             else:
-                self._steps.admission.note_placed(name, tracked.row)  # the engine may already have taken back the placed blocks
-                self._steps.admission.check_placed([tracked.row], [end])
+                self._steps.admissions.note_placed(
+                    name, tracked.row
+                )  # the engine may already have taken back the placed blocks
+                self._steps.admissions.check_placed([tracked.row], [end])
             if loads:
-                self._steps.admission.load_hit(name, hit, spans, keys)
+                self._steps.admissions.load_hit(name, hit, spans, keys)
         except (CapacityError, MisuseError) as problem:
             if self.ledger.own_pool or isinstance(problem, CapacityError):
                 self.ledger.roll_back(name)
-                self._steps.admission.note_placed(name, tracked.row)
+                self._steps.admissions.note_placed(name, tracked.row)
             raise
-        self._steps.admission.enter(name, tracked, hit, tokens if runs else 0)
+        self._steps.admissions.enter(name, tracked, hit, tokens if runs else 0)
         return runs
 
     @verb
@@ -378,7 +380,7 @@ class OffloadScheduler(edge.NotCopied):
         self.ledger.observe_place(
             name, [Placement(each.group, each.skipped, each.shared, (*each.external, *each.fresh)) for each in placed]
         )
-        self._steps.admission.note_placed(name, tracked.row)
+        self._steps.admissions.note_placed(name, tracked.row)
 
     @verb
     def free(self, name: str, group: int, blocks: Sequence[int]) -> None:

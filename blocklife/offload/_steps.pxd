@@ -5,7 +5,7 @@ from blocklife.core._progress cimport PlanTokens, EntrySpans, TokenProgress, spa
 from blocklife.ledger._journal cimport Journal
 from blocklife.ledger._rows cimport RowVerbs
 from blocklife.ledger.views cimport BlocksView, JobsView
-from blocklife.offload._admission cimport Admission
+from blocklife.offload._admissions cimport Admissions
 from blocklife.offload._asking cimport Asking
 from blocklife.offload._endings cimport Endings
 from blocklife.offload._offers cimport Offers
@@ -20,7 +20,7 @@ cdef class SchedulerSteps:
     cdef public TokenProgress _progress
     cdef public Asking asking
     cdef public Offers offers
-    cdef public Admission admission
+    cdef public Admissions admissions
     cdef public Endings endings
     cdef RowVerbs _rows
     cdef Stays _stays

@@ -1,7 +1,7 @@
 """A step of the scheduler: who runs in it, the plan that it ends in, and what has come of an earlier plan.
 
 `_scheduler.py` and `_engine_pool.py` have the calls of an engine and refuse a wrong order; the work is done here, in
-`_admission.py`, `_offers.py` and `_endings.py`. A change goes to the ledger first and is noted here afterwards, so that a
+`_admissions.py`, `_offers.py` and `_endings.py`. A change goes to the ledger first and is noted here afterwards, so that a
 refusal leaves both unchanged.
 """
 
@@ -14,7 +14,7 @@ from blocklife.core._progress import EntrySpans, PlanTokens, Span, spans_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Plan
 from blocklife.ledger.records import Completion, Launched
-from blocklife.offload._admission import Admission
+from blocklife.offload._admissions import Admissions
 from blocklife.offload._asking import Asking
 from blocklife.offload._endings import Endings
 from blocklife.offload._offers import Offers
@@ -35,15 +35,15 @@ class SchedulerSteps:
         self._progress, self._stays = state.progress, state.stays
         self.asking = Asking(state)
         self.offers = Offers(state, self.asking)
-        self.admission = Admission(state)
-        self.endings = Endings(state, self.asking, self.offers, self.admission)
+        self.admissions = Admissions(state)
+        self.endings = Endings(state, self.asking, self.offers, self.admissions)
         self._calls = state.ledger._calls
 
     def make_plan(self, now: float) -> Plan:
         """The plan of this step (`OffloadScheduler.build_plan`)."""
         table = self._progress
         rows = table.looked_at()
-        doubtful = self.admission.in_doubt() if self._state.waiting_loads and self._policies.load_within_tokens else []
+        doubtful = self.admissions.in_doubt() if self._state.waiting_loads and self._policies.load_within_tokens else []
         spans = table.filling([row for row in rows if row not in doubtful] if doubtful else rows)
         keys = self.asking.ask_filled(spans)
         self._calls.writes()
@@ -149,7 +149,7 @@ class SchedulerSteps:
                 continue
             tracked = self._state.requests[name]
             if state is Request.RUNNING:
-                self.admission.end_load(name)
+                self.admissions.end_load(name)
                 self._stays.landed(tracked.row)
                 if not hit.within:  # otherwise it runs since its admission
                     if hit.tokens % self._geometry.block_alignment:
@@ -193,7 +193,7 @@ class SchedulerSteps:
                 short = self.make_room(looked, list(wanted))
             elif spans := table.lacking(looked):
                 lacking = sorted({row for _, row, _, _ in spans.tuples() if table.wanted_of(row)})
-                self.admission.check_placed(lacking, [table.end_of(row) for row in lacking])
+                self.admissions.check_placed(lacking, [table.end_of(row) for row in lacking])
         except BaseException:
             table.withdraw(rows)
             raise

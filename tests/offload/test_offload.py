@@ -220,7 +220,7 @@ def test_deferred_lookup_is_answered_anew_when_the_load_that_it_waits_for_is_giv
 
 
 @pytest.mark.parametrize("what", ["preempt", "reset"])
-def test_hit_is_good_for_one_admission(what: str) -> None:
+def test_hit_is_good_for_one_admissions(what: str) -> None:
     """Who has lost everything in the same step is looked up again: what the hit counted on is no longer pinned."""
     rig = Rig(policies=Policies(last_step=LastStep.DRAIN))
     rig.fill("a", letters(4))

@@ -21,7 +21,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger.records import Transfers
 from blocklife.ledger.views import SlotsView
 from blocklife.offload import _search as search
-from blocklife.offload._admission import Admission
+from blocklife.offload._admissions import Admissions
 from blocklife.offload._endings import Endings
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
@@ -205,7 +205,7 @@ PLANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "the pass does not wait for its load": (
         "B18",
-        lambda patch: without(patch, Admission, "load_hit", {"within=hit.within": "within=False"}),
+        lambda patch: without(patch, Admissions, "load_hit", {"within=hit.within": "within=False"}),
         "raises KeyError: 'now'",
     ),
     "what was computed behind a failed load stays": (

@@ -18,7 +18,7 @@ from attrs import evolve
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Plan
 from blocklife.offload import LastStep, Mode, OffloadScheduler
-from blocklife.offload._admission import Admission
+from blocklife.offload._admissions import Admissions
 from blocklife.testing.exploring._explore import Bounds, Counterexample, Kind, explore
 from blocklife.testing.exploring._story import Story, retell, tell
 from blocklife.testing.exploring._story_forms import diagram, program, replayed, scenario_text
@@ -274,7 +274,7 @@ def test_scenario_of_a_load_within_a_step_fails_while_the_bug_is_there(monkeypat
     """The file says how much a step may load before its forward pass: without that, its path knows no such load."""
     settings = pinned_world("within-fence").settings
     with monkeypatch.context() as patch:
-        without(patch, Admission, "load_hit", {"within=hit.within": "within=False"})
+        without(patch, Admissions, "load_hit", {"within=hit.within": "within=False"})
         world = World(settings)
         story = retell(world, explore(world, Bounds(max_seconds=30)).counterexamples[0])
         problem = replayed(story)

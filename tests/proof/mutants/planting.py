@@ -55,7 +55,7 @@ from blocklife.ledger._planning import Planning
 from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import _search as scheduler_search
 from blocklife.offload import _snapshot as scheduler_snapshot
-from blocklife.offload._admission import Admission
+from blocklife.offload._admissions import Admissions
 from blocklife.offload._below import TierBelow
 from blocklife.offload._endings import Endings
 from blocklife.offload._host import HostTier
@@ -294,7 +294,7 @@ _KERNEL: tuple[_Owner, ...] = (
 )  # fmt: skip
 _OWNERS: tuple[_Owner, ...] = (
     *_KERNEL, Ledger, RowVerbs, Journal, Planning,
-    *(SchedulerSteps, Offers, Admission, Endings, SchedulerState, OffloadScheduler),
+    *(SchedulerSteps, Offers, Admissions, Endings, SchedulerState, OffloadScheduler),
     *(StoreLine, HostTier, TierBelow, TokenProgress, Stays, Waits),
 )  # fmt: skip
 _ENDINGS = frozenset(
@@ -313,10 +313,10 @@ _PARTS = frozenset(
         "_core",
         "_steps",
         "_offers",
-        "_admission",
+        "_admissions",
         "_endings",
         "offers",
-        "admission",
+        "admissions",
         "endings",
         "_rows",
         "_blocks",

@@ -9,7 +9,7 @@ from blocklife.offload._stays cimport Stays
 
 
 @cython.final
-cdef class Admission:
+cdef class Admissions:
     cdef SchedulerState _state
     cdef object _ledger, _geometry, _policies
     cdef RowVerbs _rows

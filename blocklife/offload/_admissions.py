@@ -21,7 +21,7 @@ from blocklife.states import Block, Trait, states_with
 _FREE = states_with(Trait.FREE, Block)
 
 
-class Admission:
+class Admissions:
     """What admits the requests of one scheduler."""
 
     def __init__(self, state: SchedulerState) -> None:
