@@ -133,6 +133,22 @@ def test_reset_lets_everything_begin_again(book: Told) -> None:
     assert book.found == []
 
 
+def test_late_report_of_a_job_that_a_reset_has_abandoned_is_lawful(book: Told) -> None:
+    """Once: the reset itself is told, and a second report is one too many. One that was over before has no report to come."""
+    book.stored((A, 0), (B, 1))
+    book.cascade(0, (A, 0))
+    book.cascade(1, (B, 1))
+    book.reported(1, 0, ok=True)
+    book.resets()
+    assert book.rules == ["I1"]
+    book.reported(0, 0, ok=True)
+    assert book.rules == ["I1"]
+    book.reported(0, 0, ok=True)
+    book.reported(1, 0, ok=True)
+
+    assert book.rules == ["I1", "I9", "I9"]
+
+
 def test_content_from_before_is_believed() -> None:
     """A book that comes later does not know what was there."""
     book = Told(sees_all=False)
@@ -290,6 +306,20 @@ UNLAWFUL: dict[str, tuple[Act, Act, str, str]] = {
         lambda book: book.handed_over(0, 0, [(A, 0)], promotes=False),
         "I3",
         "handed to tier 0 a second time",
+    ),
+    "handed over after its report": (
+        _then(lambda book: book.made(TierJob(0, 0, "r", [], [], promotes=False)), lambda book: book.reported(0, 0, ok=True)),
+        lambda book: book.handed_over(0, 0, [], promotes=False),
+        "I3",
+        "handed to tier 0 after it was reported",
+    ),
+    "handed over when it is over": (
+        _then(
+            _cascaded, lambda book: book.reported(0, 0, ok=True), lambda book: book.released([A], by_tier=True), Told.settled
+        ),
+        lambda book: book.handed_over(0, 0, [(A, 0)], promotes=False),
+        "I3",
+        "tier 0 gets job 0, which is over",
     ),
     "handed to another tier": (
         lambda book: book.made(TierJob(0, 0, "r", [], [], promotes=False)),

@@ -770,6 +770,51 @@ def test_a_tenant_that_never_computed_leaves_the_old_content() -> None:
     assert told.found == []
 
 
+def test_second_store_of_content_behind_a_tenant_that_never_computed_is_silent() -> None:
+    """The first store says nothing of the block but what it held before: it is not taken for the tenant's content."""
+    told = Told()
+    told.give("a", [1])
+    told.step()
+    told.mirror.freed("a", [1])
+    told.give("b", [1])
+    told.mirror.freed("b", [1], whole=True)
+    told.step()
+    for number in range(2):
+        told.step(copy(number, "a", 1))
+        told.mirror.reported(number, 1)
+
+    assert told.found == []
+    assert told.mirror.counts["believed"] == 0
+
+
+def test_i6_falls_where_a_tenant_that_never_computed_is_hit_though_the_old_content_was_stored() -> None:
+    """A store of what the block held before does not bring what its latest tenant was to compute."""
+    told = Told()
+    told.give("a", [1])
+    told.step()
+    told.mirror.freed("a", [1])
+    told.give("b", [1])
+    told.mirror.freed("b", [1], whole=True)
+    told.step()
+    told.step(copy(0, "a", 1))
+    told.mirror.reported(0, 1)
+    told.hit("c", [1])
+    told.step()
+
+    assert told.rules == ["I6"]
+    assert "although its content was never computed" in told.found[0].what
+    quiet(told)
+
+
+def test_counts_name_nothing_that_never_happened() -> None:
+    """A store that is followed whole leaves no count of zero."""
+    told = Told()
+    told.give("a", [1])
+    told.step(copy(0, "a", 1))
+
+    assert told.mirror.counts == {}
+
+
 def test_a_request_that_comes_back_is_asked_by_its_new_table() -> None:
     """What stood at its places before it was preempted says nothing about where blocks stand now."""
     told = Told()

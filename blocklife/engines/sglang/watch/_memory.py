@@ -209,6 +209,6 @@ def _all(thing: object, *names: str) -> Iterable[int]:
     """The numbers in these lists of a thing: each a tensor, a list of numbers, or several tensors."""
     for name in names:
         found = getattr(thing, name, None)
-        several = isinstance(found, list | tuple) and any(not isinstance(each, int) for each in found[:1])
-        for each in found if several and isinstance(found, list | tuple) else [found]:
+        several = found if isinstance(found, list | tuple) and not isinstance((*found, 0)[0], int) else [found]
+        for each in several:
             yield from numbers(each)
