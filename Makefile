@@ -28,7 +28,7 @@ ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
 LONG := tests/both_ways tests/offload/test_offload_walks.py \
-  $(addprefix tests/proof/test_,ledger_world.py mutants.py) $(addprefix tests/testing/test_,machine.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
+  $(addprefix tests/proof/test_,ledger_world.py mutants.py) $(addprefix tests/testing/test_,plugin.py processes.py scenario_cases.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
   tests/testing/test_walk.py::test_walk_finds_nothing_in_a_pinned_world \

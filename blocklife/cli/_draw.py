@@ -94,7 +94,8 @@ class Sheet:
 
 def add_options(parser: Parser) -> None:
     """Its options."""
-    from blocklife.cli._lifecycles import ALL, OURS
+    from blocklife.cli._lifecycles import ALL
+    from blocklife.drawing._spec import OURS
     from blocklife.states import MACHINES
 
     machines = ", ".join((*OURS, ALL, "module:Class"))
