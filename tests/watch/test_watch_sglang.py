@@ -269,6 +269,8 @@ store-that-tears-a-host-page I8 moves other places
 store-in-another-order silent
     # several operations are launched as one copy, sorted by host page; tokens in any order, each to its own place
     kept_text; bend backwards; queue_store [1,2] [9,8]; queue_store [3,4] [3,5]; launch_stores
+launch-of-nothing silent
+    launch_stores; kept_text; launch_stores; rest 1
 store-of-more-than-there-is-room I15
     kept_text; bend longer; store [1,2,3,4] [0,1,2,3]
 store-to-more-than-there-is I15

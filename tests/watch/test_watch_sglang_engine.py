@@ -24,7 +24,9 @@ from blocklife.engines.sglang.watch._steps import NUM_TEXTS, LayerWaits, StepEar
 from blocklife.engines.sglang.watch._storage import StorageEars
 from blocklife.engines.sglang.watch._tree import CoreEars, TreeEars
 from blocklife.errors import InvariantError, MisuseError
+from blocklife.watch import HeldContent, Text
 from blocklife.watch._contents import STILL
+from blocklife.watch._texts import UNSEEN, SlotContents
 from tests.watch.script import play
 from tests.watch.sglang_fakes import PAGE, FakeController, FakeEngine, FakeStateEngine, Kind, slots_of
 
@@ -279,25 +281,6 @@ def test_tree_alone_is_watched_without_content_of_states() -> None:
     assert states_of(watch) == ["I4"]
 
 
-@pytest.mark.parametrize("how", ["mamba_v2p_table", "mamba_ckpt_pool", "replayssm_write_pos", "guesses", "no host pool"])
-def test_memory_that_cannot_be_followed_is_left_alone(how: str) -> None:
-    """Pages are watched then, and states are not."""
-    engine = FakeStateEngine()
-    if how == "guesses":
-        vars(engine)["spec_algorithm"] = SimpleNamespace(is_none=lambda: False)
-    elif how == "no host pool":
-        engine.host.entries = []
-    else:
-        setattr(engine.state_pool if how.startswith("replay") else engine.tree_cache.req_to_token_pool, how, object())
-    watch = attach(engine, Options(mode=WatchMode.LOG))
-    engine.take_states(1)
-    engine.free_states(1)
-    engine.free_states(1)
-
-    assert len(watch.mirrors) == 1
-    assert watch.counts == {}
-
-
 # --- storage ------------------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +293,39 @@ def test_host_page_that_a_thread_of_storage_has_in_hand_is_lawful(name: str, mon
     play(engine, "ask_storage a :16 0; refill a :8 [0,1]; take_host 2 3; free_host 3; free_host 2; rest")
 
     assert watch.counts == {}
+
+
+def test_slots_know_what_content_is_in_any_of_them() -> None:
+    """Two slots have the same; a name that comes late counts as soon as it is known; what is believed may be anything."""
+    tokens = [1, 2]
+    late = Text(2, more=lambda length: tokens[length:])
+    text = Text(2, tokens=[1, 2, 3, 4])
+    first, whole = text.name(2), text.name(4)
+    assert first is not None
+    assert whole is not None
+    slots = SlotContents()
+    slots.hand_out([0, 1, 2], None)
+    slots.fill(0, HeldContent(text, 2))
+    slots.fill(1, HeldContent(text, 2))
+    slots.fill(2, HeldContent(late, 4))
+    assert slots.may_have(first)
+    assert not slots.may_have(whole)
+
+    slots.drop(0)
+    assert slots.may_have(first)
+    slots.drop(1)
+    assert not slots.may_have(first)
+    tokens += [3, 4]
+    assert slots.may_have(whole)
+    slots.drop(2)
+    assert not slots.may_have(whole)
+    assert slots.may_have(whole, [[None, HeldContent(text, 4)]])
+
+    slots.fill(3, UNSEEN)
+    assert slots.may_have(first)
+    slots.clear()
+    assert not slots.may_have(first)
+    assert len(slots) == 0
 
 
 def test_storage_that_comes_later_may_have_a_page_in_hand() -> None:

@@ -438,38 +438,22 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, str], word: 
         Options.from_environment(settings)
 
 
-def test_a_sample_is_at_least_one() -> None:
-    """Also where a caller says it."""
-    with pytest.raises(MisuseError, match="sample"):
-        Options(sample=0)
+WRONG: dict[str, tuple[list[Any], str]] = {
+    "mode": (["strict", "bogus", None, 1], r"mode must be WatchMode.STRICT, COUNT or LOG, not "),
+    "sample": ([0, True, 1.5, "8", -1, 1 << 31, 10**5_000, -(10**5_000)], "sample must be a whole number"),
+    "jobs": (["no", 0, None], "jobs must be True or False"),
+    "record": ([True, 7, b"run.jsonl"], "record must be a path, as str or Path"),
+}
+"""What each option is not, and the message."""
 
 
-@pytest.mark.parametrize("mode", ["strict", "bogus", None, 1])
-def test_a_mode_is_a_mode(mode: Any) -> None:
-    """The spelling of the environment would make a watch that says nothing."""
-    with pytest.raises(MisuseError, match=r"mode must be WatchMode.STRICT, COUNT or LOG, not "):
-        Options(mode=mode)
-
-
-@pytest.mark.parametrize("sample", [True, 1.5, "8", -1, 1 << 31, 10**5_000, -(10**5_000)], ids=list("abcdefg"))
-def test_a_sample_is_a_whole_number(sample: Any) -> None:
-    """Of at least one."""
-    with pytest.raises(MisuseError, match="sample must be a whole number"):
-        Options(sample=sample)
-
-
-@pytest.mark.parametrize("jobs", ["no", 0, None])
-def test_a_ledger_is_asked_for_with_true_or_false(jobs: Any) -> None:
-    """A word that is not empty would mean the opposite of what it says."""
-    with pytest.raises(MisuseError, match="jobs must be True or False"):
-        Options(jobs=jobs)
-
-
-@pytest.mark.parametrize("record", [True, 7, b"run.jsonl"])
-def test_a_recording_is_named_by_a_path(record: Any) -> None:
-    """A number would be taken for an open file."""
-    with pytest.raises(MisuseError, match="record must be a path, as str or Path"):
-        Options(record=record)
+@pytest.mark.parametrize("name", WRONG)
+def test_option_that_means_nothing_is_refused(name: str) -> None:
+    """A word of the environment, say, would make a watch that says nothing, or the opposite of what is meant."""
+    values, why = WRONG[name]
+    for value in values:
+        with pytest.raises(MisuseError, match=why):
+            Options(**{name: value})
 
 
 def test_a_path_may_be_spelt_in_each_way(tmp_path: Path) -> None:
