@@ -503,6 +503,20 @@ def test_end_of_who_is_in_a_plan_waits_for_the_plan(how: str) -> None:
     assert "a" not in rig.ledger.requests
 
 
+def test_end_that_waits_for_its_plan_comes_with_a_reset() -> None:
+    """Nobody's content is wanted any more: the request holds nothing, and its plan settles without it."""
+    rig = Rig(policies=Policies(plans_ahead=1))
+    rig.add("a", letters(8))
+    rig.let_in("a")
+    rig.plan()
+    rig.scheduler.finish("a")
+    preempted = rig.scheduler.reset()
+
+    assert preempted == []
+    assert "a" not in rig.ledger.requests
+    assert rig.settle().ended == ()
+
+
 def test_who_is_refused_admission_has_cost_nothing() -> None:
     """Without a job for its load nothing is taken: the device keeps what it has cached."""
     rig = Rig(blocks=6, max_jobs=1, policies=Policies(last_step=LastStep.DRAIN))
