@@ -31,8 +31,6 @@ LONG := tests/both_ways $(addprefix tests/proof/test_,ledger_world.py mutants.py
   $(addprefix tests/testing/test_,plugin.py processes.py scenario_cases.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
-  tests/testing/test_walk.py::test_walk_finds_nothing_in_a_pinned_world \
-  tests/test_oracle.py::test_long_walks_agree_step_by_step \
   tests/test_files.py::test_file_without_end_is_refused_with_little_memory \
   tests/ledger/test_connector_ledger.py::test_what_is_told_of_a_step_is_what_is_told_one_by_one \
   $(addprefix tests/recording/test_recording_check.py::test_check_finds_,nothing_in_hybrid_runs any_line_that_is_missing \

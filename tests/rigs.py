@@ -24,6 +24,7 @@ from blocklife.ledger.invariants import check
 from blocklife.offload import (
     BelowIndex,
     BelowPolicies,
+    EnginePool,
     Geometry,
     Hit,
     HostTier,
@@ -250,6 +251,53 @@ def targets(plan: Plan) -> list[list[int]]:
 def slots_of(plan: Plan, size: int = 1) -> Sequence[int]:
     """The slots that the stores of a plan fill."""
     return sorted({int(place) // size for each in plan.stores for place in each.target})
+
+
+# --- an engine that owns the pool -------------------------------------------------------------------------------------------
+
+
+class PoolRig:
+    """An engine that owns the pool and decides a step before it reports it; keys are positions, so that texts are alike."""
+
+    def __init__(self, groups: str, known: int, *, ahead: int = 1, state_drafts: int = 0, one_a_step: bool = False) -> None:
+        geometry = Geometry.parse(groups)
+        limits = Limits(num_blocks=12, num_slots=8, max_requests=4, num_groups=len(geometry.groups))
+        self.ledger = Ledger(limits, contract=Contract.FENCE, own_pool=False, indexed=False)
+        policies = Policies(plans_ahead=ahead, state_drafts=state_drafts)
+        self.scheduler = OffloadScheduler(self.ledger, HostTier(self.ledger), geometry, policies)
+        self.known = known
+        self.pool = EnginePool(self.scheduler, lambda name: self.known, one_a_step=one_a_step)
+
+    def name(self, name: str) -> None:
+        """A request that waits."""
+        self.scheduler.add_request(
+            name, lambda _group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=self.known
+        )
+
+    def add(self, name: str, tables: Sequence[Sequence[int]], tokens: int, device_tokens: int = 0) -> None:
+        """A request that begins, in these blocks, of which the first *device_tokens* are a hit."""
+        self.name(name)
+        hit = self.pool.device_hit(name, self.known, device_tokens)
+        self.pool.place_table(name, tables, device_tokens)
+        self.pool.settle_in()
+        self.scheduler.admit(name, hit, tokens)
+        self.pool.promise()
+
+    def plan(self, tokens: Mapping[str, int]) -> Plan:
+        """The next step: so many tokens of some requests, one of all others that run."""
+        self.pool.schedule(tokens)
+        self.pool.settle_in()
+        self.pool.promise()
+        return self.scheduler.build_plan(0)
+
+    def settle(self, plan: Plan) -> None:
+        """It was carried out, and so was all that is out."""
+        out = [self.ledger.jobs.transfer(job.number).job for job in self.ledger.jobs.alive()]
+        self.pool.settle_known(plan.number, 0, completions=[Completion(job, Worker(0), Result.OK) for job in out])
+
+    def held(self, name: str = "a", group: int = 0) -> list[int]:
+        """The blocks that the ledger says a request holds, 0 for none."""
+        return [life & ID_MASK for life in self.ledger.requests.table(name, group)]
 
 
 # --- an engine that a seed decides -----------------------------------------------------------------------------------------

@@ -281,6 +281,7 @@ BROKEN: tuple[tuple[str, Change, str], ...] = (
 """The rule, what is done to the busy ledger, and what is said then."""
 ALONE = {
     "are filed as out",
+    "has 0 blocks",
     "which is another",
     "still held",
     "is the source of 2",

@@ -30,8 +30,7 @@ from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry
 from blocklife.testing.worlds import _world as world_module
 from blocklife.testing.worlds._actions import CLOSING, NEW_SPACE
 from blocklife.testing.worlds._engine import USUAL_BELOW, Settings
-from blocklife.testing.worlds._pinned import WORLDS as PINNED
-from blocklife.testing.worlds._pinned import Pinned, pinned_world
+from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 
 SEEDS = (11, 12)
@@ -91,15 +90,6 @@ def test_walk_finds_nothing_in_large_worlds(name: str, seed: int) -> None:
     assert walked.steps >= STEPS
     assert walked.drained == walked.legs > 1
     assert sum(walked.taken.values()) == walked.steps
-
-
-@pytest.mark.parametrize("pinned", PINNED, ids=lambda each: each.name)
-def test_walk_finds_nothing_in_a_pinned_world(pinned: Pinned) -> None:
-    """Each can be walked through with its own requests and faults again and again."""
-    walked = walk(pinned.settings, steps=30, seed=SEEDS[0])
-
-    assert walked.finding is None
-    assert walked.drained == walked.legs
 
 
 @pytest.mark.parametrize("name", ["below-forgets", "below-drains", "below-refuses", "wide-below-weights"])
