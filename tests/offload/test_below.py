@@ -384,6 +384,19 @@ def test_text_that_the_host_tier_cannot_hold_is_not_fetched() -> None:
     assert moved(rig.tick()) == {}
 
 
+def test_text_of_which_the_host_tier_has_a_part_must_fit_as_a_whole() -> None:
+    """What is there already needs its slots as well, for what comes would evict it."""
+    rig = BelowRig(slots=3, policies=BelowPolicies(demote=Demote.NEVER))
+    rig.fill("x", letters(9))
+    rig.forget_device()
+    rig.shelf.fill(letters(16))
+    rig.add("a", letters(17))
+    hit = rig.hit("a")
+
+    assert (hit.deferred, hit.host_tokens) == (False, 8)
+    assert rig.counts == {"no_room": 2}
+
+
 def test_what_a_waiting_request_has_is_not_evicted_for_the_rest() -> None:
     """The host tier holds just what it needs, and somebody's content, which goes first."""
     rig = BelowRig(slots=3, policies=BelowPolicies(max_slots=1, demote=Demote.NEVER))

@@ -152,6 +152,17 @@ def test_hit_is_good_for_one_admission(what: str) -> None:
         rig.scheduler.admit("b", hit, 5)
 
 
+@pytest.mark.parametrize(("cap", "tokens"), [(0, 0), (3, 0), (4, 4), (9, 8), (None, 12)])
+def test_max_load_tokens_bounds_what_is_loaded(cap: int | None, tokens: int) -> None:
+    """So many tokens behind the device's hit, rounded down to chunks."""
+    rig = Rig(policies=Policies(max_load_tokens=cap))
+    rig.fill("a", letters(13))
+    rig.forget_device()
+    rig.add("b", letters(13))
+
+    assert rig.hit("b").host_tokens == tokens
+
+
 @pytest.mark.parametrize(
     ("policies", "texts"),
     [

@@ -359,6 +359,20 @@ def test_lazy_stores_what_is_next_and_stops_when_nothing_is_about_to_go() -> Non
     assert not rig.scheduler.has_pending_work()
 
 
+def test_lazy_stores_only_confirmed_content() -> None:
+    """A block whose content was never sealed is no candidate, whoever offered it."""
+    rig = lazy_rig(blocks=4, lazy_blocks=3)
+    rig.add("a", letters(9))
+    rig.let_in("a")
+    rig.plan()
+    rig.scheduler.abort("a")
+    rig.scheduler.reset()
+    rig.settle()
+    plans = [rig.tick() for _ in range(3)]
+
+    assert all(plan.empty for plan in plans)
+
+
 def test_lazy_refusal_keeps_the_chunk_in_the_line() -> None:
     """The host has no room: the wish waits, and is granted when there is."""
     rig = lazy_rig(blocks=4, slots=1)
