@@ -22,17 +22,15 @@ NIGHTLY := -m 'slow or not slow'
 
 # What every build tests both ways, interpreted and compiled: walks that compare all columns after each call, the ledger, and the
 # scheduler's own walks. The rest, with what explores worlds, is for the night.
-BOTH_WAYS := tests/both_ways tests/ledger $(addprefix tests/offload/test_offload,.py _walks.py)
+BOTH_WAYS := tests/both_ways tests/ledger tests/offload/test_offload.py
 ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \
   $(addprefix testing/test_,explore.py scenarios.py walk.py world.py worlds.py) proof/test_ledger_world.py)
 
 # What `make check` leaves out, because it is slow; everything else is in it, so that a new test is in it by itself.
-LONG := tests/both_ways tests/offload/test_offload_walks.py \
-  $(addprefix tests/proof/test_,ledger_world.py mutants.py) $(addprefix tests/testing/test_,machine.py plugin.py processes.py scenario_cases.py story.py worlds.py) \
+LONG := tests/both_ways $(addprefix tests/proof/test_,ledger_world.py mutants.py) \
+  $(addprefix tests/testing/test_,plugin.py processes.py scenario_cases.py story.py worlds.py) \
   $(addprefix tests/toy/test_replay,.py _copiers.py _groups.py) \
   tests/drawing/test_viewer.py tests/project/test_bench.py \
-  tests/testing/test_walk.py::test_walk_finds_nothing_in_a_pinned_world \
-  tests/test_oracle.py::test_long_walks_agree_step_by_step \
   tests/test_files.py::test_file_without_end_is_refused_with_little_memory \
   tests/ledger/test_connector_ledger.py::test_what_is_told_of_a_step_is_what_is_told_one_by_one \
   $(addprefix tests/recording/test_recording_check.py::test_check_finds_,nothing_in_hybrid_runs any_line_that_is_missing \

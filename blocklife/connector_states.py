@@ -1,10 +1,10 @@
-"""The lifecycles of what an engine's connector keeps, beside those of the ledger and of the offload scheduler.
+"""The lifecycles of what an engine's connector or linker keeps, beside those of the ledger and of the offload scheduler.
 
 Rules of this file:
 
 * The engine decides, and reports afterwards: these lifecycles follow what it has decided. None of them reads another one.
-* Each request has an object of each lifecycle, and of `trust` one for each admission that needs it. They are not rows of tables
-  as in the ledger, because any number of requests may wait in the engine.
+* In a connector each request has an object of each lifecycle, and of `trust` one for each admission that needs it; in a linker
+  each store has one. They are not rows of tables as in the ledger, because any number of them may wait in the engine.
 
 `specs/connector-request.md` says what each of a request is needed for, `specs/sglang-linker.md` what that of a store is.
 """

@@ -3,7 +3,7 @@
 Rules of this file:
 
 * The engine decides, and the watch follows: what the engine cannot lawfully do is found by a rule of the watch first, and told;
-  then the watch takes the step that brings it to where the engine is.
+  then the watch takes the event that brings it to where the engine is.
 * The two do not know each other: which copies touch a slot is the watch's, in tables beside the states.
 
 Theory. All copies that are followed take one life, whoever makes them: a job between device and host, a copy that an engine
@@ -53,16 +53,16 @@ class CopyLife(Lifecycle[CopyState], initial=CopyState.QUEUED, finals={CopyState
     @edge(CopyState.QUEUED, CopyState.LAUNCHED, to=CopyState.LANDED)
     @edge(CopyState.UNWANTED, to=CopyState.OVER)
     def land(self) -> None:
-        """It is known to move nothing any more, by a report or by a wait."""
+        """A report or a wait has shown that it moves nothing any more."""
 
     @edge(CopyState.LAUNCHED, CopyState.UNWANTED, to=CopyState.UNWANTED)
     @edge(CopyState.QUEUED, CopyState.LANDED, to=CopyState.OVER)
     def abandon(self) -> None:
         """A reset gives up what is in flight."""
 
-    @edge(CopyState.QUEUED, CopyState.LAUNCHED, CopyState.LANDED, CopyState.UNWANTED, to=CopyState.OVER)
+    @edge(CopyState.LANDED, to=CopyState.OVER)
     def end(self) -> None:
-        """All that was due is done, or nobody waits for it."""
+        """All that was due is done."""
 
 
 @guard

@@ -322,16 +322,6 @@ def test_table_says_everything_that_was_written() -> None:
     assert not knows(0)
 
 
-def test_next_state_is_a_target_or_none() -> None:
-    """The table answers for one state, one event and the guards that hold."""
-    table = DoorLife.table
-
-    assert table.next_state(Door.CLOSED, "enter", 1) is Door.OPEN
-    assert table.next_state(Door.CLOSED, "enter", 0) is Door.CLOSED
-    assert table.next_state(Door.LOCKED, "unlock", 0) is None
-    assert table.next_state(Door.OPEN, "lock") is None
-
-
 @pytest.mark.parametrize("facts", [2, 255, -1])
 def test_next_state_refuses_facts_that_the_event_does_not_have(facts: int) -> None:
     """A bit too many would read the row of another state."""
@@ -342,32 +332,12 @@ def test_next_state_refuses_facts_that_the_event_does_not_have(facts: int) -> No
 # --- one machine -------------------------------------------------------------------------------------------------------
 
 
-def test_machine_starts_in_its_initial_state() -> None:
-    """A new machine stands where the class says, and says so."""
-    door = DoorLife()
-
-    assert door.state is Door.CLOSED
-    assert repr(door) == "<DoorLife CLOSED>"
-    assert door.can("lock")
-    assert not door.can("shut")
-
-
 def test_an_event_that_is_none_is_named_with_those_that_are() -> None:
     """A caller's slip, not a lookup that failed."""
     with pytest.raises(MisuseError, match=r"DoorLife: it has no event 'slam' \(known are .*lock.*\)"):
         DoorLife().can("slam")
     with pytest.raises(MisuseError, match="it has no event 'slam'"):
         DoorLife.table.next_state(Door.CLOSED, "slam")
-
-
-def test_machine_takes_the_first_row_whose_guard_holds() -> None:
-    """Rows of one state are tried in the order in which they are written."""
-    polite_one, rude_one = DoorLife(), DoorLife()
-    polite_one.enter(2)
-    rude_one.enter(0)
-
-    assert polite_one.state is Door.OPEN
-    assert rude_one.state is Door.CLOSED
 
 
 def test_machine_keeps_guards_of_one_name_apart() -> None:
@@ -646,16 +616,6 @@ def test_defaults_and_keyword_only_payloads_are_kept() -> None:
     assert door.seen == [("enter", Door.OPEN, 1), ("lock", Door.LOCKED, (5, False))]
     assert str(inspect.signature(door.lock)) == "(code: 'int', *, slam: 'bool' = False) -> 'None'"
     assert door.lock.__doc__ == "Set the code."
-
-
-def test_machines_do_not_share_their_state() -> None:
-    """Moving one machine, or a copy of it, moves no other."""
-    first, second = DoorLife(), DoorLife()
-    first.lock(1)
-    third = copy.deepcopy(first)
-    third.unlock(CODE)
-
-    assert [each.state for each in (first, second, third)] == [Door.LOCKED, Door.CLOSED, Door.CLOSED]
 
 
 def test_numpy_values_are_lawful_payloads() -> None:
@@ -958,24 +918,6 @@ def _both(watts: int, hands: int) -> bool:
 
 
 # --- pools -------------------------------------------------------------------------------------------------------------
-
-
-def test_pool_moves_a_batch_with_one_payload() -> None:
-    """A fired handle gives the next one, on the same places; effects of single machines do not run."""
-    pool = Pool(DoorLife, 10_000)
-    locked = pool.fire(DoorLife.lock, pool.handle(Door.CLOSED), CODE, slam=True)
-    opened = pool.fire(DoorLife.unlock, locked, code=CODE)
-
-    assert (len(pool), len(locked), len(opened)) == (10_000, 10_000, 10_000)
-    assert pool.column.count()[Door.CLOSED] == 10_000
-
-
-def test_pool_uses_the_defaults_of_the_payload() -> None:
-    """A payload that is left out is what the method says."""
-    pool = Pool(DoorLife, 2)
-    pool.fire(DoorLife.enter, pool.handle(Door.CLOSED))
-
-    assert pool.column.count()[Door.OPEN] == 2
 
 
 def test_pool_moves_each_place_with_its_own_payload() -> None:

@@ -202,41 +202,6 @@ def test_every_guard_is_seen_to_hold_and_to_fail(lifecycle: type[Lifecycle]) -> 
     assert taken == set(table.rows)
 
 
-@pytest.mark.sampled
-@parametrize
-@pytest.mark.parametrize("seed", [1, 20_240])
-def test_long_walks_agree_step_by_step(lifecycle: type[Lifecycle], seed: int) -> None:
-    """Thousands of random events leave all runs in the same state after each step."""
-    dice = random.Random(seed)
-    table = lifecycle.table
-    events = list(table.events.values())
-    choices = {event.name: list(payloads(event)) for event in events}
-    weights = [dice.randint(1, 8) for _ in events]
-    model = Model()
-    machine = as_machine(table, model=model)
-    ours = lifecycle()
-    scalar, bulk = Column(table, 1), Column(table, 1)
-    for step in range(STEPS):
-        if model.state in table.finals and dice.random() < 0.1:
-            machine.set_state(table.initial, model)
-            ours = lifecycle()
-            scalar, bulk = Column(table, 1), Column(table, 1)
-        (event,) = dice.choices(events, weights)
-        payload = dice.choice(choices[event.name])
-        before = model.state
-        wanted = theirs(machine, model, event.name, payload)
-        facts = event.facts(payload)
-        with suppress(RefusedError):
-            scalar.fire(event, [0], [facts] if isinstance(facts, int) else facts)
-        with suppress(RefusedError):
-            bulk.fire(event, np.array([0]), np.asarray([facts], dtype=np.uint8))
-        got = single(ours, event.name, payload)
-
-        where = f"seed {seed}, step {step}: {table.name} {before.name} {event.name} {payload}"
-        assert got is wanted, where
-        assert ours.state is scalar.at(0) is bulk.at(0) is model.state, where
-
-
 @parametrize
 @pytest.mark.parametrize("seed", [3, 77])
 def test_batches_move_as_their_places_would_alone_or_not_at_all(lifecycle: type[Lifecycle], seed: int) -> None:

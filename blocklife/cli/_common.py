@@ -11,7 +11,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, NoReturn, TextIO
@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, NoReturn, TextIO
 from blocklife.errors import MisuseError, one_line
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress, TaskID
 
 OK, WRONG, BAD_INPUT, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit statuses of a command."""
@@ -128,45 +128,21 @@ def stopping() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-@contextlib.contextmanager
-def on_terminal(columns: Callable[[], Sequence[str | ProgressColumn]]) -> Iterator[Progress | None]:
-    """A progress line on standard error, removed at the end; None if it is not a terminal."""
-    if not getattr(sys.stderr, "isatty", bool)():  # stderr may be None
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(*columns(), console=Console(stderr=True), transient=True) as bar:
-        yield bar
-
-
-class Occasional:
-    """Progress if standard error is not a terminal: whole lines, at most one in `EVERY` seconds."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._next = time.monotonic() + EVERY
-
-    def __call__(self, said: Callable[[], str]) -> None:
-        """Report progress; *said* is called only if a line is due."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + EVERY
-            complain(f"{self._name}: {said()}")
-
-
 class Telling:
-    """Progress of one run, on standard error: a line that is drawn anew on a terminal, elsewhere a line now and then."""
+    """Progress of one run, on standard error: a line that is drawn anew on a terminal, elsewhere one in `EVERY` seconds."""
 
     def __init__(self, name: str, bar: Progress | None) -> None:
-        self._line, self._bar = Occasional(name), bar
+        self._name, self._bar = name, bar
+        self._next = time.monotonic() + EVERY
         self._task: TaskID | None = None
 
     def __call__(self, said: Callable[[], str], done: int = 0, total: int | None = None) -> None:
-        """Say how far it is: in words, and for a bar in numbers, if it is known how much there is."""
+        """Say how far it is: in words, which are made only if they are shown; and for a bar in numbers, if it is known how
+        much there is."""
         if self._bar is None:
-            self._line(said)
+            if (now := time.monotonic()) >= self._next:
+                self._next = now + EVERY
+                complain(f"{self._name}: {said()}")
             return
         if self._task is None:
             self._task = self._bar.add_task("", total=total, said="")
@@ -182,14 +158,15 @@ class Telling:
 
 @contextlib.contextmanager
 def telling(name: str) -> Iterator[Telling]:
-    """Tell of a run until it is over."""
+    """Tell of a run until it is over, and remove the line then."""
+    if not getattr(sys.stderr, "isatty", bool)():  # stderr may be None
+        yield Telling(name, None)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def columns() -> list[str | ProgressColumn]:
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-
-        return [TextColumn(name), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn()]
-
-    with on_terminal(columns) as bar:
+    columns = TextColumn(name), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield Telling(name, bar)
 
 

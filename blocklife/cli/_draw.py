@@ -94,11 +94,12 @@ class Sheet:
 
 def add_options(parser: Parser) -> None:
     """Its options."""
-    machines = "block, slot, job, request, all, lookup, patience, ending, module:Class"
-    parser.describe(
-        "Draw lifecycles: block, slot, job, request, all these, lookup, patience, ending (the scheduler's), or module:Class.",
-        _EXAMPLES,
-    )
+    from blocklife.cli._lifecycles import ALL
+    from blocklife.drawing._spec import OURS
+    from blocklife.states import MACHINES
+
+    machines = ", ".join((*OURS, ALL, "module:Class"))
+    parser.describe(f"Draw lifecycles: of blocklife, or your own as module:Class. {ALL}: {', '.join(MACHINES)}.", _EXAMPLES)
     add = parser.add_argument
     add("machines", nargs="*", metavar="MACHINE", help=machines)
     add("-o", "--output", type=file, default="-", metavar="FILE", help="output file (default - is standard output)")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,19 +15,16 @@ from blocklife.cli._common import (
     INTERRUPTED,
     OK,
     WRONG,
-    Occasional,
     check_writable,
     complain,
-    on_terminal,
     refuse_overwriting,
     stopping,
+    telling,
     write_whole,
 )
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
-
     from blocklife.testing.exploring._explore import Bounds, Counterexample, Exploration
     from blocklife.testing.exploring._story import Story
     from blocklife.testing.worlds._world import Action, World, WorldSettings
@@ -59,7 +55,11 @@ def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
         raise MisuseError(f"--processes must be at least 1, not {args.processes}")
     folder = folder_for(args.write, args.file)
     world = World(settings)
-    with stopping() as stop, _progress() as progress:
+    with stopping() as stop, telling("check") as tell:
+
+        def progress(states: int, edges: int, depth: int) -> None:
+            tell(lambda: f"{states:,} states, {edges:,} edges, depth {depth}")
+
         exploration = explore(world, bounds, every=args.all, progress=progress, stop=stop, processes=args.processes)
         found = [Refuted(counterexample=each, story=retell(world, each)) for each in exploration.counterexamples]
     places = [None if folder is None else _place(folder, each, many=args.all) for each in found]
@@ -113,28 +113,6 @@ def folder_for(name: str | None, world: str | None) -> Path | None:
     return folder
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int, int], None]]:
-    with on_terminal(_columns) as bar:
-        if bar is None:
-            line = Occasional("check")
-            yield lambda states, edges, depth: line(lambda: f"{states:,} states, {edges:,} edges, depth {depth}")
-            return
-        task = bar.add_task("", total=None, states=0, edges=0, depth=0)
-
-        def update(states: int, edges: int, depth: int) -> None:
-            bar.update(task, states=states, edges=edges, depth=depth)
-
-        yield update
-
-
-def _columns() -> list[str | ProgressColumn]:
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    counts = "{task.fields[states]:,} states, {task.fields[edges]:,} edges, depth {task.fields[depth]}"
-    return [TextColumn("check"), SpinnerColumn(), TextColumn(counts), TimeElapsedColumn()]
-
-
 # --- a walk -----------------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +123,11 @@ def walk_in(settings: WorldSettings, args: argparse.Namespace) -> int:
     if args.walk < 1:
         raise MisuseError(f"--walk must be at least 1 step, not {args.walk}")
     folder = folder_for(args.write, args.file)
-    with stopping() as stop, _steps(args.walk) as progress:
+    with stopping() as stop, telling("walk") as tell:
+
+        def progress(steps: int, legs: int, states: int) -> None:
+            tell(lambda: f"{steps:,} of {args.walk:,} steps, {legs:,} legs, {states:,} states", steps, args.walk)
+
         walked = walk(settings, steps=args.walk, seed=args.seed or 0, progress=progress, stop=stop)
     print(json.dumps(walked.record()) if args.json else "\n".join(walked.lines()))
     if walked.finding is not None and folder is not None:
@@ -155,25 +137,6 @@ def walk_in(settings: WorldSettings, args: argparse.Namespace) -> int:
         for note in notes if args.json else ():  # the report is out already
             complain(note)
     return WRONG if walked.finding else INTERRUPTED if walked.interrupted else OK
-
-
-@contextlib.contextmanager
-def _steps(total: int) -> Iterator[Callable[[int, int, int], None]]:
-    with on_terminal(_steps_columns) as bar:
-        if bar is None:
-            line = Occasional("walk")
-            yield lambda steps, legs, states: line(lambda: f"{steps:,} of {total:,} steps, {legs:,} legs, {states:,} states")
-            return
-        task = bar.add_task("", total=total, said="")
-        yield lambda steps, legs, states: bar.update(
-            task, completed=steps, said=f"{steps:,} steps, {legs:,} legs, {states:,} states"
-        )
-
-
-def _steps_columns() -> list[str | ProgressColumn]:
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-
-    return [TextColumn("walk"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn()]
 
 
 # --- counterexamples --------------------------------------------------------------------------------------------------------

@@ -14,15 +14,12 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
-from blocklife.connector_states import LINKER_MACHINES, REQUEST_MACHINES
+from blocklife.drawing._spec import OURS
 from blocklife.errors import MisuseError
 from blocklife.lifecycle import Lifecycle, Table
 from blocklife.states import MACHINES
-from blocklife.tiers._states import STORE_MACHINES
-from blocklife.watch_states import WATCH_MACHINES
 
 ALL = "all"
-OURS = {**MACHINES, **REQUEST_MACHINES, **LINKER_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
 
 
 def tables_named(names: Sequence[str]) -> dict[str, Table]:

@@ -29,6 +29,7 @@ from blocklife.cli._common import (
 )
 from blocklife.cli._workload import DEFAULT_REQUESTS
 from blocklife.errors import MisuseError
+from blocklife.offload._fields import Knob, knobs, written
 
 if TYPE_CHECKING:
     from blocklife.copiers._faults import FaultRates
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 BELOW_FAULT = "below_"
 """What names of faults of the store below begin with."""
+SLOTS_MAX = (1 << 31) - 1
+"""The most slots that may be copied at once."""
 
 _REPLAY_EXAMPLES = """\
 examples:
@@ -62,8 +65,6 @@ examples:
 
 def add_options(parser: Parser) -> None:
     """Its options."""
-    from blocklife.engines.toy._options import BelowOptions, ReplayOptions
-
     parser.describe(
         "Replay a workload through a paged KV cache with host offload, in which every block, slot, job and request "
         "is an explicit state machine. Every block that a step reads is verified.",
@@ -72,11 +73,14 @@ def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("workload", nargs="?", type=file, metavar="WORKLOAD", help="JSON lines; - is standard input (default: generate one)")
     add("--requests", type=whole, metavar="N", help=f"stop after N requests (generated: {DEFAULT_REQUESTS})")
-    for each in _declared(ReplayOptions):
+    for each in _declared():
         _add(parser, each)
         if each.name == "below":
-            for one in _declared(BelowOptions):
-                _add(parser, one, default=None)  # to be told from an option that is given
+            for flag, one in _below_flags().items():
+                shown = f"{one.default:g}" if isinstance(one.default, float) else written(one.default)
+                number_of = {"type": whole, "metavar": "STEPS" if one.kind is float else "N"}
+                kind = {"choices": one.choices} if one.choices else number_of
+                parser.add_argument(flag, help=f"with --below: {one.says} (default {shown})", **kind)
     add(
         "--record",
         type=file,
@@ -89,16 +93,22 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(run=_replay)
 
 
-def _declared(options: type[ReplayOptions | BelowOptions]) -> list[attrs.Attribute[object]]:
+def _declared() -> list[attrs.Attribute[object]]:
     """The options that are declared with their words."""
-    return [each for each in attrs.fields(options) if "words" in each.metadata]
+    from blocklife.engines.toy._options import ReplayOptions
+
+    return [each for each in attrs.fields(ReplayOptions) if "words" in each.metadata]
 
 
-def _flag(each: attrs.Attribute[object]) -> str:
-    return each.metadata["flag"] or "--" + each.name.replace("_", "-")
+def _below_flags() -> dict[str, Knob]:
+    """The options of a tier below, each with the policy that it chooses."""
+    from blocklife.offload import BelowPolicies
+
+    chosen = {each.name: each for each in knobs(BelowPolicies)}
+    return {"--demote": chosen["demote"], "--below-wait": chosen["max_wait"], "--below-slots": chosen["max_slots"]}
 
 
-def _add(parser: Parser, each: attrs.Attribute[object], **more: object) -> None:
+def _add(parser: Parser, each: attrs.Attribute[object]) -> None:
     """Give the parser an option as it is declared."""
     default, given = each.default, {"dest": each.name, "default": each.default, **each.metadata["words"]}
     if isinstance(default, bool):
@@ -110,12 +120,12 @@ def _add(parser: Parser, each: attrs.Attribute[object], **more: object) -> None:
         given["help"] += f" (default {shown})"
     if "type" in given:
         given["type"] = {int: whole, float: number}[given["type"]]
-    parser.add_argument(_flag(each), **{**given, **more})
+    parser.add_argument(each.metadata["flag"] or "--" + each.name.replace("_", "-"), **given)
 
 
-def _given(args: argparse.Namespace, options: type[ReplayOptions | BelowOptions]) -> dict[str, Any]:
+def _given(args: argparse.Namespace) -> dict[str, Any]:
     """What the command line says of each option; choices as members of their enumerations."""
-    values = {each: getattr(args, each.name) for each in _declared(options)}
+    values = {each: getattr(args, each.name) for each in _declared()}
     return {
         each.name: type(each.default)[value.upper()] if value and isinstance(each.default, enum.Enum) else value
         for each, value in values.items()
@@ -191,8 +201,7 @@ def _options(args: argparse.Namespace) -> ReplayOptions:
     if args.requests is not None and args.requests < 1:
         raise MisuseError(f"--requests must be at least 1, not {args.requests}")
     faults, store_faults = _faults(args.faults, below=args.below is not None)
-    given = _given(args, ReplayOptions)
-    return ReplayOptions(**{**given, "faults": faults, "below": _below(args, store_faults)})
+    return ReplayOptions(**{**_given(args), "faults": faults, "below": _below(args, store_faults)})
 
 
 def _faults(text: str | None, *, below: bool) -> tuple[FaultRates | None, StoreFaultRates | None]:
@@ -218,15 +227,21 @@ def _faults(text: str | None, *, below: bool) -> tuple[FaultRates | None, StoreF
 def _below(args: argparse.Namespace, faults: StoreFaultRates | None) -> BelowOptions | None:
     """The tier below; None without one."""
     from blocklife.engines.toy._options import BelowOptions
+    from blocklife.offload import BelowPolicies
 
-    named = {name: value for name, value in _given(args, BelowOptions).items() if value is not None}
-    if args.below is not None:
-        return BelowOptions(store=args.below, faults=faults, **named)
-    for each in _declared(BelowOptions):
-        if each.name in named:
-            why = "configures the tier below host memory, and no store is named for it (add --below)"
-            raise MisuseError(f"{_flag(each)} {why}")
-    return None
+    named: dict[str, Any] = {}
+    for flag, each in _below_flags().items():
+        value = getattr(args, flag[2:].replace("-", "_"))
+        if value is None:
+            continue
+        if args.below is None:
+            raise MisuseError(f"{flag} configures the tier below host memory, and no store is named for it (add --below)")
+        named[each.name] = each.read(value, flag, SLOTS_MAX)
+    if args.below is None:
+        return None
+    chosen = BelowPolicies(**named)
+    chosen = attrs.evolve(chosen, job_slots=min(chosen.job_slots, chosen.max_slots))
+    return BelowOptions(store=args.below, faults=faults, policies=chosen)
 
 
 def _workload(args: argparse.Namespace) -> list[WorkloadRequest]:

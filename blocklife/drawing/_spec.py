@@ -35,8 +35,8 @@ from blocklife.states import COUPLINGS, MACHINES, NATURES, Trait
 from blocklife.tiers._states import STORE_MACHINES
 from blocklife.watch_states import WATCH_MACHINES
 
-_BESIDE: Mapping[str, Table] = {**REQUEST_MACHINES, **LINKER_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
-"""The lifecycles beside those of the ledger."""
+OURS: Mapping[str, Table] = {**MACHINES, **REQUEST_MACHINES, **LINKER_MACHINES, **STORE_MACHINES, **WATCH_MACHINES}
+"""Every lifecycle of this package: those of the ledger, and those beside it."""
 END = "<!-- end -->"
 DRAWINGS = "drawings"
 """The folder, below that of the pages, of files that are generated as a whole."""
@@ -74,8 +74,7 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 
 def generated(others: Mapping[str, str]) -> dict[str, str]:
     """Every generated part by its name, as it should be: those of the machines, and tables of others."""
-    tables = {**MACHINES, **_BESIDE}
-    parts = {f"{machine}.{part}": make(table) for machine, table in tables.items() for part, make in _PARTS.items()}
+    parts = {f"{machine}.{part}": make(table) for machine, table in OURS.items() for part, make in _PARTS.items()}
     parts |= {"couplings": coupling_table(COUPLINGS), **others}
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
     return {name: f"\n{text}\n" for name, text in parts.items()}
@@ -84,8 +83,8 @@ def generated(others: Mapping[str, str]) -> dict[str, str]:
 @functools.cache
 def drawings() -> Mapping[str, str]:
     """Every generated drawing, by file name: each machine, those of the ledger with their couplings, and the block without."""
-    drawn = {f"{machine}.svg": svg([Panel(picture(table, machine, COUPLINGS))]) for machine, table in MACHINES.items()}
-    drawn |= {f"{machine}.svg": svg([Panel(picture(table, machine))]) for machine, table in _BESIDE.items()}
+    couplings = {machine: COUPLINGS if machine in MACHINES else () for machine in OURS}
+    drawn = {f"{machine}.svg": svg([Panel(picture(table, machine, couplings[machine]))]) for machine, table in OURS.items()}
     drawn["life.svg"] = svg([Panel(picture(MACHINES["block"], "block"))])
     return drawn
 

@@ -279,9 +279,8 @@ class OffloadScheduler(edge.NotCopied):
             if self.ledger.own_pool:
                 self._steps.admissions.fill_tables(name, hit, starts, end)
             else:
-                self._steps.admissions.note_placed(
-                    name, tracked.row
-                )  # the engine may already have taken back the placed blocks
+                # the engine may already have taken placed blocks back
+                self._steps.admissions.note_placed(name, tracked.row)
                 self._steps.admissions.check_placed([tracked.row], [end])
             if loads:
                 self._steps.admissions.load_hit(name, hit, spans, keys)

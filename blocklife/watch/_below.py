@@ -131,7 +131,8 @@ class TierBook:
         self._where: dict[bytes, int] = {}
         self._jobs: dict[int, TierJob] = {}
         self._reported: list[TierJob] = []
-        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._ended: OrderedDict[int, CopyLife] = OrderedDict()
+        """The lives of the latest jobs that were settled, or that a reset has abandoned."""
         self._pending: set[int] = set()
         self._loose: set[int] = set()
         self._kept_back: dict[int, TierJob] = {}
@@ -413,11 +414,14 @@ class TierBook:
         job = self._jobs.get(number)
         self._kept_back.pop(number, None)
         if job is None:
-            self._odd("I3", f"tier {tier} gets job {number}, which was never made")
+            self._odd(
+                "I3", f"tier {tier} gets job {number}, which " + ("is over" if number in self._ended else "was never made")
+            )
             return
         is_first = job.life.state is CopyState.QUEUED
         if not is_first:
-            self._odd("I3", f"{job.name} is handed to tier {tier} a second time", job)
+            when = "a second time" if job.is_out else "after it was reported"
+            self._odd("I3", f"{job.name} is handed to tier {tier} {when}", job)
         elif job.tier != tier:
             self._odd("I3", f"{job.name} is handed to tier {tier}, and was made for tier {job.tier}", job)
         elif job.promotes is not promotes:
@@ -434,7 +438,10 @@ class TierBook:
         """A tier reports a job as over: with all of its content (*ok*), or with what is *good*. Returns the job."""
         job = self._jobs.get(number)
         if job is None or not job.is_out:
-            if job is not None or number in self._ended:
+            ended = self._ended.get(number)
+            if job is None and ended is not None and ended.state is CopyState.UNWANTED:
+                ended.land()
+            elif job is not None or ended is not None:
                 self._odd("I9", f"tier job {number} is reported a second time, by tier {tier}", job)
             else:
                 self._odd("I3", f"tier {tier} reports job {number}, which was never made")
@@ -462,9 +469,7 @@ class TierBook:
                 self._odd("I5", f"{job.name} is over, and slot {slot}: {left}", job, slot)
             job.life.end()
             self._jobs.pop(job.number, None)
-            self._ended[job.number] = None
-            if len(self._ended) > NUM_ENDED:
-                self._ended.popitem(last=False)
+            self._forget(job)
 
     # --- steps, resets, rest ------------------------------------------------------------------------------------------------
 
@@ -484,15 +489,18 @@ class TierBook:
         self._loose.clear()
 
     def resets(self) -> None:
-        """The engine forgets the content of the host."""
+        """The engine forgets the content of the host. A late report of a job that was out is lawful."""
         for job in self._jobs.values():
             if job.is_out:
                 does = "promotes into" if job.promotes else "reads"
                 what = f"a reset gives slot {min(job.slots, default=0)} away while {job.name} still {does} it"
                 self._odd("I1", what, job, min(job.slots, default=None))
-            self._ended[job.number] = None
-        for places in (self._used, self._where, self._jobs, self._pending, self._loose, self._kept_back, self._reported):
-            places.clear()
+            job.life.abandon()
+            self._forget(job)
+        for slot in list(self._used):
+            self._empty(slot)
+        for jobs in (self._jobs, self._kept_back, self._reported):
+            jobs.clear()
         self._is_fenced = self._has_tiers
         self.sees_all = True
 
@@ -529,6 +537,11 @@ class TierBook:
         self._where[key] = slot
         used = self._used[slot] = UsedSlot(key)
         return used
+
+    def _forget(self, job: TierJob) -> None:
+        self._ended[job.number] = job.life
+        if len(self._ended) > NUM_ENDED:
+            self._ended.popitem(last=False)
 
     def _make_ready(self, slot: int, used: UsedSlot, what: str) -> None:
         used.life.publish()

@@ -45,7 +45,7 @@ class ContentJob:
     held: list[HeldContent | None]
     """What is copied, as it was when the job was queued."""
     life: CopyLife = field(factory=CopyLife)
-    """LANDED: the mirror was told, since nothing that is done to its blocks can meet it; the engine takes note later."""
+    """It may have LANDED, for the mirror too, before the engine takes note: when all that comes for its blocks waits for it."""
     is_waited_for: bool = False
     """A load: whether a step was launched that waits for it, so that all later ones come behind it, too."""
 
@@ -128,16 +128,6 @@ class ContentBook:
     def num_in_flight(self) -> int:
         """How many steps are in flight."""
         return len(self._launches)
-
-    @property
-    def num_blocks_out(self) -> int:
-        """How many blocks are handed out."""
-        return len(self._blocks)
-
-    @property
-    def num_slots_out(self) -> int:
-        """How many slots are handed out."""
-        return len(self._slots)
 
     def _violate(
         self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
@@ -398,13 +388,6 @@ class ContentBook:
                 if not jobs:
                     del self._storing[block]
 
-    def dropped(self, numbers: Sequence[int]) -> None:
-        """These copies were queued, and never will be launched."""
-        for number in numbers:
-            if (job := self._jobs.pop(number, None)) is not None:
-                self._end(job)
-                job.life.end()
-
     # --- steps --------------------------------------------------------------------------------------------------------------
 
     def _begins(self, waits: Collection[int]) -> None:
@@ -462,7 +445,10 @@ class ContentBook:
         """The engine forgets all that is cached, and all copies."""
         if self._launches:
             self._violate("I10", "the cache is reset while a step is in flight")
-        self.dropped(list(self._jobs))
+        for job in self._jobs.values():
+            job.life.abandon()
+        for jobs in (self._jobs, self._using, self._loading, self._storing):
+            jobs.clear()
         if self._slots:
             self._violate("I13", f"the cache is reset, and {len(self._slots)} slots are still handed out")
         self._mirror.reset()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
-from blocklife.watch._holders import ALLOCATED, Holders
+from blocklife.watch._holders import ALLOCATED, FREED, Holders
 from blocklife.watch._ledger import ToldLedger
 from blocklife.watch._records import CopyPiece, EngineCopy
 from blocklife.watch._story import BlockHistory
@@ -34,15 +34,11 @@ class Host:
     """The contents of the engine's slots, from what it says of its jobs."""
 
     def __init__(self, num_slots: int, *, keeps: bool) -> None:
-        self._num_slots = num_slots
+        self.num_slots = num_slots
         self._keeps = keeps
         self._content: dict[int, Content] = {}
         self.sees_all = False
         """Whether every store was seen, so that a slot without known content is empty."""
-
-    def slot(self, piece: CopyPiece) -> int | None:
-        """The slot that the engine names, if it is followed."""
-        return piece.slot if piece.slot is not None and 0 <= piece.slot < self._num_slots else None
 
     def wrong(self, piece: CopyPiece) -> str:
         """What is wrong with a slot's content for a load; empty if it is what the load expects."""
@@ -61,14 +57,14 @@ class Host:
             return
         new: dict[int, Content] = {}
         for piece in pieces:
-            if (slot := self.slot(piece)) is not None:
+            if (slot := piece.slot_among(self.num_slots)) is not None:
                 parts = new[slot].parts if slot in new else 0
                 new[slot] = Content(piece.key, (parts or 0) | 1 << piece.offset)
         self._content.update(new)
 
     def promoted(self, slot: int, key: bytes) -> None:
         """A tier below has filled a slot, all of it."""
-        if self._keeps and 0 <= slot < self._num_slots:
+        if self._keeps and 0 <= slot < self.num_slots:
             self._content[slot] = Content(key, None)
 
     def forget_content(self, slot: int) -> None:
@@ -162,13 +158,13 @@ class FollowedJobs:
 
     def store(self, copies: Iterable[EngineCopy]) -> None:
         """Check each piece of these stores; the ledger is told of those that break no rule."""
-        begun = []
+        begun, state, holders = [], self._state, self._holders
         for copy in copies:
             lawful = self._stored(self._add(copy, is_store=True))
             for piece in lawful:
-                if self._lives.is_blank(piece.block):
-                    self._holders.believe(piece.block, piece.group)
-            begun.append((copy, self._holders.of(copy.request), lawful))
+                if state[piece.block] == FREED and not holders.is_unused(piece.block):
+                    holders.believe(piece.block, piece.group)
+            begun.append((copy, holders.of(copy.request), lawful))
         if self._told is not None:
             self._told.store(begun)
 
@@ -244,8 +240,8 @@ class FollowedJobs:
 
     def _claim_slots(self, job: FollowedJob) -> None:
         """Check that no other job writes or reads the slots that a store overwrites."""
-        host, using = self._host, self._using
-        parts = [(slot, piece.offset) for piece in job.copy.pieces if (slot := host.slot(piece)) is not None]
+        using, end = self._using, self._host.num_slots
+        parts = [(slot, piece.offset) for piece in job.copy.pieces if (slot := piece.slot_among(end)) is not None]
         if len(set(parts)) < len(parts):
             slot = next(slot for at, (slot, offset) in enumerate(parts) if (slot, offset) in parts[:at])
             what = f"job {job.copy.number} writes slot {slot} twice"
@@ -340,7 +336,7 @@ class FollowedJobs:
 
     def _check_source(self, job: FollowedJob, piece: CopyPiece) -> None:
         """Check that a load reads slots whose store is complete, with the content that its lookup found."""
-        slot = self._host.slot(piece)
+        slot = piece.slot_among(self._host.num_slots)
         if slot is None:
             return
         number = job.copy.number

@@ -57,7 +57,7 @@ class LedgerCopy:
 
 
 class ToldLedger:
-    """The ledger of one mirror. A slot of the ledger stands for that of the engine if there are so many, else it is spare.
+    """The ledger of one mirror. Its first slots are the engine's, by the same numbers; all others are spare.
 
     Invariants: a holder has a row exactly while it has a block; a spare slot that no copy uses is in ``_spare``, and EMPTY.
     """
@@ -179,7 +179,8 @@ class ToldLedger:
 
     def _storable(self, pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
         good = [self._in_own_group(piece) for piece in pieces if self._state[piece.block] in _STORABLE]
-        self._counts["not followed"] += len(pieces) - len(good)
+        if len(good) < len(pieces):  # a count of zero would be shown
+            self._counts["not followed"] += len(pieces) - len(good)
         return good
 
     def _store(self, wanted: Sequence[tuple[EngineCopy, Holder | None, Sequence[CopyPiece]]]) -> None:
@@ -335,7 +336,7 @@ class ToldLedger:
         self, pieces: Sequence[CopyPiece], spare: list[int]
     ) -> list[tuple[int, list[tuple[CopyPiece, int]], list[int]]]:
         """The pieces of each group with their slots, and the places in these; slots that are not named go to *spare*, too."""
-        named = [piece.slot if piece.slot is not None and 0 <= piece.slot < self._num_slots else None for piece in pieces]
+        named = [piece.slot_among(self._num_slots) for piece in pieces]
         if len(self._spare) < named.count(None):
             raise CapacityError("watch: no spare slot is left (copies are followed again when some have landed)")
         groups: dict[int, list[tuple[CopyPiece, int]]] = {}

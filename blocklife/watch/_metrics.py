@@ -104,9 +104,10 @@ class WatchCounts:
         self.where = where
         self.folder = folder
         self._names: list[str] = []
+        """What is left out, where there is no folder."""
         size = 8 * len(_PLACES)
         if folder is None:
-            self._map = mmap.mmap(-1, size)
+            kept: bytearray | mmap.mmap = bytearray(size)
         else:
             # A former process may have had the same id, and its counts stay. A hole would be filled when something is
             # counted: a full disk kills then.
@@ -114,8 +115,8 @@ class WatchCounts:
                 file.truncate(min(file.tell(), size))
                 file.write(bytes(size - file.tell()))
                 file.flush()
-                self._map = mmap.mmap(file.fileno(), size)
-        self._values = memoryview(self._map).cast("q")
+                kept = mmap.mmap(file.fileno(), size)
+        self._values = memoryview(kept).cast("q")
 
     def add(self, name: str, amount: int) -> None:
         """As `CountStore` says."""
@@ -123,8 +124,9 @@ class WatchCounts:
 
     def leave_out(self, what: str) -> None:
         """As `CountStore` says; a line in a file beside, as nobody knows all names ahead."""
-        self._names.append(what)
-        if self.folder is not None:
+        if self.folder is None:
+            self._names.append(what)
+        else:
             with contextlib.suppress(OSError), (self.folder / f"{os.getpid()}{_NAMES}").open("a", encoding="utf-8") as file:
                 file.write(what.replace("\n", " ") + "\n")
 

@@ -17,8 +17,8 @@ compute, then load. So facts are only noted while a step is scheduled, and `step
 
 Content counts as final as soon as its step is scheduled, because the device computes it before any store of that step. Whether
 it is the *right* content is decided by comparing lives: the one that the request had at that position of its table, and the one
-that the block has now. Where a recording is wanted, or a strict watch, a ledger is told of each fact that was replayed
-(`ToldLedger`), and its tables know what is legal.
+that the block has now. For a recording, and in a strict watch, a ledger is told of each replayed fact, too (`ToldLedger`): what
+the mirror lets pass must then be legal by the ledger's tables.
 
 *Theory: sampling.* One of every *sample* blocks is followed, from the first hand-out to the last copy; the hooks report no
 others (`follows`). A rule about one block needs only that block, so it can be checked in a sample. The content of a slot cannot

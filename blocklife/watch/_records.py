@@ -40,6 +40,10 @@ class CopyPiece(NamedTuple):  # the cheapest kind of record, since a step makes 
     offset: int = 0
     """Its part of the slot."""
 
+    def slot_among(self, num_slots: int) -> int | None:
+        """Its slot, if the engine names one and it is among the first so many, which are followed."""
+        return self.slot if self.slot is not None and 0 <= self.slot < num_slots else None
+
 
 class EngineCopy(NamedTuple):
     """A job of the engine, as its workers get it."""

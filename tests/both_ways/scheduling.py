@@ -1,7 +1,7 @@
 """Two engines that walk over the offload scheduler at random: one lets the ledger have the pool, one has a pool of its own.
 
-The walker of `tests/offload/test_offload_walks.py` is an engine that makes no mistake. `Pestered` asks twice, ends requests
-that have ended, and makes calls that are refused, between any two of its calls. `PoolEngine` has an allocator of its own,
+The engine of `tests/rigs.py` makes no mistake. `Pestered` asks twice, ends requests that have ended, and makes calls that are
+refused, between any two of its calls. `PoolEngine` has an allocator of its own,
 reports after it has decided, and names content before it is computed; what it gets wrong is refused.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from blocklife.errors import CapacityError, MisuseError
@@ -18,9 +19,7 @@ from blocklife.ledger._ids import NULL
 from blocklife.ledger.invariants import check
 from blocklife.offload import EnginePool, Geometry, Hit, HostTier, OffloadScheduler, Placed, Policies
 from blocklife.states import ADMISSIBLE, KEYED, LENT, Block, Trait, states_with
-from tests.offload.test_offload_walks import Walker
-from tests.offload.test_offload_walks import World as EngineWorld
-from tests.rigs import key, scheduler_key
+from tests.rigs import Engine, key, scheduler_key
 from tests.worlds import world_key
 
 Said = Callable[[str, OffloadScheduler], object]
@@ -66,21 +65,22 @@ class Refusals:
             return None
 
 
-class Pestered(Walker):
-    """The engine of `tests/offload`, which also makes calls that the scheduler has to refuse, or to take twice."""
+class Pestered(Engine):
+    """The engine of `tests/rigs.py`, which also makes calls that the scheduler has to refuse, or to take twice."""
 
-    def __init__(self, world: EngineWorld, seed: int, said: Said, *, steps: int, judged: bool = True) -> None:
-        super().__init__(world, seed, steps=steps)
-        self.pest = random.Random(f"pest/{world}/{seed}")
-        self.made = Refusals(f"{world}, seed {seed}", self.scheduler, said, judged=judged)
+    def __init__(self, seed: int, groups: str, said: Said, *, judged: bool = True) -> None:
+        super().__init__(seed, groups=groups, errors="raise", rough=True)
+        self.pest = random.Random(f"pest/{seed}")
+        self.made = Refusals(f"{groups}, seed {seed}", self.scheduler, said, judged=judged)
         self.old: list[Hit] = []
+        self.wrap = self.around
 
-    def call(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        if not self.calm:
-            self.bother()
-        if getattr(method, "__name__", "") == "lookup" and self.pest.random() < 0.3:
-            self.made.call(method, *args, **named)
-        found = self.made.call(method, *args, **named)
+    def around(self, name: str, call: partial[Any]) -> Any:
+        """One call of the engine, and what is wrong before it."""
+        self.bother()
+        if name == "lookup" and self.pest.random() < 0.3:
+            self.made.call(call.func, *call.args, **call.keywords)
+        found = self.made.call(call.func, *call.args, **call.keywords)
         if isinstance(found, Hit):
             self.old = [*self.old, found][-4:]
         return found
@@ -90,28 +90,29 @@ class Pestered(Walker):
         scheduler, pest, attempt = self.scheduler, self.pest, self.made.attempt
         act = pest.randrange(40)
         name = pest.choice([*self.ledger.requests, "nobody"])
-        if self.ending and act < 8:
-            attempt(pest.choice((scheduler.finish, scheduler.abort)), pest.choice(list(self.ending)))
+        waits = name in self.ledger.requests and self.ledger.requests.state(name) in ADMISSIBLE
+        if (ending := sorted(self.over.intersection(scheduler.requests))) and act < 8:
+            attempt(pest.choice((scheduler.finish, scheduler.abort)), pest.choice(ending))
         elif act == 8:
             attempt(scheduler.add_request, name, lambda *_: [], prompt_tokens=0)
         elif act == 9 and (others := [hit for hit in self.old if hit.request != name]):
             attempt(scheduler.admit, name, pest.choice(others), pest.randrange(2))
-        elif act == 10 and name not in {each.name for each in self.waiting}:
+        elif act == 10 and not waits:
             attempt(scheduler.lookup, name, pest.randrange(1, 9))
         elif act == 11:
             attempt(scheduler.grow, {name: -1})
-        elif act == 12 and name not in {each.name for each in [*self.running, *self.loading.values()]}:
+        elif act == 12 and (waits or name == "nobody"):
             attempt(scheduler.preempt, name)
         elif act == 13:
-            attempt(scheduler.hand_off, name, len(self.groups), 4)
+            attempt(scheduler.hand_off, name, len(self.geometry.groups), 4)
         elif act == 14:
             attempt(scheduler.settle, self.ledger.plans.number + 1, self.now)
         elif act == 15:
             attempt(scheduler.place, name, [Placed(0, fresh=(1,))])
-        elif act == 16 and not self.asleep:
+        elif act == 16 and not scheduler.asleep:
             attempt(scheduler.wake)
         elif act == 17:
-            attempt(scheduler.lose_worker, self.workers)
+            attempt(scheduler.lose_worker, self.num_workers)
         elif act == 18:
             attempt(scheduler.lookup, name, 0)
 

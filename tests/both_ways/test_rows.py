@@ -18,7 +18,7 @@ from blocklife.testing.worlds._pinned import WORLDS
 from tests.both_ways.drawing import SHAPES
 from tests.both_ways.scheduling import POOL_GROUPS
 from tests.both_ways.trace import NIGHTLY, PINNED, WALKS
-from tests.offload.test_offload_walks import GROUPS
+from tests.rigs import ENGINE_GROUPS
 
 SCHEDULED = tuple(name for name in PINNED if name != "ledger")
 
@@ -59,7 +59,7 @@ def test_every_row_of_the_scheduler_is_taken_by_a_pinned_walk() -> None:
 def test_pinned_walks_have_every_kind_of_world() -> None:
     """Both contracts, both pools, one worker to three; every kind of group, drafters, tails, and a store below."""
     engines = [each.settings.engine for each in WORLDS]
-    groups = {*GROUPS, *POOL_GROUPS, *(each.groups for each in engines)}
+    groups = {*ENGINE_GROUPS, *POOL_GROUPS, *(each.groups for each in engines)}
     kinds = {type(kind).__name__ for text in groups for kind in Geometry.parse(text).groups}
 
     assert {(each.contract.name, each.own_pool, each.workers) for each in SHAPES} == {

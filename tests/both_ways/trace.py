@@ -44,7 +44,7 @@ CROWD = 64
 """Requests that run at once, so that batches take the paths for many."""
 
 PINNED: Mapping[str, Sequence[int]] = {
-    "ledger": range(6), "scheduler": (1, 2), "pool": range(3), "worlds": range(PARTS), "crowd": (3,)
+    "ledger": range(6), "scheduler": (1, 2, 3), "pool": range(3), "worlds": range(PARTS), "crowd": (3,)
 }  # fmt: skip
 """The walks of every build, with their seeds."""
 NIGHTLY = range(100, 120)
@@ -173,14 +173,16 @@ def walk_ledger(seed: int, put: Put) -> Taken:
 def walk_scheduler(seed: int, put: Put) -> Taken:
     """Every call of an engine that makes no mistake, in worlds that the seed chooses, and calls that it does not expect."""
     from tests.both_ways.scheduling import Pestered
-    from tests.offload.test_offload_walks import WORLDS
+    from tests.rigs import ENGINE_GROUPS
 
     taken = Taken()
-    for world in random.Random(seed).sample(WORLDS, 5):
-        sheet = Sheet(f"{world}, seed {seed}", put)
-        walker = Pestered(world, seed, scheduler_said(sheet), steps=SCHEDULER_STEPS, judged=put is None)
-        walker.run()
-        taken.add(sheet, walker.made.refused, walker.ledger, walker.scheduler)
+    for groups in ENGINE_GROUPS:
+        sheet = Sheet(f"{groups}, seed {seed}", put)
+        engine = Pestered(seed, groups, scheduler_said(sheet), judged=put is None)
+        for _ in range(SCHEDULER_STEPS):
+            engine.step()
+        engine.drain()
+        taken.add(sheet, engine.made.refused, engine.ledger, engine.scheduler)
     return taken
 
 

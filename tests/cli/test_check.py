@@ -14,7 +14,6 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from blocklife.states import MACHINES
 from blocklife.testing.worlds._cross_checks import RULES
 from blocklife.testing.worlds._pinned import WORLDS, pinned_world
 from blocklife.testing.worlds._world import Action, State, World
-from tests.cli.test_cli import COMMAND, ROOT, Capture, call, on_terminal, refused
+from tests.cli.test_cli import COMMAND, ROOT, Capture, call, refused
 from tests.interrupts import interruptible
 from tests.programs import HANGS_S
 from tests.proof.mutants.planting import all_mutants, planted
@@ -402,27 +401,6 @@ def test_check_stops_when_it_is_told_to_from_outside() -> None:
     assert process.returncode == 130
     assert json.loads(out)["interrupted"]
     assert b"Traceback" not in shown
-
-
-def test_check_shows_progress_on_a_terminal() -> None:
-    """The line counts states and edges, and is gone at the end."""
-    status, shown = on_terminal("check", "--world", "clients-fence", "--json")
-
-    assert status == 0
-    assert "states" in shown
-    assert "\x1b[2K" in shown
-    assert "Traceback" not in shown
-
-
-def test_check_imports_little() -> None:
-    """A report for machines brings in neither torch nor transitions, nor what draws tables."""
-    script = (
-        "import sys\nfrom blocklife.cli import main\nstatus = main(['check', '--json', '--max-states', '5'])\n"
-        "sys.exit(status != 3 or bool({'torch', 'transitions', 'vllm', 'rich', 'pytest', 'hypothesis'} & set(sys.modules)))\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
-
-    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 # --- scenario, recording and models -----------------------------------------------------------------------------------------

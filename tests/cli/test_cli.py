@@ -146,12 +146,6 @@ def test_cli_help_of_a_group_names_its_commands(capsys: Capture) -> None:
     assert "generate" in out
 
 
-def test_cli_runs_as_a_module() -> None:
-    ran = spawn("--version")
-
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"blocklife {__version__} (core {examine()})\n", "")
-
-
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
@@ -171,54 +165,19 @@ def test_cli_runs_as_a_module() -> None:
         (["replay", ""], "WORKLOAD: '' is not the name of a file"),
         (["workload", "generate", "--output", ""], "--output: '' is not the name of a file"),
         (["replay", "--block-tokens", "100"], "--block-tokens must divide 512"),
-        (["replay", "--block-tokens", "1024"], "--block-tokens can be at most 512"),
         (["replay", "--groups", "full:16", "--block-tokens", "128"], "--block-tokens 128 and --groups full:16 both name"),
-        (["replay", "--groups", "full:16", "--block-tokens", "16"], "--block-tokens 16 and --groups full:16 both name"),
         (["replay", "--groups", "half:16"], "--groups: 'half:16' is no group: write full:BLOCK"),
-        (["replay", "--groups", "swa:16"], "--groups: 'swa:16' is no group"),
-        (["replay", "--groups", "full:16,,mamba:16"], "--groups: '' is no group"),
-        (["replay", "--groups", "full:24"], "--groups: full:24 has blocks that do not divide 512"),
-        (["replay", "--groups", "full:16,swa:16:0"], "--groups: window_tokens of SlidingWindow must be a whole number"),
-        (["replay", "--groups", "mamba:1024"], "--groups: mamba:1024 has blocks that do not divide 512"),
-        (["replay", "--groups", "full:16" + ",full:16" * 256], "--groups: a geometry has 1 to 256 groups, not 257"),
-        (["replay", "--groups", "full:" + "9" * 5_000], "--groups: 'full:999"),
-        (["replay", "--groups"], "expected one argument"),
-        (["replay", "--blocks-per-chunk", "65"], "--blocks-per-chunk can be at most 64"),
-        (["replay", "--host-slots", str(1 << 30), "--blocks-per-chunk", "64"], "x --blocks-per-chunk 64) x --block-bytes"),
         (["replay", "--mode", "idle"], "invalid choice: 'idle'"),
         (["replay", "--policy", "fifo"], "invalid choice: 'fifo'"),
         (["replay", "--async=2"], "ignored explicit argument '2'"),
-        (["replay", "--block-bytes", "12"], "--block-bytes must be a multiple of 8"),
-        (["replay", "--gpu-blocks", "1"], "--gpu-blocks must be at least 2"),
-        (["replay", "--gpu-blocks", str(1 << 31)], "this machine has"),
-        (["replay", "--workers", "65"], "--workers can be at most 64"),
-        (["replay", "--max-running", "65535"], "--max-running can be at most 64511"),
         (["replay", "--faults", "fail=2"], "fault rate fail: 2.0 is not a share"),
-        (["replay", "--faults", "fail=-0.1"], "fault rate fail: -0.1 is not a share"),
-        (["replay", "--faults", "fail=nan"], "fault rate fail: nan is not a share"),
-        (["replay", "--faults", "fail=much"], "fault rate fail: 'much' is not a number"),
-        (["replay", "--faults", "slow=0.1"], "fault rate 'slow': unknown"),
-        (["replay", "--faults", "fail=0.1,fail=0.1"], "fault rate 'fail': named twice"),
-        (["replay", "--faults", "no-such-workload.jsonl"], "unknown"),
         (["replay", "--requests", "0"], "--requests must be at least 1"),
-        (["replay", "--requests", "-3"], "--requests must be at least 1"),
         (["replay", "--requests", "1.5"], "'1.5' is not a whole number"),
         (["replay", "--requests", "9" * 20], "requests must be a whole number from 1 to 1000000"),
-        (["replay", "--requests", "9" * 5_000], "is not a whole number"),
         (["replay", "--faults", ""], "fault rate '': unknown (write fail=0.01,late=0.01,"),
         (["replay", "--record", "-", "--json"], "--json and --record - both take standard output (record to a file)"),
-        (["replay", "--seed", "-1"], "--seed must be from 0"),
-        (["replay", "--seed", str(1 << 63)], "--seed must be from 0"),
         (["replay", "--seed", "dice"], "'dice' is not a whole number"),
-        (["replay", "--speed", "0"], "--speed must be above 0"),
-        (["replay", "--speed", "-1"], "--speed must be above 0"),
-        (["replay", "--speed", "nan"], "--speed must be above 0"),
-        (["replay", "--speed", "inf"], "--speed must be above 0"),
         (["replay", "--speed", "fast"], "'fast' is not a number"),
-        (["replay", "--verify", "1.1"], "--verify must be a share"),
-        (["replay", "--verify", "nan"], "--verify must be a share"),
-        (["replay", "--abort", "-0.1"], "--abort must be a share"),
-        (["replay", "--abort", "nan"], "--abort must be a share"),
         (["workload", "generate", "--requests", "0"], "requests must be a whole number from 1"),
         (["workload", "generate", "--seed", "-1"], "seed must be a whole number from 0"),
         (["spec", "--check", "--root", "no/such/folder"], "no/such/folder: no such folder"),
@@ -239,18 +198,8 @@ def test_cli_refuses_a_size_that_is_none(option: str, value: str, capsys: Captur
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ("", ": holds no request"),
-        ("\n\n", ": holds no request"),
-        (LINE + LINE[:30], ":2: the file ends in the middle of a line"),
-        (LINE + "[]\n", ":2: must be an object"),
-        (LINE + "hello\n", ":2: not JSON"),
-        ("\x00\x01\x02", ":1: not JSON"),
-        (LINE.replace("[1,2]", "[1]"), ":1: hash_ids must hold 2 ids"),
-        (LINE.replace("600", "-1"), ":1: input_length must be a whole number"),
-        (LINE.replace('"timestamp":0,', ""), ":1: missing field timestamp"),
-    ],
-    ids=["empty", "blank", "cut", "list", "text", "binary", "hashes", "negative", "field"],
+    [("", ": holds no request"), (LINE + LINE[:30], ":2: the file ends in the middle of a line")],
+    ids=["empty", "cut"],
 )
 def test_cli_names_file_and_line_of_a_bad_workload(
     content: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
@@ -262,18 +211,6 @@ def test_cli_names_file_and_line_of_a_bad_workload(
     assert f"{path}{message}" in refused(capsys, "replay", str(path))
     monkeypatch.setattr("sys.stdin", io.StringIO(content))
     assert f"<stdin>{message}" in refused(capsys, "replay", "-")
-
-
-def test_cli_refuses_a_workload_that_is_no_file(tmp_path: Path, capsys: Capture) -> None:
-    assert "is a directory" in refused(capsys, "replay", str(tmp_path))
-    assert "no such file" in refused(capsys, "replay", str(tmp_path / "missing"))
-
-
-def test_cli_refuses_a_file_that_cannot_be_written(tmp_path: Path, workload: Path, capsys: Capture) -> None:
-    """A folder, and a file in a folder that does not exist."""
-    for where in (tmp_path, tmp_path / "missing" / "file"):
-        assert str(where) in refused(capsys, "replay", str(workload), "--record", str(where))
-        assert str(where) in refused(capsys, "workload", "generate", "--output", str(where))
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["itself", "a link to it"])
@@ -319,6 +256,7 @@ def test_cli_writes_not_over_its_standard_input(workload: Path) -> None:
         ("--below", "no.such.module:factory"),
         ("--below", "fs:DIR:nothing"),
         ("--gpu-blocks", str(1 << 31)),
+        ("--gpu-blocks", "2"),
     ],
 )
 def test_replay_that_is_refused_leaves_an_earlier_recording(wrong: tuple[str, str], tmp_path: Path, capsys: Capture) -> None:
@@ -470,7 +408,7 @@ def test_cli_replays_a_file(workload: Path, capsys: Capture) -> None:
     assert (status, err) == (0, "")
     assert "clean: nothing corrupt, nothing leaked, no violation" in out
     assert "\x1b" not in out
-    for name in ("requests", "tokens", "copies", "proof", "scheduler us per step", "refused stores", "jobs DONE"):
+    for name in ("copier", "requests", "tokens", "copies", "proof", "scheduler us per step", "refused stores", "jobs DONE"):
         assert name in out
 
 
@@ -528,14 +466,6 @@ def test_replay_in_which_nothing_can_run_is_bad_input(more: list[str], workload:
     assert said.endswith(f"and it has 3 (--gpu-blocks {needed + 1} or more, or shorter requests)")
     refused(capsys, "replay", str(workload), "--gpu-blocks", str(needed), *more)
     assert call(capsys, "replay", str(workload), "--gpu-blocks", str(needed + 1), *more)[0] == 0
-
-
-def test_replay_in_which_nothing_can_run_leaves_an_earlier_recording(workload: Path, capsys: Capture) -> None:
-    recording = workload.with_name("run.jsonl")
-    recording.write_text(LINE)
-
-    refused(capsys, "replay", str(workload), "--gpu-blocks", "2", "--record", str(recording))
-    assert recording.read_text() == LINE
 
 
 def test_cli_reads_standard_input(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,13 +548,6 @@ def test_replay_records_to_standard_output(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["run.jsonl"]
 
 
-def test_cli_checks_what_it_records() -> None:
-    ran = shell("set -o pipefail; BLOCKLIFE replay --requests 10 --record - 2>/dev/null | BLOCKLIFE recording check -")
-
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert "legal: every transition\n" in ran.stdout
-
-
 def test_cli_spec_checks_and_writes(tmp_path: Path, capsys: Capture) -> None:
     """The pages of this very tree are fresh; a stale copy is named, and written."""
     copy = shutil.copytree(ROOT / "specs", tmp_path / "specs")
@@ -643,11 +566,15 @@ def test_cli_spec_checks_and_writes(tmp_path: Path, capsys: Capture) -> None:
     assert (again, nothing) == (0, "")
 
 
-def test_cli_imports_little() -> None:
-    """A command that replays nothing drawn brings in neither torch nor transitions."""
+@pytest.mark.parametrize(
+    ("words", "status"), [(["replay", "--requests", "1", "--json"], 0), (["check", "--json", "--max-states", "5"], 3)]
+)
+def test_cli_imports_little(words: list[str], status: int) -> None:
+    """A report for machines brings in neither torch nor transitions, nor what draws tables."""
     script = (
-        "import sys\nfrom blocklife.cli import main\nstatus = main(['replay', '--requests', '1', '--json'])\n"
-        "sys.exit(status or bool({'torch', 'transitions', 'vllm', 'rich'} & set(sys.modules)))\n"
+        f"import sys\nfrom blocklife.cli import main\nstatus = main({words!r})\n"
+        "heavy = {'torch', 'transitions', 'vllm', 'rich', 'pytest', 'hypothesis'} & set(sys.modules)\n"
+        f"sys.exit(status != {status} or bool(heavy))\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from blocklife.cli import COMMANDS, _common, main
-from blocklife.cli._common import Occasional, Parser
+from blocklife.cli._common import Parser, Telling
 from blocklife.extras import to_install
 from tests.commands import CALLED, GROUPS
 
@@ -71,7 +71,7 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPat
     """None at first, and then one in so many seconds; what it would say is not computed for the others."""
     now = [0.0]
     monkeypatch.setattr("blocklife.cli._common.time.monotonic", lambda: now[0])
-    line = Occasional("check")
+    line = Telling("check", None)
     asked: list[float] = []
 
     def said() -> str:

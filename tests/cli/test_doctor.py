@@ -7,10 +7,9 @@ purpose: a copier that loses bytes or reports nothing, a package that raises whe
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -27,9 +26,7 @@ from blocklife.cli._doctor import Check, told_of_movers
 from blocklife.copiers._cpu import CpuCopier
 from blocklife.extras import to_install
 from blocklife.ledger.records import Completion, Worker
-from tests.programs import HANGS_S
 
-ROOT = Path(__file__).parents[2]
 NAMES = [
     "python", "platform", "blocklife", "core", "numpy", "torch", "drawing", "copier cpu", "copier torch", "copier cuda",
     "movers", "ranks", "store mooncake", "gpu", "link",
@@ -37,6 +34,7 @@ NAMES = [
 
 VLLM = "engines.vllm.connector._scheduler"
 Capture = pytest.CaptureFixture[str]
+Found = Callable[..., tuple[int, dict[str, dict[str, str]]]]
 
 
 def examined(capsys: Capture, *argv: str) -> tuple[int, str]:
@@ -67,7 +65,10 @@ def test_doctor_says_one_line_a_fact(capsys: Capture) -> None:
 
 
 def test_doctor_says_the_same_to_machines(capsys: Capture) -> None:
-    """One JSON object; each finding has its name, its verdict, and what to do for more."""
+    """One JSON object: each finding with its verdict and what to do for more; each module of the core with how it runs.
+
+    With torch installed its copier has moved bytes both ways; a GPU is measured or said not to be there.
+    """
     status, out = examined(capsys, "--json")
     report = json.loads(out)
 
@@ -75,14 +76,16 @@ def test_doctor_says_the_same_to_machines(capsys: Capture) -> None:
     assert [finding["name"] for finding in report["findings"]] == NAMES
     assert all(set(finding) == {"name", "verdict", "says", "install"} for finding in report["findings"])
     assert {finding["verdict"] for finding in report["findings"]} <= {"fact", "works", "absent"}
-
-
-def test_doctor_says_of_each_module_how_it_runs(capsys: Capture) -> None:
-    """For machines each module of the core stands by itself, with what compiled it."""
-    core = json.loads(examined(capsys, "--json")[1])["core"]
-
+    core, told = report["core"], {finding["name"]: finding for finding in report["findings"]}
     assert list(core["modules"]) == list(built.CORE)
     assert set(core["modules"].values()) == {"compiled" if core["by"] else "interpreted"}
+    if find_spec("torch") is not None:
+        import torch
+
+        assert told["copier torch"]["verdict"] == "works"
+        assert told["copier torch"]["says"] == "2,048 bytes between cpu tensors and host memory and back, compared"
+        there = "works" if torch.cuda.is_available() else "absent"
+        assert {told[name]["verdict"] for name in ("copier cuda", "movers", "link")} == {there}
 
 
 @pytest.mark.parametrize(
@@ -115,55 +118,46 @@ def test_doctor_tries_a_compiled_core(
     assert status == int("BROKEN" in said)
 
 
-def test_doctor_tries_the_torch_copier(capsys: Capture) -> None:
-    """With torch installed its copier has moved bytes both ways; a GPU is measured or said not to be there."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    found = {each["name"]: each for each in json.loads(examined(capsys, "--json")[1])["findings"]}
-    there = "works" if torch.cuda.is_available() else "absent"
-
-    assert found["copier torch"]["verdict"] == "works"
-    assert found["copier torch"]["says"] == "2,048 bytes between cpu tensors and host memory and back, compared"
-    assert {found[name]["verdict"] for name in ("copier cuda", "movers", "link")} == {there}
-
-
 # --- what is not there, and what is broken -----------------------------------------------------------------------------
 
 
-def in_a_world_where(tmp_path: Path, files: dict[str, str]) -> tuple[int, dict[str, dict[str, str]]]:
-    """Ask in a process in which these modules stand before all others."""
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    ran = subprocess.run(
-        [sys.executable, "-m", "blocklife", "doctor", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Iterator[Found]:
+    """What some checks find where modules of these texts stand before all others; and the status."""
+    before = dict(sys.modules)
 
-    assert ran.stderr == ""
-    return ran.returncode, {finding["name"]: finding for finding in json.loads(ran.stdout)["findings"]}
+    def finds(files: dict[str, str], *checks: str) -> tuple[int, dict[str, dict[str, str]]]:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            top = name.partition("/")[0].removesuffix(".py")
+            for module in [each for each in sys.modules if each.partition(".")[0] == top]:
+                del sys.modules[module]
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(doctor, "CHECKS", [each for each in doctor.CHECKS if each.name in checks])
+        status, out = examined(capsys, "--json")
+        return status, {finding["name"]: finding for finding in json.loads(out)["findings"]}
+
+    yield finds
+    for module in sys.modules.keys() - before.keys():
+        del sys.modules[module]
+    sys.modules.update(before)
 
 
-def test_doctor_names_a_package_that_is_broken(tmp_path: Path) -> None:
+def test_doctor_names_a_package_that_is_broken(found: Found) -> None:
     """A torch and a drawing package that raise when imported are broken, with their error; all else is told as ever."""
-    status, found = in_a_world_where(
-        tmp_path,
-        {
-            "torch/__init__.py": "raise OSError('libcudart.so.13: cannot open shared object file')\n",
-            "resvg_py.py": "def svg_to_bytes(**_options):\n    return b'not a picture'\n",
-        },
-    )
+    files = {
+        "torch/__init__.py": "raise OSError('libcudart.so.13: cannot open shared object file')\n",
+        "resvg_py.py": "def svg_to_bytes(**_options):\n    return b'not a picture'\n",
+    }
+    status, told = found(files, "torch", "drawing", "copier torch", "copier cpu")
 
     assert status == 1
-    assert found["torch"]["verdict"] == "broken"
-    assert found["torch"]["says"] == "OSError: libcudart.so.13: cannot open shared object file"
-    assert (found["drawing"]["verdict"], found["copier torch"]["verdict"]) == ("broken", "broken")
-    assert found["copier cpu"]["verdict"] == "works"
+    assert told["torch"]["says"] == "OSError: libcudart.so.13: cannot open shared object file"
+    assert {name: each["verdict"] for name, each in told.items()} == {
+        "torch": "broken", "drawing": "broken", "copier torch": "broken", "copier cpu": "works",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -179,38 +173,26 @@ def test_doctor_names_a_package_that_is_broken(tmp_path: Path) -> None:
     ],
     ids=["library", "other package", "anything"],
 )
-def test_doctor_says_why_mooncake_cannot_be_used(tmp_path: Path, module: str, says: str, install: str) -> None:
+def test_doctor_says_why_mooncake_cannot_be_used(found: Found, module: str, says: str, install: str) -> None:
     """A package that is installed and does not load is broken; a library of the system that it lacks has its own remedy."""
-    status, found = in_a_world_where(tmp_path, {"mooncake/__init__.py": "", "mooncake/store.py": f"{module}\n"})
+    status, told = found({"mooncake/__init__.py": "", "mooncake/store.py": f"{module}\n"}, "store mooncake")
 
     assert status == 1
-    assert found["store mooncake"] == {"name": "store mooncake", "verdict": "broken", "says": says, "install": install}
-    assert found["copier cpu"]["verdict"] == "works"
+    assert told["store mooncake"] == {"name": "store mooncake", "verdict": "broken", "says": says, "install": install}
 
 
 @pytest.mark.parametrize("package", ["mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", ""])
-def test_doctor_names_the_version_of_mooncake(tmp_path: Path, package: str) -> None:
+def test_doctor_names_the_version_of_mooncake(found: Found, package: str) -> None:
     """Whichever package brought it, and also if none is known."""
     files = {"mooncake/__init__.py": "", "mooncake/store.py": "class MooncakeDistributedStore: pass\n"}
     if package:
         folder = f"{package.replace('-', '_')}-9.8.7.dist-info"
         files[f"{folder}/METADATA"] = f"Metadata-Version: 2.1\nName: {package}\nVersion: 9.8.7\n"
-    found = in_a_world_where(tmp_path, files)[1]["store mooncake"]
+    told = found(files, "store mooncake")[1]["store mooncake"]
 
-    assert found["verdict"] == "fact"
-    assert found["says"].startswith(f"{package} 9.8.7, can be imported; " if package else "a mooncake of unknown version, ")
-    assert found["install"] == ""
-
-
-def test_doctor_does_not_look_for_mooncake_where_it_is_absent(tmp_path: Path) -> None:
-    """That is no fault, and nothing is imported to find it out."""
-    if find_spec("mooncake") is not None:
-        pytest.skip("mooncake is installed")
-    found = in_a_world_where(tmp_path, {})[1]["store mooncake"]
-
-    assert found == {
-        "name": "store mooncake", "verdict": "absent", "says": "not installed", "install": to_install("mooncake"),
-    }  # fmt: skip
+    assert told["verdict"] == "fact"
+    assert told["says"].startswith(f"{package} 9.8.7, can be imported; " if package else "a mooncake of unknown version, ")
+    assert told["install"] == ""
 
 
 def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -6,21 +6,19 @@ places are shown as text, JSON, Mermaid and SVG, which are held against the live
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from blocklife.cli import main
 from blocklife.errors import RefusedError
-from blocklife.recording import Lives, Recorder, open_recording
+from blocklife.recording import Lives, Recorder
 from blocklife.recording._format import ranges
+from tests.recordings import read
 from tests.worlds import make_ledger
 
 Run = Callable[..., tuple[int, str, str]]
@@ -36,8 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lives(path: Path) -> Lives:
-    with open_recording(str(path)) as recording:
-        return Lives.of(recording)
+    return read(path)
 
 
 @pytest.fixture
@@ -137,15 +134,6 @@ def test_theme_is_that_of_the_option(show: Run) -> None:
     assert "prefers-color-scheme" in auto
     assert "prefers-color-scheme" not in dark
     assert "#0d1117" in dark
-
-
-def test_recording_can_come_from_standard_input(show: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read once, so that a pipe will do."""
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
-    status, out, _ = show("--block", "17", file="-")
-
-    assert status == 0
-    assert out.startswith("block 17 in standard input: ")
 
 
 def test_times_and_refusals_are_told(show: Run, tmp_path: Path) -> None:
@@ -326,57 +314,16 @@ def test_lives_that_are_not_there_are_refused(show: Run, lives: Lives) -> None:
     refused(show("--job", "1", "--life", "2"), "it has one life, and no life 2")
 
 
-def test_recording_that_cannot_be_read_is_refused(show: Run, path: Path, tmp_path: Path) -> None:
-    """No file, no recording, a line that is none, an end that is missing: the line is named."""
-    cut, odd, empty, other = (tmp_path / f"{name}.jsonl" for name in ("cut", "odd", "empty", "other"))
-    lines = path.read_text().splitlines(keepends=True)
-    cut.write_text("".join(lines)[:-40])
-    odd.write_text("".join([*lines[:5], "nonsense\n", *lines[5:]]))
-    empty.write_text("")
-    other.write_text('{"blocklife":"recording","version":99}\n')
-
-    refused(show("--block", "17", file=str(cut)), f"line {len(lines)}: it is cut off here")
-    refused(show("--block", "17", file=str(odd)), "line 6: it is not JSON")
-    refused(show("--block", "17", file=str(empty)), "it is empty")
-    refused(show("--block", "17", file=str(other)), "version 99")
-    refused(show("--block", "17", file=str(tmp_path / "none")), "No such file")
-    refused(show("--block", "17", file=str(tmp_path)), "directory")
-
-
 def test_output_that_cannot_be_written_is_refused(show: Run, tmp_path: Path) -> None:
     """No half file is left, and what was there before stays."""
     old = tmp_path / "old.svg"
     old.write_text("old")
-    refused(show("--block", "17", "-o", str(tmp_path / "none" / "x.svg")), "No such file or directory")
-    refused(show("--block", "17", "-o", str(tmp_path), "--format", "svg"), "directory")
     refused(show("--block", "0", "-o", str(old)), "no such block")
     refused(show("--block", "17", "-o", str(tmp_path / "x.gif")), "the ending .gif names no format", ".svg")
     refused(show("--block", "17", "-o", str(tmp_path / "x")), "no ending names no format")
     refused(show("--block", "17", "-o", str(old), "--format", "text"), "the ending says svg, the options text")
 
     assert [each.name for each in tmp_path.iterdir()] == ["old.svg"]
-    assert old.read_text() == "old"
-
-
-def test_disk_that_fills_leaves_the_old_file(show: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drawing is written beside it first."""
-    old = tmp_path / "old.svg"
-    old.write_text("old")
-
-    class Full(io.FileIO):
-        def write(self, data: Any) -> int:
-            super().write(data[:10])
-            raise OSError(28, "No space left on device")
-
-    opened = Path.open
-    monkeypatch.setattr(
-        Path,
-        "open",
-        lambda path, mode="r", *rest, **more: Full(path, mode) if mode == "wb" else opened(path, mode, *rest, **more),
-    )
-    refused(show("--block", "17", "-o", str(old)), "No space left on device")
-
-    assert os.listdir(tmp_path) == ["old.svg"]
     assert old.read_text() == "old"
 
 

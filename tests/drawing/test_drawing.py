@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from blocklife.drawing._picture import Arrow, Label, tone_of
 from blocklife.drawing._tables import REFUSAL, panel_tables
 from blocklife.lifecycle import Lifecycle, Table, edge, guard
 from blocklife.states import COUPLINGS, MACHINES, Block, Job, Tone, coupled
+from tests.drawing.outline import Outline
 
 
 class Oddity(enum.Enum):
@@ -437,47 +437,19 @@ def test_dot_quotes_whatever_a_name_holds() -> None:
 # --- pages and tables of panels ----------------------------------------------------------------------------------------
 
 
-class Page(HTMLParser):
-    """Counts the elements of a page and asks that each is closed."""
-
-    VOID = frozenset({"meta", "br", "rect", "circle", "path", "polygon"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.counts: dict[str, int] = {}
-        self.words = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-        assert not {name for name, _ in attrs} & {"src", "href", "onclick"}, attrs
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
 @every_table
 def test_page_stands_alone_and_explains_every_state_event_and_guard(table: Table) -> None:
     """Every element is closed, nothing is fetched, no script runs, and each word of the table is there."""
-    found = Page(page([panel(table, marks_of(table))]))
+    found = Outline(page([panel(table, marks_of(table))]))
+    told_words = "".join(found.said)
 
     assert found.open == []
     assert found.counts["svg"] == 1
     assert "script" not in found.counts
     words = [*(state.name for state in table.states), *table.events, *(row.guard.name for row in table.rows if row.guard)]
-    assert [word for word in words if word not in found.words] == []
+    assert [word for word in words if word not in told_words] == []
     for told in (*(event.doc for event in table.events.values()), "A note that is below.", "a title"):
-        assert " ".join(told.split()) in found.words
+        assert " ".join(told.split()) in told_words
 
 
 @every_table

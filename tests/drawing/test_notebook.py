@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -24,6 +23,7 @@ from blocklife.extras import to_install
 from blocklife.ledger import Contract, Ledger
 from blocklife.lifecycle import Lifecycle, edge, guard, painted, painters
 from blocklife.states import MACHINES, BlockLife, JobLife
+from tests.drawing.outline import Outline
 from tests.worlds import in_flight, make_ledger
 
 ROOT = Path(__file__).parents[2]
@@ -50,29 +50,6 @@ class DoorLife(Lifecycle, initial=Door.SHUT):
 
     @edge(Door.OPEN, to=Door.SHUT)
     def pull(self) -> None: ...
-
-
-class Outline(HTMLParser):
-    """What a page says, and whether every tag is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.said: list[str] = []
-        self.bars = 0
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.bars += any(name == "style" and "background" in (value or "") for name, value in attrs)
-        if tag != "br":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.said.append(data)
 
 
 @pytest.fixture

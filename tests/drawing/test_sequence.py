@@ -15,9 +15,8 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from attrs import evolve, frozen
+from attrs import frozen
 
-from blocklife.copiers._faults import FaultRates
 from blocklife.drawing._messages import (
     ENTRIES_DRAWN_MAX,
     LEDGER,
@@ -31,12 +30,12 @@ from blocklife.drawing._sequence import Band, Item, Message, Note, Party, PartyS
 from blocklife.drawing._sequence_svg import SIZE, TITLE_SIZE, svg
 from blocklife.drawing._text_width import prose_width
 from blocklife.drawing._theme import Theme
-from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.ledger import GroupTransfer, Store
 from blocklife.recording import Lives, Recorder, open_recording
 from blocklife.recording._lives import RecordedStep
 from blocklife.recording._story import ENTRIES_MAX, Fold, folded
 from blocklife.states import MACHINES, Tone
+from tests.recordings import read, recorded
 from tests.worlds import keys, make_ledger, ready, report, sealed, store
 
 STATEMENT = re.compile(
@@ -55,17 +54,8 @@ NASTY = "end; #1 <b>&\"' %% :: -->> loop\u2192 \x01\ud800 {[("
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Lives:
     """A run in which copies fail, hang and come late, and clients go away."""
     path = tmp_path_factory.mktemp("sequence") / "run.jsonl"
-    workload = generate_workload(requests=60, seed=3, mean_first_prompt_tokens=1_500, max_input_length=6_000)
-    faults = FaultRates(fail=0.1, late=0.1, twice=0.1, reorder=0.1, never=0.05)
-    options = ReplayOptions(
-        gpu_blocks=120, host_slots=300, block_bytes=8, link_blocks=4, deadline=16, faults=faults, abort=0.2, workers=2
-    )
-    replay = Replay(workload, options)
-    with path.open("w") as stream:
-        Recorder(stream).begin(replay.ledger)
-        assert replay.run().clean
-    with open_recording(str(path)) as recording:
-        return Lives.of(recording)
+    recorded(path, prompts=1_500, seed=3, abort=0.2)
+    return read(path)
 
 
 def drawn(lives: Lives) -> Iterator[PartySequence]:
@@ -490,12 +480,3 @@ def test_svg_has_the_colours_of_its_theme(theme: Theme | None) -> None:
         assert (each.value.ground in style) is (theme in (None, each))
     for name in used:
         assert re.search(rf"\.{name}\b", style), name
-
-
-def test_drawings_of_one_sequence_are_the_same_bytes(lives: Lives) -> None:
-    """Drawn twice, nothing differs; another word makes another drawing."""
-    sequence = next(drawn(lives))
-
-    assert svg(sequence) == svg(sequence)
-    assert mermaid(sequence) == mermaid(sequence)
-    assert svg(sequence) != svg(evolve(sequence, title="other"))

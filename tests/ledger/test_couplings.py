@@ -6,20 +6,15 @@ That each row runs, with all its effects, is in `test_coupling_marks.py`; every 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import pytest
 
 from blocklife.ledger import (
     Contract,
     JobId,
-    Jobs,
     Ledger,
     LedgerTransition,
-    Result,
 )
 from blocklife.ledger.invariants import check
-from blocklife.states import MACHINES, Block, Slot
+from blocklife.states import Block, Slot
 from tests.worlds import BOTH, block_of, in_flight, keys, make_ledger, ready, report, sealed, store
 
 
@@ -41,11 +36,6 @@ def planned(ledger: Ledger, request: str = "a", name: str = "k", slot: int = 0) 
     """A sealed block of *request* with a planned store."""
     source = sealed(ledger, request, keys(name))
     return block_of(source), store(ledger, source, keys(name), slot).ids[0]
-
-
-def anyhow(job: JobId) -> Jobs[Any]:
-    """A handle whatever the state."""
-    return Jobs((job,))
 
 
 # --- ends of stores -----------------------------------------------------------------------------------------------------
@@ -81,34 +71,6 @@ def test_reset_now_reaches_every_machine(contract: Contract) -> None:
         *("job.abandon", "block.drop", "block.drop", "slot.drop"),
     ]
     assert check(ledger) == []
-
-
-def test_reset_now_is_not_what_a_refused_drain_does() -> None:
-    """With a job out, the other form changes nothing at all."""
-    ledger = make_ledger()
-    in_flight(ledger)
-
-    def drain() -> None:
-        with pytest.raises(Exception, match="1 job is still out"):
-            ledger.reset(drain=True)
-
-    assert Story(ledger)(drain) == []
-
-
-def test_proof_of_quiet_couples_as_a_finish() -> None:
-    """For the places it makes no difference how they were proven quiet."""
-    stories = []
-    for act in (
-        lambda ledger, job: ledger.complete(report(job, Result.FAILED)),
-        lambda ledger, job: ledger.quiesce(anyhow(job)),
-    ):
-        ledger = make_ledger()
-        _, job = in_flight(ledger)
-        ledger.flush(anyhow(job))
-        stories.append(Story(ledger)(lambda act=act, ledger=ledger, job=job: act(ledger, job))[1:])  # type: ignore[misc]
-
-    assert stories[0] == stories[1] == ["block.land", "slot.land"]
-    assert set(MACHINES) == {"block", "slot", "job", "request"}
 
 
 # --- between the slots and the store below --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from blocklife.ledger import (
     Batch,
     Checking,
     Contract,
-    Direction,
     JobId,
     Jobs,
     Launched,
@@ -39,8 +38,6 @@ from blocklife.states import MACHINES, Block, Job, Request, Slot
 from tests.worlds import (
     BOTH,
     behind_fence,
-    block_of,
-    hand_out_all,
     held,
     in_flight,
     keys,
@@ -53,8 +50,6 @@ from tests.worlds import (
     unchanged,
     world_key,
 )
-
-POOLS = pytest.mark.parametrize("own_pool", [True, False], ids=["own", "foreign"])
 
 
 def states(ledger: Ledger) -> list[str]:
@@ -129,21 +124,6 @@ def test_ledger_is_born_empty() -> None:
 # --- requests -----------------------------------------------------------------------------------------------------------
 
 
-def test_request_goes_through_its_life() -> None:
-    """Added, admitted, preempted, admitted again, finished; then its name is free."""
-    ledger = make_ledger(requests=())
-    ledger.add_request("a")
-    seen = [ledger.requests.state("a")]
-    for verb in (ledger.admit, ledger.preempt, ledger.admit):
-        verb("a")
-        seen.append(ledger.requests.state("a"))
-    ledger.finish("a")
-
-    assert seen == [Request.WAITING, Request.RUNNING, Request.PREEMPTED, Request.RUNNING]
-    assert ledger.statistics().requests == 0
-    ledger.add_request("a")
-
-
 def test_requests_are_limited() -> None:
     """The request too many is refused, and one that finishes makes room."""
     ledger = make_ledger(max_requests=2, requests=("a", "b"))
@@ -154,42 +134,7 @@ def test_requests_are_limited() -> None:
     ledger.add_request("c")
 
 
-def test_request_that_lets_go_gives_every_block_back() -> None:
-    """Sealed content stays to be found, open content is gone, and the last of a table is the first to be handed out again."""
-    ledger = make_ledger()
-    sealed(ledger, "a", keys("k"))
-    ledger.allocate("a", 2)
-    ledger.preempt("a")
-
-    assert states(ledger) == ["CACHED", "FREED", "FREED", "FREED", "FREED"]
-    assert ledger.requests.table("a") == []
-    assert ledger.blocks.free_order() == [3, 2, 4, 5, 1]
-
-
 # --- blocks -------------------------------------------------------------------------------------------------------------
-
-
-@POOLS
-def test_block_goes_through_its_life_without_copies(own_pool: bool) -> None:
-    """Handed out, sealed, shared, given back twice, found again, handed out anew under another epoch."""
-    ledger = make_ledger(num_blocks=2, own_pool=own_pool, requests=("a", "b"))
-    first = held(ledger, "a")
-    final = ledger.seal(first, keys("k"))
-    if own_pool:
-        ledger.acquire("b", ledger.blocks.prefix(keys("k")))
-    else:
-        ledger.observe_place("b", [Placement(taken=[1])])
-    both = ledger.blocks.refs(1)
-    ledger.finish("a")
-    ledger.finish("b")
-    cached = ledger.blocks.state(1)
-    ledger.add_request("c")
-    again = ledger.allocate("c", 1) if own_pool else ledger.observe_place("c", [Placement(allocated=[1])])[0]
-
-    assert (both, cached) == (2, Block.CACHED)
-    assert list(final.lives) == list(first.lives) == [FIRST_EPOCH << EPOCH_SHIFT | 1]
-    assert list(again.lives) == [FIRST_EPOCH + 1 << EPOCH_SHIFT | 1]
-    assert ledger.blocks.prefix(keys("k")) == []
 
 
 def test_allocate_refuses_more_than_there_is_and_says_how_much_that_is() -> None:
@@ -241,20 +186,6 @@ def test_seal_passes_over_a_life_that_is_over() -> None:
     assert ledger.statistics().stale == 1
 
 
-def test_twin_is_content_without_a_name() -> None:
-    """Two lives with one key are both kept; the first is found, and with it the name goes."""
-    ledger = make_ledger()
-    first, twin = sealed(ledger, "a", keys("k")), sealed(ledger, "a", keys("k"))
-    found = ledger.blocks.prefix(keys("k"))
-    ledger.finish("a")
-    ledger.drop(first.lives)
-
-    assert found == list(first.lives)
-    assert ledger.blocks.state(block_of(twin)) is Block.CACHED
-    assert ledger.blocks.prefix(keys("k")) == []
-    assert check(ledger) == []
-
-
 # --- refusals -----------------------------------------------------------------------------------------------------------
 
 
@@ -284,23 +215,17 @@ def in_state(ledger: Ledger, state: Block) -> list[int]:
 REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     "add_request known": (lambda x: x.add_request("a"), MisuseError, "request a: it is known already"),
     "admit unknown": (lambda x: x.admit("z"), MisuseError, "request z: it is not known"),
-    "admit running": (lambda x: x.admit("a"), RefusedError, "request a: cannot ADMIT while RUNNING"),
     "preempt unknown": (lambda x: x.preempt("z"), MisuseError, "request z: it is not known"),
-    "preempt waiting": (lambda x: x.preempt("w"), RefusedError, "request w: cannot PREEMPT while WAITING"),
     "finish unknown": (lambda x: x.finish("z"), MisuseError, "request z"),
     "table unknown": (lambda x: x.requests.table("z"), MisuseError, "request z"),
     "allocate unknown": (lambda x: x.allocate("z", 1), MisuseError, "request z"),
     "allocate none": (lambda x: x.allocate("a", 0), MisuseError, "cannot allocate 0 blocks"),
-    "allocate group": (lambda x: x.allocate("a", 1, 1), MisuseError, "group 1: groups are 0 to 0"),
-    "allocate group below": (lambda x: x.allocate("a", 1, -1), MisuseError, "group -1"),
     "allocate too many": (lambda x: x.allocate("a", 99), CapacityError, "99 blocks wanted"),
     "observe in own pool": (lambda x: x.observe_place("a", [Placement(allocated=[1])]), MisuseError, r"own_pool=True"),
     "observe_free in own pool": (lambda x: x.observe_free("a", [1]), MisuseError, r"own_pool=True"),
-    "acquire open": (lambda x: x.acquire("b", in_state(x, Block.ALLOCATED)), RefusedError, "cannot ACQUIRE while ALLOCATED"),
     "acquire null": (lambda x: x.acquire("b", [NULL]), MisuseError, r"acquire: 0 is no life of a block; blocks are 1 to \d+"),
     "acquire twice in one": (lambda x: x.acquire("b", in_state(x, Block.SEALED) * 2), MisuseError, "named twice"),
     "acquire what it holds": (lambda x: x.acquire("a", in_state(x, Block.SEALED)), MisuseError, "request a holds it already"),
-    "acquire group": (lambda x: x.acquire("b", in_state(x, Block.SEALED), 7), MisuseError, "group 7"),
     "acquire stale": (
         lambda x: x.acquire("b", [in_state(x, Block.SEALED)[0] + (1 << EPOCH_SHIFT)]),
         MisuseError,
@@ -308,45 +233,16 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
     ),
     "release beyond": (lambda x: x.release("a", [99]), MisuseError, "positions must be distinct and below"),
     "release twice": (lambda x: x.release("a", [0, 0]), MisuseError, "positions must be distinct"),
-    "release group": (lambda x: x.release("a", [], 3), MisuseError, "group 3"),
-    "seal sealed": (
-        lambda x: x.seal(Batch(in_state(x, Block.SEALED)), keys("q")),
-        RefusedError,
-        "cannot SEAL while SEALED",
-    ),
     "seal keys": (lambda x: x.seal(Batch(in_state(x, Block.ALLOCATED)), []), MisuseError, "1 blocks to seal and 0 keys"),
     "seal twice in one": (
         lambda x: x.seal(Batch(in_state(x, Block.ALLOCATED) * 2), keys("p", "q")),
         MisuseError,
         "named twice",
     ),
-    "seal group": (lambda x: x.seal(Batch(in_state(x, Block.ALLOCATED), 4), keys("q")), MisuseError, "group 4"),
-    "drop held": (lambda x: x.drop(in_state(x, Block.SEALED)), RefusedError, "cannot DROP while SEALED"),
-    "drop free": (lambda x: x.drop(in_state(x, Block.FREED)[:1]), RefusedError, "cannot DROP while FREED"),
-    "plan_store taken slot": (
-        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [READY_SLOT], keys("q"))),
-        RefusedError,
-        "slot 0: cannot RESERVE while READY",
-    ),
-    "plan_store no slot": (
-        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [6], keys("q"))),
-        MisuseError,
-        "slot 6: slots are 0 to 5",
-    ),
-    "plan_store negative slot": (
-        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [-1], keys("q"))),
-        MisuseError,
-        "slot -1",
-    ),
     "plan_store known key": (
         lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.SEALED)), [4], keys("ready"))),
         MisuseError,
         "it is stored already",
-    ),
-    "plan_store busy": (
-        lambda x: x.plan_store(Store.of(Batch(in_state(x, Block.IN_FLIGHT)), [4], keys("q"))),
-        RefusedError,
-        "cannot PLAN_STORE while IN_FLIGHT",
     ),
     "plan_store nothing": (lambda x: x.plan_store(Store.of(Batch([]), [], [])), MisuseError, "nothing to copy cannot be built"),
     "plan_store keys": (
@@ -383,52 +279,16 @@ REFUSALS: dict[str, tuple[Callable[[Ledger], object], type[Exception], str]] = {
         MisuseError,
         "request w does not hold it",
     ),
-    "plan_load running": (
-        lambda x: x.plan_load("a", GroupTransfer(x_allocate(x, "a"), [READY_SLOT])),
-        RefusedError,
-        "request a: cannot PLAN_LOAD while RUNNING",
-    ),
-    "plan_load empty slot": (
-        lambda x: x.plan_load("w", GroupTransfer(x_allocate(x, "w"), [5])),
-        RefusedError,
-        "slot 5: cannot PIN while EMPTY",
-    ),
-    "plan_load writing slot": (
-        lambda x: x.plan_load("w", GroupTransfer(x_allocate(x, "w"), [WRITING_SLOT])),
-        RefusedError,
-        "slot 2: cannot PIN while WRITING",
-    ),
     "plan_load no slot": (lambda x: x.plan_load("w", GroupTransfer(x_allocate(x, "w"), [99])), MisuseError, "slot 99"),
-    "evict pinned": (
-        lambda x: x.evict([PINNED_SLOT]),
-        RefusedError,
-        r"slot 1: cannot EVICT while READY: somebody has pinned it \(let somebody unpin it\)",
-    ),
-    "evict writing": (lambda x: x.evict([WRITING_SLOT]), RefusedError, "slot 2: cannot EVICT while WRITING"),
-    "evict one of two": (lambda x: x.evict([READY_SLOT, PINNED_SLOT]), RefusedError, "slot 1"),
     "evict twice": (lambda x: x.evict([READY_SLOT, READY_SLOT]), MisuseError, "slot 0: it is named twice"),
-    "evict nowhere": (lambda x: x.evict([-1]), MisuseError, "slot -1"),
-    "pin empty": (lambda x: x.pin("me", [5]), RefusedError, "slot 5: cannot PIN while EMPTY"),
     "pin twice in one": (lambda x: x.pin("me", [READY_SLOT] * 2), MisuseError, "named twice"),
     "unpin another's": (lambda x: x.unpin("me", [PINNED_SLOT]), MisuseError, "slot 1: me does not hold it"),
     "unpin too often": (lambda x: x.unpin("somebody", [READY_SLOT]), MisuseError, "slot 0: somebody does not hold it"),
     "jobs.state unknown": (lambda x: x.jobs.state(JobId(1, 99)), MisuseError, "job 1.99: it was never made here"),
     "jobs.state incarnation": (lambda x: x.jobs.state(JobId(2, 1)), MisuseError, "job 2.1: it was never made here"),
-    "submit pledged": (lambda x: x.submit(Jobs((pledged_job(x),))), RefusedError, "cannot SUBMIT while PLEDGED"),
     "submit twice in one": (lambda x: x.submit(Jobs((pledged_job(x),) * 2)), MisuseError, "named twice"),
-    "submit submitted": (lambda x: x.submit(Jobs((busy_job(x),))), RefusedError, "cannot SUBMIT while IN_FLIGHT"),
-    "cancel submitted": (lambda x: x.cancel(Jobs((busy_job(x),))), RefusedError, "cannot CANCEL while IN_FLIGHT"),
-    "cancel one of two": (lambda x: x.cancel(Jobs((pledged_job(x), busy_job(x)))), RefusedError, "cannot CANCEL"),
-    "abandon planned": (lambda x: x.abandon(Jobs((pledged_job(x),))), RefusedError, "cannot ABANDON while PLANNED"),
-    "abandon one of two": (lambda x: x.abandon(Jobs((busy_job(x), pledged_job(x)))), RefusedError, "cannot ABANDON"),
     "abandon twice in one": (lambda x: x.abandon(Jobs((busy_job(x),) * 2)), MisuseError, "named twice"),
-    "flush planned": (lambda x: x.flush(Jobs((busy_job(x), pledged_job(x)))), RefusedError, "cannot FLUSH while PLANNED"),
-    "flush over": (lambda x: x.flush(Jobs((JobId(1, 1),))), RefusedError, "cannot FLUSH while DONE"),
-    "quiesce planned": (lambda x: x.quiesce(Jobs((busy_job(x), pledged_job(x)))), RefusedError, "cannot QUIESCE while PLANNED"),
     "quiesce unknown": (lambda x: x.quiesce(Jobs((busy_job(x), JobId(1, 99)))), MisuseError, "job 1.99"),
-    "complete planned": (lambda x: x.complete(report(pledged_job(x))), RefusedError, "cannot FINISH while PLANNED"),
-    "complete forged": (lambda x: x.complete(report(busy_job(x), worker=1)), MisuseError, "worker 1: there are 1"),
-    "complete below": (lambda x: x.complete(report(busy_job(x), worker=-1)), MisuseError, "worker -1"),
     "hand_out_first twice in one": (
         lambda x: x._rows.hand_out_first(in_state(x, Block.SEALED) * 2),
         MisuseError,
@@ -659,16 +519,6 @@ def test_job_limit_is_kept_and_late_reports_are_known_for_as_long_as_possible() 
         ledger.jobs.state(jobs[1].ids[0])
 
 
-def test_slots_and_blocks_are_limited() -> None:
-    """What is full says so, and nothing has grown."""
-    ledger = make_ledger(num_blocks=3, num_slots=1, contract=Contract.HOLD)
-    hand_out_all(ledger, "a")
-
-    assert len(ledger.requests.table("a")) == 2
-    assert ledger.slots.next_empty(5) == [0]
-    assert len(ledger.blocks) == 3
-
-
 def test_journal_is_bounded() -> None:
     """The journal forgets the oldest records."""
     ledger = make_ledger(max_journal=4)
@@ -723,56 +573,6 @@ def test_job_does_not_share_arrays_with_its_caller() -> None:
     assert check(ledger) == []
 
 
-def test_plan_carries_what_was_planned() -> None:
-    """Stores go from blocks to host places, loads the other way; a plan with nothing in it says so."""
-    ledger = make_ledger()
-    ready(ledger, "k", 2)
-    ledger.add_request("w")
-    target = ledger.allocate("w", 1)
-    load = ledger.plan_load("w", GroupTransfer(target, [2], places=[7]))
-    plan = ledger.dispatch(0.0)
-    (transfer,) = plan.loads
-    ledger.settle(plan.number, 0.0)
-    empty = ledger.dispatch(0.0)
-
-    assert (transfer.job, transfer.direction) == (load.ids[0], Direction.LOAD)
-    assert (transfer.source.tolist(), transfer.target.tolist()) == ([7], [block_of(target)])
-    assert not plan.empty
-    assert empty.empty
-    assert empty.number == plan.number + 1
-
-
-def test_dispatch_leaves_what_is_not_sealed() -> None:
-    """A store may be planned before its content exists; it goes with the plan after the seal."""
-    ledger = make_ledger()
-    batch = ledger.allocate("a", 1)
-    job = ledger.plan_store(Store.of(anything(batch), [0], keys("k"))).ids[0]
-    first = ledger.dispatch(0.0)
-    ledger.settle(first.number, 0.0, seals=[Seal(0, batch.lives, keys("k"))])
-    second = ledger.dispatch(0.0)
-
-    assert first.stores == ()
-    assert [each.job for each in second.stores] == [job]
-
-
-def test_load_seals_and_names_what_it_brought() -> None:
-    """The loaded block can be found under the key of its slot, and the request runs."""
-    ledger = make_ledger(num_blocks=3)
-    ready(ledger)
-    ledger.drop(ledger.blocks.prefix(keys("k")))
-    ledger.add_request("w")
-    target = ledger.allocate("w", 1)
-    job = ledger.plan_load("w", GroupTransfer(target, [0])).ids[0]
-    during = ledger.requests.state("w"), ledger.blocks.state(block_of(target)), ledger.slots.pins(0)
-    plan = ledger.dispatch(0.0)
-    ledger.settle(plan.number, 0.0, completions=[report(job)])
-
-    assert during == (Request.LOADING, Block.LOADING, 1)
-    assert ledger.requests.state("w") is Request.RUNNING
-    assert ledger.blocks.prefix(keys("k")) == list(target.lives)
-    assert ledger.slots.pins(0) == 0
-
-
 def test_jobs_of_a_request_are_those_it_owns_and_the_workers_have() -> None:
     """What a preemption flushes: submitted, not over, and its own."""
     ledger = make_ledger(requests=("a", "b"))
@@ -816,20 +616,6 @@ def test_report_of_a_job_that_is_over_is_told_as_a_step_to_its_own_state() -> No
     assert rows == ["FAILED --finish--> FAILED"]
 
 
-def test_report_that_comes_twice_counts_once() -> None:
-    """The second one is counted; the other worker is still awaited."""
-    ledger = make_ledger(workers=2)
-    _, job = in_flight(ledger)
-    for _ in range(3):
-        ledger.complete(report(job, worker=1))
-    between = ledger.jobs.state(job)
-    ledger.complete(report(job, worker=0))
-
-    assert between is Job.IN_FLIGHT
-    assert ledger.jobs.state(job) is Job.DONE
-    assert ledger.statistics().duplicate == 2
-
-
 @pytest.mark.parametrize(
     "job", [JobId(1, 99), JobId(2, 1), JobId(1, 0)], ids=["never made", "of another incarnation", "number 0"]
 )
@@ -843,32 +629,6 @@ def test_report_for_an_unknown_job_is_counted(job: JobId) -> None:
 
     assert ledger.snapshot() == before
     assert ledger.statistics().unknown == 1
-
-
-def test_report_for_a_job_whose_row_is_another_s_is_late() -> None:
-    """It was made here and is long over."""
-    ledger = make_ledger(max_jobs=1)
-    batch = sealed(ledger, "a", keys("k0", "k1"))
-    first = ledger.plan_store(Store.of(Batch(batch.lives[:1]), [0], keys("k0")))
-    ledger.cancel(first)
-    second = ledger.plan_store(Store.of(Batch(batch.lives[1:]), [0], keys("k1")))
-    ledger.complete(report(first.ids[0]))
-
-    assert ledger.jobs.state(second.ids[0]) is Job.PLANNED
-    assert ledger.statistics().late == 1
-
-
-def test_one_failed_worker_fails_the_job() -> None:
-    """Whoever reports last, and whatever it says."""
-    for order in ([Result.FAILED, Result.OK], [Result.OK, Result.FAILED]):
-        ledger = make_ledger(workers=2)
-        _, job = in_flight(ledger)
-        for worker, result in enumerate(order):
-            ledger.complete(report(job, result, worker))
-
-        assert ledger.jobs.state(job) is Job.FAILED
-        assert ledger.slots.prefix(keys("k")) == []
-        assert ledger.slots.state(0) is Slot.EMPTY
 
 
 # --- deadlines ----------------------------------------------------------------------------------------------------------
@@ -928,19 +688,6 @@ def test_settle_takes_the_report_of_a_waited_job_before_its_proof() -> None:
     assert ledger.slots.state(0) is Slot.READY
 
 
-def test_settle_proves_waited_jobs_quiet_before_other_reports() -> None:
-    """Order 2 before 3: the load behind a fence lands on a block that the old copy has left, lost report or not."""
-    ledger = make_ledger(num_blocks=2)
-    target, old = behind_fence(ledger)
-    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
-    plan = ledger.dispatch(0.0)
-    ledger.settle(plan.number, 0.0, completions=[report(load)])
-
-    assert plan.flushes == (old,)
-    assert ledger.jobs.state(old) is Job.FAILED
-    assert ledger.blocks.state(block_of(target)) is Block.SEALED
-
-
 def test_settle_applies_reports_before_seals() -> None:
     """Order 3 before 4: the seal of a request whose load has just failed is passed over."""
     ledger = make_ledger()
@@ -955,18 +702,6 @@ def test_settle_applies_reports_before_seals() -> None:
     assert ledger.requests.state("w") is Request.WAITING
     assert ledger.blocks.prefix(keys("q")) == []
     assert ledger.statistics().stale == 1
-
-
-def test_settle_seals_behind_a_wait_that_it_has_just_proven() -> None:
-    """Order 2 before 4: what a new tenant computed behind the fence is final after the wait."""
-    ledger = make_ledger(num_blocks=2)
-    target, _ = behind_fence(ledger)
-    with refuses(ledger, RefusedError, "cannot SEAL while FLUSHED"):
-        ledger.seal(target, keys("q"))
-    plan = ledger.dispatch(0.0)
-    ledger.settle(plan.number, 0.0, seals=[Seal(0, target.lives, keys("q"))])
-
-    assert ledger.blocks.prefix(keys("q")) == list(target.lives)
 
 
 @pytest.mark.parametrize("waited", [False, True], ids=["in flight", "waited for"])
@@ -1020,21 +755,6 @@ def test_plans_settle_in_their_order() -> None:
     assert ledger.has_pending_work()
     ledger.settle(second.number, 0.0)
     assert not ledger.has_pending_work()
-
-
-def test_wait_is_a_proof_even_if_a_later_plan_waits_again() -> None:
-    """A job that two plans wait for is quiet with the first; the load behind that wait lands on a block of its own."""
-    ledger = make_ledger(num_blocks=2)
-    target, old = behind_fence(ledger)
-    load = ledger.plan_load("b", GroupTransfer(target, [0])).ids[0]
-    first = ledger.dispatch(0.0)
-    ledger.flush(Jobs((old,)))
-    second = ledger.dispatch(0.0)
-    ledger.settle(first.number, 0.0, completions=[report(load)])
-
-    assert second.flushes == (old,)
-    assert ledger.jobs.state(old) is Job.FAILED
-    assert check(ledger) == []
 
 
 def test_load_that_lands_early_proves_the_older_copy_quiet() -> None:
@@ -1125,31 +845,6 @@ def told(record: LedgerTransition) -> list[str]:
     return [f"{record.machine} {place}: {table.row(row)}" for place, row in record.steps()]
 
 
-def test_listener_hears_the_committed_steps_in_order() -> None:
-    """One store from its plan to its end, each step once, numbered without a gap, with the life it happened to."""
-    ledger = make_ledger()
-    heard: list[LedgerTransition] = []
-    ledger.on(hook=heard.append)
-    _, job = in_flight(ledger)
-    ledger.complete(report(job))
-
-    assert [step for record in heard for step in told(record)] == [
-        "block 1: FREED --allocate--> ALLOCATED",
-        "block 1: ALLOCATED --seal--> SEALED",
-        "block 1: SEALED --plan_store--> PENDING_STORE",
-        "slot 0: EMPTY --reserve--> WRITING",
-        "job 1: PLANNED --submit--> IN_FLIGHT",
-        "block 1: PENDING_STORE --submit--> IN_FLIGHT",
-        "job 1: IN_FLIGHT --finish [all_ok]--> DONE",
-        "block 1: IN_FLIGHT --land [held]--> SEALED",
-        "slot 0: WRITING --land [published]--> READY",
-    ]
-    numbers = [record.sequence for record in heard]
-    assert numbers == list(range(numbers[0], numbers[0] + len(heard)))
-    assert [record.epochs for record in heard if record.machine == "block"] == [[FIRST_EPOCH]] * 5
-    assert [record.job for record in heard] == [0, 0, 1, 1, 1, 1, 1, 1, 1]
-
-
 def test_listener_hears_after_the_last_write() -> None:
     """Whatever it reads is the world after the verb, however many verbs that one is made of."""
     ledger = make_ledger()
@@ -1160,27 +855,6 @@ def test_listener_hears_after_the_last_write() -> None:
     ledger.settle(plan.number, 0.0, completions=[report(job)])
 
     assert seen == [(machine, Job.DONE, Slot.READY, []) for machine in ("job", "block", "slot")]
-
-
-def test_listener_that_raises_undoes_nothing() -> None:
-    """The verb has happened, every other listener hears all of it, and the first error comes out at the end."""
-    ledger, twin = make_ledger(), make_ledger()
-    _, job = in_flight(ledger)
-    in_flight(twin)
-    heard: list[str] = []
-
-    def raising(record: LedgerTransition) -> None:
-        raise ValueError(f"cannot take {record.machine}")
-
-    ledger.on(hook=raising)
-    ledger.on(hook=lambda record: heard.append(record.machine))
-    with pytest.raises(ValueError, match="cannot take job"):
-        ledger.complete(report(job))
-    twin.complete(report(job))
-
-    assert heard == ["job", "block", "slot"]
-    assert ledger.snapshot() == twin.snapshot()
-    assert check(ledger) == []
 
 
 def test_history_tells_the_story_of_one_place() -> None:
@@ -1212,40 +886,6 @@ def test_statistics_add_up_to_the_capacity(contract: Contract) -> None:
     assert now.free == now.blocks["FREED"] + now.blocks["CACHED"] == 10
     assert (now.freeing_soon, now.quarantined) == (1, 0)
     assert (now.jobs_alive, now.requests) == (1, 2)
-
-
-# --- reset --------------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_reset_now_forgets_all_content_and_keeps_busy_places(contract: Contract) -> None:
-    """Nothing is found any more, requests can be admitted, and what a copy touches waits for it."""
-    ledger = make_ledger(num_blocks=8, contract=contract)
-    ready(ledger, "ready", 1)
-    _, job = in_flight(ledger)
-    ledger.reset()
-    between = states(ledger)[:2], ledger.slots.state(0), ledger.slots.state(1)
-    ledger.complete(report(job))
-
-    assert between == (["FREED", "STALE"], Slot.WRITING, Slot.EMPTY)
-    assert ledger.jobs.state(job) is Job.CANCELLED
-    assert ledger.requests.state("a") is Request.PREEMPTED
-    assert ledger.slots.prefix(keys("k")) == ledger.slots.prefix(keys("ready")) == []
-    assert ledger.blocks.prefix(keys("k")) == []
-    assert set(states(ledger)) == {"FREED"}
-
-
-def test_reset_with_drain_waits_for_the_last_job() -> None:
-    """It says how many are out; afterwards it is the same reset."""
-    ledger = make_ledger()
-    _, job = in_flight(ledger)
-    with refuses(ledger, CapacityError, "1 job is still out"):
-        ledger.reset(drain=True)
-    ledger.complete(report(job))
-    ledger.reset(drain=True)
-
-    assert states(ledger) == ["FREED"] * 5
-    assert ledger.slots.state(0) is Slot.EMPTY
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------------------
@@ -1314,23 +954,6 @@ def test_what_is_left_of_a_deadline_travels_with_a_snapshot() -> None:
     assert unless_told == ledger.snapshot(now=0.0) != saved
 
 
-def test_a_listener_cannot_put_a_ledger_back() -> None:
-    """The verb that it hears of is not over."""
-    ledger = make_ledger()
-    saved, refused = ledger.snapshot(), list[str]()
-
-    def hear(_: object) -> None:
-        with pytest.raises(MisuseError) as problem:
-            ledger.restore(saved)
-        refused.append(str(problem.value))
-
-    ledger.on(hook=hear)
-    ledger.allocate("a", 1)
-
-    assert refused == ["restore: a hook cannot call the ledger (note it, and call after the verb)"]
-    assert ledger.requests.table("a") == [ledger.blocks.life(1)]
-
-
 @pytest.mark.parametrize(
     "other", [{"num_blocks": 7}, {"num_slots": 5}, {"max_jobs": 9}, {"max_requests": 5}, {"groups": 2}], ids=str
 )
@@ -1344,39 +967,6 @@ def test_snapshot_of_other_limits_is_refused(other: dict[str, int]) -> None:
 
 
 # --- holders ------------------------------------------------------------------------------------------------------------
-
-
-def test_pin_holds_a_slot_until_its_holder_lets_go() -> None:
-    """Each pin needs its own unpin, by the same holder."""
-    ledger = make_ledger()
-    ready(ledger)
-    ledger.pin("p", [0])
-    ledger.pin("q", [0])
-    ledger.pin("p", [0])
-    for holder in ("p", "q"):
-        ledger.unpin(holder, [0])
-        with refuses(ledger, RefusedError, "cannot EVICT while READY"):
-            ledger.evict([0])
-    with refuses(ledger, MisuseError, "q does not hold it"):
-        ledger.unpin("q", [0])
-    ledger.unpin("p", [0])
-    ledger.evict([0])
-
-    assert ledger.slots.state(0) is Slot.EMPTY
-    assert ledger.slots.holders == {}
-
-
-def test_pin_outlives_the_content() -> None:
-    """After a reset the key is dead, and the place is free when the last holder lets go."""
-    ledger = make_ledger()
-    ready(ledger)
-    ledger.pin("p", [0])
-    ledger.reset()
-    between = ledger.slots.state(0)
-    ledger.unpin("p", [0])
-
-    assert between is Slot.STALE
-    assert ledger.slots.state(0) is Slot.EMPTY
 
 
 def test_pin_of_nothing_changes_nothing() -> None:
@@ -1646,19 +1236,6 @@ def test_number_of_a_block_is_not_one_of_its_lives(epochs: int, many: bool) -> N
     assert sorted(final.lives) == sorted(held.lives) == [ledger.blocks.life(block) for block in blocks]
 
 
-@pytest.mark.parametrize("life", [999, 1 << 20, -5], ids=["unknown", "far", "negative"])
-def test_life_of_no_block_is_refused(life: int) -> None:
-    """A number that names no block is the caller's mistake at every door."""
-    ledger = make_ledger()
-    for act in (
-        lambda: ledger.seal(Batch([life]), keys("k")),
-        lambda: ledger.acquire("a", [life]),
-        lambda: ledger.plan_store(Store.of(Batch([life]), [0], keys("k"))),
-    ):
-        with refuses(ledger, MisuseError, f"{life} is no life of a block; blocks are 1 to 5"):
-            act()
-
-
 @pytest.mark.parametrize(
     "other", [{"contract": Contract.HOLD}, {"incarnation": 2}, {"workers": 2}, {"own_pool": False}], ids=str
 )
@@ -1667,34 +1244,6 @@ def test_snapshot_of_another_kind_of_ledger_is_refused(other: dict[str, Any]) ->
     saved = make_ledger().snapshot()
     with pytest.raises(MisuseError, match="made with other"):
         make_ledger(requests=(), **other).restore(saved)
-
-
-def test_evicted_content_takes_its_planned_store_with_it() -> None:
-    """An allocator that evicts tells afterwards: the plan made of the content is cancelled."""
-    ledger = make_ledger(own_pool=False)
-    source = sealed(ledger, "a", keys("k"))
-    job = store(ledger, source, keys("k")).ids[0]
-    block = block_of(source)
-    ledger.observe_free("a", [block])
-    ledger.drop([ledger.blocks.life(block)])
-
-    assert ledger.jobs.state(job) is Job.CANCELLED
-    assert ledger.blocks.state(block) is Block.FREED
-    assert check(ledger) == []
-
-
-def test_listener_cannot_call_the_ledger() -> None:
-    """Who is being told of a change cannot make one; the change that it was told of stays."""
-    ledger = make_ledger()
-
-    def meddle(_record: LedgerTransition) -> None:
-        ledger.allocate("a", 1)
-
-    ledger.on(hook=meddle)
-    with pytest.raises(MisuseError, match="a hook cannot call the ledger"):
-        ledger.allocate("a", 1)
-
-    assert len(ledger.requests.table("a")) == 1
 
 
 def test_plans_out_are_limited() -> None:
@@ -1717,33 +1266,6 @@ def test_deadlines_of_jobs_that_ended_are_forgotten() -> None:
         ledger.release("a", [len(ledger.requests.table("a")) - 1])
 
     assert len(ledger._state.core.deadlines) <= 2 * ledger.limits.max_jobs
-
-
-def test_release_of_fractions_is_refused() -> None:
-    """What is no position is never rounded to one."""
-    ledger = make_ledger(num_blocks=80)
-    ledger.allocate("a", 60)
-    fractions = cast("list[int]", [position + 0.9 for position in range(50)])
-    with refuses(ledger, MisuseError, "whole numbers"):
-        ledger.release("a", fractions)
-
-
-def test_listener_that_is_interrupted_leaves_the_ledger_usable() -> None:
-    """Ctrl-C while listeners are told reaches the caller, and the next verb is not refused for it."""
-    ledger = make_ledger()
-    calls: list[str] = []
-
-    def interrupted(record: LedgerTransition) -> None:
-        calls.append(record.event)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-
-    ledger.on(hook=interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ledger.allocate("a", 1)
-    ledger.allocate("a", 1)
-
-    assert len(ledger.requests.table("a")) == 2
 
 
 def interrupting(error: type[BaseException]) -> Callable[[object], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import pytest
@@ -12,7 +12,6 @@ from blocklife.core._tables import Rule
 from blocklife.errors import CapacityError, DefinitionError, MisuseError, RefusedError
 from blocklife.ledger import (
     Batch,
-    Contract,
     Jobs,
     Ledger,
     LedgerTransition,
@@ -21,12 +20,9 @@ from blocklife.ledger import (
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
 from blocklife.ledger.jobs import GroupTransfer, Store
-from blocklife.states import MACHINES, Block, Job, Request
+from blocklife.states import MACHINES, Job
 from tests.ledger.test_ledger_groups import owners, planned
-from tests.worlds import BOTH, in_flight, keys, make_ledger, ready, refuses, report, sealed, unchanged
-
-Change: TypeAlias = tuple[bool, int, int, bytes]
-Told: TypeAlias = dict[tuple[str, int], list[tuple[int, int, int | None]]]
+from tests.worlds import in_flight, keys, make_ledger, ready, refuses, report, sealed
 
 # --- what many refuse ---------------------------------------------------------------------------------------------------
 
@@ -34,17 +30,6 @@ Told: TypeAlias = dict[tuple[str, int], list[tuple[int, int, int | None]]]
 def source(ledger: Ledger, name: str, request: str = "a") -> GroupTransfer[Any]:
     """One sealed block that is to go into the slot of its number, under its name."""
     return GroupTransfer(sealed(ledger, request, keys(name)), [int(name)], keys(name))
-
-
-def mixed() -> Ledger:
-    """Two requests that hold something each, one slot with content, one on its way that nobody else holds."""
-    ledger = make_ledger(num_blocks=12, num_slots=6, groups=2, requests=("a", "b"), max_jobs=4)
-    ready(ledger, "r", 0)
-    in_flight(ledger, "a", "w", 1)
-    ledger.release("a", [1])
-    ledger.allocate("a", 2)
-    sealed(ledger, "b", keys("s"))
-    return ledger
 
 
 def test_several_stores_are_planned_all_or_none() -> None:
@@ -74,17 +59,6 @@ def test_several_stores_are_planned_all_or_none() -> None:
         ledger.plan_store(Store("a", [fourth]))
 
     assert check(ledger) == []
-
-
-def test_nothing_at_all_is_planned_without_a_trace() -> None:
-    """No stores, no positions, no nulls: nothing happens, and that is no error."""
-    ledger = mixed()
-    with unchanged(ledger):
-        planned = ledger.plan_store()
-        ledger.release("a", [])
-        ledger.skip("a", 0)
-
-    assert planned.ids == ()
 
 
 # --- what many give -----------------------------------------------------------------------------------------------------
@@ -188,53 +162,6 @@ def test_store_of_several_requests_is_each_of_theirs() -> None:
     assert ledger.jobs.of("a").ids == ledger.jobs.of("b").ids == (job,)
     assert ledger.jobs.of("c").ids == ()
     assert owners(ledger) == out
-    assert check(ledger) == []
-
-
-@BOTH
-@pytest.mark.parametrize("count", [2, 60])
-def test_load_that_fails_leaves_its_targets_to_others(count: int, contract: Contract) -> None:
-    """Few and many targets of a failed load are free, nobody holds them, and they can be handed out again."""
-    ledger = make_ledger(num_blocks=count + 1, num_slots=count, contract=contract)
-    names = keys(*map(str, range(count)))
-    filled = ledger.plan_store(Store.of(ledger.seal(ledger.allocate("a", count), names), list(range(count)), names))
-    ledger.submit(filled)
-    ledger.complete(report(filled.ids[0]))
-    ledger.finish("a")
-    ledger.add_request("b")
-    load = ledger.plan_load("b", GroupTransfer(ledger.allocate("b", count), list(range(count))))
-    ledger.submit(load)
-    ledger.complete(report(load.ids[0], Result.FAILED))
-
-    assert ledger.requests.state("b") is Request.WAITING
-    assert check(ledger) == []
-    assert (ledger.blocks.free, ledger.blocks.count_held()) == (count, 0)
-    assert len(ledger.allocate("b", count)) == count
-    assert check(ledger) == []
-
-
-@pytest.mark.parametrize("count", [2, 60])
-def test_targets_of_a_failed_load_stay_while_an_older_store_reads_them(count: int) -> None:
-    """Few and many: the load has landed, and the blocks are handed out only when the store of their last life has, too."""
-    ledger = make_ledger(num_blocks=count + 1, num_slots=2 * count)
-    slots, names = list(range(2 * count)), keys(*map(str, range(2 * count)))
-    filled = ledger.plan_store(Store.of(ledger.seal(ledger.allocate("a", count), names[:count]), slots[:count], names[:count]))
-    ledger.submit(filled)
-    ledger.complete(report(filled.ids[0]))
-    ledger.release("a", range(count))
-    store = ledger.plan_store(Store.of(ledger.seal(ledger.allocate("a", count), names[count:]), slots[count:], names[count:]))
-    ledger.submit(store)
-    ledger.finish("a")
-    ledger.add_request("b")
-    load = ledger.plan_load("b", GroupTransfer(ledger.allocate("b", count), slots[:count]))
-    ledger.dispatch(0.0)  # the plan that loads waits for the store
-    ledger.complete(report(load.ids[0], Result.FAILED))
-    held = [ledger.blocks.state(place) for place in range(1, count + 1)]
-    free = ledger.blocks.free
-    ledger.complete(report(store.ids[0]))
-
-    assert (set(held), free) == ({Block.STALE}, 0)
-    assert ledger.blocks.free == count
     assert check(ledger) == []
 
 

@@ -6,7 +6,6 @@ invariants are counted again, and what can be read is exactly what the index nam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 
 from blocklife.core import _couplings as couplings
-from blocklife.core._columns import Change
-from blocklife.errors import CapacityError, MisuseError, RefusedError
+from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import (
     Batch,
     Contract,
@@ -45,7 +43,6 @@ from tests.worlds import (
     report,
     sealed,
     store,
-    unchanged,
 )
 
 SUB = 2
@@ -456,22 +453,6 @@ def test_twin_that_lands_second_is_dropped(first: int, late: bool) -> None:
 
 
 @FIRST
-def test_twin_of_a_store_that_failed_is_published(first: int) -> None:
-    """The failure of one says nothing about the other."""
-    ledger = make_ledger()
-    ids = twins(ledger)
-    ledger.complete(report(ids[first], Result.FAILED))
-    between = ledger.slots.prefix(keys("k"))
-    sound(ledger)
-    ledger.complete(report(ids[1 - first]))
-
-    assert between == []
-    assert ledger.slots.prefix(keys("k")) == [1 - first]
-    assert ledger.slots.state(first) is Slot.EMPTY
-    sound(ledger)
-
-
-@FIRST
 @pytest.mark.parametrize("count", [2, MANY + 2], ids=["few", "many"])
 def test_twins_that_land_in_one_settle_publish_the_first_report(first: int, count: int) -> None:
     """The order of the reports decides, and other stores between them land as they are."""
@@ -491,64 +472,6 @@ def test_twins_that_land_in_one_settle_publish_the_first_report(first: int, coun
     assert ledger.slots.state(1 - first) is Slot.EMPTY
     assert ledger.slots.prefix(others) == list(range(2, count))
     assert ledger.counts.ended == {"DONE": count}
-    sound(ledger)
-
-
-@FIRST
-def test_twin_is_published_when_the_readable_one_was_evicted(first: int) -> None:
-    """The content is wanted, and this is the only copy of it now."""
-    ledger = make_ledger()
-    ids = twins(ledger)
-    ledger.complete(report(ids[first]))
-    ledger.evict([first])
-    gone = ledger.slots.prefix(keys("k"))
-    sound(ledger)
-    ledger.complete(report(ids[1 - first]))
-
-    assert gone == []
-    assert ledger.slots.prefix(keys("k")) == [1 - first]
-    sound(ledger)
-
-
-def test_twin_is_published_while_loads_still_read_the_dead_one() -> None:
-    """Content that was forgotten under its readers is no content; the twin takes its name."""
-    ledger = make_ledger()
-    ids = twins(ledger)
-    ledger.complete(report(ids[0]))
-    ledger.add_request("w")
-    load = ledger.plan_load("w", GroupTransfer(ledger.allocate("w", 1), [0]))
-    ledger.settle(ledger.dispatch(0.0).number, 0.0)
-    ledger.pin("p", [0])
-    ledger.complete(report(load.ids[0], Result.FAILED))
-    dead = ledger.slots.state(0)
-    sound(ledger)
-    ledger.complete(report(ids[1]))
-
-    assert dead is Slot.STALE
-    assert ledger.slots.prefix(keys("k")) == [1]
-    sound(ledger)
-    ledger.unpin("p", [0])
-    assert slot_states(ledger) == ["EMPTY", "READY", "EMPTY"]
-    sound(ledger)
-
-
-@FIRST
-def test_twin_of_a_store_in_quarantine_is_published(first: int) -> None:
-    """A hung store holds its own slot and nothing else; when it comes back its slot is empty, whatever it says."""
-    ledger = make_ledger(deadline=8.0)
-    ids = twins(ledger)
-    ledger.launched(Launched(ids[first], Worker(0)), 0.0)
-    ledger.expire(8.0)
-    hung = ledger.slots.state(first)
-    sound(ledger)
-    ledger.complete(report(ids[1 - first]))
-    sound(ledger)
-    ledger.complete(report(ids[first]))
-
-    assert hung is Slot.QUARANTINED
-    assert ledger.slots.prefix(keys("k")) == [1 - first]
-    assert ledger.slots.state(first) is Slot.EMPTY
-    assert ledger.jobs.state(ids[first]) is Job.FAILED
     sound(ledger)
 
 
@@ -582,32 +505,6 @@ def test_twin_does_not_care_how_the_other_ends(first: int, end: str) -> None:
     sound(ledger)
 
     assert ledger.slots.prefix(keys("k")) == ([] if end == "reset" else [1 - first])
-
-
-def test_content_that_is_stored_has_no_twin() -> None:
-    """Two may be on their way at once; what can be read already is not stored again (I14)."""
-    ledger = make_ledger()
-    ready(ledger, "k", 3)
-    source = sealed(ledger, "a", keys("k"))
-    with refuses(ledger, MisuseError, r"key 6b: it is stored already, in slot 3 \(look it up first\)"):
-        store(ledger, source, keys("k"))
-
-
-def test_twins_survive_a_snapshot() -> None:
-    """Where two stores of one content were on their way, they are again, and the second to land is dropped."""
-    ledger = make_ledger()
-    ids = twins(ledger)
-    saved, before = ledger.snapshot(), ledger.snapshot()
-    ledger.complete(report(ids[1]))
-    ledger.restore(saved)
-    same = ledger.snapshot() == before
-    sound(ledger)
-    ledger.complete(report(ids[1]))
-    ledger.complete(report(ids[0]))
-
-    assert same
-    assert ledger.slots.prefix(keys("k")) == [1]
-    sound(ledger)
 
 
 @pytest.mark.parametrize("loser", ["failed", "evicted", "cancelled"])
@@ -664,31 +561,6 @@ def test_skip_puts_nulls_where_nothing_is_kept() -> None:
     sound(ledger)
 
 
-def test_skipped_places_are_given_back_as_nothing() -> None:
-    """A request that holds nulls only, and one that holds both, let go of what they hold."""
-    ledger = make_ledger(requests=("a", "b"))
-    ledger.skip("a", 2 * MANY)
-    ledger.skip("b", 1)
-    ledger.allocate("b", 2)
-    ledger.preempt("a")
-    ledger.finish("b")
-
-    assert ledger.requests.table("a") == []
-    assert ledger.blocks.free == 5
-    sound(ledger)
-
-
-def test_skip_refuses_what_it_cannot_do() -> None:
-    """Fewer than none, a fraction, a group or a request that is not there."""
-    ledger = make_ledger()
-    with refuses(ledger, MisuseError, "request a: cannot skip -1 blocks"):
-        ledger.skip("a", -1)
-    with refuses(ledger, MisuseError, "group 1: groups are 0 to 0"):
-        ledger.skip("a", 1, 1)
-    with refuses(ledger, MisuseError, "request z: it is not known"):
-        ledger.skip("z", 1)
-
-
 # --- lose ---------------------------------------------------------------------------------------------------------------
 
 
@@ -715,21 +587,6 @@ def test_lost_worker_fails_what_it_owed() -> None:
     sound(ledger)
 
 
-def test_report_of_a_lost_worker_changes_nothing() -> None:
-    """It was lost, and yet it speaks: the verdict stands."""
-    ledger = make_ledger(workers=2)
-    _, job = in_flight(ledger)
-    ledger.lose(Worker(1))
-    ledger.complete(report(job, worker=1))
-    open_still = ledger.jobs.state(job)
-    ledger.complete(report(job))
-
-    assert open_still is Job.IN_FLIGHT
-    assert ledger.jobs.state(job) is Job.FAILED
-    assert ledger.counts.tally["duplicate"] == 1
-    sound(ledger)
-
-
 def test_lost_worker_frees_the_place_of_a_hung_copy() -> None:
     """Its share of a job past the deadline, or of one that nobody wants, is quiet, too."""
     ledger = make_ledger(deadline=8.0)
@@ -749,21 +606,6 @@ def test_lost_worker_frees_the_place_of_a_hung_copy() -> None:
     sound(ledger)
 
 
-def test_lost_worker_fails_a_load_of_every_group() -> None:
-    """The request is told, its blocks are free, and the keys are dropped."""
-    ledger = group_ledger()
-    stored(ledger)
-    ledger.add_request("w")
-    ledger.plan_load("w", *load_transfers(ledger, "w"))
-    ledger.settle(ledger.dispatch(0.0).number, 0.0)
-    ledger.lose(Worker(0))
-
-    assert ledger.requests.state("w") is Request.WAITING
-    assert slot_states(ledger) == ["EMPTY"] * 3
-    assert ledger.jobs.live == 0
-    sound(ledger)
-
-
 def test_lost_worker_reports_no_store_that_nobody_submitted() -> None:
     """A load fails, its request lets go, and with it goes a planned store: that one is cancelled, and nobody is late."""
     ledger = make_ledger()
@@ -780,23 +622,6 @@ def test_lost_worker_reports_no_store_that_nobody_submitted() -> None:
     assert getattr(ledger.jobs.get(planned.number), "reported", None) == 0
     assert not any(ledger.counts.tally.values())
     sound(ledger)
-
-
-@pytest.mark.parametrize("worker", [-1, 2])
-def test_worker_that_does_not_exist_cannot_be_lost(worker: int) -> None:
-    """Ranks count from 0."""
-    ledger = make_ledger(workers=2)
-    in_flight(ledger)
-    with refuses(ledger, MisuseError, rf"worker {worker}: there are 2 \(ranks count from 0\)"):
-        ledger.lose(Worker(worker))
-
-
-def test_worker_that_owes_nothing_is_lost_without_a_trace() -> None:
-    """Nothing was submitted."""
-    ledger = make_ledger(workers=2)
-    store(ledger, sealed(ledger, "a", keys("k")), keys("k"))
-    with unchanged(ledger):
-        ledger.lose(Worker(1))
 
 
 # --- reset without the lower tier ---------------------------------------------------------------------------------------
@@ -844,19 +669,6 @@ def test_reset_without_the_host_gives_loads_up(submitted: bool) -> None:
     sound(ledger)
 
 
-def test_reset_without_the_host_drains_like_any() -> None:
-    """While a job is out it is refused, and says how many."""
-    ledger = make_ledger()
-    _, job = in_flight(ledger)
-    with refuses(ledger, CapacityError, r"1 job is still out \(wait until all have landed, then reset again\)"):
-        ledger.reset(drain=True, host=False)
-    ledger.complete(report(job))
-    ledger.reset(drain=True, host=False)
-
-    assert ledger.slots.prefix(keys("k")) == [0]
-    sound(ledger)
-
-
 def test_reset_behind_a_wait_leaves_the_store_to_land() -> None:
     """Somebody stood behind a fence: it lets go, and the copy that it waited for still publishes."""
     ledger = make_ledger(num_blocks=2)
@@ -879,38 +691,6 @@ def watched(ledger: Ledger) -> list[tuple[bool, int, int, bytes]]:
 
     ledger.slots.note(heard.extend)
     return heard
-
-
-def test_watcher_hears_what_can_be_read_and_what_no_longer() -> None:
-    """In every group, when it lands and when it is evicted; not when it is reserved, pinned or read."""
-    ledger = group_ledger()
-    heard = watched(ledger)
-    stored(ledger)
-    published = list(heard)
-    ledger.add_request("w")
-    jobs = ledger.plan_load("w", *load_transfers(ledger, "w"))
-    ledger.settle(ledger.dispatch(0.0).number, 0.0, completions=map(report, jobs.ids))
-    ledger.pin("p", [0])
-    ledger.unpin("p", [0])
-    ledger.evict([2, 0])
-
-    assert published == [(True, 0, 0, b"f1"), (True, 1, 0, b"f3"), (True, 2, 2, b"t1")]
-    assert heard[3:] == [(False, 2, 2, b"t1"), (False, 0, 0, b"f1")]
-
-
-def test_watcher_hears_once_of_content_that_dies_under_its_readers() -> None:
-    """Withdrawn when it is dropped; its slot empties in silence when the last reader lets go."""
-    ledger = make_ledger()
-    ready(ledger)
-    ledger.pin("p", [0])
-    heard = watched(ledger)
-    ledger.reset()
-    dead = ledger.slots.state(0)
-    ledger.unpin("p", [0])
-
-    assert dead is Slot.STALE
-    assert ledger.slots.state(0) is Slot.EMPTY
-    assert heard == [(False, 0, 0, b"k")]
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled", "abandoned", "expired", "quiet"])
@@ -949,32 +729,3 @@ def test_watcher_hears_of_one_twin() -> None:
                 ledger.complete(report(job))
 
         assert heard == [(True, 0, 0, b"k")]
-
-
-def test_watcher_hears_of_a_failed_load_in_every_group() -> None:
-    """Its keys are withdrawn."""
-    ledger = group_ledger()
-    stored(ledger)
-    heard = watched(ledger)
-    ledger.add_request("w")
-    jobs = ledger.plan_load("w", *load_transfers(ledger, "w"))
-    ledger.settle(ledger.dispatch(0.0).number, 0.0)
-    ledger.complete(report(jobs.ids[0], Result.FAILED))
-
-    assert heard == [(False, 0, 0, b"f1"), (False, 1, 0, b"f3"), (False, 2, 2, b"t1")]
-
-
-def test_watcher_may_read_what_it_hears_of() -> None:
-    """When it hears, the state and the index are those of afterwards; it is told the key, also of content that is gone."""
-    ledger = make_ledger()
-    seen: list[tuple[bool, str, list[int]]] = []
-
-    def hear(changes: Sequence[Change]) -> None:
-        for stored, slot, group, key in changes:
-            seen.append((stored, ledger.slots.state(slot).name, ledger.slots.prefix([key], group)))
-
-    ledger.slots.note(hear)
-    ready(ledger)
-    ledger.evict([0])
-
-    assert seen == [(True, "READY", [0]), (False, "EMPTY", [])]

@@ -18,7 +18,6 @@ from blocklife.offload import BelowPolicies, Demote
 from blocklife.offload._lookup import Answer
 from blocklife.offload.records import Settled
 from blocklife.offload.replacement import Lru
-from blocklife.states import Slot
 from tests.rigs import Rig, key, letters
 
 
@@ -184,19 +183,6 @@ def test_request_that_waits_for_answers_is_looked_up_again_when_there_is_news(ow
     assert calls[2] > calls[1]
 
 
-def test_request_that_waits_too_long_for_answers_goes_on_without_news() -> None:
-    """Its patience does not depend on what the index says."""
-    shelf = Telling(prompt=False)
-    rig = BelowRig(own_pool=False, shelf=shelf, policies=BelowPolicies(max_wait=3.0))
-    rig.add("a", letters(13))
-    found = []
-    for _ in range(5):
-        found.append(rig.scheduler.lookup("a", 13, 0).deferred)
-        rig.tick()
-
-    assert found == [True, True, True, False, False]
-
-
 def test_news_that_an_index_cannot_tell_are_none() -> None:
     """What it raises, or says instead of a number, is kept as an error, and the request is looked up in each step."""
     shelf = Telling(prompt=False)
@@ -252,55 +238,6 @@ def test_scan_that_ends_asks_for_no_more_than_twice_what_it_reads() -> None:
     assert rig.shelf.calls == [1, 1, 2]
 
 
-def test_answer_that_is_not_there_yet_defers_the_lookup() -> None:
-    """RETRY holds up no step: the request is looked up again, and nothing is fetched before all is known."""
-    rig = BelowRig(prompt=False)
-    rig.shelf.fill(TEXT[:8])
-    rig.add("a", TEXT)
-
-    assert rig.hit("a").deferred
-    assert moved(rig.tick()) == {}
-    rig.shelf.answer()
-    assert rig.hit("a").deferred
-    assert moved(rig.tick()) == {"up": [TEXT[:4], TEXT[:8]]}
-    assert rig.hit("a").host_tokens == 8
-
-
-def test_what_the_host_has_is_not_fetched() -> None:
-    """Only the part of a hit that is missing comes from below."""
-    rig = BelowRig(policies=BelowPolicies(demote=Demote.NEVER))
-    rig.fill("x", TEXT[:9])
-    rig.reset_device()
-    rig.shelf.fill(TEXT)
-    rig.add("a", TEXT)
-
-    assert rig.hit("a").deferred
-    assert moved(rig.tick()) == {"up": [TEXT[:12]]}
-    assert rig.hit("a").host_tokens == 12
-
-
-def test_window_fetches_only_what_it_reads() -> None:
-    """A sliding group needs its last window: nothing before it comes from below."""
-    rig = BelowRig(groups="swa:4:4")
-    rig.shelf.fill(TEXT)
-    rig.add("a", TEXT)
-
-    assert rig.hit("a").deferred
-    assert moved(rig.tick()) == {"up": [TEXT[:12]]}
-    assert rig.hit("a").host_tokens == 12
-
-
-def test_gap_below_ends_a_full_hit() -> None:
-    """What lies behind content that nobody has is not fetched."""
-    rig = BelowRig()
-    rig.shelf.fill(TEXT)
-    rig.shelf.content.discard((b"", 0, key(0, TEXT[:8])))
-    rig.add("a", TEXT)
-
-    assert rig.hit("a").deferred
-    assert moved(rig.tick()) == {"up": [TEXT[:4]]}
-
-
 def fetched_for(rig: BelowRig, name: str) -> set[str]:
     """The texts of a hit that were fetched for the request."""
     slots = [slot for own in rig.hit(name).slots for slot in own]
@@ -342,30 +279,6 @@ def test_content_that_was_stored_anew_counts_as_fetched_no_more() -> None:
     assert fetched_for(rig, "a") == set()
 
 
-def test_nothing_is_fetched_without_a_store_below() -> None:
-    rig = Rig("full:4")
-    rig.fill("x", TEXT)
-    rig.reset_device()
-    rig.add("a", TEXT)
-
-    assert rig.scheduler.fetched("a", [slot for own in rig.hit("a").slots for slot in own]) == set()
-
-
-def test_content_that_has_vanished_is_a_miss() -> None:
-    """The store said yes, and has evicted it since: the request computes, and the store is not asked again for it."""
-    rig = BelowRig()
-    rig.shelf.fill(TEXT)
-    rig.add("a", TEXT)
-    rig.hit("a")
-    rig.plan()
-    rig.shelf.content.clear()
-    rig.settle()
-
-    assert rig.let_in("a")
-    assert rig.ledger.slots.count()[Slot.EMPTY] == 8
-    assert rig.counts == {"missing": 3}
-
-
 def test_promotion_that_fails_is_a_miss() -> None:
     """The store is gone in the middle: its content counts as missing, and the request computes."""
     rig = BelowRig()
@@ -378,24 +291,6 @@ def test_promotion_that_fails_is_a_miss() -> None:
 
     assert rig.let_in("a")
     assert rig.counts == {"failed_promotions": 3}
-
-
-@pytest.mark.parametrize("slow", ["answer", "copy"])
-def test_request_waits_no_longer_than_it_may(slow: str) -> None:
-    """After `max_wait` it goes on with what the host tier has, and what comes later is there for others."""
-    rig = BelowRig(prompt=slow == "copy", policies=BelowPolicies(max_wait=3.0))
-    rig.shelf.fill(TEXT)
-    rig.add("a", TEXT)
-    waited = 0
-    while rig.hit("a").deferred:
-        rig.plan()
-        rig.settle(land=False)
-        waited += 1
-
-    assert waited == 3
-    assert rig.hit("a").tokens == 0
-    assert rig.let_in("a")
-    assert rig.counts["overdue_requests"] == 1
 
 
 def test_wait_is_counted_from_when_the_engine_woke_up() -> None:
@@ -531,19 +426,6 @@ def test_bytes_in_flight_are_bounded() -> None:
     assert rig.hit("a").host_tokens == 12
 
 
-def test_two_requests_fetch_common_content_once() -> None:
-    """The second waits for what the first has asked for."""
-    rig = BelowRig()
-    rig.shelf.fill(TEXT)
-    rig.add("a", TEXT)
-    rig.add("b", TEXT)
-    rig.hit("a")
-    rig.hit("b")
-
-    assert moved(rig.tick()) == {"up": [TEXT[:4], TEXT[:8], TEXT[:12]]}
-    assert [rig.hit(name).host_tokens for name in "ab"] == [12, 12]
-
-
 # --- putting ------------------------------------------------------------------------------------------------------------
 
 
@@ -574,16 +456,6 @@ def test_content_on_its_way_is_not_fetched_once_more_when_another_copy_of_it_was
 
     assert len(fetched) == 1
     assert rig.hit("c").host_tokens == 4
-
-
-def test_eager_demotion_follows_the_store() -> None:
-    """What has landed in the host tier goes below with the next plan; ticking goes on until it is there."""
-    rig = BelowRig()
-    rig.fill("x", TEXT)
-
-    assert {name for _, _, name in rig.shelf.content} == {key(0, TEXT[:end]) for end in (4, 8, 12)}
-    assert rig.counts == {"demoted": 3}
-    assert not rig.scheduler.has_pending_work()
 
 
 def test_lazy_demotion_takes_what_is_evicted_next() -> None:
@@ -715,20 +587,6 @@ def test_eviction_does_not_wait_for_a_demotion_in_line() -> None:
 
 
 # --- upheavals ------------------------------------------------------------------------------------------------------------
-
-
-def test_reset_finds_nothing_below_any_more() -> None:
-    """All content is void: what lies below was computed before, and what is being fetched is not wanted."""
-    rig = BelowRig()
-    rig.shelf.fill(TEXT)
-    rig.add("a", TEXT)
-    rig.hit("a")
-    rig.plan()
-    rig.scheduler.reset()
-    rig.settle()
-
-    assert rig.hit("a").tokens == 0
-    assert rig.stored() == []
 
 
 def test_generation_of_one_name_is_shared() -> None:

@@ -8,73 +8,38 @@ from __future__ import annotations
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Completion, Contract, Ledger, Limits, Result, Worker
-from blocklife.ledger.views import block_of
-from blocklife.offload import EnginePool, FullAttention, Geometry, HostTier, OffloadScheduler, Policies, SlidingWindow
 from blocklife.states import Block
+from tests.rigs import PoolRig
 
 
-class Pool:
-    """An engine of one group that owns the pool, with nothing in it."""
-
-    def __init__(self, group: SlidingWindow | FullAttention) -> None:
-        limits = Limits(num_blocks=9, num_slots=8, max_requests=4)
-        self.ledger = Ledger(limits, contract=Contract.FENCE, own_pool=False, indexed=False)
-        self.scheduler = OffloadScheduler(self.ledger, HostTier(self.ledger, "lru"), Geometry([group]), Policies(plans_ahead=1))
-        self.pool = EnginePool(self.scheduler, lambda name: 10, one_a_step=False)
-
-    def name(self, name: str) -> None:
-        """A request that waits: all of them have the same prompt."""
-        self.scheduler.add_request(
-            name, lambda _group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=10
-        )
-
-    def add(self, name: str, blocks: tuple[int, ...], tokens: int, device_tokens: int = 0) -> None:
-        """A request that begins, in these blocks, of which the first *device_tokens* are a hit."""
-        self.name(name)
-        hit = self.pool.device_hit(name, 10, device_tokens)
-        self.pool.place_table(name, [blocks], device_tokens)
-        self.pool.record_growth()
-        self.scheduler.admit(name, hit, tokens)
-        self.pool.promise()
-
-
-class Engine(Pool):
+def ended() -> PoolRig:
     """Request *a* has computed eight of its ten tokens, and a step with the last two is out when it ends."""
-
-    def __init__(self) -> None:
-        super().__init__(SlidingWindow(2, 4))
-        self.add("a", (1, 2, 3, 4, 5), 8)
-        first = self.scheduler.build_plan(0).number
-        self.pool.schedule({"a": 2})
-        self.pool.record_growth()
-        self.pool.promise()
-        self.last = self.scheduler.build_plan(0).number
-        self.pool.settle_known(first, 0)
-        self.scheduler.finish("a")
-        self.pool.leave_windows()
-
-    def held(self) -> list[int]:
-        """The blocks that the ledger says *a* holds, 0 for none."""
-        return [block_of(life) for life in self.ledger.requests.table("a")]
+    engine = PoolRig("swa:2:4", 10)
+    engine.add("a", [(1, 2, 3, 4, 5)], 8)
+    first = engine.scheduler.build_plan(0).number
+    engine.plan({"a": 2})
+    engine.pool.settle_known(first, 0)
+    engine.scheduler.finish("a")
+    engine.pool.leave_windows()
+    return engine
 
 
 def test_window_of_an_ended_request_leaves_as_far_as_the_engine_says() -> None:
     """By its tokens two blocks have left; the engine, which counts more, has freed three, and hands one out."""
-    engine = Engine()
+    engine = ended()
     before = engine.held()
     engine.pool.leave_window_of_ended("a", [3])
     after = engine.held()
-    engine.add("b", (3,), 2)
+    engine.add("b", [(3,)], 2)
 
     assert before == [0, 0, 3, 4, 5]
     assert after == [0, 0, 0, 4, 5]
-    assert block_of(engine.ledger.requests.table("b")[0]) == 3
+    assert engine.held("b")[0] == 3
 
 
 def test_window_of_an_ended_request_that_is_short_for_the_engine_stays() -> None:
     """What has left by its tokens is not taken back, and a position behind the table is none."""
-    engine = Engine()
+    engine = ended()
     engine.pool.leave_window_of_ended("a", [1])
     before = engine.held()
     engine.pool.leave_window_of_ended("a", [9])
@@ -86,21 +51,19 @@ def test_window_of_an_ended_request_that_is_short_for_the_engine_stays() -> None
 
 def test_block_that_the_engine_frees_early_cannot_be_handed_out_before_it_has_left() -> None:
     """The control: without the call the ledger refuses the hand-out."""
-    engine = Engine()
+    engine = ended()
     with pytest.raises(MisuseError, match="block 3: cannot ALLOCATE"):
-        engine.add("b", (3,), 2)
+        engine.add("b", [(3,)], 2)
 
 
-def stored() -> Pool:
+def stored() -> PoolRig:
     """The whole prompt is in the host tier, and nobody has it any more."""
-    engine = Pool(FullAttention(2))
-    engine.add("a", (1, 2, 3, 4, 5), 10)
+    engine = PoolRig("full:2", 10)
+    engine.add("a", [(1, 2, 3, 4, 5)], 10)
     first = engine.scheduler.build_plan(0)
     engine.pool.settle_known(first.number, 0)
     engine.scheduler.finish("a")
-    second = engine.scheduler.build_plan(0)
-    jobs = [store.job for plan in (first, second) for store in plan.stores]
-    engine.pool.settle_known(second.number, 0, completions=[Completion(job, Worker(0), Result.OK) for job in jobs])
+    engine.settle(engine.scheduler.build_plan(0))
     return engine
 
 
@@ -154,25 +117,25 @@ def test_hit_without_a_host_part_is_no_load_to_expect(way: str) -> None:
 @pytest.mark.parametrize(("device_tokens", "holes"), [(0, 0), (2, 1), (6, 3)])
 def test_blocks_that_the_engine_has_hit_and_the_ledger_does_not_know_are_counted(device_tokens: int, holes: int) -> None:
     """They are left out of the table, each a hole, from none on."""
-    engine = Pool(FullAttention(2))
+    engine = PoolRig("full:2", 10)
     before = engine.pool.holes
-    engine.add("b", (1, 2, 3, 4, 5), 2, device_tokens)
+    engine.add("b", [(1, 2, 3, 4, 5)], 2, device_tokens)
 
     assert before == 0
     assert engine.pool.holes == holes
-    assert [block_of(life) for life in engine.ledger.requests.table("b")][:holes] == [0] * holes
+    assert engine.held("b")[:holes] == [0] * holes
 
 
 @pytest.mark.parametrize(
     ("blocks", "said"),
-    [([99], "block 99: blocks are 1 to 8"), ([-1], "block -1: blocks are 1 to 8"), ([5, 5], "named twice in one call")],
+    [([99], "block 99: blocks are 1 to 11"), ([-1], "block -1: blocks are 1 to 11"), ([5, 5], "named twice in one call")],
     ids=["none", "below zero", "twice"],
 )
 def test_blocks_that_an_engine_cannot_have_handed_out_are_refused(blocks: list[int], said: str) -> None:
     """Before a table is written, that of another request in the same step, too."""
-    engine = Pool(FullAttention(2))
-    engine.add("a", (1, 2), 4)
-    engine.add("b", (3, 4), 4)
+    engine = PoolRig("full:2", 10)
+    engine.add("a", [(1, 2)], 4)
+    engine.add("b", [(3, 4)], 4)
     before = engine.ledger.snapshot()
     engine.pool.extend("a", [[6]])
     engine.pool.extend("b", [blocks])
@@ -184,8 +147,8 @@ def test_blocks_that_an_engine_cannot_have_handed_out_are_refused(blocks: list[i
 
 def test_request_that_was_finished_beside_the_scheduler_is_named() -> None:
     """The ledger has another request in its row by now, whose table is not written."""
-    engine = Pool(FullAttention(2))
-    engine.add("a", (1, 2), 4)
+    engine = PoolRig("full:2", 10)
+    engine.add("a", [(1, 2)], 4)
     engine.ledger.finish("a")
     engine.ledger.add_request("b")
     before = engine.ledger.snapshot()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import cast
@@ -22,7 +21,7 @@ from blocklife.hook_errors import OnError
 from blocklife.ledger import GroupTransfer, JobId, Launched, Ledger, Result, Worker
 from blocklife.offload import Geometry, OffloadScheduler
 from blocklife.offload import replacement as replacement_module
-from blocklife.offload._host import EventKind, HostEvent, HostTier, TierStatistics
+from blocklife.offload._host import EventKind, HostTier, TierStatistics
 from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import BUILT_IN, Arc, Lru, Name, Replacement, can_be_saved, register, replacement
 from blocklife.states import Slot
@@ -111,25 +110,6 @@ def test_tier_forgets_the_least_recently_used_first() -> None:
 
 
 @BOTH
-def test_tier_touch_keeps_the_order_it_was_given(policy: str) -> None:
-    """Of several slots touched at once the last is the most recent."""
-    _, tier = tier_of(policy=policy)
-    tier.touch([2, 0])
-
-    assert reserved(tier, "x", "y", "z") == [1, 2, 0]
-
-
-@BOTH
-def test_tier_takes_empty_and_old_slots_together(policy: str) -> None:
-    """One empty slot and one eviction serve a store of two."""
-    ledger, tier = tier_of(policy=policy)
-    ledger.evict([1])
-
-    assert reserved(tier, "x", "y") == [1, 0]
-    assert ledger.slots.state(2) is Slot.READY
-
-
-@BOTH
 def test_tier_refuses_without_a_change(policy: str) -> None:
     """A store larger than what can be forgotten gets nothing, and nothing is forgotten for it."""
     ledger, tier = tier_of(policy=policy)
@@ -177,33 +157,6 @@ def test_tier_never_evicts_what_is_coming(policy: str) -> None:
 
 
 @BOTH
-def test_tier_counts_a_pinned_slot_as_used_when_it_is_passed_over(policy: str) -> None:
-    """It is in use at that moment, and need not be looked at again before the others have had their turn."""
-    ledger, tier = tier_of(policy=policy)
-    ledger.pin("lookup", [0])
-    first = fill(ledger, tier, "x")
-    ledger.unpin("lookup", [0])
-
-    assert first == 1
-    assert reserved(tier, "y") == [2]
-    assert reserved(tier, "y", "z") == [2, 0]
-
-
-@BOTH
-def test_tier_finds_a_slot_again_that_has_emptied(policy: str) -> None:
-    """A store that failed leaves its slot to the next one, which makes it the most recent."""
-    ledger = make_ledger(num_slots=2)
-    tier = HostTier(ledger, policy)
-    (slot,) = reserved(tier, "lost")
-    ledger.cancel(store(ledger, sealed(ledger, "a", keys("lost")), keys("lost"), slot))
-
-    assert reserved(tier, "x") == [slot]
-    ready(ledger, "x", slot)
-    other = fill(ledger, tier, "y")
-    assert reserved(tier, "z", "w") == [slot, other]
-
-
-@BOTH
 def test_tier_knows_the_slots_that_were_filled_before_it(policy: str) -> None:
     """A tier over a ledger with content forgets that content like its own, those it was not told of first."""
     ledger = make_ledger(num_slots=3, num_blocks=8)
@@ -214,17 +167,6 @@ def test_tier_knows_the_slots_that_were_filled_before_it(policy: str) -> None:
 
     assert tier.take_events() == []
     assert reserved(tier, "x", "y", "z") == [1, 2, 0]
-
-
-@BOTH
-def test_tier_touch_takes_a_slot_that_it_has_never_seen(policy: str) -> None:
-    """Somebody else filled it; from its first use on it counts."""
-    ledger = make_ledger(num_slots=1)
-    tier = HostTier(ledger, policy)
-    ready(ledger, "k")
-    tier.touch([0])
-
-    assert reserved(tier, "x") == [0]
 
 
 def test_tier_leaves_ghosts_only_of_what_gave_way() -> None:
@@ -303,16 +245,6 @@ def test_tier_tells_what_can_be_read_and_what_is_gone_in_order() -> None:
     assert tier.statistics().lost_events == 0
 
 
-def test_tier_tells_a_reset_with_every_key() -> None:
-    """All that was readable is gone, pinned or not; an event names the group and its keys."""
-    ledger, tier = tier_of()
-    ledger.pin("lookup", [1])
-    ledger.reset()
-    events = tier.take_events()
-
-    assert events == [HostEvent(EventKind.REMOVED, 0, tuple(keys("k0", "k1", "k2")))]
-
-
 def test_tier_counts_the_events_that_nobody_took() -> None:
     """The oldest fall out, and the number of those is known."""
     ledger = make_ledger(num_slots=2, num_blocks=8)
@@ -336,19 +268,6 @@ def test_tier_tells_again_what_can_be_read() -> None:
 
     assert sorted(told(tier)) == ["+k1", "+k2"]
     assert told(tier) == []
-
-
-def test_tier_lets_others_listen_on() -> None:
-    """Whoever listened to the slots before the tier still hears everything."""
-    ledger = make_ledger()
-    heard: list[tuple[bool, list[int]]] = []
-    ledger.slots.watch(lambda stored, slots: heard.append((stored, list(slots))))
-    tier = HostTier(ledger)
-    slot = fill(ledger, tier, "k")
-    ledger.evict([slot])
-
-    assert heard == [(True, [slot]), (False, [slot])]
-    assert told(tier) == ["+k", "-k"]
 
 
 def test_tier_without_events_loses_none() -> None:
@@ -774,34 +693,6 @@ def test_arc_survives_a_scan_that_washes_lru_out() -> None:
     keep_bounds(arc.policy if isinstance(arc.policy, Arc) else Arc(1))
 
 
-def test_arc_in_the_tier_keeps_what_is_used_again() -> None:
-    """The same through the real ledger: two slots are loaded from again and again while content streams past."""
-    kept = {}
-    for policy in ("lru", "arc"):
-        ledger, tier = tier_of(4, policy)
-        tier.touch([0, 1])
-        for number in range(12):
-            fill(ledger, tier, f"scan{number}")
-        kept[policy] = [tier.answer(0, key) for key in keys("k0", "k1")]
-
-    assert kept == {"lru": [Answer.MISS] * 2, "arc": [Answer.HIT] * 2}
-
-
-def test_arc_learns_from_ghosts_of_a_batch() -> None:
-    """Names that come back together after they gave way move the balance, and are content that is used again."""
-    arc = Arc(4)
-    cache = Cache(4, arc)
-    cache.enter([name_of(each) for each in range(4)])
-    arc.touch([cache.slots[name_of(each)] for each in (2, 3)])
-    cache.enter([name_of(each) for each in (10, 11)])
-    ghosts, before = list(arc._once_ghosts), arc._target
-    cache.enter(ghosts)
-
-    assert ghosts == [name_of(0), name_of(1)]
-    assert (before, arc._target) == (0.0, 2.0)
-    assert {cache.slots[name_of(0)], cache.slots[name_of(1)]} <= set(arc._again)
-
-
 def judged(arc: Arc, coming: Sequence[Name]) -> tuple[list[int], float]:
     """REPLACE once for each coming name, with lists: the victims in order, and the balance afterwards."""
     once, again, size, p = list(arc._once), list(arc._again), len(arc._once), arc._target
@@ -911,23 +802,3 @@ def test_lru_of_many_at_once_is_a_list_in_the_order_of_use(seed: int) -> None:
             lru = Lru()
             lru.restore(saved)
         assert lru.snapshot(names) == tuple(order)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_lru_is_a_list_in_the_order_of_use(seed: int) -> None:
-    """Beside a list that is reordered by hand."""
-    dice = random.Random(seed)
-    cache, order = Cache(6, Lru()), OrderedDict[Name, None]()
-    for name in trace(seed, 600):
-        hit = name in order
-        order[name] = None
-        order.move_to_end(name)
-        if len(order) > 6:
-            order.popitem(last=False)
-        assert cache.ask(name) == hit
-        if dice.random() < 0.05:
-            gone = dice.choice(list(order))
-            del order[gone]
-            cache.policy.remove(cache.slots.pop(gone))
-
-    assert set(cache.slots) == set(order)

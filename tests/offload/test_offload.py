@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError
-from blocklife.ledger import Completion, Contract, JobId, Jobs, Launched, Ledger, LedgerTransition, Limits, Plan, Result, Worker
+from blocklife.ledger import Completion, Contract, JobId, Launched, Ledger, LedgerTransition, Limits, Result, Worker
 from blocklife.offload import FullHit, Geometry, HostTier, LastStep, Mode, OffloadScheduler, Placed, Policies
 from blocklife.offload._lookup import Answer
 from blocklife.offload._search import HostAnswers
 from blocklife.states import Block, BlockLife, Request, Slot
-from tests.rigs import Rig, key, letters, scheduler_key, scheduler_refuses, sources, targets
-from tests.worlds import BOTH, make_ledger, ready
+from tests.rigs import Rig, key, letters, scheduler_refuses, sources, targets
+from tests.worlds import make_ledger, ready
 
 # --- one life ----------------------------------------------------------------------------------------------------------------
 
@@ -48,69 +48,6 @@ def test_content_is_stored_as_it_fills_and_loaded_when_the_device_has_forgotten_
     assert rig.settled.loaded == ("b",)
     assert rig.ledger.requests.state("b") is Request.RUNNING
     assert rig.scheduler.requests.progress("b").computed == 8
-
-
-def test_chunk_of_several_blocks_is_stored_as_it_fills() -> None:
-    """While its request runs on; of a chunk that is not full nothing is."""
-    rig = Rig(chunk=2)
-    rig.add("a", letters(14))
-    rig.let_in("a")
-    rig.tick()
-
-    assert sources(rig.tick()) == [[1, 2]]
-    assert rig.stored() == ["abcdefgh"]
-
-
-def test_hit_goes_on_in_the_host_tier_behind_the_device() -> None:
-    """The device has the first half, the host both: only the second half is loaded."""
-    rig = Rig(blocks=5)
-    rig.fill("a", letters(13))
-    rig.add("x", letters(8, "p"))
-    rig.let_in("x")  # takes the block that is handed out first: the end of the prefix
-    rig.add("b", letters(13))
-    hit = rig.hit("b")
-
-    assert rig.stored() == ["abcd", "abcdefgh", "abcdefghijkl"]
-    assert 0 < hit.device_tokens < 12
-    assert (hit.tokens, len(hit.slots[0])) == (12, (12 - hit.device_tokens) // 4)
-
-
-@pytest.mark.parametrize(
-    ("policy", "tokens", "compute_from"),
-    [(FullHit.DROP_LAST_BLOCK, 4, 4), (FullHit.RECOMPUTE_LAST_TOKEN, 8, 7)],
-    ids=["drop", "recompute"],
-)
-@pytest.mark.parametrize("where", ["device", "host"])
-def test_hit_on_the_whole_prompt(policy: FullHit, tokens: int, compute_from: int, where: str) -> None:
-    """Something is left to compute: a block, or one token of a block that is final already."""
-    rig = Rig(policies=Policies(full_hit=policy))
-    rig.fill("a", letters(8))
-    if where == "host":
-        rig.reset_device()
-    rig.add("b", letters(8))
-    hit = rig.hit("b")
-    runs = rig.scheduler.admit("b", hit, 8 - compute_from)
-    rig.tick()
-    if not runs:
-        rig.scheduler.grow({"b": 8 - compute_from})
-        rig.tick()
-
-    assert (hit.tokens, hit.compute_from) == (tokens, compute_from)
-    assert rig.scheduler.requests.progress("b").computed == 8
-    assert rig.scheduler.requests.progress("b").known == 9
-
-
-def test_window_of_a_recomputed_token_reaches_one_token_further_back() -> None:
-    """The last token is read for once more, with its own window: one block more than the next token would need."""
-    found = []
-    for policy in FullHit:
-        rig = Rig("swa:2:3", policies=Policies(full_hit=policy))
-        rig.fill("a", letters(8))
-        rig.add("b", letters(8))
-        hit = rig.hit("b")
-        found.append((hit.compute_from, len(hit.lives[0])))
-
-    assert found == [(6, 1), (7, 2)]
 
 
 # --- pins and caps -----------------------------------------------------------------------------------------------------------
@@ -182,26 +119,6 @@ def test_deferred_lookup_is_answered_from_memory_until_a_job_has_ended() -> None
     assert rig.scheduler.statistics().deferred == 1
 
 
-def test_deferred_lookup_is_answered_anew_when_stores_have_landed_together() -> None:
-    """However many end in one step, what was waited for is there: nobody goes on waiting for what is over."""
-    rig = Rig(policies=Policies(last_step=LastStep.DRAIN))
-    for name, text in (("a", letters(4)), ("b", letters(4, "p"))):
-        rig.add(name, text)
-        rig.let_in(name)
-    rig.tick(land=False)
-    rig.tick(land=False)
-    for name in "ab":
-        rig.scheduler.abort(name)
-    rig.ledger.drop([rig.ledger.blocks.life(place) for place in (1, 2)])
-    rig.add("c", letters(5))
-    before = rig.hit("c")
-    rig.tick()
-    after = rig.hit("c")
-
-    assert (before.deferred, after.deferred) == (True, False)
-    assert after.host_tokens == 4
-
-
 def test_deferred_lookup_is_answered_anew_when_the_load_that_it_waits_for_is_given_up() -> None:
     """The copy is still out, and nobody waits for its content any more: who wants it loads it."""
     rig = Rig(blocks=40)
@@ -220,7 +137,7 @@ def test_deferred_lookup_is_answered_anew_when_the_load_that_it_waits_for_is_giv
 
 
 @pytest.mark.parametrize("what", ["preempt", "reset"])
-def test_hit_is_good_for_one_admissions(what: str) -> None:
+def test_hit_is_good_for_one_admission(what: str) -> None:
     """Who has lost everything in the same step is looked up again: what the hit counted on is no longer pinned."""
     rig = Rig(policies=Policies(last_step=LastStep.DRAIN))
     rig.fill("a", letters(4))
@@ -296,23 +213,6 @@ def test_max_load_failures_ends_the_looking(failures: int) -> None:
 # --- many want one -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [2, 5, 12])
-def test_many_behind_a_load_that_fails_are_released_together(count: int) -> None:
-    """Nobody inherits the wait one by one: with the content gone, all of them compute in the next step."""
-    rig = Rig(blocks=60)
-    rig.fill("a", letters(8))
-    rig.reset_device()
-    names = [f"b{number}" for number in range(count)]
-    for name in names:
-        rig.add(name, letters(9))
-    assert not rig.let_in(names[0])
-    assert all(rig.hit(name).deferred for name in names[1:])
-    rig.tick(ok=False)
-    hits = [rig.hit(name) for name in names]
-
-    assert [(hit.tokens, hit.deferred) for hit in hits] == [(0, False)] * count
-
-
 def test_what_a_load_brings_is_expected_until_it_has_ended() -> None:
     """Nobody else needs to load it meanwhile; afterwards nothing is kept of it, however the load ended."""
     for ok in (True, False):
@@ -343,23 +243,6 @@ def test_chunk_has_its_turn_once(chunk: int) -> None:
 
 
 # --- ends --------------------------------------------------------------------------------------------------------------------
-
-
-def test_finish_reserves_what_is_left_before_the_blocks_go() -> None:
-    """The last full block is stored although its request is over; the last sampled token's place never is."""
-    rig = Rig()
-    rig.add("a", letters(9), prompt=7)
-    rig.let_in("a")
-    rig.tick()
-    rig.scheduler.grow()
-    rig.tick()
-    rig.scheduler.finish("a")
-    ended = rig.scheduler._state.requests
-    rig.drain()
-
-    assert ended == {}
-    assert rig.stored() == ["abcd", "abcdefgh"]
-    assert rig.ledger.statistics().requests == 0
 
 
 @pytest.mark.parametrize("count", [0, 3])
@@ -485,22 +368,18 @@ def test_state_that_is_still_being_made_is_not_offered_by_a_preemption() -> None
     assert rig.scheduler.statistics().waiting == 0
 
 
-@pytest.mark.parametrize("how", ["finish", "abort"])
-def test_end_of_who_is_in_a_plan_waits_for_the_plan(how: str) -> None:
-    """Blocks are not given back while the forward pass may still write them."""
+def test_end_that_waits_for_its_plan_comes_with_a_reset() -> None:
+    """Nobody's content is wanted any more: the request holds nothing, and its plan settles without it."""
     rig = Rig(policies=Policies(plans_ahead=1))
     rig.add("a", letters(8))
     rig.let_in("a")
     rig.plan()
-    getattr(rig.scheduler, how)("a")
-    held = rig.blocks("a")
-    with scheduler_refuses(rig, MisuseError, "it is over, and ends when its plan has settled"):
-        rig.scheduler.preempt("a")
-    settled = rig.settle()
+    rig.scheduler.finish("a")
+    preempted = rig.scheduler.reset()
 
-    assert held == [1, 2]
-    assert settled.ended == ("a",)
+    assert preempted == []
     assert "a" not in rig.ledger.requests
+    assert rig.settle().ended == ()
 
 
 def test_who_is_refused_admission_has_cost_nothing() -> None:
@@ -517,118 +396,6 @@ def test_who_is_refused_admission_has_cost_nothing() -> None:
     hit = rig.hit("b")
     with scheduler_refuses(rig, CapacityError, "all 1 jobs are out"):
         rig.scheduler.admit("b", hit, 1)
-
-
-@pytest.mark.parametrize("problem", ["too few", "an error of its own"])
-def test_keys_that_fail_an_admission_cost_nothing(problem: str) -> None:
-    """Blocks that were taken before the keys of the load were asked for go back."""
-    rig = Rig(blocks=6)
-    rig.fill("a", letters(8))
-    rig.reset_device()
-    gone: list[bool] = []
-
-    def fickle(group: int, start: int, stop: int) -> list[bytes]:
-        found = [key(group, letters(8)[: 4 * block + 4]) for block in range(start, stop)]
-        if gone and problem != "too few":
-            raise OSError("the keys are gone")
-        return found[:-1] if gone else found
-
-    rig.scheduler.add_request("b", fickle, prompt_tokens=9)
-    hit = rig.scheduler.lookup("b", 9)
-    assert hit.host_tokens
-    gone.append(True)
-    free = rig.ledger.blocks.free
-    with pytest.raises((MisuseError, OSError)):
-        rig.scheduler.admit("b", hit, 1)
-
-    assert (rig.ledger.blocks.free, rig.ledger.requests.table("b")) == (free, [])
-    assert rig.ledger.requests.state("b") is Request.WAITING
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("problem", ["no bytes", "too few", "an error of its own"])
-def test_plan_that_keys_have_failed_is_made_whole_by_the_next_call(failing: int, problem: str) -> None:
-    """No plan is out, nothing of the step is lost or planned twice: the next call makes the plan that it would have made."""
-
-    def planned(*, fails: bool) -> tuple[list[Plan], object]:
-        rig = Rig("full:4,mamba:4", blocks=20)
-        gone: list[bool] = []
-
-        def fickle(group: int, start: int, stop: int) -> Any:
-            if not gone or group != failing:
-                return [key(group, letters(20)[: 4 * block + 4]) for block in range(start, stop)]
-            if problem == "an error of its own":
-                raise OSError("the keys are gone")
-            return [] if problem == "too few" else ["no bytes"] * (stop - start)
-
-        rig.add("z", letters(8, "p"))
-        rig.let_in("z")
-        rig.tick(land=False)
-        rig.tick(land=False)
-        rig.scheduler.preempt("z")
-        rig.scheduler.add_request("a", fickle, prompt_tokens=9)
-        rig.let_in("a", 8)
-        rig.scheduler.hand_off("a", 1, 8)
-        if fails:
-            gone.append(True)
-            with pytest.raises((MisuseError, IndexError, OSError)):
-                rig.scheduler.build_plan(9.0)
-            assert not rig.scheduler.plans_out
-            gone.clear()
-        return [rig.tick(land=False), rig.tick(land=False)], scheduler_key(rig.scheduler)
-
-    (waits, stores), end = planned(fails=True)
-
-    assert end == planned(fails=False)[1]
-    assert [job.number for job in waits.flushes] == [1]
-    assert [each.group_sizes for each in stores.stores] == [(2, 1)]
-
-
-@pytest.mark.parametrize("problem", ["too few", "an error of its own"])
-def test_settle_that_keys_have_failed_can_be_done_again(problem: str) -> None:
-    """One request ends with the plan, another has its load: keys that fail cost the plan nothing, and nobody is forgotten."""
-    rig = Rig(blocks=12)
-    rig.fill("z", letters(8, "p"))
-    rig.reset_device()
-    gone: list[bool] = []
-
-    def fickle(group: int, start: int, stop: int) -> list[bytes]:
-        found = [key(group, letters(20)[: 4 * block + 4]) for block in range(start, stop)]
-        if gone and problem != "too few":
-            raise OSError("the keys are gone")
-        return found[:-1] if gone else found
-
-    rig.scheduler.add_request("a", fickle, prompt_tokens=11)
-    rig.scheduler.cap("a", 8, None)  # of what is stored the plan has the keys already
-    rig.let_in("a", 11)
-    rig.tick()
-    rig.scheduler.grow({"a": 1})  # the token that fills its third block
-    rig.add("b", letters(9, "p"))
-    rig.let_in("b")
-    plan = rig.plan()
-    rig.scheduler.finish("a")
-    gone.append(True)
-    before, reports = scheduler_key(rig.scheduler), rig.reports()
-    with pytest.raises((MisuseError, OSError)):
-        rig.scheduler.settle(plan.number, 1.0, completions=reports)
-
-    assert scheduler_key(rig.scheduler) == before
-    gone.clear()
-    settled = rig.scheduler.settle(plan.number, 1.0, completions=reports)
-    assert (settled.loaded, settled.ended) == (("b",), ("a",))
-
-
-@BOTH
-def test_who_finds_no_room_has_cost_nothing(contract: Contract) -> None:
-    """Neither a hit nor a block is taken from anybody."""
-    rig = Rig(blocks=5, contract=contract)
-    rig.fill("a", letters(8))
-    rig.add("x", letters(8, "p"))
-    rig.let_in("x")
-    rig.add("b", letters(20))
-    hit = rig.hit("b")
-    with scheduler_refuses(rig, CapacityError, "blocks wanted"):
-        rig.scheduler.admit("b", hit, 12)
 
 
 def test_who_finds_no_room_to_grow_is_named_in_order() -> None:
@@ -879,14 +646,6 @@ def busy(rig: Rig) -> Rig:
     return rig
 
 
-def stale_hit(rig: Rig) -> None:
-    hit = rig.hit("w")
-    rig.tick(land=False)
-    with scheduler_refuses(rig, MisuseError, "its hit is not of this step"):
-        rig.scheduler.admit("w", hit, 4)
-    raise MisuseError("its hit is not of this step")
-
-
 def unknown(rank: int) -> Completion:
     return Completion(JobId(1, 1), Worker(rank), Result.OK)
 
@@ -1013,13 +772,6 @@ def test_sleeping_scheduler_refuses_a_step_and_changes_nothing(case: str) -> Non
     rig.tick()
 
 
-def test_hit_of_another_step_is_refused() -> None:
-    """What was counted is no longer pinned."""
-    rig = busy(Rig("full:4,mamba:4"))
-    with pytest.raises(MisuseError, match="not of this step"):
-        stale_hit(rig)
-
-
 def test_deferred_hit_and_no_tokens_are_refused() -> None:
     """Who waits for a copy cannot be let in, and who runs computes something."""
     rig = busy(Rig())
@@ -1031,44 +783,6 @@ def test_deferred_hit_and_no_tokens_are_refused() -> None:
         rig.scheduler.admit("m", deferred, 1)
     with scheduler_refuses(rig, MisuseError, "cannot run 0 tokens"):
         rig.scheduler.admit("w", fresh, 0)
-
-
-class KeysFailingOnce:
-    """The keys of thirteen letters; the call with this number raises."""
-
-    def __init__(self, fails: int) -> None:
-        self.fails = fails
-        self.calls = 0
-
-    def __call__(self, group: int, start: int, stop: int) -> list[bytes]:
-        self.calls += 1
-        if self.calls == self.fails:
-            raise TimeoutError
-        return [key(group, letters(13)[: (block + 1) * 4]) for block in range(start, stop)]
-
-
-def test_request_whose_keys_cannot_be_had_is_not_let_in() -> None:
-    """Whichever of the calls for its keys fails: nothing has changed, and it can be tried again."""
-    for fails in range(1, 9):
-        rig = Rig()
-        rig.fill("z", letters(9))
-        rig.reset_device()
-        keys = KeysFailingOnce(fails)
-        rig.scheduler.add_request("a", keys, prompt_tokens=13)
-        try:
-            hit = rig.scheduler.lookup("a", 13)
-        except TimeoutError:
-            continue
-        try:
-            rig.scheduler.admit("a", hit, 1)
-        except TimeoutError:
-            assert rig.scheduler.statistics().host_hits == (0,)
-            rig.scheduler.admit("a", rig.scheduler.lookup("a", 13), 1)
-            rig.tick()
-            assert rig.settled.loaded == ("a",)
-            continue
-        return
-    pytest.fail("each call failed")
 
 
 def test_key_of_a_block_is_asked_for_once_by_its_plan() -> None:
@@ -1115,36 +829,6 @@ def test_keys_of_a_plan_are_void_for_a_request_that_left_it() -> None:
     for name in "ab":
         rig.scheduler._asking.keys_of(rig.scheduler._state.requests[name], 0, 0, 3)
     assert asked == ["a"]
-
-
-@pytest.mark.parametrize("groups", ["full:4", "full:4+drafter", "full:4,swa:4:8"])
-def test_plan_whose_keys_cannot_be_had_settles_later(groups: str) -> None:
-    """Whichever of the calls for the keys of a request that ends with it fails: the plan is still out, and nothing is lost."""
-    failed = 0
-    for fails in range(1, 30):
-        rig, keys = Rig(groups), KeysFailingOnce(fails)
-        rig.scheduler.add_request("a", keys, prompt_tokens=13)
-        rig.scheduler.cap("a", 8, None)  # of what is stored the plan has the keys already
-        try:
-            rig.scheduler.admit("a", rig.scheduler.lookup("a", 13), 13)
-            rig.plan()
-            rig.scheduler.finish("a")
-        except TimeoutError:
-            continue
-        if keys.calls >= fails:
-            continue
-        try:
-            rig.settle()
-        except TimeoutError:
-            failed += 1
-            plan = rig.scheduler.plans_out[0]
-            assert rig.scheduler.settle(plan, rig.now).ended == ("a",)
-            rig.drain()
-            assert len(rig.stored()) == 2
-            continue
-        assert failed > 0
-        return
-    pytest.fail("each call failed")
 
 
 def test_renewal_that_is_refused_changes_no_generation() -> None:
@@ -1236,8 +920,6 @@ def test_only_limits_of_tokens_may_be_none(name: str) -> None:
 
 
 # --- synchronous and asynchronous --------------------------------------------------------------------------------------------
-
-ENDS = ("finish", "finish", "finish", "abort")
 
 
 def final_state(groups: str, chunk: int, seed: int, ahead: int, *, direct: bool = True) -> tuple[object, ...]:
@@ -1570,20 +1252,6 @@ def test_a_foreign_lookup_needs_the_hit_of_the_allocator() -> None:
         rig.hit("a")
 
 
-def test_snapshot_counts_what_is_left_of_a_deadline_from_0_unless_told() -> None:
-    """What is left of it at another time is another world."""
-    rig = Rig(deadline=10.0)
-    rig.add("a", letters(5))
-    rig.let_in("a")
-    rig.tick()
-    plan = rig.plan()
-    rig.scheduler.settle(rig.plans.pop(0).number, rig.now, launched=[Launched(plan.stores[0].job, Worker(0))])
-    scheduler = rig.scheduler
-
-    assert scheduler.snapshot() == scheduler.snapshot(now=0.0)
-    assert scheduler.snapshot() != scheduler.snapshot(now=1.0)
-
-
 # --- counting ----------------------------------------------------------------------------------------------------------------
 
 
@@ -1606,28 +1274,6 @@ def test_statistics_count_blocks_and_chunks() -> None:
     assert (refused.waiting, refused.host_hits) == (1, (0,))
     assert now.device_hits == (2,)
     assert (now.waiting, now.deferred, now.stale, now.partial) == (0, 0, 0, 0)
-
-
-def test_quarantined_load_is_heard_of_at_once_and_waits_for_nobody() -> None:
-    """Past its deadline a load is lost for its request; its places come home when the engine has proof."""
-    rig = Rig(deadline=2.0)
-    rig.fill("a", letters(8))
-    rig.reset_device()
-    rig.add("b", letters(9))
-    rig.let_in("b")
-    plan = rig.plan()
-    job = plan.loads[0].job
-    rig.scheduler.settle(plan.number, 1.0, launched=[Launched(job, Worker(0))])
-    failed = [rig.scheduler.settle(rig.scheduler.build_plan(now).number, now).failed for now in (2.0, 3.0)]
-    before = rig.ledger.statistics()
-    pending = rig.scheduler.has_pending_work()
-    rig.ledger.quiesce(Jobs((job,)))
-
-    assert failed == [(), ("b",)]
-    assert rig.ledger.requests.state("b") is Request.WAITING
-    assert (before.quarantined, before.free, pending) == (2, 14, True)
-    assert rig.ledger.statistics().free == 16
-    assert not rig.scheduler.has_pending_work()
 
 
 # --- waits that nobody would end ----------------------------------------------------------------------------------------------
@@ -1897,15 +1543,6 @@ def test_hit_of_another_request_is_refused() -> None:
         rig.scheduler.admit("a", other, 5)
 
 
-def test_request_that_can_never_fit_is_told_so() -> None:
-    """Waiting would not help: the refusal differs from that of a device that is full at the moment."""
-    rig = Rig(blocks=4)
-    rig.add("big", letters(17))
-    hit = rig.hit("big")
-    with scheduler_refuses(rig, CapacityError, r"request big: 5 blocks wanted, and the device has 3 \(it never fits"):
-        rig.scheduler.admit("big", hit, 17)
-
-
 # --- layers of a drafter ------------------------------------------------------------------------------------------------
 
 
@@ -1964,51 +1601,6 @@ def test_last_block_of_a_request_that_ends_while_its_plan_is_out_is_stored() -> 
     rig.drain()
 
     assert len(rig.stored(1)) == len(rig.cached(1)) == 3
-
-
-def test_chunk_of_several_blocks_waits_for_the_next_chunk() -> None:
-    """The unit that a drafter keeps back is a chunk; on the device, a block."""
-    rig = drafting(chunk=2)
-    rig.add("a", letters(40), prompt=4)
-    rig.let_in("a")
-    rig.tick()
-    found = {computed: (len(rig.stored(1)), len(rig.cached(1))) for computed in decode(rig, 14)}
-
-    assert (found[8], found[12], found[16], found[17]) == ((0, 1), (0, 2), (0, 3), (1, 3))
-
-
-@pytest.mark.parametrize("where", ["device", "host"])
-@pytest.mark.parametrize(
-    ("text", "length"),
-    [(letters(16), 12), (letters(12) + "zzzz", 8), (letters(8) + "zzzzz", 4), (letters(4) + "zzzz", 0)],
-    ids=["behind the limit", "other end", "shorter", "one block"],
-)
-def test_hit_needs_the_block_behind_it(where: str, text: str, length: int) -> None:
-    """What a drafter keeps of the last token of a block depends on the token after it, which the next block's key tells."""
-    rig = drafting()
-    rig.fill("a", letters(16))
-    if where == "host":
-        rig.reset_device()
-    rig.add("b", text)
-    hit = rig.hit("b")
-
-    assert (hit.tokens, hit.host_tokens) == (length, length if where == "host" else 0)
-    assert all(len(own) * 4 == length for own in (hit.slots if where == "host" else hit.lives))
-
-
-@pytest.mark.parametrize(("tokens", "deferred"), [(8, False), (12, True)], ids=["its last block alone", "a block before it"])
-def test_load_is_waited_for_only_if_its_proof_comes_with_it(tokens: int, deferred: bool) -> None:
-    """The last block of a load is no hit on the device, where nothing proves it: whoever needs only that loads it, too."""
-    rig = Rig("full:4+drafter")
-    rig.fill("a", letters(16))
-    rig.reset_device()
-    for name in "bc":
-        rig.add(name, letters(tokens))
-    rig.let_in("b")
-    hit = rig.hit("c")
-
-    assert hit.deferred == deferred
-    assert hit.host_tokens == (0 if deferred else tokens - 4)
 
 
 def test_block_before_a_tail_is_not_loaded_while_another_load_brings_it() -> None:

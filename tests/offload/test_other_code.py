@@ -23,204 +23,20 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from blocklife.errors import CapacityError, InterruptedCallError, MisuseError, RefusedError
-from blocklife.hook_errors import OnError
-from blocklife.ledger import Completion, Contract, JobId, Ledger, Limits, Plan, Result, Worker
+from blocklife.errors import InterruptedCallError, MisuseError, RefusedError
+from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.invariants import check
-from blocklife.offload import BelowIndex, Geometry, Hit, HostTier, Mamba, Mode, OffloadScheduler, Policies, Settled
+from blocklife.offload import Policies
 from blocklife.offload._lookup import Answer
-from blocklife.offload._snapshot import SavedScheduler
-from blocklife.offload.replacement import Lru, Name, Replacement
+from blocklife.offload.replacement import Lru, Name
 from blocklife.recording import Recorder
-from tests.rigs import Rig, letters, scheduler_key, scheduler_refuses
+from tests.rigs import Call, Engine, Rig, letters, scheduler_key, scheduler_refuses
 
 T = TypeVar("T")
-Call = Callable[[], T]
 
 
 class TroubleError(Exception):
     """What the code of others raises here."""
-
-
-class KeysOf:
-    """The keys of one request: all its letters up to the end of a block. Equal for equal requests, as snapshots want it."""
-
-    def __init__(self, engine: Engine, name: str) -> None:
-        self.engine, self.name = engine, name
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, KeysOf) and self.name == other.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __call__(self, group: int, start: int, stop: int) -> list[bytes]:
-        self.engine.ask()
-        size, text = self.engine.geometry.block_tokens[group], self.engine.texts[self.name]
-        return [f"{group}:{text[: (block + 1) * size]}".encode() for block in range(start, stop)]
-
-
-class Engine:
-    """A serving engine that decides by a seed alone: what requests come, who is preempted, which copies land and which fail."""
-
-    def __init__(
-        self,
-        seed: int,
-        *,
-        replacement: str | Replacement = "lru",
-        errors: OnError = "keep",
-        below: BelowIndex | None = None,
-        groups: str = "",
-    ) -> None:
-        self.draw = draw = random.Random(seed)
-        chosen = groups or draw.choice(["full:4", "full:4,swa:4:8", "full:4,mamba:4", "swa:4:8", "full:4,local:4:8"])
-        self.geometry = Geometry.parse(chosen, draw.choice([1, 1, 2]))
-        self.ahead, self.num_workers = draw.choice([0, 1]), draw.choice([1, 2])
-        limits = Limits(
-            num_blocks=draw.choice([14, 24]),
-            num_slots=draw.choice([4, 12]),
-            max_jobs=draw.choice([4, 16]),
-            num_groups=len(self.geometry.groups),
-            num_workers=self.num_workers,
-        )
-        self.ledger = Ledger(limits, contract=draw.choice([*Contract]), deadline=20.0, errors=errors)
-        self.tier = HostTier(self.ledger, replacement)
-        policies = Policies(plans_ahead=self.ahead, mode=draw.choice([*Mode]))
-        self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies, below=below)
-        self.states = [at for at, group in enumerate(self.geometry.groups) if isinstance(group, Mamba)]
-        self.texts: dict[str, str] = {}
-        self.ends: dict[str, int] = {}
-        self.over: set[str] = set()
-        self.plans: list[Plan] = []
-        self.flying: list[tuple[JobId, int]] = []
-        self.outcomes: list[object] = []
-        """What the calls have returned, in words that do not name objects."""
-        self.now = 0.0
-        self.wrap: Callable[[str, Call[Any]], Any] = lambda _, call: call()
-        """What stands around each call of the scheduler."""
-        self.ask: Callable[[], object] = lambda: None
-        """Called whenever keys are asked for."""
-
-    def call(self, name: str, call: Call[T]) -> T:
-        """One call of the scheduler."""
-        found: T = self.wrap(name, call)
-        return found
-
-    def step(self) -> None:
-        """One step of the engine."""
-        draw, scheduler = self.draw, self.scheduler
-        self.now += 1.0
-        if len(scheduler.requests) < 8 and draw.random() < 0.6:
-            self._arrive()
-        running = scheduler.requests.running()
-        if running and draw.random() < 0.15:
-            victim = draw.choice(running)
-            self.call("preempt", partial(scheduler.preempt, victim))
-        tokens = {name: self._wanted(name) for name in scheduler.requests.running()}
-        while short := self.call("grow", partial(scheduler.grow, tokens)):
-            victim = scheduler.requests.running()[-1]
-            self.call("preempt", partial(scheduler.preempt, victim))
-            tokens = {name: tokens[name] for name in short if name != victim}
-            if not tokens:
-                break
-        self._let_in()
-        self._hand_off()
-        plan = self.call("build_plan", lambda: scheduler.build_plan(self.now))
-        self.plans.append(plan)
-        self.outcomes.append((plan.number, len(plan.loads), len(plan.stores), plan.flushes))
-        self._launch(plan)
-        if len(self.plans) > self.ahead:
-            self.settle()
-        for name in scheduler.requests.running():
-            if scheduler.requests.progress(name).known >= self.ends[name] and name not in self.over:
-                self.over.add(name)
-                how = scheduler.finish if draw.random() < 0.8 else scheduler.abort
-                self.call(how.__name__, partial(how, name))
-
-    def _arrive(self) -> None:
-        name = f"r{len(self.texts)}"
-        prefix = self.draw.choice(["abcdefghijklmnop", "abcdefghABCDEFGH", "zyxwvutsrqponmlk"])[: self.draw.randrange(3, 15)]
-        self.texts[name] = prefix + f"<{name}>" + letters(40)
-        self.ends[name] = len(prefix) + self.draw.randrange(2, 14)
-        self.call(
-            "add_request",
-            lambda: self.scheduler.add_request(name, KeysOf(self, name), prompt_tokens=len(prefix)),
-        )
-
-    def _wanted(self, name: str) -> int:
-        """How many tokens a request runs in this step."""
-        progress = self.scheduler.requests.progress(name)
-        left = progress.known - progress.computed - progress.in_flight
-        if left > 0:
-            return min(left, 5)
-        return int(not self.ahead or (left == 0 and bool(progress.in_flight)))
-
-    def _let_in(self) -> None:
-        """Look the waiting requests up, and let in who fits."""
-        scheduler = self.scheduler
-        for name in list(self.texts):
-            if name not in scheduler.requests or name in self.over or scheduler.requests.is_running(name):
-                continue
-            if self.ledger.requests.state(name).name not in ("WAITING", "PREEMPTED"):
-                continue
-            known = scheduler.requests.progress(name).known
-            try:
-                hit: Hit = self.call("lookup", partial(scheduler.lookup, name, known))
-                if hit.deferred:
-                    continue
-                count = 0 if hit.host_tokens else min(5, known - hit.compute_from)
-                self.call("admit", partial(scheduler.admit, name, hit, count))
-                self.outcomes.append((name, hit.tokens, hit.host_tokens))
-            except CapacityError:
-                continue
-
-    def _hand_off(self) -> None:
-        """States are kept at the end of each block that this step reaches."""
-        table = self.scheduler._progress
-        for name in self.scheduler.requests.running() if self.states else ():
-            row = self.ledger.requests.row(name)
-            end = int(table.computed[row] + table.in_flight[row] + table.wanted[row])
-            for group in self.states:
-                if table.wanted[row] and end % self.geometry.block_tokens[group] == 0:
-                    self.scheduler.hand_off(name, group, end)
-
-    def _launch(self, plan: Plan) -> None:
-        """The workers have the copies of a plan."""
-        copies = [each.job for each in (*plan.loads, *plan.stores)] + [each.job for each in (*plan.promotes, *plan.demotes)]
-        self.flying += [(job, rank) for job in copies for rank in range(self.num_workers)]
-
-    def settle(self) -> None:
-        """Settle the oldest plan; some copies have landed, some of them failed."""
-        plan, landed, still = self.plans.pop(0), list[Completion](), list[tuple[JobId, int]]()
-        for job, rank in self.flying:
-            if job in plan.flushes or self.draw.random() < 0.4:
-                landed.append(Completion(job, Worker(rank), Result.OK if self.draw.random() > 0.06 else Result.FAILED))
-            else:
-                still.append((job, rank))
-        self.flying = still
-        settled: Settled = self.call("settle", lambda: self.scheduler.settle(plan.number, self.now, completions=landed))
-        self.outcomes.append((settled.loaded, settled.failed, settled.ended))
-
-    def state(self) -> SavedScheduler:
-        """Everything, as a value."""
-        return self.scheduler.snapshot(self.scheduler.canonical_names())
-
-    def drain(self) -> None:
-        """End all requests, and step until nothing is left."""
-        for name in self.texts:
-            if name in self.scheduler.requests and name not in self.over:
-                self.scheduler.abort(name)
-        for _ in range(100):
-            while self.plans:
-                self.settle()
-            if not self.scheduler.has_pending_work():
-                break
-            self.now += 1.0
-            self.plans.append(self.scheduler.build_plan(self.now))
-            self._launch(self.plans[-1])
-        assert not self.scheduler.has_pending_work()
-        assert check(self.ledger) == []
-        assert self.ledger.blocks.count_busy() == self.ledger.slots.count_busy() == 0
 
 
 STEPS = 25

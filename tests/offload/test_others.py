@@ -7,30 +7,25 @@ from __future__ import annotations
 
 import pytest
 
-from blocklife.ledger import Completion, Contract, Ledger, Limits, Result, Worker
-from blocklife.offload import EnginePool, FullAttention, Geometry, Hit, HostTier, OffloadScheduler, Policies, _others
+from blocklife.ledger import Plan
+from blocklife.offload import Hit, _others
 from blocklife.offload._others import OtherOwners
 from blocklife.states import Block
+from tests.rigs import PoolRig
 
 
-class Engine:
+class Engine(PoolRig):
     """Request *a* of nine tokens, of which another owner brings the first eight into blocks 1 and 2; block 3 is its own."""
 
     def __init__(self) -> None:
-        limits = Limits(num_blocks=9, num_slots=8, max_requests=4)
-        self.ledger = Ledger(limits, contract=Contract.FENCE, own_pool=False, indexed=False)
-        self.scheduler = OffloadScheduler(
-            self.ledger, HostTier(self.ledger, "lru"), Geometry([FullAttention(4)], 1), Policies(plans_ahead=1)
-        )
-        self.known = {"a": 9}
-        self.pool = EnginePool(self.scheduler, lambda name: self.known[name], one_a_step=True)
+        super().__init__("full:4", 9, one_a_step=True)
         self.others = OtherOwners(self.pool)
 
-    def place(self, name: str = "a", blocks: tuple[int, ...] = (1, 2, 3), brought: int = 8) -> Hit:
+    def place(self) -> Hit:
         """The engine has given it these blocks."""
-        self.scheduler.add_request(name, lambda _group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=9)
-        hit = self.others.brought(name, self.pool.device_hit(name, 9, 0), brought)
-        self.pool.place_table(name, [blocks], 0)
+        self.name("a")
+        hit = self.others.brought("a", self.pool.device_hit("a", 9, 0), 8)
+        self.pool.place_table("a", [(1, 2, 3)], 0)
         self.pool.record_growth()
         return hit
 
@@ -38,19 +33,10 @@ class Engine:
         """The states of blocks."""
         return [self.ledger.blocks.state(block) for block in blocks]
 
-    def step(self) -> int:
-        """The running requests compute one token each. Returns the number of the plan."""
+    def step(self) -> Plan:
+        """The running requests compute one token each."""
         self.pool.leave_windows()
-        self.pool.schedule({})
-        self.pool.record_growth()
-        self.pool.promise()
-        return self.scheduler.build_plan(0).number
-
-    def settle(self, plan: int) -> None:
-        """It was carried out, and so was all that is out."""
-        out = [job.number for job in self.ledger.jobs.alive()]
-        done = [Completion(self.ledger.jobs.transfer(number).job, Worker(0), Result.OK) for number in out]
-        self.pool.settle_known(plan, 0, completions=done)
+        return self.plan({})
 
 
 def test_what_comes_between_two_steps_is_final_when_the_engine_lets_the_request_run() -> None:
@@ -59,7 +45,7 @@ def test_what_comes_between_two_steps_is_final_when_the_engine_lets_the_request_
     engine.others.receive("a", engine.place())
     waiting = engine.scheduler.build_plan(0)
     before = engine.states(1, 2)
-    engine.settle(waiting.number)
+    engine.settle(waiting)
     runs = engine.scheduler.requests.is_running("a")
     engine.others.received("a", 8)
     engine.step()
@@ -81,7 +67,7 @@ def test_what_comes_within_a_step_is_final_when_its_report_says_so(wrong: tuple[
     plan = engine.scheduler.build_plan(0)
     before = engine.states(1, 2)
     engine.others.hear(plan.number, wrong)
-    engine.settle(plan.number)
+    engine.settle(plan)
     engine.step()
     failed = wrong == (2,)
 
@@ -112,7 +98,7 @@ def test_blocks_that_another_uses_stay_held_until_they_are_given_back() -> None:
     """Also those without final content, of which nobody may say what is in them."""
     engine = Engine()
     engine.others.receive("a", engine.place())
-    engine.settle(engine.scheduler.build_plan(0).number)
+    engine.settle(engine.scheduler.build_plan(0))
     engine.others.received("a", 8)
     engine.settle(engine.step())
     engine.scheduler.finish("a")

@@ -18,9 +18,6 @@ from blocklife.offload._state import progress_of
 
 ValueT = TypeVar("ValueT")
 
-LOCAL = ["local:4:8", "local:4:6", "local:4:3"]
-GROUPS = ["full:4", "swa:4:1", "swa:4:2", "swa:4:6", "swa:4:9", "swa:1:3", *LOCAL, "mamba:4", "mamba:1"]
-
 
 def table_of(groups: str, size: int = 4) -> TokenProgress:
     return progress_of(size, Geometry.parse(groups), Policies())
@@ -29,61 +26,6 @@ def table_of(groups: str, size: int = 4) -> TokenProgress:
 def of(table: TokenProgress, column: Sequence[int], row: int) -> list[int]:
     """What a column says of one request, group by group."""
     return [column[group * table.size + row] for group in range(table.num_groups)]
-
-
-def read_from(groups: str, token: int) -> set[int]:
-    """The blocks that a request reads which computes this token next, and every token behind it."""
-    (group,) = groups.split(",")
-    kind, *sizes = group.split(":")
-    tokens = int(sizes[0])
-    found: set[int] = set()
-    for later in range(token, token + 40):
-        if kind == "full":
-            found |= {at // tokens for at in range(later)}
-        elif kind == "swa":
-            found |= {at // tokens for at in range(max(0, later - int(sizes[1]) + 1), later)}
-        elif kind == "local":
-            found |= {at // tokens for at in range(later // int(sizes[1]) * int(sizes[1]), later)}
-        elif later:
-            found.add((later - 1) // tokens)
-    return found
-
-
-@pytest.mark.parametrize("groups", GROUPS)
-def test_first_needed_is_the_first_block_that_is_ever_read_again(groups: str) -> None:
-    """Nothing before it is read from the settled tokens on, and the block itself is, or will be written."""
-    table = table_of(groups)
-    tokens = int(groups.split(":")[1])
-    for computed in range(30):
-        table.computed[1] = computed
-        first = table.first_needed(0, 1)
-        ahead = {at for at in read_from(groups, computed) if at * tokens < computed}
-
-        assert first == min(ahead, default=computed // tokens)
-
-
-def test_first_needed_looks_at_settled_tokens_only() -> None:
-    """Tokens in flight can still be taken back, and then the window reaches further back."""
-    table = table_of("swa:4:5,mamba:4")
-    table.computed[0], table.in_flight[0], table.wanted[0] = 8, 8, 8
-
-    assert [table.first_needed(group, 0) for group in (0, 1)] == [1, 1]
-
-
-def test_ends_and_missing_count_what_is_settled_in_flight_and_wanted() -> None:
-    """A table lacks the blocks up to the last token of this step; one that has more lacks none."""
-    table = table_of("full:4,swa:2:3")
-    for row, (computed, in_flight, wanted) in enumerate([(4, 1, 4), (0, 0, 1), (0, 0, 0)]):
-        table.computed[row], table.in_flight[row], table.wanted[row] = computed, in_flight, wanted
-    for group, counts in enumerate([(2, 1, 5), (2, 1, 0)]):
-        for row, count in enumerate(counts):
-            table.placed[group * table.size + row] = count
-    chosen = [2, 1, 0]
-    ends = [table.end_of(row) for row in chosen]
-
-    assert ends == [0, 1, 9]
-    assert [table.missing(chosen, group, ends) for group in (0, 1)] == [2, 2]
-    assert [table.missing(chosen[:2], group, ends) for group in (0, 1)] == [-1, -1]
 
 
 def test_a_table_that_has_grown_is_looked_at_when_it_is_full_again() -> None:

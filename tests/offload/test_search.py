@@ -231,34 +231,6 @@ def test_a_load_of_who_has_a_store_out_is_deferred() -> None:
     assert not shelf.run(24, host=False).deferred
 
 
-def test_without_the_host_only_the_device_counts() -> None:
-    """A request whose loads were lost looks no further."""
-    shelf = Shelf("full:4")
-    shelf.on_device(0, 0)
-    shelf.in_host(0, 1)
-
-    assert (shelf.run(24).tokens, shelf.run(24, host=False).tokens) == (8, 4)
-
-
-@pytest.mark.parametrize(("told", "device"), [(0, 0), (4, 4), (8, 8), (40, 23)])
-def test_a_hit_of_the_engine_is_taken_as_it_is(told: int, device: int) -> None:
-    """Up to what a hit may have at most; lives are the allocator's own business."""
-    shelf = Shelf("full:4")
-    shelf.in_host(0, 0)
-    hit = shelf.run(24, told)
-
-    assert hit.device_tokens == device
-    assert hit.lives == ()
-    assert hit.host_tokens == (4 if told == 0 else 0)
-
-
 def test_a_hit_names_its_step_and_request() -> None:
     """So that it can be refused in another one."""
     assert (Shelf("full:4").run(5).step, Shelf("full:4").run(5).request) == (7, "r")
-
-
-def test_a_window_of_one_token_needs_nothing_from_the_host() -> None:
-    """A load would have nothing to bring: the hit ends where the device's does."""
-    hit = Shelf("swa:4:1").run(9, 0)
-
-    assert (hit.tokens, hit.host_tokens) == (0, 0)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract, Ledger, Limits
 from blocklife.ledger.views import block_of
-from blocklife.offload import EnginePool, FullAttention, Geometry, HostTier, Mamba, OffloadScheduler, Policies
+from blocklife.offload import Policies
 from blocklife.states import Block
-from tests.rigs import Rig, letters
+from tests.rigs import PoolRig, Rig, letters
 
 
 def drafting(groups: str = "full:1,mamba:1", ahead: int = 0) -> Rig:
@@ -108,41 +107,32 @@ def test_states_of_larger_blocks_have_no_drafts_in_the_ledgers_pool() -> None:
 # --- an engine that owns the pool -------------------------------------------------------------------------------------------
 
 
-class Engine:
+def with_states() -> PoolRig:
     """Request *a* of four tokens: its state is in block 3, and blocks 4 and 5 are for the states of two drafts."""
+    engine = PoolRig("full:4,mamba:4", 4, ahead=0, state_drafts=2)
+    engine.add("a", [(1,), (3, 4, 5)], 4)
+    engine.known = 5
+    engine.pool.settle_known(engine.scheduler.build_plan(0).number, 0)
+    return engine
 
-    def __init__(self) -> None:
-        limits = Limits(num_blocks=12, num_slots=8, max_requests=4, num_groups=2)
-        self.ledger = Ledger(limits, contract=Contract.FENCE, own_pool=False, indexed=False)
-        self.scheduler = OffloadScheduler(
-            self.ledger, HostTier(self.ledger, "lru"), Geometry([FullAttention(4), Mamba(4)]), Policies(state_drafts=2)
-        )
-        self.pool = EnginePool(self.scheduler, lambda name: 5, one_a_step=False)
-        self.scheduler.add_request("a", lambda group, start, stop: [b"%d" % at for at in range(start, stop)], prompt_tokens=4)
-        hit = self.pool.device_hit("a", 4, 0)
-        self.pool.place_table("a", [(1,), (3, 4, 5)], 0)
-        self.pool.record_growth()
-        self.scheduler.admit("a", hit, 4)
-        self.pool.promise()
-        self.pool.settle_known(self.scheduler.build_plan(0).number, 0)
 
-    def grow(self, states: tuple[int, ...]) -> list[int]:
-        """One step more; these blocks come behind the others in the table of states. Returns that table."""
-        self.pool.leave_windows()
-        tables = [(2,), states]
-        self.pool.move_on("a", tables)
-        self.pool.extend("a", tables)
-        self.pool.schedule({"a": 3})
-        self.pool.record_growth()
-        self.pool.promise()
-        return [block_of(life) for life in self.ledger.requests.table("a", 1)]
+def grow(engine: PoolRig, states: tuple[int, ...]) -> list[int]:
+    """One step more; these blocks come behind the others in the table of states. Returns that table."""
+    engine.pool.leave_windows()
+    tables = [(2,), states]
+    engine.pool.move_on("a", tables)
+    engine.pool.extend("a", tables)
+    engine.pool.schedule({"a": 3})
+    engine.pool.record_growth()
+    engine.pool.promise()
+    return engine.held("a", 1)
 
 
 def test_blocks_of_drafts_move_to_the_end_of_the_table() -> None:
     """The running state has passed both: they leave nulls, and begin other lives; a fresh block comes behind them."""
-    engine = Engine()
+    engine = with_states()
     old = list(engine.ledger.requests.table("a", 1))
-    table = engine.grow((0, 0, 4, 5, 6))
+    table = grow(engine, (0, 0, 4, 5, 6))
     new = engine.ledger.requests.table("a", 1)
 
     assert table == [3, 0, 0, 0, 0, 4, 5, 6]
@@ -152,17 +142,17 @@ def test_blocks_of_drafts_move_to_the_end_of_the_table() -> None:
 
 def test_blocks_of_drafts_that_stay_keep_their_lives() -> None:
     """The running state is now where the first draft's was."""
-    engine = Engine()
+    engine = with_states()
     old = list(engine.ledger.requests.table("a", 1))
 
-    assert engine.grow((6,)) == [3, 4, 5, 6]
+    assert grow(engine, (6,)) == [3, 4, 5, 6]
     assert list(engine.ledger.requests.table("a", 1))[:3] == old
 
 
 @pytest.mark.interpreted
 def test_block_that_stays_where_it_was_cannot_come_twice() -> None:
     """The control: without `move_on` the ledger refuses a block that its request holds already."""
-    engine = Engine()
+    engine = with_states()
     engine.pool.move_on = lambda name, tables: None  # type: ignore[method-assign]  # the point of this test
     with pytest.raises(MisuseError, match="block 4: cannot ALLOCATE"):
-        engine.grow((4, 5, 6))
+        grow(engine, (4, 5, 6))

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from blocklife.ledger import Batch, Contract, JobId, Jobs, Launched, Ledger, Plan, Worker
+from blocklife.ledger import Contract, JobId, Jobs, Launched, Ledger, Plan, Worker
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.invariants import check
 from blocklife.offload import Geometry, HostTier, LastStep, Mode, Policies
 from blocklife.offload._stores import Chunk, StoreLine
 from blocklife.states import Block, Job
 from tests.rigs import Rig, letters, sources
-from tests.worlds import held, keys, make_ledger, ready, report, slot_with, world_key
+from tests.worlds import keys, make_ledger, ready, report, slot_with, world_key
 
 
 def line_of(
@@ -116,14 +116,6 @@ def test_owners_who_do_not_fit_into_one_job_get_more() -> None:
     assert sources(step(ledger, line)) == [first, second + third]
 
 
-def test_content_that_two_owners_offer_is_in_two_jobs() -> None:
-    """A job stores no content twice, and the second block would be missing if the store of the first failed."""
-    ledger, line = line_of()
-    mine, others = offered(ledger, line, "a", "x"), offered(ledger, line, "b", "x", "y")
-
-    assert sources(step(ledger, line)) == [mine, others]
-
-
 def test_only_the_owners_asked_for_are_planned() -> None:
     """A request that ends reserves its own; the others keep their turn. Who has nothing in the line is passed over."""
     ledger, line = line_of()
@@ -207,22 +199,6 @@ def test_a_refusal_changes_nothing_and_nobody_overtakes(why: str) -> None:
     assert [each for plan in plans for each in sources(plan)] == [first, second]
 
 
-def test_one_owner_is_accepted_and_the_next_refused() -> None:
-    """What fits goes, in order; the first that does not fit ends the turn for all behind it."""
-    ledger, line = line_of(slots=3)
-    first = offered(ledger, line, "a", "x", "y")
-    second = offered(ledger, line, "b", "z", "w")
-    third = offered(ledger, line, "c", "v")
-    plans = [step(ledger, line), step(ledger, line)]
-
-    assert [sources(plan) for plan in plans] == [[first], []]
-    assert line.waiting == 3
-    assert line.counts["refused"] == 2
-    ledger.complete(report(plans[0].stores[0].job))
-
-    assert sources(step(ledger, line)) == [second + third]
-
-
 def test_what_is_accepted_in_part_leaves_the_line_as_a_whole() -> None:
     """Of four chunks one is stored already, one is stale and one on its way: one goes, and none of them comes again."""
     ledger, line = line_of()
@@ -247,20 +223,6 @@ def test_what_is_accepted_in_part_leaves_the_line_as_a_whole() -> None:
     }
 
 
-def test_a_slot_that_a_lookup_counts_on_does_not_make_room() -> None:
-    """The store waits for the pin, not the other way round."""
-    ledger, line = line_of(slots=1)
-    ready(ledger, "k", 0, "c")
-    line._tier.touch([0])
-    ledger.pin("lookup", [0])
-    blocks = offered(ledger, line, "a", "x")
-    refused = step(ledger, line)
-    ledger.unpin("lookup", [0])
-
-    assert refused.empty
-    assert sources(step(ledger, line)) == [blocks]
-
-
 def test_a_store_that_was_cancelled_has_another_turn_once() -> None:
     """Its chunk is planned again, stored, and never asked for any more."""
     ledger, line = line_of()
@@ -276,77 +238,6 @@ def test_a_store_that_was_cancelled_has_another_turn_once() -> None:
 
 
 # --- content and lives -------------------------------------------------------------------------------------------------------
-
-
-def test_content_is_stored_once_by_two_owners() -> None:
-    """One block that both hold: in one plan the second waits, then finds it in flight, or stored."""
-    for land in (False, True):
-        ledger, line = line_of()
-        (life,) = lives_of(ledger, "a", keys("x"))
-        ledger.acquire("b", [life])
-        line.offer([Chunk("a", 0, b"x", [life])])
-        line.offer([Chunk("b", 0, b"x", [life])])
-        plans = [step(ledger, line, land=land) for _ in range(2)]
-
-        assert [sources(plan) for plan in plans] == [[[life & ID_MASK]], []]
-        assert line.waiting == 0
-        assert line.counts["already stored" if land else "in flight"] == 1
-
-
-def test_a_name_comes_once_in_a_job() -> None:
-    """Two lives of one content, offered by one owner: the first goes."""
-    ledger, line = line_of()
-    blocks = offered(ledger, line, "a", "x", "x")
-
-    assert sources(step(ledger, line)) == [blocks[:1]]
-    assert line.waiting == 0
-
-
-def test_a_new_tenant_is_never_stored_under_an_old_name() -> None:
-    """The block is the same, held and sealed again; only its epoch says that the offer meant somebody else."""
-    ledger, line = line_of(blocks=2)
-    old = offered(ledger, line, "a", "old")
-    ledger.preempt("a")
-    new = lives_of(ledger, "b", keys("new"))
-
-    assert [life & ID_MASK for life in new] == old
-    assert step(ledger, line).empty
-    assert line.counts["stale"] == 1
-
-
-def test_a_lost_report_does_not_exempt_the_next_life() -> None:
-    """The mark of a store in flight is the block's own: the next tenant of the block is stored."""
-    ledger, line = line_of(blocks=2, slots=4)
-    offered(ledger, line, "a", "x")
-    plan = step(ledger, line)
-    ledger.preempt("a")
-    (life,) = (int(each) for each in ledger.allocate("b", 1).lives)
-    flush = step(ledger, line)
-    ledger.seal(Batch([life]), keys("y"))
-    line.offer([Chunk("b", 0, b"y", [life])])
-
-    assert flush.flushes == (plan.stores[0].job,)
-    assert sources(step(ledger, line)) == [[life & ID_MASK]]
-
-
-def test_behind_a_fence_a_chunk_waits_for_the_proof() -> None:
-    """A store of a block that stands behind a wait is planned when the wait is proven, and later chunks pass it."""
-    ledger, line = line_of(blocks=3)
-    offered(ledger, line, "a", "old", "more")
-    step(ledger, line)
-    ledger.preempt("a")
-    lives = [int(life) for life in held(ledger, "b", 2).lives]
-    for life, name in zip(lives, keys("x", "y"), strict=True):
-        line.offer([Chunk("b", 0, name, [life])])
-    states = [ledger.blocks.state(life & ID_MASK) for life in lives]
-    waits = step(ledger, line)
-    line.plan()
-    planned = [job.owner for job in ledger.jobs.alive()]
-
-    assert states == [Block.FLUSHED] * 2
-    assert not waits.stores
-    assert planned == ["b"]
-    assert [ledger.blocks.state(life & ID_MASK) for life in lives] == [Block.PLEDGED] * 2
 
 
 def test_clear_forgets_every_wish() -> None:
@@ -411,21 +302,6 @@ def test_a_chunk_without_its_end_is_never_stored() -> None:
     assert (line.waiting, line.counts["partial"]) == (0, 1)
 
 
-def test_a_block_that_went_stale_becomes_a_hole() -> None:
-    """Blocks that left the window were handed out again before the chunk's turn came: the rest of it is judged."""
-    ledger, line = line_of("swa:4:5", 2)
-    chunk = chunk_of(ledger, "a", "x", 2)
-    line.offer([chunk])
-    first = chunk.lives[0]
-    ledger.release("a", [0])
-    ledger.drop([first])
-    (transfer,) = step(ledger, line).stores
-
-    assert line.counts["stale"] == 1
-    assert transfer.target.tolist() == [1]
-    assert chunk.lives[0] == NULL
-
-
 @pytest.mark.parametrize("land", [False, True], ids=["out", "landed"])
 def test_chunks_that_share_their_beginning_are_both_stored(land: bool) -> None:
     """Two texts part inside a chunk: the second waits for the copy that reads the shared block, and is not forgotten."""
@@ -467,23 +343,6 @@ def lazy_rig(*, blocks: int = 9, lazy_blocks: int = 2, slots: int = 16, chunk: i
     return Rig("full:4", chunk, blocks=blocks, slots=slots, policies=policies)
 
 
-def test_lazy_stores_nothing_while_nothing_is_about_to_go() -> None:
-    """Blocks that are held are not in the queue; neither are those far from its head."""
-    rig = lazy_rig()
-    rig.add("a", letters(12))
-    rig.let_in("a")
-    plans = [rig.tick() for _ in range(3)]
-
-    assert all(plan.empty for plan in plans)
-    rig.scheduler.finish("a")
-    plans = [rig.tick() for _ in range(6)]
-
-    # five blocks were never used and stand before the three that were given back
-    assert all(plan.empty for plan in plans)
-    assert rig.stored() == []
-    assert not rig.scheduler.has_pending_work()
-
-
 def test_lazy_stores_what_is_next_and_stops_when_nothing_is_about_to_go() -> None:
     """Of the blocks that were given back only the next two, end of the text first; what is stored goes before the rest."""
     rig = lazy_rig(blocks=4)
@@ -500,42 +359,6 @@ def test_lazy_stores_what_is_next_and_stops_when_nothing_is_about_to_go() -> Non
     assert not rig.scheduler.has_pending_work()
 
 
-def test_lazy_goes_on_when_what_is_stored_has_been_handed_out() -> None:
-    """The next blocks come to the head, and are stored in turn."""
-    rig = lazy_rig(blocks=4)
-    rig.add("a", letters(12))
-    rig.let_in("a")
-    rig.tick()
-    rig.scheduler.finish("a")
-    for _ in range(4):
-        rig.tick()
-    rig.add("b", letters(4, "p"))
-    rig.let_in("b")
-    for _ in range(4):
-        rig.tick()
-
-    assert "abcd" in rig.stored()
-
-
-def test_lazy_hit_takes_the_block_out_of_danger() -> None:
-    """What somebody holds again is not about to go, and keeps its wish for later."""
-    rig = lazy_rig(blocks=4, lazy_blocks=3)
-    rig.add("a", letters(8))
-    rig.let_in("a")
-    rig.tick()
-    rig.scheduler.finish("a")
-    rig.add("b", letters(9))
-    rig.let_in("b")
-    plans = [rig.tick() for _ in range(3)]
-
-    assert all(plan.empty for plan in plans)
-    rig.scheduler.finish("b")
-    for _ in range(4):
-        rig.tick()
-
-    assert rig.stored() == ["abcd", "abcdefgh"]
-
-
 def test_lazy_stores_only_confirmed_content() -> None:
     """A block whose content was never sealed is no candidate, whoever offered it."""
     rig = lazy_rig(blocks=4, lazy_blocks=3)
@@ -548,19 +371,6 @@ def test_lazy_stores_only_confirmed_content() -> None:
     plans = [rig.tick() for _ in range(3)]
 
     assert all(plan.empty for plan in plans)
-
-
-def test_lazy_chunk_goes_as_a_whole_when_its_first_block_is_about_to_go() -> None:
-    """One block in danger is enough; a chunk is not stored twice because of its other block."""
-    rig = lazy_rig(blocks=5, lazy_blocks=1, chunk=2)
-    rig.add("a", letters(16))
-    rig.let_in("a")
-    rig.tick()
-    rig.scheduler.finish("a")
-    plans = [rig.tick() for _ in range(8)]
-
-    assert [len(each.source) for plan in plans for each in plan.stores] == [2]
-    assert rig.stored() == ["abcdefghijklmnop"]
 
 
 def test_lazy_refusal_keeps_the_chunk_in_the_line() -> None:
@@ -658,20 +468,6 @@ def test_twins_of_one_owner_are_stored_once_and_counted() -> None:
     assert first != second
     assert sources(plan) == [first]
     assert (line.waiting, line.counts["already stored"]) == (0, 1)
-
-
-def test_no_more_waits_than_the_device_holds_in_lazy_mode_either() -> None:
-    """No job can be made for ever while blocks go: what is over leaves the line by and by."""
-    ledger, line = line_of(blocks=6, max_jobs=1, policies=Policies(mode=Mode.LAZY))
-    for number in range(300):
-        places = offered(ledger, line, "a", f"k{number}")
-        ledger.release("a", [number])
-        line.collect(places)
-        line.plan()
-        if number == 0:
-            ledger.dispatch(0.0)
-
-    assert line.waiting <= 2 * len(ledger.blocks) + 64
 
 
 def test_job_is_no_larger_than_what_is_left_of_the_tier() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract
 from blocklife.offload import FullHit, Geometry, HostTier, Mode, OffloadScheduler, Policies
 from blocklife.offload._lookup import Answer
 from blocklife.offload._search import HostAnswers
@@ -26,21 +25,6 @@ def filled(text: str = letters(11), groups: str = "full:4/2", **changes: object)
     return rig
 
 
-def test_tail_is_stored_when_its_request_ends() -> None:
-    """Nobody writes behind it any more; up to the last boundary, and not before the end."""
-    rig = Rig("full:4/2")
-    rig.add("a", letters(11))
-    rig.let_in("a")
-    rig.tick()
-    rig.tick()
-    before = rig.stored()
-    rig.scheduler.finish("a")
-    rig.drain()
-
-    assert before == [letters(4), letters(8)]
-    assert rig.stored() == [letters(4), letters(8), letters(10)]
-
-
 @pytest.mark.parametrize(("count", "stored"), [(8, [4, 8]), (9, [4, 8]), (10, [4, 8, 10]), (3, [2]), (1, [])])
 def test_tail_ends_at_a_boundary_inside_a_block(count: int, stored: list[int]) -> None:
     """A prefix that ends with a block, or before the first boundary behind it, leaves no tail."""
@@ -48,30 +32,6 @@ def test_tail_ends_at_a_boundary_inside_a_block(count: int, stored: list[int]) -
     rig.fill("a", letters(count))
 
     assert rig.stored() == [letters(each) for each in stored]
-
-
-@pytest.mark.parametrize("contract", Contract)
-@pytest.mark.parametrize("groups", ["full:4/2", "full:4,full:4/2"])
-def test_hit_ends_inside_a_block_and_the_request_writes_on(groups: str, contract: Contract) -> None:
-    """Its tail is loaded into the block in which the request goes on; full, that block has its own key, and is stored."""
-    rig = filled(groups=groups, contract=contract)
-    rig.add("b", letters(10) + "zzzz")
-    hit = rig.hit("b")
-    runs = rig.scheduler.admit("b", hit, 4)
-    rig.tick()
-    last = rig.ledger.requests.table("b")[-1]
-
-    assert (hit.tokens, hit.device_tokens, hit.compute_from) == (10, 0, 10)
-    assert [len(own) for own in hit.slots] == [3] * len(rig.geometry.groups)
-    assert not runs
-    assert rig.ledger.blocks.of(last) is Block.ALLOCATED
-    assert letters(10) not in rig.cached()
-    rig.scheduler.grow({"b": 4})
-    rig.tick()
-    rig.scheduler.finish("b")
-    rig.drain()
-    assert letters(10) + "zz" in rig.stored()
-    assert rig.stored().count(letters(10)) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,40 +62,6 @@ def test_tail_is_loaded_between_two_steps(text: str, within: bool) -> None:
     runs = rig.scheduler.admit("b", hit, 1)
 
     assert (hit.tokens, hit.within, runs) == (8 if within else 10, within, within)
-
-
-def test_tail_counts_only_if_all_groups_have_theirs() -> None:
-    """Otherwise the hit ends with the last block."""
-    rig = filled(groups="full:4,full:4/2")
-    slot = rig.tier.slot_of(1, key(1, letters(10)))
-    assert slot is not None
-    rig.ledger.evict([slot])
-    rig.add("b", letters(11))
-
-    assert rig.hit("b").tokens == 8
-
-
-def test_tail_on_its_way_is_waited_for_if_nothing_else_is_there() -> None:
-    """A tail in the first block is all that there is; behind blocks that can be loaded now it is not waited for."""
-    found = []
-    for count in (3, 11):
-        rig = Rig("full:4/2")
-        rig.add("a", letters(count))
-        rig.let_in("a")
-        rig.tick()
-        rig.tick()
-        rig.scheduler.finish("a")
-        rig.plan()
-        rig.settle(land=False)
-        rig.ledger.drop(
-            [rig.ledger.blocks.life(block) for block in range(1, 5) if rig.ledger.blocks.state(block) is Block.CACHED]
-        )
-        rig.add("b", letters(count))
-        hit = rig.hit("b")
-        found.append((hit.deferred, hit.tokens))
-        rig.drain()
-
-    assert found == [(True, 0), (False, 8)]
 
 
 @pytest.mark.parametrize(("most", "length"), [(9, 8), (10, 10), (1, 0), (2, 0), (4, 4), (6, 4)])
@@ -181,20 +107,6 @@ def test_aborted_and_preempted_requests() -> None:
         found.append(letters(10) in rig.stored())
 
     assert found == [True, False]
-
-
-@pytest.mark.parametrize("ok", [True, False])
-def test_load_of_a_tail_that_fails_leaves_nothing(ok: bool) -> None:
-    """The blocks are released, and the content of the slots is dropped, as for every load."""
-    rig = filled()
-    rig.add("b", letters(11))
-    rig.let_in("b")
-    rig.plan()
-    settled = rig.settle(ok=ok)
-
-    assert (settled.loaded, settled.failed) == ((("b",), ()) if ok else ((), ("b",)))
-    assert (letters(10) in rig.stored()) is ok
-    assert bool(rig.ledger.requests.table("b")) is ok
 
 
 def test_scheduler_with_tails_can_be_saved() -> None:

@@ -93,24 +93,6 @@ def test_asking_again_costs_nothing_while_others_fill_blocks() -> None:
     assert rig.scheduler.statistics().deferred == 1
 
 
-def test_who_waits_for_a_store_is_served_when_another_request_computes_its_content() -> None:
-    """The store never lands; what the device has is as good, whoever has computed it."""
-    rig = Rig(blocks=60, slots=16, policies=Policies(last_step=LastStep.DRAIN))
-    rig.add("c", letters(9))
-    rig.let_in("c", 1)
-    rig.tick()
-    stored_only(rig, letters(8))
-    rig.add("b", letters(9))
-    waited = rig.hit("b")
-    grow(rig, {"c": 3})
-    half = rig.hit("b")
-    grow(rig, {"c": 4})
-    hit = rig.hit("b")
-
-    assert (waited.deferred, half.deferred) == (True, True)
-    assert (hit.device_tokens, hit.deferred) == (8, False)
-
-
 # --- a wait ends --------------------------------------------------------------------------------------------------------
 
 
@@ -175,23 +157,6 @@ def test_request_waits_no_longer_than_it_may_for_a_store(groups: str, contract: 
     assert overdue(rig) == 1
 
 
-def test_request_waits_no_longer_than_it_may_for_a_tail() -> None:
-    """Where nothing else was found, that is worth a wait, too."""
-    rig = Rig("full:4/1", slots=16, policies=patient())
-    rig.add("a", letters(3))
-    rig.let_in("a")
-    grow(rig)
-    rig.scheduler.finish("a")
-    grow(rig)
-    rig.add("b", letters(3) + "zz")
-    steps = waited(rig, "b")
-
-    assert rig.out
-    assert (steps, rig.hit("b").tokens, overdue(rig)) == (3, 0, 1)
-    rig.tick()
-    assert rig.hit("b").tokens == 3
-
-
 @pytest.mark.parametrize("own_pool", [True, False], ids=["own", "foreign"])
 def test_request_waits_no_longer_than_it_may_for_the_load_of_another(own_pool: bool) -> None:
     """It does not load the same content a second time, which might never come either: it computes it."""
@@ -228,27 +193,6 @@ def test_request_waits_no_longer_than_it_may_for_the_load_of_another(own_pool: b
     assert rig.scheduler.admit("c", hit, 9)
     rig.tick()
     assert rig.settled.loaded == ("b",)
-
-
-def test_request_waits_no_longer_than_it_may_for_its_own_store() -> None:
-    """It was preempted, and may not load before its store has landed: it goes on with what the device has."""
-    rig = Rig(slots=16, policies=patient(ahead=1))
-    rig.fill("b", letters(4))
-    rig.add("a", letters(9))
-    rig.let_in("a")
-    for _ in range(2):
-        rig.plan()
-        rig.settle(land=False)
-    rig.scheduler.preempt("a")
-    forget(rig)
-    early = rig.hit("a")
-    rig.plan()  # waits for the store, and has not settled yet
-    rig.scheduler.set_time(rig.now + 3.0)
-    late = rig.hit("a")
-
-    assert early.deferred
-    assert (late.tokens, late.deferred, overdue(rig)) == (0, False, 1)
-    assert rig.scheduler.admit("a", late, 9)
 
 
 def test_request_that_is_put_off_for_want_of_a_job_waits_no_longer_than_it_may() -> None:

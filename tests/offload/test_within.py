@@ -9,11 +9,10 @@ from __future__ import annotations
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.ledger import Contract, JobId, Plan
+from blocklife.ledger import JobId, Plan
 from blocklife.offload import FullHit, Policies
 from blocklife.states import Block, Job, Request
-from tests.rigs import Rig, letters, sources, targets
-from tests.worlds import BOTH
+from tests.rigs import Rig, letters, sources
 
 
 def forgotten(tokens: int = 8, *, groups: str = "full:4", ahead: int = 0, **given: object) -> Rig:
@@ -31,34 +30,6 @@ def states(rig: Rig, name: str) -> list[Block]:
 
 def within(plan: Plan) -> list[JobId]:
     return [load.job for load in plan.loads if load.job in plan.flushes]
-
-
-@BOTH
-def test_small_hit_runs_in_the_step_that_finds_it(contract: Contract) -> None:
-    """Its targets are LOADING until the plan has settled, and so is the request; its job is AWAITED as soon as it is out."""
-    rig = Rig(policies=Policies(load_within_tokens=8), contract=contract)
-    rig.fill("z", letters(9))
-    rig.reset_device()
-    rig.add("a", letters(13))
-    hit = rig.hit("a")
-    runs = rig.scheduler.admit("a", hit, 5)
-    plan = rig.plan()
-
-    assert (hit.within, hit.host_tokens, runs) == (True, 8, True)
-    assert within(plan) == [plan.loads[0].job] == list(plan.within)
-    assert rig.ledger.jobs.state(plan.loads[0].job) is Job.AWAITED
-    assert rig.ledger.requests.state("a") is Request.LOADING
-    assert states(rig, "a") == [Block.LOADING, Block.LOADING, Block.ALLOCATED, Block.ALLOCATED]
-    assert rig.scheduler.requests.running() == ["a"]
-
-    rig.settle()
-    assert rig.settled.loaded == ("a",)
-    assert rig.ledger.requests.state("a") is Request.RUNNING
-    assert states(rig, "a") == [Block.SEALED, Block.SEALED, Block.SEALED, Block.ALLOCATED]
-    assert rig.scheduler.requests.progress("a").computed == 13
-    assert rig.ledger.counts.flushes["within the step"] == 1
-    rig.scheduler.grow()
-    assert sources(rig.tick()) == [[rig.blocks("a")[2]]]
 
 
 def test_requests_of_a_step_share_the_budget() -> None:
@@ -82,18 +53,6 @@ def test_requests_of_a_step_share_the_budget() -> None:
     rig.tick()
     rig.reset_device()
     assert rig.hit("b").within
-
-
-def test_hit_larger_than_the_budget_loads_between_two_steps() -> None:
-    """As all do without a budget."""
-    for tokens in (0, 7):
-        rig = forgotten(tokens)
-        rig.add("a", letters(9))
-        hit = rig.hit("a")
-        runs = rig.scheduler.admit("a", hit, 1)
-        plan = rig.tick()
-
-        assert (hit.within, runs, plan.flushes, targets(plan)) == (False, False, (), [rig.blocks("a")])
 
 
 @pytest.mark.parametrize("ok", [True, False])

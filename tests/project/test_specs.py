@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from blocklife.cli._lifecycles import OURS
 from blocklife.cli._spec import parts
 from blocklife.drawing import _spec as spec
+from blocklife.drawing._spec import OURS
 from blocklife.errors import BlocklifeError
 from blocklife.ledger import Ledger, Limits
 from blocklife.ledger.invariants import INVARIANTS

@@ -8,23 +8,24 @@ must agree. Small ledgers show each link once, by name; lines of another writer 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from attrs import define, field
 
-from blocklife.copiers._faults import FaultRates
 from blocklife.core import _couplings as couplings
 from blocklife.core._columns import Core
-from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
+from blocklife.engines.toy import Replay
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Contract, Direction, GroupTransfer, Launched, Ledger, LedgerTransition, Result, Worker
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
-from blocklife.recording import Lives, Recorder, open_recording
+from blocklife.recording import Lives, Recorder
 from blocklife.states import COUPLINGS, MACHINES
 from tests.planting import planted
+from tests.recordings import read, written
+from tests.recordings import recorded as recorded_run
+from tests.recordings import step as line
 from tests.worlds import block_of, held, in_flight, keys, make_ledger, ready, report, sealed, store
 
 # --- recorded runs -----------------------------------------------------------------------------------------------------
@@ -49,38 +50,24 @@ class Truth:
 
 
 def run_recorded(path: Path, *, contract: Contract, seed: int) -> Truth:
-    """Record a run in which copies fail, hang and come late, and clients go away."""
-    workload = generate_workload(requests=60, seed=seed, mean_first_prompt_tokens=1_500, max_input_length=6_000)
-    faults = FaultRates(fail=0.1, late=0.1, twice=0.1, reorder=0.1, never=0.05)
-    options = ReplayOptions(
-        gpu_blocks=120,
-        host_slots=300,
-        block_bytes=8,
-        contract=contract,
-        link_blocks=4,
-        deadline=16,
-        faults=faults,
-        abort=0.2,
-        workers=2,
-    )
-    replay = Replay(workload, options)
-    truth = Truth(replay.ledger, path)
+    """Record a run, and what its ledger knew meanwhile."""
     right = couplings.give_up
+
+    def begun(replay: Replay) -> None:
+        truths.append(Truth(replay.ledger, path))
+        replay.ledger.on(hook=truths[0].hear)
 
     def give_up(core: Core, row: int, event: int) -> int:
         before = core.journal.steps
         right(core, row, event)
-        truth.given_up.append((core.requests.place[row], before, core.journal.steps))
+        truths[0].given_up.append((core.requests.place[row], before, core.journal.steps))
         return 0
 
-    with pytest.MonkeyPatch.context() as patch, path.open("w") as stream:
+    truths: list[Truth] = []
+    with pytest.MonkeyPatch.context() as patch:
         planted(patch, right, give_up)
-        recorder = Recorder(stream)
-        recorder.begin(replay.ledger)
-        replay.ledger.on(hook=truth.hear)
-        assert replay.run().clean
-        recorder.end()
-    return truth
+        recorded_run(path, prompts=1_500, seed=seed, abort=0.2, contract=contract, begun=begun)
+    return truths[0]
 
 
 @pytest.fixture(scope="module", params=list(Contract), ids=lambda each: each.name.lower())
@@ -92,11 +79,6 @@ def truth(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def lives(truth: Truth) -> Lives:
     return read(truth.path)
-
-
-def read(path: Path) -> Lives:
-    with open_recording(str(path)) as recording:
-        return Lives.of(recording)
 
 
 def places(lives: Lives) -> list[tuple[str, int]]:
@@ -432,25 +414,11 @@ def test_job_that_is_only_planned_has_a_life(tmp_path: Path) -> None:
 
 # --- lines of others ---------------------------------------------------------------------------------------------------
 
-HEAD = {
-    "blocklife": "recording",
-    "version": 3,
-    "limits": {"num_blocks": 4, "num_slots": 4, "max_jobs": 4, "max_requests": 4, "num_workers": 1},
-    "contract": "fence",
-}
-
-
-def written(path: Path, *lines: Mapping[str, object]) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in (HEAD, *lines)))
-    return path
-
 
 def test_lives_believe_rows_that_are_in_no_table(tmp_path: Path) -> None:
     """They become kinds without a row; a job that nothing was reserved for has no kind, and nothing is made up."""
-    step = {"n": 1, "plan": 0, "machine": "block", "id": 1, "epoch": 0, "event": "melt", "from": "ICE", "to": "WATER", "job": 9}
-    odd = {"n": 2, "plan": 0, "machine": "lake", "id": 7, "event": "freeze", "from": "WATER", "to": "ICE"}
-    late = {"n": 3, "plan": 0, "machine": "job", "id": 9, "event": "finish", "from": "DONE", "to": "DONE", "job": 9}
-    lives = read(written(tmp_path / "odd.jsonl", step, odd, late))
+    odd = line(1, 0, "block 1", "ICE melt WATER", job=9), line(2, 0, "lake 7", "WATER freeze ICE")
+    lives = read(written(tmp_path / "odd.jsonl", *odd, line(3, 0, "job 9", "DONE finish DONE", job=9)))
 
     assert [kind.row for kind in lives.kinds[:2]] == [0, 0]
     assert lives.kinds[2].row in [row.index for row in MACHINES["job"].rows]
@@ -461,14 +429,12 @@ def test_lives_believe_rows_that_are_in_no_table(tmp_path: Path) -> None:
 
 def test_lives_do_not_blame_a_request_that_never_came(tmp_path: Path) -> None:
     """A load that is abandoned without its request explains nothing of a later plan."""
-    block = {"machine": "block", "id": 1, "epoch": 0}
-    request = {"machine": "request", "id": 0}
-    lines: list[dict[str, object]] = [
-        {"n": 1, "plan": 0, **block, "event": "plan_load", "from": "ALLOCATED", "to": "LOADING", "job": 1},
-        {"n": 2, "plan": 0, **request, "event": "plan_load", "from": "WAITING", "to": "LOADING", "job": 1},
-        {"n": 3, "plan": 0, "machine": "job", "id": 1, "event": "abandon", "from": "IN_FLIGHT", "to": "UNWANTED", "job": 1},
-        {"n": 4, "plan": 1, **block, "event": "release", "from": "LOADING", "to": "STALE"},
-        {"n": 6, "plan": 1, **request, "event": "finish", "from": "LOADING", "to": "FINISHED"},
+    lines = [
+        line(1, 0, "block 1", "ALLOCATED plan_load LOADING", job=1),
+        line(2, 0, "request 0", "WAITING plan_load LOADING", job=1),
+        line(3, 0, "job 1", "IN_FLIGHT abandon UNWANTED", job=1),
+        line(4, 1, "block 1", "LOADING release STALE"),
+        line(6, 1, "request 0", "LOADING finish FINISHED"),
     ]
     lives = read(written(tmp_path / "torn.jsonl", *lines))
 
@@ -477,14 +443,12 @@ def test_lives_do_not_blame_a_request_that_never_came(tmp_path: Path) -> None:
 
 def test_lives_do_not_blame_a_hand_out_that_is_long_over(tmp_path: Path) -> None:
     """A wait that is ordered after other things have happened was somebody's own wish."""
-    block = {"machine": "block", "id": 1, "epoch": 1}
-    job = {"machine": "job", "id": 1, "job": 1}
-    lines: list[dict[str, object]] = [
-        {"n": 1, "plan": 0, **block, "event": "plan_store", "from": "SEALED", "to": "PENDING_STORE", "job": 1},
-        {"n": 2, "plan": 0, **job, "event": "submit", "from": "PLANNED", "to": "IN_FLIGHT"},
-        {"n": 3, "plan": 0, **block, "event": "allocate", "from": "IN_FLIGHT", "to": "FLUSHED"},
-        {"n": 4, "plan": 0, "machine": "slot", "id": 1, "event": "evict", "from": "READY", "to": "EMPTY"},
-        {"n": 5, "plan": 0, **job, "event": "flush", "from": "IN_FLIGHT", "to": "AWAITED"},
+    lines = [
+        line(1, 0, "block 1", "SEALED plan_store PENDING_STORE", job=1),
+        line(2, 0, "job 1", "PLANNED submit IN_FLIGHT", job=1),
+        line(3, 0, "block 1", "IN_FLIGHT allocate FLUSHED"),
+        line(4, 0, "slot 1", "READY evict EMPTY"),
+        line(5, 0, "job 1", "IN_FLIGHT flush AWAITED", job=1),
     ]
     lives = read(written(tmp_path / "torn.jsonl", *lines))
 

@@ -23,8 +23,7 @@ from typing import Any
 import pytest
 
 from blocklife.cli import main
-from blocklife.copiers._faults import FaultRates
-from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport, generate_workload
+from blocklife.engines.toy import ReplayReport
 from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger import Contract, JobId, Jobs, Ledger, LedgerTransition, Refusal, Store
 from blocklife.recording import VERSION, BusyError, Recorder, open_file
@@ -33,40 +32,22 @@ from blocklife.recording._format import NAME_SHOWN, Line, Refused, show_name
 from blocklife.recording._reading import open_recording
 from blocklife.recording._writing import NAME_MAX
 from blocklife.states import MACHINES, Block, Request, ends_life
+from tests.recordings import recorded
 from tests.worlds import held, in_flight, keys, make_ledger, refuses, report, sealed
 
 Lines = list[dict[str, Any]]
 
 
-def recorded(contract: Contract) -> tuple[dict[str, Any], Lines, ReplayReport]:
-    """The head, the lines and the report of a run under pressure and faults."""
-    stream = io.StringIO()
-    workload = generate_workload(requests=60, seed=0, mean_first_prompt_tokens=1_000, max_input_length=6_000)
-    options = ReplayOptions(
-        gpu_blocks=120,
-        host_slots=300,
-        block_bytes=8,
-        contract=contract,
-        link_blocks=4,
-        deadline=16,
-        faults=FaultRates(fail=0.1, late=0.1, twice=0.1, reorder=0.1, never=0.05),
-        abort=0.1,
-        workers=2,
-    )
-    replay = Replay(workload, options)
-    Recorder(stream).begin(replay.ledger)
-    report = replay.run()
-    text = stream.getvalue()
-
-    assert report.clean
-    assert text.endswith("}\n")
-    head, *lines = (json.loads(line) for line in text.splitlines())
-    return head, lines, report
-
-
 @pytest.fixture(scope="module", params=list(Contract), ids=lambda each: each.name.lower())
-def run(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Lines, ReplayReport]:
-    return recorded(request.param)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Lines, ReplayReport]:
+    """The head, the lines and the report of a run under pressure and faults."""
+    path = tmp_path_factory.mktemp("runs") / "run.jsonl"
+    report = recorded(path, contract=request.param)
+    text = path.read_text()
+
+    assert text.endswith("}\n")
+    head, *lines, _ = (json.loads(line) for line in text.splitlines())
+    return head, lines, report
 
 
 def test_recording_begins_with_a_head(run: tuple[dict[str, Any], Lines, ReplayReport]) -> None:

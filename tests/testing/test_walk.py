@@ -8,20 +8,29 @@ the path that is left is taken again in a world of its own, where every action o
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from attrs import asdict, evolve
 
+from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Plan
+from blocklife.ledger._ids import ID_MASK
+from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import Demote, Mode, OffloadScheduler
+from blocklife.offload import _search as search_module
+from blocklife.offload import _stores as stores_module
+from blocklife.offload._endings import Endings
+from blocklife.offload._lookup import Found, common_length
+from blocklife.offload._stores import StoreLine
 from blocklife.testing.exploring._explore import Broken
 from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry, only_used, shrink, walk
 from blocklife.testing.worlds import _world as world_module
 from blocklife.testing.worlds._actions import CLOSING, NEW_SPACE
 from blocklife.testing.worlds._engine import USUAL_BELOW, Settings
-from blocklife.testing.worlds._pinned import WORLDS as PINNED
-from blocklife.testing.worlds._pinned import Pinned, pinned_world
+from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 
 SEEDS = (11, 12)
@@ -81,15 +90,6 @@ def test_walk_finds_nothing_in_large_worlds(name: str, seed: int) -> None:
     assert walked.steps >= STEPS
     assert walked.drained == walked.legs > 1
     assert sum(walked.taken.values()) == walked.steps
-
-
-@pytest.mark.parametrize("pinned", PINNED, ids=lambda each: each.name)
-def test_walk_finds_nothing_in_a_pinned_world(pinned: Pinned) -> None:
-    """Each can be walked through with its own requests and faults again and again."""
-    walked = walk(pinned.settings, steps=30, seed=SEEDS[0])
-
-    assert walked.finding is None
-    assert walked.drained == walked.legs
 
 
 @pytest.mark.parametrize("name", ["below-forgets", "below-drains", "below-refuses", "wide-below-weights"])
@@ -160,6 +160,127 @@ def test_walk_finds_where_the_world_itself_fails(monkeypatch: pytest.MonkeyPatch
     assert (found.rule, found.message) == (WORLD, "KeyError: 'planted'")
     assert found.actions[-1].verb == "lose"
     assert str(found.story())
+
+
+# --- bugs that are planted ----------------------------------------------------------------------------------------------------
+
+
+def plant_window_of_unsettled_tokens(patch: pytest.MonkeyPatch) -> None:
+    """Blocks leave a window when tokens are scheduled, not when they are settled."""
+    right = TokenProgress.first_needed
+
+    def wrong(table: TokenProgress, group: int, row: int) -> int:
+        ahead = table.end_of(row) - table.computed_of(row)
+        table.computed[row] += ahead
+        found = right(table, group, row)
+        table.computed[row] -= ahead
+        return found
+
+    patch.setattr(TokenProgress, "first_needed", wrong)
+
+
+def plant_forgotten_epochs(patch: pytest.MonkeyPatch) -> None:
+    """A chunk is taken for fresh because its blocks exist."""
+    right = StoreLine._judge
+
+    def wrong(line: StoreLine, chunk: stores_module.Chunk) -> Any:
+        epoch = line._ledger.blocks.epochs
+        chunk.lives = [life and epoch[life & ID_MASK] << 32 | life & ID_MASK for life in chunk.lives]
+        return right(line, chunk)
+
+    patch.setattr(StoreLine, "_judge", wrong)
+
+
+def plant_loads_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
+    """The blocks of a chunk come back in the wrong order."""
+    right = RowVerbs.plan_load
+
+    def wrong(rows: RowVerbs, *given: Any, within: bool) -> None:
+        right(rows, *given, within=within)
+        jobs = rows._core.jobs
+        row = jobs.by_number[jobs.last_number]
+        begin, end = jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]
+        jobs.slot[begin:end] = jobs.slot[begin:end][::-1]
+
+    patch.setattr(RowVerbs, "plan_load", wrong)
+
+
+def plant_holes_closed_up(patch: pytest.MonkeyPatch) -> None:
+    """What follows a hole in a chunk moves to the hole's place in the host tier."""
+    right = StoreLine._columns
+
+    def wrong(line: StoreLine, orders: Sequence[Sequence[stores_module.Chunk]], slots: list[int]) -> Any:
+        for chunks in orders:
+            for chunk in chunks:
+                chunk.lives = sorted(chunk.lives, key=lambda life: life == 0)
+        return right(line, orders, slots)
+
+    patch.setattr(StoreLine, "_columns", wrong)
+
+
+def plant_old_weights(patch: pytest.MonkeyPatch) -> None:
+    """Other weights come, and the host tier keeps what the former ones made."""
+    right = Endings.reset
+
+    def wrong(core: Endings, *, drain: bool, host: bool) -> list[str]:
+        return right(core, drain=drain, host=False)
+
+    patch.setattr(Endings, "reset", wrong)
+
+
+def plant_one_stay_taken_for_another(patch: pytest.MonkeyPatch) -> None:
+    """What a plan computed before a preemption counts for the stay after it."""
+    right = TokenProgress.clear
+
+    def wrong(table: TokenProgress, row: int) -> None:
+        serial = table.serial[row]
+        right(table, row)
+        table.serial[row] = serial
+
+    patch.setattr(TokenProgress, "clear", wrong)
+
+
+def plant_pending_taken_for_there(patch: pytest.MonkeyPatch) -> None:
+    """Content on its way is counted, and not waited for."""
+    right: Callable[..., Found] = common_length
+
+    def wrong(*args: Any, **named: Any) -> Found:
+        found = right(*args, **named)
+        return Found(found.length, False, found.rounds)
+
+    patch.setattr(search_module, "common_length", wrong)
+
+
+def of_blocks(groups: str, chunk: int = 1, blocks: int = 30, *, partial: bool = False) -> WorldSettings:
+    """Blocks of several tokens, texts that part inside a block, and memory for all of it."""
+    policies = evolve(LARGE.engine.policies, partial_chunks=partial)
+    engine = Settings(groups=groups, blocks_per_chunk=chunk, num_blocks=blocks, num_slots=8, policies=policies)
+    return evolve(SMALL, engine=engine, requests=("abcdefghijkl.mnopq", "abcdefghwxyz.v", "abcdefghijkl.mnz", "wxyz.v"))
+
+
+PLANTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[WorldSettings, str]] = {
+    plant_window_of_unsettled_tokens: (of_blocks("swa:4:8"), "I6"),
+    plant_forgotten_epochs: (of_blocks("full:4", blocks=6), "lawful"),
+    plant_loads_from_the_wrong_place: (of_blocks("full:4", 2), "I6"),
+    plant_holes_closed_up: (of_blocks("swa:2:5", 3, partial=True), "I6"),
+    plant_old_weights: (of_blocks("full:4"), "I10"),
+    plant_one_stay_taken_for_another: (of_blocks("full:4", blocks=6), "lawful"),
+    plant_pending_taken_for_there: (of_blocks("full:4", blocks=6), "lawful"),
+}
+"""The world of each bug, and the rule that it breaks there."""
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.removeprefix("plant_"))
+def test_bug_of_the_scheduler_ends_a_walk(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows, chunks with holes, lives that are over, weights: none of them was thought of when the walk was written."""
+    settings, rule = PLANTS[plant]
+    assert walk(settings, steps=200, seed=SEEDS[0]).finding is None
+    plant(monkeypatch)
+    found = walk(settings, steps=4_000, seed=SEEDS[0], shorten=False).finding
+
+    assert found is not None
+    assert found.rule == rule
 
 
 # --- what a walk is ---------------------------------------------------------------------------------------------------------

@@ -399,6 +399,7 @@ def test_replay_with_few_jobs_refuses_stores() -> None:
 # --- many worlds --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("seed", range(100))
 def test_replay_is_clean_in_a_random_world(seed: int) -> None:
     """A hundred worlds whose every option is drawn; the seed names the world."""
@@ -415,7 +416,10 @@ def test_replay_is_clean_in_a_random_world(seed: int) -> None:
         ({"block_tokens": 100}, "--block-tokens must divide 512"),
         ({"block_bytes": 12}, "--block-bytes must be a multiple of 8"),
         ({"max_running": 65_535}, "--max-running can be at most 64511"),
-        ({"speed": float("nan")}, "--speed must be above 0"),
+        *(({"speed": wrong}, "--speed must be above 0") for wrong in (0.0, -1.0, float("nan"), float("inf"))),
+        *(({"abort": wrong}, "--abort must be a share") for wrong in (-0.1, float("nan"))),
+        *(({"seed": wrong}, "--seed must be from 0") for wrong in (-1, 1 << 63)),
+        ({"workers": 65}, "--workers can be at most 64"),
         ({"verify": 1.5}, "--verify must be a share"),
         ({"host_slots": 1 << 31}, "this machine has"),
         ({"copier": "gpu"}, "--copier must be one of cpu, torch, cuda, not 'gpu'"),

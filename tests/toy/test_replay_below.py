@@ -8,12 +8,9 @@ an address, as an operator would. Each run must end within a limit of steps, and
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,17 +27,15 @@ from blocklife.engines.toy import (
     ReplayOptions,
     ReplayReport,
     WorkloadRequest,
-    write_workload,
 )
 from blocklife.engines.toy import _below as tier
 from blocklife.engines.toy._sequences import fingerprints, keys_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, TierTransfer
-from blocklife.offload import Demote, Geometry, Mode
+from blocklife.offload import BelowPolicies, Demote, Geometry, Mode
 from blocklife.testing import MemoryStore
 from blocklife.tiers import CircuitBreaker, EntryVerdict, FileStore, Page, StoreFaultRates, StoreOutcome
 from blocklife.tiers import _copier as copier
-from tests.interrupts import interruptible
 from tests.programs import HANGS_S
 from tests.toy.worlds import BAD_DAY, HYBRID, WINDOWED, assert_clean, chats, options, run, threads
 
@@ -65,7 +60,8 @@ def folder(tmp_path: Path) -> Path:
 
 def below(store: str | Path, **changes: Any) -> BelowOptions:
     address = f"fs:{store}" if isinstance(store, Path) else store
-    return BelowOptions(**{"store": address, "wait": PATIENT, **changes})
+    policies = BelowPolicies(max_wait=changes.pop("wait", PATIENT), **changes.pop("policies", {}))
+    return BelowOptions(store=address, policies=policies, **changes)
 
 
 def replay(
@@ -81,10 +77,11 @@ def replay(
 
 def small(store: str | Path = "", workload: Sequence[WorkloadRequest] = WORKLOAD, **changes: Any) -> ReplayOptions:
     """A small world; without a store, without a tier below."""
-    policies: dict[str, Any] = {name: changes.pop(name) for name in ("demote", "wait", "slots") if name in changes}
+    policies = {name: changes.pop(name) for name in ("demote", "max_slots", "job_slots") if name in changes}
+    said = {"policies": policies, **{name: changes.pop(name) for name in ("wait",) if name in changes}}
     if "rates" in changes:
-        policies["faults"] = StoreFaultRates(**changes.pop("rates"))
-    return options(workload, below=below(store, **policies) if store else None, **changes)
+        said["faults"] = StoreFaultRates(**changes.pop("rates"))
+    return options(workload, below=below(store, **said) if store else None, **changes)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -158,26 +155,6 @@ def test_other_geometries_share_a_folder(folder: Path) -> None:
 
     assert (strange.promoted, strange.foreign) == (0, 0)
     assert own.tokens_hit > 0
-
-
-def test_two_runs_at_once_share_a_folder(tmp_path: Path, folder: Path) -> None:
-    """Two processes, each putting what the other may want: both are clean, and a third hits what they left."""
-    workload = tmp_path / "chats.jsonl"
-    with workload.open("w", encoding="utf-8") as stream:
-        write_workload(WORKLOAD, stream)
-    command = [
-        *(sys.executable, "-m", "blocklife", "replay", str(workload), "--json", "--block-tokens", "64", "--gpu-blocks", "60"),
-        *("--host-slots", "60", "--block-bytes", "64", "--below", f"fs:{folder}:4M", "--below-wait", str(PATIENT)),
-    ]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [each.communicate(timeout=HANGS_S) for each in both]
-    third = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANGS_S)
-
-    assert [each.returncode for each in both] == [0, 0], told
-    for out in (told[0][0], told[1][0], third.stdout):
-        report = json.loads(out)
-        assert (report["corrupt_blocks"], report["violations"], report["below"]["damaged"]) == (0, 0, 0)
-    assert json.loads(third.stdout)["below"]["tokens_hit"] > 0
 
 
 # --- when content goes below --------------------------------------------------------------------------------------------
@@ -454,7 +431,7 @@ def test_replay_finds_content_that_nobody_checked(where: str, folder: Path, monk
 def test_interrupted_run_leaves_nothing(folder: Path, hang: float, monkeypatch: Patch) -> None:
     """Stopped between two steps: copies land or are given up, nothing more is demoted, and no thread is left."""
     monkeypatch.setattr(tier, "CALL_S", 0.05)
-    chosen = small(folder, rates={"hang": hang} if hang else {}, slots=2)
+    chosen = small(folder, rates={"hang": hang} if hang else {}, max_slots=2, job_slots=2)
     stopped = Replay(WORKLOAD, chosen)
     report = stopped.run(stop=lambda: stopped.engine.counts.steps >= 20)
 
@@ -477,20 +454,6 @@ def test_second_interrupt_leaves_no_thread(folder: Path) -> None:
         stopped.run(progress=interrupt)
 
     assert not threads()
-
-
-def test_interrupted_process_ends_with_a_report(folder: Path) -> None:
-    """Ctrl-C at the command line."""
-    command = [sys.executable, "-m", "blocklife", "replay", "--requests", "4000", "--below", f"fs:{folder}:8M", "--json"]
-    with interruptible():
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        while not entries(folder) and running.poll() is None:
-            time.sleep(0.01)
-        running.send_signal(2)
-        out, err = running.communicate(timeout=HANGS_S)
-
-    assert (running.returncode, err) == (130, "")
-    assert json.loads(out)["interrupted"]
 
 
 def test_store_is_closed_when_the_memory_cannot_be_made(folder: Path, monkeypatch: Patch) -> None:
@@ -543,48 +506,20 @@ def test_cli_plants_faults_below(folder: Path, capsys: Capture) -> None:
         assert json.loads(out)["below"]["demoted"] > 0 or faults != "below_flip=1"
 
 
-@pytest.fixture
-def recorded(folder: Path, tmp_path: Path, capsys: Capture) -> Path:
-    path = tmp_path / "run.jsonl"
-    assert call(capsys, "replay", "--requests", "3", "--below", f"fs:{folder}", "--record", str(path))[0] == 0
-    return path
+def test_recording_of_a_run_with_a_tier_below_is_legal(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = str(tmp_path / "run.jsonl")
 
-
-def test_recording_of_a_run_with_a_tier_below_is_legal(recorded: Path, capsys: Capture) -> None:
-    status, _, err = call(capsys, "recording", "check", str(recorded))
-
-    assert (status, err) == (0, "")
-
-
-@pytest.fixture
-def bad(tmp_path: Path) -> Iterator[Path]:
-    """Folders that cannot be stores."""
-    (tmp_path / "file").write_text("no folder")
-    (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "mine.txt").write_text("somebody's")
-    shut = tmp_path / "shut"
-    shut.mkdir()
-    shut.chmod(0o500)
-    yield tmp_path
-    shut.chmod(0o700)
+    assert call(capsys, "replay", "--requests", "3", "--below", f"fs:{folder}", "--record", path)[0] == 0
+    assert call(capsys, "recording", "check", path)[::2] == (0, "")
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ("--below fs:{}/file", "is no folder"),
-        ("--below fs:{}/file/kv", "is no folder"),
         ("--below fs:/proc/kv", "cannot be used as a store"),
-        ("--below fs:{}/others", "is no store and not empty"),
         ("--below fs:{}/kv:0", "a bound of 0 bytes"),
-        ("--below fs:{}/kv:-1", "is no number of bytes"),
-        ("--below fs:{}/kv:1X", "is no number of bytes"),
-        ("--below fs:{}/kv:900000T", "on a disk of"),
-        ("--below fs:", "is no address"),
         ("--below disk", "is no address"),
-        ("--below nfs:{}/kv", "there is no store 'nfs'|cannot be imported"),
-        ("--below no_such_module:store", "cannot be imported"),
-        ("--below json:no_such_store", "has no attribute"),
         ("--below fs:{}/kv --below-wait 0", "--below-wait must be"),
         ("--below fs:{}/kv --below-slots -1", "--below-slots must be"),
         ("--below fs:{}/kv --demote often", "invalid choice"),
@@ -596,23 +531,16 @@ def bad(tmp_path: Path) -> Iterator[Path]:
         ("--faults below_flip=0.1", "there is no tier below"),
     ],
 )
-def test_cli_refuses_in_one_line(options: str, says: str, bad: Path, capsys: Capture) -> None:
+def test_cli_refuses_in_one_line(options: str, says: str, tmp_path: Path, capsys: Capture) -> None:
     """What is wrong, and what to write instead; nothing is begun."""
-    status, out, err = call(capsys, "replay", "--requests", "2", *options.format(bad).split())
+    (tmp_path / "file").write_text("no folder")
+    status, out, err = call(capsys, "replay", "--requests", "2", *options.format(tmp_path).split())
 
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert any(each in err.replace("(", ".") for each in says.split("|"))
     assert "Traceback" not in err
     assert not threads()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_cli_refuses_a_folder_that_is_not_writable(bad: Path, capsys: Capture) -> None:
-    status, _, err = call(capsys, "replay", "--requests", "2", "--below", f"fs:{bad}/shut")
-
-    assert status == 2
-    assert "cannot be used as a store" in err or "not writable" in err
 
 
 def test_cli_refuses_a_store_of_another_format(folder: Path, capsys: Capture) -> None:

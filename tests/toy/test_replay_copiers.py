@@ -7,7 +7,6 @@ copy when the dice say so, and finds races.
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -21,9 +20,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 import pytest
-import torch
 
-from blocklife.cli import main
 from blocklife.copiers._faults import FaultRates
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._layout import CopyLayout, Pages, Regions
@@ -483,41 +480,6 @@ def test_preparing_hears_of_all_host_memory() -> None:
     assert heard == sorted(heard)
     assert heard[-1] == (total, total)
     assert {told for _, told in heard} == {total}
-
-
-def test_command_says_which_copier_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the report for machines and in the table."""
-    told: list[str] = []
-    for copier in ("cpu", "torch"):
-        assert main(["replay", "--requests", "5", "--copier", copier, "--json"]) == 0
-        told.append(json.loads(capsys.readouterr().out)["copier"])
-        assert main(["replay", "--requests", "5", "--copier", copier]) == 0
-        told.append(capsys.readouterr().out.splitlines()[0].split(maxsplit=1)[1].strip())
-
-    assert told == ["cpu", "cpu", "torch on cpu", "torch on cpu"]
-
-
-def test_command_records_a_run_of_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The recording is checked, row by row, like that of any other run."""
-    recording = tmp_path / "run.jsonl"
-    options = ["--copier", "torch", "--groups", "full:64,mamba:128", "--async", "--faults", "--workers", "2"]
-
-    assert main(["replay", "--requests", "20", "--record", str(recording), *options]) == 0
-    assert main(["recording", "check", str(recording)]) == 0
-    capsys.readouterr()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_command_refuses_cuda_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, exit status 2, and no recording is begun."""
-    recording = tmp_path / "run.jsonl"
-    status = main(["replay", "--copier", "cuda", "--record", str(recording)])
-    captured = capsys.readouterr()
-
-    assert (status, captured.out) == (2, "")
-    assert captured.err.startswith("blocklife: --copier cuda needs a GPU, and torch ")
-    assert captured.err.count("\n") == 1
-    assert not recording.exists()
 
 
 def in_a_process(script: str) -> subprocess.CompletedProcess[str]:

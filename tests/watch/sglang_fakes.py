@@ -7,6 +7,8 @@ Indices are arrays of numpy: they have what the watch asks of a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,17 @@ Indices = NDArray[np.int64]
 PAGE = 4
 NUM_PAGES, NUM_HOST_PAGES = 16, 20
 NUM_LAYERS = 2
+NUM_STATES, NUM_HOST_STATES = 8, 10
+CHUNK = 2
+"""Tokens that layers with states compute at once; a page has twice as many."""
+
+
+class Kind(Enum):
+    """Kinds of memory, as the core and the host pools call them."""
+
+    FULL = 0
+    SWA = 1
+    MAMBA = 2
 
 
 def slots_of(pages: Sequence[int], size: int = PAGE) -> Indices:
@@ -72,10 +85,11 @@ class FakeAllocator:
 
 
 class FakeHostPool:
-    """The same for the host."""
+    """The same for the host, of pages of so many tokens, or of states."""
 
-    def __init__(self) -> None:
-        self.size = NUM_HOST_PAGES * PAGE
+    def __init__(self, num_pages: int = NUM_HOST_PAGES, page: int = PAGE) -> None:
+        self.page = page
+        self.size = num_pages * page
         self.free_slots = np.arange(self.size)
         self.release_slots: list[Indices] = []
         self.next: list[int] = []
@@ -84,9 +98,9 @@ class FakeHostPool:
 
     def alloc(self, need_size: int) -> Indices | None:
         """The next pages that the test has named."""
-        count = need_size // PAGE
+        count = need_size // self.page
         chosen, self.next = self.next[:count], self.next[count:]
-        return slots_of(chosen) if chosen else None
+        return slots_of(chosen, self.page) if chosen else None
 
     def free(self, indices: Indices) -> int:
         """Nothing."""
@@ -254,6 +268,37 @@ class FakeController:
         self.ack_load_queue.append(SimpleNamespace(finish_event=FakeEvent()))
         self.producer = (self.producer + 1) % 3
         return self.producer
+
+
+def _bend(**change: Callable[[Indices], Indices]) -> Callable[[SimpleNamespace], SimpleNamespace]:
+    """A copy with other indices."""
+    return lambda each: SimpleNamespace(**{**vars(each), **{name: to(getattr(each, name)) for name, to in change.items()}})
+
+
+def swapped(indices: Indices) -> Indices:
+    """The second and third token of the first page change places."""
+    found = indices.copy()
+    found[[1, 2]] = found[[2, 1]]
+    return found
+
+
+BENT: dict[str, Callable[[SimpleNamespace], SimpleNamespace]] = {
+    "cut": _bend(host_indices=lambda each: each[:-PAGE], device_indices=lambda each: each[:-PAGE]),
+    "turned": _bend(device_indices=lambda each: np.roll(each, PAGE)),
+    "torn": _bend(device_indices=swapped),
+    "torn-host": _bend(host_indices=swapped),
+    "longer": _bend(device_indices=lambda each: np.concatenate((each, slots_of([9])))),
+    "longer-host": _bend(host_indices=lambda each: np.concatenate((each, slots_of([9])))),
+    "backwards": _bend(device_indices=lambda each: each[::-1], host_indices=lambda each: each[::-1]),
+    "next-host": _bend(host_indices=lambda each: each + 1),
+    "one-before": _bend(device_indices=lambda each: each - 1),
+}
+"""What a test makes of a copy that is launched."""
+
+
+def _receipt(skips: str) -> SimpleNamespace:
+    """What a core says of a lock."""
+    return SimpleNamespace(skipped_lock_components=(Kind[skips],) if skips else ())
 
 
 class FakePrompt(SimpleNamespace):
@@ -454,10 +499,10 @@ class FakeEngine:
         self.step(name, tokens, pages, start, waits=waits)
         self.result()
 
-    def keep(self, tokens: Sequence[int], pages: Sequence[int], **more: object) -> None:
-        """Keep these pages in the tree."""
+    def keep(self, tokens: Sequence[int], pages: Sequence[int], known: int = 0, **more: object) -> None:
+        """Keep these pages in the tree, which has the first tokens already, as far as they are *known*."""
         key = SimpleNamespace(token_ids=[*tokens], **more)
-        self.tree_cache.insert(SimpleNamespace(key=key, value=slots_of(pages)))
+        self.tree_cache.insert(SimpleNamespace(key=key, value=slots_of(pages), prev_prefix_len=known))
 
     def store(self, pages: Sequence[int], host: Sequence[int]) -> None:
         """Queue and launch a copy to the host."""
@@ -477,24 +522,164 @@ class FakeEngine:
         prompt.host_hit_length = 0
         self._prefetch_kvcache(prompt)
 
-    def refill(self, name: object, tokens: Sequence[int], host: Sequence[int], known: int = 0, **more: object) -> None:
-        """These tokens have come for a request into host pages, which the tree takes, but for the *known* ones."""
+    def refill(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        host: Sequence[int],
+        known: int = 0,
+        form: str = "",
+        pairs: bool = False,
+        **more: object,
+    ) -> None:
+        """These tokens have come for a request into host pages, which the tree takes, but for the *known* ones.
+
+        *form*: what has the name of the request. *pairs*: the key is one of pairs of tokens.
+        """
+        owner: object = name
+        for each in filter(None, reversed(form.split("."))):
+            owner = SimpleNamespace(**{each: owner})
         self.host.next = [*host]
         value, core = self.host.alloc(len(host) * PAGE), self.tree_cache.tree_core
-        self.controller._storage_hit_query(name)
-        self.controller._page_transfer(name)
+        self.controller._storage_hit_query(owner)
+        self.controller._page_transfer(owner)
         core.taken = SimpleNamespace(prefix_len=known * PAGE, **more)
-        key = SimpleNamespace(token_ids=[*tokens])
+        key = SimpleNamespace(token_ids=[*tokens], is_bigram=pairs)
         self.tree_cache.comes = lambda: core.insert_host(0, key, value, [])  # type: ignore[method-assign, arg-type, assignment]
-        self.tree_cache.check_prefetch_progress(name)
+        self.tree_cache.check_prefetch_progress(owner)
         self.free_host(*host[:known])
+
+    def take_from_storage(self, tokens: Sequence[int], host: Sequence[int]) -> None:
+        """The tree takes these pages, for nobody who has asked."""
+        self.tree_cache.tree_core.insert_host(0, SimpleNamespace(token_ids=tokens), slots_of(host), [])
+
+    def ask_for_many(self, count: int, tokens: Sequence[int], matched: int) -> None:
+        """So many other requests ask storage."""
+        for number in range(count):
+            self.ask_storage(f"another {number}", tokens, matched)
+
+    def write_back(self) -> None:
+        """The engine copies to the host when it evicts."""
+        vars(self.controller)["write_policy"] = "write_back"
+
+    def reads(self) -> None:
+        """The engine waits for a read of storage."""
+        vars(self.tree_cache)["ongoing_prefetch"] = {"a": None}
+
+    def backs_up(self, is_out: bool) -> None:
+        """Something is written out to storage."""
+        self.tree_cache.ongoing_backup = {1: None} if is_out else {}
+
+    def queue_release(self, *pages: int) -> None:
+        """These host pages wait to be freed."""
+        vars(self.controller)["host_mem_release_queue"] = waiting = Queue[object]()
+        for page in pages:
+            waiting.put(page)
+
+    def store_to(self, pages: Sequence[int], host: Sequence[int]) -> None:
+        """Copy to host pages that are handed out already."""
+        copy = SimpleNamespace(device_indices=slots_of(pages), host_indices=slots_of(host), pool_transfers=[])
+        self.controller.write_queue.append(copy)
+        self.controller.start_writing()
+
+    def queue_store(self, pages: Sequence[int], host: Sequence[int]) -> None:
+        """Queue a copy to the host."""
+        self.host.next = [*host]
+        self.controller.write(slots_of(pages))
+
+    def launch_stores(self) -> None:
+        """Launch what is queued."""
+        self.controller.start_writing()
+
+    def queue_load(self, host: Sequence[int], pages: Sequence[int]) -> None:
+        """Queue a copy from there."""
+        self.allocator.next = [*pages]
+        self.controller.load(slots_of(host))
+
+    def reach(self) -> None:
+        """The device has ended all copies, and the engine takes no note of it."""
+        for ack in [*self.controller.ack_write_queue, *self.controller.ack_load_queue]:
+            ack.finish_event.is_reached = True
+
+    def check(self) -> None:
+        """The engine takes note of what has landed."""
+        self.tree_cache.writing_check()
+        self.tree_cache.loading_check()
 
     def land(self) -> None:
         """All copies land, and the engine takes note."""
-        for ack in [*self.controller.ack_write_queue, *self.controller.ack_load_queue]:
-            ack.finish_event.is_reached = True
-        self.tree_cache.writing_check()
-        self.tree_cache.loading_check()
+        self.reach()
+        self.check()
+
+    def take_for_landed(self) -> None:
+        """The engine takes stores for landed that the device has not ended."""
+        self.controller.ack_write_queue.clear()
+        self.check()
+
+    def unorder(self, name: str) -> None:
+        """Nothing orders copies to the host (`write`), or from there (`load`), behind the steps."""
+        setattr(self.controller, f"{name}_fence_stream", None)
+
+    def fence(self, is_of_steps: bool) -> None:
+        """The stream on which steps run is seen; copies to the host wait for it, or for another one."""
+        stream = object()
+        self.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(forward_stream=stream))
+        self.controller.write_fence_stream = stream if is_of_steps else object()
+
+    def take_host(self, *pages: int) -> None:
+        """Hand these pages of the host out."""
+        self.host.next = [*pages]
+        self.host.alloc(len(pages) * PAGE)
+
+    def reset(self) -> None:
+        """The tree forgets all."""
+        self.tree_cache.reset()
+
+    def clear(self) -> None:
+        """All of the device is free."""
+        self.allocator.clear()
+
+    def at_rest(self, kept: int, locked: int = 0) -> None:
+        """The tree counts so many tokens."""
+        self.tree_cache.kept, self.tree_cache.locked = kept, locked
+
+    def wait(self, name: str) -> None:
+        """A request waits for its turn."""
+        self.waiting_queue.append(SimpleNamespace(rid=name))
+
+    def says(self, name: str, *tokens: int) -> None:
+        """The answer of a request grows."""
+        self.requests[name].output_ids.extend(tokens)
+
+    def lock(self, node: int, skips: str = "") -> None:
+        """The core locks a node, but for the memory that it skips."""
+        self.tree_cache.tree_core.receipt = _receipt(skips)
+        self.tree_cache.tree_core.inc_lock_ref(node)
+
+    def unlock(self, node: int, skips: str = "") -> None:
+        """It releases it."""
+        self.tree_cache.tree_core.dec_lock_ref(node, params=_receipt(skips))
+
+    def lock_host(self, node: int) -> None:
+        """It locks the host memory of a node."""
+        self.tree_cache.tree_core.inc_host_lock_ref(node)
+
+    def unlock_host(self, node: int) -> None:
+        """It releases that."""
+        self.tree_cache.tree_core.dec_host_lock_ref(node)
+
+    def give_up(self, device: Sequence[int] = (), host: Sequence[int] = (), kind: str = "FULL") -> None:
+        """The core evicts these pages, or slots, and some of another kind, which the engine is to free."""
+        slots = slots_of if kind == "FULL" else np.array
+        beside = {} if kind != "FULL" else {Kind.SWA: [slots_of([3])]}
+        self.tree_cache.tree_core.given_up = SimpleNamespace(
+            device_frees={Kind[kind]: [slots(device)], **beside}, host_frees={Kind[kind]: [slots(host)]}
+        )
+        (self.tree_cache.tree_core.demote(7) if device else self.tree_cache.tree_core.drive_host_eviction(Kind.FULL, 8))
+
+    def bend(self, how: str) -> None:
+        """What is launched from here on is another copy than was queued."""
+        self.controller.bent = BENT[how]
 
     def free(self, *pages: int) -> None:
         """Free these pages."""
@@ -508,3 +693,204 @@ class FakeEngine:
         """Nothing to do, so often."""
         for _ in range(times):
             self.get_next_batch_to_run()
+
+
+class FakeStateAllocator:
+    """Hands out the slots that the test has named."""
+
+    def __init__(self) -> None:
+        self.size = NUM_STATES
+        self.free_slots = np.arange(1, NUM_STATES + 1)
+        self.next: list[int] = []
+        self.group: list[int] = []
+        self.left = NUM_STATES
+
+    def alloc(self, need_size: int) -> Indices | None:
+        """None if the test has named too few."""
+        chosen, self.next = self.next[:need_size], self.next[need_size:]
+        return np.array(chosen) if len(chosen) == need_size else None
+
+    def free(self, free_index: Indices) -> None:
+        """Nothing."""
+
+    def alloc_group_end(self) -> None:
+        """Free what was set aside."""
+        self.free(np.array(self.group))
+
+    def available_size(self) -> int:
+        """As the test says."""
+        return self.left
+
+    def clear(self) -> None:
+        """All is free."""
+
+
+class FakeStatePool:
+    """Where the states are."""
+
+    def clear_slots(self, indices: Indices) -> None:
+        """Nothing."""
+
+    def copy_from(self, src_indices: Indices, dst_indices: Indices) -> None:
+        """Nothing."""
+
+
+class FakeStateEngine(FakeEngine):
+    """A scheduler of a model whose layers 0 and 2 keep states."""
+
+    def __init__(self, ranks: int = 1, storage: bool = False) -> None:
+        super().__init__(ranks, storage)
+        self.states, self.state_pool, self.host_states = FakeStateAllocator(), FakeStatePool(), FakeHostPool(NUM_HOST_STATES, 1)
+        rows: Any = self.tree_cache.req_to_token_pool
+        rows.mamba_allocator, rows.mamba_pool = self.states, self.state_pool
+        rows.mamba_map, rows.start_layer = {0: 0, 2: 1}, 0
+        rows.req_index_to_mamba_index_mapping = np.zeros(8, dtype=np.int64)
+        self.entry = SimpleNamespace(
+            name=Kind.MAMBA,
+            host_pool=self.host_states,
+            device_alloc_fn=self.states.alloc,
+            device_free_fn=self.states.free,
+        )
+        self.host.entries = [self.entry]
+        self.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(mamba_chunk_size=CHUNK))
+        self.is_hybrid_ssm = True
+        self.kept_states, self.locked_states = 0, 0
+        tree: Any = self.tree_cache
+        tree.mamba_evictable_size = lambda: self.kept_states
+        tree.mamba_protected_size = lambda: self.locked_states
+        self.had = False
+        """Whether the tree has the next state already."""
+        tree.insert = lambda params: SimpleNamespace(mamba_exist=self.had)
+
+    # What a test does with it.
+
+    def free_host_states(self, *slots: int) -> None:
+        """Free these slots of the host."""
+        self.host_states.free(np.array(slots))
+
+    def clear_memory_of_states(self) -> None:
+        """All of it is free, on both sides."""
+        self.states.clear()
+        self.host_states.clear()
+
+    def states_at_rest(self, kept: int, left: int, locked: int = 0) -> None:
+        """What the tree counts, and the allocator."""
+        self.kept_states, self.states.left, self.locked_states = kept, left, locked
+
+    def consume(self, load: int) -> None:
+        """The forward pass begins, and is told to wait for this load."""
+        self.controller.layer_done_counter.set_consumer(load)
+
+    def wait_until(self, layer: int) -> None:
+        """It waits for this layer."""
+        self.controller.layer_done_counter.wait_until(layer)
+
+    def other_names(self, take: int, give: int) -> None:
+        """The controller has the allocator's methods from before."""
+        self.states.next = [take]
+        self.entry.device_alloc_fn(1)
+        self.entry.device_free_fn(np.array([give]))
+
+    def set_aside(self, *slots: int) -> None:
+        """What was set aside for a batch was never handed out."""
+        self.states.group = [*slots]
+        self.states.alloc_group_end()
+
+    def result_of(self, name: str) -> None:
+        """The engine has the result of a step that ends this request."""
+        request = self.requests[name]
+        request.finished = lambda: True
+        self.process_batch_result(SimpleNamespace(reqs=[request]), None)
+
+    def take_states(self, *slots: int) -> None:
+        """Hand these slots out."""
+        self.states.next = [*slots]
+        self.states.alloc(len(slots))
+
+    def free_states(self, *slots: int) -> None:
+        """Free these slots."""
+        self.states.free(np.array(slots))
+
+    def clear_states(self, *slots: int) -> None:
+        """Clear these slots."""
+        self.state_pool.clear_slots(np.array(slots))
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy a state from slot to slot."""
+        self.state_pool.copy_from(np.array([source]), np.array([target]))
+
+    def plan_state(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        slot: int,
+        start: int = 0,
+        *,
+        extends: bool = True,
+        kept: int = 0,
+        reached: int = -1,
+        waits: int = -1,
+    ) -> None:
+        """Plan a step of one request whose pages are of no interest, with the slot of its state.
+
+        *kept*: a slot for the cache; *reached*: what the engine tells the layers about where that state is.
+        """
+        request = self.requests.setdefault(name, FakePrompt(rid=name, origin_input_ids=[*tokens], output_ids=[]))
+        request.output_ids = [*tokens[len(request.origin_input_ids) :]]
+        row = list(self.requests).index(name)
+        rows: Any = self.tree_cache.req_to_token_pool
+        rows.req_index_to_mamba_index_mapping[row] = slot
+        self.batch = SimpleNamespace(
+            reqs=[request],
+            forward_mode=SimpleNamespace(is_extend=lambda: extends),
+            prefix_lens=[start] if extends else None,
+            req_pool_indices=np.array([row]),
+            seq_lens_cpu=np.array([len(tokens)]),
+            hicache_consumer_index=waits,
+            mamba_track_mask=np.array([bool(kept)]),
+            mamba_track_indices=np.array([kept]),
+            mamba_track_seqlens=np.array([reached]),
+        )
+        rows.req_to_token[row, : len(tokens)] = slots_of([1, 2, 3, 4])[: len(tokens)]
+        self.get_next_batch_to_run()
+
+    def launch(self, waits: int = -1, layers: Sequence[int] = (0, 1, 2)) -> None:
+        """Launch what was planned: its layers wait for their parts of a load."""
+        self.controller.layer_done_counter.set_consumer(waits)
+        for layer in layers:
+            self.controller.layer_done_counter.wait_until(layer)
+
+    def go_on(self, name: str, tokens: Sequence[int], slot: int, start: int = 0, **more: Any) -> None:
+        """A step and its result."""
+        self.plan_state(name, tokens, slot, start, **more)
+        self.launch(more.get("waits", -1))
+        self.result()
+
+    def keep_state(self, tokens: Sequence[int], slot: int, *, had: bool = False) -> None:
+        """Keep this state in the tree, if it has it not."""
+        self.had = had
+        key = SimpleNamespace(token_ids=[*tokens])
+        self.tree_cache.insert(
+            SimpleNamespace(key=key, value=slots_of([1, 2, 3, 4])[: len(tokens)], mamba_value=np.array([slot]))
+        )
+
+    def store_state(self, slot: int, host: int) -> None:
+        """Queue and launch a copy of a state to the host."""
+        self.queue_store_of_state(slot, host)
+        self.controller.start_writing()
+
+    def queue_store_of_state(self, slot: int, host: int) -> None:
+        """Queue it."""
+        self.host_states.next = [host]
+        beside = SimpleNamespace(name=Kind.MAMBA, device_indices=np.array([slot]), host_indices=self.host_states.alloc(1))
+        self.controller.write(slots_of([]), beside=[beside])
+
+    def load_state(self, host: int, *slots: int) -> int:
+        """Queue and launch loads of a state; the first of these slots is the tree's, the others are those of requests."""
+        nodes: list[list[int] | None] = [[1], *[None for _ in slots[1:]]]
+        parts = [
+            SimpleNamespace(name=Kind.MAMBA, device_indices=np.array([slot]), host_indices=np.array([host]), nodes_to_load=node)
+            for slot, node in zip(slots, nodes, strict=True)
+        ]
+        self.controller.load(slots_of([]), beside=parts)
+        return self.controller.start_loading()

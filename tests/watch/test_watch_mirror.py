@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -18,8 +19,9 @@ from blocklife.recording import Recorder
 from blocklife.recording._checking import check_recording
 from blocklife.watch import CONNECTOR, RULES, CopyPiece, EngineCopy, Mirror, WatchViolation
 from blocklife.watch._holders import ALLOCATED, SEALED
-from blocklife.watch._jobs import NUM_ENDED, Content, Host
+from blocklife.watch._jobs import NUM_ENDED
 from blocklife.watch._ledger import NUM_SPARE, SHORT
+from tests.watch.script import Case, cases, play
 
 IS_TOLD = [True]
 """Whether the mirrors have ledgers, which hear of jobs."""
@@ -34,7 +36,7 @@ def jobs_are_told(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class Told:
-    """A mirror, and all that it told."""
+    """A mirror, and all that it told. Each of its methods that says nothing else is an event of the tables."""
 
     def __init__(
         self,
@@ -48,6 +50,8 @@ class Told:
         max_jobs: int = 4096,
     ) -> None:
         self._checked = checked
+        self._stores: list[EngineCopy] = []
+        self._loads: list[EngineCopy] = []
         self.found: list[WatchViolation] = []
         self.mirror = Mirror(
             num_blocks,
@@ -64,14 +68,32 @@ class Told:
     def _lost(self, error: Exception) -> None:
         raise AssertionError("the mirror has lost its way") from error
 
+    # --- facts
+
     def give(self, request: str, blocks: Sequence[int], at: int = 0, group: int = 0) -> None:
         """Hand blocks out, for places from *at* on."""
-        chosen = [block for block in blocks if self.mirror.follows(block)]
-        self.mirror.handed_out(request, group, chosen, [at + blocks.index(block) for block in chosen])
+        chosen = [(at + place, block) for place, block in enumerate(blocks) if self.mirror.follows(block)]
+        self.mirror.handed_out(request, group, [block for _, block in chosen], [place for place, _ in chosen])
 
     def hit(self, request: str, blocks: Sequence[int], at: int = 0, group: int = 0) -> None:
         """Take blocks, for places from *at* on."""
         self.mirror.taken(request, group, blocks, range(at, at + len(blocks)))
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """The connector takes blocks."""
+        self.mirror.taken(CONNECTOR, 0, blocks, [None] * len(blocks))
+
+    def drop(self, blocks: Sequence[int], left: Sequence[int]) -> None:
+        """The connector lets go of blocks, or the engine of what somebody gave up; *left* are the engine's counts."""
+        self.mirror.freed(CONNECTOR, blocks, left)
+
+    def free(self, request: str, blocks: Sequence[int], left: Sequence[int] | None = None, whole: bool = False) -> None:
+        """A request lets go of blocks."""
+        self.mirror.freed(request, blocks, left, whole=whole)
+
+    def gone(self, request: str) -> None:
+        """A request has given up its blocks."""
+        self.mirror.gone(request)
 
     def end(self, request: str, blocks: Sequence[int]) -> None:
         """A request ends, and its blocks are freed."""
@@ -79,17 +101,51 @@ class Told:
         self.mirror.freed(request, [block for block in blocks if self.mirror.follows(block)], whole=True)
         self.mirror.gone(request)
 
+    def report(self, job: int, count: int = 1) -> None:
+        """So many workers have ended a job."""
+        self.mirror.reported(job, count)
+
+    def reset(self) -> None:
+        """All copies are abandoned, and the host's content is forgotten."""
+        self.mirror.reset()
+
+    def store(self, number: int, request: str, *pieces: object) -> None:
+        """The next step makes a store; `pieces_of` reads its pieces."""
+        self._stores.append(EngineCopy(number, request, pieces_of(pieces)))
+
+    def load(self, number: int, request: str, *pieces: object, sync: bool = False) -> None:
+        """The next step makes a load."""
+        self._loads.append(EngineCopy(number, request, pieces_of(pieces), sync))
+
     def step(self, *copies: EngineCopy, waits: Sequence[int] = (), loads: Sequence[EngineCopy] = ()) -> None:
         """One step; *copies* are stores."""
-        self.mirror.step(
-            stores=[self._sampled(each) for each in copies], loads=[self._sampled(each) for each in loads], waits=waits
-        )
+        stores, loads = [*self._stores, *copies], [*self._loads, *loads]
+        self._stores, self._loads = [], []
+        self.mirror.step(stores=list(map(self._sampled, stores)), loads=list(map(self._sampled, loads)), waits=waits)
         if self._checked and IS_TOLD[0]:
             assert check(self.mirror.ledger) == []
 
-    def moved(self, blocks: dict[str, int]) -> bool:
-        """Whether so many blocks were moved each way, as far as the ledger was told."""
-        return not IS_TOLD[0] or self.mirror.ledger.counts.moved == blocks
+    # --- what must be so
+
+    def silent(self) -> None:
+        """Nothing has fallen so far."""
+        assert self.found == []
+
+    def unheld(self) -> None:
+        """Nobody holds anything."""
+        assert self.mirror.holders.where == {}
+
+    def counted(self, name: str, count: int) -> None:
+        """So often; *name* has underscores in the place of blanks."""
+        assert self.mirror.counts[name.replace("_", " ")] == count
+
+    def loaded(self, count: int) -> None:
+        """So many blocks were loaded, as far as the ledger was told."""
+        assert not IS_TOLD[0] or self.mirror.ledger.counts.moved["LOAD"] == count
+
+    def of_job(self, number: int) -> None:
+        """The last violation is of this job."""
+        assert self.found[-1].job == number
 
     def _sampled(self, copy: EngineCopy) -> EngineCopy:
         """What the hooks tell of a copy: the pieces that are followed."""
@@ -101,782 +157,286 @@ class Told:
         return [violation.rule for violation in self.found]
 
 
-def copy(
-    number: int, request: str | None, *blocks: int, at: int | None = 0, slot: int | None = None, group: int = 0
-) -> EngineCopy:
+_PIECE = re.compile(r"(\d+)(?:@(\d+|any))?(?:>(\d+))?(?:=(\w+))?(?:\.(\d))?")
+
+
+def pieces_of(words: Sequence[object]) -> list[CopyPiece]:
+    """The pieces of a copy: ``block@position>slot=key.part``.
+
+    What is not said follows from the piece before: the next position (from 0), the next slot (from one that is said). A key not
+    said is that of the block.
+    """
+    found: list[CopyPiece] = []
+    position: int | None = 0
+    slot: int | None = None
+    for word in words:
+        match = _PIECE.fullmatch(str(word))
+        assert match is not None, word
+        block, at, into, key, part = match.groups()
+        position = position if at is None else None if at == "any" else int(at)
+        slot = slot if into is None else int(into)
+        name = f"k{block}" if key is None else key
+        found.append(CopyPiece(0, int(block), position, slot, name.encode(), int(part or 0)))
+        position, slot = (None if each is None else each + 1 for each in (position, slot))
+    return found
+
+
+def copy(number: int, request: str | None, *blocks: int, at: int | None = 0, slot: int | None = None) -> EngineCopy:
     """A job of blocks in a row; slots in a row too, from *slot* on, under keys that name the blocks."""
-    return EngineCopy(
-        number,
-        request,
-        [
-            CopyPiece(group, block, None if at is None else at + index, None if slot is None else slot + index, b"k%d" % block)
-            for index, block in enumerate(blocks)
-        ],
-    )
+    pieces = [
+        CopyPiece(0, block, None if at is None else at + index, None if slot is None else slot + index, b"k%d" % block)
+        for index, block in enumerate(blocks)
+    ]
+    return EngineCopy(number, request, pieces)
 
 
 def quiet(told: Told) -> None:
     """An ordinary life of blocks that nothing was done to yet must be silent."""
     before = len(told.found)
-    told.give("z", [14, 15])
-    told.step()
-    told.step(copy(900, "z", 14, 15, slot=30))
-    told.mirror.reported(900, told.mirror.num_workers)
-    told.step()
-    told.end("z", [14, 15])
-    told.step()
+    play(told, "give z [14,15]; step; store 900 z 14>30 15; step")
+    told.report(900, told.mirror.num_workers)
+    play(told, "step; end z [14,15]; step")
 
     assert told.found[before:] == []
 
 
-# --- a lawful life ------------------------------------------------------------------------------------------------------------
+CASES = cases("""
+# --- a lawful life
+life silent
+    # handed out, computed, stored, let go, handed out behind a wait, loaded from the host: nothing is passed over
+    give a [1,2]; store 0 a 1>0 2; step; end a [1,2]; give b [1]; step waits=[0]; report 0; give c [2,3]
+    load 1 c 3@1>0=k1; step; report 1; step; counted jobs 2; counted not_followed 0; loaded 1
+hit-is-no-new-tenancy silent
+    # a block that another request hits keeps its life, whoever lets go first
+    give a [1]; hit b [1]; step; end a [1]; store 0 b 1; step; report 0; end b [1]; step
+unneeded-wait silent
+    # a step may wait for a job that touches nothing it hands out
+    give a [1]; store 0 a 1; step; give b [2]; step waits=[0]
+slot-freed-for-a-store-of-its-own-step silent
+    # what was reported before the step made room in the host for it, although the store goes ahead of the step's hand-outs
+    give a [1,2]; store 0 a 1>5; step; report 0; end a [1,2]; give b [2]; store 1 a 2@1>5; step waits=[1]
+store-that-its-own-step-waits-for-reads-the-old-life silent
+    # it is launched before the step computes
+    give a [1]; step; end a [1]; give b [1]; store 0 a 1; step waits=[0]
+
+# --- I1
+handed-out-while-read I1 handed out to b while job 7 of request a reads it
+    give a [1]; store 7 a 1; step; end a [1]; give b [1]; step; of_job 7
+one-missing-wait-is-one-violation I1
+    give a [1,2,3]; store 7 a 1 2 3; step; end a [1,2,3]; give b [1,2,3]; step
+handed-out-while-loaded I1 writes it
+    # no wait helps there: a load holds its target until it has landed
+    give a [1]; load 3 a 1; step; end a [1]; give b [1]; step waits=[3]
+two-stores-write-one-slot I1 overwrites slot 5 while job 0 writes it
+    give a [1,2]; store 0 a 1>5; step; store 1 a 2@1>5; step
+two-slots-into-one-block I1 twice
+    give a [1]; load 0 a 1@any>3 1@any; step; report 0; step
+one-job-writes-a-slot-twice I1 job 0 writes slot 3 twice
+    give a [1,2]; step; store 0 a 1>3 2>3; step
+
+# --- I3, I9
+report-of-a-job-never-made I3
+    report 5; step
+number-used-twice I3
+    # the older job of the number counts as over
+    give a [1,2]; store 0 a 1; step; store 0 a 2@1; step
+
+# --- I4
+freed-by-another I4
+    give a [1]; step; free b [1]; step; end a [1]; step
+freed-twice I4
+    give a [1]; step; free a [1]; free a [1]; step
+held-and-handed-out I4 while a holds it
+    # all who held it hold it no more: their release is not told of again as theirs, but as nobody's
+    give a [1]; step; give b [1]; step; end b [1]; step
+freed-later-in-nobodys-name silent
+    # of two holders of a block, the engine means the one that has left, although the other came first
+    give a [1]; hit b [1]; step; gone b; drop [1] [1]; end a [1]; step; unheld
+back-before-its-blocks-are-freed silent
+    # the request then holds a block twice for a while
+    give a [1]; step; gone a; hit a [1]; step; drop [1] [1]; end a [1]; step; unheld
+taken-without-a-word silent
+    # the engine counts as many holds afterwards as are known: the one that went was not among them
+    give a [1]; step; drop [1] [1]; step; end a [1]; step
+never-seen-and-freed silent
+    # it was handed out before the watch came
+    free a [3]; step
+connector-holds-twice silent
+    # two transfers of one block, two holds
+    give a [1]; step; hold [1]; hold [1]; end a [1]; step; drop [1] [1]; step; free x []; step; drop [1] [0]; step; unheld
+connector-holds-twice-by-one-call silent
+    # as SimpleCPUOffload of 0.33.0 does when a window has left a block that the pool has handed out again
+    give a [1]; step; hold [1,1]; step; drop [1,1] [1,1]; end a [1]; step
+handed-out-twice-at-once I4
+    give a [1,1]; step; end a [1,1]; step
+engine-counts-less I4
+    # a hold was let go of twice within the pool
+    give a [1]; step; hit b [1]; step; free b [1] [0]; step
+
+# --- I6
+slot-loaded-while-written I6 still writes it
+    give a [1]; store 0 a 1>4; step; give b [2]; load 1 b 2>4; step
+slot-with-something-else I6 it holds 6b31, not 6b32
+    give a [1]; store 0 a 1>4; step; report 0; give b [2]; load 1 b 2>4; step
+hit-while-its-load-is-planned-and-out I6+I6 while its load is planned // while its load is out
+    give a [1]; hit b [1]; load 0 a 1; step; hit c [1]; step
+connector-holds-the-target-of-its-load silent
+    # it takes the block to keep it, not to read it; the load is followed all the same, to its end or to its request's
+    give a [1]; hold [1]; load 0 a 1; step; end a [1]; step; report 0; drop [1] [0]; give b [1]; step; counted not_followed 0
+load-within-the-step-is-hit-in-it silent
+    # a synchronous load is over where its content is first asked for
+    give a [1,2]; hit b [1]; load 0 a 1 2 sync=yes; step; report 0; store 1 b 1; step; report 1; step; loaded 2
+hit-of-what-was-never-computed I6 although its content was never computed
+    # a request was thrown out of the step that gave it the block; whoever finds its content finds nothing
+    give a [1]; free a [1] whole=yes; step; hit b [1]; step
+let-go-by-itself-in-its-step silent
+    # a window may slide on within one step; the request is in it all the same
+    give a [1,2]; free a [1]; step; hit b [1]; step
+hit-at-two-places I6
+    give a [1]; step; hit b [1,1]; step; end b [1,1]; end a [1]; step
+
+# --- I7
+overwritten-while-loaded I7 overwrites slot 4 while job 1 loads from it
+    give a [1,2]; store 0 a 1>4; step; report 0; give b [3]; load 1 b 3>4=k1; step; store 2 a 2@1>4; step
+hit-of-what-was-just-handed-out I7
+    # what its lookup counted on was evicted for it in between
+    give a [1] at=3; hit a [1]; step
+load-into-another-place I7+I7+I7
+    # blocks of the request, in another order; and a block that it does not hold
+    give a [1,2]; load 0 a 2>3 1; step; report 0; give b [3]; step; load 1 a 3@any>3; step
+
+# --- I8
+stored-life-is-over I8 that life of it is over
+    # the window has left it, and it was handed out again: its new content is stored under the old name
+    give a [1]; step; free a [1]; give b [1]; step; store 0 a 1; step
+stored-for-another-place I8 where block 1 stands
+    give a [1,2]; store 0 a 2@0; step
+let-go-but-not-handed-out silent
+    # a life goes on until its block has another tenant
+    give a [1]; step; free a [1]; store 0 a 1; step
+stored-behind-a-tenant-that-never-computed silent
+    # it got the block and was thrown out of the same step; each store of what was there before is right
+    give a [1]; step; free a [1]; give b [1]; free b [1] whole=yes; step
+    store 0 a 1; step; report 0; store 1 a 1; step; report 1; counted believed 0
+stored-and-hit-behind-a-tenant-that-never-computed I6 although its content was never computed
+    # a store of what the block held before does not bring what its latest tenant was to compute
+    give a [1]; step; free a [1]; give b [1]; free b [1] whole=yes; step; store 0 a 1; step; report 0; hit c [1]; step
+request-that-comes-back silent
+    # what stood at its places before it was preempted says nothing about where blocks stand now
+    give a [1,2]; step; free a [1,2] whole=yes; gone a; give a [3]; step; store 0 a 3 4; step
+finished-request-is-stored-once-more I8
+    # its table is known for the step after its end
+    give a [1,2]; step; end a [1,2]; store 0 a 2@0; step; step; step; step
+
+# --- I10, I14
+load-while-its-own-store-is-out I10
+    # neither order of the two would be right
+    give a [1]; store 0 a 1; step; give a [2] at=1; load 1 a 2@1; step
+load-behind-a-reset silent
+    # the store is unwanted then, and its late report is lawful
+    give a [1]; store 0 a 1; step; reset; give a [2] at=1; load 1 a 2@1; step; report 0; report 0; step; counted late 1
+second-reset silent
+    # a copy that a reset has abandoned is abandoned again, whether it is out or was waited for; its late report is lawful
+    give a [1,2]; store 0 a 1; store 1 a 2@1; step; step waits=[1]; reset; reset; step; report 0 2; report 1 2; step
+stored-twice-at-once I14+I1
+    # the second store is not followed, but waited for
+    give a [1]; store 0 a 1; step; store 1 a 1; step; report 0; end a [1]; give b [1]; step; of_job 1
+stored-again-when-the-first-has-landed silent
+    # the host may have dropped it
+    give a [1]; store 0 a 1>3; step; report 0; store 1 a 1>7; step; counted not_followed 0
+""")
+
+OF_TWO_WORKERS = cases("""
+reported-by-both silent
+    # a copy that has landed on every worker reads nothing any more
+    give a [1]; store 7 a 1; step; end a [1]; report 7; report 7; give b [1]; step
+reported-by-one I1
+    give a [1]; store 7 a 1; step; end a [1]; report 7; give b [1]; step
+more-reports-than-workers I9+I9
+    # at once, or after the end
+    give a [1,2]; store 0 a 1; store 1 a 2@1; step; report 0 3; report 1 2; report 1; step
+""")
+
+OF_TWO_BLOCKS_IN_A_SLOT = cases("""
+part-never-written I6 nothing was stored in its part 0
+    # a chunk was stored in part, and is loaded whole
+    give a [1]; store 0 a 1@1>4=chunk.1; step; report 0; give b [2,3]; load 1 b 2>4=chunk.0 3>4=chunk.1; step
+part-that-was-written silent
+    give a [1]; store 0 a 1@1>4=chunk.1; step; report 0; give b [3] at=1; load 1 b 3@1>4=chunk.1; step
+a-store-replaces-all-parts I6 nothing was stored in its part 0
+    give a [1,2]; store 0 a 1>4=old.0 2>4=old.1; step; report 0; give b [3]; store 1 b 3@any>4=new.1; step; report 1
+    give c [5]; load 2 c 5@any>4=new.0; step
+block-of-two-chunks I1
+    # chunks that begin alike share blocks and not keys; both stores must be waited for
+    give a [1,2]; hit b [1]; give b [3] at=1; store 0 a 1>4=left.0 2>4=left.1; store 1 b 1>5=right.0 3>5=right.1; step; silent
+    report 0; end a [1,2]; end b [1,3]; give c [1]; step; of_job 1
+""")
 
 
-def test_an_ordinary_life_is_silent_and_followed() -> None:
-    """Handed out, computed, stored, let go, handed out behind a wait, loaded from the host: no rule, nothing passed over."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step(copy(0, "a", 1, 2, slot=0))
-    told.end("a", [1, 2])
-    told.give("b", [1])
-    told.step(waits=[0])
-    told.mirror.reported(0, 1)
-    told.give("c", [2, 3])
-    told.step(loads=[EngineCopy(1, "c", [CopyPiece(0, 3, 1, 0, b"k1")])])
-    told.mirror.reported(1, 1)
-    told.step()
-
-    assert told.found == []
-    assert +told.mirror.counts == {"jobs": 2}
-    assert told.moved({"STORE": 2, "LOAD": 1})
-    assert told.mirror.holders.lives.state[3] == SEALED
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_rule_falls_or_is_silent(case: Case) -> None:
+    """As the table says; and the mirror goes on."""
+    run(case, Told())
 
 
-def test_a_hit_is_no_new_tenancy() -> None:
-    """A block that another request hits keeps its life, whoever lets go first."""
-    told = Told()
-    told.give("a", [1])
-    told.hit("b", [1])
-    told.step()
-    told.end("a", [1])
-    told.step(copy(0, "b", 1))
-    told.mirror.reported(0, 1)
-    told.end("b", [1])
-    told.step()
-
-    assert told.found == []
-
-
-def test_an_unneeded_wait_is_lawful() -> None:
-    """A step may wait for a job that touches nothing it hands out."""
-    told = Told()
-    told.give("a", [1])
-    told.step(copy(0, "a", 1))
-    told.give("b", [2])
-    told.step(waits=[0])
-
-    assert told.found == []
-
-
-# --- I1 ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_i1_falls_where_a_block_that_is_read_is_handed_out_without_a_wait() -> None:
-    """The story names the job that reads, and who got the block."""
-    told = Told()
-    told.give("a", [1])
-    told.step(copy(7, "a", 1))
-    told.end("a", [1])
-    told.give("b", [1])
-    told.step()
-
-    assert told.rules == ["I1"]
-    assert told.found[0].job == 7
-    assert told.found[0].block == 1
-    assert "handed out to b while job 7 of request a reads it" in told.found[0].what
-    assert any("job 7 stores it of request a" in event for event in told.found[0].history)
-    quiet(told)
-
-
-def test_i1_is_silent_where_the_report_came_first() -> None:
-    """A copy that has landed on every worker reads nothing any more."""
-    told = Told(num_workers=2)
-    told.give("a", [1])
-    told.step(copy(7, "a", 1))
-    told.end("a", [1])
-    told.mirror.reported(7, 1)
-    told.mirror.reported(7, 1)
-    told.give("b", [1])
-    told.step()
-
-    assert told.found == []
-
-
-def test_i1_falls_where_one_of_two_workers_has_not_reported() -> None:
+@pytest.mark.parametrize("case", OF_TWO_WORKERS.values(), ids=OF_TWO_WORKERS)
+def test_rule_falls_or_is_silent_with_two_workers(case: Case) -> None:
     """Half a report is none."""
-    told = Told(num_workers=2)
-    told.give("a", [1])
-    told.step(copy(7, "a", 1))
-    told.end("a", [1])
-    told.mirror.reported(7, 1)
-    told.give("b", [1])
-    told.step()
+    run(case, Told(num_workers=2))
 
-    assert told.rules == ["I1"]
+
+@pytest.mark.parametrize("case", OF_TWO_BLOCKS_IN_A_SLOT.values(), ids=OF_TWO_BLOCKS_IN_A_SLOT)
+def test_rule_falls_or_is_silent_with_two_blocks_in_a_slot(case: Case) -> None:
+    """A slot has parts."""
+    run(case, Told(blocks_per_slot=2))
+
+
+def run(case: Case, told: Told) -> None:
+    """Play a case, and see what it told."""
+    case.play(told)
+    case.check([(each.rule, each.what) for each in told.found])
     quiet(told)
 
 
-def test_i1_is_told_once_for_a_job_whose_blocks_are_all_handed_out() -> None:
-    """One missing wait is one violation."""
-    told = Told()
-    told.give("a", [1, 2, 3])
-    told.step(copy(7, "a", 1, 2, 3))
-    told.end("a", [1, 2, 3])
-    told.give("b", [1, 2, 3])
-    told.step()
-
-    assert told.rules == ["I1"]
-    quiet(told)
-
-
-def test_i1_falls_where_the_target_of_a_load_is_handed_out() -> None:
-    """No wait helps there: a load holds its target until it has landed."""
-    told = Told()
-    told.give("a", [1])
-    told.step(loads=[copy(3, "a", 1)])
-    told.end("a", [1])
-    told.give("b", [1])
-    told.step(waits=[3])
-
-    assert told.rules == ["I1"]
-    assert "writes it" in told.found[0].what
-    quiet(told)
-
-
-def test_i1_falls_where_two_stores_write_one_slot() -> None:
-    """A slot that is written belongs to its store alone."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step(copy(0, "a", 1, slot=5))
-    told.step(copy(1, "a", 2, at=1, slot=5))
-
-    assert told.rules == ["I1"]
-    quiet(told)
-
-
-def test_a_slot_is_free_for_the_store_that_a_step_makes_and_waits_for() -> None:
-    """What was reported before the step made room in the host for it, although the store goes ahead of the step's hand-outs."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step(copy(0, "a", 1, slot=5))
-    told.mirror.reported(0, 1)
-    told.end("a", [1, 2])
-    told.give("b", [2])
-    told.step(copy(1, "a", 2, at=1, slot=5), waits=[1])
-
-    assert told.found == []
-
-
-def test_a_store_that_its_own_step_waits_for_reads_the_old_life() -> None:
-    """It is launched before the step computes, so that a block that the step has handed out is stored as it was."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.end("a", [1])
-    told.give("b", [1])
-    told.step(copy(0, "a", 1), waits=[0])
-
-    assert told.found == []
-
-
-def test_i1_falls_for_a_load_of_two_slots_into_one_block() -> None:
-    """The watch goes on."""
-    told = Told()
-    told.give("a", [1])
-    told.step(loads=[copy(0, "a", 1, 1, at=None, slot=3)])
-    told.mirror.reported(0, 1)
-    told.step()
-
-    assert told.rules == ["I1"]
-
-
-def test_i1_falls_for_a_slot_that_one_job_writes_twice() -> None:
-    """A slot that was free twice."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step()
-    told.step(copy(0, "a", 1, slot=3)._replace(pieces=[*copy(0, "a", 1, slot=3).pieces, *copy(0, "a", 2, at=1, slot=3).pieces]))
-
-    assert told.rules == ["I1"]
-
-
-# --- I3, I9 -----------------------------------------------------------------------------------------------------------------
-
-
-def test_i3_falls_for_a_report_of_a_job_that_was_never_made() -> None:
-    """Nobody made job 5."""
-    told = Told()
-    told.mirror.reported(5, 1)
-    told.step()
-
-    assert told.rules == ["I3"]
-    quiet(told)
-
-
-def test_i3_falls_for_a_name_that_is_used_twice() -> None:
-    """The older job of the name counts as over."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step(copy(0, "a", 1))
-    told.step(copy(0, "a", 2, at=1))
-
-    assert told.rules == ["I3"]
-    quiet(told)
-
-
-def test_i9_falls_for_more_reports_than_workers() -> None:
-    """At once, or after the end."""
-    told = Told(num_workers=2)
-    told.give("a", [1, 2])
-    told.step(copy(0, "a", 1), copy(1, "a", 2, at=1))
-    told.mirror.reported(0, 3)
-    told.mirror.reported(1, 2)
-    told.mirror.reported(1, 1)
-    told.step()
-
-    assert told.rules == ["I9", "I9"]
-    quiet(told)
-
-
-def test_a_job_of_before_the_watch_may_be_reported() -> None:
+def test_job_of_before_the_watch_may_be_reported() -> None:
     """The watch came to an engine that had made six jobs."""
     told = Told()
     told.mirror.jobs.forgotten = 5
-    told.mirror.reported(5, 1)
-    told.step()
-
-    assert told.found == []
-    assert told.mirror.counts["late"] == 1
-
-
-# --- I4 ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_i4_falls_where_a_request_frees_what_another_holds() -> None:
-    """The hold of the other stays."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.mirror.freed("b", [1])
-    told.step()
-    told.end("a", [1])
-    told.step()
-
-    assert told.rules == ["I4"]
-    quiet(told)
-
-
-def test_i4_falls_where_a_hold_is_let_go_of_twice() -> None:
-    """The second release is nobody's."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.mirror.freed("a", [1])
-    told.mirror.freed("a", [1])
-    told.step()
-
-    assert told.rules == ["I4"]
-    quiet(told)
-
-
-def test_i4_falls_where_a_held_block_is_handed_out() -> None:
-    """All who held it hold it no more: their release is not told of again as theirs, but as nobody's."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.give("b", [1])
-    told.step()
-    told.end("b", [1])
-    told.step()
-
-    assert told.rules == ["I4"]
-    assert "while a holds it" in told.found[0].what
-    quiet(told)
-
-
-def test_what_a_request_gave_up_may_be_freed_later_in_nobodys_name() -> None:
-    """Of two holders of a block, the engine means the one that has left, although the other came first."""
-    told = Told()
-    told.give("a", [1])
-    told.hit("b", [1])
-    told.step()
-    told.mirror.gone("b")
-    told.mirror.freed(CONNECTOR, [1], [1])
-    told.end("a", [1])
-    told.step()
-
-    assert told.found == []
-    assert told.mirror.holders.where == {}
-
-
-def test_a_request_that_left_may_come_back_before_its_blocks_are_freed() -> None:
-    """It then holds a block twice for a while."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.mirror.gone("a")
-    told.hit("a", [1])
-    told.step()
-    told.mirror.freed(CONNECTOR, [1], [1])
-    told.end("a", [1])
-    told.step()
-
-    assert told.found == []
-    assert told.mirror.holders.where == {}
-
-
-def test_a_hold_that_was_taken_without_a_word_is_let_go_of_without_one() -> None:
-    """The engine counts as many holds afterwards as are known: the one that went was not among them."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.mirror.freed(CONNECTOR, [1], [1])
-    told.step()
-    told.end("a", [1])
-    told.step()
-
-    assert told.found == []
-
-
-def test_a_block_that_was_never_seen_may_be_freed() -> None:
-    """It was handed out before the watch came."""
-    told = Told()
-    told.mirror.freed("a", [3])
-    told.step()
-
-    assert told.found == []
-
-
-def test_the_connector_holds_a_block_as_often_as_it_takes_it() -> None:
-    """Two transfers of one block, two holds."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    for _ in range(2):
-        told.mirror.taken(CONNECTOR, 0, [1], [None])
-    told.end("a", [1])
-    told.step()
-    told.mirror.freed(CONNECTOR, [1], [1])
-    told.step()
-    held = len(told.mirror.holders.where[1])
-    told.mirror.freed(CONNECTOR, [1], [0])
-    told.step()
-
-    assert told.found == []
-    assert held == 1
-    assert told.mirror.holders.where == {}
-
-
-def test_a_connector_may_hold_a_block_twice_by_one_call() -> None:
-    """As SimpleCPUOffload of 0.33.0 does when a window has left a block that the pool has handed out again."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.mirror.taken(CONNECTOR, 0, [1, 1], [None, None])
-    told.step()
-    told.mirror.freed(CONNECTOR, [1, 1], [1, 1])
-    told.end("a", [1])
-    told.step()
-
-    assert told.rules == []
-
-
-def test_i4_falls_for_a_block_that_is_handed_out_twice_at_once() -> None:
-    """The watch goes on."""
-    told = Told()
-    told.mirror.handed_out("a", 0, [1, 1], [0, 1])
-    told.step()
-    told.end("a", [1, 1])
-    told.step()
-
-    assert told.rules == ["I4"]
-
-
-def test_i4_falls_where_the_engine_counts_less_than_there_are() -> None:
-    """A hold was let go of twice within the pool."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.hit("b", [1])
-    told.step()
-    told.mirror.freed("b", [1], [0])
-    told.step()
-
-    assert told.rules == ["I4"]
-
-
-# --- I6 ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_i6_falls_where_a_slot_is_loaded_that_is_still_written() -> None:
-    """The store has not landed."""
-    told = Told()
-    told.give("a", [1])
-    told.step(copy(0, "a", 1, slot=4))
-    told.give("b", [2])
-    told.step(loads=[copy(1, "b", 2, slot=4)])
-
-    assert told.rules == ["I6"]
-    assert "still writes it" in told.found[0].what
-    quiet(told)
-
-
-def test_i6_falls_where_a_slot_holds_something_else() -> None:
-    """What was looked up was overwritten since."""
-    told = Told()
-    told.give("a", [1])
-    told.step(copy(0, "a", 1, slot=4))
-    told.mirror.reported(0, 1)
-    told.give("b", [2])
-    told.step(loads=[copy(1, "b", 2, slot=4)])
-
-    assert told.rules == ["I6"]
-    assert f"it holds {b'k1'.hex()}, not {b'k2'.hex()}" in told.found[0].what
-    quiet(told)
-
-
-def test_i6_falls_where_a_part_of_a_slot_was_never_written() -> None:
-    """A chunk was stored in part, and is loaded whole."""
-    told = Told(blocks_per_slot=2)
-    told.give("a", [1])
-    told.step(EngineCopy(0, "a", [CopyPiece(0, 1, 1, 4, b"chunk", 1)]))
-    told.mirror.reported(0, 1)
-    told.give("b", [2, 3])
-    told.step(loads=[EngineCopy(1, "b", [CopyPiece(0, 2, 0, 4, b"chunk", 0), CopyPiece(0, 3, 1, 4, b"chunk", 1)])])
-
-    assert told.rules == ["I6"]
-    assert "nothing was stored in its part 0" in told.found[0].what
-    quiet(told)
-
-
-def test_a_part_of_a_slot_that_was_written_may_be_loaded() -> None:
-    """The same store, and a load of just that part."""
-    told = Told(blocks_per_slot=2)
-    told.give("a", [1])
-    told.step(EngineCopy(0, "a", [CopyPiece(0, 1, 1, 4, b"chunk", 1)]))
-    told.mirror.reported(0, 1)
-    told.give("b", [3], at=1)
-    told.step(loads=[EngineCopy(1, "b", [CopyPiece(0, 3, 1, 4, b"chunk", 1)])])
-
-    assert told.found == []
-
-
-def test_i6_falls_where_a_block_is_hit_whose_load_is_planned_or_out() -> None:
-    """Content that is on its way is not there: in the step of the load, and in the next one."""
-    told = Told()
-    told.give("a", [1])
-    told.hit("b", [1])
-    told.step(loads=[copy(0, "a", 1)])
-    told.hit("c", [1])
-    told.step()
-
-    assert told.rules == ["I6", "I6"]
-    assert "while its load is planned" in told.found[0].what
-    assert "while its load is out" in told.found[1].what
-    quiet(told)
-
-
-def test_a_connector_may_hold_the_target_of_its_load() -> None:
-    """It takes the block to keep it, not to read it; the load is followed all the same, to its end or to its request's."""
-    told = Told()
-    told.give("a", [1])
-    told.mirror.taken(CONNECTOR, 0, [1], [None])
-    told.step(loads=[copy(0, "a", 1)])
-    told.end("a", [1])
-    told.step()
-    told.mirror.reported(0, 1)
-    told.mirror.freed(CONNECTOR, [1], [0])
-    told.give("b", [1])
-    told.step()
-
-    assert told.found == []
-    assert told.mirror.counts["not followed"] == 0
-
-
-def test_a_load_that_ends_before_the_step_computes_may_be_hit_in_it() -> None:
-    """A synchronous load is over where its content is first asked for."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.hit("b", [1])
-    load = copy(0, "a", 1, 2)
-    told.step(loads=[EngineCopy(0, "a", load.pieces, sync=True)])
-    told.mirror.reported(0, 1)
-    told.step(copy(1, "b", 1))
-    told.mirror.reported(1, 1)
-    told.step()
-
-    assert told.found == []
-    assert not IS_TOLD[0] or told.mirror.ledger.counts.moved["LOAD"] == 2
-
-
-def test_i6_falls_where_content_is_hit_that_was_never_computed() -> None:
-    """A request was thrown out of the step that gave it the block; whoever finds its content finds nothing."""
-    told = Told()
-    told.give("a", [1])
-    told.mirror.freed("a", [1], whole=True)
-    told.step()
-    told.hit("b", [1])
-    told.step()
-
-    assert told.rules == ["I6"]
-    quiet(told)
-
-
-def test_a_block_that_is_let_go_of_by_itself_in_its_step_was_computed() -> None:
-    """A window may slide on within one step; the request is in it all the same."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.mirror.freed("a", [1])
-    told.step()
-    told.hit("b", [1])
-    told.step()
-
-    assert told.found == []
-
-
-def test_i6_falls_for_a_hit_of_one_block_at_two_places() -> None:
-    """The watch goes on."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.hit("b", [1, 1])
-    told.step()
-    told.end("b", [1, 1])
-    told.end("a", [1])
-    told.step()
-
-    assert told.rules == ["I6"]
+    play(told, "report 5; step; silent; counted late 1")
 
 
 def test_i6_falls_for_a_slot_in_which_nothing_was_stored() -> None:
     """Of a host whose content was all seen to come; a reset of it is the same."""
     told = Told()
     told.mirror.host.sees_all = True
-    told.give("a", [1])
-    told.step(copy(0, "a", 1, slot=3))
-    told.mirror.reported(0, 1)
-    told.give("b", [2])
-    told.step(loads=[copy(1, "b", 2, at=None, slot=4)])
-    told.mirror.reset()
-    told.mirror.reported(1, 1)
-    told.give("c", [3])
-    told.step(loads=[copy(2, "c", 3, at=None, slot=3)])
+    play(told, "give a [1]; store 0 a 1>3; step; report 0; give b [2]; load 1 b 2@any>4; step; reset; report 1")
+    play(told, "give c [3]; load 2 c 3@any>3; step")
 
     assert told.rules == ["I6", "I6"]
 
 
-# --- I7 ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_i7_falls_where_a_slot_is_overwritten_that_a_load_reads() -> None:
-    """The load has not landed."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step(copy(0, "a", 1, slot=4))
-    told.mirror.reported(0, 1)
-    told.give("b", [3])
-    told.step(loads=[EngineCopy(1, "b", [CopyPiece(0, 3, 0, 4, b"k1")])])
-    told.step(copy(2, "a", 2, at=1, slot=4))
-
-    assert told.rules == ["I7"]
-    quiet(told)
-
-
-def test_i7_falls_where_a_request_hits_what_was_just_handed_out_to_it() -> None:
-    """What its lookup counted on was evicted for it in between."""
-    told = Told()
-    told.give("a", [1], at=3)
-    told.hit("a", [1], at=0)
-    told.step()
-
-    assert told.rules == ["I7"]
-    quiet(told)
-
-
-def test_i7_falls_for_a_load_into_another_place() -> None:
-    """Blocks of the request, in another order; and a block that it does not hold."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step(loads=[copy(0, "a", 2, 1, slot=3)])
-    told.mirror.reported(0, 1)
-    told.give("b", [3])
-    told.step()
-    told.step(loads=[copy(1, "a", 3, at=None, slot=3)])
-
-    assert told.rules == ["I7", "I7", "I7"]
-
-
-# --- I8 ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_i8_falls_where_a_block_is_stored_whose_life_is_over() -> None:
-    """The window has left it, and it was handed out again: its new content is stored under the old name."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.mirror.freed("a", [1])
-    told.give("b", [1])
-    told.step()
-    told.step(copy(0, "a", 1))
-
-    assert told.rules == ["I8"]
-    assert "that life of it is over" in told.found[0].what
-    quiet(told)
-
-
-def test_i8_falls_where_a_block_of_another_place_is_stored() -> None:
-    """The second block in the place of the first."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step(copy(0, "a", 2, at=0))
-
-    assert told.rules == ["I8"]
-    assert "where block 1 stands" in told.found[0].what
-    quiet(told)
-
-
-def test_a_block_that_was_let_go_of_but_not_handed_out_may_be_stored() -> None:
-    """A life goes on until its block has another tenant."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.mirror.freed("a", [1])
-    told.step(copy(0, "a", 1))
-
-    assert told.found == []
-
-
-def test_a_tenant_that_never_computed_leaves_the_old_content() -> None:
-    """It got the block and was thrown out of the same step, so the store of what was there before is right."""
-    told = Told()
-    told.give("a", [1])
-    told.step()
-    told.mirror.freed("a", [1])
-    told.give("b", [1])
-    told.mirror.freed("b", [1], whole=True)
-    told.step()
-    told.step(copy(0, "a", 1))
-
-    assert told.found == []
-
-
-def test_a_request_that_comes_back_is_asked_by_its_new_table() -> None:
-    """What stood at its places before it was preempted says nothing about where blocks stand now."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step()
-    told.mirror.freed("a", [1, 2], whole=True)
-    told.mirror.gone("a")
-    told.give("a", [3], at=0)
-    told.step()
-    told.step(EngineCopy(0, "a", [CopyPiece(0, 3, 0), CopyPiece(0, 4, 1)]))
-
-    assert told.found == []
-
-
-def test_a_finished_request_is_stored_once_more_and_then_forgotten() -> None:
+def test_finished_request_is_forgotten() -> None:
     """Its table is known for the step after its end, and not for ever."""
     told = Told()
-    told.give("a", [1, 2])
-    told.step()
-    told.end("a", [1, 2])
-    told.step(copy(0, "a", 2, at=0))
-    for _ in range(3):
-        told.step()
+    play(told, "give a [1,2]; step; end a [1,2]; step; step; step; step")
 
-    assert told.rules == ["I8"]
     assert len(told.mirror.holders) == 0
 
 
-# --- I10, I14 ---------------------------------------------------------------------------------------------------------------
-
-
-def test_i10_falls_where_a_request_loads_while_its_store_is_out() -> None:
-    """Neither order of the two would be right."""
+def test_counts_name_nothing_that_never_happened() -> None:
+    """A store that is followed whole leaves no count of zero."""
     told = Told()
-    told.give("a", [1])
-    told.step(copy(0, "a", 1))
-    told.give("a", [2], at=1)
-    told.step(loads=[copy(1, "a", 2, at=1)])
+    play(told, "give a [1]; store 0 a 1; step")
 
-    assert told.rules == ["I10"]
-    quiet(told)
+    assert told.mirror.counts == {}
 
 
-def test_a_request_may_load_after_a_reset_has_forgotten_its_store() -> None:
-    """The store is unwanted then, and its late report is lawful."""
+def test_load_that_has_landed_has_sealed_its_block() -> None:
+    """Its content is final."""
     told = Told()
-    told.give("a", [1])
-    told.step(copy(0, "a", 1))
-    told.mirror.reset()
-    told.give("a", [2], at=1)
-    told.step(loads=[copy(1, "a", 2, at=1)])
-    told.mirror.reported(0, 1)
-    told.mirror.reported(0, 1)
-    told.step()
+    play(told, "give c [3]; load 1 c 3>0; step; report 1; step")
 
-    assert told.found == []
-    assert told.mirror.counts["late"] == 1
-
-
-def test_i14_falls_where_one_life_is_stored_twice_at_once() -> None:
-    """The second store is not followed, but waited for."""
-    told = Told()
-    told.give("a", [1])
-    told.step(copy(0, "a", 1))
-    told.step(copy(1, "a", 1))
-    told.mirror.reported(0, 1)
-    told.end("a", [1])
-    told.give("b", [1])
-    told.step()
-
-    assert told.rules == ["I14", "I1"]
-    assert told.found[1].job == 1
-    quiet(told)
-
-
-def test_a_block_of_two_chunks_may_be_stored_in_both() -> None:
-    """Chunks that begin alike share blocks and not keys; both stores must be waited for."""
-    told = Told(blocks_per_slot=2)
-    told.give("a", [1, 2])
-    told.hit("b", [1])
-    told.give("b", [3], at=1)
-    told.step(
-        EngineCopy(0, "a", [CopyPiece(0, 1, 0, 4, b"left", 0), CopyPiece(0, 2, 1, 4, b"left", 1)]),
-        EngineCopy(1, "b", [CopyPiece(0, 1, 0, 5, b"right", 0), CopyPiece(0, 3, 1, 5, b"right", 1)]),
-    )
-    silent = list(told.found)
-    told.mirror.reported(0, 1)
-    told.end("a", [1, 2])
-    told.end("b", [1, 3])
-    told.give("c", [1])
-    told.step()
-
-    assert silent == []
-    assert told.rules == ["I1"]
-    assert told.found[0].job == 1
-
-
-def test_a_life_may_be_stored_again_when_the_first_store_has_landed() -> None:
-    """The host may have dropped it."""
-    told = Told()
-    told.give("a", [1])
-    told.step(copy(0, "a", 1, slot=3))
-    told.mirror.reported(0, 1)
-    told.step(copy(1, "a", 1, slot=7))
-
-    assert told.found == []
-    assert told.mirror.counts["not followed"] == 0
+    assert told.mirror.holders.lives.state[3] == SEALED
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------------------
@@ -1029,24 +589,6 @@ def test_ledger_has_the_lives_of_the_mirror() -> None:
     assert max(lives.epoch) > 8  # many lives each
 
 
-def test_second_reset_abandons_what_the_first_has() -> None:
-    """A copy that a reset has abandoned is abandoned again, whether it is out or was waited for; its late report is lawful."""
-    told = Told()
-    told.give("a", [1, 2])
-    told.step(copy(0, "a", 1), copy(1, "a", 2, at=1))
-    told.step(waits=[1])
-    for _ in range(2):
-        told.mirror.reset()
-    told.step()
-    told.mirror.reported(0, 2)
-    told.mirror.reported(1, 2)
-    told.step()
-
-    assert told.found == []
-    assert told.mirror.jobs.left_behind() == []
-    quiet(told)
-
-
 def test_what_the_connector_always_holds_does_not_grow() -> None:
     """Its holds never all end at the same time; the ledger's tables stay short nevertheless."""
     told = Told(checked=False)
@@ -1148,12 +690,3 @@ def test_an_error_of_the_mirror_is_handed_over_and_not_raised() -> None:
 
     assert len(errors) == 1
     assert mirror.is_torn
-
-
-def test_contents_of_slots_are_what_the_last_store_said() -> None:
-    """A store replaces all that a slot held, also in other parts."""
-    host = Host(32, keeps=True)
-    host.stored([CopyPiece(0, 1, 0, 3, b"a", 0), CopyPiece(0, 2, 1, 3, b"a", 1)])
-    host.stored([CopyPiece(0, 3, 1, 3, b"b", 1)])
-
-    assert host._content == {3: Content(b"b", 0b10)}

@@ -20,8 +20,7 @@ from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.watch import _watch as watch_module
 from blocklife.watch._metrics import Metrics, WatchCounts
-from tests.watch.sglang_fakes import FakeAllocator, FakeEngine, FakeHostPool
-from tests.watch.sglang_state_fakes import FakeStateEngine
+from tests.watch.sglang_fakes import FakeAllocator, FakeEngine, FakeHostPool, FakeStateEngine
 
 Make = Callable[[], Any]
 
@@ -183,11 +182,12 @@ def test_memory_is_followed_only_if_all_that_hands_it_out_is_heard(monkeypatch: 
     hear = Ears.hear
 
     def deaf(self: Ears, thing: object, name: str, **more: Any) -> None:
-        if type(thing).__name__ != "FakeHostStates":
+        if thing is not engine.host_states:
             hear(self, thing, name, **more)
 
+    engine = FakeStateEngine()
     assert "MAMBA" not in attach(FakeStateEngine(), Options(mode=WatchMode.LOG)).left_out
     monkeypatch.setattr(Ears, "hear", deaf)
-    watch: Watch = attach(FakeStateEngine(), Options(mode=WatchMode.LOG))
+    watch: Watch = attach(engine, Options(mode=WatchMode.LOG))
 
     assert watch.left_out["MAMBA"] == "states"

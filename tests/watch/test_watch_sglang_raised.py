@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
-from tests.watch.sglang_fakes import FakeCore, FakeEngine, FakePrompt, slots_of
-from tests.watch.sglang_state_fakes import FakeStateEngine
-from tests.watch.test_watch_sglang import TEXT, served
+from tests.watch.sglang_fakes import FakeCore, FakeEngine, FakePrompt, FakeStateEngine, slots_of
+from tests.watch.test_watch_sglang_engine import TEXT, served
 
 LOG = Options(mode=WatchMode.LOG)
 

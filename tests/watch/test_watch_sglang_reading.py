@@ -70,48 +70,6 @@ def test_store_of_torn_pages_is_named_when_it_is_queued(torn: Any, side: str) ->
     assert found == (["I15", "I8"] if len(device) != len(host) else ["I8"])
 
 
-@pytest.mark.parametrize("side", ["device_indices", "host_indices"])
-@pytest.mark.parametrize(("is_store", "rule"), [(True, "I8"), (False, "I7")])
-def test_launch_that_tears_a_page_is_named(side: str, is_store: bool, rule: str) -> None:
-    """The first token of each page is where it belongs, and another one is not."""
-    engine, watch = watched()
-    engine.store([1, 2, 3, 4], [0, 1, 2, 3])
-    engine.land()
-    engine.controller.bent = lambda each: SimpleNamespace(**{**vars(each), side: swapped(getattr(each, side))})
-    if is_store:
-        engine.store([1, 2, 3, 4], [4, 5, 6, 7])
-    else:
-        engine.load([0, 1, 2, 3], [5, 6, 7, 8])
-
-    assert watch.counts == {rule: 1}
-    assert "moves other places" in watch.violations[0].what
-
-
-@pytest.mark.parametrize("side", ["device_indices", "host_indices"])
-def test_launch_of_lists_that_differ_in_length_is_i15(side: str) -> None:
-    """The longer one is not cut: what has no counterpart is named."""
-    engine, watch = watched()
-    engine.controller.bent = lambda each: SimpleNamespace(
-        **{**vars(each), side: np.concatenate((getattr(each, side), slots_of([9])))}
-    )
-    engine.store([1, 2, 3, 4], [0, 1, 2, 3])
-
-    assert watch.counts == {"I15": 1}
-    assert watch.lost is None
-
-
-def test_page_whose_tokens_are_copied_in_another_order_is_lawful() -> None:
-    """A launch may name tokens in any order, as long as each goes to its own place."""
-    engine, watch = watched()
-    order = np.arange(4 * PAGE)[::-1]
-    engine.controller.bent = lambda each: SimpleNamespace(
-        **{**vars(each), "device_indices": each.device_indices[order], "host_indices": each.host_indices[order]}
-    )
-    engine.store([1, 2, 3, 4], [0, 1, 2, 3])
-
-    assert watch.counts == {}
-
-
 class OnHost(np.ndarray):
     """Indices that say where they lie, as those of a tensor do."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attrs import define, frozen
@@ -119,7 +120,7 @@ class Engine(FakeScheduler):
         self.kv_cache_manager.coordinator.single_type_managers[0] = FullAttentionManager()
         self.acts: Callable[[], None] = lambda: None
 
-    def schedule(self, output: SimpleNamespace) -> SimpleNamespace:
+    def schedule(self, output: Any = None) -> Any:
         """One step is made: what happens in it, then the connector's plan."""
         self.acts()
         self.acts = lambda: None

@@ -13,18 +13,16 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from attrs import field, frozen
 
 from blocklife.cli import main
-from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach, watch_of
-from blocklife.engines.vllm.watch import _plugin as plugin
-from blocklife.errors import MESSAGE_MAX, BlocklifeError, InvariantError, MisuseError
+from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach
+from blocklife.errors import BlocklifeError, InvariantError, MisuseError
 from blocklife.watch import RULES, WatchViolation
 from blocklife.watch._metrics import COUNTED, FOLDER, Collector, Metrics, OfLibrary, WatchCounts, _in_folder, prefix_of
 from blocklife.watch._violations import NUM_KEPT, NUM_LOGGED, WHILE_S, ViolationReporter
@@ -440,221 +438,28 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, str], word: 
         Options.from_environment(settings)
 
 
-def test_a_sample_is_at_least_one() -> None:
-    """Also where a caller says it."""
-    with pytest.raises(MisuseError, match="sample"):
-        Options(sample=0)
+WRONG: dict[str, tuple[list[Any], str]] = {
+    "mode": (["strict", "bogus", None, 1], r"mode must be WatchMode.STRICT, COUNT or LOG, not "),
+    "sample": ([0, True, 1.5, "8", -1, 1 << 31, 10**5_000, -(10**5_000)], "sample must be a whole number"),
+    "jobs": (["no", 0, None], "jobs must be True or False"),
+    "record": ([True, 7, b"run.jsonl"], "record must be a path, as str or Path"),
+}
+"""What each option is not, and the message."""
 
 
-@pytest.mark.parametrize("mode", ["strict", "bogus", None, 1])
-def test_a_mode_is_a_mode(mode: Any) -> None:
-    """The spelling of the environment would make a watch that says nothing."""
-    with pytest.raises(MisuseError, match=r"mode must be WatchMode.STRICT, COUNT or LOG, not "):
-        Options(mode=mode)
-
-
-@pytest.mark.parametrize("sample", [True, 1.5, "8", -1, 1 << 31, 10**5_000, -(10**5_000)], ids=list("abcdefg"))
-def test_a_sample_is_a_whole_number(sample: Any) -> None:
-    """Of at least one."""
-    with pytest.raises(MisuseError, match="sample must be a whole number"):
-        Options(sample=sample)
-
-
-@pytest.mark.parametrize("jobs", ["no", 0, None])
-def test_a_ledger_is_asked_for_with_true_or_false(jobs: Any) -> None:
-    """A word that is not empty would mean the opposite of what it says."""
-    with pytest.raises(MisuseError, match="jobs must be True or False"):
-        Options(jobs=jobs)
-
-
-@pytest.mark.parametrize("record", [True, 7, b"run.jsonl"])
-def test_a_recording_is_named_by_a_path(record: Any) -> None:
-    """A number would be taken for an open file."""
-    with pytest.raises(MisuseError, match="record must be a path, as str or Path"):
-        Options(record=record)
+@pytest.mark.parametrize("name", WRONG)
+def test_option_that_means_nothing_is_refused(name: str) -> None:
+    """A word of the environment, say, would make a watch that says nothing, or the opposite of what is meant."""
+    values, why = WRONG[name]
+    for value in values:
+        with pytest.raises(MisuseError, match=why):
+            Options(**{name: value})
 
 
 def test_a_path_may_be_spelt_in_each_way(tmp_path: Path) -> None:
     """None is the empty one: nowhere."""
     assert Options(record=tmp_path / "x") == Options(record=str(tmp_path / "x"))
     assert Options(record=None) == Options()
-
-
-# --- the plug-in --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Callable[[], FakeScheduler]:
-    """The modules of vLLM that the plug-in wraps, with fakes in them; calling it makes a scheduler."""
-
-    class Scheduler(FakeScheduler):
-        def __init__(self, connector: object = None) -> None:
-            super().__init__(connector)
-
-    class Worker:
-        def __init__(self) -> None:
-            self.worker = None
-
-        def start_kv_transfers(self, meta: object) -> None:
-            """The loads of a step."""
-
-    made: dict[str, dict[str, type]] = {
-        "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
-        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker": {"OffloadingConnectorWorker": Worker},
-        "vllm.v1.simple_kv_offload.worker": {"SimpleCPUOffloadWorker": type("SimpleCPUOffloadWorker", (), {})},
-    }
-    for name, classes in made.items():
-        parts = name.split(".")
-        for depth in range(1, len(parts)):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(".".join(parts[:depth])))
-        module = ModuleType(name)
-        vars(module).update(classes)
-        monkeypatch.setitem(sys.modules, name, module)
-
-    def make(connector: object = None) -> FakeScheduler:
-        return Scheduler(SimpleNamespace(connector_scheduler=FakeOffloading()) if connector is None else connector)
-
-    vars(make)["worker"] = Worker
-    vars(sys.modules["vllm"])["__version__"] = "0.33.0"
-    return make
-
-
-def test_the_plug_in_watches_what_is_made_after_it(
-    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Schedulers and workers, once each, however often it is called; what cannot be watched is left alone, and told of."""
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
-    monkeypatch.setenv("BLOCKLIFE_WATCH_SAMPLE", "8")
-    before = fake_vllm()
-    plugin.install()
-    plugin.install()
-    silent = [record.getMessage() for record in caplog.records]
-    watched, plain, worker = fake_vllm(), fake_vllm(object()), vars(fake_vllm)["worker"]()
-
-    here = f"process MainProcess, {os.getpid()}"
-
-    assert watch_of(before) is None
-    assert watch_of(watched) is not None
-    assert watch_of(plain) is None
-    assert watch_of(worker) is not None
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        f"blocklife watches the scheduler's side of OffloadingConnector in {here} (log, one block of 8)",
-        "blocklife watch: watching nothing, because a scheduler with object has nothing to watch (only OffloadingConnector and "
-        "SimpleCPUOffloadConnector can be watched, alone or in a MultiConnector)",
-        f"blocklife watches a worker's side of OffloadingConnector in {here} (log, one block of 8)",
-    ]
-    assert silent == [], "a process in which nothing is watched says nothing"
-    assert attach(watched) is watch_of(watched)
-    detach(watched)
-    detach(worker)
-
-
-def test_a_caller_who_attaches_is_not_told_that_there_is_a_watch(caplog: pytest.LogCaptureFixture) -> None:
-    """Who has asked knows; the line is for an environment that was set somewhere else."""
-    scheduler, _ = offloading()
-    with caplog.at_level(logging.DEBUG, LOGGER.name):
-        attach(scheduler)
-
-    assert caplog.records == []
-
-
-@pytest.mark.parametrize("release", ["0.20.2", "0.34.0", "0.40.1.dev3+g1", "1.0.0", "dev", None])
-def test_a_release_that_is_not_known_is_not_watched(
-    release: str | None,
-    fake_vllm: Callable[..., FakeScheduler],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """What the watch takes for granted may not hold there; vLLM goes on, and one line names the releases that are known."""
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
-    monkeypatch.setattr(sys.modules["vllm"], "__version__", release)
-    plugin.install()
-
-    assert watch_of(fake_vllm()) is None
-    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
-        (
-            logging.WARNING,
-            f"blocklife watch: watching nothing, because this is vLLM {release or 'of an unknown release'}, and the watch "
-            "knows vLLM 0.21 to 0.33 (install one of these, or a blocklife for yours)",
-        )
-    ]
-
-
-@pytest.mark.parametrize("release", ["0.21.0", "0.22.1", "0.33.1rc1", "v0.33.0+cpu"])
-def test_a_release_that_is_known_is_watched(
-    release: str, fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The range is wider than that of the connector: the watch rests on less."""
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
-    monkeypatch.setattr(sys.modules["vllm"], "__version__", release)
-    plugin.install()
-
-    assert watch_of(fake_vllm()) is not None
-
-
-def test_the_plug_in_does_nothing_unasked(fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed blocklife is no watched vLLM."""
-    monkeypatch.delenv("BLOCKLIFE_WATCH", raising=False)
-    plugin.install()
-
-    assert watch_of(fake_vllm()) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("BLOCKLIFE_WATCH", "yes"),
-        ("BLOCKLIFE_WATCH", "x\ny" * 10_000),
-        ("BLOCKLIFE_WATCH_SAMPLE", "9" * 5_000),
-        ("BLOCKLIFE_WATCH_RECORD", "/nowhere/run.jsonl"),
-        ("BLOCKLIFE_WATCH_RECORD", "/"),
-    ],
-)
-def test_vllm_goes_on_unwatched_where_settings_mean_nothing(
-    name: str,
-    value: str,
-    fake_vllm: Callable[..., FakeScheduler],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """One line names the setting, and says that nothing is watched; no error reaches vLLM."""
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
-    monkeypatch.setenv(name, value)
-    plugin.install()
-
-    assert watch_of(fake_vllm()) is None
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"blocklife watch: watching nothing, because {name}={value[:1]}")
-    assert "\n" not in line
-    assert len(line) < 2 * MESSAGE_MAX
-
-
-def test_vllm_goes_on_unwatched_where_the_watch_fails_itself(
-    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A class that is not where it is looked for, as in a release of somebody's own: nothing is wrapped by halves."""
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
-    monkeypatch.delattr(sys.modules["vllm.v1.simple_kv_offload.worker"], "SimpleCPUOffloadWorker")
-    plugin.install()
-
-    assert watch_of(fake_vllm()) is None
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "blocklife watch: watching nothing, because of an error of its own: KeyError('SimpleCPUOffloadWorker')"
-
-
-def test_vllm_goes_on_unwatched_where_attaching_fails(
-    fake_vllm: Callable[..., FakeScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A scheduler that is not what the watch takes it for is made all the same."""
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
-    plugin.install()
-
-    def fails(*_given: object) -> None:
-        raise KeyError("num_blocks")
-
-    monkeypatch.setattr(plugin, "attach", fails)
-    assert watch_of(fake_vllm()) is None
-    assert "watching nothing, because of an error of its own: KeyError('num_blocks')" in caplog.text
 
 
 # --- recordings ---------------------------------------------------------------------------------------------------------------
@@ -689,13 +494,25 @@ def test_the_command_of_a_story_draws_it(mode: WatchMode, tmp_path: Path, capsys
     assert checked[0] == 0, checked[1]
 
 
-def test_each_connector_has_a_recording_of_its_own(tmp_path: Path) -> None:
-    """Two connectors, two ledgers, two files."""
-    both = SimpleNamespace(_connectors=[SimpleNamespace(connector_scheduler=FakeOffloading()) for _ in range(2)])
-    attach(scheduler := FakeScheduler(both), Options(record=str(tmp_path / "run.jsonl")))
-    detach(scheduler)
+@pytest.mark.parametrize(
+    ("num_engines", "at_once", "num_files"), [(1, True, 2), (2, True, 4), (2, False, 2)], ids=["one", "two", "one by one"]
+)
+def test_each_connector_of_each_engine_has_a_recording_of_its_own(
+    num_engines: int, at_once: bool, num_files: int, tmp_path: Path
+) -> None:
+    """Numbers of connectors and of engines are those of one row; who was detached leaves its names to the next."""
+    schedulers = []
+    for _ in range(num_engines):
+        both = SimpleNamespace(_connectors=[SimpleNamespace(connector_scheduler=FakeOffloading()) for _ in range(2)])
+        schedulers.append(FakeScheduler(both))
+        attach(schedulers[-1], Options(record=str(tmp_path / "run.jsonl")))
+        if not at_once:
+            detach(schedulers[-1])
+    for scheduler in schedulers:
+        detach(scheduler)
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", "run.jsonl.2"]
+    names = ["run.jsonl", *(f"run.jsonl.{at}" for at in range(2, num_files + 1))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_a_recording_names_requests_as_the_engine_does(tmp_path: Path) -> None:
@@ -740,29 +557,6 @@ def test_each_engine_of_a_process_has_a_recording_of_its_own(
     for each in words:
         assert told(capsys, *each[1:])[0] == 0
         assert told(capsys, "recording", "check", each[3])[0] == 0
-
-
-def test_two_engines_of_two_connectors_each_write_four_recordings(tmp_path: Path) -> None:
-    """Numbers of connectors and of engines are those of one row."""
-    schedulers = []
-    for _ in range(2):
-        both = SimpleNamespace(_connectors=[SimpleNamespace(connector_scheduler=FakeOffloading()) for _ in range(2)])
-        schedulers.append(FakeScheduler(both))
-        attach(schedulers[-1], Options(record=str(tmp_path / "run.jsonl")))
-    for scheduler in schedulers:
-        detach(scheduler)
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", *(f"run.jsonl.{at}" for at in (2, 3, 4))]
-
-
-def test_an_engine_that_was_detached_leaves_its_name_to_the_next(tmp_path: Path) -> None:
-    """It writes no more: who attaches again begins anew, as ever."""
-    for _ in range(2):
-        scheduler, _ = offloading()
-        attach(scheduler, Options(record=str(tmp_path / "run.jsonl")))
-        detach(scheduler)
-
-    assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
 
 
 PROGRAM = """
@@ -878,25 +672,6 @@ def test_a_folder_of_each_process_is_looked_for_where_its_recording_is_opened(ar
     scheduler, _ = offloading()
     with pytest.raises(MisuseError, match="there is no folder"):
         attach(scheduler, options)
-
-
-def test_vllm_goes_on_unwatched_where_its_recording_cannot_be_opened(
-    fake_vllm: Callable[..., FakeScheduler],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Its folder has gone since the environment was read; the line names the setting."""
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.setenv("BLOCKLIFE_WATCH", "log")
-    monkeypatch.setenv("BLOCKLIFE_WATCH_RECORD", str(folder / "run.jsonl"))
-    plugin.install()
-    folder.rmdir()
-
-    assert watch_of(fake_vllm()) is None
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"blocklife watch: watching nothing, because record (BLOCKLIFE_WATCH_RECORD)={folder}/run.jsonl: ")
 
 
 class Full:

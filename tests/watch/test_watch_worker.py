@@ -1,22 +1,22 @@
 """The worker's side of the watch: each rule of its order falls, and the order that vLLM keeps is silent.
 
 Goal: a worker that launches too early, too often, or goes on without a wait is named in that very call. Method: fakes with the
-names of vLLM's two workers; what they do with a step's metadata is what a test says.
+names of vLLM's two workers; what they do with a step's metadata is what a script says (`tests.watch.script`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from attrs import define, field
 
-from blocklife.engines.vllm.watch import Options, WatchError, WatchMode, WorkerWatch, attach_worker, detach, watch_of
+from blocklife.engines.vllm.watch import Options, WatchError, WatchMode, attach_worker, detach, watch_of
 from blocklife.engines.vllm.watch._worker import NUM_ENDED
 from blocklife.errors import MisuseError
+from tests.watch.script import Case, cases, play
 from tests.watch.watch_fakes import FakeMeta, load, store
 
 COUNT = Options(mode=WatchMode.COUNT)
@@ -56,6 +56,7 @@ class FakeWorker:
         self.worker = FakeCopier()
         self.before: Callable[[], object] = lambda: None
         self.loads: Callable[[], object] = lambda: None
+        self.loaded: set[str] = set()
 
     def handle_preemptions(self, meta: FakeMeta) -> None:
         """Ahead of the step."""
@@ -68,176 +69,223 @@ class FakeWorker:
     def prepare_store_kv(self, meta: FakeMeta) -> None:
         """Take its stores in."""
 
-    def get_finished(self, ids: set[str]) -> None:
+    def get_finished(self, ids: set[str]) -> tuple[set[str], set[str]]:
         """Poll."""
         self.worker.get_finished()
+        return set(), self.loaded
 
     def shutdown(self) -> None:
         """Over."""
 
 
-@define(eq=False)
+class Replicated(FakeWorker):
+    """A rank that stores nothing, since another one has the same content: it says at once that a store is over."""
+
+    _is_store_writer = False
+
+
+class Telling(FakeWorker):
+    """A worker that tells what a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tells: dict[int, int] = {}
+
+    def build_connector_worker_meta(self) -> SimpleNamespace:
+        """What the scheduler hears."""
+        return SimpleNamespace(completed_jobs=self.tells)
+
+
 class Driven:
     """A worker, its watch, and the steps of a model runner."""
 
-    worker: FakeWorker = field(factory=FakeWorker)
-    watch: WorkerWatch = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(self, worker: FakeWorker | None = None) -> None:
+        self.worker = worker or FakeWorker()
         self.watch = attach_worker(self.worker, COUNT)
+        self.meta = FakeMeta()
+        self.acts: list[list[Callable[[], object]]] = [[], []]
 
-    def step(
-        self, meta: FakeMeta, before: Callable[[], object] = lambda: None, loads: Callable[[], object] = lambda: None
-    ) -> None:
+    def names(self, kind: str, number: int, request: str, blocks: list[int], slots: list[int], sync: bool = False) -> None:
+        """The metadata of the next step name a job."""
+        if kind == "store":
+            self.meta.store_jobs[number] = store(request, blocks, slots)
+        else:
+            self.meta.load_jobs[number] = load(request, blocks, slots, sync=sync)
+
+    def flush(self, *numbers: int) -> None:
+        """They say that these are to be waited for."""
+        self.meta.jobs_to_flush = set(numbers)
+
+    def ahead(self, verb: str, *given: object) -> None:
+        """What the next step does ahead of its forward pass."""
+        self.acts[0].append(functools.partial(getattr(self, verb), *given))
+
+    def within(self, verb: str, *given: object) -> None:
+        """What it does when its loads are due."""
+        self.acts[1].append(functools.partial(getattr(self, verb), *given))
+
+    def step(self) -> None:
         """One step."""
-        self.worker.before, self.worker.loads = before, loads
+        meta, self.meta = self.meta, FakeMeta()
+        (before, loads), self.acts = self.acts, [[], []]
+        self.worker.before, self.worker.loads = (functools.partial(_all, acts) for acts in (before, loads))
         self.worker.handle_preemptions(meta)
         self.worker.start_kv_transfers(meta)
         self.worker.prepare_store_kv(meta)
         self.worker.get_finished(set())
 
-    @property
-    def rules(self) -> list[str]:
-        """The rules that fell."""
-        return [violation.rule for violation in self.watch.violations]
-
-    def store(self, number: int) -> bool:
+    def store(self, number: int, blocks: list[int] | None = None, slots: list[int] | None = None) -> None:
         """Launch a store."""
-        return self.worker.worker.submit_store(number, None, None)
+        ends = [None if ids is None else SimpleNamespace(block_ids=ids) for ids in (blocks, slots)]
+        self.worker.worker.submit_store(number, *ends)
 
-    def load(self, number: int) -> bool:
+    def load(self, number: int) -> None:
         """Launch a load."""
-        return self.worker.worker.submit_load(number, None, None)
+        self.worker.worker.submit_load(number, None, None)
 
-    def wait(self, *numbers: int) -> bool:
+    def transfer(self, number: int) -> None:
+        """Launch either, as older releases do."""
+        self.worker.worker.transfer_async(number, None)
+
+    def wait(self, *numbers: int) -> None:
         """Wait for jobs."""
         self.worker.worker.wait(set(numbers))
-        return True
+
+    def land(self, *numbers: int) -> None:
+        """The copier has ended these."""
+        self.worker.worker.done = [*numbers]
+
+    def tell(self, *numbers: int) -> None:
+        """The worker tells the scheduler that these are over."""
+        assert isinstance(self.worker, Telling)
+        self.worker.tells = dict.fromkeys(numbers, 1)
+        self.worker.build_connector_worker_meta()
+
+    def tell_loaded(self, request: str) -> None:
+        """The next step tells that a request is loaded."""
+        self.worker.loaded = {request}
+
+    def shutdown(self) -> None:
+        """The worker is over."""
+        self.worker.shutdown()
+
+    def silent(self) -> None:
+        """Nothing has fallen so far."""
+        assert self.watch.counts == {}
+
+    def done(self) -> None:
+        """Nothing is remembered of any job."""
+        assert self.watch.shares == {}
 
 
-STORE = FakeMeta({0: store("a", [1], [7])})
-LOAD = FakeMeta(load_jobs={0: load("a", [1], [7])})
-SYNC = FakeMeta(load_jobs={0: load("a", [1], [7], sync=True)})
+def _all(acts: Sequence[Callable[[], object]]) -> None:
+    for act in acts:
+        act()
 
 
-def test_the_order_that_vllm_keeps_is_silent() -> None:
-    """Stores a step later, waits, loads, and a store that its own step flushes."""
+CASES = cases("""
+# --- the order that vLLM keeps
+order silent
+    # stores a step later, waits, loads, and a store that its own step flushes
+    names store 0 a [1] [7]; step; names load 1 b [2] [8]; ahead store 0; within load 1; step
+    names store 2 b [2] [9]; flush 0 2; ahead store 2; ahead wait 0 2; step; land 0 1 2; step; done
+older-releases-launch-both-ways-by-one-method silent
+    # which way a job goes is known from the step's metadata
+    names store 0 a [1] [7]; step; names load 1 b [2] [8]; ahead transfer 0; within transfer 1; step; land 0 1; step; done
+store-in-the-step-that-computes-it I8
+    names store 0 a [1] [7]; within store 0; step
+store-with-other-places I8 with other places
+    # its slots were mixed up while it was held back
+    names store 0 a [1,2] [7,8]; step; ahead store 0 [1,2] [8,7]; step
+launched-twice I3
+    names load 0 a [1] [7]; within load 0; within load 0; step
+named-by-no-step I3
+    within load 4; step
+never-launched I5
+    # once the step is over that should have launched it; told once
+    names store 0 a [1] [7]; step; step; silent; step; step
+shut-down silent
+    names store 0 a [1] [7]; step; shutdown; flush 0; step
+
+# --- waits
+flush-without-a-wait I1 job 0 still runs
+    # told once, although the step goes on
+    names store 0 a [1] [7]; step; flush 0; ahead store 0; step
+flush-with-another-wait I1 job 0 still runs
+    names store 0 a [1] [7]; step; flush 0; ahead store 0; ahead wait 3; step
+flush-of-what-was-never-launched I1 was never launched
+    # a wait for it waits for nothing
+    names store 0 a [1] [7]; step; flush 0; ahead wait 0; step
+load-ahead-of-the-wait I1
+    # the wait comes, and too late
+    names store 0 a [1] [7]; step; names load 1 b [2] [8]; flush 0; ahead store 0; ahead load 1; ahead wait 0; step
+flush-of-what-has-landed silent
+    # the scheduler had not heard of it yet
+    names store 0 a [1] [7]; step; ahead store 0; step; land 0; step; flush 0; step
+load-that-the-step-needs I6
+    names load 0 a [1] [7] sync=yes; within load 0; step
+load-that-the-step-needs-and-waits-for silent
+    names load 0 a [1] [7] sync=yes; within load 0; within wait 0; step
+
+# --- reports
+reported-again-and-out-of-nothing I9+I3
+    names load 0 a [1] [7]; within load 0; step; land 0; step; land 0 5; step
+told-as-loaded-and-is-not I6
+    names load 0 a [1] [7]; tell_loaded a; within load 0; step
+""")
+
+TELLING = cases("""
+told-while-it-runs I6 still runs
+    # that it lands later is no second report
+    names store 0 a [1] [7]; step; ahead store 0; step; tell 0; land 0; step
+told-and-never-launched I6 was never launched
+    names store 0 a [1] [7]; step; step; tell 0; step
+landed-and-told silent
+    names store 0 a [1] [7]; step; land 0; ahead store 0; step; tell 0; tell
+landed-and-not-told I5
+    # once, by the report that should have had it
+    names store 0 a [1] [7]; step; land 0; ahead store 0; step; tell; tell
+""")
+
+REPLICATED = cases("""
+rank-that-writes-no-stores silent
+    # a flush of what it never launches is none
+    names store 0 a [1] [7]; step; names store 1 a [2] [8]; flush 0 1; ahead wait 0 1; step; done
+""")
+
+OLDER = cases("""
+wait-for-what-its-step-has-made silent
+    # an older worker launches it a step later, and the block that is waited for was only hit
+    names store 0 a [1] [7]; flush 0; ahead wait 0; step; ahead store 0; step
+""")
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        (kind, case)
+        for kind, table in ((FakeWorker, CASES), (Telling, TELLING), (Replicated, REPLICATED), (None, OLDER))
+        for case in table.values()
+    ],
+    ids=lambda each: each.name if isinstance(each, Case) else "",
+)
+def test_rule_falls_or_is_silent(kind: type[FakeWorker] | None, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the table says."""
+    if kind is None:
+        monkeypatch.setattr("blocklife.engines.vllm.watch._worker.launches_flushed", lambda: False)
+    driven = Driven((kind or FakeWorker)())
+    case.play(driven)
+
+    case.check([(each.rule, each.what) for each in driven.watch.violations])
+
+
+def test_violation_has_the_story_of_its_job() -> None:
+    """When it was launched first, and for whom."""
     driven = Driven()
-    driven.step(STORE)
-    driven.step(FakeMeta(load_jobs={1: load("b", [2], [8])}), before=lambda: driven.store(0), loads=lambda: driven.load(1))
-    flushed = FakeMeta({2: store("b", [2], [9])}, jobs_to_flush={0, 2})
-    driven.step(flushed, before=lambda: (driven.store(2), driven.wait(0, 2)))
-    driven.worker.worker.done = [0, 1, 2]
-    driven.step(FakeMeta())
+    play(driven, "names load 0 a [1] [7]; within load 0; within load 0; step")
 
-    assert driven.rules == []
-    assert driven.watch.shares == {}
-    assert driven.watch.steps == 4
-
-
-def test_older_releases_launch_both_ways_by_one_method() -> None:
-    """Which way a job goes is known from the step's metadata."""
-    driven = Driven()
-    driven.step(STORE)
-    driven.step(
-        FakeMeta(load_jobs={1: load("b", [2], [8])}),
-        before=lambda: driven.worker.worker.transfer_async(0, None),
-        loads=lambda: driven.worker.worker.transfer_async(1, None),
-    )
-    driven.worker.worker.done = [0, 1]
-    driven.step(FakeMeta())
-
-    assert driven.rules == []
-
-
-def test_i8_falls_for_a_store_in_the_step_that_computes_it() -> None:
-    """What it stores is not there yet."""
-    driven = Driven()
-    driven.step(STORE, loads=lambda: driven.store(0))
-
-    assert driven.rules == ["I8"]
-    assert driven.watch.violations[0].request == "a"
-
-
-def test_i3_falls_for_a_job_that_is_launched_twice() -> None:
-    """Its history says when it was launched first."""
-    driven = Driven()
-    driven.step(LOAD, loads=lambda: (driven.load(0), driven.load(0)))
-
-    assert driven.rules == ["I3"]
     assert driven.watch.violations[0].history[-1] == "step 1: job 0 is launched"
-
-
-def test_i3_falls_for_a_job_that_no_step_named() -> None:
-    """Whoever launches it made it up."""
-    driven = Driven()
-    driven.step(FakeMeta(), loads=lambda: driven.load(4))
-
-    assert driven.rules == ["I3"]
-
-
-@pytest.mark.parametrize("waited", [(), (3,)])
-def test_i1_falls_for_a_flush_without_a_wait(waited: tuple[int, ...]) -> None:
-    """No wait, or one for something else; told once, although the step goes on."""
-    driven = Driven()
-    driven.step(STORE)
-    driven.step(FakeMeta(jobs_to_flush={0}), before=lambda: (driven.store(0), driven.wait(*waited)))
-
-    assert driven.rules == ["I1"]
-    assert "job 0 still runs" in driven.watch.violations[0].what
-
-
-def test_i1_falls_for_a_flush_of_what_was_never_launched() -> None:
-    """A wait for it waits for nothing."""
-    driven = Driven()
-    driven.step(STORE)
-    driven.step(FakeMeta(jobs_to_flush={0}), before=lambda: driven.wait(0))
-
-    assert driven.rules == ["I1"]
-    assert "was never launched" in driven.watch.violations[0].what
-
-
-def test_i1_falls_for_a_load_ahead_of_the_wait() -> None:
-    """The wait comes, and too late."""
-    driven = Driven()
-    driven.step(STORE)
-    meta = FakeMeta(load_jobs={1: load("b", [2], [8])}, jobs_to_flush={0})
-    driven.step(meta, before=lambda: (driven.store(0), driven.load(1), driven.wait(0)))
-
-    assert driven.rules == ["I1"]
-
-
-def test_a_flush_of_a_job_that_has_landed_needs_no_wait() -> None:
-    """The scheduler had not heard of it yet."""
-    driven = Driven()
-    driven.step(STORE)
-    driven.step(FakeMeta(), before=lambda: driven.store(0))
-    driven.worker.worker.done = [0]
-    driven.step(FakeMeta())
-    driven.step(FakeMeta(jobs_to_flush={0}))
-
-    assert driven.rules == []
-
-
-@pytest.mark.parametrize(("wait", "fell"), [(True, []), (False, ["I6"])])
-def test_i6_falls_for_a_needed_load_without_a_wait(wait: bool, fell: list[str]) -> None:
-    """The step computes with what it brings."""
-    driven = Driven()
-    driven.step(SYNC, loads=lambda: (driven.load(0), driven.wait(0) if wait else None))
-
-    assert driven.rules == fell
-
-
-def test_i9_falls_for_a_second_report_and_i3_for_one_out_of_nothing() -> None:
-    """A job that is over, and one that never was."""
-    driven = Driven()
-    driven.step(LOAD, loads=lambda: driven.load(0))
-    driven.worker.worker.done = [0]
-    driven.step(FakeMeta())
-    driven.worker.worker.done = [0, 5]
-    driven.step(FakeMeta())
-
-    assert driven.rules == ["I9", "I3"]
+    assert driven.watch.violations[0].request == "a"
 
 
 def test_a_mock_in_the_place_of_a_copier_is_left_alone() -> None:
@@ -247,22 +295,12 @@ def test_a_mock_in_the_place_of_a_copier_is_left_alone() -> None:
     vars(worker)["worker"] = below
     before = dict(vars(below))
     watch = attach_worker(worker, COUNT)
-    worker.handle_preemptions(STORE)
-    worker.start_kv_transfers(SYNC)
+    worker.handle_preemptions(FakeMeta({0: store("a", [1], [7])}))
+    worker.start_kv_transfers(FakeMeta(load_jobs={1: load("a", [1], [7], sync=True)}))
     worker.handle_preemptions(FakeMeta(jobs_to_flush={0}))
 
     assert vars(below) == before
     assert watch.violations == []
-
-
-def test_a_worker_that_shuts_down_owes_nothing() -> None:
-    """Its jobs are gone with it."""
-    driven = Driven()
-    driven.step(STORE)
-    driven.worker.shutdown()
-    driven.step(FakeMeta(jobs_to_flush={0}))
-
-    assert driven.rules == []
 
 
 def test_a_strict_watch_raises_in_the_workers_call() -> None:
@@ -274,23 +312,22 @@ def test_a_strict_watch_raises_in_the_workers_call() -> None:
         worker.start_kv_transfers(FakeMeta())
 
 
-def test_a_long_run_of_a_worker_keeps_only_what_is_alive() -> None:
+def test_long_run_of_a_worker_keeps_only_what_is_alive() -> None:
     """Shares go with their jobs, and the memory of ended ones is bounded."""
     driven = Driven()
     for number in range(NUM_ENDED + 100):
-        driven.worker.worker.done = [number - 1] if number else []
-        meta = FakeMeta(load_jobs={number: load("a", [1], [7])})
-        driven.step(meta, loads=functools.partial(driven.load, number))
+        play(driven, f"land {number - 1}" if number else "land")
+        play(driven, f"names load {number} a [1] [7]; within load {number}; step")
 
-    assert driven.rules == []
+    assert driven.watch.counts == {}
     assert len(driven.watch.shares) == 1
     assert len(driven.watch._ended) == NUM_ENDED
 
 
-def test_a_worker_can_be_let_alone_again() -> None:
+def test_worker_can_be_let_alone_again() -> None:
     """Both it and its copier have their own methods then."""
     driven = Driven()
-    driven.step(STORE)
+    play(driven, "names store 0 a [1] [7]; step")
     detach(driven.worker)
 
     assert watch_of(driven.worker) is None
@@ -318,116 +355,6 @@ def test_what_is_no_worker_is_refused() -> None:
         attach_worker(object())
 
 
-# --- what is told of its jobs, and what becomes of them -----------------------------------------------------------------------
-
-
-class Replicated(FakeWorker):
-    """A rank that stores nothing, since another one has the same content: it says at once that a store is over."""
-
-    _is_store_writer = False
-
-
-def test_a_rank_that_writes_no_stores_is_silent() -> None:
-    """A flush of what it never launches is none; and nothing is kept."""
-    driven = Driven(Replicated())
-    driven.step(STORE)
-    driven.step(FakeMeta({1: store("a", [2], [8])}, jobs_to_flush={0, 1}), before=lambda: driven.wait(0, 1))
-
-    assert driven.rules == []
-    assert driven.watch.shares == {}
-
-
-class Telling(FakeWorker):
-    """A worker that tells what a test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tells: dict[int, int] = {}
-        self.loaded: set[str] = set()
-
-    def get_finished(self, ids: set[str]) -> Any:
-        """Poll."""
-        self.worker.get_finished()
-        return set(), self.loaded
-
-    def build_connector_worker_meta(self) -> SimpleNamespace:
-        """What the scheduler hears."""
-        return SimpleNamespace(completed_jobs=self.tells)
-
-
-@pytest.mark.parametrize("launched", [True, False])
-def test_i6_falls_for_a_store_that_is_told_as_over_and_is_not(launched: bool) -> None:
-    """It still runs, or was never launched; that it lands later is no second report."""
-    worker = Telling()
-    driven = Driven(worker)
-    driven.step(STORE)
-    driven.step(FakeMeta(), before=lambda: launched and driven.store(0))
-    worker.tells = {0: 1}
-    worker.build_connector_worker_meta()
-    worker.worker.done = [0] if launched else []
-    driven.step(FakeMeta())
-
-    assert driven.rules == ["I6"]
-
-
-@pytest.mark.parametrize(("told", "fell"), [({0: 1}, []), ({}, ["I5"])])
-def test_i5_falls_for_a_store_that_has_landed_and_is_not_told(told: dict[int, int], fell: list[str]) -> None:
-    """Once, by the report that should have had it."""
-    worker = Telling()
-    driven = Driven(worker)
-    driven.step(STORE)
-    worker.worker.done = [0]
-    driven.step(FakeMeta(), before=lambda: driven.store(0))
-    worker.tells = told
-    worker.build_connector_worker_meta()
-    worker.tells = {}
-    worker.build_connector_worker_meta()
-
-    assert driven.rules == fell
-
-
-def test_i6_falls_for_a_request_that_is_told_as_loaded_and_is_not() -> None:
-    """In the call that tells it."""
-    worker = Telling()
-    driven = Driven(worker)
-    worker.loaded = {"a"}
-    driven.step(LOAD, loads=lambda: driven.load(0))
-
-    assert driven.rules == ["I6"]
-
-
-def test_i5_falls_for_a_store_that_is_never_launched() -> None:
-    """Once the step is over that should have launched it."""
-    driven = Driven()
-    driven.step(STORE)
-    driven.step(FakeMeta())
-    before = driven.rules
-    driven.step(FakeMeta())
-    driven.step(FakeMeta())
-
-    assert (before, driven.rules) == ([], ["I5"])
-
-
-def test_i8_falls_for_a_store_with_other_places_than_its_step_has_named() -> None:
-    """Its slots were mixed up while it was held back."""
-    driven = Driven()
-    driven.step(FakeMeta({0: store("a", [1, 2], [7, 8])}))
-    job = store("a", [1, 2], [8, 7])
-    driven.step(FakeMeta(), before=lambda: driven.worker.worker.submit_store(0, job.src_spec, job.dst_spec))
-
-    assert driven.rules == ["I8"]
-
-
-def test_an_older_worker_may_pass_over_a_wait_for_what_its_step_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is launched a step later, and the block that is waited for was only hit."""
-    monkeypatch.setattr("blocklife.engines.vllm.watch._worker.launches_flushed", lambda: False)
-    driven = Driven()
-    driven.step(FakeMeta({0: store("a", [1], [7])}, jobs_to_flush={0}), before=lambda: driven.wait(0))
-    driven.step(FakeMeta(), before=lambda: driven.store(0))
-
-    assert driven.rules == []
-
-
 # --- SimpleCPUOffload's worker ------------------------------------------------------------------------------------------------
 
 
@@ -440,7 +367,7 @@ class FakeBackend:
 
 
 class FakeSimpleWorker:
-    """SimpleCPUOffload's worker."""
+    """SimpleCPUOffload's worker, its watch, and its steps."""
 
     def __init__(self) -> None:
         self._backend = FakeBackend()
@@ -449,6 +376,8 @@ class FakeSimpleWorker:
         self._load_hwm = -1
         self.syncs = True
         self.completed: dict[int, int] = {}
+        self.loaded: set[str] = set()
+        self.watch = attach_worker(self, COUNT)
 
     def bind_connector_metadata(self, meta: object) -> None:
         """A step begins."""
@@ -464,80 +393,66 @@ class FakeSimpleWorker:
         done, self.completed = self.completed, {}
         return SimpleNamespace(completed_store_events=done)
 
-
-def event(store_event: int = -1, load_event: int = -1, *, need_flush: bool = False) -> SimpleNamespace:
-    """The metadata of a step."""
-    return SimpleNamespace(store_event=store_event, load_event=load_event, need_flush=need_flush)
-
-
-@pytest.mark.parametrize(("syncs", "fell"), [(True, []), (False, ["I1", "I1"])])
-def test_the_simple_worker_must_wait_for_all_it_has(syncs: bool, fell: list[str]) -> None:
-    """When a request was preempted."""
-    worker = FakeSimpleWorker()
-    worker.syncs = syncs
-    watch = attach_worker(worker, COUNT)
-    worker.bind_connector_metadata(event(0, 0))
-    worker._backend.launch_copy(None, None, is_store=True, event_idx=0, events_list=worker._store_events)
-    worker._backend.launch_copy(None, None, is_store=False, event_idx=0, events_list=worker._load_events)
-    worker.handle_preemptions(event(need_flush=True))
-    worker.completed, worker._load_hwm = {0: 1}, 0
-    worker.build_connector_worker_meta()
-
-    assert [violation.rule for violation in watch.violations] == fell
-    assert watch.shares == {}
-
-
-def test_the_simple_worker_launches_an_event_once() -> None:
-    """I3 for the second time, and for one that no step named."""
-    worker = FakeSimpleWorker()
-    watch = attach_worker(worker, COUNT)
-    worker.bind_connector_metadata(event(0))
-    for number in (0, 0, 9):
-        worker._backend.launch_copy(None, None, is_store=True, event_idx=number, events_list=worker._store_events)
-
-    assert [violation.rule for violation in watch.violations] == ["I3", "I3"]
-
-
-class TellingSimpleWorker(FakeSimpleWorker):
-    """One that can be asked what is loaded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._store_hwm = -1
-        self.loaded: set[str] = set()
-
     def get_finished(self, ids: set[str]) -> Any:
         """Poll."""
         return None, self.loaded
 
+    # What a test does with it.
 
-def test_i6_falls_for_events_of_the_simple_worker_that_are_told_as_over_and_are_not() -> None:
-    """A load and a store."""
-    worker = TellingSimpleWorker()
-    watch = attach_worker(worker, COUNT)
-    meta = event(0, 0)
-    meta.load_event_to_reqs = {0: ["a"]}
-    worker.bind_connector_metadata(meta)
-    worker._backend.launch_copy(None, None, is_store=True, event_idx=0, events_list=worker._store_events)
-    worker._backend.launch_copy(None, None, is_store=False, event_idx=0, events_list=worker._load_events)
-    worker.loaded, worker.completed = {"a"}, {0: 1}
-    worker.get_finished(set())
-    worker.build_connector_worker_meta()
+    def begin(self, store: int = -1, load: int = -1) -> None:
+        """A step with these events; the load is for request a."""
+        meta = SimpleNamespace(store_event=store, load_event=load, need_flush=False, load_event_to_reqs={load: ["a"]})
+        self.bind_connector_metadata(meta)
 
-    assert [violation.rule for violation in watch.violations] == ["I6", "I6"]
+    def launch(self, kind: str, number: int) -> None:
+        """Launch an event."""
+        is_store = kind == "store"
+        events = self._store_events if is_store else self._load_events
+        self._backend.launch_copy(None, None, is_store=is_store, event_idx=number, events_list=events)
+
+    def preempt(self, syncs: bool = True) -> None:
+        """A request was preempted."""
+        self.syncs = syncs
+        self.handle_preemptions(SimpleNamespace(need_flush=True))
+
+    def land(self, store: int = -1, load: int = -1) -> None:
+        """All events up to these are over, as far as newer releases say."""
+        vars(self)["_store_hwm"], self._load_hwm = store, load
+
+    def tell(self, *events: int, loaded: str = "") -> None:
+        """The worker tells that these stores are over, and that this request is loaded."""
+        self.completed, self.loaded = dict.fromkeys(events, 1), {loaded} if loaded else set()
+        self.get_finished(set())
+        self.build_connector_worker_meta()
+
+    def done(self) -> None:
+        """Nothing is remembered of any event."""
+        assert self.watch.shares == {}
 
 
-@pytest.mark.parametrize(("told", "fell"), [({0: 1}, []), ({}, ["I5"])])
-def test_i5_falls_for_an_event_of_the_simple_worker_that_is_over_and_is_not_told(told: dict[int, int], fell: list[str]) -> None:
-    """Once, by the report that should have had it."""
-    worker = TellingSimpleWorker()
-    watch = attach_worker(worker, COUNT)
-    worker.bind_connector_metadata(event(0))
-    worker._backend.launch_copy(None, None, is_store=True, event_idx=0, events_list=worker._store_events)
-    worker._store_hwm = 0
-    worker.get_finished(set())
-    worker.completed = dict(told)
-    worker.build_connector_worker_meta()
-    worker.build_connector_worker_meta()
+SIMPLE = cases("""
+waits-for-all-it-has silent
+    begin 0 0; launch store 0; launch load 0; preempt; land 0 0; tell 0; done
+does-not-wait I1+I1
+    begin 0 0; launch store 0; launch load 0; preempt no; land 0 0; tell 0; done
+event-launched-twice-and-named-by-no-step I3+I3
+    begin 0; launch store 0; launch store 0; launch store 9
+told-as-over-and-are-not I6+I6
+    land; begin 0 0; launch store 0; launch load 0; tell 0 loaded=a
+over-and-told silent
+    land; begin 0; launch store 0; land 0; tell 0; tell
+over-and-not-told I5
+    # once, by the report that should have had it
+    land; begin 0; launch store 0; land 0; tell; tell
+older-release-knows-only-from-the-report silent
+    begin 0; launch store 0; tell 0; done
+""")
 
-    assert [violation.rule for violation in watch.violations] == fell
+
+@pytest.mark.parametrize("case", SIMPLE.values(), ids=SIMPLE)
+def test_rule_falls_or_is_silent_for_the_simple_worker(case: Case) -> None:
+    """As the table says."""
+    worker = FakeSimpleWorker()
+    case.play(worker)
+
+    case.check([(each.rule, each.what) for each in worker.watch.violations])

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from attrs import define, field, frozen
+
+from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach
+from tests.watch.script import play
 
 
 @define(eq=False)
@@ -106,9 +110,11 @@ class FakeCacheManager:
 
 @frozen
 class FakeRequest:
-    """A request has a name."""
+    """A request has a name; and how far it is, and the names of its content, if somebody asks."""
 
     request_id: str
+    num_computed_tokens: int = 0
+    block_hashes: Sequence[bytes] = ()
 
 
 @define
@@ -171,6 +177,7 @@ class FakeOffloading:
         self._jobs: dict[int, SimpleNamespace] = {}
         self._req_status: dict[str, SimpleNamespace] = {}
         self.fall: Callable[[], None] | None = None
+        self.promised: tuple[int | None, bool] = 8, True
 
     def know(self, request: str, keys: Sequence[bytes], blocks: Sequence[int] = ()) -> None:
         """Keep the keys of a request's chunks, and its table, in one group."""
@@ -181,11 +188,18 @@ class FakeOffloading:
         """Keep the keys of a job."""
         self._jobs[number] = SimpleNamespace(keys=set(keys))
 
-    def build_connector_meta(self, meta: FakeMeta) -> FakeMeta:
-        """The plan of a step."""
+    def get_num_new_matched_tokens(self, request: object, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """The lookup finds what a test says."""
+        return self.promised
+
+    def update_state_after_alloc(self, request: object, blocks: object, num_external_tokens: int) -> None:
+        """A request is let in."""
+
+    def build_connector_meta(self, output: Any) -> Any:
+        """The plan of a step: what the test gives, or has put into what it gives."""
         if self.fall is not None:
             self.fall()
-        return meta
+        return output if isinstance(output, FakeMeta) else output.plan
 
     def update_connector_output(self, output: SimpleNamespace) -> None:
         """What came back."""
@@ -209,6 +223,14 @@ class FakeSimpleMeta:
     store_gpu_blocks: list[int] = field(factory=list)
     store_cpu_blocks: list[int] = field(factory=list)
     need_flush: bool = False
+
+
+@define
+class FakeNewerMeta(FakeSimpleMeta):
+    """Newer releases say what is loaded, too."""
+
+    load_gpu_blocks: list[int] = field(factory=list)
+    load_cpu_blocks: list[int] = field(factory=list)
 
 
 class FakeSimple:
@@ -255,6 +277,18 @@ class FakeScheduler:
         self.connector = connector
         self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=num_workers))
         self.goes_on = True
+        self.requests: dict[str, SimpleNamespace] = {}
+        self.running: list[str] = []
+        self.pause_state = SimpleNamespace(name="UNPAUSED")
+        self.falls = False
+
+    def schedule(self, output: Any = None) -> Any:
+        """One step is made."""
+        if self.falls:
+            raise KeyError("odd")
+        return None
+
+    finish_requests = reset_prefix_cache = add_request = schedule
 
     def update_from_output(self, output: object) -> None:
         """A step came back."""
@@ -282,3 +316,279 @@ def reported(**jobs: int) -> SimpleNamespace:
     """What workers report, as ``j0=1``: job 0, one worker."""
     completed = {int(name[1:]): count for name, count in jobs.items()}
     return SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(completed_jobs=completed))
+
+
+@define
+class FakeOutput:
+    """What a scheduler has decided, and what the connector makes of it."""
+
+    plan: FakeMeta
+    num_scheduled_tokens: dict[str, int] = field(factory=dict)
+    scheduled_new_reqs: list[SimpleNamespace] = field(factory=list)
+    scheduled_cached_reqs: SimpleNamespace = field(factory=lambda: SimpleNamespace(req_ids=[], num_computed_tokens=[]))
+    finished_req_ids: set[str] = field(factory=set)
+
+
+class VllmStage:
+    """A scheduler, its connector, and the watch over it. Each of its methods is an event of a script."""
+
+    def __init__(self, connector: FakeOffloading | FakeSimple, *, num_groups: int = 1, sample: int = 1) -> None:
+        self.inner: Any = connector
+        side = "connector_scheduler" if isinstance(connector, FakeOffloading) else "scheduler_manager"
+        self.scheduler = FakeScheduler(SimpleNamespace(**{side: connector}), 16, num_groups)
+        self.manager, self.pool = self.scheduler.kv_cache_manager, self.scheduler.kv_cache_manager.block_pool
+        if isinstance(connector, FakeSimple):
+            connector._gpu_block_pool = self.pool
+        self.options = Options(mode=WatchMode.COUNT, sample=sample)
+        self.watch: Watch
+        self.meta = FakeMeta()
+        self.late: list[FakeBlock] = []
+        self.hashes: dict[str, list[bytes]] = {}
+        self.computed: dict[str, int] = {}
+
+    def run(self, events: str) -> Watch:
+        """Play a script; the watch is there from the start, unless the script says when it comes."""
+        if "attach" not in events:
+            self.attach()
+        play(self, events)
+        return self.watch
+
+    def attach(self) -> None:
+        """The watch comes."""
+        self.watch = attach(self.scheduler, self.options)
+
+    def silent(self) -> None:
+        """Nothing has fallen so far."""
+        assert self.watch.counts == {}
+
+    # --- the pool
+
+    def request(self, name: str) -> FakeRequest:
+        """The request of this name, as far as it is."""
+        return FakeRequest(name, self.computed.get(name, 0), self.hashes.get(name, ()))
+
+    def asks(self, name: str, *hashes: str, computed: int = 0) -> None:
+        """A request has content of these names, and is so far."""
+        self.hashes[name], self.computed[name] = [each.encode() for each in hashes], computed
+
+    def give(
+        self, name: str, new: Sequence[int] = (), group: int = 0, hits: Sequence[int] = (), drops: int = 0, tokens: int = 0
+    ) -> None:
+        """A request gets blocks: behind those that it drops, hits, then new ones; *tokens* were found."""
+        self.manager.allocate_slots(self.request(name), new, hits, group, drops, num_new_computed_tokens=tokens)
+
+    def free(self, name: str) -> None:
+        """A request lets go of everything."""
+        self.manager.free(self.request(name))
+
+    def finish(self, name: str) -> None:
+        """A request is over."""
+        self.inner.request_finished(self.request(name))
+
+    def pop(self, name: str) -> None:
+        """A request gives up its blocks, which are freed later."""
+        self.late = self.manager.pop_blocks_for_free(self.request(name))
+
+    def free_late(self) -> None:
+        """They are freed."""
+        self.pool.free_blocks(self.late)
+
+    def touch(self, *blocks: int) -> None:
+        """The pool is asked to hold these."""
+        self.pool.touch([self.pool.blocks[block] for block in blocks])
+
+    def let_go(self, *blocks: int) -> None:
+        """And to let go of these."""
+        self.pool.free_blocks([self.pool.blocks[block] for block in blocks])
+
+    def count_up(self, block: int) -> None:
+        """A hold is counted by hand."""
+        self.pool.blocks[block].ref_cnt += 1
+
+    def evict(self, *blocks: int) -> None:
+        """Their content is found no more."""
+        self.pool.evict_blocks({*blocks})
+
+    def reset_pool(self) -> None:
+        """No content is found any more."""
+        self.pool.reset_prefix_cache()
+
+    def name(self, block: int, content: str, group: int = 0) -> None:
+        """A block has the name of this content."""
+        self.pool.blocks[block].block_hash = content.encode() + group.to_bytes(4, "big")
+
+    def named_blocks(self, tokens: int) -> None:
+        """Blocks have names, each of so many tokens."""
+        self.pool.hash_block_size = tokens
+        vars(self.manager.coordinator.single_type_managers[0])["block_size"] = tokens
+
+    def window(self, tokens: int, block: int) -> None:
+        """Layers have a window."""
+        vars(self.manager.coordinator.single_type_managers[0]).update(sliding_window=tokens, block_size=block)
+
+    # --- a connector
+
+    def know(self, name: str, keys: Sequence[str], blocks: Sequence[int] = ()) -> None:
+        """Keep the keys of a request."""
+        self.inner.know(name, [key.encode() for key in keys], blocks)
+
+    def store(
+        self,
+        number: int,
+        name: str,
+        blocks: list[int],
+        slots: list[int],
+        keys: Sequence[str] = (),
+        sizes: Sequence[int] = (),
+        at: int = 0,
+    ) -> None:
+        """The next plan has a store; *at*: the position of its first block."""
+        if keys:
+            self.inner.file(number, *[key.encode() for key in keys])
+        self.meta.store_jobs[number] = store(name, blocks, slots, sizes, [at] * max(1, len(sizes)))
+
+    def load(
+        self,
+        number: int,
+        name: str,
+        blocks: list[int],
+        slots: list[int],
+        keys: Sequence[str] = (),
+        at: int = 0,
+        sync: bool = False,
+    ) -> None:
+        """The next plan has a load."""
+        if keys:
+            self.inner.file(number, *[key.encode() for key in keys])
+        self.meta.load_jobs[number] = load(name, blocks, slots, at, sync=sync)
+
+    def older_store(self, number: int, name: str, blocks: list[int], slots: list[int]) -> None:
+        """The same as older releases say it."""
+        self.meta.store_jobs[number] = FakeOldJob(name, (FakeSpec(blocks, [len(blocks)], [0]), FakeSpec(slots)))
+
+    def plan(self, flush: Sequence[int] = (), computes: str = "", tokens: int = 1, new: bool = False) -> None:
+        """The plan of a step; *computes*: the request that it computes so many tokens of, which may be *new*."""
+        meta, self.meta = self.meta, FakeMeta()
+        meta.jobs_to_flush = set(flush)
+        scheduled = {computes: tokens} if computes else {}
+        fresh = [SimpleNamespace(req_id=computes, num_computed_tokens=0)] if new else []
+        self.inner.build_connector_meta(FakeOutput(meta, scheduled, fresh))
+
+    def report(self, *jobs: int) -> None:
+        """A worker has ended these."""
+        self.inner.update_connector_output(reported(**{f"j{job}": 1 for job in jobs}))
+
+    def reset(self) -> None:
+        """The connector forgets the host's content."""
+        self.inner.reset_cache() if isinstance(self.inner, FakeOffloading) else self.inner.reset()
+
+    def counts_on(self, name: str, blocks: Sequence[int], tokens: int, computed: int = 0) -> None:
+        """A lookup of a request finds so many tokens behind those computed, and it is let in with blocks for them."""
+        self.inner.get_num_new_matched_tokens(self.request(name), computed)
+        self.give(name, blocks)
+        table = SimpleNamespace(blocks=([self.pool.blocks[block] for block in blocks],))
+        self.inner.update_state_after_alloc(self.request(name), table, tokens)
+
+    # --- SimpleCPUOffload
+
+    def simple_plan(self, event: int = -1, blocks: Sequence[int] = (), slots: Sequence[int] = (), flush: bool = False) -> None:
+        """The plan of a step with a store, or none."""
+        self.inner.build_connector_meta(FakeSimpleMeta(event, [*blocks], [*slots], flush))
+
+    def newer_plan(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """The plan of a step with a load, as newer releases say it."""
+        self.inner.build_connector_meta(FakeNewerMeta(load_gpu_blocks=[*blocks], load_cpu_blocks=[*slots]))
+
+    def loads(self, name: str, blocks: list[int], slots: list[int]) -> None:
+        """A request is to load."""
+        self.inner.loads(name, blocks, slots)
+
+    def stored(self, event: int) -> None:
+        """An event has ended."""
+        meta = SimpleNamespace(completed_store_events={event: 1})
+        self.inner.update_connector_output(SimpleNamespace(kv_connector_worker_meta=meta))
+
+    def received(self, name: str) -> None:
+        """The load of a request has ended."""
+        self.inner.update_connector_output(SimpleNamespace(finished_recving={name}))
+
+    def cannot_reset(self) -> None:
+        """A reset leaves the host's content."""
+        self.inner.resets = False
+
+    # --- the engine as a whole
+
+    def wait(self, name: str, status: str = "WAITING_FOR_REMOTE_KVS") -> None:
+        """A request has this status."""
+        self.scheduler.requests[name] = SimpleNamespace(status=SimpleNamespace(name=status))
+
+    def runs(self, name: str) -> None:
+        """A request runs."""
+        self.scheduler.running.append(name)
+
+    def pause(self) -> None:
+        """The engine is paused."""
+        self.scheduler.pause_state.name = "PAUSED_ALL"
+
+    def stop(self) -> None:
+        """No step follows."""
+        self.scheduler.goes_on = False
+
+    def no_requests(self) -> None:
+        """All are gone."""
+        self.scheduler.requests.clear()
+
+    def idle(self, steps: int = 1, computed: int = 0) -> None:
+        """So many steps come back, in which so many tokens were computed."""
+        for _ in range(steps):
+            self.scheduler.update_from_output(SimpleNamespace(total_num_scheduled_tokens=computed))
+
+    def circle(self, *blocks: int, times: int = 1) -> None:
+        """Each of these blocks is stored, one a step, and lands in the next."""
+        for block in blocks * times:
+            event = self.inner._store_event_counter
+            self.inner._store_event_counter += 1
+            self.simple_plan(event, [block], [5])
+            self.idle()
+            self.stored(event)
+
+    def host_of_slots(self, **counts: Any) -> None:
+        """The manager of the host's slots is one that brings nothing from below."""
+        self.inner.manager = type("CPUOffloadingManager", (), {"_num_chunks": 32})()
+        vars(self.inner.manager).update(counts)
+
+    # --- what must be so
+
+    def held(self, *blocks: int) -> None:
+        """Exactly these are held."""
+        assert sorted(self.watch.mirror.holders.where) == [*blocks]
+
+    def holders(self, block: int, *names: str) -> None:
+        """Exactly these hold a block."""
+        assert [holder.name for holder in self.watch.mirror.holders.where[block]] == [*names]
+
+    def stands(self, name: str, position: int, block: int | None) -> None:
+        """The block that a request has at a position, as far as it is followed."""
+        holders = self.watch.mirror.holders
+        assert holders.stands(name, 0, position) == (None if block is None else holders.life(block))
+
+    def moved(self, stored: int, loaded: int = 0) -> None:
+        """So many blocks were moved each way."""
+        wanted = {name: count for name, count in (("STORE", stored), ("LOAD", loaded)) if count}
+        assert self.watch.mirror.ledger.counts.moved == wanted
+
+    def state(self, block: int, name: str) -> None:
+        """The state of a block in the ledger."""
+        assert self.watch.mirror.ledger.blocks.state(block).name == name
+
+    def story(self, block: int, ends: str, before: int = 1) -> None:
+        """How an event of a block ends, the last one or one *before*; with underscores in the place of blanks."""
+        assert self.watch.mirror.story.history(block)[-before].endswith(ends.replace("_", " "))
+
+    def unknown(self, block: int) -> None:
+        """Nothing was ever noted of a block."""
+        assert not self.watch.mirror.story.knows(block)
+
+    def at_rest(self) -> None:
+        """No job is out."""
+        assert self.watch.mirror.jobs.left_behind() == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from attrs import field, fields, frozen
 
@@ -13,13 +13,15 @@ from blocklife.engines.toy._workload import HASH_TOKENS
 from blocklife.errors import MisuseError
 from blocklife.extras import to_install
 from blocklife.ledger import Checking, Contract
-from blocklife.offload import BelowPolicies, Demote, FullAttention, Geometry, Mode
+from blocklife.offload import BelowPolicies, FullAttention, Geometry, Mode
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.offload.replacement import BUILT_IN, replacement
 from blocklife.tiers import StoreFaultRates
 
 if TYPE_CHECKING:
     from blocklife.engines.toy._tensors import TensorDevice
+
+ValueT = TypeVar("ValueT")
 
 MAX_WORKERS = 64
 SPARE_REQUESTS = 1024
@@ -31,16 +33,17 @@ LEDGER_BYTES = 96
 """Bytes that one place costs in the ledger: columns, queues, keys."""
 DEFAULT_BLOCK_TOKENS = 128
 """Tokens of a block if no option names the groups."""
-JOB_SLOTS = 32
-"""The most slots of one job to or from a tier below."""
 COPIERS = ("cpu", "torch", "cuda")
 """The copiers: between numpy arrays, CPU tensors and host memory, or a CUDA device and pinned host memory."""
 
 
-def said(meaning: str, *, flag: str = "", most: int | None = None, **more: object) -> dict[str, object]:
-    """What the command line says of an option; *most*: it is a whole number from 1 to that. *more* is for argparse."""
+def option(default: ValueT, meaning: str, *, flag: str = "", most: int | None = None, **more: object) -> ValueT:
+    """Declare an option with what the command line says of it; *most*: it is a whole number from 1 to that.
+
+    *more* is for argparse.
+    """
     more = more if most is None else {"type": int, "metavar": "N", **more}
-    return {"words": {"help": meaning, **more}, "flag": flag, "most": most}
+    return field(default=default, metadata={"words": {"help": meaning, **more}, "flag": flag, "most": most})
 
 
 def _check_range(name: str, value: int, most: int) -> None:
@@ -52,44 +55,14 @@ def _check_range(name: str, value: int, most: int) -> None:
 
 @frozen(kw_only=True)
 class BelowOptions:
-    """The tier below of a replay.
-
-    Refuses: MisuseError for what cannot work, named as the command line spells it.
-    """
+    """The tier below of a replay."""
 
     store: str
     """The address of the store (`open_store`)."""
-    demote: Demote = field(
-        default=Demote.EAGER,
-        metadata=said(
-            "with --below: when host memory is copied there: as it is stored, before it is evicted, or never", flag="--demote"
-        ),
-    )
-    wait: int = field(
-        default=32,
-        metadata=said(
-            "with --below: steps that a request waits for content from there", flag="--below-wait", type=int, metavar="STEPS"
-        ),
-    )
-    slots: int = field(
-        default=256,
-        metadata=said(
-            "with --below: slots that are copied at once, in each direction", flag="--below-slots", type=int, metavar="N"
-        ),
-    )
+    policies: BelowPolicies = field(factory=BelowPolicies)
+    """The policies of the scheduler; its unit of time is a step."""
     faults: StoreFaultRates | None = None
     """Faults that are planted in the store."""
-
-    def __attrs_post_init__(self) -> None:
-        for name, value in (("wait", self.wait), ("slots", self.slots)):
-            if not 1 <= value < 1 << 31:
-                raise MisuseError(f"--below-{name} must be from 1 to {(1 << 31) - 1}, not {value}")
-
-    @property
-    def policies(self) -> BelowPolicies:
-        """The policies of the scheduler."""
-        job_slots = min(JOB_SLOTS, self.slots)
-        return BelowPolicies(demote=self.demote, max_wait=float(self.wait), max_slots=self.slots, job_slots=job_slots)
 
 
 @frozen(kw_only=True)
@@ -99,85 +72,59 @@ class ReplayOptions:
     Refuses: MisuseError for options that cannot work, named as the command line spells them.
     """
 
-    gpu_blocks: int = field(default=2048, metadata=said("blocks on the device, the null block included", most=1 << 31))
-    host_slots: int = field(default=8192, metadata=said("slots in host memory; a slot holds one chunk", most=1 << 31))
-    block_bytes: int = field(default=128, metadata=said("bytes of a block", most=1 << 30))
-    workers: int = field(
-        default=1, metadata=said("ranks; each has its own memory and copies its share of every job", most=MAX_WORKERS)
+    gpu_blocks: int = option(2048, "blocks on the device, the null block included", most=1 << 31)
+    host_slots: int = option(8192, "slots in host memory; a slot holds one chunk", most=1 << 31)
+    block_bytes: int = option(128, "bytes of a block", most=1 << 30)
+    workers: int = option(1, "ranks; each has its own memory and copies its share of every job", most=MAX_WORKERS)
+    step_tokens: int = option(8192, "maximum number of tokens that a step computes", most=1 << 40)
+    max_running: int = option(256, "requests that run or load at the same time", most=MAX_RUNNING)
+    link_blocks: int = option(
+        24, "blocks that --copier cpu moves in a step, per direction; other copiers have no such limit", most=1 << 31
     )
-    step_tokens: int = field(default=8192, metadata=said("maximum number of tokens that a step computes", most=1 << 40))
-    max_running: int = field(default=256, metadata=said("requests that run or load at the same time", most=MAX_RUNNING))
-    link_blocks: int = field(
-        default=24,
-        metadata=said(
-            "blocks that --copier cpu moves in a step, per direction; other copiers have no such limit", most=1 << 31
-        ),
+    max_jobs: int = option(32, "maximum number of outstanding jobs", most=1 << 16)
+    deadline: int = option(128, "deadline of a job, in steps", most=MAX_DEADLINE)
+    groups: Geometry | str | None = option(
+        None,
+        "full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK, in tokens, with commas between; blocks divide 512",
+        metavar="GROUPS",
     )
-    max_jobs: int = field(default=32, metadata=said("maximum number of outstanding jobs", most=1 << 16))
-    deadline: int = field(default=128, metadata=said("deadline of a job, in steps", most=MAX_DEADLINE))
-    groups: Geometry | str | None = field(
-        default=None,
-        metadata=said(
-            "full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK, in tokens, with commas between; blocks divide 512",
-            metavar="GROUPS",
-        ),
+    block_tokens: int | None = option(
+        None, f"short for --groups full:N (default {DEFAULT_BLOCK_TOKENS}; not together with --groups)", type=int, metavar="N"
     )
-    block_tokens: int | None = field(
-        default=None,
-        metadata=said(
-            f"short for --groups full:N (default {DEFAULT_BLOCK_TOKENS}; not together with --groups)", type=int, metavar="N"
-        ),
+    blocks_per_chunk: int | None = option(None, "blocks that are offloaded as one (default 1)", type=int, metavar="N")
+    mode: Mode = option(Mode.EAGER, "store chunks as they fill, or when they are about to be evicted")
+    asynchronous: bool = option(False, "plan each step while the previous one runs", flag="--async")
+    policy: str = option("lru", "eviction policy of the host tier", choices=BUILT_IN)
+    copier: str = option(
+        "cpu",
+        "what moves the bytes: cpu between numpy arrays, torch between CPU tensors and host memory, cuda between the "
+        "current GPU and pinned host memory",
+        choices=COPIERS,
     )
-    blocks_per_chunk: int | None = field(
-        default=None, metadata=said("blocks that are offloaded as one (default 1)", type=int, metavar="N")
+    contract: Contract = option(Contract.FENCE, "what may happen to a block that a copy reads")
+    checking: Checking = option(Checking.STRICT, "what happens when a rule is broken (default strict: stop)")
+    faults: FaultRates | None = option(
+        None,
+        "inject faults: fail, late, twice, reorder, never=SHARE of copies; with --below also below_fail, below_slow, "
+        "below_hang, below_cut, below_flip, below_lose=SHARE of entries",
+        nargs="?",
+        const="default",
+        metavar="RATES",
     )
-    mode: Mode = field(default=Mode.EAGER, metadata=said("store chunks as they fill, or when they are about to be evicted"))
-    asynchronous: bool = field(default=False, metadata=said("plan each step while the previous one runs", flag="--async"))
-    policy: str = field(default="lru", metadata=said("eviction policy of the host tier", choices=BUILT_IN))
-    copier: str = field(
-        default="cpu",
-        metadata=said(
-            "what moves the bytes: cpu between numpy arrays, torch between CPU tensors and host memory, cuda between the "
-            "current GPU and pinned host memory",
-            choices=COPIERS,
-        ),
+    abort: float | None = option(
+        None, "share of requests that are aborted (default 0; 0.02 with --faults)", type=float, metavar="SHARE"
     )
-    contract: Contract = field(default=Contract.FENCE, metadata=said("what may happen to a block that a copy reads"))
-    checking: Checking = field(
-        default=Checking.STRICT, metadata=said("what happens when a rule is broken (default strict: stop)")
+    below: BelowOptions | None = option(
+        None,
+        "keep content below host memory, too: fs:DIR, fs:DIR:BYTES, mooncake:HOST:PORT or package.module:factory "
+        "(default: nowhere)",
+        metavar="STORE",
     )
-    faults: FaultRates | None = field(
-        default=None,
-        metadata=said(
-            "inject faults: fail, late, twice, reorder, never=SHARE of copies; with --below also below_fail, below_slow, "
-            "below_hang, below_cut, below_flip, below_lose=SHARE of entries",
-            nargs="?",
-            const="default",
-            metavar="RATES",
-        ),
+    seed: int = option(0, "seed of faults, aborts, sampling and the generated workload", type=int, metavar="N")
+    speed: float | None = option(
+        None, "milliseconds of workload time per step (default: all requests arrive at once)", type=float, metavar="MS"
     )
-    abort: float | None = field(
-        default=None,
-        metadata=said("share of requests that are aborted (default 0; 0.02 with --faults)", type=float, metavar="SHARE"),
-    )
-    below: BelowOptions | None = field(
-        default=None,
-        metadata=said(
-            "keep content below host memory, too: fs:DIR, fs:DIR:BYTES, mooncake:HOST:PORT or package.module:factory "
-            "(default: nowhere)",
-            metavar="STORE",
-        ),
-    )
-    seed: int = field(
-        default=0, metadata=said("seed of faults, aborts, sampling and the generated workload", type=int, metavar="N")
-    )
-    speed: float | None = field(
-        default=None,
-        metadata=said(
-            "milliseconds of workload time per step (default: all requests arrive at once)", type=float, metavar="MS"
-        ),
-    )
-    verify: float = field(default=1.0, metadata=said("share of the blocks read that are verified", type=float, metavar="SHARE"))
+    verify: float = option(1.0, "share of the blocks read that are verified", type=float, metavar="SHARE")
     geometry: Geometry = field(init=False, eq=False)
     """The groups that ``groups``, ``block_tokens`` and ``blocks_per_chunk`` result in."""
 

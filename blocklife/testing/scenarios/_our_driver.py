@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from typing import Any, NoReturn
 
 import numpy as np
-from attrs import asdict, evolve
+from attrs import asdict
 
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
@@ -23,7 +23,6 @@ from blocklife.ledger import (
     GroupTransfer,
     JobId,
     Jobs,
-    Ledger,
     LedgerTransition,
     Limits,
     Placement,
@@ -34,7 +33,7 @@ from blocklife.ledger import (
 from blocklife.ledger import Worker as Rank
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.offload import HostTier, OffloadScheduler, Settled
+from blocklife.offload import Settled
 from blocklife.offload.records import Hit
 from blocklife.states import (
     BLANK,
@@ -97,20 +96,10 @@ class _ScenarioEngine(Engine):
                 replacement=world.replacement,
                 step_tokens=world.step_tokens or None,
                 policies=world.policies,
-            )
+            ),
+            own_pool=world.pool == "own",
+            state_drafts=world.policies.state_drafts,
         )
-        policies = evolve(world.policies, plans_ahead=int(world.scheduling == "async"))
-        if world.pool == "engine":
-            self.ledger = Ledger(
-                self.ledger.limits,
-                contract=self.ledger.contract,
-                deadline=float(world.deadline),
-                own_pool=False,
-                errors="raise",
-            )
-            self.ledger.on(hook=self._hear)
-        self.tier = HostTier(self.ledger, world.replacement)
-        self.scheduler = OffloadScheduler(self.ledger, self.tier, self.geometry, policies)
         self._ahead = [False for _ in self._ahead]  # a stage compares what stands in a place, and nothing behind it
         self._guesses: dict[str, str] = {}
         """What is guessed for the next step, by request."""

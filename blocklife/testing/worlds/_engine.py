@@ -169,9 +169,12 @@ class Engine:
     Besides the scheduler's state it keeps only these texts, which never change.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, own_pool: bool = True, state_drafts: int | None = None) -> None:
+        """*own_pool*: as of a ledger. *state_drafts*: how many drafts have states beside them; left out: all of them."""
         self.settings = settings
         self.geometry = settings.geometry
+        if state_drafts is None:
+            state_drafts = settings.drafts if any(isinstance(each, Mamba) for each in self.geometry.groups) else 0
         limits = Limits(
             num_blocks=settings.num_blocks + 1,
             num_slots=settings.num_slots,
@@ -182,14 +185,15 @@ class Engine:
             max_journal=256,
         )
         self.ledger = Ledger(
-            limits, contract=settings.contract, deadline=settings.deadline, checking=settings.checking, errors="raise"
+            limits,
+            contract=settings.contract,
+            deadline=settings.deadline,
+            checking=settings.checking,
+            own_pool=own_pool,
+            errors="raise",
         )
         self.tier = HostTier(self.ledger, settings.replacement)
-        policies = evolve(
-            settings.policies,
-            plans_ahead=int(settings.asynchronous),
-            state_drafts=settings.drafts if any(isinstance(each, Mamba) for each in self.geometry.groups) else 0,
-        )
+        policies = evolve(settings.policies, plans_ahead=int(settings.asynchronous), state_drafts=state_drafts)
         self.index = None if settings.below is None else TierIndex()
         """What the scheduler knows of the store below."""
         self.entries: Mapping[Entry, int] = {}

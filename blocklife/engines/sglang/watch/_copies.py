@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from attrs import define
 
 from blocklife.engines.sglang.watch._ears import Ears, TakesBack, numbers
-from blocklife.engines.sglang.watch._memory import FollowedMemory, Pairs
+from blocklife.engines.sglang.watch._memory import AnyMemory, Pairs
 from blocklife.engines.sglang.watch._parts import CacheParts
 from blocklife.watch import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook, given
 
-Job = tuple[FollowedMemory, int]
+Job = tuple[AnyMemory, int]
 """The memory, and the number in its book."""
 
 
@@ -45,13 +45,13 @@ class CopyEars:
         self._writes: list[Acknowledged] = []
         self._loads: list[Acknowledged] = []
         self._due: list[list[Job]] = []
-        self._moved: dict[FollowedMemory, Pairs] | None = None
+        self._moved: dict[AnyMemory, Pairs] | None = None
         """What the launch under way copies of each memory; None where the release does not show it."""
-        self._layers: dict[tuple[FollowedMemory, object], Pairs] = {}
+        self._layers: dict[tuple[AnyMemory, object], Pairs] = {}
         """The same of each layer, as far as a host pool was told; one launch may copy a layer in several parts."""
         self._parsed: dict[tuple[int, int], tuple[object, object, Pairs]] = {}
         """What was read of the tensors of a launch, which are the same for each layer."""
-        self._translated: set[FollowedMemory] = set()
+        self._translated: set[AnyMemory] = set()
         """Those whose host pool is told other numbers than the launch, as in the unified pools: they are not compared."""
         self._has_ranks = parts.num_ranks > 1
         self._steps_stream = parts.steps_stream
@@ -89,7 +89,7 @@ class CopyEars:
         return jobs
 
     def _take(self, operation: object, jobs: list[Job], *, is_store: bool) -> None:
-        def told(memory: FollowedMemory, is_reload: bool, device: list[int], host: list[int]) -> None:
+        def told(memory: AnyMemory, is_reload: bool, device: list[int], host: list[int]) -> None:
             jobs.append((memory, memory.queued(device, host, is_store=is_store, is_reload=is_reload)))
 
         for memory in self._memories:
@@ -101,10 +101,10 @@ class CopyEars:
 
     def _moves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """What the device is told to copy, of the memory that is followed."""
-        moved: dict[FollowedMemory, Pairs] = {memory: set() for memory in self._memories}
+        moved: dict[AnyMemory, Pairs] = {memory: set() for memory in self._memories}
         self._moved, self._layers, self._parsed = moved, {}, {}
 
-        def told(memory: FollowedMemory, device: list[int], host: list[int]) -> None:
+        def told(memory: AnyMemory, device: list[int], host: list[int]) -> None:
             moved[memory].update(zip(device, host, strict=False))
             memory.fit("a launch is", device, host)
 
@@ -114,12 +114,12 @@ class CopyEars:
                 if getattr(transfer, "host_pool", None) is memory.host and not getattr(transfer, "is_draft", False):
                     self._reading.later(functools.partial(told, memory), transfer.device_indices, transfer.host_indices)
 
-    def _prepared(self, memory: FollowedMemory, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _prepared(self, memory: AnyMemory, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         host, device = given(args, kwargs, "host_indices", "device_indices")
         if not (isinstance(result, tuple) and result[0] is host and result[1] is device):
             self._translated.add(memory)
 
-    def _copies(self, memory: FollowedMemory, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _copies(self, memory: AnyMemory, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """What a host pool is told to copy, layer by layer. Indices on the device are not read: that would wait for it."""
         pool, host, device, layer = given(args, kwargs, "device_pool", "host_indices", "device_indices", "layer_id")
         is_other = memory in self._translated or getattr(pool, "host_transfer_translate", None) is not None
@@ -206,7 +206,7 @@ class CopyEars:
         self._queued, self._writes, self._loads = {}, [], []
 
 
-def _moved_in_all(memory: FollowedMemory, moved: Pairs, layers: Mapping[tuple[FollowedMemory, object], Pairs]) -> Pairs:
+def _moved_in_all(memory: AnyMemory, moved: Pairs, layers: Mapping[tuple[AnyMemory, object], Pairs]) -> Pairs:
     """The blocks and slots that are copied whole: by the launch, and in each layer of it that was told."""
     told = [memory.whole(pairs) for (of, _), pairs in layers.items() if of is memory]
     return functools.reduce(set.intersection, told, memory.whole(moved))

@@ -6,15 +6,17 @@ SGLang counts in slots of tokens, which lie in pages; a state has one slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeAlias, TypeVar
 
 from attrs import define, field
 
 from blocklife.engines.sglang.watch._ears import Ears, TakesBack, numbers, pages
-from blocklife.watch import ContentBook, HeldContent
+from blocklife.watch import ContentBook, HeldContent, PageBook, StateBook
 
 Pairs = set[tuple[int, int]]
 """Slots of the device and of the host, each with the one that its content goes to or comes from."""
 Held = dict[int, HeldContent | None]
+BookT = TypeVar("BookT", bound=ContentBook)
 Method = tuple[object, str]
 """A thing, and the name of a method of it."""
 
@@ -27,8 +29,8 @@ def size_of(thing: object, name: str) -> int | None:
 
 
 @define(eq=False, kw_only=True)
-class FollowedMemory:
-    """A memory of the device, and the host memory behind it. It gets its book when the watch begins."""
+class FollowedMemory(Generic[BookT]):
+    """A memory of the device, and the host memory behind it. It gets its book, of this kind, when the watch begins."""
 
     tree: object
     allocator: object
@@ -54,7 +56,7 @@ class FollowedMemory:
     also_hands_out: Sequence[Method] = ()
     """What hands it out beside the allocator, or had a method of its ahead of the watch."""
     also_frees: Sequence[Method] = ()
-    book: ContentBook = field(init=False)
+    book: BookT = field(init=False)
     host_locked: Callable[[], int] = lambda: 0
     """How many locks on the host are there that nothing explains."""
     slots_rest: Callable[[], bool] = lambda: True
@@ -126,12 +128,15 @@ class FollowedMemory:
         return {pair for pair, count in counts.items() if count == size}
 
 
+AnyMemory: TypeAlias = FollowedMemory[PageBook] | FollowedMemory[StateBook]
+
+
 class MemoryEars:
     """Ears on what hands one memory of the device out, and on the host pool behind it."""
 
-    def __init__(self, ears: Ears, memory: FollowedMemory) -> None:
+    def __init__(self, ears: Ears, memory: AnyMemory) -> None:
         self._reading = ears.reading
-        self._book = memory.book
+        self._book: ContentBook = memory.book
         self._page = memory.page
         self._taken = memory.taken
         allocator, scope = memory.allocator, f"memory {memory.pool}"  # a call within a call is not heard
@@ -209,6 +214,6 @@ def _all(thing: object, *names: str) -> Iterable[int]:
     """The numbers in these lists of a thing: each a tensor, a list of numbers, or several tensors."""
     for name in names:
         found = getattr(thing, name, None)
-        several = isinstance(found, list | tuple) and any(not isinstance(each, int) for each in found[:1])
-        for each in found if several and isinstance(found, list | tuple) else [found]:
+        several = found if isinstance(found, list | tuple) and not isinstance((*found, 0)[0], int) else [found]
+        for each in several:
             yield from numbers(each)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from blocklife.engines.sglang.watch._memory import FollowedMemory
+from blocklife.engines.sglang.watch._memory import AnyMemory, FollowedMemory
 from blocklife.errors import MisuseError
+from blocklife.watch import PageBook, StateBook
 
 POOL = "MAMBA"
 """How SGLang calls this memory, in its tree and in its host pools."""
@@ -31,7 +32,7 @@ class CacheParts:
     controller: object
     rows: object
     """Which slots of device memory a request has."""
-    pages: FollowedMemory
+    pages: FollowedMemory[PageBook]
     """The keys and values of the layers with full attention, of which the dummy page is 0."""
     states: StateParts | None
     """The states, for models whose layers keep some; None where they are not followed."""
@@ -58,7 +59,7 @@ class CacheParts:
         return cls(scheduler, tree, controller, rows, pages, found, states if isinstance(states, str) else "")
 
     @property
-    def memories(self) -> list[FollowedMemory]:
+    def memories(self) -> list[AnyMemory]:
         """The memories of the device that are followed."""
         return [self.pages] if self.states is None else [self.pages, self.states.memory]
 
@@ -106,7 +107,7 @@ class CacheParts:
         return rests and getattr(scheduler, "chunked_req", None) is None and not getattr(scheduler, "last_batch", None)
 
 
-def _pages_of(scheduler: object, tree: object, controller: object) -> FollowedMemory:
+def _pages_of(scheduler: object, tree: object, controller: object) -> FollowedMemory[PageBook]:
     """The memory of the pages. Raises MisuseError for one that the watch does not know."""
     allocator = getattr(tree, "token_to_kv_pool_allocator", None)
     full = getattr(allocator, "full_attn_allocator", allocator)  # that of full attention, if there are other layers
@@ -116,7 +117,7 @@ def _pages_of(scheduler: object, tree: object, controller: object) -> FollowedMe
     if not (page and size and host_size):
         raise MisuseError(f"a {type(tree).__name__} with a {type(full).__name__} has nothing that the watch knows")
     components = getattr(tree, "components", None)
-    return FollowedMemory(
+    return FollowedMemory[PageBook](
         tree=tree,
         allocator=full,
         host=anchor,
@@ -136,7 +137,7 @@ def _pages_of(scheduler: object, tree: object, controller: object) -> FollowedMe
 class StateParts:
     """The memory of states behind one scheduler: a state has one slot, on the device and on the host; the dummy state is 0."""
 
-    memory: FollowedMemory
+    memory: FollowedMemory[StateBook]
     pool: object
     """Where the states are, with the copies from slot to slot."""
     layers: frozenset[int]
@@ -173,7 +174,7 @@ class StateParts:
         layers: Mapping[int, int] = getattr(rows, "mamba_map", {})
         config = getattr(getattr(scheduler, "model_config", None), "hf_text_config", None)
         chunk: int = getattr(config, "mamba_chunk_size", None) or CHUNK
-        memory = FollowedMemory(
+        memory = FollowedMemory[StateBook](
             tree=tree,
             allocator=allocator,
             host=host,

@@ -25,7 +25,7 @@ from blocklife.engines.sglang.watch._ears import Ears, numbers
 from blocklife.engines.sglang.watch._parts import CacheParts, StateParts, seed_of
 from blocklife.engines.sglang.watch._storage import StorageEars
 from blocklife.engines.sglang.watch._tree import CoreEars
-from blocklife.watch import KeptState, PageBook, PageTurn, StateBook, StateTurn, Text, given
+from blocklife.watch import KeptState, PageTurn, StateTurn, Text, given
 
 NUM_TEXTS = 1024
 """How many texts are kept; one that is dropped, though its request goes on, is read anew."""
@@ -133,18 +133,16 @@ class PlannedStates:
 
 
 class StepEars:
-    """Ears on one scheduler, and on its pool of states if there is one. *pages* and *states* are their books."""
+    """Ears on one scheduler, and on its pool of states if there is one."""
 
-    def __init__(
-        self, ears: Ears, parts: CacheParts, pages: PageBook, states: StateBook | None, copies: CopyEars, core: CoreEars
-    ) -> None:
+    def __init__(self, ears: Ears, parts: CacheParts, copies: CopyEars, core: CoreEars) -> None:
         self._reading = ears.reading
         self._parts = parts
-        self._pages = pages
-        self._states = states
+        self._pages = parts.pages.book
+        self._states = parts.states
         self._copies = copies
         self._waits = waits = LayerWaits(ears, parts)
-        parts.pages.host_locked, parts.pages.slots_rest = core.host_locked, StorageEars(ears, parts, pages).rests
+        parts.pages.host_locked, parts.pages.slots_rest = core.host_locked, StorageEars(ears, parts).rests
         self._texts: dict[str, tuple[object, Text]] = {}
         self._consumes = -1
         """The load that the planned step must wait for, by its place in the counter of layers; -1 for none."""
@@ -156,9 +154,9 @@ class StepEars:
         scheduler = parts.scheduler
         ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, is_step=_is_step, tells="steps")
         ears.hear(scheduler, "process_batch_result", before=self._processed, after=self._ended)
-        if parts.states is not None:
-            ears.hear(parts.states.pool, "clear_slots", after=self._clears)
-            ears.hear(parts.states.pool, "copy_from", after=self._copies_states)
+        if self._states is not None:
+            ears.hear(self._states.pool, "clear_slots", after=self._clears)
+            ears.hear(self._states.pool, "copy_from", after=self._copies_states)
 
     def _plans(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._launched_states()
@@ -173,9 +171,9 @@ class StepEars:
         self._waits.planned(load)
         if batch is not None:
             self._pages.launched(turns, self._copies.waited_for(load, self._pages))
-            if self._parts.states is not None and self._states is not None:
-                jobs = self._copies.waited_for(load, self._states)
-                self._planned_states = PlannedStates(self._state_turns(self._parts.states, batch), load, jobs)
+            if self._states is not None:
+                jobs = self._copies.waited_for(load, self._states.memory.book)
+                self._planned_states = PlannedStates(self._state_turns(self._states, batch), load, jobs)
         elif self._parts.is_at_rest():
             self._texts.clear()
             for memory in self._parts.memories:
@@ -194,9 +192,10 @@ class StepEars:
         self._reading.settle()
         # With overlap a result may be processed between the plan of the next step and its launch.
         if self._states is not None:
-            if self._waits.is_launching or not self._states.num_in_flight:
+            book = self._states.memory.book
+            if self._waits.is_launching or not book.num_in_flight:
                 self._launched_states()
-            self._states.computed()
+            book.computed()
         if self._waits.is_launching or self._pages.num_in_flight == 1:
             self._launched()
         self._pages.computed()
@@ -230,19 +229,18 @@ class StepEars:
         step, self._planned_states = self._planned_states, None
         if step is not None and self._states is not None:
             self._reading.settle()
-            self._states.launched(step.turns, step.jobs if self._has_waited(step.load) else ())
-
-    def _has_waited(self, load: int) -> bool:
-        return self._parts.states is not None and self._waits.has_waited(load, self._parts.states.layers)
+            has_waited = self._waits.has_waited(step.load, self._states.layers)
+            self._states.memory.book.launched(step.turns, step.jobs if has_waited else ())
 
     def _clears(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self._states is not None:
-            self._reading.later(self._states.cleared, given(args, kwargs, "indices")[0])
+            self._reading.later(self._states.memory.book.cleared, given(args, kwargs, "indices")[0])
 
     def _copies_states(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self._states is not None:
-            load = self._waits.consumes if self._has_waited(self._waits.consumes) else -1
-            tell = functools.partial(self._states.copied, waits=self._copies.waited_for(load, self._states))
+            load, book = self._waits.consumes, self._states.memory.book
+            waits = self._copies.waited_for(load, book) if self._waits.has_waited(load, self._states.layers) else ()
+            tell = functools.partial(book.copied, waits=waits)
             self._reading.later(tell, *given(args, kwargs, "src_indices", "dst_indices"))
 
     # --- batches ------------------------------------------------------------------------------------------------------------

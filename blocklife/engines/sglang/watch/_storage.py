@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from blocklife.engines.sglang.watch._ears import Ears, TakesBack, pages
 from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
-from blocklife.watch import PageBook, Text, given
+from blocklife.watch import Text, given
 
 THREADS, TAKEN = "threads of storage", "what the tree takes from storage"
 NUM_ASKED = 1024
@@ -20,9 +20,9 @@ NUM_ASKED = 1024
 class StorageEars:
     """Ears on what one tree takes from storage."""
 
-    def __init__(self, ears: Ears, parts: CacheParts, book: PageBook) -> None:
+    def __init__(self, ears: Ears, parts: CacheParts) -> None:
         self._reading = ears.reading
-        self._book = book
+        self._book = book = parts.pages.book
         self._parts = parts
         self._page = parts.pages.page
         self._controller = parts.controller

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._ears import Ears, TakesBack, pages
-from blocklife.engines.sglang.watch._memory import FollowedMemory
+from blocklife.engines.sglang.watch._memory import AnyMemory
 from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
-from blocklife.watch import HeldContent, Mirror, PageBook, StateBook, Text, given
+from blocklife.watch import HeldContent, Mirror, Text, given
 
 _GIVE_UP = (
     "evict_device_next_node",
@@ -84,7 +84,7 @@ class CoreEars:
             kind = memory.pool or _FULL
             frees = [list(_tensors(getattr(result, name, None), kind)) for name in ("device_frees", "host_frees")]
 
-            def told(*lists: list[int], num: int = len(frees[0]), memory: FollowedMemory = memory) -> None:
+            def told(*lists: list[int], num: int = len(frees[0]), memory: AnyMemory = memory) -> None:
                 parts = lists[:num], lists[num:]
                 memory.book.given_up(*[[place for each in part for place in pages(each, memory.page)] for part in parts])
 
@@ -132,19 +132,11 @@ def _tensors(frees: object, wanted: str) -> Iterable[object]:
 class TreeEars:
     """Ears on one tree."""
 
-    def __init__(
-        self,
-        ears: Ears,
-        parts: CacheParts,
-        mirror: Mirror,
-        book: PageBook,
-        copies: CopyEars,
-        states: StateBook | None = None,
-    ) -> None:
+    def __init__(self, ears: Ears, parts: CacheParts, mirror: Mirror, copies: CopyEars) -> None:
         self._reading = ears.reading
         self._mirror = mirror
-        self._book = book
-        self._states = states
+        self._book = parts.pages.book
+        self._states = states = None if parts.states is None else parts.states.memory.book
         self._inserted_text: tuple[Text, int] | None = None
         """What the insertion under way has for a key, and its tokens in whole pages."""
         self._copies = copies

@@ -46,24 +46,23 @@ def watch_scheduler(watched: object, options: Options) -> Watch:
 def _follow(watch: Watch, parts: CacheParts) -> None:
     sees_steps, has_storage = parts.scheduler is not None, bool(getattr(parts.tree, "enable_storage", False))
     mirrors = [watch.add_mirror(memory.size + 1, num_slots=memory.num_host) for memory in parts.memories]
-    pages, states = parts.pages, None
-    pages.book = book = PageBook(mirrors[0], pages.page, pages.num_host, sees_steps=sees_steps)
+    pages, ears = parts.pages, Ears(watch)
+    pages.book = PageBook(mirrors[0], pages.page, pages.num_host, sees_steps=sees_steps)
     if parts.states is not None:
-        memory = parts.states.memory
-        memory.book = states = StateBook(mirrors[1], memory.num_host, sees_steps=sees_steps)
-        states.sees_takers = not has_storage  # what storage brings of them, the tree takes unheard
-    ears = Ears(watch)
+        states = parts.states.memory
+        states.book = StateBook(mirrors[1], states.num_host, sees_steps=sees_steps)
+        states.book.sees_takers = not has_storage  # what storage brings of them, the tree takes unheard
+        ears.told |= {"states from storage": False} if has_storage else {}
     watch.listen(ears.calls)
     for memory in parts.memories:
         memory.book.unseen_slots = has_storage
         MemoryEars(ears, memory)
     copies, core = CopyEars(ears, parts), CoreEars(ears, parts)
     if sees_steps:
-        StepEars(ears, parts, book, states, copies, core)
+        StepEars(ears, parts, copies, core)
     else:
         ears.hear(None, "get_next_batch_to_run", tells="steps")
-    TreeEars(ears, parts, mirrors[0], book, copies, states)
-    ears.told |= {} if states is None or states.sees_takers else {"states from storage": False}
+    TreeEars(ears, parts, mirrors[0], copies)
     for what, meant in left_out(parts, ears).items():
         watch.leave_out(what, meant)
     for memory in parts.memories:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias, cast
 
-from attrs import evolve
+from attrs import define, evolve
 
 from blocklife.watch import CallsThrough, Mirror, Original, TierBook, TierJob, given
 
 _SUBMITS = ("submit_store", "submit_load")
 """The methods by which a tier gets a job."""
+_ANY, _PROCESSING, _SERVING = "any", "processing", "serving"
+"""Scopes of calls: all; those in which reports are acted on; and those in which a tier serves another engine."""
 
 
 class ChunkLike(Protocol):
@@ -55,6 +58,30 @@ def primary_of(manager: object) -> object:
     return manager.primary_tier if hasattr(manager, "primary_tier") else manager
 
 
+@define(eq=False)
+class HeardCall:
+    """A call of the engine."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    keys: list[bytes]
+    """The keys that a call of the primary tier names."""
+    result: object = None
+    """What it has returned, once it has."""
+
+    def given(self, *names: str) -> list[object]:
+        """Its leading arguments, which have these names."""
+        return given(self.args, self.kwargs, *names)
+
+    @property
+    def request(self) -> str | None:
+        """The request that it is for."""
+        return _name_of(self.given("keys", "req_context")[1])
+
+
+Heard: TypeAlias = Callable[[HeardCall], None]
+
+
 class TieringHooks:
     """Hooks on one manager. *alone*: without a scheduler, so that the end of its step is the end of the mirror's."""
 
@@ -65,9 +92,8 @@ class TieringHooks:
         self._primary = primary = primary_of(manager)
         self._tiers: list[object] = list(getattr(manager, "secondary_tiers", ()))
         self._find: Callable[[bytes], ChunkLike | None] = getattr(getattr(primary, "_policy", None), "get", lambda key: None)
-        self._depth = 0
-        self._serving = 0
-        self._is_processing = False
+        self._within = Counter[str]()
+        """How many calls are under way, of any kind, and of each scope."""
         self._later: list[tuple[Callable[..., None], tuple[object, ...]]] = []
         """Functions to call, with their arguments."""
         self._submits: list[object] = []
@@ -90,33 +116,54 @@ class TieringHooks:
         self.below.adopt_job(early, [chunk.ref_cnt for chunk in chunks.values()])
 
     def _hook(self) -> None:
-        manager, primary = self._manager, self._primary
-        for name in ("lookup", "prepare_store", "complete_store", "create_store_job"):
-            self.calls.add(manager, name, self._call)
-        self.calls.add(manager, "on_schedule_end", self._end_step)
-        self.calls.add(manager, "reset_cache", self._call)
-        self.calls.add(manager, "on_reset_flushed", self._flushed)
-        self.calls.add(manager, "has_pending_work", self._asked_for_work)
-        self.calls.add(manager, "_process_finished_jobs", self._process)
-        self.calls.add(manager, "_register_job", self._register)
-        self.calls.add(manager, "_should_store_to_tier", self._ask)
-        self.calls.add(primary, "lookup", self._look_up)
-        self.calls.add(primary, "prepare_store", functools.partial(self._prepare, False))
-        self.calls.add(primary, "prepare_write", functools.partial(self._prepare, True))
-        self.calls.add(primary, "complete_store", functools.partial(self._complete, False))
-        self.calls.add(primary, "complete_write", functools.partial(self._complete, True))
-        self.calls.add(primary, "prepare_load", functools.partial(self._hold, False))
-        self.calls.add(primary, "prepare_read", functools.partial(self._hold, True))
-        self.calls.add(primary, "complete_load", functools.partial(self._release, False))
-        self.calls.add(primary, "complete_read", functools.partial(self._release, True))
-        self.calls.add(primary, "reset_cache", self._reset)
+        manager, primary, hear = self._manager, self._primary, self._hear
+        for name in ("lookup", "prepare_store", "complete_store", "create_store_job", "reset_cache"):
+            hear(manager, name)
+        hear(manager, "on_schedule_end", before=self._ends_step, after=self._has_ended_step)
+        hear(manager, "on_reset_flushed", before=lambda call: self.below.flushed())
+        hear(manager, "has_pending_work", after=self._has_asked_for_work)
+        hear(manager, "_process_finished_jobs", after=lambda call: self.below.settled(), scope=_PROCESSING)
+        hear(manager, "_register_job", before=self._makes)
+        hear(manager, "_should_store_to_tier", after=self._has_asked)
+        hear(primary, "lookup", after=self._has_looked_up)
+        for by_tier, ends in ((False, ("store", "load")), (True, ("write", "read"))):
+            store, load = ends
+            hear(primary, f"prepare_{store}", after=functools.partial(self._has_reserved, by_tier))
+            hear(primary, f"complete_{store}", after=functools.partial(self._has_completed, by_tier))
+            hear(primary, f"prepare_{load}", after=functools.partial(self._has_held, by_tier))
+            hear(primary, f"complete_{load}", before=functools.partial(self._releases, by_tier), after=self._count_keys)
+        hear(primary, "reset_cache", before=self._resets)
         for tier in self._tiers:
-            self.calls.add(tier, "serve_external_requests", self._serve)
+            hear(tier, "serve_external_requests", scope=_SERVING)
         for number, tier in enumerate(self._tiers):
-            self.calls.add(tier, "submit_store", functools.partial(self._submit, number, False))
-            self.calls.add(tier, "submit_load", functools.partial(self._submit, number, True))
+            for promotes, name in enumerate(_SUBMITS):
+                hear(tier, name, before=functools.partial(self._hands_over, number, bool(promotes)))
             self.calls.add(tier, "get_finished_jobs", functools.partial(self._finished, number))
             self._submits += [getattr(tier, name, None) for name in _SUBMITS]
+
+    def _hear(
+        self, thing: object, name: str, *, before: Heard | None = None, after: Heard | None = None, scope: str = ""
+    ) -> None:
+        """Call *before* and *after* around a method, if it is there. Within the call, `_within` counts its *scope*.
+
+        What was wrong is told when the outermost call ends, with an error or without.
+        """
+
+        def through(original: Original, *args: object, **kwargs: object) -> object:
+            call = HeardCall(args, kwargs, _keys_of(args, kwargs) if thing is self._primary else [])
+            if before is not None:
+                self._mirror.minded(functools.partial(before, call))
+            self._within.update((_ANY, scope))
+            try:
+                call.result = original(*args, **kwargs)
+                if after is not None:
+                    self._mirror.minded(functools.partial(after, call))
+                return call.result
+            finally:
+                self._within.subtract((_ANY, scope))
+                self._leave()
+
+        self.calls.add(thing, name, through)
 
     # --- the mirror's side --------------------------------------------------------------------------------------------------
 
@@ -129,101 +176,55 @@ class TieringHooks:
 
     def _leave(self) -> None:
         """A call has ended: what is meant for the mirror goes there, unless this is the thread that polls tiers."""
-        if self._depth or not self._later or threading.current_thread() is getattr(self._manager, "_tier_poll_thread", None):
+        is_polling = threading.current_thread() is getattr(self._manager, "_tier_poll_thread", None)
+        if self._within[_ANY] or not self._later or is_polling:
             return
         later, self._later = self._later, []
         for fact, of in later:
             fact(*of)
         self._mirror.tell()
 
-    def _call(self, original: Original, *args: object, **kwargs: object) -> object:
-        """Call the engine; what was wrong is told when its outermost call ends, with an error or without."""
-        self._depth += 1
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._depth -= 1
-            self._leave()
-
     # --- slots --------------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, promotes: bool, original: Original, *args: object, **kwargs: object) -> object:
-        output = original(*args, **kwargs)
-        if output is not None:
-            self._mirror.minded(lambda: self._has_reserved(promotes, output, _request_of(args, kwargs)))
-        self._leave()
-        return output
+    def _has_reserved(self, promotes: bool, call: HeardCall) -> None:
+        if call.result is not None:
+            self.below.evicted(getattr(call.result, "evicted_keys", ()))
+            keys, slots = list(getattr(call.result, "keys_to_store", ())), _slots(getattr(call.result, "store_spec", None))
+            self.below.reserved(keys, slots, promotes=promotes, request=call.request)
+            self._count(keys)
 
-    def _has_reserved(self, promotes: bool, output: object, request: str | None) -> None:
-        self.below.evicted(getattr(output, "evicted_keys", ()))
-        keys, slots = list(getattr(output, "keys_to_store", ())), _slots(getattr(output, "store_spec", None))
-        self.below.reserved(keys, slots, promotes=promotes, request=request)
-        self._count(keys)
-
-    def _complete(self, promotes: bool, original: Original, *args: object, **kwargs: object) -> object:
-        success = given(args, kwargs, "keys", "req_context", "success")[2]
-        listed = _keys_of(args, kwargs)
-        result = original(*args, **kwargs)
-        if success is None or success:
-            self._mirror.minded(lambda: self._has_published(promotes, listed))
-        else:
-            self._mirror.minded(lambda: self.below.dropped(listed))
-        self._leave()
-        return result
-
-    def _has_published(self, promotes: bool, keys: Sequence[bytes]) -> None:
-        found = self.below.published([key for key in keys if self._find(key) is not None], promoted=promotes)
-        self._count(keys)
+    def _has_completed(self, promotes: bool, call: HeardCall) -> None:
+        success = call.given("keys", "req_context", "success")[2]
+        if success is not None and not success:
+            self.below.dropped(call.keys)
+            return
+        found = self.below.published([key for key in call.keys if self._find(key) is not None], promoted=promotes)
+        self._count(call.keys)
         if promotes:
             self._later.append((self._mirror.brought_up, (found,)))
         else:
             self._later.append((self._mirror.published, ([slot for _, slot in found],)))
 
-    def _hold(self, by_tier: bool, original: Original, *args: object, **kwargs: object) -> object:
-        keys = _keys_of(args, kwargs)
-        try:
-            spec = original(*args, **kwargs)
-        except Exception:
-            self._leave()
-            raise
-        self._mirror.minded(lambda: self._has_held(by_tier, keys, spec, _request_of(args, kwargs)))
-        self._leave()
-        return spec
+    def _has_held(self, by_tier: bool, call: HeardCall) -> None:
+        self.below.held(call.keys, _slots(call.result), by_tier=by_tier, request=call.request)
+        self._count(call.keys)
 
-    def _has_held(self, by_tier: bool, keys: Sequence[bytes], spec: object, request: str | None) -> None:
-        self.below.held(keys, _slots(spec), by_tier=by_tier, request=request)
-        self._count(keys)
+    def _releases(self, by_tier: bool, call: HeardCall) -> None:
+        self.below.released(call.keys, by_tier=by_tier)
 
-    def _release(self, by_tier: bool, original: Original, *args: object, **kwargs: object) -> object:
-        keys = _keys_of(args, kwargs)
-        self._mirror.minded(lambda: self.below.released(keys, by_tier=by_tier))
-        try:
-            result = original(*args, **kwargs)
-            self._mirror.minded(lambda: self._count(keys))
-        finally:
-            self._leave()
-        return result
-
-    def _look_up(self, original: Original, *args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
-        if getattr(result, "name", None) == "HIT":
-            (key,) = given(args, kwargs, "key")
-            if isinstance(key, bytes):
-                self._mirror.minded(lambda: self._has_hit(key))
-                self._leave()
-        return result
-
-    def _has_hit(self, key: bytes) -> None:
-        if (chunk := self._find(key)) is not None:
+    def _has_looked_up(self, call: HeardCall) -> None:
+        (key,) = call.given("key")
+        is_hit = getattr(call.result, "name", None) == "HIT"
+        if is_hit and isinstance(key, bytes) and (chunk := self._find(key)) is not None:
             self.below.hit(key, chunk.chunk_id, chunk.ref_cnt)
 
-    def _reset(self, original: Original, *args: object, **kwargs: object) -> object:
+    def _resets(self, call: HeardCall) -> None:
         for job in self.below.left_behind():
             self._later.append((self._mirror.returned, (job.name,)))
-        self._mirror.minded(self.below.resets)
-        result = original(*args, **kwargs)
-        self._leave()
-        return result
+        self.below.resets()
+
+    def _count_keys(self, call: HeardCall) -> None:
+        self._count(call.keys)
 
     def _count(self, keys: Iterable[bytes]) -> None:
         """Compare the engine's counts of holds with those of the book."""
@@ -233,15 +234,12 @@ class TieringHooks:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
-    def _register(self, original: Original, job: JobLike, tier_idx: int) -> object:
-        self._mirror.minded(lambda: self._has_made(job, tier_idx))
-        return self._call(original, job, tier_idx)
-
-    def _has_made(self, job: JobLike, tier_idx: int) -> None:
+    def _makes(self, call: HeardCall) -> None:
+        job, tier_idx = cast("tuple[JobLike, int]", tuple(call.given("transfer_job", "tier_idx")))
         keys, slots = list(job.keys), [int(slot) for slot in job.chunk_ids]
         request = _name_of(job.req_context)
         made = TierJob(job.job_id, tier_idx, request, keys, slots, bool(job.is_promotion))
-        self.below.made(made, is_known=not self._sees(tier_idx, made.promotes), is_external=bool(self._serving))
+        self.below.made(made, is_known=not self._sees(tier_idx, made.promotes), is_external=bool(self._within[_SERVING]))
         if made.promotes:
             self._later.append((self._mirror.promoting, (made.name, list(zip(keys, slots, strict=False)))))
         else:
@@ -253,19 +251,15 @@ class TieringHooks:
         name = _SUBMITS[promotes]
         return getattr(self._tiers[tier], name, None) is self._submits[tier * len(_SUBMITS) + promotes]
 
-    def _submit(self, tier: int, promotes: bool, original: Original, *args: object, **kwargs: object) -> object:
-        (job,) = given(args, kwargs, "job_metadata")
-        self._mirror.minded(lambda: self._has_handed_over(job, tier, promotes))
-        return self._call(original, *args, **kwargs)
-
-    def _has_handed_over(self, job: object, tier: int, promotes: bool) -> None:
+    def _hands_over(self, tier: int, promotes: bool, call: HeardCall) -> None:
+        (job,) = call.given("job_metadata")
         if isinstance(number := getattr(job, "job_id", None), int):
             content = list(zip(getattr(job, "keys", ()), map(int, getattr(job, "chunk_ids", ())), strict=False))
             self.below.handed_over(number, tier, content, promotes=promotes)
 
     def _finished(self, tier: int, original: Callable[..., Iterable[ResultLike]]) -> Iterable[ResultLike]:
         """The reports of a tier. They count where the manager reads them, one by one; whoever else reads them is a test."""
-        return self._reports(tier, original()) if self._is_processing else original()
+        return self._reports(tier, original()) if self._within[_PROCESSING] else original()
 
     def _reports(self, tier: int, results: Iterable[ResultLike]) -> Iterator[ResultLike]:
         for result in results:
@@ -283,59 +277,25 @@ class TieringHooks:
         content = zip(job.keys, job.slots, strict=False)
         self._mirror.returned(job.name, [slot for key, slot in content if key in job.good])
 
-    def _process(self, original: Original, *args: object, **kwargs: object) -> object:
-        was, self._is_processing = self._is_processing, True
-        self._depth += 1
-        try:
-            result = original(*args, **kwargs)
-            self._mirror.minded(self.below.settled)
-            return result
-        finally:
-            self._is_processing = was
-            self._depth -= 1
-            self._leave()
-
-    def _ask(self, original: Original, *args: object, **kwargs: object) -> object:
+    def _has_asked(self, call: HeardCall) -> None:
         """Back-pressure: whether a tier takes a store now."""
-        result = original(*args, **kwargs)
-        tier = given(args, kwargs, "tier")[0]
+        (tier,) = call.given("tier")
         number = next((at for at, each in enumerate(self._tiers) if each is tier), -1)
-        self.below.asked(number, may_store=bool(result))
-        return result
-
-    def _serve(self, original: Original, *args: object, **kwargs: object) -> object:
-        """A tier serves another engine: it knows of the jobs that it asks for."""
-        self._serving += 1
-        try:
-            return self._call(original, *args, **kwargs)
-        finally:
-            self._serving -= 1
+        self.below.asked(number, may_store=bool(call.result))
 
     # --- steps --------------------------------------------------------------------------------------------------------------
 
-    def _end_step(self, original: Original, *args: object, **kwargs: object) -> object:
+    def _ends_step(self, call: HeardCall) -> None:
         self.below.step = self._mirror.steps + 1
-        self._depth += 1
-        try:
-            result = original(*args, **kwargs)
-            self._mirror.minded(self.below.ends_step)
-        finally:
-            self._depth -= 1
-            self._leave()
+
+    def _has_ended_step(self, call: HeardCall) -> None:
+        self.below.ends_step()
         if self._alone:
-            self._mirror.step()
-        return result
+            self._later.append((self._mirror.step, ()))
 
-    def _flushed(self, original: Original, *args: object, **kwargs: object) -> object:
-        self.below.flushed()
-        return self._call(original, *args, **kwargs)
-
-    def _asked_for_work(self, original: Original, *args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
-        if not result:
-            self._mirror.minded(self.below.rests)
-            self._leave()
-        return result
+    def _has_asked_for_work(self, call: HeardCall) -> None:
+        if not call.result:
+            self.below.rests()
 
 
 def _slots(spec: object) -> list[int]:
@@ -346,10 +306,6 @@ def _slots(spec: object) -> list[int]:
 def _keys_of(args: Sequence[object], kwargs: Mapping[str, object]) -> list[bytes]:
     found = given(args, kwargs, "keys")[0]
     return list(found) if isinstance(found, Iterable) else []
-
-
-def _request_of(args: Sequence[object], kwargs: Mapping[str, object]) -> str | None:
-    return _name_of(given(args, kwargs, "keys", "req_context")[1])
 
 
 def _name_of(context: object) -> str | None:
