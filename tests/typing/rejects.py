@@ -127,10 +127,10 @@ def handles(pool: Pool, opened: Handle[Literal[Door.OPEN]], closed: Handle[Close
     pool.fire_each(DoorLife.unlock, closed, code=np.ones(1))  # E: misc
     pool.fire_each(DoorLife.lock, closed, code=[1])  # E: arg-type
     wrong: Handle[Locked] = pool.fire(DoorLife.open, closed)  # E: arg-type
-    taken: Handle[Open] = pool.take(DoorLife.unlock)  # E: arg-type
+    taken: Handle[Open] = pool.handle(DoorLife.unlock)  # E: arg-type
     pool.fire(DoorLife.open, pool.fire(DoorLife.open, closed))  # E: misc
-    pool.take(Door.CLOSED, ["1"])  # E: list-item
-    pool.take("CLOSED")  # E: call-overload
+    pool.handle(Door.CLOSED, ["1"])  # E: list-item
+    pool.handle("CLOSED")  # E: call-overload
     closed.ids = opened.ids  # E: misc
     print(wrong, taken)
 
