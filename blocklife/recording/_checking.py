@@ -157,22 +157,22 @@ class _CheckRun:
         try:
             for line in lines:
                 if self.illegal is None:
-                    self._take(line)
+                    self._read(line)
                 elif isinstance(line, Line):
                     self.further += not self._follow(line)
                 if self.filler is not None and isinstance(line, At | Refused):
-                    self.filler.take(self.recording.number, line)
+                    self.filler.read(self.recording.number, line)
         except DamagedError as problem:
             self.damage = f"line {self.recording.number}: {problem} (everything before it was checked, nothing after it)"
             return
         if self.illegal is None:
             self._close()
 
-    def _take(self, line: Line | At | Refused | End) -> None:
+    def _read(self, line: Line | At | Refused | End) -> None:
         checker = self.checker
         try:
             if isinstance(line, Line):
-                self._keep(checker.take(self.recording.number, line))
+                self._keep(checker.read(self.recording.number, line))
             elif isinstance(line, End):
                 self.whole = True
                 checker.check_whole()
@@ -186,7 +186,7 @@ class _CheckRun:
 
     def _follow(self, line: Line) -> bool:
         """Take a line without checking it. Whether it is a row from the state in which the line before left its place."""
-        return self._keep(self.checker.reader.take(self.recording.number, line)).fits
+        return self._keep(self.checker.reader.read(self.recording.number, line)).fits
 
     def _keep(self, move: RecordedMove) -> RecordedMove:
         if self.filler is not None:
@@ -225,7 +225,7 @@ class _CheckRun:
             problem.machine,
             problem.place,
             tuple(f"line {each}, {step}" for each, step in steps),
-            (self.checker.tell_job(job),) if job else (),
+            (self.checker.describe_job(job),) if job else (),
         )
         if isinstance(line, Line):
             self._follow(line)

@@ -174,7 +174,7 @@ class Lives:
         """Read a recording to its end. Raises `MisuseError` for a line that cannot be read."""
         filler = Filler(cls(recording.name, recording.head), Reader(recording.head))
         for number, line in recording.lines(progress):
-            filler.take(number, line)
+            filler.read(number, line)
         return filler.close(recording)
 
     @property
@@ -343,14 +343,14 @@ class Filler:
     released: list[int] = field(factory=list)
     released_in: int = -1
 
-    def take(self, number: int, line: Line | At | Refused) -> None:
+    def read(self, number: int, line: Line | At | Refused) -> None:
         """Read one line."""
         if isinstance(line, At):
             self._set_time(line.ns)
         elif isinstance(line, Refused):
             self._refuse(number, line)
         else:
-            self.keep(number, self.reader.take(number, line))
+            self.keep(number, self.reader.read(number, line))
 
     def close(self, recording: Recording) -> Lives:
         """The lives, once every line was read."""

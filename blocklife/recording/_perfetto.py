@@ -90,7 +90,7 @@ def write_perfetto(
     run = _TraceWriter(Reader(recording.head), writer)
     lines = 0
     for now, item in itertools.chain([] if first is None else [first], items):
-        run.take(now, item)
+        run.read(now, item)
         lines += 1
     run.close(clock.end)
     about = {"made by": "blocklife", "recording": recording.name, "clock": _note(clock), "whole": recording.end is not None}
@@ -229,7 +229,7 @@ class _TraceWriter:
     moved: dict[tuple[str, str], None] = field(factory=dict)
     """Counters that have changed since the clock moved on."""
 
-    def take(self, now: int, item: Item) -> None:
+    def read(self, now: int, item: Item) -> None:
         """One line."""
         if not self.begun:
             self._begin(now)
@@ -240,7 +240,7 @@ class _TraceWriter:
             if item.machine in _ORDER:
                 self._refused(item)
         elif item.kind.machine in _ORDER:
-            move = self.reader.take(1, item)
+            move = self.reader.read(1, item)
             if move.born and move.job is not None:
                 self._be_born(move.job, item.plan)
             if move.place is move.job:

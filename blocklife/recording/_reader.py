@@ -243,7 +243,7 @@ class Reader:
 
     # --- steps ------------------------------------------------------------------------------------------------------------
 
-    def take(self, number: int, line: Line) -> RecordedMove:
+    def read(self, number: int, line: Line) -> RecordedMove:
         """Take one step, on line *number*. Effects that should have come first are due no longer."""
         return self.move(number, line, *self.find(line))
 
@@ -252,7 +252,7 @@ class Reader:
         kind, machine = line.kind, line.kind.machine
         if line.n != self.n or not self.steps:
             if (self.pending or self.wanted) and not self.allows(place, line, job):
-                self._forget_due()
+                self._release_due()
             self.n = line.n
             self.commits += 1
         if line.plan > self.plan:
@@ -343,7 +343,7 @@ class Reader:
             self.pending[job] = None
         if event in ("cancel", "abandon") and job.waits is not None:
             self.wanted[job.waits] = Due("request", ("preempt", "finish"), None, GIVE_UP, steps=[self.steps])
-        self._forget(job)
+        self._release(job)
 
     def fresh(self, job: JobStory) -> list[int]:
         """The blocks of a job whose lives are not over."""
@@ -377,7 +377,7 @@ class Reader:
                 due.ids.remove(place.id)
             if not due.ids:
                 job.due.pop()
-                self._forget(job)
+                self._release(job)
 
     def _let_go(self, place: RecordedPlace, job: JobStory) -> None:
         if job in place.holders:
@@ -385,7 +385,7 @@ class Reader:
         if place.store is job:
             place.store = None
 
-    def _forget(self, job: JobStory) -> None:
+    def _release(self, job: JobStory) -> None:
         """Drop a job that is over and has nothing pending: its places are not needed any more."""
         if not job.due:
             self.pending.pop(job, None)
@@ -393,9 +393,9 @@ class Reader:
                 self.ended[job.id] = job.state
                 self.jobs.pop(job.id, None)
 
-    def _forget_due(self) -> None:
+    def _release_due(self) -> None:
         """Expect nothing any more: the recording does not say what happened."""
         self.wanted.clear()
         for job in list(self.pending):
             job.due.clear()
-            self._forget(job)
+            self._release(job)

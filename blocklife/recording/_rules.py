@@ -68,7 +68,7 @@ class Checker:
         self._count = 0
         self._event = ""
 
-    def take(self, number: int, line: Line) -> RecordedMove:
+    def read(self, number: int, line: Line) -> RecordedMove:
         """Check one transition, and take it."""
         kind, reader = line.kind, self.reader
         if kind.machine not in MACHINES:
@@ -293,7 +293,7 @@ class Checker:
         held = "" if mine else ", which holds no such place"
         return illegal("coupling", place, f"{event} in the name of job {job.id}{held}, which is {job.state} ({first})")
 
-    def tell_job(self, number: int) -> str:
+    def describe_job(self, number: int) -> str:
         """The state of a job and, while it is out, its places."""
         job = self.reader.jobs.get(number)
         if job is None:

@@ -208,7 +208,7 @@ def count_recording(recording: Recording, progress: Progress | None = None) -> R
     count = _Count(Reader(recording.head))
     for number, line in recording.lines(progress):
         try:
-            count.take(number, line)
+            count.read(number, line)
         except MisuseError as problem:
             raise MisuseError(f"{recording.name}: line {number}: {problem}") from None
     return count.result(recording.name, complete=recording.end is not None)
@@ -263,7 +263,7 @@ class _Count:
 
     # --- lines ------------------------------------------------------------------------------------------------------------
 
-    def take(self, number: int, line: Line | At | Refused) -> None:
+    def read(self, number: int, line: Line | At | Refused) -> None:
         """Count one line."""
         if isinstance(line, At):
             self.first_ns = line.ns if self.first_ns < 0 else self.first_ns
@@ -286,7 +286,7 @@ class _Count:
         if line.plan > self.plan:
             self._go_on(line.plan)
         track.taken[line.kind.row] += 1
-        self._step(track, self.reader.take(number, line))
+        self._step(track, self.reader.read(number, line))
 
     def _step(self, track: _CountedMachine, move: RecordedMove) -> None:
         target = move.line.kind.target

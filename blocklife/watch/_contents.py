@@ -247,7 +247,7 @@ class ContentBook:
         """The engine wants a copy between these blocks and slots. Returns its number."""
         self._number += 1
         found = map(self._blocks.get, blocks) if is_store else map(self._slots.get, slots)
-        held = [None if each is None else each.settled() for each in found]
+        held = [None if each is None else each.without_text() for each in found]
         job = ContentJob(self._number, is_store, blocks, slots, held)
         self._jobs[job.number] = job
         if is_store:

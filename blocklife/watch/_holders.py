@@ -51,14 +51,14 @@ class FollowedLives:
         if self.told is not None:
             self.told.hand_out(holder, blocks, group)
 
-    def take(self, holder: Holder, blocks: Sequence[int]) -> None:
+    def acquire(self, holder: Holder, blocks: Sequence[int]) -> None:
         """Add a reference to final content."""
         for block in blocks:
             self._refs[block] += 1
             self.state[block] = SEALED
         holder.held.update(blocks)
         if self.told is not None:
-            self.told.take(holder, blocks)
+            self.told.acquire(holder, blocks)
 
     def release(self, holder: Holder, blocks: Sequence[int]) -> None:
         """Drop one reference; this ends the life of a block without final content."""
@@ -205,10 +205,10 @@ class Holders:
             self._stand(name, group, lives, positions)
         self._story.note_places(lives, positions, "handed out to {} (group {}{})", name, group)
 
-    def take(self, name: str, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
+    def acquire(self, name: str, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
         """One more reference to each of these blocks, whose content is final."""
         holder, where = self._holder(name), self.where
-        self.lives.take(holder, blocks)
+        self.lives.acquire(holder, blocks)
         for block, position in zip(blocks, positions, strict=True):
             where[block] = where.get(block, ()) + holder.alone
             self._stand(name, self.lives.group[block], (self.life(block),), (position,))
@@ -316,7 +316,7 @@ class Holders:
         self.fill([block])
         self.free(BEFORE, [block])
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """End of a step: what was handed out is filled, and requests that finished before the step are forgotten."""
         self.fill(list(self.fresh))
         for request in [each for each, step in self._over.items() if step < self._story.steps - 1]:

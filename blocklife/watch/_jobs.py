@@ -67,11 +67,11 @@ class Host:
         if self._keeps and 0 <= slot < self.num_slots:
             self._content[slot] = Content(key, None)
 
-    def forget_content(self, slot: int) -> None:
+    def drop_content(self, slot: int) -> None:
         """The content of a slot is unknown from now on."""
         self._content[slot] = Content(None, None)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The engine has forgotten all host content: every slot starts anew."""
         self._content.clear()
 
@@ -187,7 +187,7 @@ class FollowedJobs:
                 untold.append(block)
                 lawful.append(piece)
                 continue
-            self._tell_stored(job, untold)
+            self._report_stored(job, untold)
             untold = []
             rule, what = self._unlawful_store(copy, piece)
             self._touch(job, block)
@@ -196,11 +196,11 @@ class FollowedJobs:
             else:
                 untold.append(block)
                 lawful.append(piece)
-        self._tell_stored(job, untold)
+        self._report_stored(job, untold)
         self._host.stored(copy.pieces)
         return lawful
 
-    def _tell_stored(self, job: FollowedJob, blocks: list[int]) -> None:
+    def _report_stored(self, job: FollowedJob, blocks: list[int]) -> None:
         if blocks:
             self._story.note(blocks, "job {} stores it{}", job.copy.number, of(job.copy.request))
 
@@ -347,7 +347,7 @@ class FollowedJobs:
                 self.finish(other)
         if not what and (wrong := self._host.wrong(piece)):
             what = f"job {number} loads from slot {slot}, but {wrong}"
-            self._host.forget_content(slot)
+            self._host.drop_content(slot)
         if what:
             self._story.violate("I6", what, block=piece.block, request=job.copy.request, job=number)
         if slot not in job.slots:
@@ -446,7 +446,7 @@ class FollowedJobs:
             self.forgotten = max(self.forgotten, number)
         self.forgotten = max(self.forgotten, *self._ended, -1)
         if forget:
-            self._host.forget()
+            self._host.reset()
 
     def give_up(self, numbers: Iterable[int]) -> None:
         """Stop following these jobs: their end may never be reported."""

@@ -117,7 +117,7 @@ class ToldLedger:
         self.ledger.observe_place(row.name, [Placement(group, allocated=blocks)])
         self._place(row, blocks, group)
 
-    def take(self, holder: Holder, blocks: Sequence[int]) -> None:
+    def acquire(self, holder: Holder, blocks: Sequence[int]) -> None:
         """A holder has got one more reference to each of these."""
         row = self._row(holder)
         for group, own in self._grouped(blocks).items():

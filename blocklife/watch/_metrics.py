@@ -197,7 +197,7 @@ class Metrics:
         """One more violation."""
         self._kept.add(rule, 1)
 
-    def tell(self, watch: int, now: Mapping[str, int]) -> None:
+    def record(self, watch: int, now: Mapping[str, int]) -> None:
         """Update the other counts from a watch."""
         for name in COUNTED:
             told = self._told.get(f"{watch} {name}", 0)
@@ -209,7 +209,7 @@ class Metrics:
         """One more watch does not follow this."""
         self._kept.leave_out(what)
 
-    def forget(self, watch: int) -> None:
+    def release(self, watch: int) -> None:
         """A watch was closed; its counts stay."""
         for name in COUNTED:
             self._told.pop(f"{watch} {name}", None)

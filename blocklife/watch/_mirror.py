@@ -241,15 +241,15 @@ class Mirror:
         """
         log, self._log = self._log, []
         self.minded(lambda: self._step(log, stores, loads, waits, computes, missing))
-        self.tell()
+        self.notify()
 
     def catch_up(self) -> None:
         """Replay what was noted so far, outside of a step or because a step was given up."""
         log, self._log = self._log, []
         self.minded(lambda: self._catch_up(log))
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Report the violations not reported yet."""
         if self.story.found:
             found, self.story.found = self.story.found, []
@@ -307,7 +307,7 @@ class Mirror:
             self.jobs.compute(computes)
         self.holders.fill(list(self.holders.fresh))
         self.jobs.store([copy for copy in stores if copy.number not in waits])
-        self.holders.settle()
+        self.holders.end_step()
 
     def _replay(self, log: Iterable[Fact]) -> None:
         jobs = self.jobs
@@ -351,7 +351,7 @@ class Mirror:
             else:
                 beside.append(block)
         if good:
-            self.holders.take(name, list(good), list(good.values()))
+            self.holders.acquire(name, list(good), list(good.values()))
         for block in beside:
             self.holders.hold_beside(name, block)
 

@@ -166,7 +166,7 @@ class PageBook(ContentBook):
             if block not in self._blocks:
                 self._violate("I4", f"block {block} is kept in the cache, and is free", block=block)
                 break
-            held, new = self._blocks[block], HeldContent(text, (at + 1) * self._size).settled()
+            held, new = self._blocks[block], HeldContent(text, (at + 1) * self._size).without_text()
             before[block] = held
             if not is_told and (held is None or not held.is_same(new)):
                 is_told = True  # all that stand behind it hold something else, too
@@ -199,7 +199,7 @@ class PageBook(ContentBook):
         self._loose.difference_update(slots)
         for at, slot in enumerate(slots, first):
             if slot in self._slots:
-                held = UNSEEN if text is None else HeldContent(text, (at + 1) * self._size).settled()
+                held = UNSEEN if text is None else HeldContent(text, (at + 1) * self._size).without_text()
                 self._slots.fill(slot, held)
 
     # --- the whole ----------------------------------------------------------------------------------------------------------

@@ -152,14 +152,14 @@ class StateBook(ContentBook):
         if block not in self._blocks:
             self._violate("I4", f"block {block} is kept in the cache, and is free", block=block)
             return
-        held, new = self._blocks[block], state_behind(text, length).settled()
+        held, new = self._blocks[block], state_behind(text, length).without_text()
         if held is None or not held.is_same(new):
             what = f"block {block} is kept as the state behind {length} tokens of a text, and holds " + (
                 "nothing" if held is None else _said(held)
             )
             self._violate("I6" if held is None else "I8", what, block=block)
         # What is wrong stays known as what it is: who goes on from it is named, too.
-        self._blocks[block] = new if held is UNSEEN else None if held is None else held.settled()
+        self._blocks[block] = new if held is UNSEEN else None if held is None else held.without_text()
         self._kept.add(block)
 
     def reloaded(self, blocks: Sequence[int]) -> None:

@@ -60,7 +60,7 @@ class HeldContent(NamedTuple):
         """Its name, if it is known by now."""
         return self.text.name(self.length) if self.known is None and self.text is not None else self.known
 
-    def settled(self) -> HeldContent:
+    def without_text(self) -> HeldContent:
         """The same without the text, which is not kept for its sake; itself where the name is not known yet."""
         name = self.name
         return self if name is None else HeldContent(None, self.length, name)
@@ -120,7 +120,7 @@ class SlotContents:
             self._unnamed[slot] = held
         else:
             self._counts[name] += 1
-            self._held[slot] = held.settled()
+            self._held[slot] = held.without_text()
 
     def drop(self, slot: int) -> None:
         """A slot is free."""

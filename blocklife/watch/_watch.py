@@ -144,7 +144,7 @@ class Watch(PartWatch):
             num_workers=num_workers,
             num_slots=num_slots,
             blocks_per_slot=blocks_per_slot,
-            tell=self._tell,
+            tell=self._report,
             lost=self._lose,
             sample=self.options.sample,
             is_told=self.options.jobs or bool(self.options.record),
@@ -163,22 +163,22 @@ class Watch(PartWatch):
         if self._metrics is not None:
             self._metrics.leave_out(what)
 
-    def settled(self) -> None:
+    def end_step(self) -> None:
         """Call it at the end of each step."""
         self._settled_calls += 1
         if self._metrics is not None and self._settled_calls % _TOLD_EVERY == 0:
-            self._metrics.tell(id(self), self._counted())
+            self._metrics.record(id(self), self._counted())
 
     # --- its life -----------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         if self._metrics is not None:
-            self._metrics.tell(id(self), self._counted())
-            self._metrics.forget(id(self))
+            self._metrics.record(id(self), self._counted())
+            self._metrics.release(id(self))
         for mirror, recording in zip(self.mirrors, self._recordings, strict=False):
             recording.close(whole=not (mirror.is_torn or mirror.ledger.jobs.live or mirror.ledger.blocks.count_held()))
 
-    def _tell(self, found: list[WatchViolation]) -> None:
+    def _report(self, found: list[WatchViolation]) -> None:
         for recording in self._recordings:
             recording.flush()
         self._reporter(found)

@@ -114,7 +114,7 @@ def covered(path: Path, ledger: Ledger) -> str:
     """A report as the plugin writes it."""
     coverage = Coverage()
     coverage.note(ledger._state)
-    coverage.settle()
+    coverage.count()
     path.write_text(json.dumps(coverage.record(), indent=1) + "\n")
     return str(path)
 

@@ -376,10 +376,10 @@ def test_check_counts_pins_beside_the_tables(lines: Lines) -> None:
         return line
 
     for text in told[1:at]:
-        checker.take(1, read(text))
+        checker.read(1, read(text))
     checker.reader.places["block", lines[at]["id"]].holders.append(checker.reader.job(10**6))
     with pytest.raises(IllegalError, match=r"it becomes [A-Z]+ while 1 jobs pin it") as raised:
-        checker.take(1, read(told[at]))
+        checker.read(1, read(told[at]))
 
     assert raised.value.rule == "I1"
 

@@ -295,8 +295,8 @@ def test_coverage_listens_only_while_it_is_asked_to() -> None:
     for ledger in (before, Ledger(LIMITS)):
         ledger.add_request("a")
         ledger.finish("a")
-    coverage.settle()
-    coverage.settle()
+    coverage.count()
+    coverage.count()
 
     assert LedgerData.__init__ is made
     assert coverage.ledgers == 2

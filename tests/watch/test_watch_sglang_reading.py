@@ -251,6 +251,6 @@ def test_reading_takes_along_what_is_ahead_of_it() -> None:
     assert reading.now(there([7]), np.array([8])) == [[7], [8]]
     assert told == [[1, 2], [3], ([4], [], [5, 6])]
     assert Device.waited == 1
-    reading.settle()
+    reading.report()
 
     assert Device.waited == 1

@@ -465,7 +465,7 @@ def test_pool_that_has_less_than_was_counted_is_told_of(free: int, fell: list[st
     stage.attach()
     with pytest.raises(ValueError, match="2"):
         stage.give("a", [1, 2])
-    stage.watch.mirror.tell()
+    stage.watch.mirror.notify()
 
     assert rules(stage.watch) == fell
 

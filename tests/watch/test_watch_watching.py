@@ -216,9 +216,9 @@ def test_metrics_are_named_as_vllm_names_its_own() -> None:
     metrics.violated("I1")
     metrics.violated("I1")
     for steps in (10, 10, 25):
-        metrics.tell(1, dict.fromkeys(COUNTED, steps))
-    metrics.forget(1)
-    metrics.tell(2, dict.fromkeys(COUNTED, 5))
+        metrics.record(1, dict.fromkeys(COUNTED, steps))
+    metrics.release(1)
+    metrics.record(2, dict.fromkeys(COUNTED, 5))
     metrics.leave_out("SWA")
 
     assert all(name.startswith(PREFIX) for name in registry)
@@ -236,7 +236,7 @@ def test_counts_of_a_folder_are_shown_by_whoever_has_it(tmp_path: Path) -> None:
     for _ in range(2):
         metrics = Metrics(WatchCounts(tmp_path, ""))
         metrics.violated("I6")
-        metrics.tell(1, dict.fromkeys(COUNTED, 10))
+        metrics.record(1, dict.fromkeys(COUNTED, 10))
         metrics.leave_out("SWA")
         metrics.leave_out("count of pages")
     (tmp_path / "1.left_out").write_text("SWA\n", encoding="utf-8")

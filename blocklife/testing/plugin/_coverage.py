@@ -74,7 +74,7 @@ class Coverage:
             self._open = [each for each in self._open if each.alive]
         self._open.append(weakref.finalize(state, self._add, taken))
 
-    def settle(self) -> None:
+    def count(self) -> None:
         """Count what the ledgers that still exist have done; each is counted once."""
         for each in self._open:
             each()

@@ -132,7 +132,7 @@ class _Reporter:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Hand over the coverage of this process, or report that of the whole run."""
-        self.coverage.settle()
+        self.coverage.count()
         handed_over = getattr(self.config, "workeroutput", None)
         if handed_over is not None:
             handed_over[_HANDED_OVER] = self.coverage.record()

@@ -70,7 +70,7 @@ class GuardedMemory:
         """Whether a page of this size still fits."""
         return self._start(align) + size + _GUARD_BYTES <= len(self.bytes)
 
-    def take(self, size: int, align: int) -> int:
+    def allocate(self, size: int, align: int) -> int:
         """The address of a new page."""
         start = self._start(align)
         self._owned[start : start + size] = True
@@ -117,7 +117,7 @@ class Trial:
         key = name if isinstance(name, bytes) else self.key(name)
         if not self.areas or not self.areas[-1].has_room(size, align):
             self.join(max(1 << 16, 2 * size))
-        page = Page(key, self.areas[-1].take(size, align), size)
+        page = Page(key, self.areas[-1].allocate(size, align), size)
         self.fill(page, bytes(size))
         return page
 

@@ -402,7 +402,7 @@ class Device:
         """The store below evicts one worker's part of an entry, or loses it."""
         self.workers[worker].below[entry] = None
 
-    def forget_blocks(self) -> None:
+    def reset_blocks(self) -> None:
         """Lose all device memory, as after a sleep. Host memory stays."""
         for worker in self.workers:
             worker.blocks = [None] * len(worker.blocks)

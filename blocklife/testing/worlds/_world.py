@@ -586,7 +586,7 @@ class World:
         elif action.verb == "regain_worker":
             device.regain(action.worker)
         elif action.verb == "wake":
-            device.forget_blocks()
+            device.reset_blocks()
         device.hand_out(step.handed_out, fence=self._fence)
         if step.orders is not None:
             failing: list[tuple[int, int]] = []

@@ -178,7 +178,7 @@ class CopyEars:
     # --- acknowledgements ---------------------------------------------------------------------------------------------------
 
     def _checked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._reading.settle()
+        self._reading.report()
         for queue, out in (("ack_write_queue", self._writes), ("ack_load_queue", self._loads)):
             left = {id(ack) for ack in getattr(self._controller, queue)}
             for each in [each for each in out if id(each.ack) not in left]:
@@ -201,7 +201,7 @@ class CopyEars:
         acks = [each for each in self._loads if each.producer == producer >= 0]
         return [job for each in acks for memory, job in each.jobs if memory.book is book]
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The engine has forgotten all copies."""
         self._queued, self._writes, self._loads = {}, [], []
 

@@ -105,7 +105,7 @@ class Ears:
                 elif mirror.is_behind or mirror.story.found:
                     mirror.catch_up()
             if is_step:
-                self._watch.settled()
+                self._watch.end_step()
 
 
 class OnDevice(Protocol):
@@ -160,7 +160,7 @@ class IndexReading:
             tell(*[next(lists) for _ in own])
         return list(lists)
 
-    def settle(self) -> None:
+    def report(self) -> None:
         """Tell what was not told yet: ahead of what depends on it."""
         if self._ahead:
             self.now()

@@ -176,7 +176,7 @@ class MemoryEars:
         self._reading.later(lambda tokens: held.update(gives(pages(tokens, size))), indices)
 
         def takes_back() -> None:
-            self._reading.settle()
+            self._reading.report()
             still = {*self._taken()[on_host]}
             keeps = book.slots_kept_after_all if on_host else book.kept_after_all
             keeps({place: what for place, what in held.items() if place in still})
@@ -184,7 +184,7 @@ class MemoryEars:
         return takes_back
 
     def _cleared(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._reading.settle()
+        self._reading.report()
         self._book.all_given_back(self._taken()[0])
 
     # --- the host -----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class MemoryEars:
         return self._free([*args, *kwargs.values()][0], self._page, on_host=True)
 
     def _host_cleared(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._reading.settle()
+        self._reading.report()
         self._book.all_slots_given_back(self._taken()[1])
 
 

@@ -165,7 +165,7 @@ class StepEars:
     def _planned(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         batch = batch_of(result)
         turns = [] if batch is None else self._turns(batch)
-        self._reading.settle()
+        self._reading.report()
         self._copies.look()
         load = self._consumes = getattr(batch, "hicache_consumer_index", -1)
         self._waits.planned(load)
@@ -189,7 +189,7 @@ class StepEars:
             self._pages.stands_still([getattr(each, "rid", "") for each in waiting])
 
     def _processed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._reading.settle()
+        self._reading.report()
         # With overlap a result may be processed between the plan of the next step and its launch.
         if self._states is not None:
             book = self._states.memory.book
@@ -216,7 +216,7 @@ class StepEars:
     def _launched(self) -> None:
         load = self._waits.launched()
         if load >= 0:
-            self._reading.settle()
+            self._reading.report()
             self._pages.unwaited(self._copies.waited_for(load, self._pages))
 
     def _unready(self, layer: int) -> None:
@@ -228,7 +228,7 @@ class StepEars:
         """The engine is past the launch of what was planned, with whatever was cleared and copied on the way."""
         step, self._planned_states = self._planned_states, None
         if step is not None and self._states is not None:
-            self._reading.settle()
+            self._reading.report()
             has_waited = self._waits.has_waited(step.load, self._states.layers)
             self._states.memory.book.launched(step.turns, step.jobs if has_waited else ())
 

@@ -53,7 +53,7 @@ class LockCount:
             self._held[node] = left
         return left >= 0 or self._is_late
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget all locks."""
         self._held, self._is_late = {}, False
 
@@ -112,8 +112,8 @@ class CoreEars:
         return None
 
     def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._locks.forget()
-        self._host_locks.forget()
+        self._locks.reset()
+        self._host_locks.reset()
 
 
 def _is_left_out(receipt: object) -> bool:
@@ -173,7 +173,7 @@ class TreeEars:
 
         def takes_back() -> None:
             self._inserted_text = None
-            self._reading.settle()
+            self._reading.report()
             self._book.not_cached(before)
 
         self._reading.later(told, value)
@@ -196,8 +196,8 @@ class TreeEars:
         self._reading.later(told, value)
 
     def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._reading.settle()
-        self._copies.forget()
+        self._reading.report()
+        self._copies.reset()
         self._book.reset()
         if self._states is not None:
             self._states.reset()

@@ -64,7 +64,7 @@ class ConnectorHooks:
             self._within.discard(name)
             if isinstance(found, tuple) and isinstance(tokens := found[0], int) and tokens > 0:
                 self._mirror.minded(lambda: self._ask_promise(name, request, computed, computed + tokens))
-                self._mirror.tell()
+                self._mirror.notify()
                 if not found[1]:
                     self._within.add(name)
             return found

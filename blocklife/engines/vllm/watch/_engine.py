@@ -53,7 +53,7 @@ class EngineHooks:
         self.calls = CallsThrough()
         for name in _MAY_FALL:
             self.calls.add(engine, name, self._call)
-        self.calls.add(engine, "update_from_output", self._settled)
+        self.calls.add(engine, "update_from_output", self._processed)
 
     # --- hooked calls -------------------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class EngineHooks:
             self._catch_up()
             raise
 
-    def _settled(self, original: Original, *args: object, **kwargs: object) -> object:
+    def _processed(self, original: Original, *args: object, **kwargs: object) -> object:
         """The engine has processed the output of a step."""
         result = self._call(original, *args, **kwargs)
         output = args[0] if args else kwargs.get("scheduler_output")
@@ -103,7 +103,7 @@ class EngineHooks:
             mirror.story.violate("I4", what, block=blocks[0], request=None if name == CONNECTOR else name)
             mirror.holders.drop_all(blocks)
         self._look_for_held_slots(mirror)
-        mirror.tell()
+        mirror.notify()
 
     def _look_for_held_slots(self, mirror: Mirror) -> None:
         """No step will follow, and nothing is in flight: every slot must be available again, exactly once."""
@@ -158,7 +158,7 @@ class EngineHooks:
             if holding or (mirror.hears_all and getattr(self._engine, "ec_connector", None) is None):
                 what = f"for {NUM_STILL} steps nothing was computed or in flight, and {_who_waits(requests, holding)}"
                 mirror.story.violate("I12", what, request=next(iter(holding or requests)))
-                mirror.tell()
+                mirror.notify()
 
     def _look_for_circle(self, mirror: Mirror, waiting: int) -> None:
         """No request runs: whatever is stored now was computed by finished requests.
@@ -178,7 +178,7 @@ class EngineHooks:
                 since = f"anything was computed, and {waiting} requests wait" if waiting else "the last request has finished"
                 what = f"job {number} stores block {again[0]} a second time since {since}: this never ends"
                 mirror.story.violate("I12", what, block=again[0], job=number)
-        mirror.tell()
+        mirror.notify()
 
     def _look_for_promotions(self, mirror: Mirror, waiting: int) -> None:
         """All requests wait: what is promoted again and again is never read."""
@@ -187,7 +187,7 @@ class EngineHooks:
         if circle := mirror.below.circles():
             self._is_circling = True
             mirror.story.violate("I12", f"for {NUM_STILL} steps {waiting} requests wait, and content {circle}")
-            mirror.tell()
+            mirror.notify()
 
 
 def _look_behind(mirror: Mirror) -> bool:
@@ -195,12 +195,12 @@ def _look_behind(mirror: Mirror) -> bool:
     mirror.catch_up()
     if below := _below(mirror):
         mirror.story.violate("I5", f"no step will follow, and {below[0].name} is still out", request=below[0].request)
-        mirror.tell()
+        mirror.notify()
     if left := mirror.jobs.left_behind():
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         mirror.story.violate("I5", f"no step will follow, but job {left[0]}{more} is still in flight", job=left[0])
         mirror.jobs.give_up(left)
-        mirror.tell()
+        mirror.notify()
     return bool(left)
 
 
@@ -263,12 +263,12 @@ class TablesHooks:
             progress.advance(output)
             progress.leave()
             for what, request in progress.odd:
-                self._tell("I6", what, request)
+                self._report("I6", what, request)
             names.settle(scheduled, progress.reach)
             self._ask_tables(output)
             self._ask_free()
             for mirror in self._mirrors:
-                mirror.tell()
+                mirror.notify()
         return output
 
     # --- tables -------------------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class TablesHooks:
                 what = (
                     f"workers are told that {name} has {named} at position {start + odd} of group {group}, where {here} stands"
                 )
-                self._tell("I8", what, name)
+                self._report("I8", what, name)
 
     def _ask_content(self, name: str, computed: int) -> None:
         """Check that a new or resumed request has the content that counts as computed, as far as it will be read."""
@@ -326,7 +326,7 @@ class TablesHooks:
             at, block = next((at, block) for at, block in enumerate(ids, first) if not block or block in given)
             why = f"there is block {block}, which this step has handed out and no load fills" if block else "there is no block"
             what = f"{name} counts {computed} tokens as computed, and at position {at} of group {group} {why}"
-            self._tell("I6", what, name, block or None)
+            self._report("I6", what, name, block or None)
 
     # --- counts -------------------------------------------------------------------------------------------------------------
 
@@ -339,9 +339,9 @@ class TablesHooks:
         if more > 0 and more != self._odd_free:
             held, blocks = len(mirror.holders.where), self._num_blocks - 1
             what = f"{self._num_free()} blocks count as free, although {held} of {blocks} are held: {more} too many"
-            self._tell("I4", what, None)
+            self._report("I4", what, None)
         self._odd_free = max(0, more)
 
-    def _tell(self, rule: str, what: str, request: str | None, block: int | None = None) -> None:
+    def _report(self, rule: str, what: str, request: str | None, block: int | None = None) -> None:
         for mirror in self._mirrors:
             mirror.story.violate(rule, what, block=block, request=request)

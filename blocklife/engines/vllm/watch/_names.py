@@ -83,10 +83,10 @@ class PoolNames:
         number = block.block_id
         if not self._is_called(block, wanted):
             what = f"block {number} of {name}, position {position}, gets a name that is not that of its position"
-            self._tell("I8", what, number, name)
+            self._report("I8", what, number, name)
         if there is not block:
             what = f"block {number} gets the name of position {position} of {name}, where block {there.block_id} stands"
-            self._tell("I8", what, number, name)
+            self._report("I8", what, number, name)
 
     def _ask_end(self, request: object, name: str, end: int, block: int) -> None:
         """Check that content that gets a name is computed, or will be by the end of the step."""
@@ -96,7 +96,7 @@ class PoolNames:
             return
         computed = getattr(request, "num_computed_tokens", None)
         if isinstance(computed, int) and end > computed:
-            self._tell("I6", _early(name, end, computed), block, name)
+            self._report("I6", _early(name, end, computed), block, name)
 
     def begin(self) -> None:
         """The scheduler begins a plan: content that the plan computes may get its name already."""
@@ -108,7 +108,7 @@ class PoolNames:
         self._is_planning = False
         for name, end in self._ends.items():
             if name in scheduled and end > reach.get(name, end):
-                self._tell("I6", _early(name, end, reach[name]), None, name)
+                self._report("I6", _early(name, end, reach[name]), None, name)
 
     # --- blocks that are hit ------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class PoolNames:
             wanted = bytes(hashes[position]) + ending
             if not self._is_called(blocks[number], wanted):
                 what = f"block {number} is a hit of {name} at position {position}, but has another name"
-                self._tell("I6", what, number, name)
+                self._report("I6", what, number, name)
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class PoolNames:
         others = getattr(self._pool, "cached_block_hashes_by_block", {})
         return wanted in others.get(block.block_id, ())
 
-    def _tell(self, rule: str, what: str, block: int | None, request: str) -> None:
+    def _report(self, rule: str, what: str, block: int | None, request: str) -> None:
         for mirror in self._mirrors:
             mirror.story.violate(rule, what, block=block, request=request)
 
@@ -176,7 +176,7 @@ class RequestHashes:
     def _added(self, original: Original, *args: object, **kwargs: object) -> object:
         self.ask(args[0] if args else kwargs.get("request"))
         for mirror in self._mirrors:
-            mirror.tell()
+            mirror.notify()
         return original(*args, **kwargs)
 
     def ask(self, request: object) -> None:
@@ -211,11 +211,11 @@ class RequestHashes:
                 known = young[each] = old.get(each, content)
                 owners[known] = old_owners.get(known, name)
             if known != content:
-                self._tell(name, (start + at + 1) * self._unit, owners[known])
+                self._report(name, (start + at + 1) * self._unit, owners[known])
                 content = known
         return content
 
-    def _tell(self, name: str, end: int, owner: str) -> None:
+    def _report(self, name: str, end: int, owner: str) -> None:
         what = f"{name} up to token {end} gets a hash that {owner} has had for another content"
         for mirror in self._mirrors:
             compared = "(tokens, salt, adapter and other inputs are compared)"

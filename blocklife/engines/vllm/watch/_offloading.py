@@ -109,10 +109,10 @@ class OffloadingHooks(ConnectorHooks):
         self._mirror.step(
             stores=copies, loads=brought, waits=waits, computes=self.computes(output), missing=self._missing(brought)
         )
-        self._tell_odd(stores.keys() | loads.keys())
+        self._report_odd(stores.keys() | loads.keys())
         return meta
 
-    def _tell_odd(self, named: Collection[int]) -> None:
+    def _report_odd(self, named: Collection[int]) -> None:
         """Report what is wrong with the jobs of a step, except for their blocks."""
         odd, self._odd = self._odd, []
         for rule, what, request, number in odd:
@@ -122,7 +122,7 @@ class OffloadingHooks(ConnectorHooks):
             if number in getattr(self._scheduler, "_jobs", {}) and number not in named:
                 what = f"job {number} was made, but not sent to the workers"
                 self._mirror.story.violate("I5", what, job=number)
-        self._mirror.tell()
+        self._mirror.notify()
 
     def _hear(self, output: object) -> None:
         meta = getattr(output, "kv_connector_worker_meta", None)
@@ -143,7 +143,7 @@ class OffloadingHooks(ConnectorHooks):
         for name, job in forgotten:
             what = f"a reset has forgotten job {job}, but request {name} waits for it for ever"
             self._mirror.story.violate("I10", what, request=name, job=job)
-        self._mirror.tell()
+        self._mirror.notify()
         return result
 
     def _num_held(self) -> int | None:
@@ -326,7 +326,7 @@ class OffloadingHooks(ConnectorHooks):
                 self._sizes(seen.get("block_ids"), seen.get("group_sizes"))
             if isinstance(request := seen.get("req_id"), str):
                 self._tenancies(request, seen.get("num_offloadable_tokens"))
-        self._mirror.tell()
+        self._mirror.notify()
 
     def _sizes(self, blocks: object, sizes: object) -> None:
         """Check whether the engine was making a job whose sizes do not add up."""

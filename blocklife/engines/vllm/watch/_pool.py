@@ -94,7 +94,7 @@ class PoolHooks:
                 named[each.block_id] = named.get(each.block_id, 0) + 1
         for mirror in self._mirrors:
             mirror.catch_up()
-            mirror.holders.settle()
+            mirror.holders.end_step()
 
     def _numbers(self, table: Sequence[BlockLike]) -> list[int]:
         """The ids of a table, with 0 for blocks that are not followed."""
@@ -127,7 +127,7 @@ class PoolHooks:
 
     def _gave(self, own: list[BlockLike], given: list[BlockLike]) -> None:
         if odd := self._book.given(own):
-            self._tell_odd(odd)
+            self._report_odd(odd)
             own = [block for block in own if 0 < block.block_id < self._num_blocks]
         if ids := [block.block_id for block in own]:
             self._did("handed out", ids, given)
@@ -147,7 +147,7 @@ class PoolHooks:
         own = self._own(hits)
         result = original(blocks, *args, **kwargs)
         if own:
-            self._tell_odd(self._book.held(own))
+            self._report_odd(self._book.held(own))
             self._did("taken", [block.block_id for block in own], hits)
         return result
 
@@ -156,7 +156,7 @@ class PoolHooks:
         result = original(blocks, *rest, **kwargs)
         if own := self._own(blocks):
             if odd := self._book.freed(own):
-                self._tell_odd(odd)
+                self._report_odd(odd)
             ids, left = [block.block_id for block in own], [block.ref_cnt for block in own]
             if self._request is not None:
                 self._done.append(("freed", ids, blocks, left))
@@ -184,9 +184,9 @@ class PoolHooks:
             if what == "handed out":
                 self.given.append((name_of(self._request), ids))
         else:
-            self._tell(CONNECTOR, what, ids, blocks)
+            self._report(CONNECTOR, what, ids, blocks)
 
-    def _tell_odd(self, odd: Sequence[Odd]) -> None:
+    def _report_odd(self, odd: Sequence[Odd]) -> None:
         """Report contradictions in the pool's own records."""
         for block, what in odd:
             for mirror in self._mirrors:
@@ -216,7 +216,7 @@ class PoolHooks:
             finally:
                 hooks._request = None
                 if hooks._done:
-                    hooks._tell_all(request, whole=False)
+                    hooks._report_all(request, whole=False)
                     hooks._ask_windows(request, kwargs)
 
         return through
@@ -232,16 +232,16 @@ class PoolHooks:
         finally:
             self._request = None
             if self._done:
-                self._tell_all(name, whole=True)
+                self._report_all(name, whole=True)
             for mirror in self._mirrors:
                 mirror.gone(name)
 
-    def _tell_all(self, request: object, *, whole: bool) -> None:
+    def _report_all(self, request: object, *, whole: bool) -> None:
         done, self._done = self._done, []
         for what, ids, blocks, left in done:
-            self._tell(request, what, ids, blocks, left, whole=whole)
+            self._report(request, what, ids, blocks, left, whole=whole)
 
-    def _tell(
+    def _report(
         self,
         request: object,
         what: str,
@@ -391,21 +391,21 @@ class SlotsHooks:
     def _give(self, original: Original, *args: object, **kwargs: object) -> object:
         given = original(*args, **kwargs)
         if isinstance(given, list):
-            self._tell_all(self._book.given(given))
+            self._report_all(self._book.given(given))
         return given
 
     def _touch(self, original: Original, blocks: Iterable[BlockLike], *args: object, **kwargs: object) -> object:
         hit = list(blocks)
         result = original(hit, *args, **kwargs)
-        self._tell_all(self._book.held([block for block in hit if block.block_id]))
+        self._report_all(self._book.held([block for block in hit if block.block_id]))
         return result
 
     def _free(self, original: Original, blocks: Iterable[BlockLike], *args: object, **kwargs: object) -> object:
         freed = list(blocks)
         result = original(freed, *args, **kwargs)
-        self._tell_all(self._book.freed([block for block in freed if block.block_id]))
+        self._report_all(self._book.freed([block for block in freed if block.block_id]))
         return result
 
-    def _tell_all(self, odd: Sequence[Odd]) -> None:
+    def _report_all(self, odd: Sequence[Odd]) -> None:
         for slot, what in odd:
             self._tell(f"slot {slot} of the host {what}")

@@ -76,7 +76,7 @@ class SimpleHooks(ConnectorHooks):
         for copy in stores:
             for what in self._unnamed(meta, copy):
                 self._mirror.story.violate("I8", f"job {copy.number} stores {what}", job=copy.number)
-        self._mirror.tell()
+        self._mirror.notify()
         return meta
 
     def _unnamed(self, meta: object, copy: EngineCopy) -> list[str]:

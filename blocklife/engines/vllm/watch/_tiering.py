@@ -182,7 +182,7 @@ class TieringHooks:
         later, self._later = self._later, []
         for fact, of in later:
             fact(*of)
-        self._mirror.tell()
+        self._mirror.notify()
 
     # --- slots --------------------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def _follow(watch: Watch, scheduler: object, parts: Parts) -> None:
         for calls in _connector_hooks(mirror, each, progress).all_calls:
             watch.listen(calls)
     if parts.engine is not None:
-        watch.listen(EngineHooks(parts.engine, mirrors, watch.settled).calls)
+        watch.listen(EngineHooks(parts.engine, mirrors, watch.end_step).calls)
 
 
 @frozen(eq=False)

@@ -81,7 +81,7 @@ class WorkerWatch(PartWatch):
         for number, share in list(self.shares.items()) if launches else ():
             if share.life.state is Job.PLANNED and share.step < self.steps - 1:
                 self._violate("I5", f"job {number} was named at step {share.step}, but was never launched", number)
-                self.forget(number)
+                self.release(number)
 
     def planned(self, number: int, *, is_store: bool, request: str | None, places: Places = None) -> None:
         """The metadata of a step names a job. A job that is known and not over is left as it is."""
@@ -121,7 +121,7 @@ class WorkerWatch(PartWatch):
             share.life.finish(outstanding=0, ok=ok)
             if self._tells:
                 self._untold[number] = share
-            self.forget(number)
+            self.release(number)
         elif self._ended.get(number):
             self._ended[number] = False
         elif number in self._ended:
@@ -135,7 +135,7 @@ class WorkerWatch(PartWatch):
         if share is not None:
             state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
             self._violate("I6", f"job {number} is reported to the scheduler, but {state}", number)
-            self.forget(number)
+            self.release(number)
 
     def told_all(self, numbers: Iterable[int]) -> None:
         """The worker reports the end of these jobs to the scheduler: every landed job must be among them."""
@@ -153,7 +153,7 @@ class WorkerWatch(PartWatch):
             if not share.is_store and share.request in wanted:
                 self.told(number)
 
-    def forget(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """A job is over."""
         self._ended[number] = self.shares.pop(number).life.state in _RUNS
         if len(self._ended) > NUM_ENDED:
@@ -167,7 +167,7 @@ class WorkerWatch(PartWatch):
                 state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
                 self._violate(rule, f"{why}, but job {number} {state}", number)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Report the violations found."""
         if self._found:
             found, self._found = self._found, []
@@ -206,7 +206,7 @@ class WorkerHooks:
             result = original(*args, **kwargs)
             if after is not None:
                 after(result, *args, **kwargs)
-            self._watch.tell()
+            self._watch.notify()
             return result
 
         self._calls.add(self._worker, name, through)
@@ -366,7 +366,7 @@ class SimpleWorkerHooks(WorkerHooks):
                 share.is_waited = True  # it waits on the device for the computation of the step
             self._watch.submitted(number, is_store=is_store, places=_both(*args[:2]))
         result = original(*args, **kwargs)
-        self._watch.tell()
+        self._watch.notify()
         return result
 
     def _preempted(self, result: object, meta: object, *_: object, **__: object) -> None:
@@ -385,7 +385,7 @@ class SimpleWorkerHooks(WorkerHooks):
             self._watch.told_all(2 * event for event in events)
         loaded: int = getattr(self._worker, "_load_hwm", -1)
         for number in [each for each in self._watch.shares if each % 2 and each // 2 <= loaded]:
-            self._watch.forget(number)
+            self._watch.release(number)
 
     def _finished(self, result: object, *_: object, **__: object) -> None:
         if isinstance(stored := getattr(self._worker, "_store_hwm", None), int) and self._calls_below:
