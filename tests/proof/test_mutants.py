@@ -76,7 +76,7 @@ def test_mutants_cover_the_steps_of_an_end() -> None:
 @pytest.mark.parametrize(
     ("text", "before", "after"),
     [
-        (".unpin without taking out of pinned", "self._state.pinned.pop(name, None)", "self._state.pinned.get(name, None)"),
+        (".unpin without taking out of pinned", "self.pinned.pop(name, None)", "self.pinned.get(name, None)"),
         ("without taking out of _exposed", "self._exposed.pop(number)", "self._exposed[number]"),
         ("without taking out of turns", "self.turns.pop(0)", "self.turns[0]"),
     ],
