@@ -69,7 +69,7 @@ BY_THE_ENGINE_NEVER = frozenset(
         "lookup DEFERRED --defer--> DEFERRED",
         "lookup FOUND --defer--> DEFERRED",
         "lookup FOUND --find--> FOUND",
-        "lookup FOUND --forget--> UNASKED",
+        "lookup FOUND --clear--> UNASKED",
         "ending STAYS --finish [computes]--> FINISHING",
         "ending FINISHING --finish [computes]--> FINISHING",
         "ending FINISHING --abort [computes]--> ABORTING",
