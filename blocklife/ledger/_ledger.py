@@ -616,7 +616,7 @@ class Ledger(edge.NotCopied):
         Deadlines are stored relative to *now*, or to the time in *names*. Statistics and the journal are not included.
         """
         edge.moment(now, "now")
-        return take(self._state, own_names(self, now=now) if names is None else edge.member(names, Names, "names"))
+        return take(self._state, own_names(self._state, now=now) if names is None else edge.member(names, Names, "names"))
 
     @anew
     def restore(self, saved: Snapshot, now: float = 0.0) -> None:

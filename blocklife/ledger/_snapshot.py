@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from attrs import define
 
@@ -28,9 +28,6 @@ from blocklife.ledger.jobs import DIRECTIONS
 from blocklife.ledger.records import Direction
 from blocklife.ledger.views import free_order
 from blocklife.states import BLANK, TERMINAL, BlockLife, Job, JobLife, Slot, SlotLife, Trait, states_with
-
-if TYPE_CHECKING:
-    from blocklife.ledger._ledger import Ledger
 
 ValueT = TypeVar("ValueT")
 
@@ -163,9 +160,9 @@ class _Unchanged(dict[int, int]):
         return life
 
 
-def own_names(ledger: Ledger, now: float = 0.0) -> Names:
+def own_names(data: LedgerData, now: float = 0.0) -> Names:
     """Every name as it is; deadlines count from *now*."""
-    core = ledger._state.core
+    core = data.core
     return Names(
         blocks=range(core.blocks.size),
         slots=range(core.slots.size),
@@ -179,7 +176,7 @@ def own_names(ledger: Ledger, now: float = 0.0) -> Names:
 
 
 def canonical_names(
-    ledger: Ledger, *, lives: Iterable[int] = (), jobs: Iterable[int] = (), now: float = 0.0, places_per_slot: int = 1
+    data: LedgerData, *, lives: Iterable[int] = (), jobs: Iterable[int] = (), now: float = 0.0, places_per_slot: int = 1
 ) -> Names:
     """Names by role alone, so that two ledgers that differ only in names get equal snapshots.
 
@@ -187,12 +184,12 @@ def canonical_names(
     content, then of the empty ones; epochs by how many older lives of the block somebody still names; jobs by age, those that
     are over only from the oldest on that *jobs* names. *lives* are those that somebody outside the ledger remembers.
     """
-    data = ledger._state
     core = data.core
     known, oldest = data.known(), core.jobs.last_number + 1
+    out = {job.number for job in known if job.code not in _OVER}
     for number in jobs:
         # who remembers a job that is over remembers those that came after it: one of them may have had its places since
-        if number < oldest and not ledger.jobs.is_out(number):
+        if number < oldest and number not in out:
             oldest = number
     named: list[int] = []
     of_jobs: list[int] = []
@@ -201,11 +198,11 @@ def canonical_names(
         for own in _tables(core, row):
             named += own
     for job in known:
-        if job.code not in _OVER or job.number >= oldest:
+        if job.number in out or job.number >= oldest:
             numbers[job.number] = len(numbers) + 1
             named += job.lives
             of_jobs += job.slots
-    free, empty = ledger.blocks.free_order(), ledger.slots.next_empty(core.slots.size)
+    free, empty = free_order(core), listed(core.slots.following, core.slots.size, core.slots.size)
     new_blocks = _by_rank((NULL, *[life & ID_MASK for life in named], *free), core.blocks.size)
     named += lives
     epochs, new_lives = _new_epochs(core, named, new_blocks)

@@ -6,7 +6,8 @@ __getattr__, __dir__, __all__ = door(
     __name__,
     {
         "_fake_device": "FakeDevice FakeEvent FakeStream StuckError",
-        "exploring._explore": "Bounds Broken Counterexample Exploration Kind Model Property Verdict explore",
+        "exploring._explore": "Bounds Counterexample Exploration Verdict explore",
+        "exploring._model": "Broken Kind Model Property",
         "exploring._story": "Story retell tell",
         "exploring._walk": "Walked walk",
         "plugin._hooks": "MakeLedger MakeVisit",

@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 
-from blocklife.testing.exploring._explore import Exploration, Property, Verdict, explore
+from blocklife.testing.exploring._explore import Exploration, Verdict, explore
+from blocklife.testing.exploring._model import Property
 from blocklife.testing.exploring._processes import usable_processors
 from blocklife.testing.worlds._format import make_world
 from blocklife.testing.worlds._pinned import pinned_world

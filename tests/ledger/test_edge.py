@@ -370,7 +370,7 @@ OWN: Mapping[str, Callable[[Scene], Call]] = {
     "unpin": lambda at: {"holder": "me", "slots": [0]},
     "lose": lambda at: {"worker": 0},
     "reset": lambda at: {"drain": False, "device": True, "host": True},
-    "snapshot": lambda at: {"names": own_names(at.ledger), "now": 0.0},
+    "snapshot": lambda at: {"names": own_names(at.ledger._state), "now": 0.0},
     "restore": lambda at: {"saved": at.ledger.snapshot(), "now": 0.0},
     **{verb: of_event(verb, machine) for verb, machine in PLAIN.items()},
 }

@@ -134,7 +134,7 @@ ledger = Ledger(Limits(num_blocks=4, num_slots=1))
 ledger.wipe([1, 2])
 assert (ledger.blocks.free, ledger.blocks.free_order()) == (3, [1, 2, 3])
 assert ledger.blocks.count_busy() == 0 and ledger.blocks.has_room(3) and check(ledger) == []
-saved = ledger.snapshot(canonical_names(ledger))
+saved = ledger.snapshot(canonical_names(ledger._state))
 ledger.restore(saved)
 assert ledger.blocks.free == 3 and ledger.snapshot() == saved and ledger.statistics().blocks["WIPED"] == 2
 try:

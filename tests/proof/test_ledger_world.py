@@ -22,7 +22,8 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Ledger
 from blocklife.ledger._checks import Checks
 from blocklife.states import MACHINES, Slot, SlotLife
-from blocklife.testing.exploring._explore import Bounds, Exploration, Kind, Property, Verdict, explore
+from blocklife.testing.exploring._explore import Bounds, Exploration, Verdict, explore
+from blocklife.testing.exploring._model import Kind, Property
 from tests.planting import planted
 from tests.proof.ledger_world.settings import LedgerSettings
 from tests.proof.ledger_world.verbs import LedgerAction

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pytest
 from attrs import define, field
 
-from blocklife.testing.exploring._explore import Bounds, Broken, Kind, Property, Verdict, explore
+from blocklife.testing.exploring._explore import Bounds, Verdict, explore
+from blocklife.testing.exploring._model import Broken, Kind, Property
 
 
 @define(eq=False)

@@ -19,7 +19,8 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Plan
 from blocklife.offload import LastStep, Mode, OffloadScheduler
 from blocklife.offload._admissions import Admissions
-from blocklife.testing.exploring._explore import Bounds, Counterexample, Kind, explore
+from blocklife.testing.exploring._explore import Bounds, Counterexample, explore
+from blocklife.testing.exploring._model import Kind
 from blocklife.testing.exploring._story import Story, retell, tell
 from blocklife.testing.exploring._story_forms import diagram, program, replayed, scenario_text
 from blocklife.testing.scenarios._running import Outcome, parse_scenario, run_scenario

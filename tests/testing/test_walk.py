@@ -25,7 +25,7 @@ from blocklife.offload import _stores as stores_module
 from blocklife.offload._endings import Endings
 from blocklife.offload._lookup import Found, common_length
 from blocklife.offload._stores import StoreLine
-from blocklife.testing.exploring._explore import Broken
+from blocklife.testing.exploring._model import Broken
 from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry, only_used, shrink, walk
 from blocklife.testing.worlds import _world as world_module
 from blocklife.testing.worlds._actions import CLOSING, NEW_SPACE

@@ -20,7 +20,8 @@ from blocklife.offload import LastStep, Mode
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
-from blocklife.testing.exploring._explore import Bounds, Broken, Kind, Verdict, explore
+from blocklife.testing.exploring._explore import Bounds, Verdict, explore
+from blocklife.testing.exploring._model import Broken, Kind
 from blocklife.testing.worlds import _cross_checks as cross_checks
 from blocklife.testing.worlds._actions import FAULT_DOCS, Acts, faults_with
 from blocklife.testing.worlds._cross_checks import LAST_STEP, LAWFUL, RULES, TOLD, CoreValue

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeAlias, TypeGu
 from attrs import define, field, frozen
 
 from blocklife.errors import CapacityError
-from blocklife.testing.exploring._explore import ActionT, Broken, Model, StateT, Steps, steps_of
+from blocklife.testing.exploring._model import ActionT, Broken, Model, StateT, Steps, steps_of
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess  # missing on systems that cannot fork

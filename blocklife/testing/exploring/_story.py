@@ -22,7 +22,8 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Direction, LedgerTransition
 from blocklife.ledger._ids import ID_MASK
 from blocklife.states import MACHINES
-from blocklife.testing.exploring._explore import Broken, Counterexample
+from blocklife.testing.exploring._explore import Counterexample
+from blocklife.testing.exploring._model import Broken
 from blocklife.testing.worlds._actions import ACTIONS, OF_ENTRIES, Action
 from blocklife.testing.worlds._cross_checks import CoreValue
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Landing, Orders, Pass

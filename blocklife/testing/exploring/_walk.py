@@ -26,7 +26,8 @@ from attrs import define, evolve, field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload import LastStep
-from blocklife.testing.exploring._explore import Broken, Counterexample, Kind, Property
+from blocklife.testing.exploring._explore import Counterexample
+from blocklife.testing.exploring._model import Broken, Kind, Property
 from blocklife.testing.exploring._story import Story, tell
 from blocklife.testing.worlds._actions import ACTIONS, FAULT_DOCS, NEW_SPACE, SPENDS, Action, Acts, Faults, faults_with
 from blocklife.testing.worlds._engine import USUAL, Settings

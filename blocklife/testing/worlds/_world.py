@@ -33,7 +33,7 @@ from blocklife.lifecycle import Row
 from blocklife.offload import Demote
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.states import ADMITTED, Request
-from blocklife.testing.exploring._explore import Broken, Kind, Property
+from blocklife.testing.exploring._model import Broken, Kind, Property
 from blocklife.testing.worlds._actions import CLOSING, FAULT_DOCS, NEW_SPACE, SPENDS, Acts, verbs_with
 from blocklife.testing.worlds._actions import Action as Action
 from blocklife.testing.worlds._actions import Faults as Faults

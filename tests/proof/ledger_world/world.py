@@ -25,7 +25,7 @@ from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Snapshot
 from blocklife.ledger.invariants import check
 from blocklife.states import KEYED, LOAD_READS, MACHINES, OUT, Block, Slot, Trait, blocks_touched, slots_touched, states_with
-from blocklife.testing.exploring._explore import Broken, Kind, Property
+from blocklife.testing.exploring._model import Broken, Kind, Property
 from blocklife.testing.worlds._device import (
     CopyOrder,
     Device,

@@ -24,7 +24,8 @@ from attrs import frozen
 from blocklife.errors import MisuseError
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
-from blocklife.testing.exploring._explore import ActionT, Bounds, Exploration, Verdict, explore
+from blocklife.testing.exploring._explore import Bounds, Exploration, Verdict, explore
+from blocklife.testing.exploring._model import ActionT
 from blocklife.testing.worlds._pinned import WORLDS
 from blocklife.testing.worlds._world import World, WorldSettings
 from tests.proof.ledger_world.settings import LedgerSettings
