@@ -18,7 +18,7 @@ cdef class RowVerbs:
     cdef public Core _core
     cdef public Journal _calls
     cdef public Checks _check
-    cdef public object _data, _incarnation, _refusals, _planning
+    cdef public object data, _incarnation, _refusals, _planning
 
     cpdef leave_spans(self, TokenProgress progress, EntrySpans spans)
     cpdef grow(self, TokenProgress progress, EntrySpans spans)

@@ -37,7 +37,9 @@ class RowVerbs:
     def __init__(self, data: LedgerData, check: Checks, planning: Planning) -> None:
         self._core, self._check, self._incarnation = data.core, check, data.incarnation
         self._refusals, self._planning = data.refusals, planning
-        self._data, self._calls = data, data.journal
+        self._calls = data.journal
+        self.data = data
+        """What snapshots of the ledger are made of, and their names."""
 
     def home(self, name: str) -> tuple[int, int]:
         """The row of a request in the ledger, and which of those that had it it is (`Requests.came`)."""
@@ -115,10 +117,10 @@ class RowVerbs:
 
     def dispatch(self, now: float) -> Plan:
         """Submit what can be submitted, and return the plan of this step (`Ledger.dispatch`)."""
-        most = self._data.limits.max_plans
+        most = self.data.limits.max_plans
         if len(self._core.waiting) >= most:
             raise CapacityError(f"all {most} plans are out; settle one first (max_plans)")
-        plan = plan_of(self._data, plans.dispatch(self._core, now))
+        plan = plan_of(self.data, plans.dispatch(self._core, now))
         end(self._calls)
         return plan
 

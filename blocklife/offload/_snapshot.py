@@ -135,10 +135,10 @@ class SavedScheduler(NamedTuple):
 def names_of(core: SchedulerState, jobs: Iterable[int] = (), now: float = 0.0, *, canonical: bool) -> Names:
     """Names for everything that ledger and scheduler refer to: canonical ones, or their own."""
     if not canonical:
-        return own_names(core.ledger._state, now)
+        return own_names(core.rows.data, now)
     remembered = (*jobs, *core.stores._made, *core.stores._exposed, *(core.below._jobs if core.below is not None else ()))
     size = core.geometry.blocks_per_chunk
-    return canonical_names(core.ledger._state, lives=_remembered(core), jobs=remembered, now=now, places_per_slot=size)
+    return canonical_names(core.rows.data, lives=_remembered(core), jobs=remembered, now=now, places_per_slot=size)
 
 
 def _waits(core: SchedulerState, tracked: Tracked) -> bool:

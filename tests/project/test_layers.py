@@ -207,14 +207,6 @@ def test_a_second_class_of_one_name_is_found(tmp_path: Path) -> None:
     assert names_shared(tmp_path) == {"Kind": ["a.py", "b/c.py"]}
 
 
-CIRCLES = {
-    "ledger": "a snapshot is taken of a ledger, and a ledger can be restored from one: one of the two is named as a type only",
-    "lifecycle": "edges and machines are bound to each other by their descriptors; one of the two is named as a type only",
-    "testing/exploring": "the explorer hands large worlds to processes that explore; they are named as a type only",
-}
-"""Rooms in which files may know each other, and why."""
-
-
 def circles(package: Path) -> list[set[str]]:
     """Files of a package that know each other, directly or around other files; types count, and imports in functions do not."""
     names = {path.relative_to(package).with_suffix("").as_posix(): path for path in sorted(package.rglob("*.py"))}
@@ -237,12 +229,17 @@ def circles(package: Path) -> list[set[str]]:
     ]
 
 
-def test_files_know_each_other_only_where_it_is_said() -> None:
+def test_no_two_files_know_each_other() -> None:
     """Of two files that explain each other neither can be read first."""
-    rooms = {name.rpartition("/")[0] for circle in circles(PACKAGE) for name in circle}
+    assert circles(PACKAGE) == []
 
-    assert rooms <= CIRCLES.keys()
-    assert "testing/exploring" in rooms
+
+def test_a_circle_of_files_is_found(tmp_path: Path) -> None:
+    """Also one around another file, and one of which a part is named as a type only."""
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from blocklife.a import A\n"
+    plant(tmp_path, {"a.py": "from blocklife.b import B\n", "b.py": "from blocklife.c import C\n", "c.py": typed})
+
+    assert circles(tmp_path) == [{"a", "b", "c"}] * 3
 
 
 def test_layers_hold() -> None:
