@@ -174,7 +174,7 @@ class Executor:
 
     def _share(self, transfer: Transfer | TierTransfer) -> _WorkerShare:
         life = JobLife()
-        life.notify(self._hooks, transfer.job.number, transfer=transfer)
+        life.report_to(self._hooks, transfer.job.number, transfer=transfer)
         return _WorkerShare(transfer, life)
 
     def _submit(self, share: _WorkerShare) -> None:

@@ -180,7 +180,7 @@ class Lifecycle(Generic[StateT_co]):
             self._hooks = Hooks({self.table.name: self.table})
         return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
-    def notify(self, hooks: Hooks[Transition], place: int, **context: object) -> None:
+    def report_to(self, hooks: Hooks[Transition], place: int, **context: object) -> None:
         """Report the steps of this machine to the hooks of an owner, as place *place*; *context* is added to every payload."""
         self._hooks, self._place, self._context = hooks, place, context
 

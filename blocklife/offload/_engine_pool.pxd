@@ -6,7 +6,10 @@ from blocklife.core._steps cimport StepGrowth
 from blocklife.ledger._journal cimport Journal
 from blocklife.ledger._rows cimport RowVerbs
 from blocklife.ledger.views cimport BlocksView
+from blocklife.offload._admissions cimport Admissions
 from blocklife.offload._asking cimport Asking
+from blocklife.offload._endings cimport Endings
+from blocklife.offload._offers cimport Offers
 from blocklife.offload._state cimport SchedulerState, Tracked
 from blocklife.offload._stays cimport Stays
 from blocklife.offload._steps cimport SchedulerSteps
@@ -22,7 +25,10 @@ cdef class EnginePool:
     cdef object _ledger, _tier, _geometry, _known_of
     cdef RowVerbs _rows
     cdef SchedulerSteps _steps
+    cdef Admissions _admissions
     cdef Asking _asking
+    cdef Endings _endings
+    cdef Offers _offers
     cdef StoreLine _stores
     cdef TokenProgress _progress
     cdef BlocksView _blocks

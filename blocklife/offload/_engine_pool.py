@@ -57,7 +57,8 @@ class EnginePool:
         self._state = state = scheduler._state
         self._calls = scheduler._calls
         self._steps = scheduler._steps
-        self._asking = self._steps.asking
+        self._asking, self._admissions = self._steps.asking, self._steps.admissions
+        self._offers, self._endings = self._steps.offers, self._steps.endings
         self._asking.known_of = known_of
         self._ledger, self._tier, self._stores = state.ledger, state.tier, state.stores
         self._geometry = geometry = state.geometry
@@ -117,7 +118,7 @@ class EnginePool:
                 f"request {name}: it cannot go back to token {computed}: content up to {max(done, final)} is final"
             )
         table.again(row, known, prompt, computed)
-        self._steps.offers.cut_states(name, computed)
+        self._offers.cut_states(name, computed)
 
     @verb
     def device_hit(self, name: str, known_tokens: int, device_tokens: int) -> Hit:
@@ -125,7 +126,7 @@ class EnginePool:
         tracked = self._state.tracked(name)
         self._state.check_waiting(name, "LOOKUP")
         if self._stays.is_loading(tracked.row):  # its load has failed since the last plan settled
-            self._steps.endings.load_failed(name, tracked)
+            self._endings.load_failed(name, tracked)
         self._state.unpin(name)
         self._progress.known[tracked.row] = known_tokens
         tracked.hit = Hit(name, device_tokens, device_tokens, device_tokens, False, self._progress.making)
@@ -144,7 +145,7 @@ class EnginePool:
         hit = tracked.hit
         if hit is None or hit.step != self._progress.making:
             raise MisuseError(f"request {name}: it was not looked up in this step (look it up, then put it off)")
-        if not self._steps.admissions.may_wait(tracked.row):
+        if not self._admissions.may_wait(tracked.row):
             return False
         self._state.unpin(name)
         self._state.within.pop(name, None)
@@ -240,13 +241,13 @@ class EnginePool:
         if not spans:
             return
         keys = self._asking.ask_spans(spans, 1)
-        turn = self._steps.offers.turn if self._steps.offers.direct and not self._state.lost else None
+        turn = self._offers.turn if self._offers.direct and not self._state.lost else None
         for row in self._rows.promise(table, spans, keys, turn):  # one of its blocks waits for an older copy in this plan
             self._store_late(row, self._ledger.plans.number + 1)
 
     def _without_doubt(self, rows: list[int]) -> list[int]:
         """Those requests whose content can be promised: behind a load within a step it counts once the load is done."""
-        doubted = self._steps.admissions.in_doubt()
+        doubted = self._admissions.in_doubt()
         if self._windows:
             for row in doubted:
                 self._late[row] = self._progress.serial[row], self._ledger.plans.number + 1
@@ -265,12 +266,12 @@ class EnginePool:
                     at, storing = group * table.size + row, table.bound(row, table.end_of(row))
                     going = min(table.first_needed(group, row), table.sealed[at])
                     start, stop = table.offered[at], min(going, storing // self._geometry.block_tokens[group])
-                    if self._steps.offers.direct and start < stop:
-                        self._steps.offers.collect_ready(
+                    if self._offers.direct and start < stop:
+                        self._offers.collect_ready(
                             spans_of([(group, row, start, stop)]), [self._asking.ask_span(group, row, start, stop)]
                         )
-        if self._stores.waiting or self._steps.offers.turn.count:
-            self._steps.offers.plan_stores(EntrySpans(), [], [])
+        if self._stores.waiting or self._offers.turn.count:
+            self._offers.plan_stores(EntrySpans(), [], [])
 
     def not_among(self, names: Container[str]) -> list[str]:
         """The running requests whose names are not among these."""
@@ -299,7 +300,7 @@ class EnginePool:
                 )
             hit = tracked.hit
             spans, keys = self._asking.ask_load(tracked, hit, self._asking.load_starts(hit))
-            self._steps.admissions.expect(name, hit.tokens, spans, keys)
+            self._admissions.expect(name, hit.tokens, spans, keys)
 
     @verb
     def hand_off_state(self, name: str, group: int, boundary: int, block: int) -> None:
@@ -469,7 +470,7 @@ class EnginePool:
         Returns the requests that are over with it.
         """
         ending = [self._state.names[row] for row in sorted(self._stays.ending)]
-        self._steps.endings.reset(drain=False, host=False)
+        self._endings.reset(drain=False, host=False)
         return ending
 
     # --- the host tier ------------------------------------------------------------------------------------------------------

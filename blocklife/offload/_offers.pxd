@@ -1,7 +1,6 @@
 # Types of what requests leave behind, where it is compiled.
 cimport cython
 
-cimport blocklife.ledger._edge as edge
 from blocklife.core._progress cimport EntrySpans, TokenProgress
 from blocklife.core._steps cimport StoreTurn
 from blocklife.ledger._rows cimport RowVerbs

@@ -167,7 +167,7 @@ class Offers:
         self._stores.offer(chunks)
 
     def offer_tail(self, name: str, tracked: Tracked, tokens: int) -> None:
-        """Offer the tail that a request leaves behind in its attention groups: it ends, so nobody writes there any more.
+        """Offer the tail of a request that ends, in its attention groups. No step writes into those blocks any more.
 
         It ends where states were handed off or, without groups of states, at the last boundary within the first *tokens* that
         leaves room for the proof of a drafter. If the proof ends with the block, the block is stored as any that is full.

@@ -53,7 +53,7 @@ class OtherOwners:
         self._pool = pool
         self._scheduler = pool.scheduler
         self._state = pool.scheduler._state
-        self._steps = pool.scheduler._steps
+        self._admissions = pool.scheduler._steps.admissions
         self._ledger = pool.scheduler.ledger
         self._progress = pool.scheduler._state.progress
         self.doubts: dict[str, _Doubt] = {}
@@ -80,7 +80,7 @@ class OtherOwners:
         State: RUNNING; it is not scheduled, and nothing of it is final. Next: `received`, or `preempt` if that failed.
         """
         self._state.check_held(name)
-        self._steps.admissions.enter(name, self._state.tracked(name), hit, 0)
+        self._admissions.enter(name, self._state.tracked(name), hit, 0)
 
     def received(self, name: str, computed: int) -> None:
         """The engine lets such a request run: its first *computed* tokens are there, whoever has brought them."""
@@ -111,7 +111,7 @@ class OtherOwners:
         if name in self.doubts:  # it was preempted before the step had reported
             self.doubts.pop(name).trust.drop()
         trust = TrustLife()
-        trust.notify(self.hooks, row)
+        trust.report_to(self.hooks, row)
         self.doubts[name] = _Doubt(
             trust,
             table.serial[row],

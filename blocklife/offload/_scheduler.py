@@ -84,7 +84,8 @@ class OffloadScheduler(edge.NotCopied):
             check_index(below)
         self._state = state = SchedulerState(ledger, tier, geometry, policies, below, below_policies)
         self._steps = SchedulerSteps(state)
-        self._asking = self._steps.asking
+        self._asking, self._admissions = self._steps.asking, self._steps.admissions
+        self._offers, self._endings = self._steps.offers, self._steps.endings
         state.rows.name_gone(lambda row: self._state.changed_beside(state.names[row]))
         self._calls = ledger._calls
         self._progress, self._search, self._stays = state.progress, state.search, state.stays
@@ -159,17 +160,17 @@ class OffloadScheduler(edge.NotCopied):
         self._state.check_waiting(name, "LOOKUP")
         self._check_tokens(name, known_tokens, device_tokens)
         row, last, waits = tracked.row, tracked.hit, self._stays.waits
-        waits_below = self._steps.admissions.may_wait_below(row)
+        waits_below = self._admissions.may_wait_below(row)
         news = self._state.below.news if waits_below and self._state.below is not None and not self.ledger.own_pool else None
         asked = (self._state.given_up + self.ledger.jobs.verdicts, known_tokens, device_tokens, news)
         deferred = last is not None and self._stays.is_deferred(row)
-        if last is not None and deferred and tracked.asked == asked and self._steps.admissions.waits_on(tracked):
+        if last is not None and deferred and tracked.asked == asked and self._admissions.waits_on(tracked):
             tracked.hit = evolve(last, step=self._progress.making)  # nothing of it has come since: the answer is the same
             return tracked.hit
         names = self._asking.ask_names(tracked, known_tokens)
         if self._stays.is_loading(row):  # its load has failed since the last plan settled
             self._calls.writes()
-            self._steps.endings.load_failed(name, tracked)
+            self._endings.load_failed(name, tracked)
         search = partial(
             self._search.run, name, names, known_tokens, device_tokens, self._progress.making,
             host=not self._state.lost and tracked.failures < self.policies.max_load_failures,
@@ -183,14 +184,14 @@ class OffloadScheduler(edge.NotCopied):
             self._state.within.pop(name, None)
         self._progress.known[row] = known_tokens
         if not waits_below:
-            self._steps.admissions.give_up_below(row)
-        elif self._search.on_below and not self._steps.admissions.fetch_below(tracked):
+            self._admissions.give_up_below(row)
+        elif self._search.on_below and not self._admissions.fetch_below(tracked):
             hit = search()
         if waits_below and not self._search.on_below:
             self._stays.waits_below.answered(row)  # whatever it waits for now is not the tier below
         if self._stays.is_found(row):
             waits.answered(row)
-        if hit.deferred and not self._search.on_below and not self._steps.admissions.may_wait(row):
+        if hit.deferred and not self._search.on_below and not self._admissions.may_wait(row):
             hit = search(pending=False)
         self._stays.looked_up(row, hit.deferred)
         tracked.hit, tracked.awaits = hit, self._search.awaited
@@ -201,14 +202,14 @@ class OffloadScheduler(edge.NotCopied):
             return hit
         if hit.tokens > hit.device_tokens:
             if self.policies.load_within_tokens:
-                tracked.hit = hit = self._steps.admissions.within_budget(name, hit, known_tokens)
+                tracked.hit = hit = self._admissions.within_budget(name, hit, known_tokens)
             slots = [slot for own in hit.slots for slot in own]
             self.ledger.pin(f"lookup {name}", slots)
             self._state.pinned[name] = slots
         if hit.tokens:
             if hit.tokens % self.geometry.block_alignment and hit.host_tokens:
                 self.tier.touch([own[-1] for own in hit.slots])  # its tail
-            self._steps.offers.touch(tracked, hit.tokens)
+            self._offers.touch(tracked, hit.tokens)
         return hit
 
     def _check_tokens(self, name: str, known_tokens: int, device_tokens: int | None) -> None:
@@ -277,19 +278,19 @@ class OffloadScheduler(edge.NotCopied):
             if loads:  # before blocks are allocated: a block that is handed out loses its content
                 self.ledger.jobs.check_room()
             if self.ledger.own_pool:
-                self._steps.admissions.fill_tables(name, hit, starts, end)
+                self._admissions.fill_tables(name, hit, starts, end)
             else:
                 # the engine may already have taken placed blocks back
-                self._steps.admissions.note_placed(name, tracked.row)
-                self._steps.admissions.check_placed([tracked.row], [end])
+                self._admissions.note_placed(name, tracked.row)
+                self._admissions.check_placed([tracked.row], [end])
             if loads:
-                self._steps.admissions.load_hit(name, hit, spans, keys)
+                self._admissions.load_hit(name, hit, spans, keys)
         except (CapacityError, MisuseError) as problem:
             if self.ledger.own_pool or isinstance(problem, CapacityError):
                 self.ledger.roll_back(name)
-                self._steps.admissions.note_placed(name, tracked.row)
+                self._admissions.note_placed(name, tracked.row)
             raise
-        self._steps.admissions.enter(name, tracked, hit, tokens if runs else 0)
+        self._admissions.enter(name, tracked, hit, tokens if runs else 0)
         return runs
 
     @verb
@@ -334,9 +335,9 @@ class OffloadScheduler(edge.NotCopied):
             self._asking.ask_offer(name, tracked, self._progress.computed_of(tracked.row))
         self._calls.writes()
         if runs:
-            self._steps.offers.offer(name, tracked, self._progress.computed_of(tracked.row))
+            self._offers.offer(name, tracked, self._progress.computed_of(tracked.row))
         self.ledger.preempt(name)
-        self._steps.endings.drop(name, tracked)
+        self._endings.drop(name, tracked)
         self._state.preempted[name] = None
 
     @call
@@ -345,12 +346,12 @@ class OffloadScheduler(edge.NotCopied):
 
         If tokens of it are in a plan that has not settled, this is delayed until the plan settles (`Settled.ended`).
         """
-        self._steps.endings.end(name, early=False)
+        self._endings.end(name, early=False)
 
     @call
     def abort(self, name: str) -> None:
         """End a request early, in any state; otherwise as `finish`."""
-        self._steps.endings.end(name, early=True)
+        self._endings.end(name, early=True)
 
     @verb
     def hand_off(self, name: str, group: int, boundary: int) -> None:
@@ -362,7 +363,7 @@ class OffloadScheduler(edge.NotCopied):
         tracked = self._state.tracked(name)
         edge.whole(group, "group")
         edge.whole(boundary, "boundary")
-        self._steps.offers.hand_off(name, tracked, group, boundary)
+        self._offers.hand_off(name, tracked, group, boundary)
 
     # --- the pool of an engine's own allocator ------------------------------------------------------------------------------
 
@@ -379,7 +380,7 @@ class OffloadScheduler(edge.NotCopied):
         self.ledger.observe_place(
             name, [Placement(each.group, each.skipped, each.shared, (*each.external, *each.fresh)) for each in placed]
         )
-        self._steps.admissions.note_placed(name, tracked.row)
+        self._admissions.note_placed(name, tracked.row)
 
     @verb
     def free(self, name: str, group: int, blocks: Sequence[int]) -> None:
@@ -473,7 +474,7 @@ class OffloadScheduler(edge.NotCopied):
         space = b"" if generation is None else generation.encode()
         if generation is None and below is not None:
             space = below.new_space()
-        preempted = self._steps.endings.reset(drain=drain, host=True)
+        preempted = self._endings.reset(drain=drain, host=True)
         if generation is not None:
             self._state.generation = generation
         if below is not None:
@@ -491,7 +492,7 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError("the scheduler sleeps already (wake it first)")
         if (jobs := self.ledger.jobs.submitted(on_device=True)).ids:
             self.ledger.flush(jobs, "sleep")
-        names = self._steps.endings.reset(drain=False, host=False)
+        names = self._endings.reset(drain=False, host=False)
         self._state.asleep = True
         return names
 
@@ -516,7 +517,7 @@ class OffloadScheduler(edge.NotCopied):
         rank = edge.whole(rank, "rank")
         self.ledger.lose(Worker(rank))
         self._state.lost.add(rank)
-        return self._steps.endings.reset(drain=False, host=True)
+        return self._endings.reset(drain=False, host=True)
 
     @verb
     def regain_worker(self, rank: int) -> list[str]:
@@ -527,7 +528,7 @@ class OffloadScheduler(edge.NotCopied):
         if edge.whole(rank, "rank") not in self._state.lost:
             raise MisuseError(f"worker {rank}: it is not lost (lose_worker comes first)")
         self._state.lost.discard(rank)
-        return self._steps.endings.reset(drain=False, host=True)
+        return self._endings.reset(drain=False, host=True)
 
     # --- as a value ---------------------------------------------------------------------------------------------------------
 

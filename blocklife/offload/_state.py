@@ -173,7 +173,7 @@ class SchedulerState(NotCopied):
             raise self.changed_beside(name)
 
     def changed_beside(self, name: str) -> MisuseError:
-        """The error for a request that a verb of the ledger has changed, which the scheduler does not hear of."""
+        """The error for a request that was finished or preempted by a call of the ledger, past the scheduler."""
         requests = self.ledger.requests
         what, whom = "it was finished", "it"
         if name in requests:

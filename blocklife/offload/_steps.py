@@ -137,7 +137,7 @@ class SchedulerSteps:
             )
 
     def hear_of_loads(self) -> tuple[list[str], list[str]]:
-        """Handle requests whose load is over: they run, or wait again. While no request leaves LOADING there is none."""
+        """Handle requests whose load is over. Returns the names of those that run now, and of those that wait again."""
         loaded: list[str] = []
         failed: list[str] = []
         if (left := self._ledger.requests.times_left(Request.LOADING)) == self._state.loads_heard:
@@ -163,7 +163,7 @@ class SchedulerSteps:
         return loaded, failed
 
     def _write_behind(self, name: str, hit: Hit) -> None:
-        """A request computes on behind a tail, in the same blocks: the content that was final there is none any more."""
+        """A request computes on in the blocks that hold its tail: their content is not final any more."""
         for group, tokens in enumerate(self._geometry.block_tokens):
             if hit.tokens % tokens:
                 self._rows.reopen(name, hit.tokens // tokens, group)

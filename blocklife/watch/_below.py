@@ -469,7 +469,7 @@ class TierBook:
                 self._odd("I5", f"{job.name} is over, and slot {slot}: {left}", job, slot)
             job.life.end()
             self._jobs.pop(job.number, None)
-            self._forget(job)
+            self._keep_ended(job)
 
     # --- steps, resets, rest ------------------------------------------------------------------------------------------------
 
@@ -496,7 +496,7 @@ class TierBook:
                 what = f"a reset gives slot {min(job.slots, default=0)} away while {job.name} still {does} it"
                 self._odd("I1", what, job, min(job.slots, default=None))
             job.life.abandon()
-            self._forget(job)
+            self._keep_ended(job)
         for slot in list(self._used):
             self._empty(slot)
         for jobs in (self._jobs, self._kept_back, self._reported):
@@ -538,7 +538,8 @@ class TierBook:
         used = self._used[slot] = UsedSlot(key)
         return used
 
-    def _forget(self, job: TierJob) -> None:
+    def _keep_ended(self, job: TierJob) -> None:
+        """Remember the life of a job that is over, for a report that comes late; the oldest gives way."""
         self._ended[job.number] = job.life
         if len(self._ended) > NUM_ENDED:
             self._ended.popitem(last=False)

@@ -261,7 +261,7 @@ class Holders:
             self._release(holder, own)
         for block, count in zip(blocks, left or (), strict=False):
             if count < len(holders := where.get(block, ())) and block not in told and blocks.count(block) == 1:
-                who = f"{_names(holders)} hold it" if holders else "nobody has held it"
+                who = f"{_names(holders)} hold it" if holders else "no request holds it"
                 what = f"block {block} has {count} references left in the engine, but {who}"
                 self._story.violate("I4", what, block=block, request=None if name == CONNECTOR else name)
                 if not count:

@@ -59,7 +59,7 @@ evictions-and-resets silent
 late-watch silent
     # of a table, of a table that shares, and of the connector: all that is held may be let go of
     give a [1,2]; give b [3] hits=[1]; touch 3 4; attach; free a; free b; let_go 3 4; plan; held
-late-watch-and-freed-twice I4+I4 but nobody has held it // freed by c, which does not hold it
+late-watch-and-freed-twice I4+I4 but no request holds it // freed by c, which does not hold it
     give a [1,2]; attach; free a; plan; give c [1]; let_go 1; let_go 1; plan; give d [1]; count_up 1; plan; free c; plan
 hit-by-another-name I6
     # a block that was handed out again, and found under its old name

@@ -72,7 +72,7 @@ class ConnectorRequests:
         """A request of vLLM that is new here; *as_session*: if it is a session, its content is named like that of others."""
         tracked = ConnectorRequest(request, "", request.resumable, caps)
         for life in (tracked.arrival, tracked.reply, tracked.session):
-            life.notify(self.hooks, self._count)
+            life.report_to(self.hooks, self._count)
         self._count += 1
         self.by_id[request.request_id] = tracked
         if tracked.is_session and as_session:
