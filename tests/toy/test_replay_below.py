@@ -107,7 +107,8 @@ LEFT: dict[str, dict[str, Any]] = {
 def test_second_run_hits_what_the_first_left(folder: Path, case: str) -> None:
     """Every byte that comes from below is verified when it is read, as any other; each group has its own names.
 
-    On a bad day the second run loads more, so more of its loads fail and are computed again.
+    On a bad day the second run loads more, so more of its loads fail and are computed again. Which promotions fail depends on
+    the order in which the store answers, and it may be all that anybody waits for.
     """
     chosen = small(folder, **LEFT[case])
     slot_bytes = chosen.block_bytes * chosen.geometry.blocks_per_chunk * chosen.workers
@@ -117,7 +118,8 @@ def test_second_run_hits_what_the_first_left(folder: Path, case: str) -> None:
     assert (left.promoted > 0) is (left.tokens_hit > 0) or chosen.faults
     assert left.bytes_demoted >= left.demoted * slot_bytes > 0
     assert found.bytes_promoted >= found.promoted * slot_bytes > 0
-    assert second.tokens_hit_host >= found.tokens_hit > 0
+    assert second.tokens_hit_host >= found.tokens_hit
+    assert found.tokens_hit > 0 or chosen.faults
     assert second.tokens_computed < first.tokens_computed or chosen.faults
     assert second.verified_blocks > 0
     assert (found.damaged, found.foreign, found.failed_calls, found.times_down) == (0, 0, 0, 0)
