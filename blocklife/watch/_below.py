@@ -46,6 +46,8 @@ class TierJob:
     """Whether it fills slots; else it reads them."""
     life: CopyLife = field(factory=CopyLife)
     """LAUNCHED once it is handed over to its tier, LANDED once that has reported it."""
+    is_believed: bool = False
+    """Whether it counts as handed over since it was made, for the watch may not hear when it is."""
     good: frozenset[bytes] = frozenset()
     """Once it has LANDED: the content that has arrived where it should."""
     open: set[int] = field(factory=set)
@@ -353,7 +355,8 @@ class TierBook:
         """The engine has made a job.
 
         From now on a job that stores reads its slots; one that promotes fills them when its tier gets it. *is_known*: it counts
-        as handed over at once. *is_external*: it is, for the tier has asked for it, on behalf of another engine.
+        as handed over at once, for that may not be heard. *is_external*: its tier has asked for it, for another engine, and is
+        not handed it.
         """
         if job.number in self._jobs:
             self._odd("I3", f"{job.name} is made a second time", job)
@@ -371,6 +374,7 @@ class TierBook:
         if not is_external:
             self._refused = None
         if is_known:
+            job.is_believed = True
             job.life.launch()
         elif not is_external:
             self._kept_back[job.number] = job
@@ -419,7 +423,7 @@ class TierBook:
             )
             return
         is_first = job.life.state is CopyState.QUEUED
-        if not is_first:
+        if not is_first and not (job.is_believed and job.is_out):
             when = "a second time" if job.is_out else "after it was reported"
             self._odd("I3", f"{job.name} is handed to tier {tier} {when}", job)
         elif job.tier != tier:
@@ -429,7 +433,7 @@ class TierBook:
             self._odd("I3", f"{job.name} is handed to tier {tier} {does}", job)
         elif content != list(zip(job.keys, job.slots, strict=False)):
             self._odd("I8", f"{job.name} is handed to tier {tier} with other keys and slots than it was made with", job)
-        elif promotes:
+        elif promotes and is_first:
             self._file(job)
         if is_first:
             job.life.launch()

@@ -146,6 +146,11 @@ jobs-end-in-any-order-and-share-slots silent
 job-of-another-engine-is-never-handed-over silent
     # the tier has asked for it: it knows of it
     store A@0; hold A@0 by_tier=yes; make 0 A@0 promotes=no external=yes; ends_step
+job-that-counts-as-handed-over-may-be-heard silent
+    # vLLM's tests put a double in the place of a tier's method, which calls that method
+    store A@0; hold A@0 by_tier=yes; make 0 A@0 promotes=no known=yes; hand_over 0 A@0 promotes=no; report 0
+    release A by_tier=yes; settled; evict A; reserve B@1 promotes=yes; make 1 B@1 promotes=yes known=yes
+    hand_over 1 B@1 promotes=yes; report 1; publish B; settled; has B 1 0
 reset-lets-everything-begin-again silent
     # slots, keys and numbers; promotions wait for the flush
     store A@0; resets; flushed; promotion 7 A@0
@@ -237,6 +242,8 @@ handed-over-and-never-made I3 tier 0 gets job 3, which was never made
     hand_over 3 promotes=yes
 handed-over-twice I3 handed to tier 0 a second time
     store A@0; cascade 0 A@0; silent; hand_over 0 A@0 promotes=no
+handed-over-with-other-content I8 with other keys and slots than it was made with
+    store A@0 B@1; hold A@0 by_tier=yes; make 0 A@0 promotes=no known=yes; silent; hand_over 0 B@1 promotes=no
 handed-over-after-its-report I3 handed to tier 0 after it was reported
     make 0 promotes=no; report 0; silent; hand_over 0 promotes=no
 handed-over-when-it-is-over I3 tier 0 gets job 0, which is over
