@@ -30,6 +30,7 @@ from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry
 from blocklife.testing.worlds import _world as world_module
 from blocklife.testing.worlds._actions import CLOSING, NEW_SPACE
 from blocklife.testing.worlds._engine import USUAL_BELOW, Settings
+from blocklife.testing.worlds._next_actions import Env
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 
@@ -148,7 +149,7 @@ def test_walk_finds_where_the_world_itself_fails(monkeypatch: pytest.MonkeyPatch
     """An error of the test's own code comes with its path, too."""
     mislay = World._mislay
 
-    def fails(self: World, env: world_module.Env, action: Action) -> world_module.Env:
+    def fails(self: World, env: Env, action: Action) -> Env:
         if action.verb == "lose":
             raise KeyError("planted")
         return mislay(self, env, action)

@@ -24,11 +24,12 @@ from blocklife.testing.exploring._explore import Bounds, Verdict, explore
 from blocklife.testing.exploring._model import Broken, Kind
 from blocklife.testing.worlds import _cross_checks as cross_checks
 from blocklife.testing.worlds._actions import FAULT_DOCS, Acts, faults_with
+from blocklife.testing.worlds._core_memo import CoreMemo, CoreStep
 from blocklife.testing.worlds._cross_checks import LAST_STEP, LAWFUL, RULES, TOLD, CoreValue
 from blocklife.testing.worlds._device import Device, Landing
 from blocklife.testing.worlds._engine import USUAL, Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
-from blocklife.testing.worlds._world import Action, CoreStep, Faults, Script, State, World, WorldSettings
+from blocklife.testing.worlds._world import Action, Faults, Script, State, World, WorldSettings
 
 TEXTS = ("abc.defgh", "abc.dexy", "abcd.uvw", "qrs.tuvwx")
 SETTINGS = {
@@ -166,10 +167,10 @@ def test_world_runs_the_real_code_once_for_each_call() -> None:
     assert world.core_calls == calls
 
 
-class Again(World):
-    """A world that makes each call each time, and compares what it remembers with what comes of it."""
+class Again(CoreMemo):
+    """A core that makes each call each time, and compares what it remembers with what comes of it."""
 
-    def _core_step(
+    def step(
         self,
         core: int,
         action: Action,
@@ -177,7 +178,8 @@ class Again(World):
         inbox: tuple[Landing, ...] = (),
         launched: tuple[tuple[int, int], ...] = (),
     ) -> CoreStep:
-        found = super()._core_step(core, action, kept, inbox, launched)
+        """A call."""
+        found = super().step(core, action, kept, inbox, launched)
         again = self._call(core, action, kept, inbox, launched)
 
         assert (found.core, found.orders, found.names.jobs) == (again.core, again.orders, again.names.jobs)
@@ -186,13 +188,13 @@ class Again(World):
 
 def test_world_remembers_what_every_call_would_do_again() -> None:
     """Of which jobs a report is under way matters only for those that are over: what is remembered fits every case."""
-    world = Again(pinned_world("reports-twice").settings)
+    world = World(pinned_world("reports-twice").settings, Again)
     seen = explore(world, Bounds(max_depth=12))
-    shared = {call for call, _ in world._steps}
+    shared = {call for call, _ in world._cores._known}
 
     assert seen.verdict is Verdict.UNKNOWN
     assert seen.counterexamples == ()
-    assert len(shared) < len(world._steps)
+    assert len(shared) < len(world._cores._known)
 
 
 def test_world_watches_every_invariant() -> None:
@@ -320,7 +322,7 @@ def test_world_sees_a_copy_on_a_place_that_is_said_to_be_free(monkeypatch: pytes
     def mistaken(engine: Engine, saved: SavedScheduler, weights: str) -> CoreValue:
         return evolve(right(engine, saved, weights), blocks=said)
 
-    monkeypatch.setattr("blocklife.testing.worlds._world.described", mistaken)
+    monkeypatch.setattr("blocklife.testing.worlds._core_memo.described", mistaken)
     with pytest.raises(Broken, match="which is FREED in the ledger") as broken:
         world.step(state, Action("arrive", "b"))
 

@@ -25,11 +25,12 @@ from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample
 from blocklife.testing.exploring._model import Broken
 from blocklife.testing.worlds._actions import ACTIONS, OF_ENTRIES, Action
+from blocklife.testing.worlds._core_memo import CoreMemo, CoreStep
 from blocklife.testing.worlds._cross_checks import CoreValue
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Landing, Orders, Pass
 from blocklife.testing.worlds._engine import Engine
 from blocklife.testing.worlds._store_below import WorldStore
-from blocklife.testing.worlds._world import CoreStep, State, World, WorldSettings
+from blocklife.testing.worlds._world import State, World, WorldSettings
 
 
 @frozen
@@ -247,28 +248,25 @@ class _Said:
     slots: tuple[str, ...]
 
 
-class _RecordedWorld(World):
-    """A world that records what its last step did. It memoizes no calls: each is made again, so that hooks hear it."""
+class _HeardCore(CoreMemo):
+    """A core that remembers no calls, so that hooks hear each, and keeps what the last one did."""
 
-    def __init__(self, settings: WorldSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: WorldSettings, below: WorldStore | None) -> None:
+        super().__init__(settings, below)
         self.heard: list[LedgerTransition] = []
-        self.rows: dict[int, str] = {}
+        self.holders: dict[int, str] = {}
+        self.engine.ledger.on(hook=self.heard.append)
+        self.forget_last()
+
+    def forget_last(self) -> None:
+        """Begin again."""
+        self.heard.clear()
         self.made: list[tuple[int, Direction, str, tuple[int, ...], tuple[int, ...]]] = []
         self.seen: CoreStep | None = None
-        self.landed: tuple[Landing, ...] = ()
-        self.judged: tuple[int, int] | None = None
         self.told: tuple[Landing, ...] = ()
         self.said: _Said | None = None
-        self.engine.ledger.on(hook=self.heard.append)
 
-    def take(self, state: State, action: Action) -> State:
-        """One step, recorded."""
-        self.heard.clear()
-        self.made, self.seen, self.landed, self.judged, self.told, self.said = [], None, (), None, (), None
-        return self.step(state, action)
-
-    def _core_step(
+    def step(
         self,
         core: int,
         action: Action,
@@ -276,11 +274,10 @@ class _RecordedWorld(World):
         inbox: tuple[Landing, ...] = (),
         launched: tuple[tuple[int, int], ...] = (),
     ) -> CoreStep:
+        """Make a call on a value."""
         self.heard.clear()
         self.told = inbox
-        self.seen = self._steps[(core, action, inbox, launched), -len(self._steps)] = self._call(
-            core, action, kept, inbox, launched
-        )
+        self.seen = self._call(core, action, kept, inbox, launched)
         return self.seen
 
     def _act(
@@ -292,11 +289,11 @@ class _RecordedWorld(World):
         launched: tuple[tuple[int, int], ...],
     ) -> tuple[Orders | None, tuple[int, ...]]:
         ledger = engine.ledger
-        self.rows = ledger.requests.rows()
+        self.holders = ledger.requests.rows()
         try:
             return super()._act(engine, action, core, inbox, launched)
         finally:
-            self.rows |= ledger.requests.rows()
+            self.holders |= ledger.requests.rows()
             last = core.saved.ledger.last_number
             self.made = [
                 (
@@ -311,13 +308,33 @@ class _RecordedWorld(World):
             ]
             self.said = _said_by(engine)
 
-    def _judge(self, core: int, device: int) -> tuple[str, str] | None:
-        self.judged = core, device
-        return super()._judge(core, device)
-
     def counted(self, step: CoreStep) -> bool:
         """Whether the fault of a step was found by the ledger's invariants, after the call."""
         return bool(step.names.blocks) and step.problem == self._problems[step.core]
+
+
+class _RecordedWorld(World):
+    """A world that records what its last step did."""
+
+    last: _HeardCore
+
+    def __init__(self, settings: WorldSettings) -> None:
+        super().__init__(settings, self._listen)
+        self.judged: tuple[int, int] | None = None
+
+    def _listen(self, settings: WorldSettings, below: WorldStore | None) -> CoreMemo:
+        self.last = _HeardCore(settings, below)
+        return self.last
+
+    def take(self, state: State, action: Action) -> State:
+        """One step, recorded."""
+        self.last.forget_last()
+        self.judged = None
+        return self.step(state, action)
+
+    def _judge(self, core: int, device: int) -> tuple[str, str] | None:
+        self.judged = core, device
+        return super()._judge(core, device)
 
     def moment(self, state: State) -> tuple[_Said, FrozenDevice]:
         """The ledger's state and the device's."""
@@ -326,7 +343,7 @@ class _RecordedWorld(World):
 
     def device_now(self) -> FrozenDevice:
         """The device at the point where it raised a fault."""
-        return self._device.freeze()
+        return self._devices.device.freeze()
 
 
 def _said_by(engine: Engine) -> _Said:
@@ -384,8 +401,8 @@ def tell(settings: WorldSettings, actions: Sequence[Action], rule: str = "", mes
             after, broken = None, problem
         steps.append(_happened(world, state, after, action, before, copies))
         names.made, names.jobs, shown = before.made, dict(before.jobs), before
-        if world.seen is not None and _went_over(world):
-            names.go_over(world.seen)
+        if world.last.seen is not None and _went_over(world):
+            names.go_over(world.last.seen)
         if world.judged is not None or broken is None:
             shown = names
         if broken is not None:
@@ -415,15 +432,15 @@ def tell(settings: WorldSettings, actions: Sequence[Action], rule: str = "", mes
 
 def _went_over(world: _RecordedWorld) -> bool:
     """Whether the last step was completed, so that messages about it use the names of the state after it."""
-    seen = world.seen
-    return world.judged is not None or (seen is not None and seen.problem is not None and world.counted(seen))
+    seen = world.last.seen
+    return world.judged is not None or (seen is not None and seen.problem is not None and world.last.counted(seen))
 
 
 def _at(world: _RecordedWorld, state: State) -> State:
     """The ledger and the device at the point where the last step stopped."""
     if world.judged is not None:
         return state._replace(core=world.judged[0], device=world.judged[1])
-    seen = world.seen
+    seen = world.last.seen
     return state._replace(core=seen.core) if seen is not None and _went_over(world) else state
 
 
@@ -431,8 +448,8 @@ def _at_the_end(world: _RecordedWorld, state: State) -> tuple[_Said, FrozenDevic
     """Ledger and device where a rule broke: after the step, or in the middle of it."""
     if world.judged is not None:
         return world.moment(_at(world, state))
-    said = world.said or world.moment(state)[0]
-    if world.seen is not None and world.seen.problem is not None:
+    said = world.last.said or world.moment(state)[0]
+    if world.last.seen is not None and world.last.seen.problem is not None:
         return said, world.device(state)
     return said, world.device_now()
 
@@ -441,9 +458,9 @@ def _happened(
     world: _RecordedWorld, state: State, after: State | None, action: Action, names: _StoryNames, copies: dict[int, Copy]
 ) -> Happened:
     """One step, in the names of the state before it."""
-    seen = world.seen
+    seen = world.last.seen
     made = []
-    for number, direction, owner, blocks, slots in world.made if seen is not None else ():
+    for number, direction, owner, blocks, slots in world.last.made if seen is not None else ():
         name, stores = names.job(number), direction in (Direction.STORE, Direction.PROMOTE)
         own, held = tuple(names.blocks[each] for each in blocks), tuple(names.slots[each] for each in slots)
         copies[name] = Copy(name, stores, owner, own, held, not direction.on_device)
@@ -464,7 +481,7 @@ def _happened(
         made=tuple(made),
         launched=tuple(launched),
         landed=landed,
-        told=names.landings(world.told) if seen is not None and action.verb.startswith("settle") else (),
+        told=names.landings(world.last.told) if seen is not None and action.verb.startswith("settle") else (),
         proven=tuple(names.job(job) for job in seen.proven) if seen is not None else (),
     )
     late = world.core(state).plans_out
@@ -476,7 +493,7 @@ def _landed(world: _RecordedWorld, state: State, after: State | None, named: Act
     """What landed on the device in this step."""
     if named.verb in ("land", "fail", "refuse"):
         return (Landing(named.job, named.worker, named.verb != "fail"),)
-    seen = world.seen
+    seen = world.last.seen
     if seen is None or seen.orders is None or after is None:
         return ()
     old = {new: job for job, new in seen.names.jobs.items()}
@@ -488,7 +505,7 @@ def _landed(world: _RecordedWorld, state: State, after: State | None, named: Act
 def _changes(world: _RecordedWorld, names: _StoryNames) -> Iterator[Change]:
     """The states that each thing went through in the last call."""
     found: dict[tuple[str, str], list[str]] = {}
-    for told in world.heard:
+    for told in world.last.heard:
         table = MACHINES[told.machine]
         for place, index in told.steps():
             row = table.row(index)
@@ -496,7 +513,7 @@ def _changes(world: _RecordedWorld, names: _StoryNames) -> Iterator[Change]:
                 "block": lambda place=place: str(names.blocks[place]),
                 "slot": lambda place=place: str(names.slots[place]),
                 "job": lambda place=place: str(names.job(place)),
-                "request": lambda place=place: world.rows.get(place, str(place)),
+                "request": lambda place=place: world.last.holders.get(place, str(place)),
             }[told.machine]()
             states = found.setdefault((told.machine, thing), [row.source.name])
             if row.target.name != states[-1]:

@@ -113,6 +113,11 @@ class CoreValue:
     rest_below: tuple[bytes, tuple[tuple[int, bytes], ...]] | None
     """The space, and the group and key of each slot that can be read, if nothing is out and the store below is up."""
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether a job is planned, or not over."""
+        return any(job.state not in OVER for job in self.saved.ledger.jobs)
+
 
 _READ_LATER = frozenset(MACHINES["block"].index[each] for each in Block if each not in LIFELESS)
 _EMPTY = frozenset(MACHINES["slot"].index[each] for each in states_with(Trait.FREE, Slot))

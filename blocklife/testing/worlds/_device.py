@@ -245,6 +245,10 @@ class FrozenDevice(NamedTuple):
     begun: tuple[tuple[int, int], ...]
     """Shares (job, worker) that have begun to run, not reported yet."""
 
+    def running(self) -> list[tuple[int, int, bool]]:
+        """Every share of a copy that runs: job, worker, and whether it hangs."""
+        return [(order.job, rank, hung) for rank, each in enumerate(self.workers) for order, _, hung in each.copies]
+
 
 @frozen
 class DeviceNames:
