@@ -148,9 +148,9 @@ def test_lookup_that_is_deferred_notes_nothing(make: Make, monkeypatch: pytest.M
         for _ in range(6):
             rig.step()
         rig.reset_prefix_cache()
-    heard, describer = listen(rig), rig.side.describer
+    heard, describer = listen(rig), rig.side.known.describer
     assert describer is not None
-    before, deferred = len(describer), rig.side.counts.deferred
+    before, deferred = len(describer), rig.side.lookups.counts.deferred
     name = rig.add(prompt(17), 1)
     for _ in range(3):
         rig.step()

@@ -115,14 +115,14 @@ def test_content_is_described_when_its_request_is_long_over(mode: str) -> None:
 
     assert len(heard.stored) > 30
     assert not heard.placeholders
-    assert rig.side.describer is not None
-    assert not rig.side.describer._by_request
+    assert rig.side.known.describer is not None
+    assert not rig.side.known.describer._by_request
 
 
 def test_what_is_not_stored_is_not_kept() -> None:
     """Nothing of an answer where only prompts are stored; what never came to be stored is bounded."""
     rig, heard = describing(evolve(ROOMY, num_gpu_blocks=20, host_blocks=96), prompt_only=True)
-    describer = rig.side.describer
+    describer = rig.side.known.describer
     assert describer is not None
     rig.add(prompt(9), 20)
     rig.drain()
@@ -147,7 +147,7 @@ def test_nothing_is_kept_where_nobody_asked_for_it(monkeypatch: pytest.MonkeyPat
     rig.add(prompt(9), 1)
     rig.drain()
 
-    assert rig.side.describer is None
+    assert rig.side.known.describer is None
     assert not heard.described
     assert sum(len(event.block_hashes) for event in heard.placeholders) == (2 if on else 0)
     assert {event.kv_cache_spec_kind for event in heard.stored} <= {None}
@@ -164,7 +164,7 @@ def test_router_knows_what_the_host_has_after_random_traffic(model: str, seed: i
     rig, heard = describing(spec, seed, fails=0.1)
     walk(rig, seed, 40)
     rig.scheduler.connector.take_events()
-    slots, describer, full = rig.side.ledger.slots, rig.side.describer, set[int]()
+    slots, describer, full = rig.side.ledger.slots, rig.side.known.describer, set[int]()
     assert describer is not None
     full = {group for group, each in enumerate(rig.side.shape.geometry.groups) if isinstance(each, FullAttention)}
     there = [(slots.group(slot), slots.key(slot)) for slot in range(len(slots)) if slots.is_ready(slot)]

@@ -16,9 +16,9 @@ from attrs import evolve
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_connector_metric_definitions
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._lookups import ConnectorCounts
 from blocklife.engines.vllm.connector._messages import Moved
 from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats, Metric, MetricKind
-from blocklife.engines.vllm.connector._scheduler import ConnectorCounts
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
@@ -89,7 +89,7 @@ def test_metrics_add_up_to_what_happened(rig: ConnectorRig) -> None:
 
 def test_metrics_tell_how_much_was_moved_and_how_long_it_took(rig: ConnectorRig) -> None:
     """Of copies that have arrived the bytes, the seconds and each size; of a direction without any nothing."""
-    rig.side.counts.stored += Moved(10, 0.5, (4, 6))
+    rig.side.lookups.counts.stored += Moved(10, 0.5, (4, 6))
     said = rig.scheduler.connector.get_kv_connector_stats().data
 
     assert [said[f"vllm:kv_offload_store_{what}"][""] for what in ("bytes", "time", "size")] == [10, 0.5, [4, 6]]
@@ -105,7 +105,7 @@ def ticking(rig: ConnectorRig) -> None:
 def test_metrics_tell_how_long_each_lookup_took() -> None:
     """Of each lookup in the host tier the seconds; of a request that must not look there none."""
     rig = ConnectorRig(evolve(WORLD, world_size=1))
-    rig.side.counts = ConnectorCounts()
+    rig.side.lookups.counts = ConnectorCounts()
     rig.scheduler.connector.get_kv_connector_stats = lambda: None
     ticking(rig)
     for start in (100, 200):
@@ -113,9 +113,9 @@ def test_metrics_tell_how_long_each_lookup_took() -> None:
     rig.wants_no_prefix(rig.add(list(range(300, 309)), 1))
     rig.drain()
 
-    assert rig.side.counts.lookups == 3
-    assert rig.side.counts.sync_delays == [1.0, 1.0]
-    assert rig.side.counts.async_delays == []
+    assert rig.side.lookups.counts.lookups == 3
+    assert rig.side.lookups.counts.sync_delays == [1.0, 1.0]
+    assert rig.side.lookups.counts.async_delays == []
     said = BlocklifeConnector.get_kv_connector_stats(rig.scheduler.connector)
     assert said is not None
     assert said.data["vllm:kv_offload_lookup_sync_delay_seconds"] == {"": [1.0, 1.0]}
@@ -136,14 +136,14 @@ def test_metrics_tell_how_long_a_deferred_lookup_waited(aborted: bool) -> None:
     rig.step()
     rig.side._clock = lambda: 1003.0
     rig.step()
-    assert rig.side.counts.deferred == 2
-    assert rig.side.counts.async_delays == []
+    assert rig.side.lookups.counts.deferred == 2
+    assert rig.side.lookups.counts.async_delays == []
     rig.side._clock = lambda: 1010.0
     if aborted:
         rig.abort(name)
     rig.drain()
 
-    assert rig.side.counts.async_delays == [10.0]
+    assert rig.side.lookups.counts.async_delays == [10.0]
     assert (rig.loaded > 0) is not aborted
     said = BlocklifeConnector.get_kv_connector_stats(rig.scheduler.connector)
     assert said is not None
@@ -175,11 +175,11 @@ def test_metrics_tell_how_many_waited_in_vain() -> None:
 def test_metrics_tell_the_wait_of_a_request_that_ends_without_another_lookup() -> None:
     """Nothing else has happened in that step: its payload has the wait."""
     rig = ConnectorRig(evolve(WORLD, world_size=1))
-    rig.side.counts = ConnectorCounts(async_delays=[2.5])
+    rig.side.lookups.counts = ConnectorCounts(async_delays=[2.5])
     said = rig.scheduler.connector.get_kv_connector_stats()
 
     assert said.data["vllm:kv_offload_lookup_async_delay_seconds"] == {"": [2.5]}
-    assert rig.side.counts.async_delays == []
+    assert rig.side.lookups.counts.async_delays == []
 
 
 def test_metrics_look_at_the_host_tier_every_so_many_steps(rig: ConnectorRig) -> None:

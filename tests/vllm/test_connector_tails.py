@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from blocklife.engines.vllm.connector._known import KnownRequests
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.engines.vllm.connector._shapes import VllmRequest
 from blocklife.engines.vllm.connector.releases._release import release
@@ -515,6 +516,6 @@ def test_walk_finds_a_copy_that_nobody_was_told_of(monkeypatch: pytest.MonkeyPat
 
 def test_walk_finds_a_tail_under_the_key_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: tails are looked up one hash too far on the left, where there is other content."""
-    monkeypatch.setattr(ConnectorScheduler, "_tails_of", lambda _self, request: lambda _group, end: request.block_hashes[0])
+    monkeypatch.setattr(KnownRequests, "_tails_of", lambda _self, request: lambda _group, end: request.block_hashes[0])
 
     assert goes_wrong() != "nothing"

@@ -230,7 +230,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """KV cache events of the host tier."""
-        events, describer = self.scheduler.take_events(), self.scheduler.describer
+        events, describer = self.scheduler.take_events(), self.scheduler.known.describer
         if not events:
             return []
         return list(told(events) if describer is None else described(describer.describe(events), self._event_groups))

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from blocklife.engines.vllm.connector._lookups import ConnectorCounts
 from blocklife.engines.vllm.connector._messages import MovedBelow
-from blocklife.engines.vllm.connector._scheduler import ConnectorCounts, ConnectorScheduler
+from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.errors import MisuseError
 from blocklife.offload import TierStatistics
 
@@ -266,9 +267,9 @@ class Meter:
         if serves and step % _COUNTS_EVERY:
             return None
         data: Payload = {}
-        counts = self.scheduler.counts
+        counts = self.scheduler.lookups.counts
         if is_new := counts.is_new:
-            self.scheduler.counts = ConnectorCounts()
+            self.scheduler.lookups.counts = ConnectorCounts()
         for moved, word in ((counts.loaded, "load"), (counts.stored, "store")):
             if moved.sizes:
                 data[f"{_P}{word}_bytes"] = {"": moved.num_bytes}

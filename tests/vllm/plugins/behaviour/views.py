@@ -189,7 +189,7 @@ class SchedulerView:
     @property
     def _events_tracker(self) -> EventsView:
         """What is kept for events that describe themselves."""
-        describer = self._connector.scheduler.describer
+        describer = self._connector.scheduler.known.describer
         if describer is None:
             raise TypeError("events do not describe themselves")
         return EventsView(describer)
