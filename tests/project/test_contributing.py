@@ -12,39 +12,18 @@ import pytest
 from blocklife.cli._draw import FORMATS
 from blocklife.offload import Policies, replacement
 from blocklife.offload.replacement import BUILT_IN
+from tests.project.test_links import missing
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "blocklife"
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-QUOTED = re.findall(r"`([^`\n]+)`", PAGE)
 
 RECIPES = ("A state", "A policy", "A replacement", "A drawing format", "An engine", "A scenario verb")
 
 
-def functions_of(path: Path) -> set[str]:
-    """The functions of a file that stand at its top."""
-    return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
-
-
-def missing(node: str) -> bool:
-    """Whether a test, as ``file`` or ``file::function``, does not exist."""
-    file, _, function = node.partition("::")
-    return not (ROOT / file).exists() or bool(function and function not in functions_of(ROOT / file))
-
-
 def test_contributing_has_every_recipe() -> None:
     assert tuple(re.findall(r"^### (.+)$", PAGE, flags=re.MULTILINE)) == RECIPES
-
-
-def test_contributing_names_files_and_tests_that_exist() -> None:
-    """Whatever is quoted with a slash is a file, a folder or a test."""
-    paths = [each for each in QUOTED if re.fullmatch(r"(blocklife|tests|specs|examples)/[\w./-]*(::\w+)?", each)]
-    links = [each for each in re.findall(r"\]\(([^)#]+)\)", PAGE) if "://" not in each]
-
-    assert len(paths) > 50
-    assert [each for each in paths if missing(each)] == []
-    assert [each for each in links if not (ROOT / each).exists()] == []
 
 
 def test_contributing_says_for_each_step_what_fails() -> None:
@@ -65,14 +44,6 @@ def test_contributing_quotes_what_an_import_says() -> None:
 
     assert len(quoted) > 4
     assert [each for each in quoted if each not in package] == []
-
-
-def test_contributing_commands_are_make_targets() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
-    commands = set(re.findall(r"`make ([a-z-]+)", PAGE))
-
-    assert "check" in commands
-    assert commands <= targets
 
 
 def test_check_leaves_out_what_exists() -> None:

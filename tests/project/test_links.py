@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import importlib
 import posixpath
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.project.pages import PAGES, ROOT, anchors_of, links_of, names_of, stage
+
+OF_OTHERS = ("CHANGELOG.md", "source-mutants.md", "vllm-behaviour.md")
+"""Pages that quote what was there once, what was never there, and files of vLLM."""
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +58,21 @@ def is_there(dotted: str) -> bool:
     return False
 
 
+def missing(node: str) -> bool:
+    """Whether a file, or a test as ``file::function``, does not exist."""
+    file, _, function = node.partition("::")
+    path = ROOT / file.rstrip(".")
+    return not path.exists() or bool(function and f"\ndef {function}(" not in path.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_what_a_page_leads_to_is_there(page: Path) -> None:
+    """Links lead somewhere, and quoted paths are files of the project, those of tests with their function."""
+    text = page.read_text(encoding="utf-8")
+    quoted = re.findall(r"`((?:blocklife|tests|specs|examples)/[\w./-]+(?:::\w+)?)", text)
+
     assert list(dead(page, is_staged=False)) == []
+    assert page.name in OF_OTHERS or [each for each in quoted if missing(each)] == []
 
 
 def test_links_of_the_site_lead_somewhere(staged: Path) -> None:

@@ -249,13 +249,14 @@ def test_page_says_for_whom_the_size_counts() -> None:
 
 
 def test_front_page_has_the_example_of_the_readme() -> None:
-    """One example, in both places."""
+    """One short example, in both places."""
     front, readme = (
         [each.text for each in blocks_of(page) if each.language == "python"]
         for page in (SPECS / "README.md", ROOT / "README.md")
     )
 
     assert front == readme
+    assert [len(each.splitlines()) <= 24 for each in readme] == [True]
 
 
 def test_front_page_quotes_what_was_measured() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
+from blocklife.testing import MemoryStore
 from blocklife.tiers import Page, StoreOutcome
 from tests.programs import HANGS_S
 
@@ -17,6 +20,32 @@ class Seconds:
 
     def __call__(self) -> float:
         return self.now
+
+
+Call: TypeAlias = Callable[[], list[StoreOutcome]]
+"""A call of a store as it would be."""
+Play: TypeAlias = Callable[[str, Sequence[Any], Call], list[StoreOutcome]]
+"""What a test makes of a call: it gets the method's name, the keys or pages, and the call."""
+
+
+class PlayedStore(MemoryStore):
+    """A store in memory each of whose calls a test plays."""
+
+    def __init__(self, play: Play) -> None:
+        super().__init__()
+        self.play = play
+
+    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        return self.play("exists", keys, partial(super().exists, keys))
+
+    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        return self.play("put", pages, partial(super().put, pages))
+
+    def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
+        return self.play("get", pages, partial(super().get, pages))
+
+    def remove(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
+        return self.play("remove", keys, partial(super().remove, keys))
 
 
 class GatedStore:

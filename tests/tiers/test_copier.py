@@ -28,7 +28,7 @@ from blocklife.tiers import (
 from tests.disks import small_disk
 from tests.programs import HANGS_S
 from tests.tiers.arena import value
-from tests.tiers.fakes import Seconds
+from tests.tiers.fakes import Call, PlayedStore, Seconds
 from tests.tiers.rig import DEMOTE, EMPTY, IDENTITY, NUM_SLOTS, PROMOTE, SLOT_BYTES, STRIDE, Rig, name
 
 Make = Callable[..., Rig]
@@ -150,11 +150,8 @@ def test_entry_of_something_else_under_this_name_is_foreign(make: Make) -> None:
 
 
 def test_store_that_is_full_refuses_content(make: Make) -> None:
-    class Full(MemoryStore):
-        def _put(self, page: Page, view: memoryview) -> StoreOutcome:
-            return StoreOutcome.FULL if len(self.values) >= 2 else super()._put(page, view)
-
-    rig = make(Full(), num_threads=1)
+    full = [StoreOutcome.OK] * 2 + [StoreOutcome.FULL] * 3
+    rig = make(PlayedStore(lambda method, _, call: full if method == "put" else call()), num_threads=1, entries=5)
     rig.fill(range(5), "abcde")
 
     assert rig.run(DEMOTE, range(5), "abcde") == Completion(JobId(1, 1), Worker(0), Result.OK, (2, 3, 4))
@@ -170,14 +167,13 @@ def test_store_that_is_down_is_left_alone_and_comes_back(make: Make) -> None:
     down = [True]
     calls: list[int] = []
 
-    class Down(MemoryStore):
-        def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-            calls.append(len(pages))
-            return [StoreOutcome.FAILED] * len(pages) if down else super().get(pages)
+    def play(method: str, asked: Sequence[object], call: Call) -> list[StoreOutcome]:
+        calls.extend([len(asked)] * (method == "get"))
+        return [StoreOutcome.FAILED] * len(asked) if down and method == "get" else call()
 
     clock = Seconds()
     breaker = CircuitBreaker(2, first_wait_s=5.0, clock=clock)
-    rig = make(Down(), breaker=breaker, num_threads=1)
+    rig = make(PlayedStore(play), breaker=breaker, num_threads=1)
     rig.put("ab")
     for _ in range(5):
         report = rig.run(PROMOTE, range(2), "ab")
@@ -196,22 +192,16 @@ def test_store_that_is_down_is_left_alone_and_comes_back(make: Make) -> None:
 def test_store_that_fails_one_way_is_used_the_other_way(make: Make, broken: Direction, whole: Direction) -> None:
     """A disk that has become read-only refuses every put, and gets go on; and the other way round."""
 
-    class OneWay(MemoryStore):
-        fails = False
+    failing = list[str]()
 
-        def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-            fails = self.fails and broken is DEMOTE
-            return [StoreOutcome.FAILED] * len(pages) if fails else super().put(pages)
+    def play(method: str, asked: Sequence[object], call: Call) -> list[StoreOutcome]:
+        return [StoreOutcome.FAILED] * len(asked) if method in failing else call()
 
-        def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-            fails = self.fails and broken is PROMOTE
-            return [StoreOutcome.FAILED] * len(pages) if fails else super().get(pages)
-
-    store, clock = OneWay(), Seconds()
+    store, clock = PlayedStore(play), Seconds()
     gets, puts = (CircuitBreaker(2, first_wait_s=5.0, clock=clock) for _ in range(2))
     rig = make(store, breaker=gets, put_breaker=puts, num_threads=1)
     rig.put("ab")
-    store.fails = True
+    failing.append("put" if broken is DEMOTE else "get")
     for number in range(20):
         new = [f"{number}a", f"{number}b"]
         assert rig.run(broken, range(2), new if broken is DEMOTE else "ab").missing == (0, 1)
@@ -222,7 +212,8 @@ def test_store_that_fails_one_way_is_used_the_other_way(make: Make, broken: Dire
     assert (up.statistics().times_down, up.statistics().failures) == (0, 0)
     assert (rig.copier.statistics().failed, rig.copier.statistics().skipped) == (4, 36)
 
-    store.fails, clock.now = False, 5.0
+    failing.clear()
+    clock.now = 5.0
     assert rig.run(broken, range(2), "yz" if broken is DEMOTE else "ab").missing == ()
     assert not down.statistics().is_down
 
@@ -249,26 +240,27 @@ def test_read_only_disk_gives_what_it_has(make: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["exists", "put", "get", "remove"])
 @pytest.mark.parametrize("answer", [RuntimeError("a bug"), [], [StoreOutcome.OK] * 3], ids=["raises", "short", "long"])
-def test_store_that_breaks_its_word_costs_content_only(
-    make: Make, method: str, answer: Exception | list[StoreOutcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = MemoryStore()
-    rig = make(store, num_threads=1)
-    rig.put("ab")
+def test_store_that_breaks_its_word_costs_content_only(make: Make, method: str, answer: Exception | list[StoreOutcome]) -> None:
+    broken = list[str]()
 
-    def wrong(_asked: object) -> list[StoreOutcome]:
+    def play(called: str, _: Sequence[object], call: Call) -> list[StoreOutcome]:
+        if called not in broken:
+            return call()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    with monkeypatch.context() as patched:
-        patched.setattr(store, method, wrong)
-        if method == "remove":
-            store.values[name("a")] = b"spoilt"
-            assert rig.run(PROMOTE, range(2), "ab").missing == (0,)
-        else:
-            direction, keys = (PROMOTE, "ab") if method == "get" else (DEMOTE, "xy")
-            assert rig.run(direction, range(2), keys).missing == (0, 1)
+    store = PlayedStore(play)
+    rig = make(store, num_threads=1)
+    rig.put("ab")
+    broken.append(method)
+    if method == "remove":
+        store.values[name("a")] = b"spoilt"
+        assert rig.run(PROMOTE, range(2), "ab").missing == (0,)
+    else:
+        direction, keys = (PROMOTE, "ab") if method == "get" else (DEMOTE, "xy")
+        assert rig.run(direction, range(2), keys).missing == (0, 1)
+    broken.clear()
     assert rig.copier.statistics().last_error == (
         repr(answer)
         if isinstance(answer, Exception)
@@ -338,30 +330,24 @@ def test_staging_area_is_small_by_default(slot_bytes: int, entries: int) -> None
 def test_bytes_in_flight_are_bounded(make: Make) -> None:
     """A job far larger than the staging area: no call has more pages than a thread has room for, no page is in two calls."""
     in_flight: set[int] = set()
-    most, calls = [0], [0]
+    most, calls, lock = [0], [0], threading.Lock()
 
-    class Watching(MemoryStore):
-        def _watched(self, pages: Sequence[Page], call: Callable[[Sequence[Page]], list[StoreOutcome]]) -> list[StoreOutcome]:
-            addresses = {page.address for page in pages}
-            with lock:
-                assert len(addresses) == len(pages) <= 4
-                assert in_flight.isdisjoint(addresses)
-                in_flight.update(addresses)
-                most[0] = max(most[0], len(in_flight))
-                calls[0] += 1
-            outcomes = call(pages)
-            with lock:
-                in_flight.difference_update(addresses)
-            return outcomes
+    def play(method: str, pages: Sequence[Page], call: Call) -> list[StoreOutcome]:
+        if method not in ("put", "get"):
+            return call()
+        addresses = {page.address for page in pages}
+        with lock:
+            assert len(addresses) == len(pages) <= 4
+            assert in_flight.isdisjoint(addresses)
+            in_flight.update(addresses)
+            most[0] = max(most[0], len(in_flight))
+            calls[0] += 1
+        outcomes = call()
+        with lock:
+            in_flight.difference_update(addresses)
+        return outcomes
 
-        def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-            return self._watched(pages, super().put)
-
-        def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-            return self._watched(pages, super().get)
-
-    lock = threading.Lock()
-    rig = make(Watching(), entries=4, num_threads=3)
+    rig = make(PlayedStore(play), entries=4, num_threads=3)
     keys = range(NUM_SLOTS)
     rig.put(keys)
     assert rig.run(PROMOTE, range(NUM_SLOTS), keys).missing == ()
@@ -378,20 +364,14 @@ def test_failure_in_the_middle_of_a_job_costs_its_piece_alone(make: Make, direct
     """What came before and comes after is moved; the slots of the piece are told, and those of a promotion left alone."""
     failing = [False]
 
-    class Failing(MemoryStore):
-        def _fails(self, pages: Sequence[Page]) -> bool:
-            fails = failing[0] and any(page.key == name(20) for page in pages)
-            if fails and raises:
-                raise RuntimeError("in the middle")
-            return fails
+    def play(method: str, pages: Sequence[Page], call: Call) -> list[StoreOutcome]:
+        if not failing[0] or method not in ("put", "get") or all(page.key != name(20) for page in pages):
+            return call()
+        if raises:
+            raise RuntimeError("in the middle")
+        return [StoreOutcome.FAILED] * len(pages)
 
-        def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-            return [StoreOutcome.FAILED] * len(pages) if self._fails(pages) else super().put(pages)
-
-        def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-            return [StoreOutcome.FAILED] * len(pages) if self._fails(pages) else super().get(pages)
-
-    rig = make(store := Failing(), entries=4, num_threads=1)
+    rig = make(store := PlayedStore(play), entries=4, num_threads=1)
     keys = range(NUM_SLOTS)
     if direction is PROMOTE:
         rig.put(keys)

@@ -8,12 +8,11 @@ an address, as an operator would. Each run must end within a limit of steps, and
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
@@ -33,10 +32,10 @@ from blocklife.engines.toy._sequences import fingerprints, keys_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, TierTransfer
 from blocklife.offload import BelowPolicies, Demote, Geometry, Mode
-from blocklife.testing import MemoryStore
-from blocklife.tiers import CircuitBreaker, EntryVerdict, FileStore, Page, StoreFaultRates, StoreOutcome
+from blocklife.tiers import CircuitBreaker, EntryVerdict, StoreFaultRates, StoreOutcome
 from blocklife.tiers import _copier as copier
 from tests.programs import HANGS_S
+from tests.tiers.fakes import Call, PlayedStore
 from tests.toy.worlds import BAD_DAY, HYBRID, WINDOWED, assert_clean, chats, options, run, threads
 
 Patch = pytest.MonkeyPatch
@@ -148,17 +147,6 @@ def test_other_workloads_share_a_store(folder: Path, seed: int) -> None:
         replay(options(workload, "full:64", 4, below=below(folder)), workload)
 
 
-def test_other_geometries_share_a_folder(folder: Path) -> None:
-    """Neither finds content of the other, and each finds its own."""
-    one, other = small(folder), small(folder, block_bytes=32)
-    replay(one)
-    _, strange = replay(other)
-    _, own = replay(one)
-
-    assert (strange.promoted, strange.foreign) == (0, 0)
-    assert own.tokens_hit > 0
-
-
 # --- when content goes below --------------------------------------------------------------------------------------------
 
 
@@ -254,16 +242,6 @@ def test_entries_that_are_removed_while_they_are_wanted(folder: Path) -> None:
     replay(small(folder), watch=remove)
 
 
-def test_lost_values_are_misses(folder: Path) -> None:
-    """Puts that the store forgets: the second run finds less, and computes it."""
-    replay(small(folder, rates={"lose": 1.0}))
-    first, _ = replay(small(folder))
-    _, lossy = replay(small(folder, rates={"lose": 1.0}))
-
-    assert first.tokens_computed > 0
-    assert lossy.tokens_hit == 0
-
-
 def test_hanging_calls_are_given_up(folder: Path, monkeypatch: Patch) -> None:
     """They cost their jobs; requests go on, and no thread is left once the store lets go."""
     monkeypatch.setattr(tier, "CALL_S", 0.05)
@@ -276,76 +254,57 @@ def test_hanging_calls_are_given_up(folder: Path, monkeypatch: Patch) -> None:
     assert time.monotonic() - begin < HANGS_S
 
 
-class DownStore(MemoryStore):
-    """Nothing works."""
+class SickStore(PlayedStore):
+    """A store of which some methods always answer this; an address names one that is made without arguments."""
 
-    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
-        return [StoreOutcome.FAILED] * len(keys)
+    answers: ClassVar[dict[str, StoreOutcome | Exception]] = {}
 
-    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-        return [StoreOutcome.FAILED] * len(pages)
+    def __init__(self) -> None:
+        super().__init__(self._sick)
 
-    def get(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-        return [StoreOutcome.FAILED] * len(pages)
-
-
-class BrokenStore(DownStore):
-    """It raises, which no store may."""
-
-    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
-        raise OSError("the network is gone")
+    def _sick(self, method: str, asked: Sequence[Any], call: Call) -> list[StoreOutcome]:
+        answer = self.answers.get(method)
+        if isinstance(answer, Exception):
+            raise answer
+        return call() if answer is None else [answer] * len(asked)
 
 
-class FullStore(MemoryStore):
-    """No room for anything: a full disk."""
-
-    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-        return [StoreOutcome.FULL] * len(pages)
+DOWN: dict[str, StoreOutcome | Exception] = dict.fromkeys(("exists", "put", "get"), StoreOutcome.FAILED)
 
 
-class ForgettingStore(MemoryStore):
-    """It says that it has everything, and has nothing."""
+@pytest.mark.parametrize(
+    ("answers", "moved", "still"),
+    [
+        (DOWN, "times_down failed_calls", "promoted demoted tokens_hit"),
+        (DOWN | {"exists": OSError("the network is gone")}, "times_down failed_calls", "promoted demoted tokens_hit"),
+        ({"put": StoreOutcome.FULL}, "refused", "demoted times_down"),
+        ({"exists": StoreOutcome.OK}, "missing already_below", "promoted tokens_hit bytes_demoted"),
+    ],
+    ids=["down", "raises", "full", "has nothing of what it says"],
+)
+def test_store_that_is_sick_costs_hits_alone(
+    answers: dict[str, StoreOutcome | Exception], moved: str, still: str, monkeypatch: Patch
+) -> None:
+    """All is computed as without it, what it did is counted, and a breaker leaves it alone while it is down."""
+    monkeypatch.setattr(SickStore, "answers", answers)
+    report, found = replay(small(f"{__name__}:SickStore"))
+    counts = attrs.asdict(found)
 
-    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
-        return [StoreOutcome.OK] * len(keys)
-
-
-def test_content_that_is_gone_when_it_is_fetched_is_missing() -> None:
-    """Once: then it is known, and not wanted again."""
-    _, found = replay(small(f"{__name__}:ForgettingStore"))
-
-    assert found.missing > 0
-    assert (found.promoted, found.tokens_hit, found.bytes_demoted) == (0, 0, 0)
-    assert found.already_below > 0
-
-
-@pytest.mark.parametrize("kind", ["DownStore", "BrokenStore"])
-def test_store_that_is_down_costs_hits_alone(kind: str) -> None:
-    """As many tokens are computed as without it, and the breaker leaves it alone."""
-    report, found = replay(small(f"{__name__}:{kind}"))
-
-    assert (found.promoted, found.demoted, found.tokens_hit) == (0, 0, 0)
-    assert found.times_down >= 1
-    assert found.failed_calls >= 5
+    assert [name for name in moved.split() if not counts[name]] == []
+    assert [name for name in still.split() if counts[name]] == []
     assert report.tokens_computed > 0
 
 
-class RestartedStore(MemoryStore):
+class RestartedStore(PlayedStore):
     """It is down until it was called often enough."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._restarted)
         self.calls_left = 9  # those that look and those that put have a breaker each, and one of these has five of them
 
-    def _is_down(self) -> bool:
-        self.calls_left -= 1
-        return self.calls_left >= 0
-
-    def exists(self, keys: Sequence[bytes]) -> list[StoreOutcome]:
-        return [StoreOutcome.FAILED] * len(keys) if self._is_down() else super().exists(keys)
-
-    def put(self, pages: Sequence[Page]) -> list[StoreOutcome]:
-        return [StoreOutcome.FAILED] * len(pages) if self._is_down() else super().put(pages)
+    def _restarted(self, method: str, asked: Sequence[Any], call: Call) -> list[StoreOutcome]:
+        self.calls_left -= method != "get"
+        return [StoreOutcome.FAILED] * len(asked) if method != "get" and self.calls_left >= 0 else call()
 
 
 def test_store_that_is_started_again_is_used_again(monkeypatch: Patch) -> None:
@@ -357,60 +316,6 @@ def test_store_that_is_started_again_is_used_again(monkeypatch: Patch) -> None:
     assert found.times_down >= 1
     assert found.demoted > 0
     assert found.bytes_demoted > 0
-
-
-def test_full_store_is_counted() -> None:
-    _, found = replay(small(f"{__name__}:FullStore"))
-
-    assert found.demoted == 0
-    assert found.refused > 0
-    assert found.times_down == 0
-
-
-def test_small_store_keeps_what_was_used_last(folder: Path) -> None:
-    """A bound of a few entries: the store evicts, and what is left is hit or not, but never wrong."""
-    chosen = small(f"fs:{folder}:8K")
-    replay(chosen)
-    replay(chosen)
-
-    assert 0 < sum(path.stat().st_size for path in entries(folder)) <= 8 << 10
-
-
-def test_folder_that_is_removed_while_it_is_used(folder: Path) -> None:
-    """The run goes on without it, or with a new one."""
-    replay(small(folder))
-
-    def remove(at: Replay) -> None:
-        if at.engine.counts.steps in (5, 40):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    replay(small(folder), watch=remove)
-
-
-@pytest.mark.parametrize("how", ["cut", "flip", "empty", "remove", "swap"])
-def test_entries_that_were_tampered_with(folder: Path, how: str) -> None:
-    """Between two runs: each is a counted miss, and is put again, on a busy machine by one of the next runs."""
-    replay(small(folder))
-    files = entries(folder)
-    contents = [path.read_bytes() for path in files]
-    for number, (path, content) in enumerate(zip(files, contents, strict=True)):
-        if how == "remove":
-            path.unlink()
-        else:
-            changed = {
-                "cut": content[: len(content) // 2],
-                "flip": bytes([*content[:-1], content[-1] ^ 1]),
-                "empty": b"",
-                "swap": contents[number - 1],
-            }
-            path.write_bytes(changed[how])
-    report, found = replay(small(folder, seed=1))
-    runs = (replay(small(folder, seed=1))[1] for _ in range(20))
-
-    assert (found.damaged > 0) is (how in ("cut", "flip", "empty"))
-    assert (found.foreign > 0) is (how == "swap")
-    assert report.tokens_computed > 0
-    assert any(healed.tokens_hit and not healed.damaged + healed.foreign for healed in runs)
 
 
 @pytest.mark.parametrize("where", ["slots", "blocks"])
@@ -543,16 +448,6 @@ def test_cli_refuses_in_one_line(options: str, says: str, tmp_path: Path, capsys
     assert any(each in err.replace("(", ".") for each in says.split("|"))
     assert "Traceback" not in err
     assert not threads()
-
-
-def test_cli_refuses_a_store_of_another_format(folder: Path, capsys: Capture) -> None:
-    FileStore(folder).close()
-    (marker,) = [path for path in folder.iterdir() if path.is_file() and b"blocklife" in path.read_bytes()]
-    marker.write_text("blocklife store 99\n")
-    status, _, err = call(capsys, "replay", "--requests", "2", "--below", f"fs:{folder}")
-
-    assert status == 2
-    assert "name another folder" in err
 
 
 # --- keys ---------------------------------------------------------------------------------------------------------------

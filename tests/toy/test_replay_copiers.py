@@ -292,23 +292,13 @@ def late(monkeypatch: Patch) -> Iterator[list[LateCopier]]:
     LateMemory.fakes.clear()
 
 
-LATE_CASES: dict[str, dict[str, Any]] = {
-    "fence": {},
-    "loads": LOADING,
-    "hold": {"contract": Contract.HOLD},
-    "fence, faults": {"faults": BAD_DAY},
-    "hold, faults, async": {"contract": Contract.HOLD, "faults": BAD_DAY, "asynchronous": True},
-    "groups, chunks, workers": {"groups": "full:32,swa:64:300,mamba:128", "blocks_per_chunk": 2, "workers": 2},
-}
-
-
-@pytest.mark.parametrize("case", LATE_CASES)
+@pytest.mark.parametrize("case", ["fence", "loads", "hold", "fence, faults", "async, faults, hold", "groups, chunks, faults"])
 def test_replay_with_late_copies_is_exact_and_nothing_races(case: str, late: list[LateCopier]) -> None:
     """Every copy reads and writes when the dice land it, steps after its launch: every byte is right, and by no accident.
 
     No copy and no forward pass touches a byte beside another one that writes it, in whatever order they could have landed.
     """
-    report = run(*world(**{"deadline": 64, **LATE_CASES[case]}, copier="torch"))
+    report = run(*world(**{"deadline": 64, **CASES[case]}, copier="torch"))
 
     assert_clean(report)
     assert min(report.blocks_stored, report.verified_blocks) > 0
@@ -318,42 +308,26 @@ def test_replay_with_late_copies_is_exact_and_nothing_races(case: str, late: lis
     assert [copier.statistics().num_suspect for copier in late] == [0] * len(late)
 
 
-def passed_at_once(monkeypatch: Patch) -> None:
-    """Events are taken for passed before they are."""
-    monkeypatch.setattr(FakeEvent, "query", lambda _: True)
+def never_computed(copier: TorchCopier, engine: object = None) -> None:
+    copier._knows = True
 
 
-def nobody_waits(monkeypatch: Patch) -> None:
-    """A flush is ordered, and the copier does not wait."""
-    monkeypatch.setattr(LateCopier, "wait", lambda _self, _jobs: None)
-
-
-def never_computed(monkeypatch: Patch) -> None:
-    """The copies are not told what was computed; they are launched all the same."""
-
-    def computed(copier: TorchCopier, engine: object = None) -> None:
-        copier._knows = True
-
-    monkeypatch.setattr(LateCopier, "computed", computed)
-
-
-PLANTS: dict[Callable[[Patch], None], str] = {
-    passed_at_once: "corrupt",
-    nobody_waits: "races",
-    never_computed: "races",
+BROKEN: dict[str, tuple[type, str, Callable[..., object], str]] = {
+    "events are taken for passed before they are": (FakeEvent, "query", lambda _: True, "corrupt"),
+    "a flush is ordered, and the copier does not wait": (LateCopier, "wait", lambda *_: None, "races"),
+    "copies are launched, and not told what was computed": (LateCopier, "computed", never_computed, "races"),
 }
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_late_copies_are_late_enough_to_show(
-    plant: Callable[[Patch], None], late: list[LateCopier], monkeypatch: Patch
-) -> None:
+@pytest.mark.parametrize("broken", BROKEN)
+def test_late_copies_are_late_enough_to_show(broken: str, late: list[LateCopier], monkeypatch: Patch) -> None:
     """Where one of the three is broken that keep late copies right, bytes are wrong or somebody races."""
-    plant(monkeypatch)
+    *plant, found = BROKEN[broken]
+    monkeypatch.setattr(*plant)
     report = run(*world(copier="torch", deadline=64))
     findings = [finding for copier in late for finding in copier.fake.findings]
 
-    assert report.corrupt_blocks > 0 if PLANTS[plant] == "corrupt" else "a forward pass writes" in " ".join(findings)
+    assert report.corrupt_blocks > 0 if found == "corrupt" else "a forward pass writes" in " ".join(findings)
 
 
 def test_engine_rests_while_a_device_copies_and_there_is_nothing_to_compute(late: list[LateCopier], monkeypatch: Patch) -> None:

@@ -21,11 +21,10 @@ from blocklife.engines.toy import Replay, ReplayOptions, WorkloadRequest, genera
 from blocklife.engines.toy import _engine as engine
 from blocklife.engines.toy import _sequences as sequences
 from blocklife.engines.toy._memory import Memory
-from blocklife.ledger import Checking, Contract, Ledger, Plan
+from blocklife.ledger import Checking, Contract, Plan
 from blocklife.ledger._rows import RowVerbs
-from blocklife.offload import Geometry, Hit, Mode, OffloadScheduler, SlidingWindow
+from blocklife.offload import Geometry, Hit, Mode, OffloadScheduler
 from blocklife.offload._offers import Offers
-from blocklife.offload._state import progress_of
 from blocklife.states import Slot
 from tests.toy.worlds import BAD_DAY, HYBRID, PLAIN, WINDOWED, assert_clean, chats, most, options, run
 
@@ -68,19 +67,6 @@ def test_replay_is_clean_with_any_combination(number: int) -> None:
     assert (report.requests, report.skipped_requests, report.interrupted) == (40, 0, False)
     assert report.blocks_stored > 0
     assert report.verified_blocks > 0
-
-
-@pytest.mark.parametrize("blocks_per_chunk", [1, 2, 8])
-@pytest.mark.parametrize(
-    "groups", ["mamba:64", "swa:16:100", "swa:64:1", "full:16,swa:16:16,swa:64:500,mamba:512", "mamba:16,full:512,mamba:128"]
-)
-def test_replay_is_clean_with_groups_of_any_kind(groups: str, blocks_per_chunk: int) -> None:
-    """Models without full attention, with windows of one token or of one block, with two kinds of states."""
-    workload = chats(20)
-    report = run(workload, options(workload, groups, blocks_per_chunk, faults=BAD_DAY, abort=0.1))
-
-    assert_clean(report)
-    assert report.skipped_requests == 0
 
 
 def found_in(replay: Replay) -> tuple[list[set[bytes]], list[set[bytes]]]:
@@ -306,7 +292,7 @@ def test_replay_audits_every_block_of_a_chunk_that_was_written() -> None:
 
 
 def seal_before_it_is_full(patch: Patch) -> None:
-    """(h) A block is final with its first token, and a chunk is stored with its last block."""
+    """A block is final with its first token, and a chunk is stored with its last block."""
     real, offer = TokenProgress.finishing, Offers.offer_chunks
 
     def finishing(table: TokenProgress, rows: Any, computed: Any) -> Any:
@@ -321,21 +307,8 @@ def seal_before_it_is_full(patch: Patch) -> None:
     patch.setattr(Offers, "offer_chunks", chunks)
 
 
-def lookup_ignores_the_window(patch: Patch) -> None:
-    """(h) A hit needs one block of a sliding group, however long its window is; the window itself slides as it should."""
-    real = OffloadScheduler.__init__
-
-    def init(offload: OffloadScheduler, ledger: Ledger, tier: Any, geometry: Geometry, *rest: Any, **named: Any) -> None:
-        short = [SlidingWindow(each.block_tokens, 2) if isinstance(each, SlidingWindow) else each for each in geometry.groups]
-        real(offload, ledger, tier, Geometry(short, geometry.blocks_per_chunk), *rest, **named)
-        table = progress_of(ledger.limits.max_requests, geometry, offload.policies)
-        offload._state.progress = offload._steps._progress = offload._progress = table
-
-    patch.setattr(OffloadScheduler, "__init__", init)
-
-
 def load_skips_a_group(patch: Patch) -> None:
-    """(h) The load of a hybrid hit brings all groups but the last."""
+    """The load of a hybrid hit brings all groups but the last."""
     real = RowVerbs.plan_load
 
     def plan(verbs: RowVerbs, progress: Any, spans: Any, keys: Any, slots: Any, size: int, *, within: bool) -> None:
@@ -346,7 +319,7 @@ def load_skips_a_group(patch: Patch) -> None:
 
 
 def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
-    """(h) The blocks of a chunk come back in another order."""
+    """The blocks of a chunk come back in another order."""
     real = RowVerbs.plan_load
 
     def plan(verbs: RowVerbs, progress: Any, spans: Any, keys: Any, slots: Any, size: int, *, within: bool) -> None:
@@ -363,7 +336,7 @@ def load_confuses_the_places_of_a_chunk(patch: Patch) -> None:
 
 
 def window_leaves_too_early(patch: Patch) -> None:
-    """(h) One block more is given back than the window has left."""
+    """One block more is given back than the window has left."""
     real = TokenProgress.first_needed
 
     def more(table: TokenProgress, group: int, row: int) -> int:
@@ -373,7 +346,7 @@ def window_leaves_too_early(patch: Patch) -> None:
 
 
 def states_are_taken_from_the_table(patch: Patch) -> None:
-    """(h) What the table of a Mamba group has at the end of a chunk is stored, whether the engine has kept the state or not."""
+    """What the table of a Mamba group has at the end of a chunk is stored, whether the engine has kept the state or not."""
     real = OffloadScheduler.__init__
 
     def init(offload: OffloadScheduler, *rest: Any, **named: Any) -> None:
@@ -389,7 +362,6 @@ def states_are_taken_from_the_table(patch: Patch) -> None:
 PLANTS: dict[Callable[[Patch], None], int] = {
     # bug: blocks of a chunk in the world that shows it
     seal_before_it_is_full: 2,
-    lookup_ignores_the_window: 2,
     load_skips_a_group: 2,
     load_confuses_the_places_of_a_chunk: 2,
     window_leaves_too_early: 2,
