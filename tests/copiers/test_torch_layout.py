@@ -106,7 +106,7 @@ def copy_page_by_page(shape: Shape, cache: KvCache, host: Rows) -> tuple[list[By
     return layers, regions
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(shapes())
 def test_runs_move_the_bytes_that_single_pages_would(shape: Shape) -> None:
     """Every layer and every region agree with the naive copy, gaps and neighbours included."""

@@ -14,14 +14,11 @@ import pytest
 from attrs import evolve
 
 from blocklife.core import _couplings as couplings
-from blocklife.core import _moves as moves
-from blocklife.core import _plans as plans
-from blocklife.core._columns import Blocks, Core
-from blocklife.core._tables import J_FLUSH
+from blocklife.core._columns import Core
 from blocklife.errors import MisuseError
-from blocklife.ledger import Completion, Ledger
+from blocklife.ledger import Completion
 from blocklife.ledger._checks import Checks
-from blocklife.states import MACHINES, Slot, SlotLife
+from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Bounds, Exploration, Verdict, explore
 from blocklife.testing.exploring._model import Kind, Property
 from tests.planting import planted
@@ -224,52 +221,6 @@ def test_ledger_world_runs_the_real_code_once_for_each_call() -> None:
 # --- planted bugs ------------------------------------------------------------------------------------------------------
 
 
-def unflushed(patch: pytest.MonkeyPatch) -> None:
-    """A block is handed out while a copy reads it, and no plan waits."""
-    planted(patch, couplings.flush, lambda core, row, cause: moves.fire_job(core, row, J_FLUSH, 0))
-
-
-def unproven(patch: pytest.MonkeyPatch) -> None:
-    """The older copy of a load's target stays out when the load has landed."""
-    planted(patch, couplings.prove_older, lambda core, row: 0)
-
-
-def fresh_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """A life that is over is taken for the present one."""
-    patch.setattr(Blocks, "is_current", lambda blocks, life: True)
-
-
-def early(patch: pytest.MonkeyPatch) -> None:
-    """A slot is READY as soon as its store is planned."""
-    real = couplings.name_slots
-
-    def name(core: Core, row: int) -> int:
-        jobs, begin = core.jobs, core.jobs.slot_begin[row]
-        for at in range(begin, begin + jobs.num_slots[row]):
-            core.slots.state[jobs.slot[at]] = SlotLife.table.index[Slot.READY]
-        return real(core, row)
-
-    planted(patch, real, name)
-
-
-def hasty(patch: pytest.MonkeyPatch) -> None:
-    """A verb writes, and then refuses."""
-    real = Ledger.evict
-
-    def evict(ledger: Ledger, slots: list[int]) -> None:
-        ledger._state.core.plan += 1
-        real(ledger, slots)
-        ledger._state.core.plan -= 1
-
-    patch.setattr(Ledger, "evict", evict)
-
-
-def credulous(patch: pytest.MonkeyPatch) -> None:
-    """What a store that failed has brought is published all the same."""
-    real = couplings.ask_slot_effect
-    planted(patch, real, lambda core, row, effect, done: real(core, row, effect, True))
-
-
 def trusting(patch: pytest.MonkeyPatch) -> None:
     """A promotion that is DONE publishes all that was asked for, also what did not come."""
     real = couplings.step_job
@@ -292,36 +243,17 @@ def forgetful(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checks, "report", report)
 
 
-def deaf(patch: pytest.MonkeyPatch) -> None:
-    """The end of a job is not noted, so that nothing drains."""
-    real = plans.report
-    planted(patch, real, lambda core, number, worker, ok, missed: 0 if number % 2 else real(core, number, worker, ok, missed))
-
-
 @pytest.mark.interpreted
-@pytest.mark.parametrize(
-    ("plant", "text", "rule"),
-    [
-        (unflushed, "smallest", "ledger"),
-        pytest.param(unproven, "rivals", "ledger", marks=pytest.mark.slow),
-        (credulous, "failures=1", "ledger"),
-        pytest.param(fresh_for_ever, "loads,verbs=release", "ledger", marks=pytest.mark.interpreted),
-        pytest.param(early, "smallest", "ledger", marks=pytest.mark.interpreted),
-        (hasty, "verbs=evict", "refusals"),
-        (deaf, "smallest", "drains"),
-        (trusting, "below,verbs=evict", "claims"),
-        (forgetful, "below,workers=2,verbs=evict", "claims"),
-    ],
-)
+@pytest.mark.parametrize(("plant", "text"), [(trusting, "below,verbs=evict"), (forgetful, "below,workers=2,verbs=evict")])
 def test_ledger_world_finds_a_planted_bug(
-    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], text: str, rule: str
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], text: str
 ) -> None:
-    """What these worlds are for: each of these mistakes is found, by the rule that is meant."""
+    """Two mistakes with a store below that no mutant makes; `specs/mutants.md` has those that these worlds find otherwise."""
     plant(monkeypatch)
     found = explore(LedgerWorld(LedgerSettings.parse(text)), Bounds(max_states=40_000))
 
     assert found.verdict is Verdict.VIOLATED
-    assert rule in [each.rule for each in found.counterexamples]
+    assert "claims" in [each.rule for each in found.counterexamples]
 
 
 # --- settings ----------------------------------------------------------------------------------------------------------

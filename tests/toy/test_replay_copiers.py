@@ -322,8 +322,8 @@ BROKEN: dict[str, tuple[type, str, Callable[..., object], str]] = {
 @pytest.mark.parametrize("broken", BROKEN)
 def test_late_copies_are_late_enough_to_show(broken: str, late: list[LateCopier], monkeypatch: Patch) -> None:
     """Where one of the three is broken that keep late copies right, bytes are wrong or somebody races."""
-    *plant, found = BROKEN[broken]
-    monkeypatch.setattr(*plant)
+    owner, name, wrong, found = BROKEN[broken]
+    monkeypatch.setattr(owner, name, wrong)
     report = run(*world(copier="torch", deadline=64))
     findings = [finding for copier in late for finding in copier.fake.findings]
 
