@@ -152,7 +152,7 @@ def test_spec_write_that_fails_leaves_the_old_page(copied: Path, monkeypatch: py
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_spec_names_only_what_exists(page: Path) -> None:
-    """States are in capitals, events have their machine, couplings a hyphen; an arrow is a row, of the page's machine if any."""
+    """States are in capitals, events have their machine, couplings a hyphen; an arrow is a row of the page's machine."""
     machines, couplings = "|".join(MACHINES), {each.name for each in COUPLINGS}
     rows = ROWS.get(page.stem, set.union(*ROWS.values()))
     for text in quoted(page):
