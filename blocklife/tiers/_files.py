@@ -4,17 +4,12 @@
 at whatever moment. Renames, removals and the count of bytes happen under the lock of the folder, so the entries never exceed
 the bound, however many processes there are. Reading takes no lock: an open file can still be read after it was evicted.
 
-*The count.* It is raised before files are renamed and lowered after they were removed. So a process that is killed in between
-leaves it too high, never too low; the next eviction counts anew. The lock file has it, and when it was last counted, so a start
-takes what is there, and one process counts for all now and then. A power cut may lose it: then the first start counts.
-
 *What counts.* What an entry takes on the disk: whole blocks, so that a value of 4,352 bytes counts 8,192 on most. The bytes of
 values would say that there is room where the disk has none.
 
-*Eviction.* By last use: a get sets the time of the file's last change, which unlike that of its last access is kept whatever
-the disk is mounted with. An eviction makes more room than was asked for, since it looks at every file. A disk that is full
-before the bound is reached, of our own files or of others, makes a put evict what it needs, once for what it writes at a time;
-where that gives no room, because somebody else takes it, nothing is evicted for a while: nobody's full disk empties the store.
+*A full disk.* A disk that is full before the bound is reached, of our own files or of others, makes a put evict what it needs,
+once for what it writes at a time; where that gives no room, because somebody else takes it, nothing is evicted for a while:
+nobody's full disk empties the store. `_bound` says what is evicted, and how entries are counted.
 
 *What is not here, and why.* No ``fsync``: the file system may lose what was put before a power cut, or damage it, and an entry
 has a checksum for that. No direct I/O: the page cache makes what was just put cheap to get.
@@ -36,8 +31,9 @@ from attrs import define, evolve
 
 from blocklife.errors import MisuseError
 from blocklife.tiers._areas import RegisteredMemory, check_key
+from blocklife.tiers._bound import ROOM_SHARE, DiskBound
 from blocklife.tiers._calls import RunningCalls
-from blocklife.tiers._folder import ABSENT_ERRORS, EntryCount, Folder, FoundEntry, Lock, LockedError, is_own_file, taken_by
+from blocklife.tiers._folder import ABSENT_ERRORS, Folder, Lock, is_own_file, taken_by
 from blocklife.tiers._protocol import Page, StoreOutcome
 
 _Thing = TypeVar("_Thing")
@@ -48,18 +44,10 @@ _PIECE_BYTES = 32 << 20
 """How much a call writes before it takes the lock to make it visible; on the disk this comes on top of the bound."""
 _AHEAD = 16
 """So many files that are not in the page cache are asked for at once."""
-_ROOM_SHARE = 16
-"""An eviction frees this fraction of the bound, or of what is used on a full disk, besides what was asked for."""
 _IN_VAIN_NS = 60_000_000_000
 """How long nothing is evicted for a full disk after that has given no room."""
 _TOUCH_NS = 10_000_000_000
 """A file whose last use is not older than this is not touched again."""
-_STALE_NS = 600_000_000_000
-"""Unfinished files that are younger are never removed: a piece may wait as long for its rename, and is not locked then."""
-_COUNT_EVERY_NS = 600_000_000_000
-"""The entries are counted anew at the first put after this time, by one process for all."""
-_OPEN_WAIT_S = 1.0
-"""How long a store that is opened waits for the lock; then it starts without the count."""
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_ROOM = _DISK_FULL | {errno.EFBIG}
 
@@ -137,51 +125,11 @@ class FileStore:
         self._read_flags = os.RWF_NOWAIT
         self._full_until_ns = 0
         """Until then nothing is evicted because the disk is full."""
-        # Invariant: `_free` is what was free on the disk at the start, as long as the bound still lacks half of what is used.
-        self._free: int | None = None
         try:
-            self._start(max_bytes)
+            self._bound = DiskBound(self._folder, max_bytes, clock)
         except BaseException:
             self._folder.close()
             raise
-
-    def _start(self, max_bytes: int | None) -> None:
-        """Find out how many bytes there are, and set the bound."""
-        disk = self._folder.disk()
-        size = disk.f_blocks * disk.f_frsize
-        if max_bytes is not None and max_bytes > size:
-            raise MisuseError(f"{self._folder.path}: a bound of {max_bytes:,} bytes on a disk of {size:,} (give less)")
-        free = disk.f_bavail * disk.f_frsize
-        self._counts.max_bytes = max_bytes or max(1, free // 2)
-        self._free = None if max_bytes else free
-        try:
-            with self._folder.locked(_OPEN_WAIT_S) as lock:
-                count = lock.read()
-                if count is not None and count.used <= size and self._outlasts_boot(count):
-                    self._learn(count.used)
-                else:
-                    self._count(lock)
-        except LockedError:  # somebody counts or evicts: the first put learns of it
-            pass
-        except OSError as problem:
-            raise MisuseError(f"{self._folder.path}: cannot be used as a store: {problem.strerror or problem}") from problem
-
-    def _learn(self, used: int) -> None:
-        """Take over how many bytes there are; the first time, a bound that was not given is set by it."""
-        self._counts.used_bytes = used
-        if self._free is not None:
-            self._counts.max_bytes, self._free = max(1, (self._free + used) // 2), None
-
-    def _outlasts_boot(self, count: EntryCount) -> bool:
-        """Whether the machine has run since this count was made, if it says when: a power cut may have lost later ones."""
-        booted_ns = self._clock() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        return count.counted_ns is None or count.counted_ns >= booted_ns
-
-    def _is_due(self, count: EntryCount | None) -> bool:
-        """Whether the entries are to be counted anew. A time that is a little ahead is that of another machine's clock."""
-        if count is None or count.counted_ns is None or not self._outlasts_boot(count):
-            return True
-        return abs(self._clock() - count.counted_ns) >= _COUNT_EVERY_NS
 
     # --- the protocol --------------------------------------------------------------------------------------------------
 
@@ -239,7 +187,14 @@ class FileStore:
     def statistics(self) -> FileStoreStatistics:
         """Counts since the start."""
         with self._lock:
-            return evolve(self._counts)
+            bound = self._bound
+            return evolve(
+                self._counts,
+                max_bytes=bound.max_bytes,
+                used_bytes=bound.used,
+                evicted=bound.evicted,
+                evicted_bytes=bound.evicted_bytes,
+            )
 
     # --- calls ---------------------------------------------------------------------------------------------------------
 
@@ -267,6 +222,17 @@ class FileStore:
 
     def _exists(self, key: bytes) -> StoreOutcome:
         return _ABSENT if self._folder.find(key.hex()) is None else _OK
+
+    def _remove(self, lock: Lock, key: bytes) -> StoreOutcome:
+        name = key.hex()
+        found = self._folder.find(name)
+        if found is None:
+            return _ABSENT
+        self._folder.unlink(name, name)
+        count = lock.read()
+        if count is not None:
+            self._bound.set_used(lock, count.used - found.taken)
+        return _OK
 
     def _get_all(self, readings: Sequence[_Incoming], outcomes: list[StoreOutcome]) -> None:
         """Read what is in the page cache at once, while the disk brings the others, some at a time."""
@@ -342,7 +308,7 @@ class FileStore:
     def _pieces(self, pages: Sequence[Page]) -> Iterator[list[int]]:
         """The positions of pages, in pieces that are written at once; each fits into the bound, unless it is one page."""
         piece: list[int] = []
-        room = limit = min(_PIECE_BYTES, self._counts.max_bytes)
+        room = limit = min(_PIECE_BYTES, self._bound.max_bytes)
         for at, page in enumerate(pages):
             if piece and page.size > room:
                 yield piece
@@ -360,7 +326,7 @@ class FileStore:
         for number, at in enumerate(piece):
             name, sizes = pages[at].key.hex(), [pages[each].size for each in piece[number:]]
             try:
-                if sizes[0] > self._counts.max_bytes:
+                if sizes[0] > self._bound.max_bytes:
                     raise OSError(errno.EFBIG, "a value above the bound")
                 try:
                     fresh = self._write(at, name, views[at])
@@ -386,7 +352,7 @@ class FileStore:
         """What is published at once: as much as fits into the bound."""
         run: list[_Written] = []
         for each in written:
-            if run and sum(other.taken for other in run) + each.taken > self._counts.max_bytes:
+            if run and sum(other.taken for other in run) + each.taken > self._bound.max_bytes:
                 yield run
                 run = []
             run.append(each)
@@ -405,8 +371,8 @@ class FileStore:
         needed = sum(-(-size // block) * block for size in sizes)
         self._full_until_ns = now + _IN_VAIN_NS
         with self._folder.locked() as lock:
-            found = self._count(lock)
-            self._evict_down(lock, found, self._counts.used_bytes - needed - self._counts.used_bytes // _ROOM_SHARE)
+            found = self._bound.count(lock)
+            self._bound.evict_down(lock, found, self._bound.used - needed - self._bound.used // ROOM_SHARE)
         fresh = self._write(at, name, view)
         self._full_until_ns = 0
         return fresh
@@ -432,7 +398,7 @@ class FileStore:
                 now = self._clock()
                 os.utime(descriptor, ns=(now, now))
             taken = taken_by(os.fstat(descriptor))
-            if taken > self._counts.max_bytes:
+            if taken > self._bound.max_bytes:
                 raise OSError(errno.EFBIG, "a value that takes more than the bound")
         except BaseException:
             with contextlib.suppress(OSError):
@@ -448,18 +414,18 @@ class FileStore:
         needed = sum(each.taken for each in written)
         try:
             with self._folder.locked() as lock:
-                used = self._make_room(lock, needed)
-                if used + needed > self._counts.max_bytes:
+                used = self._bound.make_room(lock, needed)
+                if used + needed > self._bound.max_bytes:
                     raise OSError(errno.ENOSPC, "no entry can be evicted")
-                used = self._set_used(lock, used + needed)
+                used = self._bound.set_used(lock, used + needed)
                 while pending:
                     each = pending[-1]
                     replaced = self._folder.find(each.name) if each.replaces else None
                     self._folder.publish(each.unfinished, each.name)
                     used -= replaced.taken if replaced is not None else 0
                     pending.pop()
-                if used != self._counts.used_bytes:
-                    self._set_used(lock, used)
+                if used != self._bound.used:
+                    self._bound.set_used(lock, used)
         except OSError as problem:
             self._look_for_folder(problem)
             outcome = self._note(problem, len(pending))
@@ -477,67 +443,3 @@ class FileStore:
         if problem.errno == errno.ENOENT:
             with contextlib.suppress(OSError, MisuseError):
                 self._folder.find_again()
-
-    # --- counting and evicting, under the lock ---------------------------------------------------------------------------
-
-    def _set_used(self, lock: Lock, used: int) -> int:
-        lock.write(used)
-        self._learn(used)
-        return used
-
-    def _count(self, lock: Lock) -> list[FoundEntry]:
-        """Look at every entry and count what they take."""
-        self._folder.mark()
-        now = self._clock()
-        found = list(self._folder.walk(now, _STALE_NS))
-        used = sum(each.taken for each in found)
-        lock.write_count(used, now)
-        self._learn(used)
-        return found
-
-    def _make_room(self, lock: Lock, needed: int) -> int:
-        """Evict what was used longest ago, if there is no room for so many bytes; the bytes that are used then."""
-        count = lock.read()
-        if count is not None and not self._is_due(count):
-            self._learn(count.used)
-            if count.used + needed <= self._counts.max_bytes:
-                return count.used
-        found = self._count(lock)
-        used = self._counts.used_bytes
-        if used + needed <= self._counts.max_bytes:
-            return used
-        return self._evict_down(lock, found, self._counts.max_bytes - needed - self._counts.max_bytes // _ROOM_SHARE)
-
-    def _evict_down(self, lock: Lock, found: list[FoundEntry], goal: int) -> int:
-        """Evict of all entries what was used longest ago, until at most *goal* bytes are used; the bytes that are used then."""
-        used = before = self._counts.used_bytes
-        found.sort(key=lambda each: (each.used_ns, each.name))
-        evicted = 0
-        for each in found:
-            if used <= max(0, goal):
-                break
-            if self._evict(each.name):
-                used -= each.taken
-                evicted += 1
-        with self._lock:
-            self._counts.evicted += evicted
-            self._counts.evicted_bytes += before - used
-        return self._set_used(lock, used)
-
-    def _evict(self, name: str) -> bool:
-        try:
-            self._folder.unlink(name, name)
-        except OSError as problem:
-            return problem.errno == errno.ENOENT
-        return True
-
-    def _remove(self, lock: Lock, key: bytes) -> StoreOutcome:
-        name = key.hex()
-        found = self._folder.find(name)
-        if found is None:
-            return _ABSENT
-        self._folder.unlink(name, name)
-        count = lock.read()
-        if count is not None:
-            self._set_used(lock, count.used - found.taken)
-        return _OK

@@ -19,6 +19,7 @@ import pytest
 
 from blocklife.errors import MisuseError
 from blocklife.tiers import FileStore, Page, Removing, StoreOutcome
+from blocklife.tiers import _bound as bound
 from blocklife.tiers import _files as files
 from blocklife.tiers import _folder as folder
 from tests.disks import small_disk
@@ -836,7 +837,7 @@ def test_entries_are_counted_anew_now_and_then(tmp_path: Path, arena: Arena) -> 
     arena.join(store)
     arena.put(store, "a", value("a", BLOCK))
     entry(tmp_path, "a").write_bytes(value("a", 3 * BLOCK))  # grown by somebody else
-    clock.now += files._COUNT_EVERY_NS
+    clock.now += bound._COUNT_EVERY_NS
     arena.put(store, "b", value("b", BLOCK))
 
     assert store.exists([key("a"), key("b")]) == [ABSENT, OK]
@@ -875,7 +876,7 @@ def test_one_process_counts_for_all(tmp_path: Path, arena: Arena, monkeypatch: p
         return walk(self, now_ns, stale_ns)
 
     monkeypatch.setattr(folder.Folder, "walk", counted)
-    clock.now += files._COUNT_EVERY_NS
+    clock.now += bound._COUNT_EVERY_NS
     for store in stores:
         arena.join(store)
         assert arena.put(store, id(store), b"hello") is OK
@@ -886,7 +887,7 @@ def test_one_process_counts_for_all(tmp_path: Path, arena: Arena, monkeypatch: p
 
 def test_store_starts_while_the_lock_is_busy(tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     """And learns with its first put what there is, on which the default bound depends."""
-    monkeypatch.setattr(files, "_OPEN_WAIT_S", 0.01)
+    monkeypatch.setattr(bound, "_OPEN_WAIT_S", 0.01)
     arena.put(first := open_one(tmp_path, arena), "a", b"hello")
     with first._folder.locked():
         store = FileStore(tmp_path)
@@ -914,7 +915,7 @@ def unfinished(path: Path, age_s: int, clock: Clock) -> Path:
 def count(store: FileStore) -> None:
     """Look at every entry, as a store does now and then."""
     with store._folder.locked() as lock:
-        store._count(lock)
+        store._bound.count(lock)
 
 
 def test_unfinished_file_is_removed_once_it_is_old_and_nobody_writes_it(tmp_path: Path, arena: Arena) -> None:

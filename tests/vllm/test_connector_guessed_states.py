@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from blocklife.core._progress import PlanTokens
-from blocklife.engines.vllm.connector._step import EngineStep
+from blocklife.engines.vllm.connector._step import ScheduledStep
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from blocklife.ledger import Batch
@@ -59,7 +59,7 @@ def test_state_that_guesses_have_passed_is_stored(ahead: bool, planted: bool, mo
     """Right guesses lead beyond the end of a block: vLLM keeps the state there, and takes its block from the table at once."""
     found = watch_hand_offs(monkeypatch)
     if planted:  # all states in one go, when the tables of the step are known
-        monkeypatch.setattr(EngineStep, "_hand_off_reached", lambda self, output: set())
+        monkeypatch.setattr(ScheduledStep, "_hand_off_reached", lambda self, output: set())
     walk(guessing(monkeypatch, 4, ahead=ahead), 4, 40, resets=False)
 
     assert found["kept"] > 20

@@ -3,7 +3,7 @@
 Rules of this file:
 
 * vLLM decides first and reports afterwards. What vLLM has done is never refused; what cannot be right raises and stops the run.
-* What happens within one `schedule()` call is noted by `EngineStep`; `build_step` has it reported, and plans the step.
+* What happens within one `schedule()` call is noted by `ScheduledStep`; `build_step` has it reported, and plans the step.
 
 Plans. Every call of `build_step` makes one, even if nothing is scheduled; its number travels to the workers and back, so that
 with asynchronous scheduling each output settles its own plan. Stores of finished requests go into a separate plan, which the
@@ -29,7 +29,7 @@ from blocklife.engines.vllm.connector._lookups import HostLookups
 from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport, moved_together
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, Evict, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.engines.vllm.connector._sources import HitTokens
-from blocklife.engines.vllm.connector._step import EngineStep
+from blocklife.engines.vllm.connector._step import ScheduledStep
 from blocklife.engines.vllm.connector._store import AskedStore
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
 from blocklife.ledger._ids import NULL
@@ -87,7 +87,7 @@ class ConnectorScheduler:
         self.pool, self.requests, self.beside = known.pool, known.requests, known.beside
         self._doubts = Doubts(shape.geometry.block_tokens[0] // shape.hashes_per_block[0], shape.num_workers)
         self.lookups = HostLookups(known, self._doubts, lambda: self._clock())
-        self._step = EngineStep(known, self._doubts)
+        self._step = ScheduledStep(known, self._doubts)
         self._early: list[Plan] = []
         """Plans to be sent ahead of the plan of the current step."""
         self._begun = False  # whether a hook of the current step has been called

@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* Between the hooks of one `schedule()` call, events are only noted. `EngineStep.report` tells the ledger, because vLLM may move
+* Between the hooks of one `schedule()` call, events are only noted. `ScheduledStep.report` tells the ledger, because vLLM may move
   blocks from one request to another within a step and reports this in no particular order.
 * A step costs what changed in it: of the running requests, only those are looked at that got blocks, or that are scheduled for
   another number of tokens than one.
@@ -27,7 +27,7 @@ from blocklife.ledger._ids import NULL
 from blocklife.offload import Hit, Mamba
 
 
-class EngineStep:
+class ScheduledStep:
     """The step that vLLM is making."""
 
     def __init__(self, known: KnownRequests, doubts: Doubts) -> None:
