@@ -7,7 +7,7 @@ test sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
@@ -20,9 +20,10 @@ from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._layout import CopyLayout
 from blocklife.copiers.torch._streams import DeviceLostError, HostDevice, device_for
 from blocklife.errors import MisuseError
-from blocklife.ledger.records import ON_DEVICE, Direction, Plan, Transfer
+from blocklife.ledger.records import Plan, Transfer
 from blocklife.testing._fake_device import FakeDevice, FakeEvent
 from tests.copiers.rig import FAILED, LOAD, OK, PLACES, RANK, STORE, WORDS, Rows, job, on_cpu, results, tensors, transfer
+from tests.plays import play, plays
 
 BLOCKS = PLACES
 
@@ -81,7 +82,7 @@ def test_a_copy_takes_the_time_of_its_bytes_and_no_more() -> None:
     assert copier.durations() == {}
 
 
-# --- the engine's part ----------------------------------------------------------------------------------------------------
+# --- on a fake device -----------------------------------------------------------------------------------------------------
 
 
 @define(eq=False)
@@ -114,6 +115,83 @@ class Rig:
             (event for event in self.device.events if event.recorded is not None and event.recorded.stream is stream),
             key=lambda event: event.recorded.number if event.recorded is not None else 0,
         )
+
+    # --- what happens
+
+    def store(self, number: int, blocks: Sequence[int] = (1,), places: Sequence[int] = (1,)) -> None:
+        self.copier.launch(transfer(number, STORE, blocks, places))
+
+    def load(self, number: int, places: Sequence[int] = (1,), blocks: Sequence[int] = (1,)) -> None:
+        self.copier.launch(transfer(number, LOAD, places, blocks))
+
+    def computed(self) -> None:
+        self.copier.computed()
+
+    def forward(self) -> None:
+        """A forward pass begins."""
+        self.copier.before_forward()
+
+    def wait(self, *numbers: int) -> None:
+        self.copier.wait([job(number) for number in numbers])
+
+    def close(self) -> None:
+        self.copier.close()
+
+    def proven(self) -> None:
+        self.copier.proven()
+
+    def land(self) -> None:
+        self.land_all()
+
+    def at(self, seconds: int) -> None:
+        self.now = float(seconds)
+
+    def refuses(self, stream: str, *calls: str) -> None:
+        """From now on; nothing any more without any."""
+        chosen = self.device.engine if stream == "engine" else self.device.named(stream)
+        chosen.refuses = {*calls}
+
+    def hangs(self, stream: str) -> None:
+        self.device.named(stream).hangs = True
+
+    def errs(self, stream: str) -> None:
+        """The event that was recorded last on a stream answers with an error."""
+        self.event_of(stream).error = RuntimeError("an illegal address")
+
+    def misuse(self, call: str, *numbers: int) -> None:
+        """It is refused, for nobody knows what it would come after."""
+        with pytest.raises(MisuseError, match=r"cannot LAUNCH without knowing what to wait for .*call computed\(\) first"):
+            getattr(self, call)(*numbers)
+
+    def lost(self, call: str, *numbers: int) -> None:
+        """It raises: the device can prove nothing."""
+        with pytest.raises(DeviceLostError, match=r"job 1\.1: cannot be proven quiet"):
+            getattr(self, call)(*numbers)
+
+    # --- what must be so
+
+    def poll(self, *numbers: int) -> None:
+        """One poll reports these; a negative number is that of a job that has failed."""
+        assert results(self.copier.poll()) == [(abs(each), OK if each > 0 else FAILED) for each in numbers]
+
+    def suspect(self, *numbers: int) -> None:
+        """These have failed, and are not known to be quiet."""
+        assert [each.job for each in self.copier.suspect()] == [job(number) for number in numbers]
+        assert self.copier.statistics().num_suspect == len(numbers)
+
+    def busy(self, is_so: bool) -> None:
+        assert self.copier.busy() is is_so
+
+    def idle(self, stream: str) -> None:
+        """Nothing waits on it."""
+        assert not self.device.named(stream).queue
+
+    def launched(self, count: int) -> None:
+        assert self.copier.statistics().num_launched == count
+
+    def clean(self) -> None:
+        """No race, and no event that was used too early."""
+        assert self.device.findings == []
 
 
 @pytest.fixture
@@ -159,26 +237,6 @@ def test_the_devices_own_time_of_a_copy_counts_where_it_has_one(rig: Rig, refuse
     assert rig.copier.durations() == {job(1): took}
 
 
-@pytest.mark.parametrize("direction", ON_DEVICE)
-def test_a_launch_that_does_not_know_what_it_comes_after_is_refused(direction: Direction) -> None:
-    """Before the first word of the engine, and between a forward pass and the word about it; nothing has changed then."""
-    rig = Rig()
-    asked = transfer(1, direction, [1], [1])
-    with pytest.raises(MisuseError, match=r"call computed\(\) first"):
-        rig.copier.launch(asked)
-    rig.copier.computed()
-    rig.copier.before_forward()
-    with pytest.raises(MisuseError, match=r"job 1\.1: cannot LAUNCH without knowing what to wait for"):
-        rig.copier.launch(asked)
-    idle = rig.copier.busy()
-    rig.copier.computed()
-    rig.copier.launch(asked)
-
-    assert not idle
-    assert rig.copier.busy()
-    assert rig.copier.statistics().num_launched == 1
-
-
 def test_an_event_of_the_engine_says_it_too() -> None:
     """A store comes after the event, not after what the engine queued behind it."""
     rig = Rig()
@@ -202,51 +260,114 @@ def test_what_is_no_stream_is_refused_and_changes_nothing(rig: Rig) -> None:
     """The copier still knows what it knew."""
     with pytest.raises(MisuseError, match="str is not one of its streams"):
         rig.copier.computed("now")
-    rig.copier.launch(transfer(1, STORE, [1], [1]))
+    rig.store(1)
     with pytest.raises(MisuseError, match="block 16: does not exist"):
         rig.copier.before_forward(blocks=[BLOCKS])
-    rig.copier.launch(transfer(2, STORE, [1], [1]))
-
-    assert rig.copier.statistics().num_launched == 2
+    rig.store(2)
+    rig.launched(2)
 
 
 def test_a_broken_word_of_the_engine_lets_nothing_be_launched(rig: Rig) -> None:
     """If the device refuses to follow the engine, the old word no longer holds."""
-    rig.device.engine.refuses = {"record"}
+    rig.refuses("engine", "record")
     with pytest.raises(RuntimeError, match="refuses to record"):
         rig.copier.computed()
-    with pytest.raises(MisuseError, match=r"call computed\(\) first"):
-        rig.copier.launch(transfer(1, STORE, [1], [1]))
+    rig.misuse("store", 1)
 
 
-# --- completions ----------------------------------------------------------------------------------------------------------
+PLAYS = plays("""
+# --- the word of the engine, which has not said anything yet
+store-that-does-not-know-what-it-comes-after
+    # before the first word of the engine, and between a forward pass and the word about it; nothing has changed then
+    misuse store 1; computed; forward; misuse store 1; busy no; computed; store 1; busy yes; launched 1
+load-that-does-not-know-what-it-comes-after
+    misuse load 1; computed; forward; misuse load 1; busy no; computed; load 1; busy yes; launched 1
+
+# --- completions
+job-is-reported-when-its-event-has-passed-and-once
+    computed; store 1; store 2; poll; land; poll 1 2; poll; busy no
+wait-lands-what-it-must-and-reports-nothing
+    # the job and those before it in its direction are quiet; those behind it are left to the device; polls report
+    computed; store 1; store 2; hangs load; load 3; wait 1 99; wait 2 1; wait; idle store; poll 1 2; busy yes
+
+# --- trouble
+event-that-answered-with-an-error-is-not-used-again
+    # once the device is proven quiet by other means, the next jobs get other events
+    computed; store 1; errs store; wait 1; store 2; wait 2; store 3; wait 3; store 4; wait 4; store 5; wait 5
+    poll -1 2 3 4 5; suspect
+launch-that-raises-at-its-wait-raises-nothing
+    # the engine's loop hears of it by a completion; what was queued before it comes first
+    computed; load 1; refuses store wait; store 2 [1,5] [1,9]; refuses store; store 3; close; poll 1 -2 3; clean
+launch-that-raises-at-its-copy-raises-nothing
+    computed; load 1; refuses store copy; store 2 [1,5] [1,9]; refuses store; store 3; close; poll 1 -2 3; clean
+launch-that-raises-at-its-record-raises-nothing
+    computed; load 1; refuses store record; store 2 [1,5] [1,9]; refuses store; store 3; close; poll 1 -2 3; clean
+launch-of-which-nothing-was-queued-is-reported-by-the-next-poll
+    # a refused wait comes before the copy: no byte is under way, so nothing is suspect
+    computed; refuses store wait; store 1; suspect; poll -1
+job-in-time-is-not-failed
+    # just before its deadline a job is as good as ever; a job behind one that hangs is judged by its own
+    computed; store 1; at 5; store 2; at 9; poll; suspect; at 10; poll; suspect 1; busy yes; land; poll -1 2
+wait-never-returns-without-proof
+    # on a device that can prove nothing it raises; the job stays suspect until the engine says that all is quiet
+    computed; store 1; hangs store; lost wait 1; poll; suspect 1; proven; close; poll -1
+close-never-returns-without-proof
+    computed; store 1; hangs store; lost close; poll; suspect 1; proven; close; poll -1
+""")
 
 
-def test_a_job_is_reported_when_its_event_has_passed_and_once(rig: Rig) -> None:
-    rig.copier.launch(transfer(1, STORE, [1], [1]))
-    rig.copier.launch(transfer(2, STORE, [2], [2]))
-    before = rig.copier.poll()
-    rig.land_all()
-
-    assert before == []
-    assert results(rig.copier.poll()) == [(1, OK), (2, OK)]
-    assert rig.copier.poll() == []
-    assert not rig.copier.busy()
+@pytest.mark.parametrize("name", PLAYS)
+def test_copier_plays(name: str) -> None:
+    play(Rig(), PLAYS[name])
 
 
-def test_wait_lands_what_it_must_and_reports_nothing(rig: Rig) -> None:
-    """The job and those before it in its direction are quiet; those behind it are left to the device. Polls report."""
-    for number in (1, 2):
-        rig.copier.launch(transfer(number, STORE, [number], [number]))
-    rig.device.named("load").hangs = True
-    rig.copier.launch(transfer(3, LOAD, [9], [9]))
-    rig.copier.wait([job(1), job(99)])
-    rig.copier.wait([job(2), job(1)])
-    rig.copier.wait([])
+TROUBLES = plays("""
+the driver refuses to copy
+    refuses store copy; store 1 [1,5] [3,9]; refuses store
+the driver refuses to record
+    refuses store record; store 1 [1,5] [3,9]; refuses store
+an illegal address
+    store 1 [1,5] [3,9]; errs store; poll
+not over after 10 s
+    store 1 [1,5] [3,9]; at 10; poll
+""")
+"""What goes wrong, by what is said of it."""
+PROOFS = plays("""
+a later job of its direction
+    store 2 [7] [7]; land; poll -1 2
+a wait
+    wait 1; poll -1
+the close
+    close; poll -1
+the word of the engine
+    proven; poll -1
+""")
 
-    assert not rig.device.named("store").queue
-    assert results(rig.copier.poll()) == [(1, OK), (2, OK)]
-    assert rig.copier.busy()
+
+@pytest.mark.parametrize("proof", PROOFS)
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_failed_job_is_suspect_and_reported_once_it_is_proven_quiet(trouble: str, proof: str, rig: Rig) -> None:
+    """The verdict stands at once, with the job, its places and the reason; polls say nothing while bytes may move. A poll alone
+    will report it only where an event is still to come: behind a copy that was refused.
+    """
+    play(rig, TROUBLES[trouble])
+    play(rig, "poll; suspect 1")
+    (suspect,) = rig.copier.suspect()
+    places = suspect.blocks.tolist(), suspect.places.tolist()
+
+    assert (suspect.job, suspect.direction, suspect.num_bytes, places) == (job(1), STORE, 8, ([1, 5], [3, 9]))
+    assert trouble in suspect.why == rig.copier.statistics().last_error
+    rig.busy("copy" in trouble)
+    play(rig, f"at 0; {PROOFS[proof]}; suspect; busy no; poll; clean")
+
+
+def test_a_compute_event_that_answers_with_an_error_is_passed_over(rig: Rig) -> None:
+    """A later one stands for it: events are pooled as before, and copies go on."""
+    play(rig, "errs compute")
+    for number in range(1, 30):
+        play(rig, f"computed; store {number}; wait {number}; poll {number}")
+
+    assert rig.copier.statistics().num_events < 8
 
 
 def test_executor_drives_it(rig: Rig) -> None:
@@ -267,171 +388,6 @@ def test_executor_drives_it(rig: Rig) -> None:
     assert (1, OK) in results([*second.completions])
     assert (2, OK) in results([*third.completions])
     assert rig.device.findings == []
-
-
-# --- trouble --------------------------------------------------------------------------------------------------------------
-
-
-def a_copy_that_raises(rig: Rig) -> None:
-    rig.device.named("store").refuses = {"copy"}
-    rig.copier.launch(transfer(1, STORE, [1, 5], [3, 9]))
-    rig.device.named("store").refuses = set()
-
-
-def an_event_that_cannot_be_recorded(rig: Rig) -> None:
-    rig.device.named("store").refuses = {"record"}
-    rig.copier.launch(transfer(1, STORE, [1, 5], [3, 9]))
-    rig.device.named("store").refuses = set()
-
-
-def an_event_that_answers_with_an_error(rig: Rig) -> None:
-    rig.copier.launch(transfer(1, STORE, [1, 5], [3, 9]))
-    rig.event_of("store").error = RuntimeError("an illegal address")
-    rig.copier.poll()
-
-
-def a_deadline_that_passes(rig: Rig) -> None:
-    rig.copier.launch(transfer(1, STORE, [1, 5], [3, 9]))
-    rig.now = 10.0
-    rig.copier.poll()
-
-
-TROUBLES: dict[Callable[[Rig], None], tuple[str, bool]] = {
-    a_copy_that_raises: ("the driver refuses to copy", True),
-    an_event_that_cannot_be_recorded: ("the driver refuses to record", False),
-    an_event_that_answers_with_an_error: ("an illegal address", False),
-    a_deadline_that_passes: ("not over after 10 s", False),
-}
-"""What goes wrong: what is said of it, and whether a poll alone will still report it."""
-
-
-def names(trouble: Callable[[Rig], None]) -> str:
-    return trouble.__name__
-
-
-@pytest.mark.parametrize("trouble", TROUBLES, ids=names)
-def test_a_failed_job_is_suspect_and_not_reported_until_it_is_quiet(trouble: Callable[[Rig], None], rig: Rig) -> None:
-    """The verdict stands at once, with the job, its places and the reason; polls say nothing while bytes may move."""
-    trouble(rig)
-    early = rig.copier.poll()
-    (suspect,) = rig.copier.suspect()
-
-    assert early == []
-    assert (suspect.job, suspect.direction, suspect.num_bytes) == (job(1), STORE, 8)
-    assert (suspect.blocks.tolist(), suspect.places.tolist()) == ([1, 5], [3, 9])
-    assert TROUBLES[trouble][0] in suspect.why
-    assert suspect.why == rig.copier.statistics().last_error
-    assert rig.copier.statistics().num_suspect == 1
-    assert rig.copier.busy() is TROUBLES[trouble][1]
-
-
-@pytest.mark.parametrize("proof", ["later job", "wait", "close", "proven"])
-@pytest.mark.parametrize("trouble", TROUBLES, ids=names)
-def test_a_failed_job_is_reported_once_it_is_proven_quiet(trouble: Callable[[Rig], None], proof: str, rig: Rig) -> None:
-    """By a later event of its direction, by a wait, at the close, or by the word of the engine: FAILED each time, and once."""
-    trouble(rig)
-    rig.now = 0.0
-    match proof:
-        case "later job":
-            rig.copier.launch(transfer(2, STORE, [7], [7]))
-            rig.land_all()
-        case "wait":
-            rig.copier.wait([job(1)])
-        case "close":
-            rig.copier.close()
-        case _:
-            rig.copier.proven()
-    reported = results(rig.copier.poll())
-
-    assert reported == [(1, FAILED), (2, OK)][: 1 + (proof == "later job")]
-    assert rig.copier.suspect() == ()
-    assert not rig.copier.busy()
-    assert rig.copier.poll() == []
-    assert rig.device.findings == []
-
-
-def test_an_event_that_answered_with_an_error_is_not_used_again(rig: Rig) -> None:
-    """Once the device is proven quiet by other means, the next jobs get other events."""
-    rig.copier.launch(transfer(1, STORE, [1], [1]))
-    bad = rig.event_of("store")
-    bad.error = RuntimeError("an illegal address")
-    rig.copier.wait([job(1)])
-    for number in range(2, 8):
-        rig.copier.launch(transfer(number, STORE, [1], [1]))
-        rig.copier.wait([job(number)])
-
-    assert results(rig.copier.poll()) == [(1, FAILED), *((number, OK) for number in range(2, 8))]
-    assert rig.copier.suspect() == ()
-
-
-def test_a_compute_event_that_answers_with_an_error_is_passed_over(rig: Rig) -> None:
-    """A later one stands for it: events are pooled as before, and copies go on."""
-    rig.event_of("compute").error = RuntimeError("an illegal address")
-    for number in range(1, 30):
-        rig.copier.computed()
-        rig.copier.launch(transfer(number, STORE, [1], [1]))
-        rig.copier.wait([job(number)])
-
-    assert rig.copier.statistics().num_events < 8
-    assert {result for _, result in results(rig.copier.poll())} == {OK}
-
-
-@pytest.mark.parametrize("call", ["wait", "copy", "record"])
-def test_a_launch_that_raises_raises_nothing(call: str, rig: Rig) -> None:
-    """Whatever the driver refuses, the engine's loop hears of it by a completion; what was queued before it comes first."""
-    rig.copier.launch(transfer(1, LOAD, [1], [1]))
-    rig.device.named("store").refuses = {call}
-    rig.copier.launch(transfer(2, STORE, [1, 5], [1, 9]))
-    rig.device.named("store").refuses = set()
-    rig.copier.launch(transfer(3, STORE, [1], [2]))
-    rig.copier.close()
-
-    assert results(rig.copier.poll()) == [(1, OK), (2, FAILED), (3, OK)]
-    assert rig.device.findings == []
-
-
-def test_a_launch_of_which_nothing_was_queued_is_reported_by_the_next_poll(rig: Rig) -> None:
-    """A refused wait comes before the copy: no byte is under way, so nothing is suspect."""
-    rig.device.named("store").refuses = {"wait"}
-    rig.copier.launch(transfer(1, STORE, [1], [1]))
-
-    assert rig.copier.suspect() == ()
-    assert results(rig.copier.poll()) == [(1, FAILED)]
-
-
-def test_a_job_in_time_is_not_failed(rig: Rig) -> None:
-    """Just before its deadline a job is as good as ever; a job behind one that hangs is judged by its own."""
-    rig.copier.launch(transfer(1, STORE, [1], [1]))
-    rig.now = 5.0
-    rig.copier.launch(transfer(2, STORE, [2], [2]))
-    rig.now = 9.9
-    rig.copier.poll()
-    in_time = rig.copier.suspect()
-    rig.now = 10.0
-    rig.copier.poll()
-    (first,) = rig.copier.suspect()
-    busy = rig.copier.busy()
-    rig.land_all()
-
-    assert in_time == ()
-    assert first.job == job(1)
-    assert busy
-    assert results(rig.copier.poll()) == [(1, FAILED), (2, OK)]
-
-
-@pytest.mark.parametrize("call", ["wait", "close"])
-def test_wait_never_returns_without_proof(call: str, rig: Rig) -> None:
-    """On a device that can prove nothing it raises; the job stays suspect until the engine says that all is quiet."""
-    rig.copier.launch(transfer(1, STORE, [1], [1]))
-    rig.device.named("store").hangs = True
-    with pytest.raises(DeviceLostError, match=r"job 1\.1: cannot be proven quiet"):
-        rig.copier.wait([job(1)]) if call == "wait" else rig.copier.close()
-    unproven = results(rig.copier.poll()), len(rig.copier.suspect())
-    rig.copier.proven()
-    rig.copier.close()
-
-    assert unproven == ([], 1)
-    assert results(rig.copier.poll()) == [(1, FAILED)]
 
 
 def test_after_the_proof_from_outside_nothing_old_is_used(rig: Rig) -> None:
