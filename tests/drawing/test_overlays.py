@@ -30,7 +30,7 @@ from blocklife.recording import Recorder
 from blocklife.recording._statistics import RunStatistics, count_file
 from blocklife.states import MACHINES
 from blocklife.testing.plugin._coverage import Coverage
-from tests.proof.mutants.judging import Fate, Judgement
+from tests.proof.mutants.judging import Judgement
 from tests.proof.mutants.table import page
 from tests.recordings import step, written
 from tests.worlds import in_flight, make_ledger, report
@@ -169,14 +169,14 @@ def test_coverage_of_something_else_is_refused(said: object, message: str, tmp_p
 # --- mutants -----------------------------------------------------------------------------------------------------------
 
 JUDGED = (
-    Judgement("job.finish from IN_FLIGHT to DONE without all_ok", "guard", Fate.FOUND, "calm", "I9", "told", ("a",) * 9),
-    Judgement("job.finish from IN_FLIGHT to IN_FLIGHT without more", "guard", Fate.FOUND, "calm", "I9", "told", ("a",) * 3),
-    Judgement("job.finish from AWAITED to DONE without all_ok", "guard", Fate.SURVIVED),
-    Judgement("job.finish from AWAITED to AWAITED without more", "guard", Fate.COUNTED),
-    Judgement("job.finish from UNWANTED to UNWANTED without more", "guard", Fate.UNREACHED),
-    Judgement("life-ends: no job.cancel", "effect", Fate.FOUND, "calm", "I1", "told", ("a",) * 2),
-    Judgement("hand-out-flushes: no job.flush", "effect", Fate.UNCHANGED),
-    Judgement("block.release from SEALED to SEALED without held", "guard", Fate.FOUND, "calm", "I1", "told", ("a",)),
+    Judgement("job.finish from IN_FLIGHT to DONE without all_ok", "guard", "calm", "I9", "told", ("a",) * 9),
+    Judgement("job.finish from IN_FLIGHT to IN_FLIGHT without more", "guard", "calm", "I9", "told", ("a",) * 3),
+    Judgement("job.finish from AWAITED to DONE without all_ok", "guard"),
+    Judgement("job.finish from AWAITED to AWAITED without more", "guard"),
+    Judgement("job.finish from UNWANTED to UNWANTED without more", "guard"),
+    Judgement("life-ends: no job.cancel", "effect", "calm", "I1", "told", ("a",) * 2),
+    Judgement("hand-out-flushes: no job.flush", "effect"),
+    Judgement("block.release from SEALED to SEALED without held", "guard", "calm", "I1", "told", ("a",)),
 )
 
 

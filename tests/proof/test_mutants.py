@@ -13,10 +13,8 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from attrs import evolve
 
 from blocklife.core import _couplings, _moves
 from blocklife.core._columns import Blocks
@@ -30,8 +28,6 @@ from blocklife.testing.worlds._world import Faults, World, WorldSettings
 from tests.proof.mutants import judging as judging
 from tests.proof.mutants import planting as planting
 from tests.proof.mutants.judging import (
-    Baseline,
-    Fate,
     Judgement,
     baselines,
     explored,
@@ -216,34 +212,14 @@ def mutant(kind: str = "seed", name: str = "nothing") -> Mutant:
     return Mutant(name, kind, lambda: lambda: None)
 
 
-def test_judge_tells_apart_what_is_not_found() -> None:
-    """Unreached where no world comes by, unchanged where every world stays as it is."""
-    sleeper = MUTANTS["OffloadScheduler.sleep without asleep ="]
-    known = baselines({"tiny": ground_of(TINY)}, [sleeper, mutant()])
+def test_judge_tells_what_finds_a_mutant() -> None:
+    """The rule and a shortest counterexample; nothing of a mutant that no world executes, or that changes nothing."""
+    sleeper, pin = MUTANTS["OffloadScheduler.sleep without asleep ="], MUTANTS["verbs.finish without give_up()"]
+    known = baselines({"tiny": ground_of(TINY)}, [sleeper, pin, mutant()])
+    found = judge(pin, known)
 
-    assert judge(sleeper, known).fate is Fate.UNREACHED
-    assert judge(mutant(), known).fate is Fate.UNCHANGED
-
-
-def test_judge_knows_a_survivor() -> None:
-    """A world that is another one with the mutant, holds, and has as many states: nothing would notice."""
-    known = baselines({"tiny": ground_of(TINY)}, [mutant()])
-    base = known["tiny"]
-    other = Baseline(base.ground, evolve(base.ran, digest=base.ran.digest + 1), base.reached)
-
-    assert judge(mutant(), {"tiny": other}).fate is Fate.SURVIVED
-
-
-@pytest.mark.parametrize("change", [{"edges": 1}, {"rows": frozenset({"job: a row"})}], ids=["steps", "rows"])
-def test_judge_counts_where_every_rule_holds(change: dict[str, Any]) -> None:
-    """That is no find: it needs a test, like everything that no rule notices."""
-    known = baselines({"tiny": ground_of(TINY)}, [mutant()])
-    base = known["tiny"]
-    found = judge(mutant(), {"tiny": Baseline(base.ground, evolve(base.ran, **change), base.reached)})
-
-    assert (found.fate, found.world) == (Fate.COUNTED, "tiny")
-    assert "instead of" in found.message or "is never taken" in found.message
-    assert holes([found]) == ["nothing: counted"]
+    assert (found.is_found, found.world, bool(found.rule), bool(found.actions)) == (True, "tiny", True, True)
+    assert [judge(each, known).is_found for each in (sleeper, mutant())] == [False, False]
 
 
 def test_baselines_refuse_a_world_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,41 +237,34 @@ def test_judge_all_keeps_the_order(processes: int) -> None:
 
 
 def test_holes_are_mutants_without_counterexample_or_test() -> None:
-    """And tests that nobody needs."""
-    judged = [Judgement("found", "step", Fate.FOUND), Judgement("open", "step", Fate.SURVIVED)]
+    """And tests that nobody needs. Each mutant has a line that says what finds it, if anything."""
+    judged = [Judgement("found", "step", "tiny", "I1", "said", ("a",)), Judgement("open", "step")]
     test = "test_a.py::test_a"
 
-    assert holes(judged) == ["open: survived"]
+    assert holes(judged) == ["open: every world holds, and there is no test for it"]
     assert holes(judged, {"open": test}) == []
     assert holes(judged, {"open": test, "found": test, "gone": test}) == [
         "found: there is a test for it, but a world finds it already",
         "gone: there is a test for it, but no such mutant",
     ]
     assert holes(judged[:1], {"gone": test}, whole=False) == []
-
-
-def test_line_says_what_finds_a_mutant() -> None:
-    """A world, a test, or nothing."""
-    found = Judgement("found", "step", Fate.FOUND, "tiny", "I1", "said", ("a",))
-    counted = Judgement("x", "step", Fate.COUNTED)
-
-    assert line(found) == "found in tiny after 1 steps (I1): found"
-    assert line(counted, {"x": "test_a.py::test_a"}) == "counted: x, test_a.py::test_a"
-    assert line(counted) == "counted: x, NOT FOUND"
+    assert line(judged[0]) == "found in tiny after 1 steps (I1): found"
+    assert line(judged[1], {"open": test}) == "every world holds: open, test_a.py::test_a"
+    assert line(judged[1]) == "every world holds: open, NOT FOUND"
 
 
 def test_page_is_read_as_it_was_written() -> None:
     """Bars in a name are no columns."""
     judged = [
-        Judgement("a.b|c without d", "guard", Fate.FOUND, "tiny", "I1", "said"),
-        Judgement("x", "step", Fate.UNCHANGED),
-        Judgement("y|z", "step", Fate.COUNTED, "tiny", "", "1 states"),
+        Judgement("a.b|c without d", "guard", "tiny", "I1", "said"),
+        Judgement("x", "step"),
+        Judgement("y|z", "step"),
     ]
     text = page(judged, {"y|z": "test_a.py::test_a[1|2]"})
 
     assert read_page(text) == [PageRow("a.b|c without d", "tiny", "I1", 0)]
     assert "3 mutants: found by a world 1, by a test 1." in text
-    assert "by no world and no test\n\n| mutant | what changes |\n| --- | --- |\n| `x` | nothing |" in text
+    assert "by no world and no test\n\n| mutant | in all worlds |\n| --- | --- |\n| `x` | every rule holds |" in text
     assert "| `y\\|z` | `test_a.py::test_a[1\\|2]` |" in text
     with pytest.raises(MisuseError, match="has no mutant that is found"):
         read_page("# Mutants\n")

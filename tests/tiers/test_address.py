@@ -8,8 +8,7 @@ import pytest
 
 from blocklife.cli import main
 from blocklife.errors import MisuseError
-from blocklife.tiers import KEY_BYTES, ContentStore, FileStore, open_store
-from tests.tiers.arena import Arena
+from blocklife.tiers import ContentStore, FileStore, open_store
 
 OPENED: list[ContentStore] = []
 
@@ -47,10 +46,6 @@ def test_files_have_the_bound_of_their_address(tmp_path: Path, size: str, bound:
     """Units are binary."""
     assert bound_of(f"fs:{tmp_path}/store:{size}") == bound
     assert (tmp_path / "store" / "blocklife-store").is_file()
-
-
-def test_files_without_a_bound_have_the_default(tmp_path: Path) -> None:
-    assert bound_of(f"fs:{tmp_path}") > 1 << 20
 
 
 def test_folder_may_be_relative_and_may_have_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,14 +139,3 @@ def test_module_that_cannot_be_imported_is_refused(
 def test_address_that_is_no_text_is_refused() -> None:
     with pytest.raises(MisuseError, match="is no address"):
         open_store(5)  # type: ignore[arg-type]
-
-
-def test_stores_are_usable_as_they_are_opened(tmp_path: Path) -> None:
-    store = open_store(f"fs:{tmp_path}:1M")
-    arena = Arena()
-    arena.join(store)
-    arena.put(store, "a", b"hello")
-
-    assert arena.get(store, "a", 5) == b"hello"
-    assert KEY_BYTES == 32
-    store.close()

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from blocklife.cli import main
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction, JobId, Result, TierTransfer, Worker
 from blocklife.testing import StoreCheckVerdict, assert_store, check_address
-from blocklife.tiers import CircuitBreaker, Identity, MooncakeStore, Page, StoreCopier, StoreOutcome, open_store
-from tests.tiers.arena import Arena, key, value
+from blocklife.tiers import CircuitBreaker, Identity, MooncakeStore, StoreCopier, StoreOutcome, open_store
+from tests.tiers.arena import key, value
 from tests.tiers.mooncake import CLIENT_TTL_S, LEASE_S, Client, Lender, Master, free_port, run_child, until
 
 if importlib.util.find_spec("mooncake") is None:
@@ -64,11 +63,6 @@ def test_every_check_of_the_suite_passes(address: str) -> None:
 def test_memory_lent_by_the_process_itself_is_a_store(master: Master) -> None:
     """As an author of a store writes it; content that outlives its process needs another one that lends."""
     assert_store(lambda: MooncakeStore(master.host_and_port, segment_bytes=128 << 20))
-
-
-def test_command_checks_it(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "check", address, "--only", "two_processes_at_once", "--only", "any_key"]) == 0
-    assert ": 2 passed, 0 failed, 0 skipped" in capsys.readouterr().out
 
 
 def test_content_outlives_the_process_that_put_it(address: str) -> None:
@@ -124,23 +118,6 @@ def test_value_of_another_size_is_never_content_and_can_be_removed(address: str)
         assert client.get("size") is OK
 
 
-def test_copier_replaces_what_has_another_size(address: str) -> None:
-    """It is damaged, a miss; then it is demoted anew."""
-    rig = Rig(open_store(address), "replaced")
-    name = IDENTITY.name(rig.space, 0, 0, b"0")
-    with Client(address) as client:
-        page = client.arena.page("any", value("any", 100))
-        assert client.store.put([Page(name, page.address, page.size)]) == [OK]
-
-    assert rig.run(Direction.PROMOTE, 2) == (Result.OK, [0, 1])
-    assert rig.copier.statistics().damaged == 1
-    assert rig.run(Direction.DEMOTE, 2) == (Result.OK, [])
-    rig.host[:] = 0
-    assert rig.run(Direction.PROMOTE, 2) == (Result.OK, [])
-    assert rig.holds(2)
-    rig.close()
-
-
 def test_store_that_is_full_evicts_and_says_so_where_it_cannot(master: Master) -> None:
     """What was asked for has a lease; a value above the whole store is FULL, and takes nothing away."""
     with Client(f"{master.address}?segment=16M", 32 << 20) as client:
@@ -151,29 +128,6 @@ def test_store_that_is_full_evicts_and_says_so_where_it_cannot(master: Master) -
         outcomes = {client.put(number, 1 << 20) for number in range(30)}
         assert outcomes == {OK, FULL} or outcomes == {OK}
         until(lambda: client.put(os.urandom(4), 1 << 20) is OK, "there is room again")
-
-
-# --- memory ------------------------------------------------------------------------------------------------------------
-
-
-def test_memory_is_registered_once(address: str) -> None:
-    """An overlap is refused and changes nothing; a page outside is refused before the package sees it."""
-    with Client(address) as client:
-        arena = client.arena
-        for start, size in ((0, len(arena.memory)), (0, 1), (len(arena.memory) - 1, 1)):
-            with pytest.raises(MisuseError, match="overlap"):
-                client.store.register(arena.address + start, size)
-        other = Arena(8192)
-        for page in (Page(key("a"), other.address, 10), Page(key("a"), arena.address, 0), Page(b"a", arena.address, 10)):
-            for call in (client.store.put, client.store.get):
-                with pytest.raises(MisuseError):
-                    call([page])
-        for name in (b"", b"short", bytes(33)):
-            with pytest.raises(MisuseError, match="is no key"):
-                client.store.exists([name])
-        other.join(client.store)
-        assert other.put(client.store, "other", b"hello") is OK
-        assert other.get(client.store, "other", 5) == b"hello"
 
 
 # --- what ends a process -------------------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 Rules of this file:
 
-* A world must hold without any mutant; its `Baseline` shows what a mutant has changed.
+* A world must hold without any mutant.
 * A mutant that hangs counts as found, like one that crashes: an alarm ends a call that does not return.
 """
 
 from __future__ import annotations
 
-import enum
 import multiprocessing
 import signal
 import threading
@@ -22,8 +21,6 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.scheduler_states import SCHEDULER_MACHINES
-from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Bounds, Exploration, Verdict, explore
 from blocklife.testing.exploring._model import ActionT
 from blocklife.testing.worlds._pinned import WORLDS
@@ -32,21 +29,10 @@ from tests.proof.ledger_world.settings import LedgerSettings
 from tests.proof.ledger_world.world import LedgerWorld
 from tests.proof.mutants.planting import Mutant, planted, watched
 
-_TABLES = {**MACHINES, **SCHEDULER_MACHINES}
 SECONDS_MAX = 30.0
 """How long a call under a mutant may take before it counts as hung, in seconds of the processor."""
 GROWTH_MAX = 2
 """How many times larger a world may get under a mutant before its exploration is stopped."""
-
-
-class Fate(enum.Enum):
-    """The result of judging a mutant."""
-
-    FOUND = "a world does not hold with it"
-    COUNTED = "every rule holds, but a pinned world has other states, steps or rows: choices change, and all are safe"
-    UNREACHED = "no world executes it"
-    UNCHANGED = "every world has exactly the same states and steps as without it"
-    SURVIVED = "worlds change with it, but nothing notices"
 
 
 @frozen
@@ -55,8 +41,8 @@ class Judgement:
 
     mutant: str
     kind: str
-    fate: Fate
     world: str = ""
+    """One that does not hold with it; empty if all do."""
     rule: str = ""
     message: str = ""
     actions: tuple[str, ...] = ()
@@ -64,9 +50,9 @@ class Judgement:
     seconds: float = 0.0
 
     @property
-    def length(self) -> int:
-        """The length of a shortest counterexample."""
-        return len(self.actions)
+    def is_found(self) -> bool:
+        """Whether a world does not hold with it."""
+        return bool(self.world)
 
 
 class Ground(Protocol):
@@ -82,51 +68,27 @@ class Ran:
     """The result of an exploration; the last three fields are about the first counterexample."""
 
     states: int
-    edges: int
-    digest: int
-    """A hash of the values of the code under test that the run saw."""
-    rows: frozenset[str]
-    """The rows of the tables that were taken."""
     verdict: Verdict
     rule: str = ""
     message: str = ""
     actions: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, seen: Exploration[ActionT], digest: int, coverage: Mapping[str, Mapping[int, int]]) -> Ran:
-        """The result of an exploration; *coverage* counts rows by machine and number."""
-        taken = frozenset(
-            f"{machine}: {_TABLES[machine].row(number)}"
-            for machine, rows in coverage.items()
-            for number, times in rows.items()
-            if times
-        )
+    def of(cls, seen: Exploration[ActionT]) -> Ran:
+        """The result of an exploration."""
         if not seen.counterexamples:
-            return cls(seen.states, seen.edges, digest, taken, seen.verdict)
+            return cls(seen.states, seen.verdict)
         first = seen.counterexamples[0]
-        actions = tuple(map(str, first.actions))
-        return cls(seen.states, seen.edges, digest, taken, seen.verdict, first.rule, first.message, actions)
+        return cls(seen.states, seen.verdict, first.rule, first.message, tuple(map(str, first.actions)))
 
 
-def ground_of(settings: WorldSettings) -> Ground:
-    """A world of the scheduler as a ground."""
-
-    def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
-        world = World(settings)
-        seen = explore(world, bounds, progress=lambda *_: wind(), processes=1)
-        rows = {machine: {row.index: times for row, times in each.items()} for machine, each in world.coverage().items()}
-        return Ran.of(seen, world.digest(), rows)
-
-    return run
-
-
-def ledger_ground_of(settings: LedgerSettings) -> Ground:
-    """A world of the ledger's verbs as a ground."""
+def ground_of(settings: WorldSettings | LedgerSettings) -> Ground:
+    """A world of the scheduler, or of the ledger's verbs, as a ground."""
 
     def run(bounds: Bounds, wind: Callable[[], None]) -> Ran:
-        world = LedgerWorld(settings)
-        seen = explore(world, bounds, progress=lambda *_: wind(), processes=1)
-        return Ran.of(seen, world.digest(), world.coverage())
+        if isinstance(settings, LedgerSettings):
+            return Ran.of(explore(LedgerWorld(settings), bounds, progress=lambda *_: wind(), processes=1))
+        return Ran.of(explore(World(settings), bounds, progress=lambda *_: wind(), processes=1))
 
     return run
 
@@ -143,7 +105,7 @@ _OF_VERBS = (
 def grounds() -> dict[str, Ground]:
     """Every small pinned world and the worlds of the ledger's verbs, by name."""
     found = {each.name: ground_of(each.settings) for each in WORLDS if not each.large}
-    return found | {f"ledger {text}": ledger_ground_of(LedgerSettings.parse(text)) for text in _OF_VERBS}
+    return found | {f"ledger {text}": ground_of(LedgerSettings.parse(text)) for text in _OF_VERBS}
 
 
 @frozen
@@ -151,7 +113,7 @@ class Baseline:
     """A ground without any mutant."""
 
     ground: Ground
-    ran: Ran
+    states: int
     reached: frozenset[str]
     """The mutants whose site is executed in this world."""
 
@@ -168,42 +130,22 @@ def baselines(grounds: Mapping[str, Ground], mutants: Sequence[Mutant]) -> dict[
             ran = ground(Bounds(), lambda: None)
         if ran.verdict is not Verdict.HOLDS:
             raise MisuseError(f"{name}: it does not hold without any mutant ({ran.message})")
-        found[name] = Baseline(ground, ran, frozenset(reached))
-    return dict(sorted(found.items(), key=lambda each: each[1].ran.states))
+        found[name] = Baseline(ground, ran.states, frozenset(reached))
+    return dict(sorted(found.items(), key=lambda each: each[1].states))
 
 
 def judge(mutant: Mutant, known: Mapping[str, Baseline]) -> Judgement:
-    """Explore the grounds that execute the mutant's site, in order and with the mutant planted, until one does not hold.
-
-    If all hold, the first one with other states, steps or rows than before is reported: tests pin those numbers.
-    """
-    changed = False
-    counted: tuple[str, str] | None = None
+    """Explore the grounds that execute the mutant's site, in order and with the mutant planted, until one does not hold."""
     started = time.perf_counter()
-    concerned = {name: baseline for name, baseline in known.items() if mutant.name in baseline.reached}
-    for name, baseline in concerned.items():
+    for name, baseline in known.items():
+        if mutant.name not in baseline.reached:
+            continue
         with planted(mutant):
-            ran = explored(baseline.ground, Bounds(max_states=GROWTH_MAX * baseline.ran.states + 1000))
+            ran = explored(baseline.ground, Bounds(max_states=GROWTH_MAX * baseline.states + 1000))
         if ran.verdict is Verdict.VIOLATED:
             took = time.perf_counter() - started
-            return Judgement(mutant.name, mutant.kind, Fate.FOUND, name, ran.rule, ran.message, ran.actions, took)
-        changed |= ran != baseline.ran
-        if counted is None and (said := difference(ran, baseline.ran)):
-            counted = name, said
-    if counted is not None:
-        took = time.perf_counter() - started
-        return Judgement(mutant.name, mutant.kind, Fate.COUNTED, counted[0], "", counted[1], (), took)
-    fate = Fate.SURVIVED if changed else Fate.UNCHANGED if concerned else Fate.UNREACHED
-    return Judgement(mutant.name, mutant.kind, fate, seconds=time.perf_counter() - started)
-
-
-def difference(ran: Ran, base: Ran) -> str:
-    """How a world in which every rule holds differs from its baseline in what tests pin; empty if it does not."""
-    more = " and more" if ran.verdict is Verdict.UNKNOWN else ""
-    if (ran.states, ran.edges) != (base.states, base.edges):
-        return f"{ran.states} states and {ran.edges} steps{more} instead of {base.states} and {base.edges}"
-    missing = sorted(base.rows - ran.rows)
-    return f"{missing[0]} is never taken" if missing else ""
+            return Judgement(mutant.name, mutant.kind, name, ran.rule, ran.message, ran.actions, took)
+    return Judgement(mutant.name, mutant.kind, seconds=time.perf_counter() - started)
 
 
 def explored(ground: Ground, bounds: Bounds | None = None) -> Ran:
@@ -213,7 +155,7 @@ def explored(ground: Ground, bounds: Bounds | None = None) -> Ran:
             return ground(bounds or Bounds(), wind)
     except Exception as broken:
         # a mutant can also break the making of a world
-        return Ran(0, 0, 0, frozenset(), Verdict.VIOLATED, "lawful", f"{type(broken).__name__}: {broken}")
+        return Ran(0, Verdict.VIOLATED, "lawful", f"{type(broken).__name__}: {broken}")
 
 
 @contextmanager

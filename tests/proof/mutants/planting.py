@@ -7,9 +7,7 @@ Rules of this file:
 * A guard or effect is taken out of the bytes that the kernel reads (`core._tables.RULES`), a step out of the running code. All
   are put back. A mutant is found if a world that holds without it does not hold with it. The search is breadth first, so the
   counterexample is a shortest one.
-* A mutant that no world finds has one of four fates (`_judging.Fate`): *counted* (every rule holds, but numbers that tests pin
-  change), *unreached* (no world executes the code), *unchanged*, or *survived* (the same numbers, other values). Each needs a
-  test that fails under it (`_table.read_caught`).
+* A mutant that no world finds needs a test that fails under it (`table.read_caught`).
 
 Theory. *Guards*: a row is taken although its guard does not hold. *Effects*: one machine takes its step, and the other does
 not. *Steps*: a cleanup step is a statement (a call, a deletion, an assignment to state) of a function that can be reached from

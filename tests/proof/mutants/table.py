@@ -17,7 +17,7 @@ from pathlib import Path
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from tests.proof.mutants.judging import Fate, Judgement
+from tests.proof.mutants.judging import Judgement
 
 CAUGHT = Path(__file__).parents[1] / "caught.toml"
 _HEAD = (
@@ -38,7 +38,7 @@ _KINDS = {
     "seed": "Seeds: the code as it was before a released fix",
 }
 _BY_TESTS = "## Found by a test: every rule holds, but something else is wrong\n\n| mutant | test |\n| --- | --- |\n"
-_HOLES = "## Holes: found by no world and no test\n\n| mutant | what changes |\n| --- | --- |\n"
+_HOLES = "## Holes: found by no world and no test\n\n| mutant | in all worlds |\n| --- | --- |\n"
 _NONE: Mapping[str, str] = {}
 
 
@@ -54,9 +54,9 @@ class PageRow:
 
 def line(judgement: Judgement, tests: Mapping[str, str] = _NONE) -> str:
     """What finds a mutant, as one line."""
-    if judgement.fate is Fate.FOUND:
-        return f"found in {judgement.world} after {judgement.length} steps ({judgement.rule}): {judgement.mutant}"
-    return f"{judgement.fate.name.lower()}: {judgement.mutant}, {tests.get(judgement.mutant, 'NOT FOUND')}"
+    if judgement.is_found:
+        return f"found in {judgement.world} after {len(judgement.actions)} steps ({judgement.rule}): {judgement.mutant}"
+    return f"every world holds: {judgement.mutant}, {tests.get(judgement.mutant, 'NOT FOUND')}"
 
 
 def holes(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE, *, whole: bool = True) -> list[str]:
@@ -64,12 +64,12 @@ def holes(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE, *, 
 
     *whole*: the list has all mutants, so that tests for unknown mutants are wrong, too.
     """
-    judged = {each.mutant: each.fate for each in judgements}
+    judged = {each.mutant: each.is_found for each in judgements}
     said = []
-    for mutant, fate in judged.items():
-        if fate is not Fate.FOUND and mutant not in tests:
-            said.append(f"{mutant}: {fate.name.lower()}")
-        elif fate is Fate.FOUND and mutant in tests:
+    for mutant, is_found in judged.items():
+        if not is_found and mutant not in tests:
+            said.append(f"{mutant}: every world holds, and there is no test for it")
+        elif is_found and mutant in tests:
             said.append(f"{mutant}: there is a test for it, but a world finds it already")
     gone = sorted(tests.keys() - judged.keys()) if whole else ()
     return [*said, *(f"{mutant}: there is a test for it, but no such mutant" for mutant in gone)]
@@ -77,7 +77,7 @@ def holes(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE, *, 
 
 def counted(judgements: Sequence[Judgement], tests: Mapping[str, str]) -> str:
     """How many are found by worlds and by tests."""
-    found = {each.mutant for each in judgements if each.fate is Fate.FOUND}
+    found = {each.mutant for each in judgements if each.is_found}
     tested = {each.mutant for each in judgements if each.mutant in tests} - found
     return f"{len(judgements)} mutants: found by a world {len(found)}, by a test {len(tested)}"
 
@@ -86,14 +86,14 @@ def page(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> s
     """The whole page."""
     parts = [_HEAD, f"{counted(judgements, tests)}.\n"]
     for kind, title in _KINDS.items():
-        rows = [each for each in judgements if each.kind == kind and each.fate is Fate.FOUND]
-        lines = [f"| `{_safe(each.mutant)}` | {each.world} | {each.rule} | {each.length} |\n" for each in rows]
+        rows = [each for each in judgements if each.kind == kind and each.is_found]
+        lines = [f"| `{_safe(each.mutant)}` | {each.world} | {each.rule} | {len(each.actions)} |\n" for each in rows]
         parts.append(f"## {title}\n\n{_COLUMNS}{''.join(lines)}")
-    rest = [each for each in judgements if each.fate is not Fate.FOUND]
+    rest = [each for each in judgements if not each.is_found]
     lines = [f"| `{_safe(each.mutant)}` | `{_safe(tests[each.mutant])}` |\n" for each in rest if each.mutant in tests]
     parts.append(_BY_TESTS + "".join(lines))
     if missed := [each for each in rest if each.mutant not in tests]:
-        parts.append(_HOLES + "".join(f"| `{_safe(each.mutant)}` | {_changed(each)} |\n" for each in missed))
+        parts.append(_HOLES + "".join(f"| `{_safe(each.mutant)}` | every rule holds |\n" for each in missed))
     return "\n".join(parts)
 
 
@@ -112,13 +112,6 @@ def read_page(text: str) -> list[PageRow]:
 
 def _safe(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _changed(judgement: Judgement) -> str:
-    """What changes in the worlds under a mutant with which every rule holds."""
-    if judgement.fate is Fate.COUNTED:
-        return f"numbers of {judgement.world}: {_safe(judgement.message)}"
-    return {Fate.UNREACHED: "no world executes it", Fate.UNCHANGED: "nothing"}.get(judgement.fate, "values, not their number")
 
 
 def read_caught() -> dict[str, str]:
