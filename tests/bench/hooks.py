@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from blocklife.ledger import Ledger
 from blocklife.lifecycle import Transition
 from blocklife.states import BlockLife, JobLife
 from tests.bench import Figure, Scale, nanoseconds
-from tests.bench.ledger import POOL, cached_ledger
+from tests.bench.ledger import take_and_release
 from tests.bench.lifecycle import CODE, DoorLife
 
 BATCH = 1_000
@@ -18,10 +16,6 @@ BATCH = 1_000
 
 def hear(_: Transition) -> None:
     """A hook that does nothing."""
-
-
-def by_hand(_: Ledger) -> None:
-    """Nobody listens."""
 
 
 def elsewhere(ledger: Ledger) -> None:
@@ -34,28 +28,12 @@ def everything(ledger: Ledger) -> None:
     ledger.on(hook=hear)
 
 
-def take_and_release(size: int, register: Callable[[Ledger], None]) -> Callable[[int], None]:
-    ledger, lives = cached_ledger(POOL * size)
-    register(ledger)
-    chosen = np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1]
-    core = ledger._state.core
-    table = core.requests.by_name["reader"]  # of the one group
-
-    def loop(number: int) -> None:
-        for _ in range(number // 2):
-            ledger.acquire("reader", chosen)
-            ledger.release("reader", range(size))
-            core.requests.clear(table)
-
-    return loop
-
-
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
     figures: list[Figure] = []
     for size, unit in ((1, "ns a verb"), (BATCH, "ns a life")):
         calls = scale.calls if size == 1 else max(2, scale.calls * 5 // size)
-        silent = nanoseconds(take_and_release(size, by_hand), scale, calls) / size
+        silent = nanoseconds(take_and_release(size), scale, calls) / size
         for said, register in (("hooks on other events", elsewhere), ("a hook that hears all", everything)):
             figures.append(
                 Figure(

@@ -81,8 +81,10 @@ def cached_ledger(num_blocks: int) -> tuple[Ledger, list[int]]:
     return ledger, lives
 
 
-def take_and_release(size: int) -> Callable[[int], None]:
+def take_and_release(size: int, register: Callable[[Ledger], object] = bool) -> Callable[[int], None]:
+    """*register* gets the ledger first: for hooks."""
     ledger, lives = cached_ledger(POOL * size)
+    register(ledger)
     chosen = np.array(lives[:size], dtype=np.int64) if size > 1 else lives[:1]
     everything = range(size)
     core = ledger._state.core

@@ -421,8 +421,7 @@ class FullDisk:
         return self._pwrite(descriptor, data, offset)
 
 
-@pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize(("batch", "problem"), [(1, errno.ENOSPC), (7, errno.EDQUOT)])
 def test_disk_that_is_full_before_the_bound_makes_room_for_what_comes(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch, batch: int, problem: int
 ) -> None:

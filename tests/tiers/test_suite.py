@@ -33,7 +33,7 @@ PASSED, FAILED, SKIPPED = StoreCheckVerdict.PASSED, StoreCheckVerdict.FAILED, St
 
 def test_files_pass_every_check(tmp_path: Path) -> None:
     """And nothing of what the checks have put is left."""
-    found = list(check_address(f"fs:{tmp_path}:48M"))
+    found = list(check_address(f"fs:{tmp_path}:34M"))
 
     assert [str(each) for each in found if each.verdict is not PASSED] == []
     assert [each.name for each in found] == list(store_checks())
@@ -43,7 +43,7 @@ def test_files_pass_every_check(tmp_path: Path) -> None:
 
 def test_memory_passes_what_needs_no_second_store() -> None:
     """The rest is skipped, with the reason."""
-    found = {each.name: each for each in check_store(lambda: MemoryStore(48 << 20), capacity=48 << 20)}
+    found = {each.name: each for each in check_store(lambda: MemoryStore(34 << 20), capacity=34 << 20)}
 
     assert {each.verdict for each in found.values()} == {PASSED, SKIPPED}
     assert {name for name, each in found.items() if each.verdict is SKIPPED} == set(TWICE)

@@ -112,6 +112,7 @@ TIGHT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("faults", [None, BAD_DAY], ids=["calm", "faults"])
 @pytest.mark.parametrize("contract", list(Contract), ids=lambda each: each.name.lower())
 @pytest.mark.parametrize("tight", TIGHT)
@@ -271,6 +272,7 @@ STOPPED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("steps", [1, 2, 20, 60])
 @pytest.mark.parametrize("case", STOPPED)
 def test_replay_that_is_stopped_aborts_and_reports(case: str, steps: int) -> None:

@@ -1,6 +1,6 @@
-"""``python -m tests.bench.gpu [--json | --markdown] [--seconds N] [--pages 4K,64K]``: measure copies on a GPU.
+"""``python -m tests.bench.gpu [--json] [--seconds N] [--pages 4K,64K]``: measure copies on a GPU.
 
-With ``--from FILE`` nothing is measured: what ``--json`` printed before is printed as a table, or in Markdown.
+With ``--from FILE`` nothing is measured: what ``--json`` printed before is printed as tables, in Markdown.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from blocklife.copiers.torch._memory import available_bytes
 from blocklife.errors import BlocklifeError
 from tests.bench.gpu.arena import FULL
 from tests.bench.gpu.measuring import PAGES, Wish, measure
 from tests.bench.gpu.records import Report, from_json, size, to_json
-from tests.bench.gpu.tables import markdown, show
+from tests.bench.gpu.tables import markdown
 
 WRONG, BAD = 1, 2
 
@@ -51,7 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or read a report, and print it. 1: somebody moved wrong bytes, or raised; 2: no GPU, or no report."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables: every repetition of everything")
-    parser.add_argument("--markdown", action="store_true", help="print tables in Markdown, for specs/measurements.md")
     parser.add_argument("--seconds", type=seconds, default=400.0, help="what it may take; what has no room is named (400)")
     parser.add_argument("--pages", type=pages, default=PAGES, metavar="SIZES", help="only these page sizes, as 4K,64K,1M")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing: print this JSON again")
@@ -61,13 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BlocklifeError, OSError) as problem:
         print(f"bench gpu: {problem}", file=sys.stderr)
         return BAD
-    if chosen.json:
-        print(to_json(report))
-    elif chosen.markdown:
-        print(markdown(report), end="")
-    else:
-        console = Console()
-        show(report, console if console.is_terminal else Console(width=160))
+    print(to_json(report) if chosen.json else markdown(report))
     return WRONG if report.troubles else 0
 
 

@@ -6,7 +6,6 @@ Each queues its jobs, one call a job, on streams of its own, and says which byte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
@@ -19,79 +18,88 @@ from tests.bench.gpu.records import EACH, GATHER, LIMIT, NEIGHBOURS
 from tests.gpu.movers import ForcedCuda, forced
 
 
-class Competitor(Protocol):
-    """Moves all of a direction's bytes, job by job."""
+class Competitor:
+    """Moves all of a direction's bytes, job by job, on streams of its own."""
 
-    name: str
+    name = ""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        cuda, where = arena.buffers.cuda, arena.buffers.where
+        self._streams: dict[Direction, torch.cuda.Stream | None] = {
+            direction: torch.cuda.Stream(device=where) if cuda else None for direction in ON_DEVICE
+        }
+        self.work = {direction: self.cut(direction) for direction in ON_DEVICE}
+        self.jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self.work.items()}
+
+    def cut(self, direction: Direction) -> Work:
+        """Which blocks it moves where."""
+        return self.arena.scattered(direction)
 
     def streams(self, direction: Direction) -> list[torch.cuda.Stream]:
         """What it works on; nothing where there are no streams."""
-        ...
+        stream = self._streams[direction]
+        return [] if stream is None else [stream]
+
+    def on(self, direction: Direction) -> torch.cuda.StreamContext:
+        """The direction's stream is the current one inside; None changes nothing."""
+        return torch.cuda.stream(self._streams[direction])
 
     def num_jobs(self, direction: Direction) -> int:
         """How many calls move all."""
-        ...
+        return len(self.jobs[direction])
 
     def begin(self) -> None:
         """Get ready. Nothing is under way."""
-        ...
 
     def queue(self, direction: Direction, number: int) -> None:
         """Queue one job."""
-        ...
+        raise NotImplementedError
 
     def end(self) -> None:
         """Everything that was queued has run. Raises RuntimeError if the competitor knows better."""
-        ...
 
     def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
         """Do the same to other buffers, of words of eight bytes, in the plainest way."""
-        ...
+        work = self.work[direction]
+        blocks, places = (torch.from_numpy(ids).to(device.device) for ids in (work.blocks, work.places))
+        layers, regions = self.arena.cut(device), self.arena.cut(host)
+        if direction is STORE:
+            regions[:, places] = layers[:, blocks]
+        else:
+            layers[:, blocks] = regions[:, places]
 
 
-def moved(arena: Arena, work: Work, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
-    """What it means to move this work."""
-    blocks, places = (torch.from_numpy(ids).to(device.device) for ids in (work.blocks, work.places))
-    layers, regions = arena.cut(device), arena.cut(host)
-    if direction is STORE:
-        regions[:, places] = layers[:, blocks]
-    else:
-        layers[:, blocks] = regions[:, places]
-
-
-class Ours:
+class Ours(Competitor):
     """The copier, from `launch` on. Its name is that of a mover, or says how the blocks lie where the copier chooses."""
 
     def __init__(self, arena: Arena, name: str, mover: Mover) -> None:
         self.name = name
-        self._arena = arena
+        super().__init__(arena)
         self._layout = CopyLayout(arena.cache, arena.rows)
         self._mover = mover
         self._device = forced(self._layout, mover)
         self.copier = TorchCopier(arena.cache, arena.rows, worker=Worker(0), device=self._device)
-        cut = arena.neighbours if name == NEIGHBOURS else arena.scattered
-        self._work = {direction: cut(direction) for direction in ON_DEVICE}
-        self._jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self._work.items()}
         self._out: set[JobId] = set()
         self._num_jobs = 0
+
+    def cut(self, direction: Direction) -> Work:
+        return self.arena.neighbours(direction) if self.name == NEIGHBOURS else self.arena.scattered(direction)
 
     def streams(self, direction: Direction) -> list[torch.cuda.Stream]:
         if not isinstance(self._device, ForcedCuda):
             return []
         return [self._device.named[direction.name.lower()].inner]
 
-    def num_jobs(self, direction: Direction) -> int:
-        return len(self._jobs[direction])
-
     def job_bytes(self, direction: Direction, number: int) -> int:
         """What one job moves."""
-        return len(self._jobs[direction][number][0]) * self._arena.block
+        return len(self.jobs[direction][number][0]) * self.arena.block
 
     def chosen(self, direction: Direction) -> str:
         """Which mover it takes for the first job of a direction; empty where there is nothing to choose."""
         if not isinstance(self._mover, ChoosingMover):
             return ""
-        pages = self._layout.pages(self._transfer(direction, 0), *self._jobs[direction][0])
+        pages = self._layout.pages(self._transfer(direction, 0), *self.jobs[direction][0])
         return next(self._mover.order(len(pages), pages.total, direction))
 
     def begin(self) -> None:
@@ -117,51 +125,13 @@ class Ours:
         if self._out:
             raise RuntimeError(f"{len(self._out)} jobs were not reported")
 
-    def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
-        moved(self._arena, self._work[direction], direction, device, host)
-
     def _transfer(self, direction: Direction, number: int) -> Transfer:
-        blocks, places = self._jobs[direction][number]
+        blocks, places = self.jobs[direction][number]
         source, target = (blocks, places) if direction is STORE else (places, blocks)
         return Transfer(JobId(1, self._num_jobs), direction, source, target, (len(blocks),))
 
 
-class _Peer:
-    """Somebody with one stream for each direction."""
-
-    name = ""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        cuda, where = arena.buffers.cuda, arena.buffers.where
-        self._streams: dict[Direction, torch.cuda.Stream | None] = {
-            direction: torch.cuda.Stream(device=where) if cuda else None for direction in ON_DEVICE
-        }
-        self.work = {direction: arena.scattered(direction) for direction in ON_DEVICE}
-        self.jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self.work.items()}
-
-    def streams(self, direction: Direction) -> list[torch.cuda.Stream]:
-        stream = self._streams[direction]
-        return [] if stream is None else [stream]
-
-    def on(self, direction: Direction) -> torch.cuda.StreamContext:
-        """The direction's stream is the current one inside; None changes nothing."""
-        return torch.cuda.stream(self._streams[direction])
-
-    def num_jobs(self, direction: Direction) -> int:
-        return len(self.jobs[direction])
-
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def end(self) -> None:
-        """Nothing to do."""
-
-    def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
-        moved(self.arena, self.work[direction], direction, device, host)
-
-
-class Limit(_Peer):
+class Limit(Competitor):
     """One copy of the same bytes, all in a row: what the link gives."""
 
     name = LIMIT
@@ -183,7 +153,7 @@ class Limit(_Peer):
         target[part].copy_(source[part], non_blocking=True)
 
 
-class Each(_Peer):
+class Each(Competitor):
     """One ``copy_`` for each page, in a loop over layers and blocks."""
 
     name = EACH
@@ -199,7 +169,7 @@ class Each(_Peer):
                         layer[block].copy_(region[place], non_blocking=True)
 
 
-class Gather(_Peer):
+class Gather(Competitor):
     """Gathered on the device with ``index_select``, sent as one copy; loads the other way round with ``index_copy_``.
 
     It is spared what the copier does: its places on the host are all in a row, its ids are on the device before it begins,

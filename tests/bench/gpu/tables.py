@@ -1,4 +1,4 @@
-"""A report as tables: for a terminal, and in Markdown for `specs/measurements.md`."""
+"""A report as tables in Markdown, for a terminal and for `specs/measurements.md`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from attrs import frozen
-from rich.console import Console
-from rich.table import Table
 
 from tests.bench.gpu.records import (
     COPIER,
@@ -132,23 +130,8 @@ def remarks(report: Report) -> list[str]:
     ]
 
 
-def show(report: Report, console: Console) -> None:
-    """Facts, tables and remarks for a terminal."""
-    for name, value in report.facts.items():
-        console.print(f"{name}: {value}", highlight=False, markup=False)
-    for grid in grids(report):
-        table = Table(title=grid.title, title_justify="left", caption=grid.note, caption_justify="left")
-        for place, heading in enumerate(grid.headings):
-            table.add_column(heading, justify="right" if place > 1 else "left")
-        for row in grid.rows:
-            table.add_row(*row)
-        console.print(table)
-    for line in remarks(report):
-        console.print(line, highlight=False, markup=False)
-
-
 def markdown(report: Report) -> str:
-    """The same as a part of a page."""
+    """Facts, tables and remarks, as a part of a page."""
     lines = [f"## {report.facts.get('device', 'An unknown device')}, {report.facts.get('date', 'some day')}", ""]
     lines += [f"* {name}: {value}" for name, value in report.facts.items() if name not in ("device", "date")]
     for grid in grids(report):
