@@ -76,9 +76,9 @@ class Plain:
                 self.device.finish_pass(plan)
                 self.inbox = []
             case "abort":
-                engine.abort(action.request)
+                engine.scheduler.abort(action.request)
             case "preempt":
-                engine.preempt(action.request)
+                engine.scheduler.preempt(action.request)
             case "renew":
                 scheduler.reset(generation=scheduler.generation + "x")
             case verb:

@@ -27,7 +27,7 @@ from attrs import define, field, frozen
 from blocklife.copiers._executor import Executor, Report
 from blocklife.engines.toy._forward import ForwardPass, check_and_write
 from blocklife.engines.toy._memory import Ids, Words, WorkerMemory
-from blocklife.engines.toy._sequences import RequestSequence, fingerprints, goal_of, keys_of, unpacked
+from blocklife.engines.toy._sequences import RequestSequence, expected_content, goal_of
 from blocklife.engines.toy._traffic import Traffic
 from blocklife.engines.toy._workload import HASH_TOKENS, WorkloadRequest
 from blocklife.errors import CapacityError, InvariantError
@@ -65,6 +65,24 @@ class EngineOptions:
     """Plans that are outstanding while the next one is made: 0 is synchronous scheduling, 1 asynchronous."""
     checking: Checking = Checking.STRICT
     """What becomes of a violation that the engine finds, as in its ledger."""
+
+    def most_blocks(self, tokens: int) -> int:
+        """The most blocks, of all groups, that a request of so many tokens holds at once.
+
+        A window slides only when a step has settled, so it also spans the tokens of all outstanding steps.
+        """
+        steps = 1 + self.plans_ahead
+        most = 0
+        for kind, block_tokens in zip(self.geometry.groups, self.geometry.block_tokens, strict=True):
+            blocks = -(-tokens // block_tokens)
+            if isinstance(kind, SlidingWindow):
+                blocks = min(blocks, -(-(kind.window_tokens - 1 + steps * self.step_tokens) // block_tokens) + 1)
+            elif isinstance(kind, LocalAttention):
+                blocks = min(blocks, -(-(kind.part_tokens + steps * self.step_tokens) // block_tokens) + 1)
+            elif isinstance(kind, Mamba):
+                blocks = min(blocks, 1 + steps)
+            most += blocks
+        return most
 
 
 @define
@@ -175,7 +193,7 @@ class ToyEngine:
         """Queue a request; one that can never fit is skipped and counted, and nothing is built for it."""
         number = self.counts.requests
         self.counts.requests += 1
-        if self.most_blocks(goal_of(request)) > self.num_blocks:
+        if self.options.most_blocks(goal_of(request)) > self.num_blocks:
             self.counts.skipped_requests += 1
             return
         sequence = RequestSequence.of(request, number)
@@ -190,24 +208,6 @@ class ToyEngine:
     def num_blocks(self) -> int:
         """The blocks of the device that requests can hold."""
         return len(self.ledger.blocks) - 1
-
-    def most_blocks(self, tokens: int) -> int:
-        """The most blocks, of all groups, that a request of so many tokens holds at once.
-
-        A window slides only when a step has settled, so it also spans the tokens of all outstanding steps.
-        """
-        steps = 1 + self.options.plans_ahead
-        most = 0
-        for kind, block_tokens in zip(self._geometry.groups, self._geometry.block_tokens, strict=True):
-            blocks = -(-tokens // block_tokens)
-            if isinstance(kind, SlidingWindow):
-                blocks = min(blocks, -(-(kind.window_tokens - 1 + steps * self.options.step_tokens) // block_tokens) + 1)
-            elif isinstance(kind, LocalAttention):
-                blocks = min(blocks, -(-(kind.part_tokens + steps * self.options.step_tokens) // block_tokens) + 1)
-            elif isinstance(kind, Mamba):
-                blocks = min(blocks, 1 + steps)
-            most += blocks
-        return most
 
     @property
     def unfinished(self) -> int:
@@ -390,7 +390,7 @@ class ToyEngine:
             return False
         refs = self.ledger.blocks.refs
         shared = sum(1 for lives in hit.lives for life in lives if refs(block_of(life)))
-        return self.most_blocks(sequence.known) - shared > self.ledger.blocks.free
+        return self.options.most_blocks(sequence.known) - shared > self.ledger.blocks.free
 
     def _plan(self, batch: list[RequestSequence]) -> Plan:
         """Hand off the states that this step leaves at a boundary, then let the offload scheduler plan."""
@@ -529,7 +529,8 @@ class ToyEngine:
         ledger = self.ledger
         ready = np.array(ledger.slots.where(Slot.READY), dtype=np.int64)
         if len(ready):
-            expected = self._expected([key for slot in ready.tolist() if (key := ledger.slots.key(slot)) is not None])
+            keys = [key for slot in ready.tolist() if (key := ledger.slots.key(slot)) is not None]
+            expected = self._expected(keys)
             places = ready[:, None] * expected.shape[1] + np.arange(expected.shape[1])
             for station in self.stations:
                 written = station.traffic.written(ready)
@@ -540,29 +541,8 @@ class ToyEngine:
         return ledger.blocks.count_busy() + ledger.slots.count_busy()
 
     def _expected(self, keys: list[bytes]) -> Words:
-        """The content of each block of the chunks with these keys, ``(len(keys), blocks_per_chunk)``.
-
-        A key tells the content of the last block only; the others are found in the workload's requests, the latest first.
-        """
-        size = self._geometry.blocks_per_chunk
-        last = fingerprints(unpacked(keys))
-        found = np.zeros((len(keys), size), dtype=np.uint64)
-        found[:, -1] = last
-        if size == 1:
-            return found
-        order = np.argsort(last)
-        ordered = last[order]
-        missing = np.ones(len(keys), dtype=np.bool_)
-        for number in reversed(self._workload):
-            if not missing.any():
-                break
-            for names in keys_of(self._workload[number], number, self._geometry):
-                chunks = fingerprints(names)[: len(names) // size * size].reshape(-1, size)
-                at = np.minimum(np.searchsorted(ordered, chunks[:, -1]), len(keys) - 1)
-                match = ordered[at] == chunks[:, -1]
-                found[order[at[match]]] = chunks[match]
-                missing[order[at[match]]] = False
-        return found
+        """The content of each block of the chunks with these keys, ``(len(keys), blocks_per_chunk)``."""
+        return expected_content(keys, self._workload, self._geometry)
 
     def close(self) -> None:
         """End the copiers."""

@@ -164,7 +164,7 @@ class Replay:
 
     def check_fits(self) -> None:
         """Refuses: MisuseError where no request of the workload fits into the device, so that nothing would run."""
-        most, engine = self.engine.most_blocks, self.engine
+        most, engine = self.engine.options.most_blocks, self.engine
         if not any(most(goal_of(request)) <= engine.num_blocks for request in self._workload):
             least = min(most(goal_of(request)) for request in self._workload)
             raise MisuseError(

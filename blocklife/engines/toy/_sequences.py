@@ -153,3 +153,29 @@ class RequestSequence:
         self.tenure += 1
         self.computed = self.position = self.scheduled = 0
         self.expected = self.known
+
+
+def expected_content(keys: list[bytes], workload: dict[int, WorkloadRequest], geometry: Geometry) -> Words:
+    """The content of each block of the chunks with these keys, ``(len(keys), blocks_per_chunk)``.
+
+    A key tells the content of the last block only; the others are found in the workload's requests, the latest first.
+    """
+    size = geometry.blocks_per_chunk
+    last = fingerprints(unpacked(keys))
+    found = np.zeros((len(keys), size), dtype=np.uint64)
+    found[:, -1] = last
+    if size == 1:
+        return found
+    order = np.argsort(last)
+    ordered = last[order]
+    missing = np.ones(len(keys), dtype=np.bool_)
+    for number in reversed(workload):
+        if not missing.any():
+            break
+        for names in keys_of(workload[number], number, geometry):
+            chunks = fingerprints(names)[: len(names) // size * size].reshape(-1, size)
+            at = np.minimum(np.searchsorted(ordered, chunks[:, -1]), len(keys) - 1)
+            match = ordered[at] == chunks[:, -1]
+            found[order[at[match]]] = chunks[match]
+            missing[order[at[match]]] = False
+    return found

@@ -237,13 +237,13 @@ class OurDriver(Driver):
         return [life & ID_MASK for life in self.ledger.requests.table(request, group)]
 
     def finish(self, request: str) -> None:
-        (self.ledger if self._is_entered(request) else self.engine).finish(request)
+        (self.ledger if self._is_entered(request) else self.engine.scheduler).finish(request)
 
     def abort(self, request: str) -> None:
-        (self.ledger.finish if self._is_entered(request) else self.engine.abort)(request)
+        (self.ledger.finish if self._is_entered(request) else self.engine.scheduler.abort)(request)
 
     def preempt(self, request: str) -> None:
-        (self.ledger if self._is_entered(request) else self.engine).preempt(request)
+        (self.ledger if self._is_entered(request) else self.engine.scheduler).preempt(request)
 
     def _is_entered(self, request: str) -> bool:
         """Whether only the ledger knows it, and not the scheduler."""

@@ -278,26 +278,14 @@ class Engine:
     def _state(self, name: str) -> Request:
         return self.ledger.requests.state(name)
 
-    def finish(self, name: str) -> None:
-        """End a request normally."""
-        self.scheduler.finish(name)
-
-    def abort(self, name: str) -> None:
-        """End a request whose client has disconnected."""
-        self.scheduler.abort(name)
-
     def renew(self, weights: str) -> list[str]:
         """Change the weights: nothing computed with the former ones may be found again."""
         self.weights = weights
         return self.scheduler.reset(generation=weights)
 
-    def preempt(self, name: str) -> None:
-        """Preempt a request; it waits to be admitted again."""
-        self.scheduler.preempt(name)
-
     def tell(self, verb: str, name: str) -> None:
         """What happens to one request: *abort*, *preempt*, *lend* or *give_back*."""
-        {"abort": self.abort, "preempt": self.preempt, "lend": self.lend, "give_back": self.give_back}[verb](name)
+        getattr(self if verb in ("lend", "give_back") else self.scheduler, verb)(name)
 
     def lend(self, name: str) -> None:
         """A second owner begins to read what is final of a request."""
@@ -449,14 +437,15 @@ class Engine:
         table = self.ledger.requests.table(name, group)
         final = self.scheduler.requests.sealed_blocks(name, group)
         if isinstance(self.geometry.groups[group], Mamba):
-            reads += [(table[position] & ID_MASK, self.content(group, text[:begin])) for position in self._needed(group, begin)]
+            needed = self.geometry.needed(group, begin)
+            reads += [(table[position] & ID_MASK, self.content(group, text[:begin])) for position in needed]
             guessed = self._guessed(name, end)
             drafts = self.scheduler.policies.state_drafts
             first = max(begin, min(end, self.scheduler.requests.progress(name).known) - 1) if drafts else end - 1
             for last in range(first, end):  # the state of each draft has a block of its own
                 writes.append((table[last // size] & ID_MASK, self.content(group, guessed[: last + 1])))
             return
-        for position in self._needed(group, begin):
+        for position in self.geometry.needed(group, begin):
             stop = (position + 1) * size if position < final else min(begin, (position + 1) * size)
             reads.append((table[position] & ID_MASK, self._up_to(group, text, stop)))
         # recomputing a final block writes the same bytes again
@@ -489,9 +478,6 @@ class Engine:
             if progress.in_flight and progress.computed + progress.in_flight >= progress.known:
                 found[name] = 1 + self._right(name, progress.computed + progress.in_flight)
         return found
-
-    def _needed(self, group: int, begin: int) -> range:
-        return self.geometry.needed(group, begin)
 
     def _orders(self, plan: Plan, begin: Mapping[str, int], wants: Mapping[str, int]) -> Orders:
         loads, stores = ([_order(each) for each in transfers] for transfers in (plan.loads, plan.stores))

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* Between the hooks of one `schedule()` call, events are only noted. `ScheduledStep.report` tells the ledger, because vLLM may move
-  blocks from one request to another within a step and reports this in no particular order.
+* Between the hooks of one `schedule()` call, events are only noted. `ScheduledStep.report` tells the ledger, because vLLM may
+  move blocks from one request to another within a step and reports this in no particular order.
 * A step costs what changed in it: of the running requests, only those are looked at that got blocks, or that are scheduled for
   another number of tokens than one.
 
