@@ -305,7 +305,7 @@ def below_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
             "set PYTHONHASHSEED to the same value everywhere, or use sha256",
         )
     return StoreBelow(
-        address=config.below, identity=_identity(vllm_config, kv_cache_config, config), policies=config.policies_below()
+        address=config.below, identity=_identity(vllm_config, kv_cache_config, config), policies=config.policies_below
     )
 
 

@@ -20,7 +20,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.ledger._edge import MOST
 from blocklife.ledger._limits import MAX_JOBS, MAX_SLOTS
-from blocklife.offload import BelowPolicies, Demote, LastStep, Policies
+from blocklife.offload import BelowPolicies, LastStep, Policies
 from blocklife.offload._fields import Knob, knobs
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 
@@ -44,13 +44,20 @@ PLACE = "kv_connector_extra_config"
 """Where the options stand."""
 
 USUAL = Policies(last_step=LastStep.DRAIN, pending_wait=5.0)
+USUAL_BELOW = BelowPolicies(max_wait=5.0)
 """The policies of a connector that is told nothing; the unit of time is the second."""
 _FOLLOW = frozenset({"plans_ahead", "load_within_tokens", "state_drafts"})
-"""Policies that are no option: they follow from others, and from vLLM's settings."""
+_OF_JOBS = frozenset({"job_slots", "lazy_slots"})
+"""Policies that are no option: they follow from others and from vLLM's settings, or are a matter of how jobs are cut."""
 _POLICIES: Mapping[str, Knob] = {
     each.name + "_s" * (each.kind is float): each for each in knobs(Policies) if each.name not in _FOLLOW
 }
-"""The policies that are options, by key."""
+_BELOW: Mapping[str, Knob] = {
+    f"below_{each.name.removeprefix('max_')}" + "_s" * (each.kind is float): each
+    for each in knobs(BelowPolicies)
+    if each.name not in _OF_JOBS
+}
+"""The policies that are options, by key; those of the tier below."""
 
 
 def _bytes_or_none(key: str, value: object) -> int:
@@ -124,13 +131,8 @@ class ConnectorConfig:
     """Maximum number of outstanding copies."""
     below: str | None = field(default=None, metadata={"read": _address})
     """The address of a store below host memory, in a form that `blocklife.tiers.open_store` takes; default: none."""
-    below_demote: Demote = field(default=Demote.EAGER, metadata={"read": options.one_of(Demote)})
-    """eager: content goes below as soon as it is in host memory; lazy: when it is about to be evicted; never: the store is only
-    read."""
-    below_wait_s: float = field(default=5.0, metadata={"read": options.seconds})
-    """How long a request waits for content from below, in seconds; then it goes on without."""
-    below_slots: int = field(default=256, metadata={"read": options.count})
-    """Maximum number of chunks on their way to the store, and from it."""
+    policies_below: BelowPolicies = USUAL_BELOW
+    """The policies of the tier below, each under its own name behind ``below_``, a time in seconds: ``below_wait_s``."""
     below_source: HitSource | None = field(default=None, metadata={"read": options.one_of(HitSource)})
     """What vLLM's metrics call the store below; default: disk for files, external_unspecified for others."""
     below_generation: str = field(default="", metadata={"read": _text})
@@ -160,9 +162,11 @@ class ConnectorConfig:
             found[name] = readers[name](f"{PLACE}: {key}", value)
         if "below" not in found and (stray := next((name for name in found if name.startswith("below_")), None)):
             raise MisuseError(f"{PLACE}: {stray!r} needs a store below host memory (set below to its address)")
-        policies = {policy.name: found.pop(key) for key, policy in _POLICIES.items() if key in found}
+        own, below = (
+            {policy.name: found.pop(key) for key, policy in known.items() if key in found} for known in (_POLICIES, _BELOW)
+        )
         make: Callable[..., ConnectorConfig] = cls  # the readers have made them what they are
-        return make(policies=_told(**policies), **found)
+        return make(policies=_told(**own), policies_below=_told_below(**below), **found)
 
     @property
     def source_below(self) -> HitSource:
@@ -170,10 +174,6 @@ class ConnectorConfig:
         if self.below_source is not None:
             return self.below_source
         return HitSource.DISK if (self.below or "").startswith("fs:") else HitSource.EXTERNAL_UNSPECIFIED
-
-    def policies_below(self) -> BelowPolicies:
-        """The same options as policies of the tier below; its unit of time is the second."""
-        return BelowPolicies(demote=self.below_demote, max_wait=self.below_wait_s, max_slots=self.below_slots)
 
     def num_slots(self, block_bytes: int, num_workers: int) -> int:
         """The number of chunks that the host tier holds. Refuses less than one, with the numbers."""
@@ -195,13 +195,14 @@ class ConnectorConfig:
 
 
 _told: Callable[..., Policies] = partial(evolve, USUAL)
+_told_below: Callable[..., BelowPolicies] = partial(evolve, USUAL_BELOW)
 
 
 @cache
 def _readers() -> Mapping[str, Callable[[str, object], object]]:
     """How the value of each key is read."""
     own = {each.name: each.metadata["read"] for each in fields(ConnectorConfig) if "read" in each.metadata}
-    return own | {key: options.knob(each) for key, each in _POLICIES.items()}
+    return own | {key: options.knob(each) for key, each in {**_POLICIES, **_BELOW}.items()}
 
 
 def keys() -> tuple[str, ...]:
