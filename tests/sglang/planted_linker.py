@@ -151,7 +151,7 @@ def reset_at_once(linker: Any) -> None:
 
 def pages_kept(linker: Any) -> None:
     """The ledger is not told that SGLang has its pages back."""
-    linker.host._forget = lambda blocks: None
+    linker.host._release_content = lambda blocks: None
 
 
 LINKER_FAULTS: dict[str, LinkerFault] = {
