@@ -23,7 +23,7 @@ from blocklife.testing import (
 )
 from blocklife.tiers import ContentStore, FileStore, Page, StoreOutcome
 from tests.tiers.arena import Arena
-from tests.tiers.broken import BROKEN, PRIVATE, Jealous, opening_fails
+from tests.tiers.broken import BROKEN, PRIVATE, jealous, opening_fails
 
 TWICE = ("opened_twice", "two_processes_at_once", "content_outlives_close")
 """The checks that open the store twice."""
@@ -132,7 +132,7 @@ def test_assert_store_names_every_check_that_fails() -> None:
     with pytest.raises(
         AssertionError, match=r"(?s)^2 of \d+ checks of the store failed:\nfailed  put_again: .*threads_on_one_key: "
     ):
-        assert_store(Jealous)
+        assert_store(jealous)
 
 
 def test_unknown_check_is_refused() -> None:
