@@ -218,7 +218,7 @@ def compile_core(flavour: Flavour, root: Path = ROOT) -> dict[str, Path]:
 # --- a copy of the project ---------------------------------------------------------------------------------------------
 
 
-def _files(root: Path) -> Iterator[Path]:
+def project_files(root: Path) -> Iterator[Path]:
     """What belongs into a copy, relative to the root."""
     for name in (*COPIED, *SETTINGS):
         if (root / name).is_file():
@@ -268,7 +268,7 @@ def main() -> int:
         print(f"the core does not compile: {problem}", file=sys.stderr)
         return 1
     placed = {Path("blocklife", where): path for where, path in made.items()}
-    copy_project(args.into, {path: ROOT / path for path in _files(ROOT)} | placed)
+    copy_project(args.into, {path: ROOT / path for path in project_files(ROOT)} | placed)
     print(f"{args.into}: {len(made) - 1} modules of the core, compiled ({args.flavour})", file=sys.stderr)
     return 0
 

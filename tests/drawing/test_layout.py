@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocklife.drawing._layout import WIDTH_MAX, Box, MachineLayout, Point, RowLine, layout, numbers_of, ranges
+from blocklife.drawing._layout import WIDTH_MAX, Box, MachineLayout, Point, RowLine, layout, ranges
 from blocklife.drawing._picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
 from blocklife.drawing._text_width import FIXED, fixed_width, prose_width, wrapped
 from blocklife.errors import DefinitionError
@@ -155,14 +155,6 @@ def test_layout_of_one_state_alone_is_drawn() -> None:
 
 
 # --- numbers and letters -----------------------------------------------------------------------------------------------
-
-
-def test_numbers_of_several_machines_keep_the_order_of_the_table() -> None:
-    """Couplings are numbered once for a whole drawing, as their table orders them."""
-    together = numbers_of([panel_of(name) for name in MACHINES])
-
-    assert list(together) == [each.name for each in COUPLINGS]
-    assert list(together.values()) == list(range(1, len(COUPLINGS) + 1))
 
 
 @pytest.mark.parametrize(

@@ -206,11 +206,13 @@ def test_every_supported_release_has_an_adapter() -> None:
 
 
 def test_remedies_of_the_page_are_those_of_the_connector() -> None:
-    """What the page says to do instead of what is refused is what the error says."""
-    remedies = " ".join(remedy for _, remedy in refusals())
+    """What the page says to do instead of what is refused is what the error says; the connector's page has every remedy."""
+    remedies, page = " ".join(remedy for _, remedy in refusals()), (SPECS / "vllm-connector.md").read_text(encoding="utf-8")
     told = re.findall(r"(?m)^\| .* \| refused(?: [^:|]*)?: (.+?) \|$", PAGE)
 
     assert len(told) >= 6
+    assert len(refusals()) >= 12
+    assert [remedy for _, remedy in refusals() if remedy not in page] == []
     assert [each for each in told if each.removesuffix(" are what there is") not in remedies] == []
 
 

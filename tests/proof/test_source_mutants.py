@@ -136,15 +136,15 @@ def test_sample_of_a_seed_stays_when_the_source_grows() -> None:
 def test_copy_forgets_a_mutant_also_when_it_was_interrupted(tmp_path: Path) -> None:
     """The old text is back with its old time; what a killed run has left behind is mended by the next one."""
     source, copy = tmp_path / "source", Copy(tmp_path / "copy")
-    (source / "room").mkdir(parents=True)
-    (source / "room" / "a.py").write_text("x = 1\n")
+    (source / "tests").mkdir(parents=True)
+    (source / "tests" / "a.py").write_text("x = 1\n")
     copy.refresh(source)
-    here = copy.root / "room" / "a.py"
+    here = copy.root / "tests" / "a.py"
     stamp = here.stat().st_mtime_ns
     planted = []
 
     def interrupted() -> None:
-        with copy.changed("room/a.py", "x = 2\n"):
+        with copy.changed("tests/a.py", "x = 2\n"):
             planted.append(here.read_text())
             raise KeyboardInterrupt
 
@@ -152,13 +152,13 @@ def test_copy_forgets_a_mutant_also_when_it_was_interrupted(tmp_path: Path) -> N
         interrupted()
     back = (here.read_text(), here.stat().st_mtime_ns)
     here.write_text("x = 3\n")
-    (copy.root / "room" / "stranger.py").write_text("")
+    (copy.root / "tests" / "stranger.py").write_text("")
     copy.refresh(source)
 
     assert planted == ["x = 2\n"]
     assert back == ("x = 1\n", stamp)
     assert sorted(each.name for each in here.parent.iterdir()) == ["a.py"]
-    assert here.read_text() == (source / "room" / "a.py").read_text() == "x = 1\n"
+    assert here.read_text() == (source / "tests" / "a.py").read_text() == "x = 1\n"
 
 
 # --- judging -------------------------------------------------------------------------------------------------------------

@@ -304,28 +304,8 @@ _ENDINGS = frozenset(
 _FORGETS = (_couplings, "release_job")
 """And where a job that is over is forgotten: only a draft that becomes a job does that, and a draft ends nothing."""
 _PARTS = frozenset(
-    {
-        "_state",
-        "_check",
-        "_journal",
-        "_core",
-        "_steps",
-        "_offers",
-        "_admissions",
-        "_endings",
-        "offers",
-        "admissions",
-        "endings",
-        "_rows",
-        "_blocks",
-        "_slots",
-        "_jobs",
-        "_ledger",
-        "_stores",
-        "_progress",
-        "_tier",
-        "_stays",
-    }
+    {"_state", "_check", "_journal", "_core", "_steps", "_offers", "_admissions", "_endings", "offers", "admissions", "endings"}
+    | {"_rows", "_blocks", "_slots", "_jobs", "_ledger", "_stores", "_progress", "_tier", "_stays"}
 )
 """Attributes that refer to another part: they count as state, like the contents of the part."""
 _TOLD = frozenset({"note", "note_one"})

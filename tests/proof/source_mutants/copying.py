@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compile_core import copy_project, project_files
+
 PROJECT = Path(__file__).parents[3]
 CACHE = PROJECT / ".source-mutants"
 """Git ignores it. What is in there may be deleted at any time."""
-_LEFT_OUT = frozenset({"__pycache__", "node_modules", "build", "dist"})
-
-
-def _is_left_out(name: str) -> bool:
-    return name.startswith(".") or name in _LEFT_OUT or name.endswith((".pyc", ".egg-info"))
-
-
-def _files(root: Path) -> Iterator[Path]:
-    """The project's files below a folder, as paths relative to it, in a fixed order."""
-    for folder, inside, names in os.walk(root):
-        inside[:] = sorted(name for name in inside if not _is_left_out(name))
-        yield from (Path(folder, name).relative_to(root) for name in sorted(names) if not _is_left_out(name))
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -43,15 +32,7 @@ class Copy:
 
     def refresh(self, source: Path = PROJECT) -> None:
         """Make the copy what the working tree is. Files that did not change keep their compiled form."""
-        wanted = set(_files(source))
-        for path in wanted:
-            here, there = self.root / path, source / path
-            if not here.exists() or _stamp(here) != _stamp(there):
-                here.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(there, here)
-        if self.root.exists():
-            for path in set(_files(self.root)) - wanted:
-                (self.root / path).unlink()
+        copy_project(self.root, {path: source / path for path in project_files(source)})
 
     @property
     def path(self) -> str:
@@ -71,8 +52,3 @@ class Copy:
         finally:
             file.write_bytes(before)
             os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
