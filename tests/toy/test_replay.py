@@ -341,10 +341,10 @@ def test_replay_default_is_clean() -> None:
 # --- many worlds --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(every=3)
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.sampled(every=4)
+@pytest.mark.parametrize("seed", range(200))
 def test_replay_is_clean_in_a_random_world(seed: int) -> None:
-    """A hundred worlds whose every option is drawn; the seed names the world."""
+    """Two hundred worlds whose every option is drawn, groups and chunks too; the seed names the world."""
     workload, chosen = random_world(seed)
     print(f"seed {seed}: {len(workload)} requests, {chosen}")
     report = run(workload, chosen)

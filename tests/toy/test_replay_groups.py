@@ -1,12 +1,11 @@
 """A hybrid model is replayed as cleanly as a plain one, and what goes wrong with its groups, windows and chunks is found.
 
-Method: the combinations of groups, chunk sizes, modes, planning, contracts and faults are all run, in a world that is too small
-for its workload; the engine reads what the model's groups say, not what the scheduler was told. Then bugs are planted.
+Method: small worlds, each for one thing; the engine reads what the model's groups say, not what the scheduler was told. Then
+bugs are planted. All combinations of groups and options are drawn in `test_replay`.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -24,50 +23,14 @@ from blocklife.engines.toy import _sequences as sequences
 from blocklife.engines.toy._memory import Memory
 from blocklife.ledger import Checking, Contract, Plan
 from blocklife.ledger._rows import RowVerbs
-from blocklife.offload import Geometry, Hit, Mode, OffloadScheduler
+from blocklife.offload import Geometry, Hit, OffloadScheduler
 from blocklife.offload._offers import Offers
 from blocklife.states import Slot
-from tests.toy.worlds import BAD_DAY, HYBRID, PLAIN, WINDOWED, assert_clean, chats, most, options, run
+from tests.toy.worlds import HYBRID, PLAIN, WINDOWED, assert_clean, chats, most, options, run
 
 Patch = pytest.MonkeyPatch
 
 # --- clean runs ---------------------------------------------------------------------------------------------------------
-
-COMBINATIONS = list(
-    itertools.product(
-        (PLAIN, WINDOWED, HYBRID), (1, 4), tuple(Mode), (False, True), tuple(Contract), (None, BAD_DAY),
-    )
-)  # fmt: skip
-
-
-PARTS: list[list[Any]] = [list(dict.fromkeys(column)) for column in zip(*COMBINATIONS, strict=True)]
-
-
-@pytest.mark.sampled(every=7)  # no factor of their number, so that every choice is in it
-@pytest.mark.parametrize("number", range(len(COMBINATIONS)))
-def test_replay_is_clean_with_any_combination(number: int) -> None:
-    """Every combination of six options; policy and workers, two more, are spread over them so that all pairs occur."""
-    groups, blocks_per_chunk, mode, asynchronous, contract, faults = COMBINATIONS[number]
-    digits = [part.index(value) for part, value in zip(PARTS, COMBINATIONS[number], strict=True)]
-    workload = chats(40, seed=number)
-    chosen = options(
-        workload,
-        groups,
-        blocks_per_chunk,
-        mode=mode,
-        asynchronous=asynchronous,
-        contract=contract,
-        faults=faults,
-        policy=("lru", "arc")[sum(digits[1:]) % 2],
-        workers=1 + (digits[0] + digits[1] + digits[3]) % 2,
-        seed=number,
-    )
-    report = run(workload, chosen)
-
-    assert_clean(report)
-    assert (report.requests, report.skipped_requests, report.interrupted) == (40, 0, False)
-    assert report.blocks_stored > 0
-    assert report.verified_blocks > 0
 
 
 def found_in(replay: Replay) -> tuple[list[set[bytes]], list[set[bytes]]]:
