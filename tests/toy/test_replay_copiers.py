@@ -83,6 +83,7 @@ def check_case(case: str, copier: str) -> ReplayReport:
     return report
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("case", CASES)
 def test_replay_of_tensors_is_clean(case: str) -> None:
     """Every option, on CPU tensors."""
