@@ -7,8 +7,8 @@ the rules, and tells a `Watch` what was illegal, with the history of the block.
 An engine's part needs from here, and from nowhere else in this room:
 
 * `Watch`, which is attached to an object of the engine (`attached`, `detach`) and makes mirrors; `PartWatch`, its base, for a
-  part of an engine without blocks. `CallsThrough` wraps the engine's methods; `asked_for`, `beside_engine` and `said_of` are
-  for a plug-in.
+  part of an engine without blocks. Its `Ears` hear the engine's calls, each a `HeardCall`; `asked_for`, `beside_engine` and
+  `said_of` are for a plug-in.
 * `Mirror`, with `EngineCopy` and `CopyPiece` for what it copies, and `CONNECTOR` for who holds what no request is named for.
 * `TierBook`, where tiers below the host read and fill its slots.
 * `PageBook` or `StateBook`, for an engine whose caches are trees: blocks and slots by content, which is a part of a `Text`.
@@ -19,17 +19,18 @@ from blocklife._doors import door
 __getattr__, __dir__, __all__ = door(
     __name__,
     {
-        "_below": "TierBook TierJob",
+        "_below": "TierBook",
         "_contents": "OVERDUE OVERDUE_AMONG_RANKS ContentBook",
         "_holders": "CONNECTOR",
-        "_listening": "CallsThrough Original asked_for attached attached_to beside_engine detach given said_of",
+        "_listening": "Ears HeardCall Original TakesBack asked_for beside_engine said_of",
         "_mirror": "Mirror Missing Positions",
         "_options": "Options WatchMode",
         "_pages": "PageBook PageTurn",
-        "_records": "CopyPiece EngineCopy",
+        "_records": "CopyPiece EndedJobs EngineCopy MirrorSizes",
         "_states": "KeptState StateBook StateTurn",
         "_texts": "HeldContent Text",
+        "_uses": "TierJob UsedSlots",
         "_violations": "LOGGER RULES WatchError WatchViolation",
-        "_watch": "PartWatch Watch",
+        "_watch": "PartWatch Watch attached attached_to detach",
     },
 )

@@ -1,351 +1,48 @@
-"""A book of how the tiers below an engine's host use its slots, and of what was illegal in that.
+"""A book of the jobs of tiers below an engine's host, and of what was illegal in them.
 
-*Rules of this file.* It knows no engine: the hooks (`tiering`) report facts to it, in the order in which they happened, and it
-passes each violation to *tell*. Jobs of the device are followed by the mirror; here they appear only as a reservation of slots
-(a store) or as holds on them (a load). A job of a tier either reads slots (the tier stores what they hold) or fills them (the
-tier promotes what it has). After a violation the book says what the engine says, and goes on.
-
-*Theory: the life of a slot.* A slot is reserved for a store of the device or for a promotion, and then written. Nobody reads it
-until it is published. What a promotion brings is published only if its job reports it as arrived. A published slot has a hold
-for each load and for each job of a tier that reads it; it is given away only when it has none.
+*Rules of this file.* It knows no engine: the hooks (`tiering`) report facts to it and to its slots (`UsedSlots`), in the order
+in which they happened, and each violation is passed to *tell*. After a violation the book says what the engine says, and goes
+on.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
-from attrs import define, field
-
-from blocklife.watch_states import BEFORE_LANDING, WRITTEN, CopyLife, CopyState, SlotUse, UseLife
-
-NUM_ENDED = 4096
-"""How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
-HISTORY = 8
-"""How many events are kept of each slot."""
-AS_WRITTEN = -1
-"""The holds of a slot while it is written, as vLLM counts them."""
-NUM_AGAIN = 3
-"""How often the same content is promoted, while nothing is computed, before that counts as a circle."""
-_MAX_COUNTED = 1 << 16
-
-Tell = Callable[[str, str, str | None, tuple[str, ...]], None]
-"""Takes a rule, what was wrong, the request if there is one, and the last events of the slot."""
-
-
-@define(eq=False)
-class TierJob:
-    """A job of a tier that is not known to be over."""
-
-    number: int
-    tier: int
-    request: str | None
-    keys: Sequence[bytes]
-    slots: Sequence[int]
-    promotes: bool
-    """Whether it fills slots; else it reads them."""
-    life: CopyLife = field(factory=CopyLife)
-    """LAUNCHED once it is handed over to its tier, LANDED once that has reported it."""
-    is_believed: bool = False
-    """Whether it counts as handed over since it was made, for the watch may not hear when it is."""
-    good: frozenset[bytes] = frozenset()
-    """Once it has LANDED: the content that has arrived where it should."""
-    open: set[int] = field(factory=set)
-    """The slots that the engine has not settled: those not released, or neither published nor given back."""
-
-    @property
-    def name(self) -> str:
-        """How messages call it; the jobs of the device have numbers of their own."""
-        return f"tier job {self.number}"
-
-    @property
-    def is_out(self) -> bool:
-        """Whether its tier has not reported it."""
-        return self.life.state in BEFORE_LANDING
-
-
-@define(eq=False)
-class UsedSlot:
-    """A slot that is reserved or holds content."""
-
-    key: bytes
-    life: UseLife = field(factory=UseLife)
-    job: TierJob | None = None
-    """The job that promotes it, once that is made."""
-    loads: int = 0
-    loose: int = 0
-    """Holds for a job of a tier that is not made yet."""
-    readers: list[TierJob] = field(factory=list)
-    is_disputed: bool = False
-    """Whether the engine counts its holds otherwise, or whose they are is not known: they are not compared any more."""
-    events: deque[tuple[int, str, str]] = field(factory=lambda: deque(maxlen=HISTORY))
-
-    @property
-    def is_written(self) -> bool:
-        """Whether content comes, which nobody may read yet."""
-        return self.life.state in WRITTEN
-
-    @property
-    def holds(self) -> int:
-        """How many holds it has."""
-        return self.loads + self.loose + len(self.readers)
-
-    @property
-    def counted(self) -> int:
-        """The same as vLLM counts: -1 while it is written."""
-        return AS_WRITTEN if self.is_written else self.holds
-
-    @property
-    def writer(self) -> str:
-        """What writes it, in words."""
-        if self.life.state is SlotUse.STORING:
-            return "a store of the device"
-        return "a promotion" if self.job is None else self.job.name
-
-    def bring(self, job: TierJob) -> None:
-        """This job promotes it."""
-        self.life.bring()
-        self.job = job
-
-    @property
-    def reader(self) -> str:
-        """What reads it, in words; empty if nothing does."""
-        if self.readers:
-            return self.readers[0].name
-        return "a load" if self.loads else "a job to come" if self.loose else ""
+from blocklife.watch._records import EndedJobs
+from blocklife.watch._uses import Tell, TierJob, UsedSlots
+from blocklife.watch_states import CopyState
 
 
 class TierBook:
-    """The book of one host tier.
+    """The book of the tiers below one host tier, whose slots are its `slots`.
 
-    Invariant: ``_where`` maps the key of each used slot to it, and has no other keys. ``_pending`` has the RESERVED slots,
-    ``_loose`` those that are held for a job that is not made yet, ``_kept_back`` the QUEUED jobs of this engine.
+    Invariant: ``_kept_back`` has the QUEUED jobs of this engine.
     """
 
     def __init__(self, num_slots: int, tell: Tell, *, has_tiers: bool, sees_all: bool) -> None:
-        self._num_slots = num_slots
-        self._tell = tell
+        self.slots = UsedSlots(num_slots, tell, sees_all=sees_all)
+        self._odd = self.slots.odd
         self._has_tiers = has_tiers
-        self.sees_all = sees_all
-        """Whether the book was there from the start: then content that it does not know of does not exist."""
-        self.step = 0
-        self._used: dict[int, UsedSlot] = {}
-        self._where: dict[bytes, int] = {}
         self._jobs: dict[int, TierJob] = {}
         self._reported: list[TierJob] = []
-        self._ended: OrderedDict[int, CopyLife] = OrderedDict()
-        """The lives of the latest jobs that were settled, or that a reset has abandoned."""
-        self._pending: set[int] = set()
-        self._loose: set[int] = set()
+        self._ended = EndedJobs()
+        """One more report is lawful of those that were out when a reset has abandoned them."""
         self._kept_back: dict[int, TierJob] = {}
         self._is_fenced = False
         self._refused: int | None = None
-        self._promoted: Counter[bytes] = Counter()
-
-    # --- reading ------------------------------------------------------------------------------------------------------------
 
     def left_behind(self) -> list[TierJob]:
         """The jobs that were not reported."""
         return [job for job in self._jobs.values() if job.is_out]
 
-    def holds(self, key: bytes) -> tuple[int, int] | None:
-        """The slot of a key, and how many holds it has (-1 while it is written); None where the key has no slot."""
-        slot = self._where.get(key)
-        return None if slot is None else (slot, self._used[slot].counted)
-
-    def history(self, slot: int) -> tuple[str, ...]:
-        """The last events of a slot, oldest first."""
-        used = self._used.get(slot)
-        return () if used is None else tuple(f"step {step}, slot {slot}: {what}{who}" for step, what, who in used.events)
-
-    # --- slots --------------------------------------------------------------------------------------------------------------
-
-    def adopt(self, key: bytes, slot: int, holds: int) -> None:
-        """Content from before the book: it is believed."""
-        used = self._use(key, slot)
-        if holds == AS_WRITTEN:
-            used.life.reserve(promotes=False)
-        else:
-            used.life.publish()
-        used.loads = max(holds, 0)
-        used.is_disputed = holds > 0
+    # --- jobs ---------------------------------------------------------------------------------------------------------------
 
     def adopt_job(self, job: TierJob, holds: Sequence[int]) -> None:
         """A job from before the book: it is believed. *holds* are those of its slots, as the engine counts them."""
         job.life.launch()
         self._jobs[job.number] = job
-        for key, slot, count in zip(job.keys, job.slots, holds, strict=False):
-            if (used := self._used.get(slot)) is None:
-                used = self._use(key, slot)
-                if job.promotes:
-                    used.life.reserve(promotes=True)
-                else:
-                    used.life.publish()
-                used.loads = max(count, 0)
-            if job.promotes and used.life.state is SlotUse.RESERVED:
-                used.bring(job)
-            elif job.promotes:
-                used.job = job
-            else:
-                used.readers.append(job)
-                used.loads = max(used.loads - 1, 0)  # what is left when all jobs are adopted are holds of loads
-            job.open.add(slot)
-
-    def evicted(self, keys: Iterable[bytes]) -> None:
-        """The engine gives up this content for the sake of other content."""
-        for key in keys:
-            if (slot := self._where.get(key)) is None:
-                continue
-            self._ask_free(slot, "is given away")
-            self._empty(slot)
-
-    def _ask_free(self, slot: int, does: str) -> None:
-        used = self._used[slot]
-        if used.is_written:
-            self._odd("I1", f"slot {slot} {does} while {used.writer} writes it", used.job, slot)
-        elif reader := used.reader:
-            self._odd("I7", f"slot {slot} {does} while {reader} reads it", used.readers[0] if used.readers else None, slot)
-
-    def reserved(self, keys: Sequence[bytes], slots: Sequence[int], *, promotes: bool, request: str | None) -> None:
-        """Slots are reserved for content that comes: from the device, or from a tier (*promotes*)."""
-        what = "promotion" if promotes else "store"
-        if len(keys) != len(slots):
-            self._odd("I15", f"{len(slots)} slots are reserved for {len(keys)} keys of a {what}", request)
-        for key, slot in zip(keys, slots, strict=False):
-            if not 0 <= slot < self._num_slots:
-                self._odd("I4", f"slot {slot} is handed out, and the host has {self._num_slots} slots", request)
-                continue
-            if (older := self._where.get(key)) is not None:
-                brought = self._used[older]
-                there = f"{brought.writer} brings already" if brought.is_written else "is there already"
-                self._odd("I14", f"slot {slot} is reserved for content that {there}, in slot {older}", request, older)
-                self._empty(older)
-            if (used := self._used.get(slot)) is not None:
-                if not (used.is_written or used.holds):
-                    self._odd("I4", f"slot {slot} is handed out, and still holds other content", request, slot)
-                else:
-                    self._ask_free(slot, "is handed out")
-                self._empty(slot)
-            used = self._use(key, slot)
-            used.life.reserve(promotes=promotes)
-            if promotes:
-                self._pending.add(slot)
-                self._count(key)
-            self._note(used, "reserved for a " + what, "" if request is None else f" of request {request}")
-
-    def published(self, keys: Iterable[bytes], *, promoted: bool) -> list[tuple[bytes, int]]:
-        """The engine publishes what was written; *promoted*: as promoted. Returns what is readable from now on."""
-        found: list[tuple[bytes, int]] = []
-        for key in keys:
-            slot = self._where.get(key)
-            if slot is None or not (used := self._used[slot]).is_written:
-                continue
-            if used.life.state is not SlotUse.STORING:
-                self._ask_arrived(slot, used)
-            elif promoted:
-                what = f"slot {slot} is published as promoted while {used.writer} writes it"
-                self._odd("I6", what, slot=slot)
-            self._make_ready(slot, used, "published")
-            found.append((key, slot))
-        return found
-
-    def _ask_arrived(self, slot: int, used: UsedSlot) -> None:
-        job = used.job
-        if job is None:
-            self._odd("I6", f"slot {slot} is published before its promotion has begun", slot=slot)
-        elif job.is_out:
-            self._odd("I6", f"slot {slot} is published while {job.name} still promotes into it", job, slot)
-        elif used.key not in job.good:
-            self._odd("I6", f"slot {slot} is published, although {job.name} has failed to promote into it", job, slot)
-
-    def dropped(self, keys: Iterable[bytes]) -> None:
-        """The engine gives slots back whose content did not arrive."""
-        for key in keys:
-            slot = self._where.get(key)
-            if slot is None or not (used := self._used[slot]).is_written:
-                continue
-            if used.job is not None and used.job.is_out:
-                what = f"slot {slot} is given back while {used.job.name} still promotes into it"
-                self._odd("I1", what, used.job, slot)
-            self._empty(slot)
-
-    def hit(self, key: bytes, slot: int, holds: int) -> None:
-        """A lookup says that the host has this content, ready, in this slot and with so many holds."""
-        if (known := self._where.get(key)) is None:
-            if self.sees_all:
-                self._odd("I6", f"slot {slot} is a hit, and nothing was stored in it")
-            if slot in self._used:
-                self._empty(slot)
-            self.adopt(key, slot, holds)
-            return
-        used = self._used[known]
-        if used.is_written:
-            self._odd("I6", f"slot {known} is a hit while {used.writer} still writes it", used.job, known)
-            self._make_ready(known, used, "taken for ready")
-
-    # --- holds --------------------------------------------------------------------------------------------------------------
-
-    def held(self, keys: Sequence[bytes], slots: Sequence[int], *, by_tier: bool, request: str | None) -> None:
-        """Content is held: for a load, or for a job of a tier that comes."""
-        reads = "a tier" if by_tier else "a load"
-        for key, slot in zip(keys, slots, strict=False):
-            known = self._where.get(key)
-            if known is None:
-                if self.sees_all:
-                    self._odd("I6", f"slot {slot} is held for {reads}, and nothing was stored in it", request)
-                if slot in self._used:
-                    self._empty(slot)
-                self.adopt(key, slot, 0)
-            elif known != slot:
-                self._odd("I8", f"{reads} is to read slot {slot} for content that is in slot {known}", request, known)
-            used = self._used[self._where[key]]
-            if used.is_written:
-                what = f"slot {slot} is held for {reads} while {used.writer} still writes it"
-                self._odd("I6", what, request, slot)
-                self._make_ready(self._where[key], used, "taken for ready")
-            if by_tier:
-                used.loose += 1
-                self._loose.add(self._where[key])
-            else:
-                used.loads += 1
-                self._note(used, "held for a load", "" if request is None else f" of request {request}")
-
-    def released(self, keys: Iterable[bytes], *, by_tier: bool) -> None:
-        """One hold on each is given up: by a load, or by a job of a tier."""
-        for key in keys:
-            if (slot := self._where.get(key)) is None:
-                continue
-            used = self._used[slot]
-            if not by_tier:
-                if used.loads:
-                    used.loads -= 1
-                elif not used.is_disputed:
-                    self._odd("I4", f"slot {slot} is let go of by a load, and no load holds it", slot=slot)
-                continue
-            job = next((each for each in used.readers if not each.is_out), None)
-            if job is None and used.loose:
-                self._tighten(slot, used)
-            elif job is None and not used.readers:
-                self._odd("I4", f"slot {slot} is let go of by a job of a tier, and none holds it", slot=slot)
-            elif job is None:
-                job = used.readers[0]
-                self._odd("I7", f"slot {slot} is let go of while {job.name} still reads it", job, slot)
-            if job is not None:
-                used.readers.remove(job)
-                job.open.discard(slot)
-                self._note(used, "read by ", job.name)
-
-    def counted(self, key: bytes, holds: int) -> None:
-        """The engine counts so many holds of this content (-1: it is written)."""
-        slot = self._where.get(key)
-        if slot is None or (used := self._used[slot]).is_disputed or used.counted == holds:
-            return
-        used.is_disputed = True
-        written = " (-1: it is written)" if AS_WRITTEN in (holds, used.counted) else ""
-        what = f"the engine counts {holds} holds of slot {slot}, and there are {used.counted}{written}"
-        self._odd("I4", what, slot=slot)
-
-    # --- jobs of the tiers --------------------------------------------------------------------------------------------------
+        self.slots.adopt_job(job, holds)
 
     def asked(self, tier: int, *, may_store: bool) -> None:
         """A tier was asked whether it takes a store now."""
@@ -379,39 +76,7 @@ class TierBook:
         elif not is_external:
             self._kept_back[job.number] = job
         if is_known or not job.promotes:
-            self._file(job)
-
-    def _file(self, job: TierJob) -> None:
-        does = "promotes into" if job.promotes else "reads"
-        for key, slot in zip(job.keys, job.slots, strict=False):
-            if (known := self._where.get(key)) != slot:
-                where = "nowhere" if known is None else f"in slot {known}"
-                self._odd("I8", f"{job.name} {does} slot {slot} for content whose place is {where}", job, slot)
-            if (used := self._used.get(slot)) is None:
-                self._odd("I1" if job.promotes else "I6", f"{job.name} {does} slot {slot}, which nobody has reserved", job)
-            elif self._takes_part(job, slot, used):
-                job.open.add(slot)
-                self._note(used, "being promoted by " if job.promotes else "being read by ", job.name)
-
-    def _takes_part(self, job: TierJob, slot: int, used: UsedSlot) -> bool:
-        """Check that a job may touch a slot. Returns whether it is filed there."""
-        if job.promotes:
-            if used.life.state is not SlotUse.RESERVED:
-                now = f"which {used.writer} writes" if used.is_written else "which holds content"
-                self._odd("I1", f"{job.name} promotes into slot {slot}, {now}", job, slot)
-                return False
-            used.bring(job)
-            self._pending.discard(slot)
-            return True
-        if used.is_written:
-            self._odd("I6", f"{job.name} reads slot {slot} while {used.writer} still writes it", job, slot)
-            return False
-        if used.loose:
-            self._tighten(slot, used)
-        else:
-            self._odd("I7", f"{job.name} reads slot {slot}, and does not hold it", job, slot)
-        used.readers.append(job)
-        return True
+            self.slots.enter(job)
 
     def handed_over(self, number: int, tier: int, content: Sequence[tuple[bytes, int]], *, promotes: bool) -> None:
         """A tier gets a job, for these keys, each with its slot."""
@@ -434,7 +99,7 @@ class TierBook:
         elif content != list(zip(job.keys, job.slots, strict=False)):
             self._odd("I8", f"{job.name} is handed to tier {tier} with other keys and slots than it was made with", job)
         elif promotes and is_first:
-            self._file(job)
+            self.slots.enter(job)
         if is_first:
             job.life.launch()
 
@@ -442,10 +107,9 @@ class TierBook:
         """A tier reports a job as over: with all of its content (*ok*), or with what is *good*. Returns the job."""
         job = self._jobs.get(number)
         if job is None or not job.is_out:
-            ended = self._ended.get(number)
-            if job is None and ended is not None and ended.state is CopyState.UNWANTED:
-                ended.land()
-            elif job is not None or ended is not None:
+            if job is None and self._ended.get(number):
+                self._ended[number] = False
+            elif job is not None or number in self._ended:
                 self._odd("I9", f"tier job {number} is reported a second time, by tier {tier}", job)
             else:
                 self._odd("I3", f"tier {tier} reports job {number}, which was never made")
@@ -462,18 +126,10 @@ class TierBook:
         """The engine has acted on all reports."""
         reported, self._reported = self._reported, []
         for job in reported:
-            for slot in sorted(job.open):
-                if job.promotes:
-                    left = "its content is neither published nor given up"
-                else:
-                    left = "is still held for it"
-                    if job in (readers := self._used[slot].readers):
-                        readers.remove(job)
-                        self._used[slot].is_disputed = True
-                self._odd("I5", f"{job.name} is over, and slot {slot}: {left}", job, slot)
+            self.slots.leave(job)
             job.life.end()
             self._jobs.pop(job.number, None)
-            self._keep_ended(job)
+            self._ended.keep(job.number, may_come=False)
 
     # --- steps, resets, rest ------------------------------------------------------------------------------------------------
 
@@ -481,16 +137,8 @@ class TierBook:
         """The engine has ended a step: what it has begun for the tiers must be with them."""
         for job in self._kept_back.values():
             self._odd("I5", f"{job.name} was made, and tier {job.tier} does not hear of it", job)
-            self._pending.difference_update(job.slots)
+        self.slots.ends_step(self._kept_back.values())
         self._kept_back.clear()
-        for slot in sorted(self._pending):
-            self._odd("I5", f"slot {slot} is reserved for a promotion, and no job brings it", slot=slot)
-        self._pending.clear()
-        for slot in sorted(self._loose):
-            used = self._used[slot]
-            self._odd("I4", f"slot {slot} is held for a job of a tier, and there is none", slot=slot)
-            used.loose, used.is_disputed = 0, True
-        self._loose.clear()
 
     def resets(self) -> None:
         """The engine forgets the content of the host. A late report of a job that was out is lawful."""
@@ -500,13 +148,11 @@ class TierBook:
                 what = f"a reset gives slot {min(job.slots, default=0)} away while {job.name} still {does} it"
                 self._odd("I1", what, job, min(job.slots, default=None))
             job.life.abandon()
-            self._keep_ended(job)
-        for slot in list(self._used):
-            self._empty(slot)
+            self._ended.keep(job.number, may_come=job.life.state is CopyState.UNWANTED)
+        self.slots.reset()
         for jobs in (self._jobs, self._kept_back, self._reported):
             jobs.clear()
         self._is_fenced = self._has_tiers
-        self.sees_all = True
 
     def flushed(self) -> None:
         """The workers have finished what a reset flushed."""
@@ -516,69 +162,3 @@ class TierBook:
         """The engine says that nothing is pending below the host."""
         for job in self.left_behind()[:1]:
             self._odd("I5", f"nothing is pending for the engine, and {job.name} is still out", job)
-
-    def progressed(self) -> None:
-        """Something was computed."""
-        self._promoted.clear()
-
-    def circles(self) -> str:
-        """How often content was promoted since something was computed, if that leads nowhere; else empty."""
-        found = self._promoted.most_common(1)
-        if not found or found[0][1] < NUM_AGAIN:
-            return ""
-        self._promoted.clear()
-        return f"{found[0][0].hex()[:16]} was promoted {found[0][1]} times, and given away each time before it was read"
-
-    # --- inside -------------------------------------------------------------------------------------------------------------
-
-    def _count(self, key: bytes) -> None:
-        if len(self._promoted) >= _MAX_COUNTED:
-            self._promoted.clear()
-        self._promoted[key] += 1
-
-    def _use(self, key: bytes, slot: int) -> UsedSlot:
-        """A slot that is free is used for this content."""
-        self._where[key] = slot
-        used = self._used[slot] = UsedSlot(key)
-        return used
-
-    def _keep_ended(self, job: TierJob) -> None:
-        """Remember the life of a job that is over, for a report that comes late; the oldest gives way."""
-        self._ended[job.number] = job.life
-        if len(self._ended) > NUM_ENDED:
-            self._ended.popitem(last=False)
-
-    def _make_ready(self, slot: int, used: UsedSlot, what: str) -> None:
-        used.life.publish()
-        self._pending.discard(slot)
-        if used.job is not None:
-            used.job.open.discard(slot)
-        self._note(used, what)
-
-    def _tighten(self, slot: int, used: UsedSlot) -> None:
-        used.loose -= 1
-        if not used.loose:
-            self._loose.discard(slot)
-
-    def _empty(self, slot: int) -> None:
-        used = self._used.pop(slot)
-        used.life.let_go()
-        if self._where.get(used.key) == slot:
-            del self._where[used.key]
-        self._pending.discard(slot)
-        self._loose.discard(slot)
-        for job in _jobs_of(used):
-            job.open.discard(slot)
-
-    def _note(self, used: UsedSlot, what: str, who: str = "") -> None:
-        used.events.append((self.step, what, who))
-
-    def _odd(self, rule: str, what: str, of: TierJob | str | None = None, slot: int | None = None) -> None:
-        request = of.request if isinstance(of, TierJob) else of
-        self._tell(rule, what, request, () if slot is None else self.history(slot))
-
-
-def _jobs_of(used: UsedSlot) -> Iterator[TierJob]:
-    yield from used.readers
-    if used.job is not None:
-        yield used.job

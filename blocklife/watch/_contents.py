@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from attrs import define, field
 
 from blocklife.watch._mirror import Mirror
-from blocklife.watch._records import CopyPiece, EngineCopy
+from blocklife.watch._records import AtPlace, CopyPiece, EngineCopy, Occupant
 from blocklife.watch._texts import UNSEEN, HeldContent, SlotContents
 from blocklife.watch_states import BEFORE_LANDING, CopyLife, CopyState
 
@@ -35,7 +35,7 @@ OVERDUE_AMONG_RANKS = 256
 
 
 @define(eq=False)
-class ContentJob:
+class ContentJob(Occupant):
     """A copy, from the moment it is queued until it has landed."""
 
     number: int
@@ -48,6 +48,9 @@ class ContentJob:
     """It may have LANDED, for the mirror too, before the engine takes note: when all that comes for its blocks waits for it."""
     is_waited_for: bool = False
     """A load: whether a step was launched that waits for it, so that all later ones come behind it, too."""
+
+    def __attrs_post_init__(self) -> None:
+        self.appear()
 
     @property
     def is_launched(self) -> bool:
@@ -93,6 +96,7 @@ class ContentBook:
 
     def __init__(self, mirror: Mirror, size: int, num_slots: int, *, sees_steps: bool) -> None:
         self._mirror = mirror
+        self._violate = mirror.story.violate
         self._size = size
         self._num_slots = num_slots
         self._sees_steps = sees_steps
@@ -100,11 +104,11 @@ class ContentBook:
         """What each block holds that is handed out; None: nothing yet."""
         self._slots = SlotContents()
         self._jobs: dict[int, ContentJob] = {}
-        self._using: dict[int, list[ContentJob]] = {}
+        self._using = AtPlace[ContentJob]()
         """Slot to the jobs that read or write it, queued or launched."""
         self._loading: dict[int, ContentJob] = {}
         """Block to the load that fills it, queued or launched."""
-        self._storing: dict[int, list[ContentJob]] = {}
+        self._storing = AtPlace[ContentJob]()
         self._launches: deque[Launch] = deque()
         self._given_up: dict[str, set[int]] = {"block": set(), "slot": set()}
         """What the engine's cache has evicted, until it is freed."""
@@ -128,11 +132,6 @@ class ContentBook:
     def num_in_flight(self) -> int:
         """How many steps are in flight."""
         return len(self._launches)
-
-    def _violate(
-        self, rule: str, what: str, *, block: int | None = None, request: str | None = None, job: int | None = None
-    ) -> None:
-        self._mirror.story.violate(rule, what, block=block, request=request, job=job)
 
     # --- blocks -------------------------------------------------------------------------------------------------------------
 
@@ -255,8 +254,7 @@ class ContentBook:
             self._ask_stored(job)
         else:
             self._ask_loaded(job)
-        for slot in slots:
-            self._using.setdefault(slot, []).append(job)
+        self._using.add(slots, job)
         return job.number
 
     def _ask_stored(self, job: ContentJob) -> None:
@@ -274,7 +272,7 @@ class ContentBook:
                 self._violate(
                     "I1", f"job {job.number} stores block {block} in slot {slot}, which is free", block=block, job=job.number
                 )
-            self._storing.setdefault(block, []).append(job)
+            self._storing.add((block,), job)
 
     def _ask_loaded(self, job: ContentJob) -> None:
         for block, slot, held in zip(job.blocks, job.slots, job.held, strict=False):
@@ -375,18 +373,12 @@ class ContentBook:
             self._mirror.reported(job.number, 1)
 
     def _end(self, job: ContentJob) -> None:
-        for slot in job.slots:
-            if jobs := self._using.get(slot):
-                jobs.remove(job)
-                if not jobs:
-                    del self._using[slot]
+        self._using.remove(job.slots, job)
+        self._storing.remove(job.blocks, job)
+        job.disappear()
         for block in job.blocks:
             if self._loading.get(block) is job:
                 del self._loading[block]
-            if job.is_store and job in (jobs := self._storing.get(block, [])):
-                jobs.remove(job)
-                if not jobs:
-                    del self._storing[block]
 
     # --- steps --------------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from blocklife.ledger._ids import EPOCH_SHIFT, FIRST_EPOCH, ID_MASK, LAST_EPOCH, NULL
 from blocklife.states import Block, BlockLife
 from blocklife.watch._ledger import ToldLedger
-from blocklife.watch._records import Holder
+from blocklife.watch._records import AtPlace, Holder
 from blocklife.watch._story import BlockHistory
 
 _CODE = BlockLife.table.index
@@ -92,8 +92,7 @@ class FollowedLives:
 class Holders:
     """All holders.
 
-    Invariant: ``where[block]`` has each holder of a block once for each of its references. The entry of a block with one holder
-    is that holder's tuple ``alone`` itself.
+    Invariant: ``where[block]`` has each holder of a block once for each of its references.
     """
 
     def __init__(self, lives: FollowedLives, story: BlockHistory, *, num_groups: int, computes: bool) -> None:
@@ -104,7 +103,7 @@ class Holders:
         self._epoch = lives.epoch
         self._num_groups = num_groups
         self._current: dict[str, Holder] = {}
-        self.where: dict[int, tuple[Holder, ...]] = {}
+        self.where = AtPlace[Holder]()
         # Blocks that were handed out in this step and are not filled yet, with the life whose content they still have.
         self.fresh: dict[int, int] = {}
         # Blocks that were released in the step that handed them out, with the life whose content they still have.
@@ -187,11 +186,7 @@ class Holders:
             before = [unused.pop(block, life) for block, life in zip(blocks, before, strict=True)]
         self.lives.hand_out(holder, blocks, group)
         self.fresh.update(zip(blocks, before, strict=True))
-        if where.keys().isdisjoint(blocks):
-            where.update(dict.fromkeys(blocks, holder.alone))
-        else:
-            for block in blocks:
-                where[block] = where.get(block, ()) + holder.alone
+        where.add(blocks, holder)
         lives = [epoch[block] << EPOCH_SHIFT | block for block in blocks]
         if type(positions) is range:  # consecutive positions, the usual case
             size = self._num_groups * positions.step
@@ -207,10 +202,10 @@ class Holders:
 
     def acquire(self, name: str, blocks: Sequence[int], positions: Sequence[int | None]) -> None:
         """One more reference to each of these blocks, whose content is final."""
-        holder, where = self._holder(name), self.where
+        holder = self._holder(name)
         self.lives.acquire(holder, blocks)
+        self.where.add(blocks, holder)
         for block, position in zip(blocks, positions, strict=True):
-            where[block] = where.get(block, ()) + holder.alone
             self._stand(name, self.lives.group[block], (self.life(block),), (position,))
         self._story.note(blocks, "taken by {}", name)
 
@@ -218,7 +213,7 @@ class Holders:
         """One more reference to a block, beside those to its life."""
         holder = self._holder(name)
         holder.besides[block] = holder.besides.get(block, 0) + 1
-        self.where[block] = self.where.get(block, ()) + holder.alone
+        self.where.add((block,), holder)
         self._story.note((block,), "taken by {}", name)
 
     def free(self, name: str, blocks: Sequence[int], left: Sequence[int] | None = None, *, whole: bool = False) -> None:
@@ -230,24 +225,18 @@ class Holders:
         if not (whole and self._computes):
             self.fill(blocks)
         where, mine = self.where, None if name == CONNECTOR else self._current.get(name)
-        alone = () if mine is None else mine.alone
         chosen: dict[int, tuple[Holder, list[int]]] = {}
         told: set[int] = set()
         for at, block in enumerate(blocks):
             holders = where.get(block)
             if holders is None:
                 holder = None
-            elif holders is alone:  # the usual case
+            elif mine is not None and holders is mine.alone:  # the usual case
                 holder = mine
             else:
                 holder = self._who_frees(name, holders, None if left is None else left[at])
-            if holder is not None and holders is not None:
-                if len(holders) == 1:
-                    del where[block]
-                else:
-                    first = holders.index(holder)
-                    rest = holders[:first] + holders[first + 1 :]
-                    where[block] = rest if len(rest) > 1 else rest[0].alone
+            if holder is not None:
+                where.remove((block,), holder)
                 if id(holder) in chosen:
                     chosen[id(holder)][1].append(block)
                 else:
@@ -355,7 +344,7 @@ class Holders:
         if blocks:
             self.lives.release(holder, blocks)
         if not holder.held and not holder.besides:
-            holder.alone = ()
+            holder.disappear()
             if self._current.get(holder.name) is holder:
                 del self._current[holder.name]
 

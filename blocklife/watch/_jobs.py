@@ -6,20 +6,15 @@ in flight touch. If there is a ledger, it is told of each job, and follows what 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK
 from blocklife.watch._holders import ALLOCATED, FREED, Holders
-from blocklife.watch._ledger import ToldLedger
-from blocklife.watch._records import CopyPiece, EngineCopy
+from blocklife.watch._records import AtPlace, CopyPiece, EndedJobs, EngineCopy, MirrorSizes, Occupant
 from blocklife.watch._story import BlockHistory
 from blocklife.watch._violations import WatchViolation
 from blocklife.watch_states import OUT, CopyLife, CopyState
-
-NUM_ENDED = 4096
-"""How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
 
 
 class Content(NamedTuple):
@@ -76,17 +71,16 @@ class Host:
         self._content.clear()
 
 
-class FollowedJob:
+class FollowedJob(Occupant):
     """A job that is in flight, or that not every worker has reported."""
 
-    __slots__ = ("alone", "blocks", "copy", "is_store", "life", "reports", "slots", "targets")
+    __slots__ = ("blocks", "copy", "is_store", "life", "reports", "slots", "targets")
 
     def __init__(self, copy: EngineCopy, is_store: bool) -> None:
+        self.appear()
         self.copy = copy
         self.is_store = is_store
         self.life = CopyLife(CopyState.LAUNCHED)
-        self.alone: tuple[FollowedJob, ...] = (self,)
-        """The ``touching`` entry of places that only this job touches; emptied at its end, to leave no reference cycle."""
         self.blocks: Sequence[int] = ()
         """The blocks that it touches."""
         self.slots: Sequence[int] = ()
@@ -102,29 +96,26 @@ class FollowedJob:
 
 
 class FollowedJobs:
-    """All jobs in flight; *told* is the ledger, if there is one.
+    """All jobs in flight.
 
-    Invariant: an entry of ``touching`` and ``_using`` has exactly the jobs of its place that may move content. The entry of a
-    place with one job is that job's tuple ``alone`` itself, so that most places need no tuple of their own.
+    Invariant: an entry of ``touching`` and ``_using`` has exactly the jobs of its place that may move content.
     """
 
-    def __init__(
-        self, story: BlockHistory, holders: Holders, host: Host, *, num_groups: int, num_workers: int, told: ToldLedger | None
-    ) -> None:
+    def __init__(self, story: BlockHistory, holders: Holders, host: Host, sizes: MirrorSizes) -> None:
         self._story = story
         self._holders = holders
         self._host = host
         self._lives = holders.lives
         self._state = holders.lives.state
-        self._num_groups = num_groups
-        self._num_workers = num_workers
-        self._told = told
+        self._num_groups = sizes.num_groups
+        self._num_workers = sizes.num_workers
+        self._told = holders.lives.told
         self._known: dict[int, FollowedJob] = {}
         self._loads: dict[int, FollowedJob] = {}
         """The loads among them."""
-        self.touching: dict[int, tuple[FollowedJob, ...]] = {}
+        self.touching = AtPlace[FollowedJob]()
         """Block to the jobs that read or write it."""
-        self._using: dict[int, tuple[FollowedJob, ...]] = {}
+        self._using = AtPlace[FollowedJob]()
         """The same for slots."""
         self._landing: dict[int, FollowedJob] = {}
         """The jobs that were reported since `land` was last called."""
@@ -132,8 +123,7 @@ class FollowedJobs:
         """Whether there are any such."""
         self.gave_up = False
         """Whether any job was given up before its end was reported."""
-        self._ended: OrderedDict[int, bool] = OrderedDict()
-        """Forgotten jobs, and whether a report of them is still lawful."""
+        self._ended = EndedJobs()
         self.forgotten = -1
         """The latest job from before the watch, or a reset: late and repeated reports of it and of older ones are lawful."""
         self._unflushed: dict[int, WatchViolation] = {}
@@ -247,17 +237,14 @@ class FollowedJobs:
             what = f"job {job.copy.number} writes slot {slot} twice"
             self._story.violate("I1", what, request=job.copy.request, job=job.copy.number)
         job.slots = slots = list(dict.fromkeys([slot for slot, _ in parts]))
-        if using.keys().isdisjoint(slots):
-            using.update(dict.fromkeys(slots, job.alone))
-            return
-        for slot in slots:
+        for slot in () if using.keys().isdisjoint(slots) else slots:
             for other in using.get(slot, ()):
                 does, rule = ("writes", "I1") if other.is_store else ("loads from", "I7")
                 number = job.copy.number
                 what = f"job {number} overwrites slot {slot} while job {other.copy.number} {does} it"
                 self._story.violate(rule, what, request=job.copy.request, job=number)
                 self.finish(other)
-            using[slot] = using.get(slot, ()) + job.alone
+        using.add(slots, job)
 
     # --- tiers below the host -----------------------------------------------------------------------------------------------
 
@@ -270,16 +257,6 @@ class FollowedJobs:
         self._must_be_stored(slots, f"is read by {holder}")
         if self._told is not None:
             self._told.demote(holder, slots)
-
-    def promote(self, holder: str, content: Sequence[tuple[bytes, int]]) -> None:
-        """A job of a tier fills slots: the key of each, and the slot."""
-        if self._told is not None:
-            self._told.promote(holder, content)
-
-    def take_back(self, holder: str, good: Collection[int]) -> None:
-        """That job is over; of the slots that it fills these are *good*."""
-        if self._told is not None:
-            self._told.end_tier_job(holder, good)
 
     def bring_up(self, content: Sequence[tuple[bytes, int]]) -> None:
         """A tier has filled these slots, each with the content of its key: no other job may touch them."""
@@ -352,7 +329,7 @@ class FollowedJobs:
             self._story.violate("I6", what, block=piece.block, request=job.copy.request, job=number)
         if slot not in job.slots:
             job.slots = [*job.slots, slot]
-            self._using[slot] = self._using.get(slot, ()) + job.alone
+            self._using.add((slot,), job)
 
     def _check_target(self, job: FollowedJob, piece: CopyPiece) -> None:
         """Check that a load fills the block of its request, at the position of its lookup, and no other."""
@@ -466,9 +443,9 @@ class FollowedJobs:
         if job.targets:
             self._holders.arrive(job.targets)
         if job.blocks:
-            _strike(self.touching, job.blocks, job)
-            _strike(self._using, job.slots, job)
-        job.alone = ()
+            self.touching.remove(job.blocks, job)
+            self._using.remove(job.slots, job)
+        job.disappear()
 
     def finish_all(self, block: int) -> None:
         """All jobs that touch a block are over."""
@@ -482,9 +459,7 @@ class FollowedJobs:
         self._story.counts["jobs"] += 1
         del self._known[job.copy.number]
         self._loads.pop(job.copy.number, None)
-        self._ended[job.copy.number] = may_come
-        if len(self._ended) > NUM_ENDED:
-            self._ended.popitem(last=False)
+        self._ended.keep(job.copy.number, may_come=may_come)
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -506,26 +481,10 @@ class FollowedJobs:
         return job
 
     def _touch(self, job: FollowedJob, block: int) -> None:
-        jobs = self.touching.get(block, ())
-        if job not in jobs:
-            self.touching[block] = jobs + job.alone
+        if job not in self.touching.get(block, ()):
+            self.touching.add((block,), job)
 
 
 def of(request: str | None) -> str:
     """The words " of request NAME" for a message; no words if *request* is None."""
     return "" if request is None else f" of request {request}"
-
-
-def _strike(jobs: dict[int, tuple[FollowedJob, ...]], places: Iterable[int], job: FollowedJob) -> None:
-    """Remove a job from the entries of these places."""
-    alone = job.alone
-    for place in places:
-        found = jobs.get(place, ())
-        if found is alone:
-            del jobs[place]
-        elif job in found:
-            rest = tuple([each for each in found if each is not job])
-            if rest:
-                jobs[place] = rest if len(rest) > 1 else rest[0].alone
-            else:
-                del jobs[place]

@@ -22,7 +22,7 @@ from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer, Jobs, Planned, Storable, Store
 from blocklife.ledger.records import JobId
 from blocklife.states import COPYING, KEYED, Block, BlockLife, Request, Slot, SlotLife
-from blocklife.watch._records import CopyPiece, EngineCopy, Holder
+from blocklife.watch._records import CopyPiece, EngineCopy, Holder, MirrorSizes
 
 NUM_SPARE = 4096
 """Number of slots for copies whose slots the engine does not name."""
@@ -62,25 +62,16 @@ class ToldLedger:
     Invariants: a holder has a row exactly while it has a block; a spare slot that no copy uses is in ``_spare``, and EMPTY.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        num_slots: int,
-        blocks_per_slot: int,
-        *,
-        num_groups: int,
-        num_workers: int,
-        max_jobs: int,
-        counts: Counter[str],
-    ) -> None:
+    def __init__(self, sizes: MirrorSizes, counts: Counter[str]) -> None:
+        num_blocks, num_groups, num_slots = sizes.num_blocks, sizes.num_groups, sizes.num_slots
         self.ledger = ledger = Ledger(
             Limits(
                 num_blocks=num_blocks + num_groups,
                 num_slots=num_slots + NUM_SPARE,
-                max_jobs=max_jobs,
+                max_jobs=sizes.max_jobs,
                 max_requests=min(num_blocks + 2 * num_groups + 1, MAX_REQUESTS),
                 num_groups=num_groups,
-                num_workers=num_workers,
+                num_workers=sizes.num_workers,
                 max_journal=1,
             ),
             contract=Contract.FENCE,
@@ -89,8 +80,8 @@ class ToldLedger:
         )
         self._counts = counts
         self._num_slots = num_slots
-        self._num_workers = num_workers
-        self._size = blocks_per_slot
+        self._num_workers = sizes.num_workers
+        self._size = sizes.blocks_per_slot
         self._state, self._group, self._slots = ledger.blocks.states, ledger.blocks.groups, ledger.slots.states
         self._num_rows = 0
         self._idle: list[LentRow] = []

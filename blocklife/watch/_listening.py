@@ -1,4 +1,4 @@
-"""What an engine's part of the watch is made with: wrapped calls, which watch an object has, and what a plug-in says of it."""
+"""What an engine's part of the watch is made with: calls that are heard, and what a plug-in says of a watch."""
 
 from __future__ import annotations
 
@@ -7,104 +7,192 @@ import functools
 import importlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 from blocklife.errors import MisuseError, one_line
 from blocklife.watch._metrics import of_process
 from blocklife.watch._options import Options, WatchMode
 from blocklife.watch._violations import LOGGER
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Original: TypeAlias = Callable[..., object]
+Wrapped: TypeAlias = tuple[object, str, Original, Callable[[Original], Original], bool]
+"""A method of an object that is wrapped, how, and whether the object itself had it, instead of its class."""
 
 
-class CallsThrough:
-    """Methods of single objects whose calls go through a wrapper."""
+class HeardCall:
+    """A call of an engine. Before it is made its arguments may be replaced, and behind it its result."""
 
+    __slots__ = ("args", "kwargs", "result")
+
+    def __init__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.result: object = None
+        """What it has returned, once it has."""
+
+    def given(self, *names: str) -> list[object]:
+        """The leading arguments, by position or by these names; None for one that is not given."""
+        return [self.args[at] if at < len(self.args) else self.kwargs.get(name) for at, name in enumerate(names)]
+
+    @property
+    def first(self) -> object:
+        """The first argument, whatever its name; None if there is none."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()), None)
+
+    def keep_first(self) -> None:
+        """Make a list of the first argument, if what it has can be read only once."""
+        if isinstance(self.first, Iterable) and not isinstance(self.first, Collection):
+            found = list(self.first)
+            if self.args:
+                self.args = (found, *self.args[1:])
+            else:
+                self.kwargs[next(iter(self.kwargs))] = found
+
+
+TakesBack: TypeAlias = Callable[[], object]
+"""Called if the call raises: takes back what was believed of it, or looks at what has led to it."""
+Before: TypeAlias = Callable[[HeardCall], TakesBack | None]
+After: TypeAlias = Callable[[HeardCall], object]
+
+
+class Hears(Protocol):
+    """Who is told what was heard: a watch."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether an error of its own has stopped it."""
+
+    def minded(self, what: Callable[[], object]) -> None:
+        """Do it; an error of the watch itself ends the watch, and goes no further."""
+
+    def settle(self, *, is_over: bool) -> None:
+        """Tell what was found. *is_over*: no heard call is under way in this thread, otherwise something was done about one."""
+
+
+class _Within(threading.local):
     def __init__(self) -> None:
-        self._made: list[tuple[object, str, Original, Callable[[Original], Original], bool]] = []
-        """What is wrapped, how, and whether the object itself had it, instead of its class."""
+        self.depth = 0
+        self.scopes: set[str] = set()
 
-    def add(self, thing: object, name: str, wrapper: Original) -> None:
-        """Wrap a method of one object, if it has it; *wrapper* gets the original method as its first argument."""
-        self.around(thing, name, functools.partial(functools.partial, wrapper))
+
+class Ears:
+    """Hears calls of single objects of an engine, without ever being in its way, and from whatever thread.
+
+    What is done about a call is done under a lock. An error of the watch itself ends the watch; the call goes on. A call that
+    raises has not happened: what was believed of it when it began is taken back, and its error goes on.
+    """
+
+    def __init__(self, watch: Hears) -> None:
+        self._watch = watch
+        self._lock = threading.RLock()
+        self._within = _Within()
+        self._made: list[Wrapped] = []
+        self.told: dict[str, bool] = {}
+        """Kinds of events, and whether any call that tells of them was found."""
+
+    def hear(
+        self,
+        thing: object,
+        name: str,
+        *,
+        before: Before | None = None,
+        after: After | None = None,
+        last: Callable[[], object] | None = None,
+        scope: str = "",
+        while_: Callable[[], bool] | None = None,
+        tells: str = "",
+    ) -> None:
+        """Call *before* and *after* around a method of an object, if it has it; *last* however the call ends.
+
+        What is called in a call of a *scope* is not heard in the same scope: what a method does by calling another one is one
+        event. *while_*: whether it is to be heard now, for a method that is called often. *tells*: the kind of event that is
+        not followed where neither this call nor another one that tells of it is there.
+        """
+        if tells:
+            self.told[tells] = self.told.get(tells, False) or getattr(thing, name, None) is not None
+
+        def made(original: Original) -> Original:
+            watch, within = self._watch, self._within
+
+            @functools.wraps(original)
+            def through(*args: object, **kwargs: object) -> object:
+                if watch.is_lost or scope in within.scopes or not (while_ is None or while_()):
+                    return original(*args, **kwargs)
+                call = HeardCall(args, kwargs)
+                within.depth += 1
+                try:
+                    takes_back = None if before is None else self._do(before, call)
+                    self._make(original, call, scope, takes_back)
+                    if after is not None:
+                        self._do(after, call)
+                    return call.result
+                finally:
+                    within.depth -= 1
+                    if last is not None:
+                        self._do(last)
+                    if not within.depth and not watch.is_lost:
+                        watch.settle(is_over=True)
+
+            return through
+
+        self.around(thing, name, made)
 
     def around(self, thing: object, name: str, make: Callable[[Original], Original]) -> None:
-        """Replace the method by what *make* returns for the original; cheaper for frequent calls."""
+        """Replace a method by what *make* returns for the original: for frequent calls, about which little is done."""
         method = getattr(thing, name, None)
         if method is not None:
             self._made.append((thing, name, method, make, name in vars(thing)))
             setattr(thing, name, make(method))
 
-    def __bool__(self) -> bool:
-        """Whether any method is wrapped."""
-        return bool(self._made)
+    def is_within(self, scope: str) -> bool:
+        """Whether a call of this scope is under way in this thread."""
+        return scope in self._within.scopes
 
-    def wraps(self, thing: object) -> bool:
-        """Whether any method of this object is wrapped."""
+    def hears(self, thing: object) -> bool:
+        """Whether any method of this object is heard."""
         return any(each is thing for each, *_ in self._made)
 
     def undo(self) -> None:
         """Restore the original methods. What was wrapped over them later has to be undone before."""
-        for thing, name, method, _, is_own in reversed(self._made):
+        self._restore(self._made)
+        self._made = []
+
+    def leave(self, thing: object) -> None:
+        """The same for one object."""
+        self._restore([each for each in self._made if each[0] is thing])
+        self._made = [each for each in self._made if each[0] is not thing]
+
+    @staticmethod
+    def _restore(made: Sequence[Wrapped]) -> None:
+        for thing, name, method, _, is_own in reversed(made):
             vars(thing).pop(name, None)
             if is_own:
                 setattr(thing, name, method)
-        self._made = []
 
+    def _make(self, original: Original, call: HeardCall, scope: str, takes_back: TakesBack | None) -> None:
+        if scope:
+            self._within.scopes.add(scope)
+        try:
+            call.result = original(*call.args, **call.kwargs)
+        except Exception:
+            if takes_back is not None:
+                self._do(takes_back)
+            raise
+        finally:
+            self._within.scopes.discard(scope)
 
-def given(args: Sequence[object], kwargs: Mapping[str, object], *names: str) -> list[object]:
-    """The leading arguments, by position or by these names; None for one that is not given."""
-    return [args[at] if at < len(args) else kwargs.get(name) for at, name in enumerate(names)]
-
-
-_ATTRIBUTE = "_blocklife_watch"
-
-
-class AnyWatch(Protocol):
-    """A watch of any kind."""
-
-    options: Options
-
-    def close(self) -> None:
-        """Stop watching."""
-
-
-W = TypeVar("W", bound=AnyWatch)
-
-
-def attached(watched: object, options: Options | None, kind: type[W], make: Callable[[Options], W]) -> W:
-    """The watch of this *kind* over *watched*, made with *options* if there is none.
-
-    Raises MisuseError for options that are none, and for options other than those in force: a caller that asks for a strict
-    watch must not get one that only counts.
-    """
-    if options is not None and not isinstance(options, Options):
-        raise MisuseError(
-            f"watch: options must be made with Options, not {options!r} (pass Options(mode=WatchMode.STRICT), or nothing)"
-        )
-    found = attached_to(watched, kind)
-    if found is None:
-        found = make(options or Options())
-        setattr(watched, _ATTRIBUTE, found)
-    elif options is not None and options != found.options:
-        raise MisuseError(f"watch: this {type(watched).__name__} is watched with other options already (detach it first)")
-    return found
-
-
-def attached_to(watched: object, kind: type[W]) -> W | None:
-    """The watch of this *kind* over *watched*, if there is one."""
-    # not getattr: an object that answers for another one would show the other's watch
-    found = getattr(watched, "__dict__", {}).get(_ATTRIBUTE)
-    return found if isinstance(found, kind) else None
-
-
-def detach(watched: object) -> None:
-    """Stop watching, if it is watched."""
-    found: AnyWatch | None = getattr(watched, "__dict__", {}).get(_ATTRIBUTE)
-    if found is not None:
-        found.close()
-        delattr(watched, _ATTRIBUTE)
+    def _do(self, what: Callable[P, R], *of: P.args, **more: P.kwargs) -> R | None:
+        """Do something about a call, unless the watch is lost."""
+        found: list[R] = []
+        with self._lock:
+            if not self._watch.is_lost:
+                self._watch.minded(lambda: found.append(what(*of, **more)))
+                self._watch.settle(is_over=False)
+        return found[0] if found else None
 
 
 NOTHING = "blocklife watch: watching nothing, because %s"

@@ -64,7 +64,7 @@ class Family(Protocol):
 
 
 class CountStore(Protocol):
-    """A store of counts: one for each rule, and the others, all starting at zero."""
+    """A store of the counts of all watches of one process: one for each rule, and the others, all starting at zero."""
 
     where: str
     """Where they are shown, in words for the log."""
@@ -181,49 +181,15 @@ class Collector:
         yield names
 
 
-class Metrics:
-    """The counts of all watches of one process. Without the client library they are not exported."""
-
-    def __init__(self, kept: CountStore) -> None:
-        self._kept = kept
-        self._told: dict[str, int] = {}
-
-    @property
-    def where(self) -> str:
-        """Where they are shown, in words for the log."""
-        return self._kept.where
-
-    def violated(self, rule: str) -> None:
-        """One more violation."""
-        self._kept.add(rule, 1)
-
-    def record(self, watch: int, now: Mapping[str, int]) -> None:
-        """Update the other counts from a watch."""
-        for name in COUNTED:
-            told = self._told.get(f"{watch} {name}", 0)
-            if now[name] > told:
-                self._kept.add(name, now[name] - told)
-                self._told[f"{watch} {name}"] = now[name]
-
-    def leave_out(self, what: str) -> None:
-        """One more watch does not follow this."""
-        self._kept.leave_out(what)
-
-    def release(self, watch: int) -> None:
-        """A watch was closed; its counts stay."""
-        for name in COUNTED:
-            self._told.pop(f"{watch} {name}", None)
+_all: dict[int, CountStore] = {}
 
 
-_all: dict[int, Metrics] = {}
-
-
-def of_process(engine: str) -> Metrics:
-    """The metrics of this process, in the default registry: one set for all its watches, named after its *engine*."""
+def of_process(engine: str) -> CountStore:
+    """The counts of this process, in the default registry: one set for all its watches, named after its *engine*."""
     if (process := os.getpid()) not in _all:  # after a fork this is the parent's set, and this process needs its own
         is_fork = bool(_all)
         _all.clear()
-        _all[process] = Metrics(_kept(engine, is_shown=is_fork))
+        _all[process] = _kept(engine, is_shown=is_fork)
     return _all[process]
 
 

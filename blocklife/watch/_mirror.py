@@ -36,7 +36,7 @@ from blocklife.watch._below import TierBook
 from blocklife.watch._holders import ALLOCATED, CONNECTOR, FollowedLives, Holders
 from blocklife.watch._jobs import FollowedJobs, Host
 from blocklife.watch._ledger import ToldLedger
-from blocklife.watch._records import EngineCopy
+from blocklife.watch._records import EngineCopy, MirrorSizes
 from blocklife.watch._story import BlockHistory
 from blocklife.watch._violations import WatchViolation
 
@@ -59,40 +59,24 @@ class Mirror:
 
     def __init__(
         self,
-        num_blocks: int,
+        sizes: MirrorSizes,
         *,
-        num_groups: int = 1,
-        num_workers: int = 1,
-        num_slots: int = 0,
-        blocks_per_slot: int = 1,
         tell: Callable[[list[WatchViolation]], None],
         lost: Callable[[Exception], None],
         sample: int = 1,
         is_told: bool = True,
         computes: bool = True,
-        max_jobs: int = 4096,
     ) -> None:
-        self.num_blocks = num_blocks
-        self.num_workers = num_workers
-        self.blocks_per_slot = blocks_per_slot
+        self.num_blocks = sizes.num_blocks
+        self.num_workers = sizes.num_workers
         self.sample = sample
-        self._lives = lives = FollowedLives(num_blocks)
+        self._lives = lives = FollowedLives(sizes.num_blocks)
         self.story = BlockHistory(lives.epoch)
         if is_told:
-            lives.told = ToldLedger(
-                num_blocks,
-                num_slots,
-                blocks_per_slot,
-                num_groups=num_groups,
-                num_workers=num_workers,
-                max_jobs=max_jobs,
-                counts=self.story.counts,
-            )
-        self.holders = Holders(lives, self.story, num_groups=num_groups, computes=computes)
-        self.host = Host(num_slots, keeps=sample == 1)
-        self.jobs = FollowedJobs(
-            self.story, self.holders, self.host, num_groups=num_groups, num_workers=num_workers, told=lives.told
-        )
+            lives.told = ToldLedger(sizes, self.story.counts)
+        self.holders = Holders(lives, self.story, num_groups=sizes.num_groups, computes=computes)
+        self.host = Host(sizes.num_slots, keeps=sample == 1)
+        self.jobs = FollowedJobs(self.story, self.holders, self.host, sizes)
         self.computes = computes
         self._tell = tell
         self._lost = lost
@@ -197,11 +181,13 @@ class Mirror:
 
     def promoting(self, holder: str, content: Sequence[tuple[bytes, int]]) -> None:
         """A job of a tier below the host (*holder*) fills slots from now on: the key of each, and the slot."""
-        self._log.append((self.jobs.promote, (holder, content)))
+        if (told := self._lives.told) is not None:
+            self._log.append((told.promote, (holder, content)))
 
     def returned(self, holder: str, good: Collection[int] = ()) -> None:
         """That job is over; of the slots that it fills these are *good*."""
-        self._log.append((self.jobs.take_back, (holder, good)))
+        if (told := self._lives.told) is not None:
+            self._log.append((told.end_tier_job, (holder, good)))
 
     def published(self, slots: Sequence[int]) -> None:
         """The connector lets these slots be read: what was stored in them must have landed."""
@@ -286,7 +272,9 @@ class Mirror:
         start = next((at for at, (fact, _) in enumerate(log) if fact is self._handing_out), len(log))
         self._replay(log[:start])
         if self.below is not None:
-            of_tiers = {self.jobs.published, self.jobs.lend, self.jobs.promote, self.jobs.take_back, self.jobs.bring_up}
+            told = self._lives.told
+            of_tiers: set[Callable[..., None]] = {self.jobs.published, self.jobs.lend, self.jobs.bring_up}
+            of_tiers |= set() if told is None else {told.promote, told.end_tier_job}
             self._replay([each for each in log[start:] if each[0] in of_tiers])
             log[start:] = [each for each in log[start:] if each[0] not in of_tiers]
         self.jobs.land(begins=True)

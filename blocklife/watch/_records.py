@@ -1,15 +1,77 @@
-"""The records of what a watch follows: a holder of blocks, and a copy as the engine names it."""
+"""The records of what a watch follows: a holder of blocks, a copy as the engine names it, who is at a place, what has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from attrs import define, field
 
+NUM_ENDED = 4096
+"""How many jobs that have ended are remembered, so that a repeated report is told from one of a job that never was."""
+
+
+class Occupant:
+    """Who can be at places."""
+
+    __slots__ = ("alone",)
+    alone: tuple[Self, ...]
+    """The entry of all places where nobody else is, so that most need no tuple of their own."""
+
+    def appear(self: Self) -> None:
+        """It can be at places from now on."""
+        self.alone = (self,)
+
+    def disappear(self) -> None:
+        """It is nowhere any more, and leaves no reference cycle."""
+        self.alone = ()
+
+
+T = TypeVar("T", bound=Occupant)
+
+
+class AtPlace(dict[int, tuple[T, ...]], Generic[T]):
+    """Who is at each place, in the order of coming; each is there as often as it came. A place where nobody is has no entry."""
+
+    def add(self, places: Collection[int], who: T) -> None:
+        """Somebody comes to these places."""
+        if self.keys().isdisjoint(places):
+            self.update(dict.fromkeys(places, who.alone))
+        else:
+            for place in places:
+                self[place] = self.get(place, ()) + who.alone
+
+    def remove(self, places: Iterable[int], who: T) -> None:
+        """Somebody leaves these places; where it is not, nothing happens."""
+        alone = who.alone
+        for place in places:
+            found = self.get(place, ())
+            if found is alone:
+                del self[place]
+            elif who in found:
+                first = found.index(who)
+                rest = found[:first] + found[first + 1 :]
+                if len(rest) > 1:
+                    self[place] = rest
+                elif rest:
+                    self[place] = rest[0].alone
+                else:
+                    del self[place]
+
+
+class EndedJobs(OrderedDict[int, bool]):
+    """The latest jobs that have ended, by number, and of each whether a further report of it is lawful."""
+
+    def keep(self, number: int, *, may_come: bool) -> None:
+        """A job has ended; the oldest gives way."""
+        self[number] = may_come
+        if len(self) > NUM_ENDED:
+            self.popitem(last=False)
+
 
 @define(eq=False)
-class Holder:
+class Holder(Occupant):
     """A request from its admission until it has released everything, or one reference of the connector."""
 
     name: str
@@ -19,11 +81,21 @@ class Holder:
     """Block to the number of references beside those; never 0."""
     has_left: bool = False
     """Whether it has given up its blocks, which the engine may free later, without naming the request."""
-    alone: tuple[Holder, ...] = ()
-    """The entry for blocks that only this holder has; emptied when it holds nothing, to leave no reference cycle."""
 
     def __attrs_post_init__(self) -> None:
-        self.alone = (self,)
+        self.appear()
+
+
+class MirrorSizes(NamedTuple):
+    """The sizes of an engine's pool of blocks, and of the host memory behind it."""
+
+    num_blocks: int
+    num_groups: int = 1
+    num_workers: int = 1
+    num_slots: int = 0
+    blocks_per_slot: int = 1
+    max_jobs: int = 4096
+    """How many jobs a ledger follows at once."""
 
 
 class CopyPiece(NamedTuple):  # the cheapest kind of record, since a step makes many

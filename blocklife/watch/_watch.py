@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 import time
 from collections import Counter
+from collections.abc import Callable
 from multiprocessing.util import Finalize
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from attrs import asdict
 
 from blocklife.errors import InvariantError, MisuseError
 from blocklife.recording import BusyError, Recorder, open_file
-from blocklife.watch._listening import CallsThrough
+from blocklife.watch._listening import Ears
 from blocklife.watch._metrics import of_process
 from blocklife.watch._mirror import Mirror
 from blocklife.watch._options import Options, WatchMode, of_this_process, unusable
-from blocklife.watch._violations import LOGGER, ViolationReporter, WatchViolation
+from blocklife.watch._records import MirrorSizes
+from blocklife.watch._violations import LOGGER, ViolationReporter, WatchError, WatchViolation
 
-_TOLD_EVERY = 64
+TOLD_EVERY = 64
 """How many steps lie between two updates of the metrics."""
 
 
@@ -31,10 +34,15 @@ class PartWatch:
         self.of = of
         """What it watches, in words."""
         self._metrics = of_process(engine) if options.mode is WatchMode.COUNT else None
-        self._reporter = ViolationReporter(
-            options.mode, self._metrics.violated if self._metrics is not None else lambda rule: None
-        )
-        self._calls: list[CallsThrough] = []
+        add = None if self._metrics is None else self._metrics.add
+        self._reporter = ViolationReporter(options.mode, lambda rule: None if add is None else add(rule, 1))
+        self.all_ears: list[Ears] = []
+        """Its hooks; they are undone when the watch ends, the latest first."""
+        self.ears = self.add_ears()
+        self.lost: Exception | None = None
+        """The internal error that has stopped the watch, if any."""
+        self._is_torn = False
+        """Whether something was done by half, as the program was stopped meanwhile."""
         self._is_open = True
         self._at_exit = Finalize(None, self.close, exitpriority=0)
 
@@ -62,16 +70,52 @@ class PartWatch:
             "violations": [asdict(violation) for violation in self.violations],
         }
 
-    def listen(self, calls: CallsThrough) -> None:
-        """Take hooks that were made; they are undone when the watch ends, the latest first."""
-        self._calls.append(calls)
+    def add_ears(self) -> Ears:
+        """Ears on a part of the engine: what is found in its calls is told when the outermost of these is over."""
+        self.all_ears.append(Ears(self))
+        return self.all_ears[-1]
+
+    # --- what its ears need -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether an internal error has stopped it."""
+        return self.lost is not None
+
+    def minded(self, what: Callable[[], object]) -> None:
+        """Do it. An internal error ends the watch, and never stops the engine, unless the watch is strict."""
+        try:
+            what()
+        except Exception as error:
+            if isinstance(error, WatchError) or (self.is_lost and self.options.mode is WatchMode.STRICT):
+                raise
+            if not self.is_lost:
+                self._lose(error)
+        except BaseException:
+            self._is_torn = True
+            raise
+
+    def settle(self, *, is_over: bool) -> None:
+        """Tell what was found. *is_over*: no heard call is under way in this thread, otherwise something was done about one."""
+        raise NotImplementedError
+
+    def _lose(self, error: Exception) -> None:
+        """An error in the watch itself: the watch stops, and the engine goes on."""
+        self.lost = error
+        self.close()
+        what = "blocklife watch: stopped by an internal error; the fault is the watch's own, not the engine's"
+        if self.options.mode is WatchMode.STRICT:
+            raise InvariantError(f"{what} ({error})") from error
+        LOGGER.error(what, exc_info=error)
+
+    # --- its end ------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop watching. A second call does nothing."""
         if self._is_open:
             self._is_open = False
-            for calls in reversed(self._calls):  # one method may be wrapped by several
-                calls.undo()
+            for ears in reversed(self.all_ears):  # one method may be wrapped by several
+                ears.undo()
             self._end()
             self._at_exit.cancel()
 
@@ -80,17 +124,23 @@ class PartWatch:
 
 
 class Watch(PartWatch):
-    """A watch over one engine. An engine's own part gives it mirrors (`add_mirror`) and hooks (`listen`).
+    """A watch over one engine. An engine's own part gives it mirrors (`add_mirror`), and hooks by its `ears`.
 
-    There is a mirror for each connector, or cache, that has slots and jobs of its own.
+    There is a mirror for each connector, or cache, that has slots and jobs of its own. *at_once*: whether the mirrors catch up
+    with each call that was heard; otherwise what was found is told when the outermost one is over, and the mirrors catch up at
+    a step.
     """
 
-    def __init__(self, engine: str, of: str, options: Options) -> None:
+    def __init__(self, engine: str, of: str, options: Options, *, at_once: bool = False) -> None:
         super().__init__(engine, of, options)
+        self._at_once = at_once
+        self.is_apart: Callable[[], bool] = lambda: False
+        """Whether this is not the thread that the mirrors belong to: what was heard in it is told when that one ends a call."""
+        self._later: list[Callable[[], object]] = []
         self._recordings: list[OpenRecording] = []
         self._settled_calls = 0
-        self.lost: Exception | None = None
-        """The internal error that has stopped the watch, if any."""
+        self._told = Counter[str]()
+        """What the metrics have been told."""
         self.left_out: dict[str, str] = {}
         """What of the engine is not followed, each with what it is, or why."""
         self.mirrors: list[Mirror] = []
@@ -125,25 +175,20 @@ class Watch(PartWatch):
             "copies_not_followed": sum(mirror.counts["not followed"] for mirror in self.mirrors),
         }
 
+    def _count(self) -> None:
+        """Let the metrics have what was counted since the last time."""
+        now = self._counted() if self._metrics is not None else {}
+        for name, count in now.items():
+            if self._metrics is not None and count > self._told[name]:
+                self._metrics.add(name, count - self._told[name])
+                self._told[name] = count
+
     # --- what an engine's part gives it -------------------------------------------------------------------------------------
 
-    def add_mirror(
-        self,
-        num_blocks: int,
-        *,
-        num_groups: int = 1,
-        num_workers: int = 1,
-        num_slots: int = 0,
-        blocks_per_slot: int = 1,
-        computes: bool = True,
-    ) -> Mirror:
-        """A mirror that tells this watch, with a recording if one is wanted. See `Mirror` for the sizes."""
+    def add_mirror(self, sizes: MirrorSizes, *, computes: bool = True) -> Mirror:
+        """A mirror that tells this watch, with a recording if one is wanted. *computes* is as `Mirror` says."""
         mirror = Mirror(
-            num_blocks,
-            num_groups=num_groups,
-            num_workers=num_workers,
-            num_slots=num_slots,
-            blocks_per_slot=blocks_per_slot,
+            sizes,
             tell=self._report,
             lost=self._lose,
             sample=self.options.sample,
@@ -163,34 +208,104 @@ class Watch(PartWatch):
         if self._metrics is not None:
             self._metrics.leave_out(what)
 
+    def violate(self, rule: str, what: str, *, block: int | None = None, request: str | None = None) -> None:
+        """Every mirror notes that a rule was broken, to be told when the call is over."""
+        for mirror in self.mirrors:
+            mirror.story.violate(rule, what, block=block, request=request)
+
+    def later(self, fact: Callable[..., object], *of: object) -> None:
+        """Call this, with these arguments, when a call of the thread that the mirrors belong to is over."""
+        self._later.append(functools.partial(fact, *of))
+
+    def catch_up(self) -> None:
+        """Every mirror checks what has happened so far in the current step."""
+        for mirror in self.mirrors:
+            mirror.catch_up()
+
+    def settle(self, *, is_over: bool) -> None:
+        """Tell what was found, as `Watch` says."""
+        if is_over is self._at_once or self.is_apart():
+            return
+        later, self._later = self._later, []
+        for fact in later:
+            self.minded(fact)
+        for mirror in self.mirrors:
+            if self.lost is None and self._at_once and mirror.is_behind:
+                mirror.catch_up()
+            mirror.notify()
+
+    def step(self) -> None:
+        """The engine has scheduled a step, whose copies were noted as they were made: every mirror replays it."""
+        for mirror in self.mirrors:
+            if not self.is_lost:
+                mirror.step()
+        self.end_step()
+
     def end_step(self) -> None:
         """Call it at the end of each step."""
         self._settled_calls += 1
-        if self._metrics is not None and self._settled_calls % _TOLD_EVERY == 0:
-            self._metrics.record(id(self), self._counted())
+        if self._settled_calls % TOLD_EVERY == 0:
+            self._count()
 
     # --- its life -----------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        if self._metrics is not None:
-            self._metrics.record(id(self), self._counted())
-            self._metrics.release(id(self))
+        self._count()
         for mirror, recording in zip(self.mirrors, self._recordings, strict=False):
-            recording.close(whole=not (mirror.is_torn or mirror.ledger.jobs.live or mirror.ledger.blocks.count_held()))
+            recording.close(
+                whole=not (
+                    self.is_lost
+                    or self._is_torn
+                    or mirror.is_torn
+                    or mirror.ledger.jobs.live
+                    or mirror.ledger.blocks.count_held()
+                )
+            )
 
     def _report(self, found: list[WatchViolation]) -> None:
         for recording in self._recordings:
             recording.flush()
         self._reporter(found)
 
-    def _lose(self, error: Exception) -> None:
-        """An error in the watch itself: the watch stops, and the engine goes on."""
-        self.lost = error
-        self.close()
-        what = "blocklife watch: stopped by an internal error; the fault is the watch's own, not the engine's"
-        if self.options.mode is WatchMode.STRICT:
-            raise InvariantError(f"{what} ({error})") from error
-        LOGGER.error(what, exc_info=error)
+
+_ATTRIBUTE = "_blocklife_watch"
+
+
+W = TypeVar("W", bound=PartWatch)
+
+
+def attached(watched: object, options: Options | None, kind: type[W], make: Callable[[Options], W]) -> W:
+    """The watch of this *kind* over *watched*, made with *options* if there is none.
+
+    Raises MisuseError for options that are none, and for options other than those in force: a caller that asks for a strict
+    watch must not get one that only counts.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise MisuseError(
+            f"watch: options must be made with Options, not {options!r} (pass Options(mode=WatchMode.STRICT), or nothing)"
+        )
+    found = attached_to(watched, kind)
+    if found is None:
+        found = make(options or Options())
+        setattr(watched, _ATTRIBUTE, found)
+    elif options is not None and options != found.options:
+        raise MisuseError(f"watch: this {type(watched).__name__} is watched with other options already (detach it first)")
+    return found
+
+
+def attached_to(watched: object, kind: type[W]) -> W | None:
+    """The watch of this *kind* over *watched*, if there is one."""
+    # not getattr: an object that answers for another one would show the other's watch
+    found = getattr(watched, "__dict__", {}).get(_ATTRIBUTE)
+    return found if isinstance(found, kind) else None
+
+
+def detach(watched: object) -> None:
+    """Stop watching, if it is watched."""
+    found: PartWatch | None = getattr(watched, "__dict__", {}).get(_ATTRIBUTE)
+    if found is not None:
+        found.close()
+        delattr(watched, _ATTRIBUTE)
 
 
 _FILES_MAX = 64

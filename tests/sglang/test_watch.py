@@ -15,7 +15,7 @@ import pytest
 from attrs import frozen
 
 from blocklife.engines.sglang import watch
-from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchError, WatchMode, _ears, watch_of
+from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchError, WatchMode, _reading, watch_of
 from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
@@ -194,9 +194,7 @@ EARS = [
     (room, name)
     for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars, LayerWaits)
     for name in vars(room)
-    if name.startswith("_")
-    and vars(room)[name].__class__.__name__ == "function"
-    and "kwargs" in vars(room)[name].__annotations__
+    if name.startswith("_") and vars(room)[name].__class__.__name__ == "function" and "call" in vars(room)[name].__annotations__
 ]
 
 
@@ -242,7 +240,7 @@ def test_watch_over_a_tree_alone_is_silent(world: str) -> None:
 
 def as_if_on_a_device(indices: Any) -> Any:
     """In the place of what tells where indices lie: all tensors lie there."""
-    return indices.reshape(-1) if hasattr(indices, "reshape") else _ears.numbers(indices)
+    return indices.reshape(-1) if hasattr(indices, "reshape") else _reading.numbers(indices)
 
 
 ON_DEVICE = ("pages-overlap", "back-tight", "states", "states-overlap", "storage", "window")
@@ -252,7 +250,7 @@ ON_DEVICE = ("pages-overlap", "back-tight", "states", "states-overlap", "storage
 def test_what_is_read_once_a_step_is_judged_as_at_once(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if all indices lay on a device: the watch is silent, and follows as many steps and copies as when it reads at once."""
     at_once = run(world, 0, mode=WatchMode.LOG)
-    monkeypatch.setattr(_ears, "_known", as_if_on_a_device)
+    monkeypatch.setattr(_reading, "_known", as_if_on_a_device)
     late = run(world, 0, mode=WatchMode.LOG)
 
     assert [each.counts for each in late.watches] == [each.counts for each in at_once.watches] == [{} for _ in late.watches]
@@ -264,7 +262,7 @@ def test_what_is_read_once_a_step_is_judged_as_at_once(world: str, monkeypatch: 
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_planted_fault_is_named_also_when_it_is_read_once_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By one of its rules in at least one seed, though it may be some steps later."""
-    monkeypatch.setattr(_ears, "_known", as_if_on_a_device)
+    monkeypatch.setattr(_reading, "_known", as_if_on_a_device)
     fault = FAULTS[name]
     found = [run(fault.world, seed, fault.plant) for seed in range(3)]
 

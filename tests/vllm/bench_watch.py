@@ -145,10 +145,9 @@ def time_hooks(stopwatch: Stopwatch, connector: object) -> None:
 
 def time_watch(stopwatch: Stopwatch, watch: Watch) -> None:
     """Time each call that goes through a watch as its own, but for what the original method takes."""
-    for calls in watch._calls:
-        for thing, name, original, make, _ in calls._made:
-            kind = "connector" if any(hasattr(thing, name) for name in CONNECTORS) else "scheduler"
-            setattr(thing, name, stopwatch.around("watch", make(stopwatch.around(kind, original))))
+    for thing, name, original, make, _ in [each for ears in watch.all_ears for each in ears._made]:
+        kind = "connector" if any(hasattr(thing, name) for name in CONNECTORS) else "scheduler"
+        setattr(thing, name, stopwatch.around("watch", make(stopwatch.around(kind, original))))
 
 
 class Bench:

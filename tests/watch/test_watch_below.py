@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from blocklife.watch import TierBook, TierJob
-from blocklife.watch._below import HISTORY, NUM_AGAIN, NUM_ENDED
+from blocklife.watch._records import NUM_ENDED
+from blocklife.watch._uses import HISTORY, NUM_AGAIN
 from tests.watch.script import Case, cases, play
 
 SLOTS = 4
@@ -31,7 +32,7 @@ class Told(TierBook):
     def store(self, *content: str) -> None:
         """The device has stored this."""
         self.reserve(*content)
-        self.published([key for key, _ in content_of(content)], promoted=False)
+        self.slots.published([key for key, _ in content_of(content)], promoted=False)
 
     def cascade(self, number: int, *content: str, tier: int = 0) -> None:
         """A job that stores in a tier what slots hold is made, and the tier gets it."""
@@ -49,12 +50,12 @@ class Told(TierBook):
         """Slots are reserved, but for the last ones."""
         found = content_of(content)
         slots = [slot for _, slot in found][: len(found) - without]
-        self.reserved([key for key, _ in found], slots, promotes=promotes, request="r")
+        self.slots.reserved([key for key, _ in found], slots, promotes=promotes, request="r")
 
     def hold(self, *content: str, by_tier: bool = False) -> None:
         """Content is held."""
         found = content_of(content)
-        self.held([key for key, _ in found], [slot for _, slot in found], by_tier=by_tier, request="r")
+        self.slots.held([key for key, _ in found], [slot for _, slot in found], by_tier=by_tier, request="r")
 
     def make(
         self,
@@ -78,31 +79,35 @@ class Told(TierBook):
 
     def publish(self, *keys: str, promoted: bool = True) -> None:
         """The engine publishes content."""
-        self.published(list(map(key_of, keys)), promoted=promoted)
+        self.slots.published(list(map(key_of, keys)), promoted=promoted)
 
     def drop(self, *keys: str) -> None:
         """It gives slots back."""
-        self.dropped(map(key_of, keys))
+        self.slots.dropped(map(key_of, keys))
 
     def evict(self, *keys: str) -> None:
         """It gives content up."""
-        self.evicted(map(key_of, keys))
+        self.slots.evicted(map(key_of, keys))
 
     def find(self, key: str, slot: int, holds: int = 0) -> None:
         """A lookup finds content."""
-        self.hit(key_of(key), slot, holds)
+        self.slots.hit(key_of(key), slot, holds)
 
     def release(self, *keys: str, by_tier: bool = False) -> None:
         """A hold on each is given up."""
-        self.released(map(key_of, keys), by_tier=by_tier)
+        self.slots.released(map(key_of, keys), by_tier=by_tier)
 
     def count(self, key: str, holds: int) -> None:
         """The engine counts so many holds."""
-        self.counted(key_of(key), holds)
+        self.slots.counted(key_of(key), holds)
 
     def report(self, number: int, *good: str, tier: int = 0, ok: bool = True) -> None:
         """A tier reports a job."""
         self.reported(number, tier, ok=ok, good=list(map(key_of, good)))
+
+    def progressed(self) -> None:
+        """Something is computed."""
+        self.slots.progressed()
 
     def refuse(self, tier: int = 0) -> None:
         """A tier takes no stores."""
@@ -116,7 +121,7 @@ class Told(TierBook):
 
     def has(self, key: str, slot: int | None, holds: int = 0) -> None:
         """The slot of a key, and its holds."""
-        assert self.holds(key_of(key)) == (None if slot is None else (slot, holds))
+        assert self.slots.holds(key_of(key)) == (None if slot is None else (slot, holds))
 
     def out(self, *numbers: int) -> None:
         """Exactly these jobs are out."""
@@ -297,7 +302,7 @@ def test_content_from_before_is_believed() -> None:
 
 def test_story_of_the_slot_goes_with_it(book: Told) -> None:
     """The last events, oldest first, with the request."""
-    book.step = 3
+    book.slots.step = 3
     play(book, "promotion 0 A@0; publish A")
     rule, _, request, history = book.found[0]
 
@@ -311,19 +316,22 @@ def test_story_of_the_slot_goes_with_it(book: Told) -> None:
 def test_only_the_last_events_are_kept(book: Told) -> None:
     play(book, "store A@0" + "; hold A@0; release A" * HISTORY)
 
-    assert book.history(0) == ("step 0, slot 0: held for a load of request r",) * HISTORY
+    assert book.slots.history(0) == ("step 0, slot 0: held for a load of request r",) * HISTORY
 
 
 def test_content_that_is_promoted_again_and_again_goes_in_circles(book: Told) -> None:
     """Until something is computed."""
     for number in range(NUM_AGAIN):
-        assert book.circles() == ""
+        assert book.slots.circles() == ""
         play(book, f"promotion {number} A@0; report {number}; publish A; settled; evict A")
 
-    assert book.circles() == f"{key_of('A').hex()} was promoted {NUM_AGAIN} times, and given away each time before it was read"
-    assert book.circles() == ""
+    assert (
+        book.slots.circles()
+        == f"{key_of('A').hex()} was promoted {NUM_AGAIN} times, and given away each time before it was read"
+    )
+    assert book.slots.circles() == ""
     play(book, f"promotion {NUM_AGAIN} A@0; progressed; silent")
-    assert book.circles() == ""
+    assert book.slots.circles() == ""
 
 
 def test_finished_jobs_are_forgotten_in_the_end(book: Told) -> None:

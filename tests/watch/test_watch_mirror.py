@@ -17,10 +17,10 @@ from blocklife.ledger import Ledger
 from blocklife.ledger.invariants import check
 from blocklife.recording import Recorder
 from blocklife.recording._checking import check_recording
-from blocklife.watch import CONNECTOR, RULES, CopyPiece, EngineCopy, Mirror, WatchViolation
+from blocklife.watch import CONNECTOR, RULES, CopyPiece, EngineCopy, Mirror, MirrorSizes, WatchViolation
 from blocklife.watch._holders import ALLOCATED, SEALED
-from blocklife.watch._jobs import NUM_ENDED
 from blocklife.watch._ledger import NUM_SPARE, SHORT
+from blocklife.watch._records import NUM_ENDED
 from tests.watch.script import Case, cases, play
 
 IS_TOLD = [True]
@@ -54,13 +54,9 @@ class Told:
         self._loads: list[EngineCopy] = []
         self.found: list[WatchViolation] = []
         self.mirror = Mirror(
-            num_blocks,
-            num_slots=num_slots,
-            num_workers=num_workers,
-            blocks_per_slot=blocks_per_slot,
+            MirrorSizes(num_blocks, 1, num_workers, num_slots, blocks_per_slot, max_jobs),
             sample=sample,
             is_told=IS_TOLD[0],
-            max_jobs=max_jobs,
             tell=self.found.extend,
             lost=self._lost,
         )
@@ -684,7 +680,7 @@ def test_a_violation_is_a_story() -> None:
 def test_an_error_of_the_mirror_is_handed_over_and_not_raised() -> None:
     """The engine goes on; whoever made the mirror decides."""
     errors: list[Exception] = []
-    mirror = Mirror(4, tell=lambda found: None, lost=errors.append, is_told=IS_TOLD[0])
+    mirror = Mirror(MirrorSizes(4), tell=lambda found: None, lost=errors.append, is_told=IS_TOLD[0])
     mirror.handed_out("a", 0, [99], [0])  # a block that is not there
     mirror.step()
 

@@ -346,7 +346,7 @@ EARS = [
     (room, name)
     for room in (MemoryEars, CopyEars, CoreEars, StepEars, TreeEars, LayerWaits, StorageEars)
     for name, method in vars(room).items()
-    if inspect.isfunction(method) and list(inspect.signature(method).parameters)[-2:] == ["args", "kwargs"]
+    if inspect.isfunction(method) and list(inspect.signature(method).parameters)[-1] == "call"
 ]
 
 

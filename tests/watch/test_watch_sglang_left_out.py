@@ -17,9 +17,9 @@ import pytest
 
 from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchMode, attach
 from blocklife.engines.sglang.watch import _plugin as plugin
-from blocklife.engines.sglang.watch._ears import Ears
+from blocklife.watch import Ears
 from blocklife.watch import _watch as watch_module
-from blocklife.watch._metrics import Metrics, WatchCounts
+from blocklife.watch._metrics import WatchCounts
 from tests.watch.sglang_fakes import FakeAllocator, FakeEngine, FakeHostPool, FakeStateEngine
 
 Make = Callable[[], Any]
@@ -170,7 +170,7 @@ def test_line_at_the_start_says_what_is_not_followed(name: str, caplog: pytest.L
 def test_what_is_not_followed_is_a_metric(is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its name as a label, for a watch that counts, whether its counts are shared by processes or not."""
     kept = WatchCounts(tmp_path, "") if is_shared else WatchCounts(None, "")
-    monkeypatch.setattr(watch_module, "of_process", lambda engine: Metrics(kept))
+    monkeypatch.setattr(watch_module, "of_process", lambda engine: kept)
     for make in (with_windows, with_windows, with_storage):
         attach(make(), Options(mode=WatchMode.COUNT))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
-from blocklife.engines.sglang.watch._ears import IndexReading
+from blocklife.engines.sglang.watch._reading import IndexReading
 from tests.watch.sglang_fakes import PAGE, FakeEngine, Indices, slots_of
 
 torch = pytest.importorskip("torch")

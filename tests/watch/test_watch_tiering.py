@@ -257,14 +257,14 @@ def test_jobs_from_before_the_watch_are_believed(manager: Manager) -> None:
     assert below is not None
     assert [job.number for job in below.left_behind()] == [0, 1]
     slots = [chunk.chunk_id for key in (A, B) if (chunk := manager.primary_tier._policy.get(key)) is not None]
-    assert [below.holds(key) for key in (A, B)] == [(slots[0], 2), (slots[1], -1)]
+    assert [below.slots.holds(key) for key in (A, B)] == [(slots[0], 2), (slots[1], -1)]
     _step(manager, Result(1), Result(0))
     manager.primary_tier.complete_load([A], Context())
     _step(manager)
 
     assert watch.counts == {}
     assert below.left_behind() == []
-    assert [below.holds(key) for key in (A, B)] == [(slots[0], 0), (slots[1], 0)]
+    assert [below.slots.holds(key) for key in (A, B)] == [(slots[0], 0), (slots[1], 0)]
 
 
 def test_slot_that_a_job_from_before_the_watch_reads_is_not_given_away(manager: Manager) -> None:
@@ -401,7 +401,8 @@ def test_fault_of_the_book_never_stops_the_engine(manager: Manager, monkeypatch:
     """The watch is lost, says why, and leaves the engine as it was."""
     before = _parts(manager)
     watch = attach(manager, COUNT)
-    monkeypatch.setattr(watch.mirror.below, "reserved", lambda *args, **kwargs: 1 // 0)
+    assert watch.mirror.below is not None
+    monkeypatch.setattr(watch.mirror.below.slots, "reserved", lambda *args, **kwargs: 1 // 0)
     manager.store(A)
     monkeypatch.undo()
 

@@ -22,10 +22,13 @@ from attrs import field, frozen
 
 from blocklife.cli import main
 from blocklife.engines.vllm.watch import LOGGER, Options, WatchError, WatchMode, attach, detach
+from blocklife.engines.vllm.watch._offloading import OffloadingHooks
 from blocklife.errors import BlocklifeError, InvariantError, MisuseError
 from blocklife.watch import RULES, WatchViolation
-from blocklife.watch._metrics import COUNTED, FOLDER, Collector, Metrics, OfLibrary, WatchCounts, _in_folder, prefix_of
+from blocklife.watch import _watch as watch_module
+from blocklife.watch._metrics import COUNTED, FOLDER, Collector, OfLibrary, WatchCounts, _in_folder, prefix_of
 from blocklife.watch._violations import NUM_KEPT, NUM_LOGGED, WHILE_S, ViolationReporter
+from blocklife.watch._watch import TOLD_EVERY
 from tests.disks import small_disk
 from tests.interrupts import interruptible
 from tests.watch.watch_fakes import FakeMeta, FakeOffloading, FakeRequest, FakeScheduler, load, offloading, reported, store
@@ -163,6 +166,19 @@ def test_an_error_of_the_watch_itself_does_not_reach_the_engine(mode: WatchMode,
     assert "build_connector_meta" not in vars(inner)
 
 
+@pytest.mark.parametrize("name", ["_builds", "_built"])
+def test_a_broken_hook_never_reaches_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call returns what it does without a watch; the watch is lost, and has let go of everything."""
+    monkeypatch.setattr(OffloadingHooks, name, lambda *_: 1 // 0)
+    scheduler, inner = offloading()
+    watch = attach(scheduler, Options(mode=WatchMode.LOG))
+
+    assert inner.build_connector_meta(FakeMeta()) == FakeMeta()
+
+    assert isinstance(watch.lost, ZeroDivisionError)
+    assert "build_connector_meta" not in vars(inner)
+
+
 # --- metrics ------------------------------------------------------------------------------------------------------------------
 
 
@@ -209,16 +225,13 @@ def shown(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_metrics_are_named_as_vllm_names_its_own() -> None:
-    """A counter of violations by rule, and of each other figure the growth since it was told last."""
+    """A counter of violations by rule, and one of each other figure."""
     registry: dict[str, FakeCounter] = {}
-    metrics = Metrics(OfLibrary("vllm", SimpleNamespace(Counter=FakeCounter), registry))
+    metrics = OfLibrary("vllm", SimpleNamespace(Counter=FakeCounter), registry)
     before = {rule: counter.value for rule, counter in registry[PREFIX + "violations"].labelled.items()}
-    metrics.violated("I1")
-    metrics.violated("I1")
-    for steps in (10, 10, 25):
-        metrics.record(1, dict.fromkeys(COUNTED, steps))
-    metrics.release(1)
-    metrics.record(2, dict.fromkeys(COUNTED, 5))
+    metrics.add("I1", 1)
+    metrics.add("I1", 1)
+    metrics.add("steps", 30)
     metrics.leave_out("SWA")
 
     assert all(name.startswith(PREFIX) for name in registry)
@@ -230,13 +243,30 @@ def test_metrics_are_named_as_vllm_names_its_own() -> None:
     assert {name: each.value for name, each in registry[PREFIX + "not_followed"].labelled.items()} == {"SWA": 1}
 
 
+def test_each_watch_adds_what_has_grown_since_it_was_told_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every so many steps, and at its end; what an earlier watch has counted stays."""
+    kept = WatchCounts(None, "")
+    monkeypatch.setattr(watch_module, "of_process", lambda engine: kept)
+    for _ in range(2):
+        scheduler, inner = offloading()
+        watch = attach(scheduler, Options(mode=WatchMode.COUNT))
+        for _ in range(2 * TOLD_EVERY + 5):
+            inner.build_connector_meta(FakeMeta())
+            scheduler.update_from_output(None)
+        assert kept.totals()["steps"] % (2 * TOLD_EVERY + 5) == 2 * TOLD_EVERY
+        watch.close()
+
+    assert kept.totals()["steps"] == 2 * (2 * TOLD_EVERY + 5)
+    assert sum(kept.totals().values()) == kept.totals()["steps"]
+
+
 def test_counts_of_a_folder_are_shown_by_whoever_has_it(tmp_path: Path) -> None:
     """Another process adds up what two have counted, one of which has the number of one that is gone; all begin at zero."""
     none = shown(tmp_path)
     for _ in range(2):
-        metrics = Metrics(WatchCounts(tmp_path, ""))
-        metrics.violated("I6")
-        metrics.record(1, dict.fromkeys(COUNTED, 10))
+        metrics = WatchCounts(tmp_path, "")
+        metrics.add("I6", 1)
+        metrics.add("steps", 10)
         metrics.leave_out("SWA")
         metrics.leave_out("count of pages")
     (tmp_path / "1.left_out").write_text("SWA\n", encoding="utf-8")
@@ -254,15 +284,15 @@ COUNTING = """
 import os, sys
 from blocklife.watch import _metrics as metrics
 if len(sys.argv) > 1:
-    metrics.of_process("vllm").violated("I8")
+    metrics.of_process("vllm").add("I8", 1)
     print(metrics.of_process("vllm").where)
 else:
     sys.modules["prometheus_client"] = None
     import subprocess
-    metrics.of_process("vllm").violated("I8")
+    metrics.of_process("vllm").add("I8", 1)
     child = os.fork()
     if not child:
-        metrics.of_process("vllm").violated("I8")
+        metrics.of_process("vllm").add("I8", 1)
         os._exit(0)
     os.waitpid(child, 0)
     print(metrics.of_process("vllm").where)
@@ -336,7 +366,7 @@ from blocklife.watch import _metrics as metrics
 tempfile.tempdir = sys.argv[1]
 open(sys.argv[1] + "/filling", "wb", 0).write(bytes(1 << 20))
 counts = metrics.of_process("vllm")
-counts.violated("I8")
+counts.add("I8", 1)
 print(counts.where)
 """
 
@@ -367,7 +397,7 @@ def Counter(*given):
 client.Counter = Counter
 from blocklife.watch import _metrics as metrics
 counts = metrics.of_process("vllm")
-counts.violated("I8")
+counts.add("I8", 1)
 print(counts.where)
 """
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from blocklife.engines.vllm.watch import Options, WatchError, WatchMode, attach_worker, detach, watch_of
-from blocklife.engines.vllm.watch._worker import NUM_ENDED
 from blocklife.errors import MisuseError
+from blocklife.watch._records import NUM_ENDED
 from tests.watch.script import Case, cases, play
 from tests.watch.watch_fakes import FakeMeta, load, store
 

@@ -9,16 +9,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from attrs import define
 
-from blocklife.engines.sglang.watch._ears import Ears, TakesBack, numbers
 from blocklife.engines.sglang.watch._memory import AnyMemory, Pairs
 from blocklife.engines.sglang.watch._parts import CacheParts
-from blocklife.watch import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook, given
+from blocklife.engines.sglang.watch._reading import numbers
+from blocklife.watch import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook, Ears, HeardCall, TakesBack
 
 Job = tuple[AnyMemory, int]
 """The memory, and the number in its book."""
+
+
+class CopyWay(NamedTuple):
+    """What the controller has for copies of one direction."""
+
+    queue: str
+    queues: str
+    """The method that fills its queue."""
+    launches: str
+    acks: str
+    fence: str
+    """The stream that orders its copies."""
+
+
+WRITES = CopyWay("write_queue", "write", "start_writing", "ack_write_queue", "write_fence_stream")
+LOADS = CopyWay("load_queue", "load", "start_loading", "ack_load_queue", "load_fence_stream")
 
 
 @define(eq=False)
@@ -37,13 +54,12 @@ class CopyEars:
     """Ears on one controller, and on the checks of its acknowledgements."""
 
     def __init__(self, ears: Ears, parts: CacheParts) -> None:
-        self._reading = ears.reading
+        self._reading = parts.reading
         self._controller = parts.controller
         self._memories = parts.memories
         self._queued: dict[int, tuple[object, list[Job]]] = {}
         """The operations in a queue, by identity, and their jobs."""
-        self._writes: list[Acknowledged] = []
-        self._loads: list[Acknowledged] = []
+        self._out: dict[CopyWay, list[Acknowledged]] = {WRITES: [], LOADS: []}
         self._due: list[list[Job]] = []
         self._moved: dict[AnyMemory, Pairs] | None = None
         """What the launch under way copies of each memory; None where the release does not show it."""
@@ -56,10 +72,14 @@ class CopyEars:
         self._has_ranks = parts.num_ranks > 1
         self._steps_stream = parts.steps_stream
         controller, tree = parts.controller, parts.tree
-        ears.hear(controller, "write", after=self._look_at_writes)
-        ears.hear(controller, "load", after=self._look_at_loads)
-        ears.hear(controller, "start_writing", before=self._writing, after=self._written)
-        ears.hear(controller, "start_loading", before=self._loading, after=self._loaded)
+        for way in (WRITES, LOADS):
+            ears.hear(controller, way.queues, after=functools.partial(self._look_at, way))
+            ears.hear(
+                controller,
+                way.launches,
+                before=functools.partial(self._launches, way),
+                after=functools.partial(self._launched, way),
+            )
         transfers = getattr(controller, "l2_transfer_engine", None) if parts.pages.has_pages else None
         for name in ("submit_device_to_host", "submit_host_to_device"):
             ears.hear(transfers, name, before=self._moves, tells="what a launch copies")
@@ -72,19 +92,16 @@ class CopyEars:
 
     # --- queues -------------------------------------------------------------------------------------------------------------
 
-    def _look_at_writes(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._look("write_queue", is_store=True)
+    def _look_at(self, way: CopyWay, call: HeardCall) -> None:
+        self._look(way)
 
-    def _look_at_loads(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._look("load_queue", is_store=False)
-
-    def _look(self, queue: str, *, is_store: bool) -> list[list[Job]]:
+    def _look(self, way: CopyWay) -> list[list[Job]]:
         """Number the operations of a queue that are new. Returns the jobs of each that is in it, as soon as they are read."""
         jobs: list[list[Job]] = []
-        for operation in getattr(self._controller, queue):
+        for operation in getattr(self._controller, way.queue):
             if id(operation) not in self._queued:
                 self._queued[id(operation)] = operation, []
-                self._take(operation, self._queued[id(operation)][1], is_store=is_store)
+                self._take(operation, self._queued[id(operation)][1], is_store=way is WRITES)
             jobs.append(self._queued[id(operation)][1])
         return jobs
 
@@ -99,7 +116,7 @@ class CopyEars:
 
     # --- launches -----------------------------------------------------------------------------------------------------------
 
-    def _moves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _moves(self, call: HeardCall) -> None:
         """What the device is told to copy, of the memory that is followed."""
         moved: dict[AnyMemory, Pairs] = {memory: set() for memory in self._memories}
         self._moved, self._layers, self._parsed = moved, {}, {}
@@ -108,20 +125,20 @@ class CopyEars:
             moved[memory].update(zip(device, host, strict=False))
             memory.fit("a launch is", device, host)
 
-        transfers = given(args, kwargs, "transfers")[0]
+        transfers = call.given("transfers")[0]
         for transfer in transfers if isinstance(transfers, list) else ():
             for memory in moved:
                 if getattr(transfer, "host_pool", None) is memory.host and not getattr(transfer, "is_draft", False):
                     self._reading.later(functools.partial(told, memory), transfer.device_indices, transfer.host_indices)
 
-    def _prepared(self, memory: AnyMemory, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        host, device = given(args, kwargs, "host_indices", "device_indices")
-        if not (isinstance(result, tuple) and result[0] is host and result[1] is device):
+    def _prepared(self, memory: AnyMemory, call: HeardCall) -> None:
+        host, device = call.given("host_indices", "device_indices")
+        if not (isinstance(call.result, tuple) and call.result[0] is host and call.result[1] is device):
             self._translated.add(memory)
 
-    def _copies(self, memory: AnyMemory, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _copies(self, memory: AnyMemory, call: HeardCall) -> None:
         """What a host pool is told to copy, layer by layer. Indices on the device are not read: that would wait for it."""
-        pool, host, device, layer = given(args, kwargs, "device_pool", "host_indices", "device_indices", "layer_id")
+        pool, host, device, layer = call.given("device_pool", "host_indices", "device_indices", "layer_id")
         is_other = memory in self._translated or getattr(pool, "host_transfer_translate", None) is not None
         if self._moved is None or is_other or any(getattr(each, "is_cuda", True) for each in (host, device)):
             return
@@ -132,32 +149,23 @@ class CopyEars:
             self._parsed[key] = host, device, set(zip(slots, others, strict=False))
         self._layers.setdefault((memory, layer), set()).update(self._parsed[key][2])
 
-    def _writing(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
-        self._due = self._look("write_queue", is_store=True)
-        return self._not_launched
-
-    def _loading(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
-        self._due = self._look("load_queue", is_store=False)
+    def _launches(self, way: CopyWay, call: HeardCall) -> TakesBack:
+        self._due = self._look(way)
         return self._not_launched
 
     def _not_launched(self) -> None:
         """The call that was to launch copies has failed: they are queued still, as far as anybody knows."""
         self._due, self._moved, self._layers, self._parsed = [], None, {}, {}
 
-    def _written(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._launched("ack_write_queue", "write_fence_stream", self._writes, -1)
-
-    def _loaded(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._launched("ack_load_queue", "load_fence_stream", self._loads, result if isinstance(result, int) else -1)
-
-    def _launched(self, queue: str, fence: str, out: list[Acknowledged], producer: int) -> None:
+    def _launched(self, way: CopyWay, call: HeardCall) -> None:
         due, moved, layers = self._due, self._moved, self._layers
         self._not_launched()
         if not due:
             return
         launched = {*map(id, due)}
         self._queued = {key: each for key, each in self._queued.items() if id(each[1]) not in launched}
-        is_ordered, ack = self._is_ordered(fence), getattr(self._controller, queue)[-1]
+        is_ordered, ack = self._is_ordered(way.fence), getattr(self._controller, way.acks)[-1]
+        producer = call.result if way is LOADS and isinstance(call.result, int) else -1
 
         def told() -> None:
             jobs = [job for each in due for job in each]
@@ -166,7 +174,7 @@ class CopyEars:
                 if moved is not None:
                     memory.book.moved(own, _moved_in_all(memory, moved[memory], layers))
                 memory.book.launched_copies(own, is_ordered=is_ordered)
-            out.append(Acknowledged(ack, jobs, producer))
+            self._out[way].append(Acknowledged(ack, jobs, producer))
 
         self._reading.later(told)
 
@@ -177,10 +185,10 @@ class CopyEars:
 
     # --- acknowledgements ---------------------------------------------------------------------------------------------------
 
-    def _checked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _checked(self, call: HeardCall) -> None:
         self._reading.report()
-        for queue, out in (("ack_write_queue", self._writes), ("ack_load_queue", self._loads)):
-            left = {id(ack) for ack in getattr(self._controller, queue)}
+        for way, out in self._out.items():
+            left = {id(ack) for ack in getattr(self._controller, way.acks)}
             for each in [each for each in out if id(each.ack) not in left]:
                 out.remove(each)
                 is_early = not _has_landed(each.ack)
@@ -190,7 +198,7 @@ class CopyEars:
     def look(self) -> None:
         """At a step: what has landed must be taken note of some time."""
         late = OVERDUE_AMONG_RANKS if self._has_ranks else OVERDUE
-        for each in (*self._writes, *self._loads):
+        for each in (*self._out[WRITES], *self._out[LOADS]):
             each.num_landed = each.num_landed + 1 if _has_landed(each.ack) else 0
             if each.num_landed == late:
                 memory = self._memories[0]  # all have landed together, and one violation says it
@@ -198,12 +206,12 @@ class CopyEars:
 
     def waited_for(self, producer: int, book: ContentBook) -> list[int]:
         """The jobs of a book that a step waits for which consumes this producer."""
-        acks = [each for each in self._loads if each.producer == producer >= 0]
+        acks = [each for each in self._out[LOADS] if each.producer == producer >= 0]
         return [job for each in acks for memory, job in each.jobs if memory.book is book]
 
     def reset(self) -> None:
         """The engine has forgotten all copies."""
-        self._queued, self._writes, self._loads = {}, [], []
+        self._queued, self._out = {}, {WRITES: [], LOADS: []}
 
 
 def _moved_in_all(memory: AnyMemory, moved: Pairs, layers: Mapping[tuple[AnyMemory, object], Pairs]) -> Pairs:

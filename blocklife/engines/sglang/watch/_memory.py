@@ -10,8 +10,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from attrs import define, field
 
-from blocklife.engines.sglang.watch._ears import Ears, TakesBack, numbers, pages
-from blocklife.watch import ContentBook, HeldContent, PageBook, StateBook
+from blocklife.engines.sglang.watch._reading import IndexReading, numbers, pages
+from blocklife.watch import ContentBook, Ears, HeardCall, HeldContent, PageBook, StateBook, TakesBack
 
 Pairs = set[tuple[int, int]]
 """Slots of the device and of the host, each with the one that its content goes to or comes from."""
@@ -134,8 +134,8 @@ AnyMemory: TypeAlias = FollowedMemory[PageBook] | FollowedMemory[StateBook]
 class MemoryEars:
     """Ears on what hands one memory of the device out, and on the host pool behind it."""
 
-    def __init__(self, ears: Ears, memory: AnyMemory) -> None:
-        self._reading = ears.reading
+    def __init__(self, ears: Ears, memory: AnyMemory, reading: IndexReading) -> None:
+        self._reading = reading
         self._book: ContentBook = memory.book
         self._page = memory.page
         self._taken = memory.taken
@@ -155,19 +155,19 @@ class MemoryEars:
 
     # --- the device ---------------------------------------------------------------------------------------------------------
 
-    def _allocated(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _allocated(self, call: HeardCall) -> None:
         def tell(tokens: list[int]) -> None:
             size = self._page
             # A page is handed out with its first slot; the others may follow call by call, as a request goes on.
             self._book.handed_out(tokens if size == 1 else [token // size for token in tokens if not token % size])
 
-        self._reading.later(tell, result)
+        self._reading.later(tell, call.result)
 
-    def _freed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
-        return self._free([*args, *kwargs.values()][0], self._page)
+    def _freed(self, call: HeardCall) -> TakesBack:
+        return self._free(call.first, self._page)
 
-    def _pages_freed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
-        return self._free([*args, *kwargs.values()][0], 1)
+    def _pages_freed(self, call: HeardCall) -> TakesBack:
+        return self._free(call.first, 1)
 
     def _free(self, indices: object, size: int, *, on_host: bool = False) -> TakesBack:
         """These are freed, until that is taken back: then what is still handed out holds what it has held."""
@@ -183,19 +183,19 @@ class MemoryEars:
 
         return takes_back
 
-    def _cleared(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _cleared(self, call: HeardCall) -> None:
         self._reading.report()
         self._book.all_given_back(self._taken()[0])
 
     # --- the host -----------------------------------------------------------------------------------------------------------
 
-    def _host_allocated(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._reading.later(lambda tokens: self._book.slots_handed_out(pages(tokens, self._page)), result)
+    def _host_allocated(self, call: HeardCall) -> None:
+        self._reading.later(lambda tokens: self._book.slots_handed_out(pages(tokens, self._page)), call.result)
 
-    def _host_freed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
-        return self._free([*args, *kwargs.values()][0], self._page, on_host=True)
+    def _host_freed(self, call: HeardCall) -> TakesBack:
+        return self._free(call.first, self._page, on_host=True)
 
-    def _host_cleared(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _host_cleared(self, call: HeardCall) -> None:
         self._reading.report()
         self._book.all_slots_given_back(self._taken()[1])
 

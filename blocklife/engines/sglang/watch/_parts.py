@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import field, frozen
 
 from blocklife.engines.sglang.watch._memory import AnyMemory, FollowedMemory
+from blocklife.engines.sglang.watch._reading import IndexReading
 from blocklife.errors import MisuseError
 from blocklife.watch import PageBook, StateBook
 
@@ -37,6 +38,7 @@ class CacheParts:
     states: StateParts | None
     """The states, for models whose layers keep some; None where they are not followed."""
     why_no_states: str
+    reading: IndexReading = field(init=False, factory=IndexReading)
 
     @classmethod
     def of(cls, watched: object) -> CacheParts:

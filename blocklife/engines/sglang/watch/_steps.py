@@ -21,11 +21,11 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.engines.sglang.watch._copies import CopyEars
-from blocklife.engines.sglang.watch._ears import Ears, numbers
 from blocklife.engines.sglang.watch._parts import CacheParts, StateParts, seed_of
+from blocklife.engines.sglang.watch._reading import numbers
 from blocklife.engines.sglang.watch._storage import StorageEars
 from blocklife.engines.sglang.watch._tree import CoreEars
-from blocklife.watch import KeptState, PageTurn, StateTurn, Text, given
+from blocklife.watch import Ears, HeardCall, KeptState, PageTurn, StateTurn, Text, Watch
 
 NUM_TEXTS = 1024
 """How many texts are kept; one that is dropped, though its request goes on, is read anew."""
@@ -99,20 +99,20 @@ class LayerWaits:
         waited = [layer for of, layer in self._waited if of == load >= 0]
         return bool(waited and layers) and (waited[0] >= max(layers) or set(layers) <= set(waited))
 
-    def _begins(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        index = given(args, kwargs, "index")[0]
+    def _begins(self, call: HeardCall) -> None:
+        index = call.given("index")[0]
         self.consumes = index if isinstance(index, int) else -1
         self._waited = []
         self.is_launching = True
 
-    def _waits(self, load: int, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        layer = given(args, kwargs, "layer_index")[0]
+    def _waits(self, load: int, call: HeardCall) -> None:
+        layer = call.given("layer_index")[0]
         if isinstance(layer, int):
             self._waited.append((load, layer))
             self._has_waited |= load == self._expects
 
-    def _reads(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        layer = given(args, kwargs, "layer_id")[0]
+    def _reads(self, call: HeardCall) -> None:
+        layer = call.given("layer_id")[0]
         if not isinstance(layer, int):
             return
         layer -= self._first_layer
@@ -135,8 +135,9 @@ class PlannedStates:
 class StepEars:
     """Ears on one scheduler, and on its pool of states if there is one."""
 
-    def __init__(self, ears: Ears, parts: CacheParts, copies: CopyEars, core: CoreEars) -> None:
-        self._reading = ears.reading
+    def __init__(self, watch: Watch, parts: CacheParts, copies: CopyEars, core: CoreEars) -> None:
+        self._watch, ears = watch, watch.ears
+        self._reading = parts.reading
         self._parts = parts
         self._pages = parts.pages.book
         self._states = parts.states
@@ -152,18 +153,18 @@ class StepEars:
         """What the planned step does with states, until it is known to be launched."""
         waits.unready = self._unready
         scheduler = parts.scheduler
-        ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, is_step=_is_step, tells="steps")
+        ears.hear(scheduler, "get_next_batch_to_run", before=self._plans, after=self._planned, tells="steps")
         ears.hear(scheduler, "process_batch_result", before=self._processed, after=self._ended)
         if self._states is not None:
             ears.hear(self._states.pool, "clear_slots", after=self._clears)
             ears.hear(self._states.pool, "copy_from", after=self._copies_states)
 
-    def _plans(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _plans(self, call: HeardCall) -> None:
         self._launched_states()
         self._launched()
 
-    def _planned(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        batch = batch_of(result)
+    def _planned(self, call: HeardCall) -> None:
+        batch = batch_of(call.result)
         turns = [] if batch is None else self._turns(batch)
         self._reading.report()
         self._copies.look()
@@ -187,8 +188,10 @@ class StepEars:
         else:
             waiting = getattr(self._parts.scheduler, "waiting_queue", ())
             self._pages.stands_still([getattr(each, "rid", "") for each in waiting])
+        if batch is not None:
+            self._watch.step()
 
-    def _processed(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _processed(self, call: HeardCall) -> None:
         self._reading.report()
         # With overlap a result may be processed between the plan of the next step and its launch.
         if self._states is not None:
@@ -200,8 +203,8 @@ class StepEars:
             self._launched()
         self._pages.computed()
 
-    def _ended(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        over = {request.rid for request in getattr(given(args, kwargs, "batch")[0], "reqs", ()) if request.finished()}
+    def _ended(self, call: HeardCall) -> None:
+        over = {request.rid for request in getattr(call.given("batch")[0], "reqs", ()) if request.finished()}
         for name in over:
             self._texts.pop(name, None)
             self._pages.ended(name)
@@ -232,16 +235,16 @@ class StepEars:
             has_waited = self._waits.has_waited(step.load, self._states.layers)
             self._states.memory.book.launched(step.turns, step.jobs if has_waited else ())
 
-    def _clears(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _clears(self, call: HeardCall) -> None:
         if self._states is not None:
-            self._reading.later(self._states.memory.book.cleared, given(args, kwargs, "indices")[0])
+            self._reading.later(self._states.memory.book.cleared, call.given("indices")[0])
 
-    def _copies_states(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _copies_states(self, call: HeardCall) -> None:
         if self._states is not None:
             load, book = self._waits.consumes, self._states.memory.book
             waits = self._copies.waited_for(load, book) if self._waits.has_waited(load, self._states.layers) else ()
             tell = functools.partial(book.copied, waits=waits)
-            self._reading.later(tell, *given(args, kwargs, "src_indices", "dst_indices"))
+            self._reading.later(tell, *call.given("src_indices", "dst_indices"))
 
     # --- batches ------------------------------------------------------------------------------------------------------------
 
@@ -315,10 +318,6 @@ def _tokens_behind(request: object, count: int) -> Sequence[int]:
     if count >= len(prompt):
         return answer[count - len(prompt) :]
     return [*prompt[count:], *answer]
-
-
-def _is_step(planned: object) -> bool:
-    return batch_of(planned) is not None
 
 
 def _kept(states: StateParts, block: int, start: int, stop: int, reached: int | None) -> KeptState:

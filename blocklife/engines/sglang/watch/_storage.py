@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blocklife.engines.sglang.watch._ears import Ears, TakesBack, pages
 from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
-from blocklife.watch import Text, given
+from blocklife.engines.sglang.watch._reading import pages
+from blocklife.watch import Ears, HeardCall, Text
 
 THREADS, TAKEN = "threads of storage", "what the tree takes from storage"
 NUM_ASKED = 1024
@@ -21,7 +21,7 @@ class StorageEars:
     """Ears on what one tree takes from storage."""
 
     def __init__(self, ears: Ears, parts: CacheParts) -> None:
-        self._reading = ears.reading
+        self._reading = parts.reading
         self._book = book = parts.pages.book
         self._parts = parts
         self._page = parts.pages.page
@@ -37,12 +37,12 @@ class StorageEars:
         tree = parts.tree
         if not book.unseen_slots:
             return
-        ears.hear(parts.scheduler, "_prefetch_kvcache", before=self._asks, after=self._asked_for)
+        ears.hear(parts.scheduler, "_prefetch_kvcache", before=self._asks, last=self._asks_no_more)
         ears.hear(tree, "prefetch_from_storage", before=self._asks_storage)
         for name in ("check_prefetch_progress", "_handle_prefetch_result"):
-            ears.hear(tree, name, before=self._comes_for, after=self._is_over, scope="storage")
+            ears.hear(tree, name, before=self._comes_for, last=self._comes_no_more, scope="storage")
         for name in ("_storage_hit_query", "_page_transfer"):
-            ears.hear(parts.controller, name, before=self._takes_in_hand, after=self._has_let_go, tells=THREADS)
+            ears.hear(parts.controller, name, before=self._takes_in_hand, last=self._lets_go, tells=THREADS)
         ears.hear(tree, "_insert_helper_host", after=self._taken, tells=TAKEN)
         ears.hear(getattr(tree, "tree_core", None), "insert_host", after=self._taken, tells=TAKEN)
         book.sees_takers = ears.told[THREADS] and ears.told[TAKEN]
@@ -52,23 +52,18 @@ class StorageEars:
         is_heard = self._book.unseen_slots or not getattr(self._parts.tree, "enable_storage", False)  # it may come later
         return is_heard and not self._num_threads and self._parts.host_rests
 
-    def _takes_in_hand(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
+    def _takes_in_hand(self, call: HeardCall) -> None:
         self._num_threads += 1
-        return self._let_go
 
-    def _has_let_go(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._let_go()
-
-    def _let_go(self) -> None:
+    def _lets_go(self) -> None:
         self._num_threads -= 1
 
     # --- what is asked for --------------------------------------------------------------------------------------------------
 
-    def _asks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
-        self._asking = given(args, kwargs, "req")[0]
-        return self._asks_no_more
+    def _asks(self, call: HeardCall) -> None:
+        self._asking = call.given("req")[0]
 
-    def _asks_storage(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _asks_storage(self, call: HeardCall) -> None:
         request = self._asking
         if request is None:
             return
@@ -78,30 +73,23 @@ class StorageEars:
         if len(self._asked) > NUM_ASKED:
             self._asked.pop(next(iter(self._asked)))
 
-    def _asked_for(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._asks_no_more()
-
     def _asks_no_more(self) -> None:
         self._asking = None
 
     # --- what comes ---------------------------------------------------------------------------------------------------------
 
-    def _comes_for(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack:
-        self._comes = _name_of([*args, *kwargs.values()][0])
-        return self._comes_no_more
-
-    def _is_over(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._comes_no_more()
+    def _comes_for(self, call: HeardCall) -> None:
+        self._comes = _name_of(call.first)
 
     def _comes_no_more(self) -> None:
         self._comes = None
 
-    def _taken(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _taken(self, call: HeardCall) -> None:
         """The tree has taken what it had not: the pages behind those that it had."""
-        key, value = given(args, kwargs, "node", "key", "host_value")[1:]
-        found = getattr(result, "prefix_len", result)
+        key, value = call.given("node", "key", "host_value")[1:]
+        found = getattr(call.result, "prefix_len", call.result)
         known = found // self._page if isinstance(found, int) else 0
-        if getattr(result, "host_insert_dropped", False):
+        if getattr(call.result, "host_insert_dropped", False):
             return
         asked = self._asked.get(self._comes or "")
 

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from blocklife.engines.sglang.watch._copies import CopyEars
-from blocklife.engines.sglang.watch._ears import Ears, TakesBack, pages
 from blocklife.engines.sglang.watch._memory import AnyMemory
 from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
-from blocklife.watch import HeldContent, Mirror, Text, given
+from blocklife.engines.sglang.watch._reading import pages
+from blocklife.watch import Ears, HeardCall, HeldContent, Mirror, TakesBack, Text
 
 _GIVE_UP = (
     "evict_device_next_node",
@@ -62,7 +62,7 @@ class CoreEars:
     """Ears on one core, where the tree has one."""
 
     def __init__(self, ears: Ears, parts: CacheParts) -> None:
-        self._reading = ears.reading
+        self._reading = parts.reading
         self._parts = parts
         device, host = parts.pages.taken()
         self._locks, self._host_locks = LockCount(is_late=bool(device)), LockCount(is_late=bool(host))
@@ -79,10 +79,10 @@ class CoreEars:
         """Locks on host memory that no load and no work of storage explains."""
         return self._host_locks.total if self._parts.host_rests else 0
 
-    def _gave_up(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _gave_up(self, call: HeardCall) -> None:
         for memory in self._parts.memories:
             kind = memory.pool or _FULL
-            frees = [list(_tensors(getattr(result, name, None), kind)) for name in ("device_frees", "host_frees")]
+            frees = [list(_tensors(getattr(call.result, name, None), kind)) for name in ("device_frees", "host_frees")]
 
             def told(*lists: list[int], num: int = len(frees[0]), memory: AnyMemory = memory) -> None:
                 parts = lists[:num], lists[num:]
@@ -91,18 +91,18 @@ class CoreEars:
             if any(frees):
                 self._reading.later(told, *frees[0], *frees[1])
 
-    def _host_locked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._host_locks.lock(given(args, kwargs, "node_id")[0])
+    def _host_locked(self, call: HeardCall) -> None:
+        self._host_locks.lock(call.given("node_id")[0])
 
-    def _host_unlocked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack | None:
-        return self._unlock(self._host_locks, given(args, kwargs, "node_id")[0])
+    def _host_unlocked(self, call: HeardCall) -> TakesBack | None:
+        return self._unlock(self._host_locks, call.given("node_id")[0])
 
-    def _locked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if not _is_left_out(result):
-            self._locks.lock(given(args, kwargs, "node_id")[0])
+    def _locked(self, call: HeardCall) -> None:
+        if not _is_left_out(call.result):
+            self._locks.lock(call.given("node_id")[0])
 
-    def _unlocked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack | None:
-        node, receipt = given(args, kwargs, "node_id", "params")
+    def _unlocked(self, call: HeardCall) -> TakesBack | None:
+        node, receipt = call.given("node_id", "params")
         return None if _is_left_out(receipt) else self._unlock(self._locks, node)
 
     def _unlock(self, locks: LockCount, node: object) -> TakesBack | None:
@@ -111,7 +111,7 @@ class CoreEars:
         self._parts.pages.book.unlocked_too_often(node)
         return None
 
-    def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _reset(self, call: HeardCall) -> None:
         self._locks.reset()
         self._host_locks.reset()
 
@@ -133,7 +133,7 @@ class TreeEars:
     """Ears on one tree."""
 
     def __init__(self, ears: Ears, parts: CacheParts, mirror: Mirror, copies: CopyEars) -> None:
-        self._reading = ears.reading
+        self._reading = parts.reading
         self._mirror = mirror
         self._book = parts.pages.book
         self._states = states = None if parts.states is None else parts.states.memory.book
@@ -152,9 +152,9 @@ class TreeEars:
             for name in ("writing_check", "loading_check"):
                 ears.hear(tree, name, before=self._checks, after=self._checked)
 
-    def _inserts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> TakesBack | None:
+    def _inserts(self, call: HeardCall) -> TakesBack | None:
         self._inserted_text = None
-        params = given(args, kwargs, "params")[0]
+        params = call.given("params")[0]
         key, value = getattr(params, "key", None), getattr(params, "value", None)
         if key is None or value is None or getattr(key, "is_bigram", False):
             return None
@@ -179,13 +179,13 @@ class TreeEars:
         self._reading.later(told, value)
         return takes_back
 
-    def _inserted(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _inserted(self, call: HeardCall) -> None:
         """The tree has taken the state behind a key; or it had one already, and this one is to be freed."""
         inserted, self._inserted_text = self._inserted_text, None
-        book, value = self._states, getattr(given(args, kwargs, "params")[0], "mamba_value", None)
+        book, value = self._states, getattr(call.given("params")[0], "mamba_value", None)
         if book is None or inserted is None or value is None:
             return
-        is_second = bool(getattr(result, "mamba_exist", False))
+        is_second = bool(getattr(call.result, "mamba_exist", False))
 
         def told(state: list[int]) -> None:
             if state and is_second:
@@ -195,7 +195,7 @@ class TreeEars:
 
         self._reading.later(told, value)
 
-    def _reset(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _reset(self, call: HeardCall) -> None:
         self._reading.report()
         self._copies.reset()
         self._book.reset()
@@ -204,15 +204,15 @@ class TreeEars:
 
     # --- ranks --------------------------------------------------------------------------------------------------------------
 
-    def _asks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _asks(self, call: HeardCall) -> None:
         self._asked += 1
 
-    def _checks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _checks(self, call: HeardCall) -> None:
         self._asked_before = self._asked
 
-    def _checked(self, result: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        is_alone = bool(kwargs.get("write_back", args and args[0] is True))
-        is_counted = kwargs.get("finish_count") is not None or len(args) > 1
+    def _checked(self, call: HeardCall) -> None:
+        is_alone = bool(call.given("write_back")[0] is True)
+        is_counted = call.given("write_back", "finish_count")[1] is not None
         if is_alone or is_counted or self._asked > self._asked_before or self._is_told:
             return
         self._is_told = True  # it does so at every step from here on

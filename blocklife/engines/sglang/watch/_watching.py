@@ -11,13 +11,12 @@ from collections.abc import Iterator
 
 from blocklife.engines.sglang._versions import ENGINE
 from blocklife.engines.sglang.watch._copies import CopyEars
-from blocklife.engines.sglang.watch._ears import Ears
 from blocklife.engines.sglang.watch._memory import MemoryEars
 from blocklife.engines.sglang.watch._parts import POOL, CacheParts
 from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._tree import CoreEars, TreeEars
 from blocklife.errors import MisuseError
-from blocklife.watch import Options, PageBook, StateBook, Watch
+from blocklife.watch import Ears, MirrorSizes, Options, PageBook, StateBook, Watch
 
 MEANT = {
     "SWA": "layers with sliding windows",
@@ -34,7 +33,7 @@ def watch_scheduler(watched: object, options: Options) -> Watch:
     parts = CacheParts.of(watched)
     if options.sample > 1:
         raise MisuseError("watch: SGLang's pages are followed all or not at all (leave out BLOCKLIFE_WATCH_SAMPLE)")
-    watch = Watch(ENGINE, parts.said, options)
+    watch = Watch(ENGINE, parts.said, options, at_once=True)
     try:
         _follow(watch, parts)
     except BaseException:
@@ -45,21 +44,20 @@ def watch_scheduler(watched: object, options: Options) -> Watch:
 
 def _follow(watch: Watch, parts: CacheParts) -> None:
     sees_steps, has_storage = parts.scheduler is not None, bool(getattr(parts.tree, "enable_storage", False))
-    mirrors = [watch.add_mirror(memory.size + 1, num_slots=memory.num_host) for memory in parts.memories]
-    pages, ears = parts.pages, Ears(watch)
+    mirrors = [watch.add_mirror(MirrorSizes(memory.size + 1, num_slots=memory.num_host)) for memory in parts.memories]
+    pages, ears = parts.pages, watch.ears
     pages.book = PageBook(mirrors[0], pages.page, pages.num_host, sees_steps=sees_steps)
     if parts.states is not None:
         states = parts.states.memory
         states.book = StateBook(mirrors[1], states.num_host, sees_steps=sees_steps)
         states.book.sees_takers = not has_storage  # what storage brings of them, the tree takes unheard
         ears.told |= {"states from storage": False} if has_storage else {}
-    watch.listen(ears.calls)
     for memory in parts.memories:
         memory.book.unseen_slots = has_storage
-        MemoryEars(ears, memory)
+        MemoryEars(ears, memory, parts.reading)
     copies, core = CopyEars(ears, parts), CoreEars(ears, parts)
     if sees_steps:
-        StepEars(ears, parts, copies, core)
+        StepEars(watch, parts, copies, core)
     else:
         ears.hear(None, "get_next_batch_to_run", tells="steps")
     TreeEars(ears, parts, mirrors[0], copies)
@@ -67,8 +65,7 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
         watch.leave_out(what, meant)
     for memory in parts.memories:
         memory.book.adopt(*memory.taken())
-    for mirror in mirrors:
-        mirror.catch_up()
+    watch.catch_up()
 
 
 def left_out(parts: CacheParts, ears: Ears) -> dict[str, str]:

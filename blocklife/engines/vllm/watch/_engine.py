@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from blocklife.engines.vllm.watch._pool import PoolHooks
 from blocklife.engines.vllm.watch._reading import EngineProgress, Tables, blocks_of, tables_of
-from blocklife.watch import CONNECTOR, CallsThrough, Mirror, Original, TierJob
+from blocklife.watch import CONNECTOR, HeardCall, Mirror, TierJob, Watch
 
 Content: TypeAlias = tuple[int, bytes | None]
 
@@ -34,12 +34,12 @@ _STILL_NAMED = 4
 
 
 class EngineHooks:
-    """Hooks on one scheduler. *after* is called at the end of each step, after all checks."""
+    """Hooks on one scheduler."""
 
-    def __init__(self, engine: object, mirrors: Sequence[Mirror], after: Callable[[], None]) -> None:
+    def __init__(self, watch: Watch, engine: object) -> None:
+        self._watch, ears = watch, watch.ears
         self._engine = engine
-        self._mirrors = mirrors
-        self._after = after
+        self._mirrors = watch.mirrors
         self._num_still = 0
         self._is_told = False
         self._num_resting = 0
@@ -50,44 +50,28 @@ class EngineHooks:
         self._held: dict[int, int | None] = {}
         # Another connector beside the watched one may have jobs in flight that the watch does not see.
         self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
-        self.calls = CallsThrough()
         for name in _MAY_FALL:
-            self.calls.add(engine, name, self._call)
-        self.calls.add(engine, "update_from_output", self._processed)
+            ears.hear(engine, name, before=lambda call: watch.catch_up)
+        ears.hear(engine, "update_from_output", before=lambda call: watch.catch_up, after=self._processed)
 
     # --- hooked calls -------------------------------------------------------------------------------------------------------
 
-    def _call(self, original: Original, *args: object, **kwargs: object) -> object:
-        try:
-            return original(*args, **kwargs)
-        except Exception:
-            self._catch_up()
-            raise
-
-    def _processed(self, original: Original, *args: object, **kwargs: object) -> object:
+    def _processed(self, call: HeardCall) -> None:
         """The engine has processed the output of a step."""
-        result = self._call(original, *args, **kwargs)
-        output = args[0] if args else kwargs.get("scheduler_output")
         has_requests: Callable[[], bool] | None = getattr(self._engine, "has_requests", None)
         if has_requests is not None and not has_requests():
             for mirror in self._mirrors:
                 if not _look_behind(mirror) and not getattr(self._engine, "deferred_frees", None):
                     self._look_for_lost(mirror)
-        if not getattr(output, "total_num_scheduled_tokens", 1):
+        if not getattr(call.first, "total_num_scheduled_tokens", 1):
             self._look_for_progress()
         else:
             self._num_still, self._is_told = 0, False
             self._leave_circle()
             for mirror in self._mirrors:
                 if mirror.below is not None:
-                    mirror.below.progressed()
-        self._after()
-        return result
-
-    def _catch_up(self) -> None:
-        """Check what has happened so far in the current step."""
-        for mirror in self._mirrors:
-            mirror.catch_up()
+                    mirror.below.slots.progressed()
+        self._watch.end_step()
 
     def _look_for_lost(self, mirror: Mirror) -> None:
         """No step will follow: finished requests, and a connector without jobs in flight, must hold nothing."""
@@ -103,7 +87,6 @@ class EngineHooks:
             mirror.story.violate("I4", what, block=blocks[0], request=None if name == CONNECTOR else name)
             mirror.holders.drop_all(blocks)
         self._look_for_held_slots(mirror)
-        mirror.notify()
 
     def _look_for_held_slots(self, mirror: Mirror) -> None:
         """No step will follow, and nothing is in flight: every slot must be available again, exactly once."""
@@ -158,7 +141,6 @@ class EngineHooks:
             if holding or (mirror.hears_all and getattr(self._engine, "ec_connector", None) is None):
                 what = f"for {NUM_STILL} steps nothing was computed or in flight, and {_who_waits(requests, holding)}"
                 mirror.story.violate("I12", what, request=next(iter(holding or requests)))
-                mirror.notify()
 
     def _look_for_circle(self, mirror: Mirror, waiting: int) -> None:
         """No request runs: whatever is stored now was computed by finished requests.
@@ -178,16 +160,14 @@ class EngineHooks:
                 since = f"anything was computed, and {waiting} requests wait" if waiting else "the last request has finished"
                 what = f"job {number} stores block {again[0]} a second time since {since}: this never ends"
                 mirror.story.violate("I12", what, block=again[0], job=number)
-        mirror.notify()
 
     def _look_for_promotions(self, mirror: Mirror, waiting: int) -> None:
         """All requests wait: what is promoted again and again is never read."""
         if mirror.below is None or self._num_resting < NUM_STILL or self._is_circling or not waiting:
             return
-        if circle := mirror.below.circles():
+        if circle := mirror.below.slots.circles():
             self._is_circling = True
             mirror.story.violate("I12", f"for {NUM_STILL} steps {waiting} requests wait, and content {circle}")
-            mirror.notify()
 
 
 def _look_behind(mirror: Mirror) -> bool:
@@ -195,12 +175,10 @@ def _look_behind(mirror: Mirror) -> bool:
     mirror.catch_up()
     if below := _below(mirror):
         mirror.story.violate("I5", f"no step will follow, and {below[0].name} is still out", request=below[0].request)
-        mirror.notify()
     if left := mirror.jobs.left_behind():
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         mirror.story.violate("I5", f"no step will follow, but job {left[0]}{more} is still in flight", job=left[0])
         mirror.jobs.give_up(left)
-        mirror.notify()
     return bool(left)
 
 
@@ -229,16 +207,11 @@ class TablesHooks:
     """Hooks on one engine. *pool* knows what was handed out in a step, *progress* what was computed."""
 
     def __init__(
-        self,
-        engine: object,
-        mirrors: Sequence[Mirror],
-        pool: PoolHooks,
-        managers: Sequence[object],
-        progress: EngineProgress,
+        self, watch: Watch, engine: object, pool: PoolHooks, managers: Sequence[object], progress: EngineProgress
     ) -> None:
+        self._watch = watch
         self._progress = progress
-        self._engine = engine
-        self._mirrors = mirrors
+        self._mirrors = watch.mirrors
         self._pool = pool
         self._managers = managers
         self._grows = [type(manager).__name__ in _GROWING for manager in managers]
@@ -249,27 +222,23 @@ class TablesHooks:
         self._odd_free = 0
         # An unwatched connector may load content within a step.
         self._is_alone = not getattr(getattr(engine, "connector", None), "_connectors", None)
-        self.calls = CallsThrough()
-        self.calls.add(engine, "schedule", self._schedule)
+        watch.ears.hear(engine, "schedule", before=self._schedules, after=self._scheduled)
 
-    def _schedule(self, original: Original, *args: object, **kwargs: object) -> object:
-        names, given = self._pool.names, self._pool.given
-        names.begin()
-        given.clear()
-        output = original(*args, **kwargs)
-        scheduled = getattr(output, "num_scheduled_tokens", None)
+    def _schedules(self, call: HeardCall) -> None:
+        self._pool.names.begin()
+        self._pool.given.clear()
+
+    def _scheduled(self, call: HeardCall) -> None:
+        scheduled = getattr(call.result, "num_scheduled_tokens", None)
         if isinstance(scheduled, dict):
             progress = self._progress
-            progress.advance(output)
+            progress.advance(call.result)
             progress.leave()
             for what, request in progress.odd:
-                self._report("I6", what, request)
-            names.settle(scheduled, progress.reach)
-            self._ask_tables(output)
+                self._watch.violate("I6", what, request=request)
+            self._pool.names.settle(scheduled, progress.reach)
+            self._ask_tables(call.result)
             self._ask_free()
-            for mirror in self._mirrors:
-                mirror.notify()
-        return output
 
     # --- tables -------------------------------------------------------------------------------------------------------------
 
@@ -305,7 +274,7 @@ class TablesHooks:
                 what = (
                     f"workers are told that {name} has {named} at position {start + odd} of group {group}, where {here} stands"
                 )
-                self._report("I8", what, name)
+                self._watch.violate("I8", what, request=name)
 
     def _ask_content(self, name: str, computed: int) -> None:
         """Check that a new or resumed request has the content that counts as computed, as far as it will be read."""
@@ -326,7 +295,7 @@ class TablesHooks:
             at, block = next((at, block) for at, block in enumerate(ids, first) if not block or block in given)
             why = f"there is block {block}, which this step has handed out and no load fills" if block else "there is no block"
             what = f"{name} counts {computed} tokens as computed, and at position {at} of group {group} {why}"
-            self._report("I6", what, name, block or None)
+            self._watch.violate("I6", what, request=name, block=block or None)
 
     # --- counts -------------------------------------------------------------------------------------------------------------
 
@@ -339,9 +308,5 @@ class TablesHooks:
         if more > 0 and more != self._odd_free:
             held, blocks = len(mirror.holders.where), self._num_blocks - 1
             what = f"{self._num_free()} blocks count as free, although {held} of {blocks} are held: {more} too many"
-            self._report("I4", what, None)
+            self._watch.violate("I4", what)
         self._odd_free = max(0, more)
-
-    def _report(self, rule: str, what: str, request: str | None, block: int | None = None) -> None:
-        for mirror in self._mirrors:
-            mirror.story.violate(rule, what, block=block, request=request)

@@ -16,24 +16,22 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from blocklife.engines.vllm.watch._reading import BlockLike, blocks_of, ending_of, name_of, tables_of
-from blocklife.watch import CallsThrough, Mirror, Original, Positions
+from blocklife.watch import HeardCall, Original, Positions, Watch
 
 _NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id", "block_mask")
 
 
 class PoolNames:
-    """Checks the names in one pool, for one block in *sample*."""
+    """Checks the names in one pool, for the blocks that are followed."""
 
-    def __init__(
-        self, mirrors: Sequence[Mirror], pool: object, managers: Sequence[object], sample: int, hashes: RequestHashes
-    ) -> None:
-        self._mirrors = mirrors
+    def __init__(self, watch: Watch, pool: object, managers: Sequence[object], hashes: RequestHashes) -> None:
+        self._watch = watch
         self._hashes = hashes
         self._pool = pool
         self._managers = managers
-        self._sample = sample
+        self._sample = watch.options.sample
         self._by_group = {_group_of(manager, at): manager for at, manager in enumerate(managers)}
-        self._computes = all(mirror.computes for mirror in mirrors)
+        self._computes = all(mirror.computes for mirror in watch.mirrors)
         self._is_planning = False
         # How many tokens of a request are covered by the names given since the current plan began.
         self._ends: dict[str, int] = {}
@@ -83,10 +81,10 @@ class PoolNames:
         number = block.block_id
         if not self._is_called(block, wanted):
             what = f"block {number} of {name}, position {position}, gets a name that is not that of its position"
-            self._report("I8", what, number, name)
+            self._watch.violate("I8", what, block=number, request=name)
         if there is not block:
             what = f"block {number} gets the name of position {position} of {name}, where block {there.block_id} stands"
-            self._report("I8", what, number, name)
+            self._watch.violate("I8", what, block=number, request=name)
 
     def _ask_end(self, request: object, name: str, end: int, block: int) -> None:
         """Check that content that gets a name is computed, or will be by the end of the step."""
@@ -96,7 +94,7 @@ class PoolNames:
             return
         computed = getattr(request, "num_computed_tokens", None)
         if isinstance(computed, int) and end > computed:
-            self._report("I6", _early(name, end, computed), block, name)
+            self._watch.violate("I6", _early(name, end, computed), block=block, request=name)
 
     def begin(self) -> None:
         """The scheduler begins a plan: content that the plan computes may get its name already."""
@@ -108,7 +106,7 @@ class PoolNames:
         self._is_planning = False
         for name, end in self._ends.items():
             if name in scheduled and end > reach.get(name, end):
-                self._report("I6", _early(name, end, reach[name]), None, name)
+                self._watch.violate("I6", _early(name, end, reach[name]), request=name)
 
     # --- blocks that are hit ------------------------------------------------------------------------------------------------
 
@@ -125,7 +123,7 @@ class PoolNames:
             wanted = bytes(hashes[position]) + ending
             if not self._is_called(blocks[number], wanted):
                 what = f"block {number} is a hit of {name} at position {position}, but has another name"
-                self._report("I6", what, number, name)
+                self._watch.violate("I6", what, block=number, request=name)
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -134,10 +132,6 @@ class PoolNames:
             return True
         others = getattr(self._pool, "cached_block_hashes_by_block", {})
         return wanted in others.get(block.block_id, ())
-
-    def _report(self, rule: str, what: str, block: int | None, request: str) -> None:
-        for mirror in self._mirrors:
-            mirror.story.violate(rule, what, block=block, request=request)
 
 
 def _early(name: str, end: int, computed: int) -> str:
@@ -159,8 +153,8 @@ _WIDTH = array("q").itemsize
 class RequestHashes:
     """The hashes of one scheduler's requests, each of so many tokens as the pool says; none are checked if it says nothing."""
 
-    def __init__(self, mirrors: Sequence[Mirror], pool: object, engine: object | None) -> None:
-        self._mirrors = mirrors
+    def __init__(self, watch: Watch, pool: object, engine: object | None) -> None:
+        self._watch = watch
         unit = getattr(pool, "hash_block_size", 0)
         self._unit = unit if isinstance(unit, int) else 0
         # For each hash the number of its content, and for each content the request that had it first. Dictionaries of plain
@@ -169,19 +163,15 @@ class RequestHashes:
         self._old: tuple[dict[bytes, int], dict[int, str]] = {}, {}
         self._asked: dict[str, tuple[int, bytes, int]] = {}
         """Of each request how many hashes were asked for, the last of them, and the number of its content."""
-        self.calls = CallsThrough()
-        if engine is not None:
-            self.calls.add(engine, "add_request", self._added)
+        watch.ears.hear(engine, "add_request", before=self._adds)
 
-    def _added(self, original: Original, *args: object, **kwargs: object) -> object:
-        self.ask(args[0] if args else kwargs.get("request"))
-        for mirror in self._mirrors:
-            mirror.notify()
-        return original(*args, **kwargs)
+    def _adds(self, call: HeardCall) -> None:
+        self._ask_new(call.first)
+        self._watch.settle(is_over=True)  # a strict watch refuses it: it is not in the engine then
 
     def ask(self, request: object) -> None:
         """Check the hashes that a request has got since it was last asked."""
-        self._mirrors[0].minded(lambda: self._ask_new(request))
+        self._watch.minded(lambda: self._ask_new(request))
 
     def _ask_new(self, request: object) -> None:
         hashes, unit, name = getattr(request, "block_hashes", None), self._unit, name_of(request)
@@ -217,9 +207,7 @@ class RequestHashes:
 
     def _report(self, name: str, end: int, owner: str) -> None:
         what = f"{name} up to token {end} gets a hash that {owner} has had for another content"
-        for mirror in self._mirrors:
-            compared = "(tokens, salt, adapter and other inputs are compared)"
-            mirror.story.violate("I8", f"{what} {compared}", request=name)
+        self._watch.violate("I8", f"{what} (tokens, salt, adapter and other inputs are compared)", request=name)
 
 
 def _start_of(request: object) -> int:

@@ -6,10 +6,12 @@ which tell what content a job claims to store. Releases differ in the shape of t
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
 import operator
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
@@ -17,7 +19,7 @@ from typing import Protocol, TypeAlias, TypeGuard
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
 from blocklife.engines.vllm.watch._reading import EngineProgress, ending_of
 from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
-from blocklife.watch import CopyPiece, EngineCopy, Mirror, Original, TierBook, given
+from blocklife.watch import CopyPiece, EngineCopy, HeardCall, Mirror, TakesBack, TierBook, Watch
 
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker"
 
@@ -49,8 +51,8 @@ class GroupState(Protocol):
 class OffloadingHooks(ConnectorHooks):
     """Hooks on an OffloadingConnectorScheduler. *progress* is that of the engine's requests."""
 
-    def __init__(self, mirror: Mirror, scheduler: object, progress: EngineProgress) -> None:
-        super().__init__(mirror, scheduler)
+    def __init__(self, watch: Watch, mirror: Mirror, scheduler: object, progress: EngineProgress) -> None:
+        super().__init__(watch, mirror, scheduler)
         self._progress = progress
         self._blocks_per_chunk = blocks_per_chunk_of(scheduler)
         self._sample = mirror.sample
@@ -61,17 +63,15 @@ class OffloadingHooks(ConnectorHooks):
         self._shapes: dict[type, Callable[[object], tuple[object, object, object]]] = {}
         if isinstance(made := getattr(scheduler, "_job_counter", None), int):
             mirror.jobs.forgotten = made - 1
-        self.calls.add(scheduler, "reset_cache", self._reset)
+        watch.ears.hear(scheduler, "reset_cache", after=self._reset)
         self._made = getattr(scheduler, "_job_counter", 0)
         # Content from tiers of another kind below this one would arrive unseen.
         manager = getattr(scheduler, "manager", None)
         mirror.hears_all = sees_all = type(manager).__name__ == "CPUOffloadingManager"
         self._below: TierBook | None = None
         if is_tiering(manager):
-            tiering = TieringHooks(mirror, manager, alone=False)
-            self._below = tiering.below
-            self.all_calls += tiering.all_calls
-            sees_all = tiering.below.sees_all
+            self._below = TieringHooks(watch, mirror, manager, alone=False).below
+            sees_all = self._below.slots.sees_all
         self._primary = primary_of(manager)
         mirror.host.sees_all = sees_all and not self._made
         if mirror.hears_all or is_tiering(manager):
@@ -91,17 +91,15 @@ class OffloadingHooks(ConnectorHooks):
 
     # --- hooked calls -------------------------------------------------------------------------------------------------------
 
-    def _build(self, original: Original, *args: object, **kwargs: object) -> object:
-        try:
-            meta = original(*args, **kwargs)
-        except Exception as error:
-            self._explain(error, args[0] if args else kwargs.get("scheduler_output"))
-            raise
+    def _builds(self, call: HeardCall) -> TakesBack:
+        return functools.partial(self._explain, call)
+
+    def _built(self, call: HeardCall) -> None:
+        meta, output = call.result, call.first
         stores, loads = _jobs(meta, "store_jobs"), _jobs(meta, "load_jobs")
         waits = set(getattr(meta, "jobs_to_flush", None) or ())
         if not self._launches_flushed:
             waits -= stores.keys()
-        output = args[0] if args else kwargs.get("scheduler_output")
         if self._mirror.computes:
             self._progress.advance(output)
         copies = [self._copy(number, job, store=True) for number, job in stores.items()]
@@ -110,7 +108,6 @@ class OffloadingHooks(ConnectorHooks):
             stores=copies, loads=brought, waits=waits, computes=self.computes(output), missing=self._missing(brought)
         )
         self._report_odd(stores.keys() | loads.keys())
-        return meta
 
     def _report_odd(self, named: Collection[int]) -> None:
         """Report what is wrong with the jobs of a step, except for their blocks."""
@@ -122,15 +119,13 @@ class OffloadingHooks(ConnectorHooks):
             if number in getattr(self._scheduler, "_jobs", {}) and number not in named:
                 what = f"job {number} was made, but not sent to the workers"
                 self._mirror.story.violate("I5", what, job=number)
-        self._mirror.notify()
 
     def _hear(self, output: object) -> None:
         meta = getattr(output, "kv_connector_worker_meta", None)
         for job, count in (getattr(meta, "completed_jobs", None) or {}).items():
             self._mirror.reported(job, count)
 
-    def _reset(self, original: Original, *args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
+    def _reset(self, call: HeardCall) -> None:
         self._mirror.reset()
         known = getattr(self._scheduler, "_jobs", {})
         forgotten = [
@@ -143,8 +138,6 @@ class OffloadingHooks(ConnectorHooks):
         for name, job in forgotten:
             what = f"a reset has forgotten job {job}, but request {name} waits for it for ever"
             self._mirror.story.violate("I10", what, request=name, job=job)
-        self._mirror.notify()
-        return result
 
     def _num_held(self) -> int | None:
         """How many slots are neither free nor evictable: a copy writes them, or they are pinned."""
@@ -174,9 +167,8 @@ class OffloadingHooks(ConnectorHooks):
                 return f"has no chunk {first + len(keys)} of group {group}, for which the request has no key"
         return ""
 
-    def _let_in(self, original: Original, *args: object, **kwargs: object) -> object:
-        result = super()._let_in(original, *args, **kwargs)
-        name = getattr(given(args, kwargs, "request")[0], "request_id", None)
+    def _let_in(self, call: HeardCall) -> None:
+        name = getattr(call.first, "request_id", None)
         if name in self._within:
             self._within.discard(name)
             jobs = _jobs(self._scheduler, "_current_batch_load_jobs")
@@ -184,7 +176,6 @@ class OffloadingHooks(ConnectorHooks):
             if number is not None and self._shape(jobs[number])[0] == name and not getattr(jobs[number], "sync", False):
                 what = f"a lookup has said that {name} need not wait for its load, but it has to for job {number}"
                 self._mirror.story.violate("I6", what, request=name, job=number)
-        return result
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
@@ -273,7 +264,7 @@ class OffloadingHooks(ConnectorHooks):
                 self._odd.append((rule, what, request, number))
             if not store:
                 continue
-            if self._below is not None and (known := self._below.holds(key)) is not None and known[1] >= 0:
+            if self._below is not None and (known := self._below.slots.holds(key)) is not None and known[1] >= 0:
                 what = f"job {number} stores into slot {slot}, which can be read already"
                 self._odd.append(("I6", what, request, number))
             older = self._stored.get(slot, key)
@@ -315,18 +306,17 @@ class OffloadingHooks(ConnectorHooks):
 
     # --- errors of the engine itself ----------------------------------------------------------------------------------------
 
-    def _explain(self, error: Exception, output: object) -> None:
+    def _explain(self, call: HeardCall) -> None:
         """The engine has raised an error while planning a step: report what was wrong, if it can be seen."""
         self._mirror.catch_up()
         if self._mirror.computes:
-            self._mirror.jobs.compute(self.computes(output))
-        for frame in _frames(error):
+            self._mirror.jobs.compute(self.computes(call.first))
+        for frame in _frames(sys.exception()):
             seen = frame.f_locals
             if frame.f_code.co_name == "__init__":  # for a job's description; elsewhere these names mean something else
                 self._sizes(seen.get("block_ids"), seen.get("group_sizes"))
             if isinstance(request := seen.get("req_id"), str):
                 self._tenancies(request, seen.get("num_offloadable_tokens"))
-        self._mirror.notify()
 
     def _sizes(self, blocks: object, sizes: object) -> None:
         """Check whether the engine was making a job whose sizes do not add up."""
@@ -418,9 +408,9 @@ def _chunks(keys: Sequence[bytes], names: Collection[bytes], first: int, used: i
     return numbers, [keys[at] for at in numbers]
 
 
-def _frames(error: BaseException) -> Iterator[FrameType]:
+def _frames(error: BaseException | None) -> Iterator[FrameType]:
     """The frames that an error passed through, innermost first."""
-    trace, found = error.__traceback__, list[FrameType]()
+    trace, found = None if error is None else error.__traceback__, list[FrameType]()
     while trace is not None:
         found.append(trace.tb_frame)
         trace = trace.tb_next

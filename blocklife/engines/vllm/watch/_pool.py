@@ -13,12 +13,13 @@ Nothing of vLLM is replaced: only methods of the watched objects are wrapped.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from blocklife.engines.vllm.watch._names import PoolNames, RequestHashes
 from blocklife.engines.vllm.watch._reading import BlockLike, blocks_of, name_of, tables_of
-from blocklife.watch import CONNECTOR, CallsThrough, Mirror, Original, Positions
+from blocklife.watch import CONNECTOR, Ears, HeardCall, Original, Positions, Watch
 
 _WORKS = ("allocate_slots", "remove_skipped_blocks", "cache_blocks")
 """Methods of the manager that work for a request, in any supported release; the first argument is the request or its name."""
@@ -37,18 +38,13 @@ class PoolHooks:
     """
 
     def __init__(
-        self,
-        mirrors: Sequence[Mirror],
-        pool: object,
-        cache_manager: object,
-        managers: Sequence[object],
-        hashes: RequestHashes,
-        sample: int = 1,
+        self, watch: Watch, pool: object, cache_manager: object, managers: Sequence[object], hashes: RequestHashes
     ) -> None:
-        self._mirrors = mirrors
+        self._watch, ears = watch, watch.ears
+        self._mirrors = watch.mirrors
         self._pool = pool
         self._managers = managers
-        self._sample = sample
+        self._sample = watch.options.sample
         self._num_blocks = len(blocks_of(pool))
         self._owners = (pool, None) if any(hasattr(block, "pool") for block in blocks_of(pool)[:1]) else ()
         """The pool that blocks name as their owner, if any: a pool may be asked to free the blocks of another."""
@@ -62,21 +58,20 @@ class PoolHooks:
             and window > 1  # a request with a window of one token reads no earlier block
             and (size := getattr(manager, "block_size", 0))
         ]
-        self.names = PoolNames(mirrors, pool, managers, sample, hashes)
+        self.names = PoolNames(watch, pool, managers, hashes)
         self.given: list[tuple[str, list[int]]] = []
         """The blocks handed to each request since this was last emptied."""
-        self.calls = CallsThrough()
-        self.calls.around(pool, "cache_full_blocks", self.names.named)
-        self.calls.around(pool, "get_new_blocks", self._get_new_blocks)
-        self.calls.add(pool, "touch", self._touch)
-        self.calls.add(pool, "free_blocks", self._free_blocks)
-        self.calls.add(pool, "unpin_blocks", self._free_blocks)
-        self.calls.add(pool, "evict_blocks", self._evict_blocks)
-        self.calls.add(pool, "reset_prefix_cache", self._reset_prefix_cache)
+        ears.around(pool, "cache_full_blocks", self.names.named)
+        ears.around(pool, "get_new_blocks", self._get_new_blocks)
+        ears.around(pool, "free_blocks", self._free_blocks)
+        ears.around(pool, "unpin_blocks", self._free_blocks)
+        ears.hear(pool, "touch", after=self._touched)
+        ears.hear(pool, "evict_blocks", before=self._evicts)
+        ears.hear(pool, "reset_prefix_cache", after=self._prefix_cache_reset)
         for name in _WORKS:
-            self.calls.around(cache_manager, name, self._for_request)
+            ears.around(cache_manager, name, self._for_request)
         for name in _FREES:
-            self.calls.add(cache_manager, name, self._for_request_that_goes)
+            ears.around(cache_manager, name, functools.partial(self._for_request, goes=True))
 
     def adopt(self) -> None:
         """Report the references that exist already, since the watch was attached to a running engine."""
@@ -92,8 +87,8 @@ class PoolHooks:
             for _ in range(each.ref_cnt - named.get(each.block_id, 0) if mine else 0):
                 self._adopt(CONNECTOR, 0, each.block_id, None, shared=each.block_id in named)
                 named[each.block_id] = named.get(each.block_id, 0) + 1
+        self._watch.catch_up()
         for mirror in self._mirrors:
-            mirror.catch_up()
             mirror.holders.end_step()
 
     def _numbers(self, table: Sequence[BlockLike]) -> list[int]:
@@ -138,45 +133,45 @@ class PoolHooks:
         free = count() if callable(count) else None
         if self._request is not None and isinstance(wanted, int) and isinstance(free, int) and wanted > free:
             name = name_of(self._request)
-            for mirror in self._mirrors:
-                what = f"{wanted} more are taken for {name}, but only {free} are free: too few were counted at its admission"
-                mirror.story.violate("I13", what, request=name)
+            what = f"{wanted} more are taken for {name}, but only {free} are free: too few were counted at its admission"
+            self._watch.violate("I13", what, request=name)
 
-    def _touch(self, original: Original, blocks: object, *args: object, **kwargs: object) -> object:
-        hits: Sequence[BlockLike] = blocks if isinstance(blocks, Sequence) else ()
-        own = self._own(hits)
-        result = original(blocks, *args, **kwargs)
-        if own:
+    def _touched(self, call: HeardCall) -> None:
+        hits = call.first if isinstance(call.first, Sequence) else ()
+        if own := self._own(hits):
             self._report_odd(self._book.held(own))
             self._did("taken", [block.block_id for block in own], hits)
-        return result
 
-    def _free_blocks(self, original: Original, ordered: Iterable[BlockLike], *rest: object, **kwargs: object) -> object:
-        blocks = list(ordered)
-        result = original(blocks, *rest, **kwargs)
-        if own := self._own(blocks):
-            if odd := self._book.freed(own):
-                self._report_odd(odd)
-            ids, left = [block.block_id for block in own], [block.ref_cnt for block in own]
-            if self._request is not None:
-                self._done.append(("freed", ids, blocks, left))
-            else:
-                for mirror in self._mirrors:
-                    mirror.freed(CONNECTOR, ids, left)
-        return result
+    def _free_blocks(self, original: Original) -> Original:
+        """Hook on the release; it is called for every request that ends, and for every block that leaves a window."""
 
-    def _evict_blocks(self, original: Original, blocks: Iterable[int], *args: object, **kwargs: object) -> object:
-        ids = list(blocks)
-        for mirror in self._mirrors:
-            mirror.noted("evicted from the prefix cache", ids)
-        return original(set(ids), *args, **kwargs)
+        def through(ordered: Iterable[BlockLike], *rest: object, **kwargs: object) -> object:
+            blocks = list(ordered)
+            result = original(blocks, *rest, **kwargs)
+            if own := self._own(blocks):
+                self._freed(own, blocks)
+            return result
 
-    def _reset_prefix_cache(self, original: Original, *args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
-        if result:
+        return through
+
+    def _freed(self, own: list[BlockLike], blocks: list[BlockLike]) -> None:
+        if odd := self._book.freed(own):
+            self._report_odd(odd)
+        ids, left = [block.block_id for block in own], [block.ref_cnt for block in own]
+        if self._request is not None:
+            self._done.append(("freed", ids, blocks, left))
+        else:
             for mirror in self._mirrors:
-                mirror.noted("the prefix cache is reset")
-        return result
+                mirror.freed(CONNECTOR, ids, left)
+
+    def _evicts(self, call: HeardCall) -> None:
+        blocks = list(call.first) if isinstance(call.first, Collection) else []
+        for mirror in self._mirrors if blocks else ():
+            mirror.noted("evicted from the prefix cache", blocks)
+
+    def _prefix_cache_reset(self, call: HeardCall) -> None:
+        for mirror in self._mirrors if call.result else ():
+            mirror.noted("the prefix cache is reset")
 
     def _did(self, what: str, ids: list[int], blocks: Sequence[BlockLike]) -> None:
         if self._request is not None:
@@ -189,8 +184,7 @@ class PoolHooks:
     def _report_odd(self, odd: Sequence[Odd]) -> None:
         """Report contradictions in the pool's own records."""
         for block, what in odd:
-            for mirror in self._mirrors:
-                mirror.story.violate("I4", f"block {block} {what}", block=block if 0 < block < self._num_blocks else None)
+            self._watch.violate("I4", f"block {block} {what}", block=block if 0 < block < self._num_blocks else None)
 
     def _own(self, blocks: Sequence[BlockLike]) -> list[BlockLike]:
         """The followed blocks of this pool, without the null block."""
@@ -203,8 +197,11 @@ class PoolHooks:
 
     # --- the request that a call is for -------------------------------------------------------------------------------------
 
-    def _for_request(self, original: Original) -> Original:
-        """Hook on calls for a request; it runs once a step for each running request, so it has to be cheap."""
+    def _for_request(self, original: Original, *, goes: bool = False) -> Original:
+        """Hook on calls for a request; it runs once a step for each running request, so it has to be cheap.
+
+        *goes*: the request releases everything.
+        """
         hooks = self
 
         def through(*args: object, **kwargs: object) -> object:
@@ -216,25 +213,16 @@ class PoolHooks:
             finally:
                 hooks._request = None
                 if hooks._done:
-                    hooks._report_all(request, whole=False)
+                    hooks._report_all(request, whole=goes)
                     hooks._ask_windows(request, kwargs)
+                if goes:
+                    hooks._gone(name_of(request))
 
         return through
 
-    def _for_request_that_goes(self, original: Original, *args: object, **kwargs: object) -> object:
-        request = args[0] if args else _named(kwargs)
-        name = getattr(request, "request_id", request)
-        if self._request is not None or not isinstance(name, str):
-            return original(*args, **kwargs)
-        self._request = name
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._request = None
-            if self._done:
-                self._report_all(name, whole=True)
-            for mirror in self._mirrors:
-                mirror.gone(name)
+    def _gone(self, name: str) -> None:
+        for mirror in self._mirrors if name != CONNECTOR else ():
+            mirror.gone(name)
 
     def _report_all(self, request: object, *, whole: bool) -> None:
         done, self._done = self._done, []
@@ -275,8 +263,7 @@ class PoolHooks:
             if position < len(table) and not table[position].block_id:
                 where = f"position {position} of group {group}"
                 what = f"{name} does not have {where}: after {computed} tokens its window of {window} reads it"
-                for mirror in self._mirrors:
-                    mirror.story.violate("I4", what, request=name)
+                self._watch.violate("I4", what, request=name)
 
     def _places(self, request: str, ids: list[int], blocks: Sequence[BlockLike]) -> tuple[int, Positions]:
         """The group and the positions of blocks in a request's tables. Blocks of one call are of one group.
@@ -377,35 +364,14 @@ class PoolBook:
 _QUEUED = "is held, but still in the free queue"
 
 
-class SlotsHooks:
-    """Hooks on a pool of host slots, which has the same class in vLLM as the device's pool."""
+def hear_slots(ears: Ears, pool: object, tell: Callable[[str], None]) -> None:
+    """Check a pool of host slots, which has the same class in vLLM as the device's pool."""
+    book = PoolBook(pool)
 
-    def __init__(self, pool: object, tell: Callable[[str], None]) -> None:
-        self._book = PoolBook(pool)
-        self._tell = tell
-        self.calls = CallsThrough()
-        self.calls.add(pool, "get_new_blocks", self._give)
-        self.calls.add(pool, "touch", self._touch)
-        self.calls.add(pool, "free_blocks", self._free)
+    def ask(wrong: Callable[[Sequence[BlockLike]], list[Odd]], blocks: object) -> None:
+        for slot, what in wrong([block for block in blocks if block.block_id]) if isinstance(blocks, Collection) else ():
+            tell(f"slot {slot} of the host {what}")
 
-    def _give(self, original: Original, *args: object, **kwargs: object) -> object:
-        given = original(*args, **kwargs)
-        if isinstance(given, list):
-            self._report_all(self._book.given(given))
-        return given
-
-    def _touch(self, original: Original, blocks: Iterable[BlockLike], *args: object, **kwargs: object) -> object:
-        hit = list(blocks)
-        result = original(hit, *args, **kwargs)
-        self._report_all(self._book.held([block for block in hit if block.block_id]))
-        return result
-
-    def _free(self, original: Original, blocks: Iterable[BlockLike], *args: object, **kwargs: object) -> object:
-        freed = list(blocks)
-        result = original(freed, *args, **kwargs)
-        self._report_all(self._book.freed([block for block in freed if block.block_id]))
-        return result
-
-    def _report_all(self, odd: Sequence[Odd]) -> None:
-        for slot, what in odd:
-            self._tell(f"slot {slot} of the host {what}")
+    ears.hear(pool, "get_new_blocks", after=lambda call: ask(book.given, call.result))
+    ears.hear(pool, "touch", before=HeardCall.keep_first, after=lambda call: ask(book.held, call.first))
+    ears.hear(pool, "free_blocks", before=HeardCall.keep_first, after=lambda call: ask(book.freed, call.first))

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
-from blocklife.engines.vllm.watch._pool import SlotsHooks
+from blocklife.engines.vllm.watch._pool import hear_slots
 from blocklife.engines.vllm.watch._reading import BlockLike, ending_of
-from blocklife.watch import CopyPiece, EngineCopy, Mirror, Original
+from blocklife.watch import CopyPiece, EngineCopy, HeardCall, Mirror, TakesBack, Watch
 
 
 class PlacePairs(Protocol):
@@ -29,37 +29,37 @@ class LoadState(Protocol):
 class SimpleHooks(ConnectorHooks):
     """Hooks on a SimpleCPUOffloadScheduler. It numbers stores and loads apart: stores get even numbers here, loads odd ones."""
 
-    def __init__(self, mirror: Mirror, scheduler: object) -> None:
-        super().__init__(mirror, scheduler)
+    def __init__(self, watch: Watch, mirror: Mirror, scheduler: object) -> None:
+        super().__init__(watch, mirror, scheduler)
         self._loads: dict[str, int] = {}
+        self._waiting: set[str] = set()
+        """The requests whose load the step that is decided may launch."""
         self._num_loads = int(getattr(scheduler, "_store_event_counter", 0))
         mirror.jobs.forgotten = 2 * self._num_loads - 1
-        self.calls.add(scheduler, "reset", self._reset)
+        watch.ears.hear(scheduler, "reset", after=self._reset)
         mirror.hears_all = True
         mirror.host.sees_all = not self._num_loads
         mirror.num_held = self._num_held
-        self._slots = SlotsHooks(getattr(scheduler, "cpu_block_pool", None), lambda what: mirror.story.violate("I4", what))
-        self.all_calls.append(self._slots.calls)
+        hear_slots(watch.ears, getattr(scheduler, "cpu_block_pool", None), lambda what: mirror.story.violate("I4", what))
         groups = getattr(getattr(scheduler, "cpu_kv_cache_config", None), "kv_cache_groups", ())
         found = getattr(scheduler, "group_block_sizes", None) or [each.kv_cache_spec.block_size for each in groups]
         self.block_tokens = list(found)
         self._places: dict[str, dict[int, tuple[int, int, bytes | None]]] = {}
         """Positions of a request's blocks at their allocation, with the name of the content that belongs there."""
 
-    def _build(self, original: Original, *args: object, **kwargs: object) -> object:
-        before = {name for name, state in self._loading().items() if state.load_event is None}
-        try:
-            meta = original(*args, **kwargs)
-        except Exception:
-            self._mirror.catch_up()
-            raise
+    def _builds(self, call: HeardCall) -> TakesBack:
+        self._waiting = {name for name, state in self._loading().items() if state.load_event is None}
+        return super()._builds(call)
+
+    def _built(self, call: HeardCall) -> None:
+        meta = call.result
         stores, loads = [], []
         pairs = iter(list(zip(getattr(meta, "load_gpu_blocks", ()), getattr(meta, "load_cpu_blocks", ()), strict=False)))
         tells = hasattr(meta, "load_gpu_blocks")
         if (event := getattr(meta, "store_event", -1)) >= 0:
             gpu, cpu = getattr(meta, "store_gpu_blocks", ()), getattr(meta, "store_cpu_blocks", ())
             stores.append(EngineCopy(2 * event, None, self._pieces(gpu, cpu, store=True)))
-        for name in [each for each in self._loading() if each in before]:  # the workers get them in this order
+        for name in [each for each in self._loading() if each in self._waiting]:  # the workers get them in this order
             transfer = getattr(self._loading().get(name), "transfer_meta", None)
             if transfer is not None:
                 self._num_loads += 1
@@ -70,14 +70,12 @@ class SimpleHooks(ConnectorHooks):
                     gpu, cpu = [block for block, _ in told], [slot for _, slot in told]
                 loads.append(EngineCopy(number, name, self._placed(name, self._pieces(gpu, cpu, store=False))))
         waits = set(self._mirror.jobs.left_behind()) if getattr(meta, "need_flush", False) else set()
-        output = args[0] if args else kwargs.get("scheduler_output")
-        self._mirror.step(stores=stores, loads=loads, waits=waits, computes=self.computes(output), missing=self._missing(loads))
+        computes = self.computes(call.first)
+        self._mirror.step(stores=stores, loads=loads, waits=waits, computes=computes, missing=self._missing(loads))
         self._places.clear()
         for copy in stores:
             for what in self._unnamed(meta, copy):
                 self._mirror.story.violate("I8", f"job {copy.number} stores {what}", job=copy.number)
-        self._mirror.notify()
-        return meta
 
     def _unnamed(self, meta: object, copy: EngineCopy) -> list[str]:
         """The blocks of a store that have no name in the prefix cache: their stored content could never be found."""
@@ -137,10 +135,8 @@ class SimpleHooks(ConnectorHooks):
         for event, count in (getattr(meta, "completed_store_events", None) or {}).items():
             self._mirror.reported(2 * event, count)
 
-    def _reset(self, original: Original, *args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
-        self._mirror.reset(forget=bool(result))
-        return result
+    def _reset(self, call: HeardCall) -> None:
+        self._mirror.reset(forget=bool(call.result))
 
     def _num_held(self) -> int | None:
         pool = getattr(self._scheduler, "cpu_block_pool", None)

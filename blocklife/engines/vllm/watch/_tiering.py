@@ -2,25 +2,24 @@
 
 *Threads.* vLLM enters the manager from the scheduler's thread and, for tiers that serve other engines, from a thread of its
 own, always with the manager's lock. The book is used under that lock only. The mirror belongs to the scheduler's thread: what
-is meant for it is kept until a call of that thread ends (`_leave`).
+is meant for it is kept until a call of that thread ends (`Watch.later`).
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, cast
 
-from attrs import define, evolve
+from attrs import evolve
 
-from blocklife.watch import CallsThrough, Mirror, Original, TierBook, TierJob, given
+from blocklife.watch import HeardCall, Mirror, TierBook, TierJob, Watch
 
 _SUBMITS = ("submit_store", "submit_load")
 """The methods by which a tier gets a job."""
-_ANY, _PROCESSING, _SERVING = "any", "processing", "serving"
-"""Scopes of calls: all; those in which reports are acted on; and those in which a tier serves another engine."""
+_PROCESSING, _SERVING = "processing", "serving"
+"""Scopes of calls: those in which reports are acted on, and those in which a tier serves another engine."""
 
 
 class ChunkLike(Protocol):
@@ -58,52 +57,25 @@ def primary_of(manager: object) -> object:
     return manager.primary_tier if hasattr(manager, "primary_tier") else manager
 
 
-@define(eq=False)
-class HeardCall:
-    """A call of the engine."""
-
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    keys: list[bytes]
-    """The keys that a call of the primary tier names."""
-    result: object = None
-    """What it has returned, once it has."""
-
-    def given(self, *names: str) -> list[object]:
-        """Its leading arguments, which have these names."""
-        return given(self.args, self.kwargs, *names)
-
-    @property
-    def request(self) -> str | None:
-        """The request that it is for."""
-        return _name_of(self.given("keys", "req_context")[1])
-
-
-Heard: TypeAlias = Callable[[HeardCall], None]
-
-
 class TieringHooks:
     """Hooks on one manager. *alone*: without a scheduler, so that the end of its step is the end of the mirror's."""
 
-    def __init__(self, mirror: Mirror, manager: object, *, alone: bool) -> None:
+    def __init__(self, watch: Watch, mirror: Mirror, manager: object, *, alone: bool) -> None:
+        self._watch = watch
         self._mirror = mirror
+        self._ears = watch.add_ears()  # the mirror must have all of its facts ahead of the step that they belong to
         self._manager = manager
         self._alone = alone
         self._primary = primary = primary_of(manager)
         self._tiers: list[object] = list(getattr(manager, "secondary_tiers", ()))
         self._find: Callable[[bytes], ChunkLike | None] = getattr(getattr(primary, "_policy", None), "get", lambda key: None)
-        self._within = Counter[str]()
-        """How many calls are under way, of any kind, and of each scope."""
-        self._later: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        """Functions to call, with their arguments."""
         self._submits: list[object] = []
         """The hooked methods of the tiers that take jobs, two for each."""
         is_new = not getattr(manager, "_job_id_counter", 1) and not getattr(primary, "_num_allocated_chunks", 1)
         num_slots = getattr(primary, "_num_chunks", 0)
         self.below = TierBook(num_slots, self._odd, has_tiers=bool(self._tiers), sees_all=is_new)
         mirror.below = self.below
-        self.calls = CallsThrough()
-        self.all_calls: list[CallsThrough] = [self.calls]
+        watch.is_apart = lambda: threading.current_thread() is getattr(manager, "_tier_poll_thread", None)
         for made in list(getattr(manager, "_jobs", {}).values()):
             self._adopt(made.transfer_job, made.tier_idx)
         self._hook()
@@ -116,7 +88,7 @@ class TieringHooks:
         self.below.adopt_job(early, [chunk.ref_cnt for chunk in chunks.values()])
 
     def _hook(self) -> None:
-        manager, primary, hear = self._manager, self._primary, self._hear
+        manager, primary, hear = self._manager, self._primary, self._ears.hear
         for name in ("lookup", "prepare_store", "complete_store", "create_store_job", "reset_cache"):
             hear(manager, name)
         hear(manager, "on_schedule_end", before=self._ends_step, after=self._has_ended_step)
@@ -138,99 +110,65 @@ class TieringHooks:
         for number, tier in enumerate(self._tiers):
             for promotes, name in enumerate(_SUBMITS):
                 hear(tier, name, before=functools.partial(self._hands_over, number, bool(promotes)))
-            self.calls.add(tier, "get_finished_jobs", functools.partial(self._finished, number))
+            hear(tier, "get_finished_jobs", after=functools.partial(self._finished, number))
             self._submits += [getattr(tier, name, None) for name in _SUBMITS]
-
-    def _hear(
-        self, thing: object, name: str, *, before: Heard | None = None, after: Heard | None = None, scope: str = ""
-    ) -> None:
-        """Call *before* and *after* around a method, if it is there. Within the call, `_within` counts its *scope*.
-
-        What was wrong is told when the outermost call ends, with an error or without.
-        """
-
-        def through(original: Original, *args: object, **kwargs: object) -> object:
-            call = HeardCall(args, kwargs, _keys_of(args, kwargs) if thing is self._primary else [])
-            if before is not None:
-                self._mirror.minded(functools.partial(before, call))
-            self._within.update((_ANY, scope))
-            try:
-                call.result = original(*args, **kwargs)
-                if after is not None:
-                    self._mirror.minded(functools.partial(after, call))
-                return call.result
-            finally:
-                self._within.subtract((_ANY, scope))
-                self._leave()
-
-        self.calls.add(thing, name, through)
 
     # --- the mirror's side --------------------------------------------------------------------------------------------------
 
     def _odd(self, rule: str, what: str, request: str | None, history: tuple[str, ...]) -> None:
-        self._later.append((self._violate, (rule, what, request, history)))
+        self._watch.later(self._violate, rule, what, request, history)
 
     def _violate(self, rule: str, what: str, request: str | None, history: tuple[str, ...]) -> None:
         story = self._mirror.story
         story.add(evolve(story.violation(rule, what, request=request), history=history))
 
-    def _leave(self) -> None:
-        """A call has ended: what is meant for the mirror goes there, unless this is the thread that polls tiers."""
-        is_polling = threading.current_thread() is getattr(self._manager, "_tier_poll_thread", None)
-        if self._within[_ANY] or not self._later or is_polling:
-            return
-        later, self._later = self._later, []
-        for fact, of in later:
-            fact(*of)
-        self._mirror.notify()
-
     # --- slots --------------------------------------------------------------------------------------------------------------
 
     def _has_reserved(self, promotes: bool, call: HeardCall) -> None:
         if call.result is not None:
-            self.below.evicted(getattr(call.result, "evicted_keys", ()))
+            self.below.slots.evicted(getattr(call.result, "evicted_keys", ()))
             keys, slots = list(getattr(call.result, "keys_to_store", ())), _slots(getattr(call.result, "store_spec", None))
-            self.below.reserved(keys, slots, promotes=promotes, request=call.request)
+            self.below.slots.reserved(keys, slots, promotes=promotes, request=_request_of(call))
             self._count(keys)
 
     def _has_completed(self, promotes: bool, call: HeardCall) -> None:
         success = call.given("keys", "req_context", "success")[2]
         if success is not None and not success:
-            self.below.dropped(call.keys)
+            self.below.slots.dropped(_keys_of(call))
             return
-        found = self.below.published([key for key in call.keys if self._find(key) is not None], promoted=promotes)
-        self._count(call.keys)
+        found = self.below.slots.published([key for key in _keys_of(call) if self._find(key) is not None], promoted=promotes)
+        self._count(_keys_of(call))
         if promotes:
-            self._later.append((self._mirror.brought_up, (found,)))
+            self._watch.later(self._mirror.brought_up, found)
         else:
-            self._later.append((self._mirror.published, ([slot for _, slot in found],)))
+            self._watch.later(self._mirror.published, [slot for _, slot in found])
 
     def _has_held(self, by_tier: bool, call: HeardCall) -> None:
-        self.below.held(call.keys, _slots(call.result), by_tier=by_tier, request=call.request)
-        self._count(call.keys)
+        self.below.slots.held(_keys_of(call), _slots(call.result), by_tier=by_tier, request=_request_of(call))
+        self._count(_keys_of(call))
 
     def _releases(self, by_tier: bool, call: HeardCall) -> None:
-        self.below.released(call.keys, by_tier=by_tier)
+        self.below.slots.released(_keys_of(call), by_tier=by_tier)
 
     def _has_looked_up(self, call: HeardCall) -> None:
         (key,) = call.given("key")
         is_hit = getattr(call.result, "name", None) == "HIT"
         if is_hit and isinstance(key, bytes) and (chunk := self._find(key)) is not None:
-            self.below.hit(key, chunk.chunk_id, chunk.ref_cnt)
+            self.below.slots.hit(key, chunk.chunk_id, chunk.ref_cnt)
 
     def _resets(self, call: HeardCall) -> None:
         for job in self.below.left_behind():
-            self._later.append((self._mirror.returned, (job.name,)))
+            self._watch.later(self._mirror.returned, job.name)
         self.below.resets()
 
     def _count_keys(self, call: HeardCall) -> None:
-        self._count(call.keys)
+        self._count(_keys_of(call))
 
     def _count(self, keys: Iterable[bytes]) -> None:
         """Compare the engine's counts of holds with those of the book."""
         for key in keys:
             if (chunk := self._find(key)) is not None:
-                self.below.counted(key, chunk.ref_cnt)
+                self.below.slots.counted(key, chunk.ref_cnt)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
@@ -239,11 +177,11 @@ class TieringHooks:
         keys, slots = list(job.keys), [int(slot) for slot in job.chunk_ids]
         request = _name_of(job.req_context)
         made = TierJob(job.job_id, tier_idx, request, keys, slots, bool(job.is_promotion))
-        self.below.made(made, is_known=not self._sees(tier_idx, made.promotes), is_external=bool(self._within[_SERVING]))
+        self.below.made(made, is_known=not self._sees(tier_idx, made.promotes), is_external=self._ears.is_within(_SERVING))
         if made.promotes:
-            self._later.append((self._mirror.promoting, (made.name, list(zip(keys, slots, strict=False)))))
+            self._watch.later(self._mirror.promoting, made.name, list(zip(keys, slots, strict=False)))
         else:
-            self._later.append((self._mirror.lent, (made.name, slots)))
+            self._watch.later(self._mirror.lent, made.name, slots)
         self._count(keys)
 
     def _sees(self, tier: int, promotes: bool) -> bool:
@@ -257,20 +195,21 @@ class TieringHooks:
             content = list(zip(getattr(job, "keys", ()), map(int, getattr(job, "chunk_ids", ())), strict=False))
             self.below.handed_over(number, tier, content, promotes=promotes)
 
-    def _finished(self, tier: int, original: Callable[..., Iterable[ResultLike]]) -> Iterable[ResultLike]:
+    def _finished(self, tier: int, call: HeardCall) -> None:
         """The reports of a tier. They count where the manager reads them, one by one; whoever else reads them is a test."""
-        return self._reports(tier, original()) if self._within[_PROCESSING] else original()
+        if self._ears.is_within(_PROCESSING):
+            call.result = self._reports(tier, cast("Iterable[ResultLike]", call.result))
 
     def _reports(self, tier: int, results: Iterable[ResultLike]) -> Iterator[ResultLike]:
         for result in results:
-            self._mirror.minded(functools.partial(self._has_reported, tier, result))
+            self._watch.minded(functools.partial(self._has_reported, tier, result))
             yield result
 
     def _has_reported(self, tier: int, result: ResultLike) -> None:
         good = list(result.successful_keys or ())
         job = self.below.reported(result.job_id, tier, ok=bool(result.success), good=good)
         if job is not None:
-            self._later.append((self._landed, (job,)))
+            self._watch.later(self._landed, job)
 
     def _landed(self, job: TierJob) -> None:
         self._mirror.counts["tier jobs"] += 1
@@ -286,12 +225,12 @@ class TieringHooks:
     # --- steps --------------------------------------------------------------------------------------------------------------
 
     def _ends_step(self, call: HeardCall) -> None:
-        self.below.step = self._mirror.steps + 1
+        self.below.slots.step = self._mirror.steps + 1
 
     def _has_ended_step(self, call: HeardCall) -> None:
         self.below.ends_step()
         if self._alone:
-            self._later.append((self._mirror.step, ()))
+            self._watch.later(self._mirror.step)
 
     def _has_asked_for_work(self, call: HeardCall) -> None:
         if not call.result:
@@ -303,9 +242,15 @@ def _slots(spec: object) -> list[int]:
     return [int(slot) for slot in getattr(spec, "chunk_ids", ())]
 
 
-def _keys_of(args: Sequence[object], kwargs: Mapping[str, object]) -> list[bytes]:
-    found = given(args, kwargs, "keys")[0]
+def _keys_of(call: HeardCall) -> list[bytes]:
+    """The keys that a call of the primary tier names."""
+    found = call.given("keys")[0]
     return list(found) if isinstance(found, Iterable) else []
+
+
+def _request_of(call: HeardCall) -> str | None:
+    """The request that a call of the primary tier is for."""
+    return _name_of(call.given("keys", "req_context")[1])
 
 
 def _name_of(context: object) -> str | None:

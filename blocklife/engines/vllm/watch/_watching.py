@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from attrs import frozen
 
@@ -16,13 +15,7 @@ from blocklife.engines.vllm.watch._reading import EngineProgress
 from blocklife.engines.vllm.watch._simple import SimpleHooks
 from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
 from blocklife.errors import MisuseError
-from blocklife.watch import CallsThrough, Mirror, Options, Watch
-
-
-class ConnectorWatch(Protocol):
-    """Hooks on a connector of any kind."""
-
-    all_calls: list[CallsThrough]
+from blocklife.watch import MirrorSizes, Options, Watch
 
 
 def watch_scheduler(scheduler: object, options: Options) -> Watch:
@@ -42,28 +35,25 @@ def watch_scheduler(scheduler: object, options: Options) -> Watch:
 
 def _follow(watch: Watch, scheduler: object, parts: Parts) -> None:
     for connector in parts.connectors:
-        watch.add_mirror(
-            parts.num_blocks,
-            num_groups=max(1, len(parts.managers)),
-            num_workers=_num_workers(scheduler, connector),
-            num_slots=_num_slots(connector),
-            blocks_per_slot=blocks_per_chunk_of(connector),
-            computes=parts.engine is not None,
-        )
-    mirrors, progress = watch.mirrors, EngineProgress()
+        groups, workers = max(1, len(parts.managers)), _num_workers(scheduler, connector)
+        sizes = MirrorSizes(parts.num_blocks, groups, workers, _num_slots(connector), blocks_per_chunk_of(connector))
+        watch.add_mirror(sizes, computes=parts.engine is not None)
+    progress = EngineProgress()
     if parts.pool is not None:
-        hashes = RequestHashes(mirrors, parts.pool, parts.engine)
-        pool_hooks = PoolHooks(mirrors, parts.pool, parts.cache_manager, parts.managers, hashes, watch.options.sample)
-        watch.listen(hashes.calls)
-        watch.listen(pool_hooks.calls)
+        hashes = RequestHashes(watch, parts.pool, parts.engine)
+        pool_hooks = PoolHooks(watch, parts.pool, parts.cache_manager, parts.managers, hashes)
         if parts.engine is not None:
             pool_hooks.adopt()
-            watch.listen(TablesHooks(parts.engine, mirrors, pool_hooks, parts.managers, progress).calls)
-    for mirror, each in zip(mirrors, parts.connectors, strict=True):
-        for calls in _connector_hooks(mirror, each, progress).all_calls:
-            watch.listen(calls)
+            TablesHooks(watch, parts.engine, pool_hooks, parts.managers, progress)
+    for mirror, each in zip(watch.mirrors, parts.connectors, strict=True):
+        if is_tiering(each):
+            TieringHooks(watch, mirror, each, alone=True)
+        elif _is_simple(each):
+            SimpleHooks(watch, mirror, each)
+        else:
+            OffloadingHooks(watch, mirror, each, progress)
     if parts.engine is not None:
-        watch.listen(EngineHooks(parts.engine, mirrors, watch.end_step).calls)
+        EngineHooks(watch, parts.engine)
 
 
 @frozen(eq=False)
@@ -106,12 +96,6 @@ def _is_offloading(scheduler: object) -> bool:
 
 def _is_simple(scheduler: object) -> bool:
     return hasattr(scheduler, "_reqs_to_load") and hasattr(scheduler, "build_connector_meta")
-
-
-def _connector_hooks(mirror: Mirror, scheduler: object, progress: EngineProgress) -> ConnectorWatch:
-    if is_tiering(scheduler):
-        return TieringHooks(mirror, scheduler, alone=True)
-    return SimpleHooks(mirror, scheduler) if _is_simple(scheduler) else OffloadingHooks(mirror, scheduler, progress)
 
 
 def _connectors_of(connector: object) -> Iterator[object]:

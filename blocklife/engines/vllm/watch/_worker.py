@@ -7,8 +7,9 @@ that the step needs, the forward pass, the other loads; new stores wait for the 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol, TypeAlias
 
 from attrs import define, field
@@ -17,12 +18,9 @@ from blocklife.engines.vllm._versions import ENGINE
 from blocklife.engines.vllm.watch._offloading import launches_flushed
 from blocklife.errors import MisuseError
 from blocklife.states import OUT_AND_WANTED, Job, JobLife
-from blocklife.watch import CallsThrough, Options, Original, PartWatch, WatchViolation
+from blocklife.watch import EndedJobs, HeardCall, Options, PartWatch, WatchViolation
 
-NUM_ENDED = 4096
-"""How many finished jobs are remembered, so that a repeated report is told from an unknown one."""
 _HISTORY = 16
-_RUNS = (Job.IN_FLIGHT,)
 
 
 Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]] | None
@@ -60,8 +58,8 @@ class WorkerWatch(PartWatch):
         super().__init__(ENGINE, f"a worker's side of {name}", options)
         self._step = 0
         self._found: list[WatchViolation] = []
-        self._ended: OrderedDict[int, bool] = OrderedDict()
-        """Finished jobs, and for each whether the copier has yet to report it."""
+        self._ended = EndedJobs()
+        """One more report is lawful of those that the copier has yet to report."""
         self.shares: dict[int, WatchedShare] = {}
         self._tells = hasattr(worker, "build_connector_worker_meta")
         self._untold: dict[int, WatchedShare] = {}
@@ -155,9 +153,7 @@ class WorkerWatch(PartWatch):
 
     def release(self, number: int) -> None:
         """A job is over."""
-        self._ended[number] = self.shares.pop(number).life.state in _RUNS
-        if len(self._ended) > NUM_ENDED:
-            self._ended.popitem(last=False)
+        self._ended.keep(number, may_come=self.shares.pop(number).life.state is Job.IN_FLIGHT)
 
     def must_be_quiet(self, numbers: Iterable[int], rule: str, why: str) -> None:
         """Check that each of these jobs is over, or has been waited for by now."""
@@ -167,9 +163,9 @@ class WorkerWatch(PartWatch):
                 state = "was never launched" if share.life.state is Job.PLANNED else "still runs"
                 self._violate(rule, f"{why}, but job {number} {state}", number)
 
-    def notify(self) -> None:
-        """Report the violations found."""
-        if self._found:
+    def settle(self, *, is_over: bool) -> None:
+        """Report the violations found, when the worker's own call is over."""
+        if self._found and is_over:
             found, self._found = self._found, []
             self._reporter(found)
 
@@ -185,37 +181,24 @@ class WorkerWatch(PartWatch):
 
 
 class WorkerHooks:
-    """Hooks on a worker, and on its copier as soon as there is one. What was found in a call is reported at its end."""
+    """Hooks on a worker, and on its copier as soon as there is one."""
 
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
         self._watch = watch
         self._worker = worker
         self._below: object = None
         self._meta: object = None
-        self._calls = CallsThrough()
-        self._calls_below = CallsThrough()
-        watch.listen(self._calls_below)
-        watch.listen(self._calls)
 
-    def _hear(self, name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> None:
-        """Call *before* with what a method of the worker gets, and *after* with what it returns, and then with what it gets."""
-
-        def through(original: Original, *args: object, **kwargs: object) -> object:
-            if before is not None:
-                before(*args, **kwargs)
-            result = original(*args, **kwargs)
-            if after is not None:
-                after(result, *args, **kwargs)
-            self._watch.notify()
-            return result
-
-        self._calls.add(self._worker, name, through)
+    @property
+    def _hears_below(self) -> bool:
+        """Whether the copier is heard, too."""
+        return self._watch.ears.hears(self._below)
 
     def _is_new(self, below: object) -> bool:
         """Whether the copier is another one than before; then the hooks on the former one are removed."""
         if below is self._below:
             return False
-        self._calls_below.undo()
+        self._watch.ears.leave(self._below)
         self._below = below
         return True
 
@@ -226,16 +209,20 @@ class OffloadingWorkerHooks(WorkerHooks):
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
         super().__init__(watch, worker)
         self._flushed: set[int] = set()
-        self._hear("handle_preemptions", self._begin, lambda *_, **__: self._wait_is_over())
-        self._hear("start_kv_transfers", self._begin, self._started)
-        self._hear("prepare_store_kv", self._begin)
-        self._hear("get_finished", lambda *_, **__: self._begin(None), self._finished)
-        self._hear("build_connector_worker_meta", after=self._told)
-        self._hear("shutdown", lambda *_, **__: watch.shares.clear())
+        hear = watch.ears.hear
+        hear(worker, "handle_preemptions", before=self._begins, after=lambda call: self._wait_is_over())
+        hear(worker, "start_kv_transfers", before=self._begins, after=self._started)
+        hear(worker, "prepare_store_kv", before=self._begins)
+        hear(worker, "get_finished", before=lambda call: self._begin(None), after=self._finished)
+        hear(worker, "build_connector_worker_meta", after=self._told)
+        hear(worker, "shutdown", before=lambda call: watch.shares.clear())
 
     # --- the connector's side -----------------------------------------------------------------------------------------------
 
-    def _begin(self, meta: object, *_: object, **__: object) -> None:
+    def _begins(self, call: HeardCall) -> None:
+        self._begin(call.first)
+
+    def _begin(self, meta: object) -> None:
         """The first call with the metadata of a step begins that step."""
         below = getattr(self._worker, "worker", None)
         if self._is_new(below):
@@ -243,7 +230,7 @@ class OffloadingWorkerHooks(WorkerHooks):
         if meta is None or meta is self._meta:
             return
         self._meta = meta
-        self._watch.begins(launches=bool(self._calls_below))
+        self._watch.begins(launches=self._hears_below)
         self._flushed = set(getattr(meta, "jobs_to_flush", None) or ())
         if not launches_flushed():  # older workers skip this wait, which is not needed: it is for a block that was hit
             self._flushed -= _mapping(getattr(meta, "store_jobs", None)).keys()
@@ -261,25 +248,25 @@ class OffloadingWorkerHooks(WorkerHooks):
             if (share := self._watch.shares.get(number)) is not None:
                 share.is_waited = True
 
-    def _started(self, result: object, meta: object, *_: object, **__: object) -> None:
+    def _started(self, call: HeardCall) -> None:
         self._wait_is_over()
-        jobs = _mapping(getattr(meta, "load_jobs", None))
-        if self._calls_below:
+        jobs = _mapping(getattr(call.first, "load_jobs", None))
+        if self._hears_below:
             needed = [number for number, job in jobs.items() if getattr(job, "sync", False)]
             self._watch.must_be_quiet(needed, "I6", "the step computes with the content of a load")
 
-    def _finished(self, result: object, *_: object, **__: object) -> None:
-        if self._calls_below and isinstance(result, tuple) and len(result) == 2:
-            self._watch.told_loaded(result[1] or ())
+    def _finished(self, call: HeardCall) -> None:
+        if self._hears_below and isinstance(call.result, tuple) and len(call.result) == 2:
+            self._watch.told_loaded(call.result[1] or ())
 
-    def _told(self, result: object, *_: object, **__: object) -> None:
+    def _told(self, call: HeardCall) -> None:
         """What is sent to the scheduler."""
-        if self._calls_below:
-            self._watch.told_all(_mapping(getattr(result, "completed_jobs", None)))
+        if self._hears_below:
+            self._watch.told_all(_mapping(getattr(call.result, "completed_jobs", None)))
 
     def _wait_is_over(self) -> None:
         """Check, once a step, that the step's flushed jobs are over from here on."""
-        if self._calls_below:
+        if self._hears_below:
             self._watch.must_be_quiet(self._flushed, "I1", "the step goes on without a wait")
         self._flushed = set()
 
@@ -288,38 +275,32 @@ class OffloadingWorkerHooks(WorkerHooks):
     def _listen_below(self, below: object) -> None:
         """Hook the copier, unless it is a mock."""
         if hasattr(type(below), "wait") and hasattr(type(below), "get_finished"):
-            self._calls_below.add(below, "submit_store", self._submit_store)
-            self._calls_below.add(below, "submit_load", self._submit_load)
-            self._calls_below.add(below, "transfer_async", self._transfer)
-            self._calls_below.add(below, "wait", self._wait)
-            self._calls_below.add(below, "get_finished", self._landed)
+            hear = self._watch.ears.hear
+            hear(below, "submit_store", before=functools.partial(self._submits, True))
+            hear(below, "submit_load", before=functools.partial(self._submits, False))
+            hear(below, "transfer_async", before=self._transfers)
+            hear(below, "wait", before=HeardCall.keep_first, after=self._waited)
+            hear(below, "get_finished", after=self._landed)
 
-    def _submit_store(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
-        self._watch.submitted(number, is_store=True, places=_places(*args[:2]))
-        return original(number, *args, **kwargs)
+    def _submits(self, is_store: bool, call: HeardCall) -> None:
+        number, source, target = call.given("job_id", "src_spec", "dst_spec")
+        if not is_store:
+            self._wait_is_over()
+        if isinstance(number, int):
+            self._watch.submitted(number, is_store=is_store, places=_places(source, target))
 
-    def _submit_load(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
-        self._wait_is_over()
-        self._watch.submitted(number, is_store=False, places=_places(*args[:2]))
-        return original(number, *args, **kwargs)
+    def _transfers(self, call: HeardCall) -> None:
+        share = self._watch.shares.get(call.first) if isinstance(call.first, int) else None
+        self._submits(share is None or share.is_store, call)
 
-    def _transfer(self, original: Original, number: int, *args: object, **kwargs: object) -> object:
-        share = self._watch.shares.get(number)
-        if share is None or share.is_store:
-            return self._submit_store(original, number, *args, **kwargs)
-        return self._submit_load(original, number, *args, **kwargs)
+    def _waited(self, call: HeardCall) -> None:
+        self._watch.waited(call.first if isinstance(call.first, Collection) else ())
 
-    def _wait(self, original: Original, numbers: Iterable[int], *args: object, **kwargs: object) -> object:
-        wanted = set(numbers)
-        result = original(wanted, *args, **kwargs)
-        self._watch.waited(wanted)
-        return result
-
-    def _landed(self, original: Original, *args: object, **kwargs: object) -> object:
-        results: list[CopierResult] = list(_iterable(original(*args, **kwargs)))
+    def _landed(self, call: HeardCall) -> None:
+        results: list[CopierResult] = list(_iterable(call.result))
+        call.result = results
         for result in results:
             self._watch.landed(result.job_id, ok=bool(result.success))
-        return results
 
 
 def _ends(job: object) -> tuple[object, object]:
@@ -341,45 +322,44 @@ class SimpleWorkerHooks(WorkerHooks):
 
     def __init__(self, watch: WorkerWatch, worker: object) -> None:
         super().__init__(watch, worker)
-        self._hear("bind_connector_metadata", self._bound)
-        self._hear("handle_preemptions", after=self._preempted)
-        self._hear("build_connector_worker_meta", after=self._told)
-        self._hear("get_finished", after=self._finished)
+        hear = watch.ears.hear
+        hear(worker, "bind_connector_metadata", before=self._bound)
+        hear(worker, "handle_preemptions", after=self._preempted)
+        hear(worker, "build_connector_worker_meta", after=self._told)
+        hear(worker, "get_finished", after=self._finished)
 
-    def _bound(self, meta: object, *_: object, **__: object) -> None:
+    def _bound(self, call: HeardCall) -> None:
+        meta = call.first
         below = getattr(self._worker, "_backend", None)
         if self._is_new(below) and hasattr(type(below), "launch_copy"):
-            self._calls_below.add(below, "launch_copy", self._launch)
+            self._watch.ears.hear(below, "launch_copy", before=self._launches)
         self._meta = meta
-        self._watch.begins(launches=bool(self._calls_below))
+        self._watch.begins(launches=self._hears_below)
         for kind, odd in (("store", 0), ("load", 1)):
             if isinstance(event := getattr(meta, f"{kind}_event", -1), int) and event >= 0:
                 ends = [getattr(meta, f"{kind}_{place}_blocks", None) for place in (("cpu", "gpu") if odd else ("gpu", "cpu"))]
                 places = _both(*ends)
                 self._watch.planned(2 * event + odd, is_store=not odd, request=None, places=places)
 
-    def _launch(self, original: Original, *args: object, **kwargs: object) -> object:
-        if isinstance(event := kwargs.get("event_idx"), int):
-            is_store = bool(kwargs.get("is_store"))
+    def _launches(self, call: HeardCall) -> None:
+        if isinstance(event := call.kwargs.get("event_idx"), int):
+            is_store = bool(call.kwargs.get("is_store"))
             number = 2 * event + (not is_store)
             if (share := self._watch.shares.get(number)) is not None:
                 share.is_waited = True  # it waits on the device for the computation of the step
-            self._watch.submitted(number, is_store=is_store, places=_both(*args[:2]))
-        result = original(*args, **kwargs)
-        self._watch.notify()
-        return result
+            self._watch.submitted(number, is_store=is_store, places=_both(*call.args[:2]))
 
-    def _preempted(self, result: object, meta: object, *_: object, **__: object) -> None:
-        if getattr(meta, "need_flush", False):
+    def _preempted(self, call: HeardCall) -> None:
+        if getattr(call.first, "need_flush", False):
             left = [*(getattr(self._worker, "_load_events", None) or ()), *(getattr(self._worker, "_store_events", None) or ())]
             if not left:
                 self._watch.waited(list(self._watch.shares))
             running = [number for number, share in self._watch.shares.items() if share.life.state is not Job.PLANNED]
             self._watch.must_be_quiet(running, "I1", "the step goes on without a wait")
 
-    def _told(self, result: object, *_: object, **__: object) -> None:
-        events = _mapping(getattr(result, "completed_store_events", None))
-        if self._calls_below:
+    def _told(self, call: HeardCall) -> None:
+        events = _mapping(getattr(call.result, "completed_store_events", None))
+        if self._hears_below:
             if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is known only from the report
                 self._land_stores(max(events, default=-1))
             self._watch.told_all(2 * event for event in events)
@@ -387,13 +367,14 @@ class SimpleWorkerHooks(WorkerHooks):
         for number in [each for each in self._watch.shares if each % 2 and each // 2 <= loaded]:
             self._watch.release(number)
 
-    def _finished(self, result: object, *_: object, **__: object) -> None:
-        if isinstance(stored := getattr(self._worker, "_store_hwm", None), int) and self._calls_below:
+    def _finished(self, call: HeardCall) -> None:
+        result = call.result
+        if isinstance(stored := getattr(self._worker, "_store_hwm", None), int) and self._hears_below:
             self._land_stores(stored)
         loaded = set(result[1] or ()) if isinstance(result, tuple) and len(result) == 2 else set()
         polled = getattr(self._worker, "_load_hwm", None)
         for event, requests in _mapping(getattr(self._meta, "load_event_to_reqs", None)).items() if loaded else ():
-            if self._calls_below and isinstance(polled, int) and event > polled and not loaded.isdisjoint(_iterable(requests)):
+            if self._hears_below and isinstance(polled, int) and event > polled and not loaded.isdisjoint(_iterable(requests)):
                 self._watch.told(2 * event + 1)
 
     def _land_stores(self, latest: int) -> None:
