@@ -10,7 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.behind.fetching import FetchError, install_blocklife, reason
 from tests.behind.running import SHARED
 from tests.behind.shelf import PROJECT, Shelf, pins, version
 from tests.behind.tools import RELEASE, Tools, bringing, calls, files_of, play
-from tests.programs import ENGINES, HANGS_S
+from tests.programs import ENGINES, HANGS_S, natural, positive, seeds, target
 
 OFFLINE = """
 WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError': Connection refused
@@ -301,19 +302,6 @@ def test_interrupt_ends_pip_and_the_next_run_goes_on(tools: Tools, tmp_path: Pat
     assert (again.returncode, shelf.has(RELEASE)) == (0, True), again.stderr
 
 
-@pytest.mark.parametrize("words", [["latest"], [RELEASE, "../0.5.23"], ["0.5.23 --index"], ["v0.5.23"]])
-def test_fetch_refuses_what_is_no_version_before_anything_is_fetched(
-    tools: Tools, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    """Exit status 2, and the word is named."""
-    with pytest.raises(SystemExit) as exit_:
-        tools.of("fetch").parsed(words)
-    wanted = f"error: {words[-1]!r} is not a version of {tools.name} (such as {tools.of('releases').DEFAULT})\n"
-
-    assert exit_.value.code == 2
-    assert capsys.readouterr().err.endswith(wanted)
-
-
 # --- running ----------------------------------------------------------------------------------------------------------------
 
 
@@ -332,39 +320,75 @@ def test_our_tests_are_all_run_unless_some_are_named(tools: Tools, tmp_path: Pat
     assert command.words.count(str(SHARED)) == ends.count(str(SHARED))
 
 
+NO_VERSION = "{word!r} is not a version of {name} (such as {default})"
+NOT_WHOLE = "the environment is not here, or out of date (python -m tests.{package}.fetch {release})"
+OWN_MISSING = "SGLang's own tests are not here (python -m tests.sglang.fetch --sources CHECKOUT)"
+NO_COPY = "no/copy is no copy of the project (python compile_core.py no/copy --as shipped)"
+NOT_NAMED = "name the tests to run (a release has thousands, and most need a GPU or a model)"
+
+
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("engines", "words", "lacks", "told"),
     [
-        (("0.8.15", "tests/a"), "{name} 0.8.15 is not here (python -m tests.{package}.fetch 0.8.15)"),
-        (("latest", "tests/a"), "'latest' is not a version of {name} (such as {default})"),
-        (("../9.9.9", "tests/a"), "'../9.9.9' is not a version of {name} (such as {default})"),
+        (ENGINES, "0.8.15 tests/a", "", "{name} 0.8.15 is not here (python -m tests.{package}.fetch 0.8.15)"),
+        (ENGINES, "latest tests/a", "", NO_VERSION),
+        (ENGINES, "../9.9.9 tests/a", "", NO_VERSION),
+        (ENGINES, f"{RELEASE} tests/a", "stamp", NOT_WHOLE),
+        (ENGINES, f"{RELEASE} tests/a", "stamp_of_blocklife", NOT_WHOLE),
+        (
+            ["vllm"],
+            f"--ours --copy blocklife {RELEASE} tests/a",
+            "",
+            "--copy goes with --python: tests run in the project itself",
+        ),
+        (["vllm"], f"--python --copy no/copy {RELEASE} -c pass", "", NO_COPY),
+        (["vllm"], RELEASE, "", NOT_NAMED),
+        (["sglang"], f"--theirs {RELEASE}", "", OWN_MISSING),
     ],
 )
-def test_run_of_a_release_that_is_not_here_is_refused_in_one_line(
-    tools: Tools, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str], told: str
+def test_run_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engines: Sequence[str], words: str, lacks: str, told: str
 ) -> None:
     """Exit status 2, one line, and the remedy in it."""
-    with pytest.raises(SystemExit) as exit_:
-        tools.command(tools.shelf(tmp_path, whole=True), *words)
-    told = told.format(name=tools.name, package=tools.package, default=tools.of("releases").DEFAULT)
+    for tools in map(Tools, engines):
+        shelf = tools.shelf(tmp_path / tools.package, whole=True)
+        if lacks:
+            getattr(shelf, lacks).unlink()
+        with pytest.raises(SystemExit, match=r"^2$"):
+            tools.command(shelf, *words.split())
+        said = {"name": tools.name, "package": tools.package, "default": tools.of("releases").DEFAULT, "release": RELEASE}
 
-    assert exit_.value.code == 2
-    assert capsys.readouterr().err == f"tests.{tools.package}.run: error: {told}\n"
+        assert capsys.readouterr().err == f"tests.{tools.package}.run: error: {told.format(word=words.split()[0], **said)}\n"
 
 
-@pytest.mark.parametrize("lacking", ["stamp", "stamp_of_blocklife"])
-def test_run_without_a_whole_environment_is_refused_in_one_line(
-    tools: Tools, tmp_path: Path, capsys: pytest.CaptureFixture[str], lacking: str
+@pytest.mark.parametrize("words", [["latest"], [RELEASE, "../0.5.23"], ["0.5.23 --index"], ["v0.5.23"]])
+def test_fetch_refuses_what_is_no_version_before_anything_is_fetched(
+    tools: Tools, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    """A release alone is not enough, and an environment without blocklife is none."""
-    shelf = tools.shelf(tmp_path, whole=True)
-    getattr(shelf, lacking).unlink()
-    with pytest.raises(SystemExit) as exit_:
-        tools.command(shelf, RELEASE, "tests/a")
-    told = f"the environment is not here, or out of date (python -m tests.{tools.package}.fetch {RELEASE})"
+    """Exit status 2, and the word is named."""
+    with pytest.raises(SystemExit, match=r"^2$"):
+        tools.of("fetch").parsed(words)
 
-    assert exit_.value.code == 2
-    assert capsys.readouterr().err == f"tests.{tools.package}.run: error: {told}\n"
+    assert NO_VERSION.format(word=words[-1], name=tools.name, default=tools.of("releases").DEFAULT) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        (positive, "0", "'0' is not a positive whole number"),
+        (positive, "-3", "'-3' is not a positive whole number"),
+        (positive, "1.5", "'1.5' is not a positive whole number"),
+        (natural, "-1", "'-1' is not a whole number from 0 on"),
+        (seeds, "5-1", "'5-1' is an empty list of seeds"),
+        (seeds, "a", "'a' is not a list of seeds"),
+        (target, "/nonexistent/x.json", "'/nonexistent/x.json' cannot be written, for its folder is not there"),
+        (target, "/", "'/' cannot be written (name a file in a folder of yours)"),
+    ],
+)
+def test_argument_of_a_program_that_makes_no_sense_is_refused(kind: Callable[[str], object], text: str, told: str) -> None:
+    """By the kinds of numbers, seeds and files that all programs have."""
+    with pytest.raises(ArgumentTypeError, match=re.escape(told)):
+        kind(text)
 
 
 # --- where the engine is not ------------------------------------------------------------------------------------------------

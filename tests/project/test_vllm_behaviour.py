@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.behind.scenes import heads
 from tests.vllm.behaviour.page import PAGE, rendered
 from tests.vllm.behaviour.table import Entry, Table
 
@@ -21,10 +22,14 @@ TABLE = Table.read()
 
 
 @cache
-def functions(path: str) -> frozenset[str]:
-    """The test functions of a file."""
+def told_in(path: str) -> frozenset[str]:
+    """The scenes of a file, and its other test functions."""
     tree = ast.parse((PROJECT / path).read_text(encoding="utf-8"))
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
+    tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "scenes"]
+    tables = [node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)]
+    names = {name for table in tables for name, _, _ in heads(str(table))}
+    return frozenset(names | {name for name in tests if not name.endswith("_scene")})
 
 
 def test_table_has_every_case() -> None:
@@ -35,17 +40,17 @@ def test_table_has_every_case() -> None:
 
 @pytest.mark.parametrize("name", sorted({name for entry in TABLE.entries for name in entry.by}))
 def test_table_names_tests_that_exist(name: str) -> None:
-    """A test of ours that a row names is a function of its file."""
+    """A test of ours that a row names is a function of its file, or a scene of one of its tables."""
     path, _, function = name.partition("::")
 
-    assert function in functions(path)
+    assert function in told_in(path)
 
 
 def test_behaviour_tests_are_all_named() -> None:
     """None of the tests that were written for a row has been forgotten by it."""
     named = {name for entry in TABLE.entries for name in entry.by}
     files = sorted((PROJECT / "tests" / "vllm").glob("test_behaviour_*.py"))
-    ours = {f"tests/vllm/{path.name}::{function}" for path in files for function in functions(f"tests/vllm/{path.name}")}
+    ours = {f"tests/vllm/{path.name}::{function}" for path in files for function in told_in(f"tests/vllm/{path.name}")}
 
     assert files
     assert ours <= named

@@ -6,16 +6,16 @@ one by one, with reports made by hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
+from attrs import asdict
 
 from blocklife.engines.sglang import _versions as versions
 from blocklife.engines.sglang.linker._config import LinkerConfig
-from blocklife.engines.sglang.linker._host import LinkedHost, LinkerStatistics, limits_for
-from blocklife.errors import CapacityError, MisuseError, RefusedError
+from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
+from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Completion, JobId, Launched, Result, Worker
-from blocklife.states import Block, Slot
+from blocklife.states import Slot
+from tests.behind.scenes import Scene, scenes
 
 RANK = Worker(0)
 
@@ -26,237 +26,143 @@ def keys_of(*names: int) -> list[bytes]:
 
 
 class Link:
-    """A host with its device pages, and reports by hand."""
+    """A host with its device pages, and reports by hand. Pages are named like the blocks that they are in."""
 
-    def __init__(self, num_slots: int = 8, deadline: float = 10.0) -> None:
-        self.host = LinkedHost(limits_for(17, num_slots), policy="lru", checking=Checking.STRICT, deadline=deadline)
+    def __init__(self, slots: int = 8) -> None:
+        self.host = LinkedHost(limits_for(17, slots), policy="lru", checking=Checking.STRICT, deadline=10.0)
         self.now = 0.0
+        self.jobs: list[JobId] = []
+        """What was launched, in order."""
 
-    def launch(self) -> list[JobId]:
-        """Carry out what is planned, without a report. Returns the jobs."""
+    def store(self, *names: int, into: int = 0) -> None:
+        """Store pages, from blocks of the same numbers, or from *into* on."""
+        self.host.store(keys_of(*names), [into + at for at in range(len(names))] if into else names)
+
+    def load(self, request: str, name: int, block: int) -> None:
+        """Load a page into a block, which must be taken."""
+        assert self.host.load(request, keys_of(name), [block])
+
+    def find(self, request: str, *names: int) -> int:
+        """How many pages a lookup finds."""
+        return self.host.lookup(request, keys_of(*names))
+
+    def launch(self) -> None:
+        """Carry out what is planned, without a report."""
         plan = self.host.dispatch(self.now)
-        if plan is None:
-            return []
-        jobs = [transfer.job for transfer in (*plan.loads, *plan.stores)]
-        self.host.settle(plan, self.now, [Launched(job, RANK) for job in jobs], [])
-        return jobs
+        if plan is not None:
+            jobs = [transfer.job for transfer in (*plan.loads, *plan.stores)]
+            self.host.settle(plan, self.now, [Launched(job, RANK) for job in jobs], [])
+            self.jobs += jobs
 
-    def land(self, jobs: Sequence[JobId], result: Result = Result.OK) -> None:
-        """Their reports come."""
-        self.host.report([Completion(job, RANK, result) for job in jobs])
+    def land(self, *at: int, ok: bool = True) -> None:
+        """The reports of these jobs come, by their places among all that were launched."""
+        self.host.report([Completion(self.jobs[each], RANK, Result.OK if ok else Result.FAILED) for each in at])
 
     def stored(self, *names: int) -> None:
-        """Bring these pages to host memory, in blocks of the same numbers."""
-        self.host.store(keys_of(*names), names)
-        self.land(self.launch())
+        """Bring these pages to host memory."""
+        self.store(*names)
+        self.launch()
+        self.land(-1)
         assert self.host.acknowledge()
 
-    def states(self, *blocks: int) -> list[Block]:
+    def states(self, *blocks: int) -> list[str]:
         """The states of blocks."""
-        return [self.host.ledger.blocks.state(block) for block in blocks]
+        return [self.host.ledger.blocks.state(block).name for block in blocks]
+
+    def slots(self, state: str) -> int:
+        """Slots in a state."""
+        return self.host.ledger.slots.count()[Slot[state]]
+
+    def over(self) -> list[bool]:
+        """What the tree is told of all stores that are over."""
+        return [self.host.acknowledge() for _ in range(self.host.num_acknowledged)]
+
+    def end_step(self) -> None:
+        """A step ends."""
+        self.host.end_step()
+
+    @property
+    def told(self) -> dict[str, int]:
+        """Counts that are not 0."""
+        return {name: count for name, count in asdict(self.host.statistics()).items() if count}
 
 
-def test_stores_are_acknowledged_in_their_order() -> None:
-    """A store that lands first waits for those before it, for the tree takes the oldest."""
-    link = Link()
-    for name in (1, 2, 3):
-        link.host.store(keys_of(name), [name])
-    first, second, third = link.launch()
-
-    link.land([third])
-    assert link.host.num_acknowledged == 0
-    with pytest.raises(MisuseError, match=r"no store is over \(ask num_completed_offloads first\)"):
-        link.host.acknowledge()
-    link.land([first], Result.FAILED)
-    assert link.host.num_acknowledged == 1
-    link.land([second])
-    assert link.host.num_acknowledged == 3
-    assert [link.host.acknowledge() for _ in range(3)] == [False, True, True]
-    assert link.states(1, 2, 3) == [Block.FREED] * 3
-    assert link.host.lookup("a", keys_of(1)) == 0
-    assert link.host.lookup("a", keys_of(2)) == 1
-
-
-def test_store_without_room_is_accepted_and_has_failed_in_its_turn() -> None:
-    """All ranks take the same number of outcomes, so a rank must not have one less."""
-    link = Link(num_slots=2)
-    link.host.store(keys_of(1, 2), [1, 2])
-    jobs = link.launch()
-    link.host.store(keys_of(3), [3])
-
-    assert link.host.num_acknowledged == 0
-    link.land(jobs)
-    assert [link.host.acknowledge() for _ in range(link.host.num_acknowledged)] == [True, False]
-    assert link.host.statistics() == LinkerStatistics(num_stored=2, num_no_room=1)
-    assert link.states(1, 2, 3) == [Block.FREED] * 3
-
-
-def test_what_is_there_is_not_copied_again() -> None:
-    """A node that was loaded comes back as a new one: only what is new of it is copied, and nothing at all is over at once."""
-    link = Link()
-    link.stored(1, 2)
-    link.host.store(keys_of(1, 2), [5, 6])
-    assert link.host.num_acknowledged == 1
-    assert link.launch() == []
-    link.host.store(keys_of(1, 2, 3), [7, 8, 9])
-    (job,) = link.launch()
-
-    assert link.host.ledger.jobs.transfer(job.number).source.tolist() == [9]
-    assert link.states(7, 8, 9) == [Block.FREED, Block.FREED, Block.IN_FLIGHT]
-    link.land([job])
-    assert [link.host.acknowledge() for _ in range(2)] == [True, True]
-
-
-def test_store_does_not_take_the_room_of_its_own_node() -> None:
-    """A node whose beginning was loaded has room for its end only beside that: its end alone could never be found."""
-    link = Link(num_slots=4)
-    link.stored(1, 2, 3)
-    link.host.store(keys_of(1, 2, 3, 4, 5), [5, 6, 7, 8, 9])
-
-    assert link.host.acknowledge() is False
-    assert link.host.lookup("a", keys_of(1, 2, 3)) == 3
-    assert link.host.statistics().num_no_room == 1
-    assert not link.host.ledger.has_pending_work()
-    link.host.end_step()
-    link.stored(8, 9)  # nothing has stayed pinned
-
-
-def test_end_of_a_prefix_goes_before_its_beginning() -> None:
-    """Pages behind a gap cannot be loaded, so the policy gives up the last one first."""
-    link = Link(num_slots=3)
-    link.stored(1, 2, 3)
-    link.stored(4)
-
-    assert link.host.lookup("a", keys_of(1, 2, 3)) == 2
+SCENES = scenes("""
+stores-are-acknowledged-in-their-order
+    # one that lands first waits for those before it, for the tree takes the oldest
+    store 1; store 2; store 3; launch; land 2; then host.num_acknowledged == 0
+    refuses no store is over (ask num_completed_offloads first) <- then host.acknowledge()
+    land 0 ok=no; then host.num_acknowledged == 1; land 1; then over() == [False, True, True]
+    then states(1, 2, 3) == ["FREED"] * 3 and find("a", 1) == 0 and find("a", 2) == 1
+store-without-room-is-accepted-and-has-failed-in-its-turn slots=2
+    # all ranks take the same number of outcomes, so a rank must not have one less
+    store 1 2; launch; store 3; then host.num_acknowledged == 0; land 0; then over() == [True, False]
+    then told == {"num_stored": 2, "num_no_room": 1} and states(1, 2, 3) == ["FREED"] * 3
+what-is-there-is-not-copied-again
+    # a node that was loaded comes back as a new one: only what is new of it is copied, and nothing at all is over at once
+    stored 1 2; store 1 2 into=5; then host.num_acknowledged == 1; launch; then len(jobs) == 1; store 1 2 3 into=7; launch
+    then host.ledger.jobs.transfer(jobs[-1].number).source.tolist() == [9]
+    then states(7, 8, 9) == ["FREED", "FREED", "IN_FLIGHT"]; land -1; then over() == [True, True]
+store-does-not-take-the-room-of-its-own-node slots=4
+    # a node whose beginning was loaded has room for its end only beside that: its end alone could never be found
+    stored 1 2 3; store 1 2 3 4 5 into=5; then over() == [False]; then find("a", 1, 2, 3) == 3 and told["num_no_room"] == 1
+    then not host.ledger.has_pending_work(); end_step; stored 8 9
+end-of-a-prefix-goes-before-its-beginning slots=3
+    # pages behind a gap cannot be loaded, so the policy gives up the last one first
+    stored 1 2 3; stored 4; then find("a", 1, 2, 3) == 2
+what-a-lookup-found-stays-until-the-step-ends slots=2
+    # pages that a request was promised are not given up for others in between
+    stored 1 2; then find("a", 1, 2) == 2; store 3; load a 1 5; then host.cancel("a") and find("b", 1, 2) == 2; end_step
+    store 4; launch; land -1; then over() == [False, True]; then not host.load("b", [b"page 1", b"page 2"], [5, 6]); load b 1 5
+cancelled-load-leaves-nothing
+    # SGLang frees the pages after it; there is nothing to cancel twice, and nothing once it has started
+    stored 1; load a 1 5; refuses a load of request a is queued already <- load a 1 6
+    then host.cancel("a") and not host.cancel("a") and states(5, 6) == ["FREED"] * 2 and host.start_loads() == -1
+    load a 1 5; then host.start_loads() == 0 and not host.cancel("a") and host.blocks_of(0) == [5]
+batch-whose-loads-all-report-is-whole
+    stored 1 2; load a 1 5; load b 2 6; note batch host.start_loads(); launch; then host.loading(batch) == jobs[-2:]
+    land -2; land -1; then host.finish_loads(batch); then states(5, 6) == ["FREED"] * 2 and "num_failed_loads" not in told
+    then host.loading(batch) == [] and not host.ledger.has_pending_work()
+batch-with-a-load-that-fails-is-not-whole
+    # its pages are free all the same
+    stored 1 2; load a 1 5; load b 2 6; note batch host.start_loads(); launch; land -2; land -1 ok=no
+    then not host.finish_loads(batch); then states(5, 6) == ["FREED"] * 2 and told["num_failed_loads"] == 1
+    then host.loading(batch) == [] and not host.ledger.has_pending_work()
+batch-with-a-load-that-says-nothing-is-not-whole
+    # it is quiet, and its pages are free
+    stored 1 2; load a 1 5; load b 2 6; note batch host.start_loads(); launch; land -2
+    then not host.finish_loads(batch); then states(5, 6) == ["FREED"] * 2 and told["num_failed_loads"] == 1
+    then host.loading(batch) == [] and not host.ledger.has_pending_work()
+page-that-a-copy-reads-is-not-handed-out
+    # if SGLang unlocked it too early, the error names the copy; nothing was written, and nothing is left behind
+    stored 1; store 2; launch
+    refuses block 2: cannot ALLOCATE while IN_FLIGHT: request store 2 holds it, job 1.2 still reads <- load a 1 2
+    refuses block 2: cannot ALLOCATE while IN_FLIGHT <- store 3 into=2
+    land -1; then over() == [True]; load a 1 2; then [*host.ledger.requests] == ["load 5 of a"]
+late-copy-has-failed-only-when-it-is-quiet
+    # past its deadline it is no success any more, but until it is quiet SGLang must keep its pages
+    store 1; launch; then host.expire(9.0) == [] and host.expire(11.0) == jobs and host.expire(12.0) == []
+    then host.num_acknowledged == 0 and slots("QUARANTINED") == 1; then host.quiesce(jobs) is None; land 0
+    then over() == [False] and host.ledger.counts.tally["late"] == 1 and find("a", 1) == 0
+reset-forgets-all-and-waits-for-what-is-out
+    # what is planned is given up, what is out must be quiet first; then everything begins anew
+    stored 1 2; store 3; launch; store 4; load a 1 5; then find("b", 2) == 1
+    refuses linker: 1 copies are out (wait until all are quiet, then reset again) <- then host.reset()
+    then host.out() == jobs[-1:] and host.quiesce(jobs[-1:]) is None and host.reset() is None
+    then host.num_acknowledged == 0 and told["num_cancelled_stores"] == 1 and find("c", 1) == 0
+    then set(states(*range(1, 17))) == {"FREED"} and slots("EMPTY") == 8 and len(host.ledger.requests) == 0
+    stored 1; load a 1 1; then host.start_loads() == 0
+pages-and-keys-go-together
+    # one page for each key, and at least one
+    refuses a store of 2 keys and 1 pages (give one page for each key) <- then host.store([b"1", b"2"], [1])
+    refuses a load of 0 keys and 0 pages <- then host.load("a", [], [])
+""")
 
 
-def test_what_a_lookup_found_stays_until_the_step_ends() -> None:
-    """Pages that a request was promised are not given up for others in between."""
-    link = Link(num_slots=2)
-    link.stored(1, 2)
-    assert link.host.lookup("a", keys_of(1, 2)) == 2
-    link.host.store(keys_of(3), [3])
-    assert link.host.load("a", keys_of(1, 2), [5, 6])
-    assert link.host.cancel("a")
-    assert link.host.lookup("b", keys_of(1, 2)) == 2
-    link.host.end_step()
-    link.host.store(keys_of(4), [4])
-    link.land(link.launch())
-
-    assert [link.host.acknowledge() for _ in range(2)] == [False, True]
-    assert not link.host.load("b", keys_of(1, 2), [5, 6])
-    assert link.host.load("b", keys_of(1), [5])
-
-
-def test_cancelled_load_leaves_nothing() -> None:
-    """SGLang frees the pages after it; there is nothing to cancel twice, and nothing once it has started."""
-    link = Link()
-    link.stored(1)
-    assert link.host.load("a", keys_of(1), [5])
-    with pytest.raises(MisuseError, match="a load of request a is queued already"):
-        link.host.load("a", keys_of(1), [6])
-    assert link.host.cancel("a")
-    assert not link.host.cancel("a")
-    assert link.states(5, 6) == [Block.FREED] * 2
-    assert link.host.start_loads() == -1
-    assert link.host.load("a", keys_of(1), [5])
-    assert link.host.start_loads() == 0
-    assert not link.host.cancel("a")
-    assert link.host.blocks_of(0) == [5]
-
-
-@pytest.mark.parametrize("result", [Result.OK, Result.FAILED, None])
-def test_batch_is_whole_if_every_load_reports_so(result: Result | None) -> None:
-    """One that fails, or is quiet and says nothing, fails the batch; its pages are free either way."""
-    link = Link()
-    link.stored(1, 2)
-    for name, key in (("a", 1), ("b", 2)):
-        assert link.host.load(name, keys_of(key), [key + 4])
-    batch = link.host.start_loads()
-    first, second = link.launch()
-    assert link.host.loading(batch) == [first, second]
-    link.land([first])
-    if result is not None:
-        link.land([second], result)
-
-    assert link.host.finish_loads(batch) is (result is Result.OK)
-    assert link.states(5, 6) == [Block.FREED] * 2
-    assert link.host.statistics().num_failed_loads == int(result is not Result.OK)
-    assert link.host.loading(batch) == []
-    assert not link.host.ledger.has_pending_work()
-
-
-def test_page_that_a_copy_reads_is_not_handed_out() -> None:
-    """If SGLang unlocked it too early, the error names the copy; nothing was written, and nothing is left behind."""
-    link = Link()
-    link.stored(1)
-    link.host.store(keys_of(2), [2])
-    (job,) = link.launch()
-    with pytest.raises(
-        RefusedError, match=rf"block 2: cannot ALLOCATE while IN_FLIGHT: request store 2 holds it, job {job} still reads"
-    ):
-        link.host.load("a", keys_of(1), [2])
-    with pytest.raises(RefusedError, match="block 2: cannot ALLOCATE while IN_FLIGHT"):
-        link.host.store(keys_of(3), [2])
-    link.land([job])
-
-    assert link.host.acknowledge()
-    assert link.host.load("a", keys_of(1), [2])
-    assert [*link.host.ledger.requests] == ["load 5 of a"]
-
-
-def test_late_copy_has_failed_only_when_it_is_quiet() -> None:
-    """Past its deadline it is no success any more, but until it is quiet SGLang must keep its pages."""
-    link = Link(deadline=10.0)
-    link.host.store(keys_of(1), [1])
-    jobs = link.launch()
-    assert link.host.expire(9.0) == []
-    assert link.host.expire(11.0) == jobs
-    assert link.host.expire(12.0) == []
-    assert link.host.num_acknowledged == 0
-    assert link.host.ledger.slots.count()[Slot.QUARANTINED] == 1
-    link.host.quiesce(jobs)
-    link.land(jobs)
-
-    assert link.host.num_acknowledged == 1
-    assert link.host.acknowledge() is False
-    assert link.host.ledger.counts.tally["late"] == 1
-    assert link.host.lookup("a", keys_of(1)) == 0
-
-
-def test_reset_forgets_all_and_waits_for_what_is_out() -> None:
-    """What is planned is given up, what is out must be quiet first; then everything begins anew."""
-    link = Link()
-    link.stored(1, 2)
-    link.host.store(keys_of(3), [3])
-    jobs = link.launch()
-    link.host.store(keys_of(4), [4])
-    assert link.host.load("a", keys_of(1), [5])
-    assert link.host.lookup("b", keys_of(2)) == 1
-    with pytest.raises(CapacityError, match=r"linker: 1 copies are out \(wait until all are quiet, then reset again\)"):
-        link.host.reset()
-    assert link.host.out() == jobs
-    link.host.quiesce(jobs)
-    link.host.reset()
-
-    assert link.host.num_acknowledged == 0
-    assert link.host.statistics().num_cancelled_stores == 1
-    assert link.host.lookup("c", keys_of(1)) == 0
-    assert set(link.states(*range(1, 17))) == {Block.FREED}
-    assert link.host.ledger.slots.count()[Slot.EMPTY] == 8
-    assert len(link.host.ledger.requests) == 0
-    link.stored(1)
-    assert link.host.load("a", keys_of(1), [1])
-    assert link.host.start_loads() == 0
-
-
-def test_pages_and_keys_go_together() -> None:
-    """One page for each key, and at least one."""
-    link = Link()
-    with pytest.raises(MisuseError, match=r"a store of 2 keys and 1 pages \(give one page for each key\)"):
-        link.host.store(keys_of(1, 2), [1])
-    with pytest.raises(MisuseError, match="a load of 0 keys and 0 pages"):
-        link.host.load("a", [], [])
+@pytest.mark.parametrize("scene", SCENES)
+def test_linker_scene(scene: Scene) -> None:
+    """Each keeps one promise of `LinkedHost`."""
+    scene.play(Link(int(scene.settings.get("slots", 8))))
 
 
 # --- the configuration --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.behind.tools import RELEASE, Tools, bringing, calls, play, shelf_with
 from tests.sglang import fetch as fetching_sglang
 from tests.sglang.fetch import ASKED, BESIDE, RUST, fetch, make_environment, make_release, make_sources
 from tests.sglang.releases import CHECKSUMS, DEFAULT, REQUIREMENTS, Shelf, transformers_of
-from tests.sglang.run import PLUGINS, RUNNING, THEIRS, UNABLE, chosen_command, main
+from tests.sglang.run import PLUGINS, RUNNING, THEIRS, UNABLE, chosen_command
 
 TOOLS = Tools("sglang")
 
@@ -314,26 +314,6 @@ def test_their_tests_run_with_the_code_beside_them(tmp_path: Path, wanted: Seque
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (
-            ("--theirs", RELEASE),
-            "SGLang's own tests are not here (python -m tests.sglang.fetch --sources CHECKOUT)",
-        ),
-    ],
-)
-def test_run_that_cannot_be_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], told: str
-) -> None:
-    """Exit status 2, one line, and the remedy in it."""
-    with pytest.raises(SystemExit) as exit_:
-        command_for(tmp_path, *arguments, own=False)
-
-    assert exit_.value.code == 2
-    assert capsys.readouterr().err == f"tests.sglang.run: error: {told}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
         ((), "the following arguments are required: VERSION, TEST"),
         (("--python", "--theirs", RELEASE), "argument --theirs: not allowed with argument --python"),
     ],
@@ -349,17 +329,3 @@ def test_run_that_is_not_understood_shows_its_usage(
     assert exit_.value.code == 2
     assert said.startswith("usage: python -m tests.sglang.run")
     assert told in said
-
-
-def test_run_becomes_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its exit status and its signals are that of pytest."""
-    became: list[Command] = []
-    command = Command(["a"], PROJECT, {})
-    monkeypatch.setattr("tests.sglang.run.chosen_command", lambda arguments, shelf, around: command)
-    monkeypatch.setattr(Command, "become", lambda self: became.append(self))
-    main([RELEASE])
-
-    assert became == [command]
-
-
-# --- where SGLang is not ----------------------------------------------------------------------------------------------------

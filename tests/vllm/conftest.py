@@ -8,7 +8,6 @@ import pytest
 
 from blocklife.engines.vllm._versions import SUPPORTED, is_supported, minor_of
 from tests.behind.absent import absent, why_not
-from tests.vllm.releases import MODEL
 
 NEED_NOTHING = {"test_tools.py"}
 NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_fuzz", "test_programs")
@@ -47,11 +46,3 @@ def out_of_place(name: str) -> str | None:
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Keep modules that need vLLM from being imported without it, and those that need one release under another."""
     return absent(module_path, parent, why_not("vllm", module_path.name, NEED_NOTHING, out_of_place))
-
-
-@pytest.fixture
-def opt_125m() -> str:
-    """A model for vLLM's configuration: it has a shape and no weights."""
-    import vllm
-
-    return str(Path(vllm.__file__).parents[1] / MODEL)

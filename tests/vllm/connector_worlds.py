@@ -13,9 +13,8 @@ from tests.vllm.worlds import GroupSpec, Lag, WorldSpec, group
 AHEAD = pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 """Without and with a step ahead."""
 FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=10), GroupSpec("mamba")
-ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=64)
-_DATA = tomllib.loads(Path(__file__).with_name("walks.toml").read_text(encoding="utf-8"))
-WALKS = _DATA["walks"]
+ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=96)
+_DATA = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
 SETS = {
     name: {model: tuple(map(group, texts)) for model, texts in _DATA[name].items()}
     for name in ("models", "drafters", "guessing", "tails")

@@ -19,10 +19,10 @@ from vllm.v1.core.kv_cache_utils import ExternalBlockHash, maybe_convert_block_h
 from blocklife.ledger import Direction
 from blocklife.offload._lookup import Answer
 from tests.programs import HANGS_S
-from tests.vllm.behaviour.scenes import ROOMY, prompt
+from tests.vllm.below_rig import BelowRig
 from tests.vllm.connector_rig import ConnectorRig
+from tests.vllm.connector_worlds import ROOMY, prompt
 from tests.vllm.listeners import DESCRIBING, listen, send_events
-from tests.vllm.test_connector_below import BelowRig
 from tests.vllm.worlds import Lag
 
 Make = Callable[..., BelowRig]

@@ -18,8 +18,8 @@ from vllm import SamplingParams
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import Request
 
-from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, prompt
-from tests.vllm.test_connector_below import BelowRig
+from tests.vllm.below_rig import BelowRig
+from tests.vllm.connector_worlds import FULL, ROOMY, STATE, prompt
 from tests.vllm.worlds import GroupSpec
 
 HOST, UNKNOWN = CacheHitSource.HOST, CacheHitSource.EXTERNAL_UNSPECIFIED
@@ -102,6 +102,7 @@ def counts(*parts: tuple[CacheHitSource, int]) -> dict[CacheHitSource, int]:
     return found
 
 
+@pytest.mark.sampled(pairs=True)
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("local", [0, 4])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside full attention"])

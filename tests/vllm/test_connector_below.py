@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -22,85 +22,20 @@ from attrs import evolve
 
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector import _store as store_below
-from blocklife.engines.vllm.connector._connector import BlocklifeConnector
-from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats
+from blocklife.engines.vllm.connector._metrics import METRICS
 from blocklife.engines.vllm.connector._store import OutageLog, _reason
 from blocklife.errors import MisuseError
-from blocklife.offload import BelowStatistics
 from blocklife.tiers import CircuitBreaker, FaultyStore, FileStore, Identity, StoreCopier, StoreFaultRates, StoreOutcome
+from tests.behind.scenes import Scene
 from tests.programs import HANGS_S
 from tests.tiers.arena import Arena
+from tests.vllm.below_rig import BelowRig
 from tests.vllm.connector_rig import ConnectorRig, configured, walk
-from tests.vllm.connector_worlds import AHEAD, CROWDED, MODELS, ROOMY, prompt
-from tests.vllm.worlds import Lag, WorldSpec
+from tests.vllm.connector_worlds import CROWDED, MODELS, ROOMY, prompt
+from tests.vllm.stage import play, scenes
+from tests.vllm.worlds import WorldSpec
 
-PACE_S = 0.0005
 """What a step without tokens takes, as in vLLM's loop."""
-
-
-class BelowRig(ConnectorRig):
-    """A rig with a store below; it collects what the connector counts.
-
-    The store's threads are real. Where it *keeps_up*, every second step, drawn by the seed, waits for what they copy: without
-    that a machine that is busy elsewhere may let a walk end before anything has reached the store.
-    """
-
-    def __init__(self, spec: WorldSpec, address: str, seed: int = 0, *, keeps_up: bool = False, **more: Any) -> None:
-        options = more.pop("options", {})
-        self._waits = Random(f"{seed}/store") if keeps_up else None
-        self.told = BlocklifeStats(data={})
-        super().__init__(evolve(spec, extra_config={**spec.extra_config, "below": address, **options}), seed, **more)
-        connector = self.scheduler.connector
-        self._read: Callable[[], BlocklifeStats | None] = connector.get_kv_connector_stats
-        connector.get_kv_connector_stats = self._tell
-
-    @property
-    def below(self) -> BelowStatistics:
-        """What became of content, in chunks."""
-        found = self.side.offload.statistics().below
-        assert found is not None
-        return found
-
-    @property
-    def counted(self) -> dict[str, dict[str, Any]]:
-        """What the connector has told so far, by metric and label."""
-        return {name.removeprefix("vllm:kv_offload_below_"): dict(values) for name, values in self.told.data.items()}
-
-    def step(self) -> bool:
-        """A step; one without tokens takes its time, as in vLLM's loop."""
-        before = self.verified
-        goes_on = super().step()
-        if goes_on and self.verified == before:
-            time.sleep(PACE_S)
-        if self._waits is not None and self._waits.random() < 0.5:
-            self._wait_for_the_store()
-        return goes_on
-
-    def _wait_for_the_store(self) -> None:
-        for rank in self.ranks:
-            assert rank.worker is not None
-            below = rank.worker.connector.worker._below
-            assert below is not None
-            below.copier.wait(list(below.copier._out))
-
-    def _tell(self) -> BlocklifeStats | None:
-        said = self._read()
-        if said is not None:
-            self.told.aggregate(BlocklifeConnector.build_kv_connector_stats(said.data))
-        return said
-
-    def ask(self, tokens: Sequence[int], answer: int = 2, salt: str | None = None) -> None:
-        """One request, and the steps after it until the engine sleeps."""
-        self.add(tokens, answer, salt=salt)
-        self.drain(40_000)
-        self.check_empty()
-
-    def close(self) -> None:
-        """The engine ends, workers first."""
-        for rank in self.ranks:
-            assert rank.worker is not None
-            rank.worker.connector.shutdown()
-        self.scheduler.connector.shutdown()
 
 
 Make = Callable[..., BelowRig]
@@ -120,7 +55,54 @@ def make(tmp_path: Path) -> Iterator[Make]:
         rig.close()
 
 
-# --- two engines, one store ------------------------------------------------------------------------------------------------
+SCENES = scenes(
+    """
+another-engine-hits-what-the-first-one-has-computed ahead=* blocks_per_chunk=1|2 world_size=2 lag=0-3 dense_retention=yes
+    with model=full|window|full_and_window|full_and_state|all|blocks_of_two_sizes|full_and_local_attention
+    # its host tier is empty, and the store has every rank's part; every byte that it reads is right
+    ask 50 2; then below.demoted > 0 and below.promoted == 0; another; ask 50 2
+    then below.promoted > 0 and loaded > 0 and below.overdue_requests == 0
+engine-hits-below-what-its-host-tier-has-lost num_gpu_blocks=16 host_blocks=16
+    # more prompts than fit the host tier, and all of them again: the store has what was evicted
+    ask_each 10 32; ask_each 10 32; then below.promoted > 16 and below.missing == below.failed_promotions == 0
+content-of-another-salt-is-not-hit
+    # the salt of a request is in vLLM's hashes, and these are the keys
+    ask 40 2 salt=one; another; ask 40 2 salt=other; ask 40 2; then (below.promoted, loaded) == (0, 0); ask 40 2 salt=one
+    then below.promoted == 9
+content-that-was-made-for-something-else-is-not-hit
+    with $what=below_generation=b|groups=swa:4:10|world_size=2|blocks_per_chunk=2
+    # nothing of it is even asked for
+    ask 40 2; another {what}; ask 40 2; then (below.promoted, below.missing) == (0, 0) and below.demoted > 0
+servers-with-other-amounts-of-memory-share-content
+    # how many blocks the device and the host have is no part of what content was made for
+    ask 40 2; another num_gpu_blocks=30 host_blocks=40; ask 40 2; then below.promoted == 9
+store-that-is-only-read-gets-nothing below_demote=never
+    ask 40 2; another; ask 40 2; then (below.promoted, below.demoted) == (0, 0)
+lazy-demotion-puts-below-what-is-about-to-be-evicted num_gpu_blocks=16 host_blocks=128 below_demote=lazy
+    ask_each 20 32; then 0 < below.demoted < stored
+engine-stays-awake-until-all-is-demoted below_slots=1
+    # one chunk at a time: the last of them goes below in a step long after the last request
+    ask 50 2; then below.demoted == stored > 10
+after-a-reset-older-content-is-not-found-any-more
+    # the weights are others: what the store has would be wrong; what is computed from then on is found
+    ask 40 2; reset connector; then done; renew_weights; ask 40 2; then (below.promoted, loaded) == (0, 0)
+    note first rig; then first.side.pool.reset_host() is None; another; ask 40 2
+    then first.below.demoted == 20 and below.promoted == 9
+reset-while-content-is-on-its-way-from-below
+    # what comes after the reset was computed with the old weights, and nobody gets it
+    ask 40 2; another; add 40 2; until jobs; reset connector; then done; renew_weights; drain; then loaded == 0
+tail-is-not-put-below since=33 groups=full:8/mamba:8 hash_tokens=2
+    # another engine on the same store finds the prompt up to its last full block
+    ask 30 2; then hits == []; another; ask 30 2; then hits == [24]
+""",
+    {"kind": "below"},
+)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_below_scene(scene: Scene, tmp_path: Path) -> None:
+    """A small story of engines on one store, each with one thing that could go wrong in it."""
+    play(scene, tmp_path)
 
 
 GAPS = "blocks of 4 and 6"
@@ -131,108 +113,6 @@ def test_layers_with_gaps_and_a_store_below_are_refused(make: Make) -> None:
     """A block of one group is smaller than a block of the other: what a chunk is made of is not what vLLM says."""
     with pytest.raises(MisuseError, match=r"a chunk has 96 bytes .* and 48 by vLLM's configuration: .* \(leave below out\)"):
         make(evolve(ROOMY, groups=MODELS[GAPS]))
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("chunk", [1, 2])
-@pytest.mark.parametrize("model", [each for each in MODELS if each != GAPS])
-@AHEAD
-def test_another_engine_hits_what_the_first_one_has_computed(make: Make, model: str, ahead: bool, chunk: int) -> None:
-    """Its host tier is empty, and the store has every rank's part; every byte that it reads is right."""
-    spec = evolve(
-        ROOMY, groups=MODELS[model], async_scheduling=ahead, world_size=2, blocks_per_chunk=chunk, lag=Lag(0, 3),
-        dense_retention=True,
-    )  # fmt: skip
-    first = make(spec)
-    first.ask(prompt(50))
-    second = make(spec)
-    second.ask(prompt(50))
-
-    assert first.below.demoted > 0
-    assert first.below.promoted == 0
-    assert second.below.promoted > 0
-    assert second.loaded > 0
-    assert second.below.overdue_requests == 0
-
-
-def test_engine_hits_below_what_its_host_tier_has_lost(make: Make) -> None:
-    """More prompts than fit the host tier, and all of them again: the store has what was evicted."""
-    rig = make(evolve(ROOMY, num_gpu_blocks=16, host_blocks=16))
-    for _ in range(2):
-        for start in range(100, 1100, 100):
-            rig.ask(prompt(32, start))
-
-    assert rig.below.promoted > 16
-    assert rig.below.missing == rig.below.failed_promotions == 0
-
-
-def test_content_of_another_salt_is_not_hit(make: Make) -> None:
-    """The salt of a request is in vLLM's hashes, and these are the keys."""
-    make().ask(prompt(40), salt="one")
-    rig = make()
-    rig.ask(prompt(40), salt="other")
-    rig.ask(prompt(40))
-    assert (rig.below.promoted, rig.loaded) == (0, 0)
-    rig.ask(prompt(40), salt="one")
-
-    assert rig.below.promoted == 9
-
-
-@pytest.mark.parametrize("what", ["generation", "groups", "ranks", "chunks"])
-def test_content_that_was_made_for_something_else_is_not_hit(make: Make, what: str) -> None:
-    """Nothing of it is even asked for."""
-    make().ask(prompt(40))
-    spec, options = ROOMY, {}
-    if what == "generation":
-        options = {"below_generation": "b"}
-    elif what == "groups":
-        spec = evolve(ROOMY, groups=MODELS["window"])
-    elif what == "ranks":
-        spec = evolve(ROOMY, world_size=2)
-    else:
-        spec = evolve(ROOMY, blocks_per_chunk=2)
-    rig = make(spec, options=options)
-    rig.ask(prompt(40))
-
-    assert (rig.below.promoted, rig.below.missing) == (0, 0)
-    assert rig.below.demoted > 0
-
-
-def test_servers_with_other_amounts_of_memory_share_content(make: Make) -> None:
-    """How many blocks the device and the host have is no part of what content was made for."""
-    make().ask(prompt(40))
-    rig = make(evolve(ROOMY, num_gpu_blocks=30, host_blocks=40))
-    rig.ask(prompt(40))
-
-    assert rig.below.promoted == 9
-
-
-# --- policies --------------------------------------------------------------------------------------------------------------
-
-
-def test_store_that_is_only_read_gets_nothing(make: Make) -> None:
-    make(options={"below_demote": "never"}).ask(prompt(40))
-    rig = make(options={"below_demote": "never"})
-    rig.ask(prompt(40))
-
-    assert (rig.below.promoted, rig.below.demoted) == (0, 0)
-
-
-def test_lazy_demotion_puts_below_what_is_about_to_be_evicted(make: Make) -> None:
-    spec = evolve(ROOMY, num_gpu_blocks=16, host_blocks=128)
-    rig = make(spec, options={"below_demote": "lazy"})
-    for start in range(100, 2100, 100):
-        rig.ask(prompt(32, start))
-
-    assert 0 < rig.below.demoted < rig.stored
-
-
-def test_engine_stays_awake_until_all_is_demoted(make: Make) -> None:
-    """One chunk at a time: the last of them goes below in a step long after the last request."""
-    rig = make(options={"below_slots": 1})
-    rig.ask(prompt(50))
-
-    assert rig.below.demoted == rig.stored > 10
 
 
 def test_a_request_waits_for_a_slow_store_no_longer_than_it_may(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,42 +139,6 @@ def test_a_request_waits_for_a_slow_store_no_longer_than_it_may(make: Make, monk
     assert rig.below.overdue_requests == 1
     assert rig.loaded == 0
     assert rig.counted["overdue_requests"] == {"": 1}
-
-
-# --- resets ----------------------------------------------------------------------------------------------------------------
-
-
-def test_after_a_reset_older_content_is_not_found_any_more(make: Make) -> None:
-    """The weights are others: what the store has would be wrong. What is computed from then on is found."""
-    rig = make()
-    rig.ask(prompt(40))
-    assert rig.reset_prefix_cache(False, True)
-    rig.renew_weights()
-    rig.ask(prompt(40))
-    assert (rig.below.promoted, rig.loaded) == (0, 0)
-    rig.side.pool.reset_host()
-    other = make()
-    other.ask(prompt(40))  # what the first weights have computed
-
-    assert rig.below.demoted == 20
-    assert other.below.promoted == 9
-
-
-def test_reset_while_content_is_on_its_way_from_below(make: Make) -> None:
-    """What comes after the reset was computed with the old weights, and nobody gets it."""
-    make().ask(prompt(40))
-    rig = make()
-    rig.add(prompt(40), 2)
-    for _ in range(2000):
-        rig.step()
-        if rig.side.ledger.jobs.live:
-            break
-    assert rig.reset_prefix_cache(False, True)
-    rig.renew_weights()
-    rig.drain(40_000)
-    rig.check_empty()
-
-    assert rig.loaded == 0
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------------

@@ -13,10 +13,18 @@ import pytest
 import torch
 import vllm
 from attrs import evolve
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 import blocklife.engines.vllm
 from blocklife.engines.vllm import _versions as versions
+from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
@@ -184,8 +192,6 @@ def _pretend(config: object, path: str, value: object) -> None:
 )
 def test_connector_refuses_engines_that_are_not_offered(path: str, value: object, says: str) -> None:
     """What is not known to work is refused when the engine starts, with a remedy."""
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(evolve(WORLD, world_size=2))
     _pretend(rig.engine.config, path, value)
 
@@ -211,8 +217,6 @@ def test_connector_refuses_engines_that_are_not_offered(path: str, value: object
 )
 def test_connector_says_how_much_host_memory_an_engine_and_all_engines_have(pretended: Mapping[str, object], told: str) -> None:
     """With data parallelism the size counts for each engine. Of a dense model vLLM tells an engine its number only."""
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(evolve(WORLD, world_size=2))
     for path, value in pretended.items():
         _pretend(rig.engine.config, path, value)
@@ -225,8 +229,6 @@ def test_connector_says_how_much_host_memory_an_engine_and_all_engines_have(pret
 
 def test_connector_says_how_much_host_memory_it_has_of_stages_of_a_pipeline() -> None:
     """Their blocks differ in size: the bytes of one stage would be taken for those of all."""
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(WORLD)
     _pretend(rig.engine.config, "parallel_config.pipeline_parallel_size", 2)
     _pretend(rig.engine.config, "parallel_config.data_parallel_size", 2)
@@ -248,8 +250,6 @@ def test_connector_logs_how_much_host_memory_it_has(caplog: pytest.LogCaptureFix
 
 def test_connector_refuses_a_budget_where_vllm_goes_on_after_a_failed_load() -> None:
     """vLLM would leave the blocks of a load within a step where other requests hit them."""
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(WORLD)
     _pretend(rig.engine.config, "kv_transfer_config.kv_load_failure_policy", "recompute")
     given = ConnectorConfig.read({"host_bytes": 1 << 20, "sync_load_budget_bytes": "1MiB"})
@@ -260,8 +260,6 @@ def test_connector_refuses_a_budget_where_vllm_goes_on_after_a_failed_load() -> 
 
 def test_connector_knows_the_groups_of_a_drafter() -> None:
     """vLLM says which groups hold layers of a drafter; a state cannot be one of them."""
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(evolve(WORLD, groups=(GroupSpec("full"), GroupSpec("swa", window=9), GroupSpec("mamba"))))
     groups = rig.engine.kv_cache_config.kv_cache_groups
     groups[1].is_eagle_group = True
@@ -275,8 +273,6 @@ def test_connector_knows_the_groups_of_a_drafter() -> None:
 
 def test_connector_refuses_a_model_without_a_cache() -> None:
     """There is nothing to copy."""
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(WORLD)
     config = rig.engine.kv_cache_config
     config.kv_cache_groups.clear()
@@ -286,11 +282,6 @@ def test_connector_refuses_a_model_without_a_cache() -> None:
 
 def test_connector_refuses_kinds_of_groups_that_it_does_not_know() -> None:
     """A subclass of a known kind is not that kind: what its blocks hold is another matter."""
-    import torch
-    from vllm.v1.kv_cache_interface import CrossAttentionSpec, MambaSpec
-
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(WORLD)
     group = rig.engine.kv_cache_config.kv_cache_groups[0]
     group.kv_cache_spec = CrossAttentionSpec(block_size=4, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -304,11 +295,6 @@ def test_connector_refuses_kinds_of_groups_that_it_does_not_know() -> None:
 
 def test_connector_refuses_a_group_of_several_kinds() -> None:
     """Each layer of a group is looked at, not the first one alone: a window among full attention is not full attention."""
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, UniformTypeKVCacheSpecs
-
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(WORLD)
     shape = {"block_size": 4, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     specs = {"a": FullAttentionSpec(**shape), "b": SlidingWindowSpec(**shape, sliding_window=8)}
@@ -320,11 +306,6 @@ def test_connector_refuses_a_group_of_several_kinds() -> None:
 
 def test_block_takes_the_pages_of_all_layers_of_its_group() -> None:
     """Where vLLM has laid out no tensors: a page for each layer, and of layers of several sizes what their spec says of all."""
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
-
-    from blocklife.engines.vllm.connector import _cache as cache
-
     rig = ConnectorRig(WORLD)
     config, group = rig.engine.kv_cache_config, rig.engine.kv_cache_config.kv_cache_groups[0]
     _pretend(config, "kv_cache_tensors", [])

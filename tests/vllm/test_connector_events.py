@@ -17,9 +17,8 @@ from vllm.v1.request import Request
 
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention
-from tests.vllm.behaviour.scenes import FULL, ROOMY, STATE, WINDOW, prompt
 from tests.vllm.connector_rig import ConnectorRig, configured, walk
-from tests.vllm.connector_worlds import CROWDED, MODELS
+from tests.vllm.connector_worlds import CROWDED, FULL, MODELS, ROOMY, STATE, prompt
 from tests.vllm.engine import MINOR
 from tests.vllm.listeners import DESCRIBING, Listener, listen, send_events
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
@@ -94,7 +93,7 @@ def test_blocks_of_two_sizes_have_hashes_of_their_own_size() -> None:
 
 def test_windows_and_states_are_told_by_their_key_and_kind() -> None:
     """They say nothing about the prefix before them, so no router must take them for it."""
-    rig, heard = describing(evolve(ROOMY, groups=(FULL, WINDOW, STATE)))
+    rig, heard = describing(evolve(ROOMY, groups=(FULL, GroupSpec("swa", window=8), STATE)))
     rig.add(prompt(17), 1)
     rig.drain()
     kinds = {event.group_idx: (event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window) for event in heard.stored}

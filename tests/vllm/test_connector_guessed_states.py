@@ -24,9 +24,8 @@ from blocklife.ledger.views import block_of
 from blocklife.offload import EnginePool
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.states import Block
-from tests.vllm.behaviour.scenes import ROOMY, prompt
 from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
-from tests.vllm.connector_worlds import AHEAD, WORLDS
+from tests.vllm.connector_worlds import AHEAD, ROOMY, WORLDS, prompt
 from tests.vllm.worlds import GroupSpec
 
 FULL, WINDOW, STATE = GroupSpec("full"), GroupSpec("swa", window=9), GroupSpec("mamba")

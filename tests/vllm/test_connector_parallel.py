@@ -19,20 +19,32 @@ from blocklife.engines.vllm.connector._worker import ConnectorWorker
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
 from blocklife.offload import FullAttention, SlidingWindow
+from tests.behind.scenes import Scene
 from tests.proof.drivers.vllm import making
 from tests.vllm import engine
 from tests.vllm.connector_rig import walk
-from tests.vllm.connector_worlds import AHEAD, CROWDED, FULL, ROOMY, STATE, ask, prompt
+from tests.vllm.connector_worlds import AHEAD, CROWDED, FULL, ROOMY, STATE
 from tests.vllm.parallel_rig import Parallel, ParallelRig
+from tests.vllm.stage import play, scenes
 from tests.vllm.worlds import GroupSpec, Lag
 
-CONTEXTS = {
-    "decode": Parallel(decode=2),
-    "decode, by fours": Parallel(decode=2, interleave=4),
-    "decode, four ranks": Parallel(decode=4, interleave=2),
-    "prefill": Parallel(prefill=2),
-    "both": Parallel(decode=2, prefill=2),
-}
+SCENES = scenes("""
+context-parallel-blocks-come-back blocks_per_chunk=1|2 world_size=4 lag=0-3
+    with parallel=decode:2|decode:2,interleave:4|decode:4,interleave:2|prefill:2|decode:2,prefill:2
+    # a block covers the tokens of all decode ranks, and goes to host memory and back on each of them
+    ask 50 2; note tokens 4 * parallel.decode; note span tokens * {blocks_per_chunk}
+    then side.shape.geometry.block_tokens == (tokens,) and stored == 51 // span * {blocks_per_chunk}; reset; ask 50 2
+    then loaded == 49 // span * {blocks_per_chunk} and verified > 0
+last-blocks-of-an-aborted-request-are-stored world_size=2 max_num_batched_tokens=16 parallel=decode:2
+    # what was computed until then, in whole blocks of all ranks
+    add 60 9; step 3; abort r0; drain; then stored == 48 // 8
+""")
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_parallel_scene(scene: Scene) -> None:
+    """A small story, each with one thing that could go wrong in it."""
+    play(scene)
 
 
 # --- context parallelism ----------------------------------------------------------------------------------------------------
@@ -46,25 +58,6 @@ def test_budget_counts_bytes_on_one_worker() -> None:
         found.append(ParallelRig(spec, parallel=Parallel(decode=ranks)).side.shape.load_within_tokens)
 
     assert found == [found[0], 2 * found[0], 4 * found[0]]
-
-
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("extra", [{}, {"blocks_per_chunk": 2}], ids=["blocks", "chunks"])
-def test_context_parallel_blocks_come_back(context: str, extra: Mapping[str, int]) -> None:
-    """A block covers the tokens of all decode ranks, and goes to host memory and back on each of them."""
-    parallel = CONTEXTS[context]
-    spec = evolve(ROOMY, world_size=4, lag=Lag(0, 3), blocks_per_chunk=extra.get("blocks_per_chunk", 1))
-    rig = ParallelRig(spec, parallel=parallel)
-    ask(rig, prompt(50))
-    stored = rig.stored
-    rig.reset_prefix_cache()
-    ask(rig, prompt(50))
-    span = 4 * parallel.decode * spec.blocks_per_chunk
-
-    assert rig.side.shape.geometry.block_tokens == (4 * parallel.decode,)
-    assert stored == 51 // span * spec.blocks_per_chunk
-    assert rig.loaded == 49 // span * spec.blocks_per_chunk
-    assert rig.verified > 0
 
 
 def test_states_with_decode_context_parallelism_are_refused() -> None:
@@ -90,22 +83,6 @@ def test_blocks_of_each_group_cover_the_tokens_of_all_ranks_once() -> None:
 
     assert shared == (FullAttention(72), SlidingWindow(8, 16))
     assert whole == (FullAttention(72), SlidingWindow(4, 16))
-
-
-def test_last_blocks_of_an_aborted_request_are_stored_under_context_parallelism() -> None:
-    """What was computed until then, in whole blocks of all ranks."""
-    rig = ParallelRig(evolve(ROOMY, world_size=2, max_num_batched_tokens=16), parallel=Parallel(decode=2))
-    name = rig.add(prompt(60), 9)
-    for _ in range(3):
-        rig.step()
-    rig.abort(name)
-    rig.drain()
-    rig.check_empty()
-
-    assert rig.stored == 48 // 8
-
-
-# --- stages without a group -------------------------------------------------------------------------------------------------
 
 
 # --- a scheduler in each worker ---------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ allocator the rig's memory is filled with junk. What a GPU's driver does with th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from attrs import evolve
 from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
@@ -16,119 +14,53 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandsha
 from vllm.v1.core.sched.interface import PauseState
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from tests.behind.scenes import Scene
 from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig
-from tests.vllm.connector_worlds import AHEAD, MODELS, ROOMY, ask, prompt
+from tests.vllm.connector_worlds import ROOMY, ask, prompt
 from tests.vllm.listeners import send_events
 from tests.vllm.naps import core_of, nap
 from tests.vllm.second import Habits, SecondConnector
-from tests.vllm.worlds import Extra, Lag
+from tests.vllm.stage import play, scenes
+
+SCENES = scenes("""
+host-is-kept-while-the-engine-sleeps model=* ahead=* world_size=2 sleep_keeps_host=yes
+    # what was stored before is loaded afterwards, on every worker, and nothing of the device is believed to be there
+    ask 41 2; sleep; ask 41 2; note first loaded; then first >= groups; sleep; sleep; ask 41 2
+    then loaded == 2 * first and verified > 0
+copies-are-waited-for-before-the-engine-sleeps num_gpu_blocks=14 lag=9 $steps=1|2|3|4|5|6|7|8|9|10|11|12|13 $renew=no
+    with mode=eager|lazy $how=abort|keep sleep_keeps_host=yes
+    # stores that are out, or that a worker keeps for its next step, land before the memory is gone; none reads it after
+    add 30@100 6; add 30@200 6; step {steps}; sleep renew={renew} mode={how}; check
+    ask 30@100 2; ask 30@200 2; ask 30@100 2; ask 30@200 2; then loaded > 0
+copies-are-waited-for-although-the-host-forgets num_gpu_blocks=14 lag=9 $steps=1|2|3|4|5|6|7|8|9|10|11|12|13 $renew=yes
+    with mode=eager|lazy $how=abort|keep
+    like copies-are-waited-for-before-the-engine-sleeps
+host-is-forgotten-where-the-engine-may-have-other-weights
+    # by default vLLM's word counts: it resets the connector before it sleeps, and the weights may be others afterwards
+    ask 40 2; sleep renew=yes; ask 40 2; then loaded == 0
+# only the reset that comes with a sleep is none: others are for new weights, before a sleep or after it
+host-is-forgotten-by-a-reset sleep_keeps_host=yes
+    ask 40 2; reset running connector; renew_weights; ask 40 2; then loaded == 0
+host-is-forgotten-by-a-reset-behind-a-sleep sleep_keeps_host=yes
+    ask 40 2; sleep; reset running connector; renew_weights; ask 40 2; then loaded == 0
+host-is-forgotten-by-a-reset-ahead-of-a-sleep sleep_keeps_host=yes
+    ask 40 2; reset running connector; renew_weights; sleep; ask 40 2; then loaded == 0
+host-is-forgotten-by-a-pause sleep_keeps_host=yes
+    ask 40 2; stop; ask 40 2; then loaded == 0
+host-is-forgotten-by-a-pause-behind-a-sleep sleep_keeps_host=yes
+    # it wakes up, although nobody has slept since
+    ask 40 2; sleep; stop wakes=yes; ask 40 2; then loaded == 0
+host-is-forgotten-at-once-while-requests-run sleep_keeps_host=yes
+    # the engine cannot sleep then: it is a reset of the connector alone
+    add 40 9; step 4; reset_host; then not side._may_sleep; drain
+""")
 
 
-@pytest.mark.sampled
-@AHEAD
-@pytest.mark.parametrize("model", MODELS)
-def test_connector_keeps_the_host_while_the_engine_sleeps(model: str, ahead: bool) -> None:
-    """What was stored before is loaded afterwards, on every worker, and nothing of the device is believed to be there."""
-    extra = {"sleep_keeps_host": True}
-    rig = ConnectorRig(evolve(ROOMY, groups=MODELS[model], async_scheduling=ahead, world_size=2, extra_config=extra))
-    ask(rig, prompt(41))
-    nap(rig)
-    ask(rig, prompt(41))
-    first = rig.loaded
-    nap(rig)
-    nap(rig)
-    ask(rig, prompt(41))
-
-    assert first >= len(MODELS[model])
-    assert rig.loaded == 2 * first
-    assert rig.verified > 0
-
-
-@pytest.mark.parametrize("mode", ["abort", "keep"])
-@pytest.mark.parametrize("keeps", [False, True], ids=["forgets", "keeps"])
-@pytest.mark.parametrize("policy", ["eager", "lazy"])
-def test_connector_waits_for_copies_before_the_engine_sleeps(policy: str, keeps: bool, mode: str) -> None:
-    """Stores that are out, or that a worker keeps for its next step, land before the memory is gone; none reads it after."""
-    extra: Extra = {"sleep_keeps_host": keeps, "mode": policy}
-    for steps in range(1, 14):
-        rig = ConnectorRig(evolve(ROOMY, num_gpu_blocks=14, lag=Lag(9, 9), extra_config=extra))
-        for start in (100, 200):
-            rig.add(prompt(30, start), 6)
-        for _ in range(steps):
-            rig.step()
-        nap(rig, renew=not keeps, mode=mode)
-        rig.check()
-        for start in (100, 200, 100, 200):
-            ask(rig, prompt(30, start))
-
-        assert rig.loaded > 0
-
-
-def test_connector_forgets_the_host_where_the_engine_may_have_other_weights() -> None:
-    """By default vLLM's word counts: it resets the connector before it sleeps, and the weights may be others afterwards."""
-    rig = ConnectorRig(ROOMY)
-    ask(rig, prompt(40))
-    nap(rig, renew=True)
-    ask(rig, prompt(40))
-
-    assert rig.loaded == 0
-
-
-def _reset(rig: ConnectorRig) -> None:
-    rig.reset_prefix_cache(reset_running=True, reset_connector=True)
-    rig.renew_weights()
-
-
-def _sleep_and_reset(rig: ConnectorRig) -> None:
-    nap(rig)
-    _reset(rig)
-
-
-def _reset_and_sleep(rig: ConnectorRig) -> None:
-    _reset(rig)
-    nap(rig)
-
-
-def _pause(rig: ConnectorRig) -> None:
-    core = core_of(rig)
-    core.pause_scheduler("abort")
-    rig.renew_weights()
-    core.resume_scheduler()
-
-
-def _lie_down(rig: ConnectorRig) -> None:
-    nap(rig)
-    core = core_of(rig)
-    core.pause_scheduler("abort")
-    rig.renew_weights()
-    core.wake_up()  # it was only paused: nobody has slept since
-
-
-@pytest.mark.parametrize(
-    "renewal", [_reset, _sleep_and_reset, _reset_and_sleep, _pause, _lie_down], ids=lambda each: each.__name__
-)
-def test_connector_forgets_the_host_for_any_other_reset(renewal: Callable[[ConnectorRig], None]) -> None:
-    """Only the reset that comes with a sleep is none: others are for new weights, before a sleep or after it."""
-    rig = ConnectorRig(evolve(ROOMY, extra_config={"sleep_keeps_host": True}))
-    ask(rig, prompt(40))
-    renewal(rig)
-    ask(rig, prompt(40))
-
-    assert rig.loaded == 0
-
-
-def test_connector_forgets_the_host_at_once_while_requests_run() -> None:
-    """The engine cannot sleep then: it is a reset of the connector alone."""
-    rig = ConnectorRig(evolve(ROOMY, extra_config={"sleep_keeps_host": True}))
-    rig.add(prompt(40), 9)
-    for _ in range(4):
-        rig.step()
-    rig.side.reset()
-
-    assert not rig.side._may_sleep
-    rig.drain()
-    rig.check_empty()
+@pytest.mark.parametrize("scene", SCENES)
+def test_sleep_scene(scene: Scene) -> None:
+    """A small story, each with one thing that could go wrong in it."""
+    play(scene)
 
 
 def test_connector_goes_on_where_it_was_only_paused() -> None:

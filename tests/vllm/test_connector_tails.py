@@ -19,7 +19,6 @@ from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.engines.vllm.connector._shapes import VllmRequest
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import BlocklifeError, MisuseError
-from blocklife.ledger import Direction
 from blocklife.ledger.views import block_of
 from blocklife.offload import EnginePool
 from blocklife.offload._asking import Asking
@@ -28,173 +27,75 @@ from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload.records import TailKeys
-from tests.vllm.behaviour.scenes import Scene, prompt
-from tests.vllm.beside_rig import BesideRig
+from tests.behind.scenes import Scene
+from tests.vllm.below_rig import BelowRig
 from tests.vllm.connector_rig import ConnectorRig, walk, with_guesses
-from tests.vllm.connector_worlds import AHEAD, SETS, WORLDS
+from tests.vllm.connector_worlds import AHEAD, WORLDS, prompt
 from tests.vllm.mend_copies import mend_copies
-from tests.vllm.rig import Rank, Rig
-from tests.vllm.test_connector_below import BelowRig
-from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
+from tests.vllm.rig import Rig
+from tests.vllm.stage import made, play, scenes
+from tests.vllm.worlds import GroupSpec, WorldSpec
 
 FULL, STATE = GroupSpec("full", 8), GroupSpec("mamba", 8)
-MODELS = SETS["tails"]
 CROWDED = evolve(WORLDS["tails"], groups=(FULL, STATE))
 ROOMY = WorldSpec((FULL, STATE), num_gpu_blocks=64, host_blocks=96, hash_tokens=2)
 pytestmark = pytest.mark.skipif(not release().keeps_tails, reason="before 0.33 hits inside a block are refused")
 
 
-def promised(scene: Scene) -> list[int | None]:
-    """What vLLM is told from now on: how many tokens a load would bring."""
-    connector, told = scene.rig.scheduler.connector, list[int | None]()
-    ask = connector.get_num_new_matched_tokens
-
-    def noted(request: object, tokens: int) -> tuple[int | None, bool]:
-        found: tuple[int | None, bool] = ask(request, tokens)
-        told.append(found[0])
-        return found
-
-    connector.get_num_new_matched_tokens = noted
-    return told
-
-
-@AHEAD
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("answer", [1, 12])
-def test_prompt_is_found_up_to_its_last_hash(model: str, ahead: bool, answer: int) -> None:
-    """All but the last tokens of a prompt are loaded, whether its request has ended inside the block or behind it."""
-    scene = Scene(MODELS[model], world=ROOMY, ahead=ahead, lag=Lag(0, 3))
-    scene.ask(prompt(30), answer)
-    scene.reset_device()
-    told = promised(scene)
-    scene.ask(prompt(30), 3)
-
-    assert told[-1] == 28
-    assert scene.sizes(Direction.LOAD) == tuple(4 if group.kind == "full" else 1 for group in MODELS[model])
-
-
-@AHEAD
-@pytest.mark.parametrize("model", MODELS)
-def test_tail_is_stored_from_where_nobody_writes(model: str, ahead: bool) -> None:
-    """States from the blocks that vLLM has copied them to; attention from the request's own last block, when it has ended."""
-    scene = Scene(MODELS[model], world=ROOMY, ahead=ahead)
-    connector, handed = scene.rig.scheduler.connector, dict[int, int]()
-    build = connector.build_connector_meta
-
-    def noted(output: SchedulerOutput) -> object:
-        for states in output.kv_connector_block_state.boundary_state_offloads.values():
-            handed.update((group, block) for group, block, boundary in states if boundary == 28)
-        return build(output)
-
-    connector.build_connector_meta = noted
-    name = scene.add(prompt(30), 1)
-    key = scene.rig.scheduler.requests[name].block_hashes[13]
-    own = last_blocks(scene, name)
-    slots = scene.rig.side.tier.slot_of
-    sources = {
-        target: int(source) for each in scene.stores for source, target in zip(each.source, each.target.tolist(), strict=True)
-    }
-    found = {group: sources[slot] for group in range(len(MODELS[model])) if (slot := slots(group, key)) is not None}
-
-    assert found == {group: handed.get(group, own[group]) for group in range(len(MODELS[model]))}
-    assert all(block != own[group] for group, block in handed.items())
+TAILS = {"groups": "full:8/mamba:8", "hash_tokens": "2"}
+SCENES = scenes(
+    """
+prompt-is-found-up-to-its-last-hash of=tails model=full_and_state|two_of_each ahead=* lag=0-3 $answer=1|12
+    # all but its last tokens are loaded, whether its request has ended inside the block or behind it
+    ask 30 {answer}; reset_device; ask 30 3; then promised[-1] == 28
+    then load_sizes == tuple(4 if each.kind == "full" else 1 for each in spec.groups)
+tail-is-stored-from-where-nobody-writes of=tails model=full_and_state|two_of_each ahead=*
+    # states from the blocks that vLLM has copied them to; attention from the request's own last block, when it has ended
+    add 30; note key hashes[13]; until requests["r0"].num_computed_tokens >= 28
+    note own [table("r0", group)[-1] for group in range(groups)]; drain
+    note copied dict(each for store in stores for each in zip(store.target.tolist(), store.source.tolist(), strict=True))
+    note states {group: block for group, block, at in handed if at == 28}
+    note found [copied[side.tier.slot_of(group, key)] for group in range(groups)]
+    then found == [states.get(group, own[group]) for group in range(groups)]
+    then states and all(block != own[group] for group, block in states.items())
+load-ends-with-the-tails-in-the-last-blocks ahead=*
+    # of attention whole blocks and the tail behind them, of the states the one at its end
+    ask 30; reset_device; add 30 3; step; then loads[0].target.tolist() == [*table("r1")[:4], table("r1", 1)[3]]
+    then [ledger.slots.key(int(slot)) for slot in loads[0].source] == [hashes[at] for at in (3, 7, 11, 13, 13)]
+    then loads[0].group_sizes == (4, 1); drain; then len(loads) == 1
+tail-is-loaded-between-two-steps ahead=* sync_load_budget_bytes=1099511627776
+    # with a budget for loads within a step, too: such a load would come behind the copy of the state, so the request waits
+    ask 30; reset_device; add 30 3; until loads; then requests["r1"].status.name == "WAITING_FOR_REMOTE_KVS"
+    then loads[0].target.tolist() == [*table("r1")[:4], table("r1", 1)[3]] and loads[0].group_sizes == (4, 1); drain
+    then not [job for each in steps for plan in each.plans for job in plan.within]
+tail-on-the-device-needs-no-load ahead=* max_store_tokens=999|0
+    # the device has a prefix that ends inside a block, too: it is copied, and each request writes in its own block
+    ask 30; note copied copies; add 28+4@7 9; add 28+4@7 9; drain; then loads == [] and copies - copied >= 4
+longer-tail-of-the-host-replaces-that-of-the-device ahead=*
+    # the device ends inside a block at one boundary, the host at a later one: all of the block is loaded
+    ask 30; reset_device; ask 27; forget 12; anew; ask 30; then promised == [4] and load_sizes == (1, 1)
+tail-is-found-behind-a-block-without-a-state guesses=mtp
+    # a drafter that shares the model's layers is in no group, and vLLM keeps states as if it were: at 16 and 28, not at 24
+    ask 31; reset_device; ask 31 3; then has(None, 1) == [7, 13] and promised[-1] == 28
+tail-of-a-drafter-needs-the-token-behind-it ahead=* groups=full:8+drafter/mamba:8 guesses=eagle looks_ahead=yes
+    # what its layers keep of the tail's last token was computed from another one: nothing of the last block is loaded
+    ask 30; reset_device; ask 28+4@7; then promised == [16]
+""",
+    {"since": "33", **TAILS},
+)
 
 
-def last_blocks(scene: Scene, name: str) -> list[int]:
-    """The last block that a request held in each group; at the end nothing is left to be done."""
-    last: list[int] = []
-    while scene.rig.running:
-        scene.rig.step()
-        if name in scene.rig.scheduler.requests:
-            last = [table[-1] for table in scene.rig.scheduler.kv_cache_manager.get_block_ids(name) if table] or last
-    scene.drain()
-    return last
-
-
-@AHEAD
-def test_load_ends_with_the_tails_in_the_last_blocks(ahead: bool) -> None:
-    """Of attention whole blocks and the tail behind them, of the states the one at its end; the last blocks get them."""
-    scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead)
-    scene.ask(prompt(30))
-    scene.reset_device()
-    name = scene.add(prompt(30), 3)
-    names = scene.rig.scheduler.requests[name].block_hashes
-    scene.rig.step()
-    (load,) = scene.loads
-    full, state = scene.rig.scheduler.kv_cache_manager.get_block_ids(name)
-    slots = scene.rig.side.ledger.slots
-    read = [slots.key(int(slot)) for slot in load.source]
-    scene.drain()
-
-    assert read == [names[3], names[7], names[11], names[13], names[13]]
-    assert load.target.tolist() == [*full[:4], state[3]]
-    assert load.group_sizes == (4, 1)
-
-
-@AHEAD
-def test_tail_is_loaded_between_two_steps_into_blocks_that_have_their_names(ahead: bool) -> None:
-    """With a budget for loads within a step, too: such a load would come behind the copy of the state, so the request waits."""
-    scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead, extra={"sync_load_budget_bytes": 1 << 40})
-    scene.ask(prompt(30))
-    scene.reset_device()
-    name = scene.add(prompt(30), 3)
-    while not scene.loads:
-        assert scene.rig.step()
-    (load,) = scene.loads
-    full, state = scene.rig.scheduler.kv_cache_manager.get_block_ids(name)
-    waits = scene.rig.scheduler.requests[name].status.name
-    within = {job.number for step in scene.steps for plan in step.plans for job in plan.within}
-    scene.drain()
-
-    assert waits == "WAITING_FOR_REMOTE_KVS"
-    assert load.target.tolist() == [*full[:4], state[3]]
-    assert load.group_sizes == (4, 1)
-    assert within == set()
-
-
-@AHEAD
-@pytest.mark.parametrize("host", [True, False], ids=["host", "no host"])
-def test_tail_on_the_device_is_copied_and_needs_no_load(host: bool, ahead: bool) -> None:
-    """The device has a prefix that ends inside a block, too: nothing is loaded, and each request writes in its own block."""
-    scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead, extra={} if host else {"max_store_tokens": 0})
-    scene.ask(prompt(30))
-    for _ in range(2):
-        scene.add([*prompt(28), 7, 8, 9, 10], 9)
-    copies = 0
-    prepare = scene.rig._prepare
-
-    def counted(rank: Rank, output: SchedulerOutput) -> None:
-        nonlocal copies
-        copies += len(output.kv_cache_block_copies or ())
-        prepare(rank, output)
-
-    scene.rig._prepare = counted  # type: ignore[method-assign]  # to look on
-    scene.drain()
-
-    assert scene.loads == []
-    assert copies >= 4
-
-
-@AHEAD
-def test_longer_tail_of_the_host_replaces_that_of_the_device(ahead: bool) -> None:
-    """The device ends inside a block at one boundary, the host at a later one: all of the block is loaded."""
-    scene = Scene((FULL, STATE), world=ROOMY, ahead=ahead)
-    scene.ask(prompt(30))
-    scene.reset_device()
-    scene.forget(scene.ask(prompt(27))[12:13], 0)
-    told = promised(scene)
-    scene.steps.clear()
-    scene.ask(prompt(30))
-
-    assert told == [4]
-    assert scene.sizes(Direction.LOAD) == (1, 1)
+@pytest.mark.parametrize("scene", SCENES)
+def test_tail_scene(scene: Scene) -> None:
+    """A small story, each with one thing that could go wrong in it."""
+    play(scene)
 
 
 @AHEAD
 def test_target_of_a_copy_is_written_behind_a_wait_for_its_store(ahead: bool) -> None:
     """Blocks that vLLM copies to are handed out like others: a store that still reads one is waited for first."""
-    scene = Scene((FULL, STATE), world=evolve(ROOMY, num_gpu_blocks=12), lag=Lag(60, 60), ahead=ahead)
-    scene.ask(prompt(30))
+    scene = made(**TAILS, num_gpu_blocks="12", lag="60", ahead="yes" if ahead else "no")
+    scene.ask(30)
     targets: set[int] = set()
     connector, build = scene.rig.scheduler.connector, scene.rig.scheduler.connector.build_connector_meta
     waited: list[tuple[int, set[int]]] = []
@@ -210,7 +111,7 @@ def test_target_of_a_copy_is_written_behind_a_wait_for_its_store(ahead: bool) ->
 
     connector.build_connector_meta = noted
     for start in range(1000, 12_000, 1000):
-        scene.add(prompt(27 + start // 1000, start))
+        scene.add(f"{27 + start // 1000}@{start}")
         while scene.rig.running:
             scene.rig.step()
     scene.drain()
@@ -227,12 +128,11 @@ def test_states_of_another_block_size_are_refused() -> None:
 def test_tail_is_of_the_tier_that_it_comes_from() -> None:
     """vLLM is told of every token that a load brings, also of those behind the last full block."""
     sources = pytest.importorskip("vllm.v1.metrics.cache_hit_source", reason="before 0.32 hits have no sources")
-    scene = Scene((FULL, STATE), world=ROOMY)
-    scene.ask(prompt(30))
+    scene = made(**TAILS)
+    scene.ask(30)
     scene.reset_device()
-    name = scene.add(prompt(30), 3)
-    request = scene.rig.scheduler.requests[name]
-    scene.rig.step()
+    request = scene.requests[scene.add(30, 3)]
+    scene.step()
     found = scene.rig.scheduler.connector.get_external_cache_hit_sources(request, 28)
     scene.drain()
 
@@ -259,28 +159,7 @@ def test_session_leaves_no_tails(ahead: bool) -> None:
     assert rig.stored > 0
 
 
-# --- what vLLM hits inside a block, and we do not store ---------------------------------------------------------------------
-
-
 # --- beside others ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled
-@AHEAD
-@pytest.mark.parametrize("first", [False, True], ids=["other first", "ours first"])
-def test_connector_walks_with_tails_beside_another(first: bool, ahead: bool) -> None:
-    """In vLLM's MultiConnector: another one brings and sends whole blocks, and ours loads tails.
-
-    The pool is large: in a small one vLLM counts too few blocks for states behind a load, whoever loads, and raises.
-    """
-    found = 0
-    for seed in range(3):
-        rig = BesideRig(evolve(CROWDED, num_gpu_blocks=80, async_scheduling=ahead, world_size=2), seed, first=first)
-        told = promises(rig.side)
-        walk(rig, seed, 40)
-        found += sum(1 for each in told if each % 8)
-
-    assert found > 0
 
 
 def promises(side: ConnectorScheduler) -> list[int]:
@@ -320,54 +199,11 @@ def check_tails_of_two_engines(spec: WorldSpec, folder: Path, seeds: int, *, dra
     assert promoted > 0
 
 
-def test_tail_is_not_put_below(tmp_path: Path) -> None:
-    """Another engine on the same store finds the prompt up to its last full block."""
-    told = []
-    for _ in range(2):
-        rig = BelowRig(ROOMY, f"fs:{tmp_path}")
-        told.append(promises(rig.side))
-        rig.ask(prompt(30))
-        rig.close()
-
-    assert told == [[], [24]]
-
-
 # --- beside a drafter -------------------------------------------------------------------------------------------------------
 
 DRAFTER = GroupSpec("full", 8, drafter=True)
 DRAFTED = {"shared": (DRAFTER, STATE), "own": (FULL, STATE, DRAFTER), "two of states": (DRAFTER, STATE, STATE)}
 GUESSED = evolve(CROWDED, groups=DRAFTED["shared"], num_gpu_blocks=60)
-
-
-@pytest.mark.sampled
-@AHEAD
-@pytest.mark.parametrize("model", DRAFTED)
-def test_connector_walks_with_tails_and_a_drafter(model: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random traffic with right and wrong guesses: prefixes end inside blocks of the drafter's layers, no byte is wrong."""
-    with_guesses(monkeypatch, "eagle")
-    mend_copies(monkeypatch)
-    found = 0
-    for seed in range(1, 5):
-        rig = ConnectorRig(evolve(GUESSED, groups=DRAFTED[model], async_scheduling=ahead, world_size=2), seed, drafts=True)
-        assert rig.side.shape.geometry.tail_tokens == 2
-        assert rig.side.shape.geometry.drafters == tuple(group.drafter for group in DRAFTED[model])
-        told = promises(rig.side)
-        walk(rig, seed, 60)
-        found += sum(1 for each in told if each % 8)
-
-    assert found > 0
-
-
-@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "fail"])
-def test_connector_walks_with_tails_of_a_drafter_whose_copies_fail(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of the loads and a fifth of the stores fail: what they left is never read."""
-    with_guesses(monkeypatch, "eagle")
-    mend_copies(monkeypatch)
-    fails = {Direction.LOAD: 0.3, Direction.STORE: 0.2}
-    rig = ConnectorRig(evolve(GUESSED, world_size=2), 4, fails=fails, recompute=recompute, drafts=True)
-    walk(rig, 4, 60)
-
-    assert rig.side.ledger.counts.ended["FAILED"] > 0
 
 
 @AHEAD
@@ -379,38 +215,6 @@ def test_connector_walks_with_tails_of_a_drafter_and_a_store_below(
     mend_copies(monkeypatch)
     spec = evolve(GUESSED, async_scheduling=ahead, host_blocks=40)
     check_tails_of_two_engines(spec, tmp_path, seeds=3, drafts=True)
-
-
-def test_tail_is_found_behind_a_block_without_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drafter that shares the model's layers is in no group, and vLLM keeps states as if it were: at 16 and 28, not at 24."""
-    with_guesses(monkeypatch, "mtp")
-    scene = Scene((FULL, STATE), world=ROOMY, drafts=True)
-    names = scene.ask(prompt(31))
-    scene.reset_device()
-    told = promised(scene)
-    scene.ask(prompt(31), 3)
-
-    assert scene.has(names, 1) == [7, 13]
-    assert told[-1] == 28
-
-
-def differing(scene: Scene) -> list[int | None]:
-    """What is promised to a prompt that begins like another one up to its tail, and goes on with another token."""
-    for rank in scene.rig.ranks:
-        rank.forward.looks_ahead = True
-    scene.ask(prompt(30))
-    scene.reset_device()
-    told = promised(scene)
-    scene.ask([*prompt(28), 7, 8, 9, 10])
-    return told
-
-
-@AHEAD
-def test_tail_of_a_drafter_needs_the_token_behind_it(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its layers keep of the tail's last token was computed from another one: nothing of the last block is loaded."""
-    with_guesses(monkeypatch, "eagle")
-
-    assert differing(Scene(DRAFTED["shared"], world=ROOMY, ahead=ahead, drafts=True)) == [16]
 
 
 def test_attention_copied_in_the_step_that_fills_it_is_wrong_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,32 +252,33 @@ def asked_without_proof(self: Search, names: Sequence[Sequence[bytes]], tails: T
 
 def test_tail_of_a_drafter_without_its_proof_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: stored and found under the name of its own end, it is read by a request that goes on differently."""
-    with_guesses(monkeypatch, "eagle")
     monkeypatch.setattr(Search, "_tail_key", asked_without_proof)
     monkeypatch.setattr(Asking, "tail_key_of", key_without_proof)
 
+    scene = made(groups="full:8+drafter/mamba:8", hash_tokens="2", guesses="eagle", looks_ahead="yes")
+    scene.ask(30)
+    scene.reset_device()
+
     with pytest.raises(AssertionError, match="reads wrong bytes"):
-        differing(Scene(DRAFTED["shared"], world=ROOMY, drafts=True))
+        scene.ask("28+4@7")
 
 
 def test_tail_whose_block_before_is_gone_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: it is found although the host tier has not that block, and its load has nothing to read."""
-    with_guesses(monkeypatch, "eagle")
-    scene = Scene(DRAFTED["shared"], world=ROOMY, drafts=True)
-    told, found = promised(scene), list[int | None]()
-    names = scene.ask(prompt(14))
+    scene, found = made(groups="full:8+drafter/mamba:8", hash_tokens="2", guesses="eagle"), list[int | None]()
+    names = scene.ask(14)
     for there in (True, False):
-        scene.forget([] if there else names[3:4], 0)
+        scene.forget([] if there else names[3:4])
         scene.reset_device()
-        scene.ask(prompt(14))
-        found.append(told[-1])
-    scene.forget(names[3:4], 0)
+        scene.ask(14)
+        found.append(scene.promised[-1])
+    scene.forget(names[3:4])
     scene.reset_device()
     monkeypatch.setattr(Search, "_bridge", lambda _self, _names, _position: Answer.HIT)
 
     assert found == [12, 0]
     with pytest.raises(KeyError):
-        scene.ask(prompt(14))
+        scene.ask(14)
 
 
 def goes_wrong() -> str:

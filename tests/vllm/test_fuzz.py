@@ -111,15 +111,3 @@ def test_command_fails_where_a_run_is_wrong(monkeypatch: pytest.MonkeyPatch, cap
     assert status == 1
     assert "reads wrong bytes" in told
     assert "Traceback" in told
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [(["--runs", "0"], "'0' is not a positive whole number"), (["--first", "-1"], "'-1' is not a whole number")],
-)
-def test_command_refuses(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With one line, and the status of a command that was not understood."""
-    with pytest.raises(SystemExit, match="2"):
-        main(given)
-
-    assert said in capsys.readouterr().err

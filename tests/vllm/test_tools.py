@@ -24,7 +24,7 @@ from tests.programs import HANGS_S
 from tests.vllm.fetch import unpack
 from tests.vllm.releases import DEFAULT, HERE, Shelf
 from tests.vllm.run import TOUCHING, UNSTEADY, chosen_command, types
-from tests.vllm.watched import Row, logged, missed, parsed, table_run
+from tests.vllm.watched import Row, logged, missed, table_run
 
 TOOLS = Tools("vllm")
 
@@ -114,31 +114,6 @@ def test_a_program_runs_in_a_copy_of_the_project_where_one_is_named(tmp_path: Pa
     assert command.environ["PYTHONPATH"].split(":")[0] == str(tmp_path / "shelf" / "src" / RELEASE)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (
-            ("--ours", "--copy", "blocklife", RELEASE, "tests/a"),
-            "--copy goes with --python: tests run in the project itself",
-        ),
-        (
-            ("--python", "--copy", "no/copy", RELEASE, "-c", ""),
-            "no/copy is no copy of the project (python compile_core.py no/copy --as shipped)",
-        ),
-        ((RELEASE,), "name the tests to run (a release has thousands, and most need a GPU or a model)"),
-    ],
-)
-def test_run_that_cannot_be_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], told: str
-) -> None:
-    """Exit status 2, one line, and the remedy in it."""
-    with pytest.raises(SystemExit) as exit_:
-        command_for(tmp_path, *arguments)
-
-    assert exit_.value.code == 2
-    assert capsys.readouterr().err == f"tests.vllm.run: error: {told}\n"
-
-
 def test_table_of_seeds_says_what_was_missed() -> None:
     """A row that went wrong before a rule fell, a bug that no seed shows, a release without rows; the same step is in time."""
     late = Row("0.33.0", "full", 1, 300, {"I5": 9}, 8, "wrong bytes")
@@ -194,31 +169,6 @@ def test_table_of_seeds_without_a_row_has_missed_the_release(tmp_path: Path, cap
 
     assert table_run(shelf, [RELEASE], 1, 20, None) == 1
     assert capsys.readouterr().err == f"missed: {RELEASE}: not one row\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("seeds", "--num-seeds", "0"), "--num-seeds: '0' is not a positive whole number"),
-        (("seeds", "--num-seeds", "-3"), "--num-seeds: '-3' is not a positive whole number"),
-        (("seeds", "--steps", "-5"), "--steps: '-5' is not a positive whole number"),
-        (("seeds", "--steps", "1.5"), "--steps: '1.5' is not a positive whole number"),
-        (("seeds", "--json", "/nonexistent/x.json"), "'/nonexistent/x.json' cannot be written, for its folder is not there"),
-        (("seeds", "--json", "/"), "'/' cannot be written (name a file in a folder of yours)"),
-        (("seed", "--seeds", "1", "--worlds", "bogus"), "--worlds: invalid choice: 'bogus'"),
-        (("seed", "--seeds", "-1", "--worlds", "full"), "--seeds: '-1' is not a whole number from 0 on"),
-        (("seed", "--seeds", "1", "--worlds", "full", "--steps", "-10"), "--steps: '-10' is not a positive whole number"),
-        (("long", "--log", "/nonexistent/long"), "'/nonexistent/long' cannot be written, for its folder is not there"),
-        (("long", "--log", "/"), "'/' cannot be written (name a file in a folder of yours)"),
-    ],
-)
-def test_watched_refuses_what_makes_no_sense(capsys: pytest.CaptureFixture[str], words: Sequence[str], told: str) -> None:
-    """Before any work, with exit status 2, and with the option's name."""
-    with pytest.raises(SystemExit) as exit_:
-        parsed(words)
-
-    assert exit_.value.code == 2
-    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", '{"world": "full"}', '{"steps": "many"}', '{"steps": 0}', ""])
