@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import fnmatch
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TABLE = Path(__file__).with_name("table.toml")
 VERDICTS = ("passes", "same", "excluded")
@@ -73,8 +74,10 @@ class Table:
     def read(cls, path: Path = TABLE) -> Table:
         """The table as it is on the disk. Refuses one that contradicts itself."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        themes = tuple(Theme(name, title) for name, title in data["themes"].items())
-        table = cls(themes, tuple(map(_entry, data["entry"])))
+        table = cls(
+            tuple(Theme(name, told["title"]) for name, told in data.items()),
+            tuple(entry for name, told in data.items() for entry in _entries(name, told)),
+        )
         table.check()
         return table
 
@@ -122,5 +125,10 @@ class Table:
         return len(chosen), sum(each.count for each in chosen)
 
 
-def _entry(given: Mapping[str, object]) -> Entry:
-    return Entry(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})  # type: ignore[arg-type]
+def _entries(theme: str, told: Mapping[str, Any]) -> Iterator[Entry]:
+    """What is said of one theme."""
+    yield from (Entry(test, count, theme, "passes") for test, count in told.get("passes", {}).items())
+    for verdict in ("same", "excluded"):
+        for given in told.get(verdict, ()):
+            values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+            yield Entry(**{"count": 1, "theme": theme, "verdict": verdict, **values})
