@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, ParamSpec
+
+P = ParamSpec("P")
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Their packages, and their names. The programs for one lie in the folder of tests that is called like its package."""
@@ -95,6 +98,26 @@ def with_fixed_hashes(module: str) -> None:
     """
     if "PYTHONHASHSEED" not in os.environ:
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+
+
+def stoppable(main: Callable[P, int]) -> Callable[P, int]:
+    """A program that Ctrl-C ends with one word and status 130."""
+
+    @functools.wraps(main)
+    def stopping(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            return 130
+
+    return stopping
+
+
+def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table of Markdown. What stands below a heading that begins with ``>`` is a figure, and stands on the right."""
+    lines = [[head.removeprefix(">") for head in heads], ["---:" if head.startswith(">") else "---" for head in heads], *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 def _stopped(_signal: int, _frame: FrameType | None) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
 from attrs import asdict, frozen
+
+from tests.programs import stoppable
 
 
 @frozen
@@ -86,14 +87,11 @@ class Verdict:
         return f"{self.engine} {self.release}, {self.world}, seed {self.seed}: {'; '.join(self.troubles()) or 'clean'} ({done})"
 
 
+@stoppable
 def tell(verdicts: Iterable[Verdict], as_json: bool) -> int:
     """One line a verdict, as soon as it is there. The exit status: 1 if any seed was not clean, 130 after Ctrl-C."""
     status = 0
-    try:
-        for verdict in verdicts:
-            print(json.dumps({**asdict(verdict), "clean": verdict.clean}) if as_json else verdict, flush=True)
-            status |= not verdict.clean
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    for verdict in verdicts:
+        print(json.dumps({**asdict(verdict), "clean": verdict.clean}) if as_json else verdict, flush=True)
+        status |= not verdict.clean
     return status

@@ -30,7 +30,7 @@ from attrs import asdict, define, evolve, frozen
 
 from tests.bench import RUNNING
 from tests.bench.targets import FEATURE, TO_OFFLOADING, TO_SIMPLE, Bar
-from tests.programs import importing, natural, positive
+from tests.programs import importing, natural, positive, stoppable, table
 from tests.vllm.stopwatch import Stopwatch
 from tests.vllm.worlds import Connector
 
@@ -169,29 +169,26 @@ Passes = Sequence[Sequence[Cost]]
 
 def markdown(sizes: Sequence[Passes]) -> str:
     """A table with all connectors of a size in one row: microseconds a step, our ratio to either of theirs, and its bar."""
-    lines = [
-        "| running | OffloadingConnector | SimpleCPUOffload | BlocklifeConnector | to Offloading | the bar "
-        "| to Simple | the bar | decode only |",
-        "| ---: | ---: | ---: | ---: | ---: | --- | ---: | --- | ---: |",
-    ]
+    heads = [">running", ">OffloadingConnector", ">SimpleCPUOffload", ">BlocklifeConnector"]
+    heads += [">to Offloading", "the bar", ">to Simple", "the bar", ">decode only"]
+    rows = []
     for passes in sizes:
         ours = passes[0][2]
         cells = [str(ours.running), *(_middle([each[at].mean_us for each in passes], 0) for at in range(3))]
         cells += [_ratio(passes, 2, 0), ours.bar_to_offloading or "-", _ratio(passes, 2, 1), ours.bar_to_simple or "-"]
         cells.append(_ratio([each for each in passes if each[0].decode_us and each[2].decode_us], 2, 0, "decode_us"))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return table(heads, rows)
 
 
 def features_markdown(sizes: Sequence[Passes]) -> str:
     """A table with a row for each feature of a size."""
-    lines = ["| running | with | without it | with it | ratio | the bar |", "| ---: | --- | ---: | ---: | ---: | --- |"]
+    rows = []
     for passes in sizes:
         for at, cost in enumerate(passes[0][1:], 1):
             means = (_middle([each[engine].mean_us for each in passes], 0) for engine in (0, at))
-            cells = [str(passes[0][0].running), CALLED[cost.feature], *means, _ratio(passes, at, 0), cost.bar_to_plain]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            rows.append([passes[0][0].running, CALLED[cost.feature], *means, _ratio(passes, at, 0), cost.bar_to_plain])
+    return table([">running", "with", ">without it", ">with it", ">ratio", "the bar"], rows)
 
 
 def _ratio(passes: Passes, ours: int, theirs: int, what: str = "mean_us") -> str:
@@ -217,6 +214,7 @@ def tell(costs: Sequence[Cost], number: int, passes: int) -> None:
         print(f"  {cost.feature or cost.connector}: {dict(cost.hooks_us)}", file=sys.stderr, flush=True)
 
 
+@stoppable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print tables or JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench_connector", description=__doc__)
@@ -231,18 +229,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     enable_envs_cache()  # as vLLM's engine does once it stands: no hook of anybody reads environment variables after that
     found: dict[tuple[Engine, ...], list[Passes]] = {CONNECTORS: [], FEATURES: []}
-    try:
-        for engines, sizes in ((CONNECTORS, chosen.running), (FEATURES, chosen.features)):
-            for running in sizes:
-                passes: list[list[Cost]] = []
-                found[engines].append(passes)
-                for number in range(chosen.passes):
-                    seed = chosen.seed + number
-                    passes.append(measure(engines, running, chosen.steps, chosen.warm_up, seed, chosen.block_tokens))
-                    tell(passes[-1], number + 1, chosen.passes)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    for engines, sizes in ((CONNECTORS, chosen.running), (FEATURES, chosen.features)):
+        for running in sizes:
+            passes: list[list[Cost]] = []
+            found[engines].append(passes)
+            for number in range(chosen.passes):
+                seed = chosen.seed + number
+                passes.append(measure(engines, running, chosen.steps, chosen.warm_up, seed, chosen.block_tokens))
+                tell(passes[-1], number + 1, chosen.passes)
     if chosen.json:
         every = [cost for sizes in found.values() for passes in sizes for costs in passes for cost in costs]
         print(json.dumps([asdict(cost) for cost in every], indent=1), end="")

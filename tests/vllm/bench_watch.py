@@ -33,7 +33,7 @@ from attrs import asdict, frozen
 from tests.bench import RUNNING
 from tests.bench.before import COMMIT, copy_of, in_turns, middle
 from tests.bench.targets import NO_MORE
-from tests.programs import importing, natural, positive, refused
+from tests.programs import importing, natural, positive, refused, stoppable, table
 from tests.vllm.stopwatch import Stopwatch
 
 with importing("tests.vllm.bench_watch", __name__):
@@ -221,10 +221,8 @@ def measure(bench: Bench, running: int, warm_up: int, rounds: int, steps: int, s
 
 def markdown(costs: Sequence[Cost]) -> str:
     """A table."""
-    lines = [
-        "| running | mode | one of | connector, us a step | collector | watch | share: median (range) | of a whole step |",
-        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    heads = [">running", "mode", ">one of", ">connector, us a step", ">collector", ">watch", ">share: median (range)"]
+    rows = []
     for cost in costs:
         cells = [
             str(cost.running),
@@ -239,8 +237,8 @@ def markdown(costs: Sequence[Cost]) -> str:
             cells.append(f"{cost.of_step:.1%}")
         else:
             cells += ["", "", f"{cost.schedule_us:.0f} us"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return table([*heads, ">of a whole step"], rows)
 
 
 def beside(commit: str, chosen: argparse.Namespace) -> list[dict[str, object]]:
@@ -264,17 +262,16 @@ def beside(commit: str, chosen: argparse.Namespace) -> list[dict[str, object]]:
 
 def beside_markdown(rows: Sequence[Mapping[str, Any]], commit: str) -> str:
     """A table."""
-    lines = [
-        f"| running | mode | one of | share | at {commit} | ratio | the bar |",
-        "| ---: | --- | ---: | ---: | ---: | ---: | --- |",
-    ]
+    heads = [">running", "mode", ">one of", ">share", f">at {commit}", ">ratio", "the bar"]
+    cells = []
     for row in rows:
-        ratio = row["share"] / row["before"]
-        cells = [row["running"], row["mode"], row["sample"], f"{row['share']:.1%}", f"{row['before']:.1%}", f"{ratio:.2f}"]
-        lines.append(f"| {' | '.join(map(str, cells))} | {row['bar']} |")
-    return "\n".join(lines) + "\n"
+        share, before = row["share"], row["before"]
+        told = [f"{share:.1%}", f"{before:.1%}", f"{share / before:.2f}", row["bar"]]
+        cells.append([row["running"], row["mode"], row["sample"], *told])
+    return table(heads, cells)
 
 
+@stoppable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench_watch", description=__doc__)
@@ -291,20 +288,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     costs: list[Cost] = []
-    try:
-        if chosen.before:
-            found = beside(chosen.before, chosen)
-            print(json.dumps(found, indent=1) if chosen.json else beside_markdown(found, chosen.before), end="")
-            return 0
-        for running in chosen.running:
-            bench = Bench(running, chosen.seed, CLOCKS[chosen.clock], below=chosen.below)
-            settings = [Watched(mode, sample) for mode in chosen.modes for sample in chosen.samples]
-            costs += measure(bench, running, chosen.warm_up, chosen.rounds, chosen.steps, settings)
-            if chosen.below:
-                print(f"{running} requests: jobs of the tier: %d stores, %d loads" % bench.tier_jobs, file=sys.stderr)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    if chosen.before:
+        found = beside(chosen.before, chosen)
+        print(json.dumps(found, indent=1) if chosen.json else beside_markdown(found, chosen.before), end="")
+        return 0
+    for running in chosen.running:
+        bench = Bench(running, chosen.seed, CLOCKS[chosen.clock], below=chosen.below)
+        settings = [Watched(mode, sample) for mode in chosen.modes for sample in chosen.samples]
+        costs += measure(bench, running, chosen.warm_up, chosen.rounds, chosen.steps, settings)
+        if chosen.below:
+            print(f"{running} requests: jobs of the tier: %d stores, %d loads" % bench.tier_jobs, file=sys.stderr)
     rows = [{**asdict(cost), "share": round(cost.share, 4)} for cost in costs]
     print(json.dumps(rows, indent=1) if chosen.json else markdown(costs), end="\n" if chosen.json else "")
     return 0

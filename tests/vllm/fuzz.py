@@ -19,12 +19,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from random import Random
 
 import pytest
 from attrs import asdict, define, evolve, field, frozen
 
-from tests.programs import importing, natural, positive
+from tests.programs import importing, natural, positive, stoppable, with_fixed_hashes
 from tests.vllm.worlds import GroupSpec, Kind, Lag, WorldSpec
 
 with importing("tests.vllm.fuzz", __name__):
@@ -590,17 +591,10 @@ def verdicts(seeds: Sequence[int], processes: int, requests: int) -> Iterator[Ve
         yield from (run(seed, requests) for seed in seeds)
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(_Run(requests), seeds, chunksize=4)
+        yield from pool.imap_unordered(partial(run, requests=requests), seeds, chunksize=4)
 
 
-@frozen
-class _Run:
-    requests: int
-
-    def __call__(self, seed: int) -> Verdict:
-        return run(seed, self.requests)
-
-
+@stoppable
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the seeds. Exit status 1 if any was not clean."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.fuzz", description=__doc__)
@@ -611,18 +605,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a run, one a line")
     arguments = parser.parse_args(argv)
     seeds, tally = range(arguments.first, arguments.first + arguments.runs), Tally()
-    try:
-        for verdict in verdicts(seeds, arguments.processes, arguments.requests):
-            tally.add(verdict)
-            if arguments.json:
-                print(json.dumps(asdict(verdict)), flush=True)
-            elif verdict.wrong:
-                print(verdict, flush=True)
-            elif tally.runs % EVERY == 0:
-                print(f"{tally.runs} of {arguments.runs} runs, {len(tally.wrong)} wrong", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    for verdict in verdicts(seeds, arguments.processes, arguments.requests):
+        tally.add(verdict)
+        if arguments.json:
+            print(json.dumps(asdict(verdict)), flush=True)
+        elif verdict.wrong:
+            print(verdict, flush=True)
+        elif tally.runs % EVERY == 0:
+            print(f"{tally.runs} of {arguments.runs} runs, {len(tally.wrong)} wrong", file=sys.stderr)
     if not arguments.json:
         print(*tally.lines(), sep="\n")
     idle = tally.idle if tally.runs >= MANY else []
@@ -632,8 +622,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if "PYTHONHASHSEED" not in os.environ:
-        # vLLM walks sets of names; only with fixed hashes do two processes of one seed do the same.
-        words = [sys.executable, "-m", "tests.vllm.fuzz", *sys.argv[1:]]
-        os.execve(sys.executable, words, {**os.environ, "PYTHONHASHSEED": "0"})
+    with_fixed_hashes("tests.vllm.fuzz")
     sys.exit(main())

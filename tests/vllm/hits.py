@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import asdict, frozen
 
-from tests.programs import importing, natural, positive
+from tests.programs import importing, natural, positive, stoppable, table
 from tests.vllm.worlds import Connector
 
 with importing("tests.vllm.hits", __name__):
@@ -68,11 +68,9 @@ def measure(
 
 def markdown(found: Sequence[Found]) -> str:
     """A row for each size and policy: tokens loaded, over how many seeds ours loads more, and what is computed."""
-    lines = [
-        "| host blocks | policy | Offloading | Blocklife | ratio | seeds more, level, fewer | computed, to Offloading "
-        "| Simple | computed, to Offloading |",
-        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    heads = [">host blocks", "policy", ">Offloading", ">Blocklife", ">ratio", ">seeds more, level, fewer"]
+    heads += [">computed, to Offloading", ">Simple", ">computed, to Offloading"]
+    rows = []
     by_kind = {(each.host_blocks, each.policy, each.connector): each for each in found}
     for ours in found:
         if ours.connector != "blocklife":
@@ -86,8 +84,8 @@ def markdown(found: Sequence[Found]) -> str:
         cells.append(_ratio(ours.computed_tokens, theirs.computed_tokens))
         cells.append(str(sum(simple.hit_tokens)) if simple else "")
         cells.append(_ratio(simple.computed_tokens, theirs.computed_tokens) if simple else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return table(heads, rows)
 
 
 def _ratio(one: Sequence[int], other: Sequence[int]) -> str:
@@ -98,15 +96,16 @@ def by_seed(found: Sequence[Found]) -> str:
     """A row for each seed: tokens loaded with each connector and policy."""
     kinds = [(policy, connector) for policy, connector in COMPARED if any(each.policy == policy for each in found)]
     named = [f"{connector} {policy}".strip() for policy, connector in kinds]
-    lines = [f"| host blocks | seed | {' | '.join(named)} |", f"| ---: | ---: |{' ---: |' * len(kinds)}"]
+    rows = []
     by_kind = {(each.host_blocks, each.policy, each.connector): each for each in found}
     for host_blocks in dict.fromkeys(each.host_blocks for each in found):
         own = [by_kind[host_blocks, *kind] for kind in kinds]
         for at, seed in enumerate(own[0].seeds):
-            lines.append(f"| {host_blocks} | {seed} | {' | '.join(str(each.hit_tokens[at]) for each in own)} |")
-    return "\n".join(lines) + "\n"
+            rows.append([host_blocks, seed, *(each.hit_tokens[at] for each in own)])
+    return table([">host blocks", ">seed", *(f">{name}" for name in named)], rows)
 
 
+@stoppable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print tables or JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.vllm.hits", description=__doc__)
@@ -122,15 +121,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
     found: list[Found] = []
-    try:
-        for host_blocks in chosen.host_blocks:
-            for each in measure(host_blocks, seeds, chosen.requests, chosen.window, chosen.policies):
-                found.append(each)
-                told = f"{host_blocks} blocks, {each.connector} {each.policy}: {sum(each.hit_tokens)} tokens"
-                print(told, file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    for host_blocks in chosen.host_blocks:
+        for each in measure(host_blocks, seeds, chosen.requests, chosen.window, chosen.policies):
+            found.append(each)
+            told = f"{host_blocks} blocks, {each.connector} {each.policy}: {sum(each.hit_tokens)} tokens"
+            print(told, file=sys.stderr, flush=True)
     if chosen.json:
         print(json.dumps([asdict(each) for each in found], indent=1))
     else:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import asdict, evolve, frozen
 
 from tests.behind.shelf import Command
-from tests.programs import importing, natural, positive, refused, target
+from tests.programs import importing, natural, positive, refused, stoppable, target
+from tests.programs import table as tabled
 from tests.vllm.releases import CHECKSUMS, Shelf
 from tests.vllm.run import chosen_command
 from tests.vllm.worlds import LONG, WORLDS, World
@@ -228,11 +229,8 @@ def missed(rows: Sequence[Row], releases: Sequence[str]) -> list[str]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """For each release and world in how many seeds which rule fell, when, and whether in time; then every seed, briefly."""
-    lines = [
-        "| release | world | seeds | rule: seeds, step: median (first) | wrong without the watch | step | late |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    each = ["| release | world | seed: step of each rule / step at which something was wrong |", "| --- | --- | --- |"]
+    heads = ["release", "world", "seeds", "rule: seeds, step: median (first)", "wrong without the watch", "step", "late"]
+    lines, each = list[list[str]](), list[list[str]]()
     for release in sorted({row.release for row in rows}):
         for world in SEED_WORLDS:
             own = [row for row in rows if row.release == release and row.world == world]
@@ -245,10 +243,11 @@ def markdown(rows: Sequence[Row]) -> str:
             kinds = [f"{what}: {sum(row.what == what for row in wrong)}" for what in sorted({row.what for row in wrong})]
             cells = [release, world, str(len(own)), "; ".join(told) or "silent", "; ".join(kinds) or "nothing"]
             cells += [_steps([row.trouble or 0 for row in wrong]), str(sum(map(_late, own)))]
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(cells)
             if told:
-                each.append(f"| {release} | {world} | {', '.join(map(_seed, own))} |")
-    return "\n".join([*lines, "", *each]) + "\n"
+                each.append([release, world, ", ".join(map(_seed, own))])
+    seeds = ["release", "world", "seed: step of each rule / step at which something was wrong"]
+    return f"{tabled(heads, lines)}\n{tabled(seeds, each)}"
 
 
 def _seed(row: Row) -> str:
@@ -367,21 +366,18 @@ def seed_run(worlds: Sequence[str], seeds: Sequence[int], steps: int) -> int:
     return 0
 
 
+@stoppable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what was asked for."""
     chosen = parsed(arguments)
-    try:
-        if chosen.action == "seeds":
-            return table_run(Shelf(), chosen.releases, chosen.num_seeds, chosen.steps, chosen.json)
-        done = [] if chosen.action == "seed" or chosen.log is None else logged(chosen.log)
-        with importing(f"tests.vllm.watched {chosen.action}"):
-            importlib.import_module("tests.vllm.rig")  # it takes a while, and is no step
-        if chosen.action == "seed":
-            return seed_run(chosen.worlds, chosen.seeds, chosen.steps)
-        return long_run(chosen.steps, chosen.first_seed, chosen.log, done)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    if chosen.action == "seeds":
+        return table_run(Shelf(), chosen.releases, chosen.num_seeds, chosen.steps, chosen.json)
+    done = [] if chosen.action == "seed" or chosen.log is None else logged(chosen.log)
+    with importing(f"tests.vllm.watched {chosen.action}"):
+        importlib.import_module("tests.vllm.rig")  # it takes a while, and is no step
+    if chosen.action == "seed":
+        return seed_run(chosen.worlds, chosen.seeds, chosen.steps)
+    return long_run(chosen.steps, chosen.first_seed, chosen.log, done)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from attrs import asdict, frozen
 
 from tests.behind.planted import NOBODY, B, Planted, without
-from tests.programs import natural, positive, refused, target
+from tests.programs import natural, positive, refused, stoppable, table, target
 
 
 class Row(Protocol):
@@ -143,14 +143,11 @@ def soonest(found: Sequence[Played]) -> str:
 
 def markdown(bugs: Sequence[Planted[B]], found: Found, sets: Mapping[str, Collection[str]]) -> str:
     """A row for each bug, and below the totals of each of the *sets*, which are names of bugs."""
-    lines = [
-        "| bug | what | runs | fired in | did harm in | named in time / late / never | first rule | named, harm at step |",
-        "| --- | --- | ---: | ---: | --- | --- | --- | --- |",
-        *(f"| {' | '.join([*cells(bug, own := found[bug.name]), soonest(harmful(own))])} |" for bug in bugs),
-    ]
+    heads = ["bug", "what", ">runs", ">fired in", "did harm in", "named in time / late / never", "first rule"]
+    rows = ([*cells(bug, own := found[bug.name]), soonest(harmful(own))] for bug in bugs)
     chosen = {name: [bug for bug in bugs if bug.name in names] for name, names in sets.items()}
     sums = [f"Set {name}. {totals(own, found)}" for name, own in chosen.items() if own]
-    return "\n".join([*lines, "", *sums]) + "\n"
+    return "\n".join([table([*heads, "named, harm at step"], rows), *sums]) + "\n"
 
 
 def parser(program: str, about: str | None, seeds: int, steps: int, sets: Collection[str]) -> argparse.ArgumentParser:
@@ -191,16 +188,13 @@ def told(bugs: Sequence[Planted[B]], rows: Sequence[Played], sets: Mapping[str, 
     return bool(wrong)
 
 
+@stoppable
 def carried_out(program: str, chosen: argparse.Namespace, sets: Mapping[str, Mapping[str, Planted[B]]], played: Play[B]) -> int:
     """Do what was asked for. Exit status 1 where there was a problem, 130 where it was stopped; the file has what there is."""
     known = {name: bug for which, own in sets.items() for name, bug in own.items() if chosen.set in (None, which)}
     bugs, rows = chosen_bugs(program, known, chosen.bugs), list[Played]()
-    try:
-        for row in runs(bugs, chosen.seeds, chosen.steps, played):
-            rows.append(row)
-            if chosen.json is not None:
-                written(program, chosen.json, rows)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    for row in runs(bugs, chosen.seeds, chosen.steps, played):
+        rows.append(row)
+        if chosen.json is not None:
+            written(program, chosen.json, rows)
     return told(bugs, rows, sets)

@@ -130,5 +130,5 @@ def _entries(theme: str, told: Mapping[str, Any]) -> Iterator[Entry]:
     yield from (Entry(test, count, theme, "passes") for test, count in told.get("passes", {}).items())
     for verdict in ("same", "excluded"):
         for given in told.get(verdict, ()):
-            values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+            values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
             yield Entry(**{"count": 1, "theme": theme, "verdict": verdict, **values})
