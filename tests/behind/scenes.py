@@ -99,7 +99,7 @@ def heads(table: str) -> Iterator[tuple[str, list[str], str]]:
     for block in re.split(r"\n(?=\S)", "\n".join(lines)):
         head, _, events = block.partition("\n")
         name, *settings = head.split()
-        if (more := re.match(r" +with (.*)\n", events)) is not None:
+        while (more := re.match(r" +with (.*)\n", events)) is not None:
             settings, events = [*settings, *more[1].split()], events[more.end() :]
         if (other := re.match(r" +like (\S+)$", events)) is not None:
             events = found[other[1]]

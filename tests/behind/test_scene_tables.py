@@ -15,7 +15,8 @@ first size=1|2 of=* $extra=7
     # why
     put {size}; put {extra} late=yes; note before total; step; then total == before + 1 == {size} + 8
 second
-    with size=3 $extra=7
+    with size=3
+    with $extra=7
     like first
 third size=4
     until total >= 5; note words ["a", 2]; put words; then heard[-1] == words; refuses 0 is not taken <- put 0
