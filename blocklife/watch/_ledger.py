@@ -21,13 +21,11 @@ from blocklife.ledger import Completion, Contract, Ledger, Limits, Placement, Re
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.ledger.jobs import Allocated, Batch, GroupTransfer, Jobs, Planned, Storable, Store
 from blocklife.ledger.records import JobId
-from blocklife.states import COPYING, KEYED, Block, BlockLife, Request, Slot, SlotLife
+from blocklife.states import COPYING, KEYED, Block, BlockLife, Slot, SlotLife
 from blocklife.watch._records import CopyPiece, EngineCopy, Holder, MirrorSizes
 
 NUM_SPARE = 4096
 """Number of slots for copies whose slots the engine does not name."""
-SHORT, _IDLE = 256, 64
-"""Idle requests with tables up to this length are reused; at most this many are kept."""
 _FOREVER = 1e18
 _ANCHOR = "anchor"
 _STORABLE = frozenset(BlockLife.table.index[state] for state in KEYED - COPYING)
@@ -84,7 +82,6 @@ class ToldLedger:
         self._size = sizes.blocks_per_slot
         self._state, self._group, self._slots = ledger.blocks.states, ledger.blocks.groups, ledger.slots.states
         self._num_rows = 0
-        self._idle: list[LentRow] = []
         self._rows: dict[Holder, LentRow] = {}
         self._lent: dict[str, str] = {}
         self._copies: dict[int, LedgerCopy] = {}
@@ -121,11 +118,7 @@ class ToldLedger:
         for group, own in self._grouped(blocks).items():
             self.ledger.release(row.name, [row.places.pop(block) for block in own], group)
         if not row.places:
-            is_as_new = max(row.lengths) <= SHORT and self.ledger.requests.state(row.name) is Request.WAITING
-            if is_as_new and len(self._idle) < _IDLE:
-                self._idle.append(row)
-            else:
-                self.ledger.finish(row.name)
+            self.ledger.finish(row.name)
             del self._rows[holder], self._lent[row.name]
 
     def fill(self, blocks: Iterable[int]) -> None:
@@ -143,11 +136,9 @@ class ToldLedger:
     def _row(self, holder: Holder) -> LentRow:
         """The request of a holder; one that has none is lent one, and gets a block right away."""
         if (row := self._rows.get(holder)) is None:
-            if not self._idle:
-                self._num_rows += 1
-                self._idle.append(LentRow(str(self._num_rows), [0] * len(self._anchors)))
-                self.ledger.add_request(self._idle[-1].name)
-            row = self._rows[holder] = self._idle.pop()
+            self._num_rows += 1
+            row = self._rows[holder] = LentRow(str(self._num_rows), [0] * len(self._anchors))
+            self.ledger.add_request(row.name)
             self._lent[row.name] = holder.name
         return row
 

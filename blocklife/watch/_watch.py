@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shlex
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import TextIO, TypeVar
@@ -136,7 +136,7 @@ class Watch(PartWatch):
         self._at_once = at_once
         self.is_apart: Callable[[], bool] = lambda: False
         """Whether this is not the thread that the mirrors belong to: what was heard in it is told when that one ends a call."""
-        self._later: list[Callable[[], object]] = []
+        self._later: deque[Callable[[], object]] = deque()  # another thread may add to it meanwhile
         self._recordings: list[OpenRecording] = []
         self._settled_calls = 0
         self._told = Counter[str]()
@@ -226,9 +226,8 @@ class Watch(PartWatch):
         """Tell what was found, as `Watch` says."""
         if is_over is self._at_once or self.is_apart():
             return
-        later, self._later = self._later, []
-        for fact in later:
-            self.minded(fact)
+        while self._later:
+            self.minded(self._later.popleft())
         for mirror in self.mirrors:
             if self.lost is None and self._at_once and mirror.is_behind:
                 mirror.catch_up()

@@ -19,7 +19,7 @@ from blocklife.recording import Recorder
 from blocklife.recording._checking import check_recording
 from blocklife.watch import CONNECTOR, RULES, CopyPiece, EngineCopy, Mirror, MirrorSizes, WatchViolation
 from blocklife.watch._holders import ALLOCATED, SEALED
-from blocklife.watch._ledger import NUM_SPARE, SHORT
+from blocklife.watch._ledger import NUM_SPARE
 from blocklife.watch._records import NUM_ENDED
 from tests.watch.script import Case, cases, play
 
@@ -565,7 +565,7 @@ def test_a_long_run_keeps_only_what_is_alive() -> None:
 
     assert told.found == []
     assert not IS_TOLD[0] or check(told.mirror.ledger) == []
-    assert max(longest, default=0) <= 2 * SHORT
+    assert max(longest, default=0) <= 64
     for size in sizes:
         assert all(count <= 96 for count in size.values()), size
     assert len(told.mirror.jobs._ended) <= NUM_ENDED
@@ -601,7 +601,7 @@ def test_what_the_connector_always_holds_does_not_grow() -> None:
     if not IS_TOLD[0]:
         return
     assert len(told.mirror.ledger.requests) <= 4
-    assert longest_table(told.mirror.ledger) <= 2 * SHORT
+    assert longest_table(told.mirror.ledger) <= 64
 
 
 def test_copies_without_a_named_slot_give_their_places_back() -> None:
