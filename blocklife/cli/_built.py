@@ -60,7 +60,10 @@ CORE = (
     "offload._stores",
     "offload.replacement",
     "tiers._presence",
+    "engines.vllm.connector._known",
+    "engines.vllm.connector._lookups",
     "engines.vllm.connector._scheduler",
+    "engines.vllm.connector._step",
 )
 """The modules that are compiled where there is a compiler. What is compiled is decided here and nowhere else."""
 

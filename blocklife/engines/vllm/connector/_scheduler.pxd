@@ -1,6 +1,7 @@
 # Types of the scheduler side, where it is compiled.
-cimport cython
-
+from blocklife.engines.vllm.connector._known cimport KnownRequests as Known
+from blocklife.engines.vllm.connector._lookups cimport HostLookups as Lookups
+from blocklife.engines.vllm.connector._step cimport ScheduledStep as Step
 from blocklife.offload._engine_pool cimport EnginePool as Pool
 
 
@@ -8,19 +9,13 @@ cdef class ConnectorScheduler:
     cdef dict __dict__
     cdef object __weakref__
     cdef public Pool pool
-    cdef public object ledger, tier, offload, shape, config, requests, below, beside, counts, describer, _clock, _doubts, _peek_free, _evict
-    cdef public dict _admissions, _last_windows
-    cdef public list _copied, _early
-    cdef public bint _has_states, _begun, _built, _may_sleep, _looking
-    cdef public long long _most_looked_up, _loads, _num_sleeps, _serial
+    cdef public Known known
+    cdef public Lookups lookups
+    cdef public Step _step
+    cdef public object ledger, tier, offload, shape, config, requests, below, beside, _clock, _doubts, _peek_free, _evict
+    cdef public list _early
+    cdef public bint _begun, _built, _may_sleep
+    cdef public long long _num_sleeps
     cdef public bytes _introduction
 
-    @cython.locals(at=cython.Py_ssize_t)
-    cpdef _extend(self, output, going_on)
-    @cython.locals(group=cython.Py_ssize_t)
-    cpdef _grow(self, str name, tables)
-    @cython.locals(found=dict)
-    cpdef dict _uneven(self, dict scheduled, list coming)
-    cpdef _let_in(self, list coming, scheduled)
-    cpdef _record_placed(self, list placed, scheduled)
     cpdef _begin(self)
