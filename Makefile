@@ -22,7 +22,7 @@ NIGHTLY := -m 'slow or not slow'
 
 # What every build tests both ways, interpreted and compiled: walks that compare all columns after each call, the ledger, and the
 # scheduler's own walks. The rest, with what explores worlds, is for the night.
-BOTH_WAYS := tests/both_ways tests/ledger tests/offload/test_offload.py tests/testing/test_worlds.py tests/proof/test_ledger_world.py
+BOTH_WAYS := tests/both_ways tests/ledger tests/offload/test_offload.py
 ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \
   $(addprefix testing/test_,explore.py scenarios.py walk.py world.py worlds.py) proof/test_ledger_world.py)
 
@@ -56,37 +56,31 @@ check: lint types  ## lint, types and the quick tests: under two minutes on two 
 	@echo 'check: tests, without $(words $(LONG)) that are slow'
 	@$(BIN)/python -m pytest $(SPREAD) $(foreach each,$(LONG),$(if $(findstring ::,$(each)),--deselect,--ignore)=$(each)) $(ARGS)
 
-# What explores at length runs with the core compiled, where there is a compiler: it is marked `compiled`. All else runs interpreted.
 unit: $(VENV)/.dev
 	@echo 'tests'
-	@$(if $(strip $(ARGS)),$(AGAIN) -m pytest $(SPREAD) $(ARGS),\
-	$(BIN)/python compile_core.py build/compiled; status=$$?; \
-	if [ $$status -eq 3 ]; then echo 'the tests of the core run interpreted only' >&2; $(AGAIN) -m pytest $(SPREAD); exit; fi; \
-	[ $$status -eq 0 ] && $(AGAIN) -m pytest $(SPREAD) -m 'not slow and (interpreted or not compiled)' && $(call run-compiled,compiled,,$(BOTH_WAYS)))
+	@$(AGAIN) -m pytest $(SPREAD) $(ARGS)
+	@$(if $(strip $(ARGS)),,$(call both-ways,compiled,checked,,$(BOTH_WAYS)))
 
-# $(1) is the folder below build, $(2) what the tests' environment has besides, $(3) the tests.
-run-compiled = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) BLOCKLIFE_EXPECT_CORE=compiled $(CURDIR)/$(BIN)/python \
-  -m tests.again $(CURDIR)/$(BIN)/python -m pytest $(SPREAD) -m 'not slow and not interpreted' $(or $(ARGS),$(3))
-
-# The same of a copy that is compiled in this way: $(2). Status 3: there is no compiler here, which is no failure.
+# $(1) is the folder below build, $(2) the way to compile, $(3) what the tests' environment has besides, $(4) the tests. Status 3: there is no compiler here, which is no failure.
 define both-ways
 $(BIN)/python compile_core.py build/$(1) --as $(2); status=$$?; \
-if [ $$status -eq 3 ]; then echo 'there is nothing here to compile with' >&2; exit 0; fi; \
-[ $$status -eq 0 ] && $(call run-compiled,$(1),$(3),$(ALL_BOTH_WAYS))
+if [ $$status -eq 3 ]; then echo 'the tests of the core ran interpreted only' >&2; exit 0; fi; \
+[ $$status -eq 0 ] && cd build/$(1) && $(3) PYTHONPATH=$(CURDIR)/build/$(1) BLOCKLIFE_EXPECT_CORE=compiled \
+  $(CURDIR)/$(BIN)/python -m tests.again $(CURDIR)/$(BIN)/python -m pytest $(SPREAD) -m 'not slow and not interpreted' $(or $(ARGS),$(4))
 endef
 
 compiled: $(VENV)/.dev  ## a copy of the project in build/compiled whose core runs compiled, with checks of every index; only what changed is built
 	@$(BIN)/python compile_core.py build/compiled
 
 test-compiled: $(VENV)/.dev  ## the tests of ledger, scheduler and explorer with the core compiled
-	@$(call both-ways,compiled,checked)
+	@$(call both-ways,compiled,checked,,$(ALL_BOTH_WAYS))
 
 # The interpreter is not built with them, so that theirs must be loaded first; it leaks by design, and its own allocator would hide much.
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
 test-sanitized: $(VENV)/.dev  ## the same under gcc's sanitizers for addresses and undefined behaviour, without those checks
-	@$(call both-ways,sanitized,sanitized,$(SANITIZED))
+	@$(call both-ways,sanitized,sanitized,$(SANITIZED),$(ALL_BOTH_WAYS))
 
 bench-compiled: $(VENV)/.dev  ## make bench with the core compiled as it is shipped
 	@$(BIN)/python compile_core.py build/shipped --as shipped

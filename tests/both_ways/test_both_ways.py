@@ -154,7 +154,6 @@ def test_sanitizers_see_what_no_check_does(call: str, found: str, run_off: RunOf
 # --- what compares them ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiled
 def test_an_interpreted_walk_is_a_function_of_its_seed() -> None:
     """Or else no comparison would mean anything."""
     once, again = (trace("ledger", 5, "--interpreted") for _ in range(2))
@@ -185,7 +184,6 @@ def test_the_first_difference_is_told(one: list[str], other: list[str], said: st
     assert first_difference(one, other) == said
 
 
-@pytest.mark.compiled
 def test_a_walk_has_every_column() -> None:
     """What is compared is what there is: the fields of a snapshot, the journal, and what was counted."""
     seen = {name for said in trace("scheduler", 1, "--interpreted")[1:] for name in json.loads(said)["columns"]}

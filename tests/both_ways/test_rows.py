@@ -20,8 +20,6 @@ from tests.both_ways.scheduling import POOL_GROUPS
 from tests.both_ways.trace import NIGHTLY, PINNED, WALKS
 from tests.rigs import ENGINE_GROUPS
 
-pytestmark = pytest.mark.compiled
-
 SCHEDULED = tuple(name for name in PINNED if name != "ledger")
 
 

@@ -132,14 +132,12 @@ def check_counts(text: str, counts: tuple[int, int]) -> None:
 # --- states ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("text", list(COUNTS))
 def test_ledger_world_keeps_its_promises_and_its_size(text: str) -> None:
     """All rules hold in every state, everything drains, and there are as many states as ever."""
     check_counts(text, COUNTS[text])
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("text", list(BELOW_COUNTS))
 def test_ledger_world_with_a_store_below_keeps_its_promises_and_its_size(text: str) -> None:
     """Content goes below and comes back, vanishes there, fails on the way, or is missing on one of two workers."""
@@ -156,7 +154,6 @@ def test_larger_ledger_world_keeps_its_promises_and_its_size(text: str) -> None:
     check_counts(text, SLOW_COUNTS[text])
 
 
-@pytest.mark.compiled
 def test_ledger_worlds_take_every_row() -> None:
     """No row of the four tables is there for nothing: some state of some world leads over it."""
     taken = {(machine, row.index): 0 for machine, table in MACHINES.items() for row in table.rows}
@@ -178,7 +175,6 @@ def add_coverage(taken: dict[tuple[str, int], int], world: LedgerWorld) -> None:
             taken[machine, row] += times
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("text", ["verbs", "deadlines"])
 def test_ledger_world_abstraction_loses_nothing(text: str) -> None:
     """States that look the same can do the same, and look the same afterwards."""
@@ -204,7 +200,6 @@ def states_of(world: LedgerWorld) -> list[LedgerState]:
     return todo
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("text", ["loads", "workers=2", "slots=2,jobs=2"])
 def test_ledger_world_heaps_of_reports_lead_nowhere_else(text: str) -> None:
     """A plan settled together with all reports is a plan settled after them: no state is new."""

@@ -122,7 +122,6 @@ def judge(pinned: Pinned) -> None:
     assert pinned.counts == found.counts, f"write below [{pinned.name}]: counts = [{states:_}, {edges:_}, {depth}]"
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("pinned", SMALL, ids=lambda each: each.name)
 def test_small_world_holds_with_its_pinned_counts(pinned: Pinned) -> None:
     """Every state of it was visited; who changes a rule changes a number here."""
@@ -136,7 +135,6 @@ def test_large_world_holds_with_its_pinned_counts(pinned: Pinned) -> None:
     judge(pinned)
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(("groups", "blocks"), [("full:1+drafter", 4), ("full:1,swa:1:2+drafter", 8)])
 def test_guesses_hold_behind_loads_within_a_step(groups: str, blocks: int) -> None:
     """Requests with a drafter come one by one, so that the device forgets; loads within a step fail, and are repeated."""
@@ -159,7 +157,6 @@ def rows() -> set[str]:
     return {f"{machine} {row}" for machine, table in {**MACHINES, **SCHEDULER_MACHINES}.items() for row in table.rows}
 
 
-@pytest.mark.compiled
 def test_worlds_together_take_every_row_that_a_scheduler_can() -> None:
     """A row that no world takes is tested by none of them; those that only the ledger's own verbs reach are known by name."""
     taken = frozenset().union(*(seen(each.name).taken for each in SMALL))
@@ -167,7 +164,6 @@ def test_worlds_together_take_every_row_that_a_scheduler_can() -> None:
     assert rows() - taken == BY_THE_ENGINE_NEVER
 
 
-@pytest.mark.compiled
 def test_small_worlds_meet_every_fault_and_every_policy() -> None:
     """Each kind of fault happens in a small world, and each policy has one."""
     engines = [each.settings.engine for each in SMALL]
@@ -189,7 +185,6 @@ def test_small_worlds_meet_every_fault_and_every_policy() -> None:
     assert groups >= {SlidingWindow, Mamba}
 
 
-@pytest.mark.compiled
 def test_contracts_differ_where_it_matters() -> None:
     """A world under both contracts is no pair of twins: the counts differ."""
     pairs = [each.name.removesuffix("-fence") for each in SMALL if each.name.endswith("-fence")]
@@ -362,7 +357,6 @@ def test_world_has_tails_at_every_token_only(text: str) -> None:
 # --- drafts beside states -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiled
 def test_drafter_beside_states_holds_where_hits_load() -> None:
     """Requests come one by one, so that the device forgets what the next one hits: states of known tokens are loaded."""
     engine = Settings(groups="full:1+drafter,mamba:1", drafts=1, num_blocks=7, num_slots=14, max_requests=1)
@@ -440,7 +434,6 @@ def test_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert found == [rule or found[0]], found
 
 
-@pytest.mark.compiled
 def test_world_with_tails_of_two_lengths_holds() -> None:
     """What the bugs above are planted in."""
     assert explore(World(LONGER), processes=1).verdict is Verdict.HOLDS
