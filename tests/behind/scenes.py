@@ -28,9 +28,9 @@ import pytest
 from attrs import frozen
 
 from blocklife.errors import BlocklifeError
+from tests.plays import act, blocks
 from tests.sparing import places, sample
 
-_WORDS: Mapping[str, object] = {"yes": True, "no": False, "none": None}
 MOST = 2000
 """Steps in which what is waited for must have come."""
 
@@ -68,18 +68,6 @@ class Scene:
             act(stage, verb, rest.split(), known)
 
 
-def act(stage: object, verb: str, words: Sequence[str], known: Mapping[str, object]) -> None:
-    """Call a method of the stage."""
-    named = dict(word.split("=", 1) for word in words if re.match(r"[a-z_]+=", word))
-    given = [known[word] if word in known else read(word) for word in words if not re.match(r"[a-z_]+=", word)]
-    getattr(stage, verb)(*given, **{key: read(word) for key, word in named.items()})
-
-
-def read(word: str) -> Any:
-    """What a word means."""
-    return int(word) if re.fullmatch(r"-?\d+", word) else _WORDS.get(word, word)
-
-
 def scope(expression: str, stage: object, known: Mapping[str, object]) -> dict[str, object]:
     """What the names of an expression mean."""
     names = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
@@ -95,9 +83,7 @@ def value(expression: str, stage: object, known: Mapping[str, object]) -> Any:
 def heads(table: str) -> Iterator[tuple[str, list[str], str]]:
     """Name, settings and events of each scene of a table."""
     found: dict[str, str] = {}
-    lines = [line for line in table.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    for block in re.split(r"\n(?=\S)", "\n".join(lines)):
-        head, _, events = block.partition("\n")
+    for head, events in blocks(table):
         name, *settings = head.split()
         while (more := re.match(r" +with (.*)\n", events)) is not None:
             settings, events = [*settings, *more[1].split()], events[more.end() :]
@@ -109,10 +95,8 @@ def heads(table: str) -> Iterator[tuple[str, list[str], str]]:
 
 def scenes(table: str, every: Mapping[str, Sequence[str]] = {}, common: Mapping[str, str] = {}) -> list[Any]:
     """The scenes of a table as parameters of a test. *every*: all values that a key can have; *common*: what is set in all."""
-    found, names = [], set[str]()
+    found = []
     for name, settings, events in heads(table):
-        assert name not in names, name
-        names.add(name)
         keys = {**common, **dict(setting.split("=", 1) for setting in settings)}
         axes = {key: every[key] if told == "*" else told.split("|") for key, told in keys.items()}
         choices = [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())]

@@ -30,7 +30,7 @@ from blocklife.offload._lookup import Answer
 from blocklife.offload._search import HostAnswers
 from blocklife.states import JobLife, Slot
 from tests.behind import scenes as tables
-from tests.behind.scenes import read
+from tests.plays import read
 from tests.vllm.below_rig import BelowRig
 from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig, configured, walk, with_guesses

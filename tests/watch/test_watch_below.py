@@ -7,7 +7,8 @@ import pytest
 from blocklife.watch import TierBook, TierJob
 from blocklife.watch._records import NUM_ENDED
 from blocklife.watch._uses import HISTORY, NUM_AGAIN
-from tests.watch.script import Case, cases, play
+from tests.plays import play
+from tests.watch.script import Case, cases
 
 SLOTS = 4
 

@@ -21,7 +21,8 @@ from blocklife.watch import CONNECTOR, RULES, CopyPiece, EngineCopy, Mirror, Mir
 from blocklife.watch._holders import ALLOCATED, SEALED
 from blocklife.watch._ledger import NUM_SPARE
 from blocklife.watch._records import NUM_ENDED
-from tests.watch.script import Case, cases, play
+from tests.plays import play
+from tests.watch.script import Case, cases
 
 IS_TOLD = [True]
 """Whether the mirrors have ledgers, which hear of jobs."""

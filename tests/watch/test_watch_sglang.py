@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchError, WatchMode, attach
-from tests.watch.script import Case, cases, play
+from tests.plays import play
+from tests.watch.script import Case, cases
 from tests.watch.sglang_fakes import FakeEngine, FakeStateEngine
 
 

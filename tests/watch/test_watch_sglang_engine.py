@@ -27,7 +27,7 @@ from blocklife.errors import InvariantError, MisuseError
 from blocklife.watch import HeldContent, Text
 from blocklife.watch._contents import STILL
 from blocklife.watch._texts import UNSEEN, SlotContents
-from tests.watch.script import play
+from tests.plays import play
 from tests.watch.sglang_fakes import PAGE, FakeController, FakeEngine, FakeStateEngine, Kind, slots_of
 
 TEXT = [*range(100, 116)]

@@ -14,7 +14,8 @@ import pytest
 from blocklife.engines.vllm.watch import Options, Watch, WatchError, WatchMode, attach, detach, watch_of
 from blocklife.engines.vllm.watch._engine import NUM_STILL
 from blocklife.errors import MisuseError
-from tests.watch.script import Case, cases, play
+from tests.plays import play
+from tests.watch.script import Case, cases
 from tests.watch.watch_fakes import (
     FakeMeta,
     FakeOffloading,

@@ -16,7 +16,8 @@ import pytest
 from blocklife.engines.vllm.watch import Options, WatchError, WatchMode, attach_worker, detach, watch_of
 from blocklife.errors import MisuseError
 from blocklife.watch._records import NUM_ENDED
-from tests.watch.script import Case, cases, play
+from tests.plays import play
+from tests.watch.script import Case, cases
 from tests.watch.watch_fakes import FakeMeta, load, store
 
 COUNT = Options(mode=WatchMode.COUNT)

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from blocklife.engines.vllm.watch import Options, Watch, WatchMode, attach
-from tests.watch.script import play
+from tests.plays import play
 
 
 @define(eq=False)
