@@ -22,7 +22,7 @@ NIGHTLY := -m 'slow or not slow'
 
 # What every build tests both ways, interpreted and compiled: walks that compare all columns after each call, the ledger, and the
 # scheduler's own walks. The rest, with what explores worlds, is for the night.
-BOTH_WAYS := tests/both_ways tests/ledger tests/offload/test_offload.py
+BOTH_WAYS := tests/both_ways/test_both_ways.py tests/ledger tests/offload/test_offload.py
 ALL_BOTH_WAYS := $(addprefix tests/,both_ways ledger offload cli/test_check.py \
   $(addprefix testing/test_,explore.py scenarios.py walk.py world.py worlds.py) proof/test_ledger_world.py)
 
