@@ -18,14 +18,13 @@ _WORDS: Mapping[str, object] = {"yes": True, "no": False, "none": None}
 
 
 def blocks(table: str) -> Iterator[tuple[str, str]]:
-    """Head and events of each block, without what says why; no two heads begin with one name."""
+    """Head and events of each block, without what says why; no two are headed alike."""
     lines = [line for line in table.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    names = set[str]()
+    heads = set[str]()
     for block in re.split(r"\n(?=\S)", "\n".join(lines)):
         head, _, events = block.partition("\n")
-        name = head.split()[0]
-        assert name not in names, name
-        names.add(name)
+        assert head not in heads, head
+        heads.add(head)
         yield head, events
 
 

@@ -85,6 +85,7 @@ def heads(table: str) -> Iterator[tuple[str, list[str], str]]:
     found: dict[str, str] = {}
     for head, events in blocks(table):
         name, *settings = head.split()
+        assert name not in found, name
         while (more := re.match(r" +with (.*)\n", events)) is not None:
             settings, events = [*settings, *more[1].split()], events[more.end() :]
         if (other := re.match(r" +like (\S+)$", events)) is not None:

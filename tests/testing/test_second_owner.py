@@ -14,8 +14,8 @@ from blocklife.ledger import Ledger
 from blocklife.ledger.views import block_of
 from blocklife.states import KEYED
 from blocklife.testing.exploring._explore import Bounds, Verdict, explore
+from blocklife.testing.worlds import _core_memo
 from blocklife.testing.worlds import _second_owner as second
-from blocklife.testing.worlds import _world
 from blocklife.testing.worlds._engine import Engine, Settings
 from blocklife.testing.worlds._pinned import pinned_world
 from blocklife.testing.worlds._world import Faults, World, WorldSettings
@@ -98,7 +98,7 @@ def test_blocks_that_are_read_and_not_held_are_found(name: str, monkeypatch: pyt
     """By the ledger's books; and where nobody keeps books, by bytes that are gone under the reader."""
     monkeypatch.setattr(second, "lend", _unheld)
     by_books = found(name)
-    monkeypatch.setattr(_world, "check", lambda _ledger: [])
+    monkeypatch.setattr(_core_memo, "check", lambda _ledger: [])
     monkeypatch.setattr(second, "give_back", _unnoticed)
     by_bytes = found(name)
 

@@ -45,6 +45,7 @@ def cases(table: str) -> dict[str, Case]:
     found: dict[str, Case] = {}
     for head, events in blocks(table):
         name, rules, *said = head.split(maxsplit=2)
+        assert name not in found, name
         fallen = [] if rules == "silent" else rules.split("+")
         assert set(fallen) <= set(RULES), head
         found[name] = Case(name, fallen, [each.strip() for each in " ".join(said).split("//")], events)
