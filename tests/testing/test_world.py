@@ -24,7 +24,7 @@ from blocklife.testing.exploring._explore import Bounds, Verdict, explore
 from blocklife.testing.exploring._model import Broken, Kind
 from blocklife.testing.worlds import _cross_checks as cross_checks
 from blocklife.testing.worlds._actions import FAULT_DOCS, Acts, faults_with
-from blocklife.testing.worlds._core_memo import CoreMemo, CoreStep
+from blocklife.testing.worlds._core_memo import CoreCall, CoreMemo, CoreStep
 from blocklife.testing.worlds._cross_checks import LAST_STEP, LAWFUL, RULES, TOLD, CoreValue
 from blocklife.testing.worlds._device import Device, Landing
 from blocklife.testing.worlds._engine import USUAL, Engine, Settings
@@ -170,17 +170,10 @@ def test_world_runs_the_real_code_once_for_each_call() -> None:
 class Again(CoreMemo):
     """A core that makes each call each time, and compares what it remembers with what comes of it."""
 
-    def step(
-        self,
-        core: int,
-        action: Action,
-        kept: tuple[int, ...],
-        inbox: tuple[Landing, ...] = (),
-        launched: tuple[tuple[int, int], ...] = (),
-    ) -> CoreStep:
+    def step(self, call: CoreCall, kept: tuple[int, ...]) -> CoreStep:
         """A call."""
-        found = super().step(core, action, kept, inbox, launched)
-        again = self._call(core, action, kept, inbox, launched)
+        found = super().step(call, kept)
+        again = self._call(call, kept)
 
         assert (found.core, found.orders, found.names.jobs) == (again.core, again.orders, again.names.jobs)
         return found

@@ -25,8 +25,7 @@ from blocklife.states import MACHINES
 from blocklife.testing.exploring._explore import Counterexample
 from blocklife.testing.exploring._model import Broken
 from blocklife.testing.worlds._actions import ACTIONS, OF_ENTRIES, Action
-from blocklife.testing.worlds._core_memo import CoreMemo, CoreStep
-from blocklife.testing.worlds._cross_checks import CoreValue
+from blocklife.testing.worlds._core_memo import CoreCall, CoreMemo, CoreStep
 from blocklife.testing.worlds._device import CopyOrder, FrozenDevice, Landing, Orders, Pass
 from blocklife.testing.worlds._engine import Engine
 from blocklife.testing.worlds._store_below import WorldStore
@@ -266,35 +265,21 @@ class _HeardCore(CoreMemo):
         self.told: tuple[Landing, ...] = ()
         self.said: _Said | None = None
 
-    def step(
-        self,
-        core: int,
-        action: Action,
-        kept: tuple[int, ...],
-        inbox: tuple[Landing, ...] = (),
-        launched: tuple[tuple[int, int], ...] = (),
-    ) -> CoreStep:
+    def step(self, call: CoreCall, kept: tuple[int, ...]) -> CoreStep:
         """Make a call on a value."""
         self.heard.clear()
-        self.told = inbox
-        self.seen = self._call(core, action, kept, inbox, launched)
+        self.told = call.inbox
+        self.seen = self._call(call, kept)
         return self.seen
 
-    def _act(
-        self,
-        engine: Engine,
-        action: Action,
-        core: CoreValue,
-        inbox: tuple[Landing, ...],
-        launched: tuple[tuple[int, int], ...],
-    ) -> tuple[Orders | None, tuple[int, ...]]:
-        ledger = engine.ledger
+    def _act(self, call: CoreCall) -> tuple[Orders | None, tuple[int, ...]]:
+        ledger = self.engine.ledger
         self.holders = ledger.requests.rows()
         try:
-            return super()._act(engine, action, core, inbox, launched)
+            return super()._act(call)
         finally:
             self.holders |= ledger.requests.rows()
-            last = core.saved.ledger.last_number
+            last = self.values[call.core].saved.ledger.last_number
             self.made = [
                 (
                     number,
@@ -306,7 +291,7 @@ class _HeardCore(CoreMemo):
                 for job in ledger.jobs.known()
                 if (number := job.number) > last
             ]
-            self.said = _said_by(engine)
+            self.said = _said_by(self.engine)
 
     def counted(self, step: CoreStep) -> bool:
         """Whether the fault of a step was found by the ledger's invariants, after the call."""

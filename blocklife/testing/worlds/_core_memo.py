@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from attrs import define
 
@@ -60,8 +60,17 @@ class CoreStep:
     """Jobs that are not over after the call, under the names of before."""
 
 
-_CoreCall: TypeAlias = tuple[int, Action, tuple[Landing, ...], tuple[tuple[int, int], ...]]
-"""A value of the core, the call, and its arguments: reports, and which copies have begun to run."""
+class CoreCall(NamedTuple):
+    """A call on a value of the core."""
+
+    core: int
+    action: Action
+    inbox: tuple[Landing, ...] = ()
+    """Reports that the engine passes on."""
+    launched: tuple[tuple[int, int], ...] = ()
+    """Shares (job, worker) that have begun to run."""
+
+
 _NOBODY: frozenset[int] = frozenset()
 NO_MESSAGE = -1
 """The message number of a call that has failed, of which the device is told nothing."""
@@ -88,11 +97,11 @@ class CoreMemo:
         """The large parts of the values, each kept once: a world has thousands of values, but only hundreds of parts."""
         self._problems: list[tuple[str, str] | None] = [None]
         """For each value, the ledger rule that it breaks, or None."""
-        self._known: dict[tuple[_CoreCall, int | None], CoreStep] = {}
+        self._known: dict[tuple[CoreCall, int | None], CoreStep] = {}
         self._messages: dict[tuple[object, ...], int] = {}
         """The messages to the device, numbered. There are far fewer than calls."""
         self._claims: dict[tuple[object, ...], int] = {}
-        self._out: dict[_CoreCall, frozenset[int]] = {}
+        self._out: dict[CoreCall, frozenset[int]] = {}
         """The jobs that are out after each call: their names do not depend on reports still to come."""
         for script in settings.requests:
             engine.know(script.name, script.text, script.prompt)
@@ -107,19 +116,11 @@ class CoreMemo:
         """A hash of the set of values, comparable only within one process."""
         return hash(frozenset(self._numbers))
 
-    def step(
-        self,
-        core: int,
-        action: Action,
-        kept: tuple[int, ...],
-        inbox: tuple[Landing, ...] = (),
-        launched: tuple[tuple[int, int], ...] = (),
-    ) -> CoreStep:
+    def step(self, call: CoreCall, kept: tuple[int, ...]) -> CoreStep:
         """Make a call on a value of the core; repeated calls are answered from memory."""
-        call = core, action, inbox, launched
         found = self._known.get((call, _oldest(kept, self._out.get(call, _NOBODY)) if kept else None))
         if found is None:
-            found = self._call(core, action, kept, inbox, launched)
+            found = self._call(call, kept)
             self._out[call] = found.out
             self._known[call, _oldest(kept, found.out)] = found
         return found
@@ -159,21 +160,14 @@ class CoreMemo:
             ),
         )
 
-    def _call(
-        self,
-        number: int,
-        action: Action,
-        kept: tuple[int, ...],
-        inbox: tuple[Landing, ...],
-        launched: tuple[tuple[int, int], ...],
-    ) -> CoreStep:
+    def _call(self, call: CoreCall, kept: tuple[int, ...]) -> CoreStep:
         self.calls += 1
-        engine, before = self.engine, self.values[number]
+        engine, before, action = self.engine, self.values[call.core], call.action
         engine.thaw(before.saved)
         engine.weights = before.weights
         violations = engine.ledger.counts.tally["violations"]
         try:
-            orders, handed_out = self._act(engine, action, before, inbox, launched)
+            orders, handed_out = self._act(call)
             problem = misdone(engine, before, orders, handed_out, action.verb, action.worker)
             if problem is None and engine.ledger.counts.tally["violations"] > violations:
                 problem = LAWFUL, "the ledger counted a violation"
@@ -208,15 +202,9 @@ class CoreMemo:
             out,
         )
 
-    def _act(
-        self,
-        engine: Engine,
-        action: Action,
-        core: CoreValue,
-        inbox: tuple[Landing, ...],
-        launched: tuple[tuple[int, int], ...],
-    ) -> tuple[Orders | None, tuple[int, ...]]:
+    def _act(self, call: CoreCall) -> tuple[Orders | None, tuple[int, ...]]:
         """Make one call. Returns the orders for the device, which only a step has, and the blocks that were handed out."""
+        engine, core, action = self.engine, self.values[call.core], call.action
         scheduler = engine.scheduler
         match action.verb:
             case "step":
@@ -227,7 +215,7 @@ class CoreMemo:
             case "settle" | "settle_late":
                 if action.verb == "settle_late":
                     engine.now += self._settings.engine.deadline if self._settings.timed else 1.0
-                engine.settle(inbox, launched=launched)
+                engine.settle(call.inbox, launched=call.launched)
                 return None, engine.take_handed_out()
             case "arrive":
                 script = next(each for each in self._settings.requests if each.name == action.request)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from blocklife.states import ADMITTED, Request
 from blocklife.testing.worlds._actions import FAULT_DOCS, Action
-from blocklife.testing.worlds._core_memo import CoreMemo
+from blocklife.testing.worlds._core_memo import CoreCall, CoreMemo
 from blocklife.testing.worlds._cross_checks import CoreValue
 from blocklife.testing.worlds._device import DeviceMemo, Landing
 from blocklife.testing.worlds._settings import WorldSettings
@@ -96,7 +96,7 @@ class NextActions:
     def _waits_for(self, state: State) -> bool:
         """Whether the next plan would wait for a running copy."""
         device = self._devices.values[state.device]
-        step = self._cores.step(state.core, STEP, state.env.kept())
+        step = self._cores.step(CoreCall(state.core, STEP), state.env.kept())
         runs = {job for job, _, hung in device.running() if not hung}
         runs |= {order.job for worker in device.workers for order in worker.held_back}
         runs |= {order.job for order in step.orders.loads} if step.orders is not None else set()

@@ -1,4 +1,4 @@
-"""The pinned worlds: small ones that every change is explored in, with their exact numbers of states, and larger ones.
+"""The pinned worlds, with their exact numbers of states.
 
 Rules of this file:
 
@@ -43,7 +43,7 @@ class Pinned:
     settings: WorldSettings
     counts: Counts
     large: bool = field(default=False, kw_only=True)
-    """Whether the ordinary tests leave it out."""
+    """Whether mutants are not judged in it, for each of them explores every world."""
 
 
 def _read() -> Iterator[Pinned]:

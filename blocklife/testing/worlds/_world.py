@@ -32,7 +32,7 @@ from blocklife.testing.exploring._model import Broken, Kind, Property
 from blocklife.testing.worlds._actions import CLOSING, NEW_SPACE, SPENDS, Acts, verbs_with
 from blocklife.testing.worlds._actions import Action as Action
 from blocklife.testing.worlds._actions import Faults as Faults
-from blocklife.testing.worlds._core_memo import CoreMemo, CoreStep
+from blocklife.testing.worlds._core_memo import CoreCall, CoreMemo, CoreStep
 from blocklife.testing.worlds._cross_checks import (
     BELOW,
     KEPT,
@@ -262,7 +262,7 @@ class World:
             return State(core, device, env)
         if verb == "settle" or verb == "settle_late":
             return self._settle(state, action)
-        step = self._cores.step(core, STEP if action.verb == "step_failing" else action, env.kept())
+        step = self._cores.step(CoreCall(core, STEP if action.verb == "step_failing" else action), env.kept())
         if verb == "arrive":
             number = next(at for at, script in enumerate(self.settings.requests) if script.name == action.request)
             env = env._replace(arrived=env.arrived | 1 << number)
@@ -277,7 +277,7 @@ class World:
         arrived, inbox, echoes, left, lost = env
         if inbox:
             env = Env(arrived, (), echoes, left, lost)
-        step = self._cores.step(state.core, action, env.kept(), inbox, launched)
+        step = self._cores.step(CoreCall(state.core, action, inbox, launched), env.kept())
         return self._with_device(state, step, action, env)
 
     def _with_device(self, state: State, step: CoreStep, action: Action, env: Env) -> State:
