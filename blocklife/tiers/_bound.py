@@ -63,7 +63,7 @@ class DiskBound:
                     self._learn(count.used)
                 else:
                     self.count(lock)
-        except LockedError:  # somebody counts or evicts: the first put learns of it
+        except LockedError:  # another process counts or evicts now; the first put reads its count
             pass
         except OSError as problem:
             raise MisuseError(f"{self._folder.path}: cannot be used as a store: {problem.strerror or problem}") from problem

@@ -8,8 +8,8 @@ the bound, however many processes there are. Reading takes no lock: an open file
 values would say that there is room where the disk has none.
 
 *A full disk.* A disk that is full before the bound is reached, of our own files or of others, makes a put evict what it needs,
-once for what it writes at a time; where that gives no room, because somebody else takes it, nothing is evicted for a while:
-nobody's full disk empties the store. `_bound` says what is evicted, and how entries are counted.
+once for what it writes at a time. If another program takes that room, nothing is evicted for a while, so that others who
+fill the disk do not empty the store. `_bound` says what is evicted, and how entries are counted.
 
 *What is not here, and why.* No ``fsync``: the file system may lose what was put before a power cut, or damage it, and an entry
 has a checksum for that. No direct I/O: the page cache makes what was just put cheap to get.

@@ -48,12 +48,11 @@ class TierBook:
         """A tier was asked whether it takes a store now."""
         self._refused = None if may_store else tier
 
-    def made(self, job: TierJob, *, is_known: bool = False, is_external: bool = False) -> None:
+    def made(self, job: TierJob, *, is_external: bool = False) -> None:
         """The engine has made a job.
 
-        From now on a job that stores reads its slots; one that promotes fills them when its tier gets it. *is_known*: it counts
-        as handed over at once, for that may not be heard. *is_external*: its tier has asked for it, for another engine, and is
-        not handed it.
+        From now on a job that stores reads its slots; one that promotes fills them when its tier gets it. *is_external*: its
+        tier has asked for it, for another engine, and is not handed it.
         """
         if job.number in self._jobs:
             self._odd("I3", f"{job.name} is made a second time", job)
@@ -70,12 +69,11 @@ class TierBook:
             self._odd("I12", what, job)
         if not is_external:
             self._refused = None
-        if is_known:
-            job.is_believed = True
+        if job.is_believed:
             job.life.launch()
         elif not is_external:
             self._kept_back[job.number] = job
-        if is_known or not job.promotes:
+        if job.is_believed or not job.promotes:
             self.slots.enter(job)
 
     def handed_over(self, number: int, tier: int, content: Sequence[tuple[bytes, int]], *, promotes: bool) -> None:

@@ -40,7 +40,7 @@ class HeardCall:
 
     @property
     def first(self) -> object:
-        """The first argument, whatever its name; None if there is none."""
+        """The first argument, by position or by name; None if the call has no arguments."""
         return self.args[0] if self.args else next(iter(self.kwargs.values()), None)
 
     def keep_first(self) -> None:

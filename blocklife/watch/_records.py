@@ -17,7 +17,7 @@ class Occupant:
 
     __slots__ = ("alone",)
     alone: tuple[Self, ...]
-    """The entry of all places where nobody else is, so that most need no tuple of their own."""
+    """The entry of every place that it has alone: one tuple for all of them."""
 
     def appear(self: Self) -> None:
         """It can be at places from now on."""
@@ -32,7 +32,7 @@ T = TypeVar("T", bound=Occupant)
 
 
 class AtPlace(dict[int, tuple[T, ...]], Generic[T]):
-    """Who is at each place, in the order of coming; each is there as often as it came. A place where nobody is has no entry."""
+    """The occupants of each place, in the order of `add`, each once for each `add`. An empty place has no entry."""
 
     def add(self, places: Collection[int], who: T) -> None:
         """Somebody comes to these places."""

@@ -44,7 +44,7 @@ class TierJob:
     life: CopyLife = field(factory=CopyLife)
     """LAUNCHED once it is handed over to its tier, LANDED once that has reported it."""
     is_believed: bool = False
-    """Whether it counts as handed over since it was made, for the watch may not hear when it is."""
+    """Whether it counts as handed over when it is made, because the watch may not hear of it."""
     good: frozenset[bytes] = frozenset()
     """Once it has LANDED: the content that has arrived where it should."""
     open: set[int] = field(factory=set)

@@ -26,6 +26,7 @@ import pytest
 from attrs import asdict, define, evolve, field, frozen
 
 from tests.programs import importing, natural, positive, stoppable, with_fixed_hashes
+from tests.vllm.below_rig import PACE_S
 from tests.vllm.worlds import GroupSpec, Kind, Lag, WorldSpec
 
 with importing("tests.vllm.fuzz", __name__):
@@ -53,8 +54,6 @@ STEPS = 10_000
 """An engine that is not idle after so many steps stands still."""
 MANY = 500
 """Of so many runs each feature is to have moved bytes in one at least."""
-PACE_S = 0.0005
-"""What a step without tokens takes where a store below has its own time, as in vLLM's loop."""
 EVERY = 50
 """Runs between two lines of progress."""
 

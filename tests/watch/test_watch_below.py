@@ -71,8 +71,8 @@ class Told(TierBook):
         """A job is made, without its last slots, maybe."""
         found = content_of(content)
         slots = [slot for _, slot in found][: len(found) - without]
-        job = TierJob(number, tier, "r", [key for key, _ in found], slots, promotes=promotes)
-        self.made(job, is_known=known, is_external=external)
+        job = TierJob(number, tier, "r", [key for key, _ in found], slots, promotes=promotes, is_believed=known)
+        self.made(job, is_external=external)
 
     def hand_over(self, number: int, *content: str, promotes: bool, tier: int = 0) -> None:
         """A tier gets a job."""

@@ -176,8 +176,10 @@ class TieringHooks:
         job, tier_idx = cast("tuple[JobLike, int]", tuple(call.given("transfer_job", "tier_idx")))
         keys, slots = list(job.keys), [int(slot) for slot in job.chunk_ids]
         request = _name_of(job.req_context)
-        made = TierJob(job.job_id, tier_idx, request, keys, slots, bool(job.is_promotion))
-        self.below.made(made, is_known=not self._sees(tier_idx, made.promotes), is_external=self._ears.is_within(_SERVING))
+        promotes = bool(job.is_promotion)
+        is_believed = not self._sees(tier_idx, promotes)
+        made = TierJob(job.job_id, tier_idx, request, keys, slots, promotes, is_believed=is_believed)
+        self.below.made(made, is_external=self._ears.is_within(_SERVING))
         if made.promotes:
             self._watch.later(self._mirror.promoting, made.name, list(zip(keys, slots, strict=False)))
         else:
