@@ -12,9 +12,7 @@ from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.states import Job
-from blocklife.testing.scenarios._driver import EngineSetup, EngineStep, LookedUp, SettledPlan
-from blocklife.testing.scenarios._our_driver import OurDriver
-from blocklife.testing.worlds._device import Landing
+from blocklife.testing import EngineSetup, EngineStep, Landing, LookedUp, OurDriver, SettledPlan
 
 
 class Wrong(OurDriver):

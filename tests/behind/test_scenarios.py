@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from blocklife.testing.scenarios._running import Outcome, parse_scenario, run_scenario
+from blocklife.testing import Outcome, parse_scenario, run_scenario
 from tests.behind import engine_here
 
 ENGINE = engine_here() or ""

@@ -13,12 +13,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 
-from blocklife.testing.exploring._explore import Exploration, Verdict, explore
-from blocklife.testing.exploring._model import Property
+from blocklife.testing import Action, Exploration, Property, State, Verdict, World, WorldSettings, explore, pinned_world
 from blocklife.testing.exploring._processes import usable_processors
 from blocklife.testing.worlds._format import make_world
-from blocklife.testing.worlds._pinned import pinned_world
-from blocklife.testing.worlds._world import Action, State, World, WorldSettings
 from tests.bench import Figure, Scale, nanoseconds
 
 LARGE = "wide-fence"

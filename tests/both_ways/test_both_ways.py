@@ -24,7 +24,8 @@ from typing import TypeAlias
 import pytest
 
 from blocklife.cli import _built as built
-from blocklife.ledger._snapshot import SavedBlocks, SavedJob, SavedSlots, Snapshot
+from blocklife.ledger import Snapshot
+from blocklife.ledger._snapshot import SavedBlocks, SavedJob, SavedSlots
 from blocklife.ledger.views import CountsView
 from blocklife.offload._snapshot import SavedScheduler
 from tests.both_ways.comparing import ROOT, first_difference, trace

@@ -205,8 +205,8 @@ def scheduler_said(sheet: Sheet) -> Callable[[str, OffloadScheduler], object]:
 
 def walk_worlds(seed: int, put: Put) -> Taken:
     """What may happen in a part of the pinned worlds, where each step is judged by their own rules."""
+    from blocklife.testing import World
     from blocklife.testing.worlds._pinned import WORLDS
-    from blocklife.testing.worlds._world import World
 
     taken = Taken()
     for pinned in WORLDS[seed % PARTS :: PARTS]:

@@ -24,9 +24,9 @@ from blocklife.cli import _exploring as exploring
 from blocklife.errors import MisuseError
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
+from blocklife.testing import Action, State, World, pinned_world
 from blocklife.testing.worlds._cross_checks import RULES
-from blocklife.testing.worlds._pinned import WORLDS, pinned_world
-from blocklife.testing.worlds._world import Action, State, World
+from blocklife.testing.worlds._pinned import WORLDS
 from tests.cli.test_cli import COMMAND, ROOT, Capture, call, refused
 from tests.interrupts import interruptible
 from tests.programs import HANGS_S

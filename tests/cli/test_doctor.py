@@ -23,7 +23,7 @@ from blocklife.cli import _built as built
 from blocklife.cli import _doctor as doctor
 from blocklife.cli import main
 from blocklife.cli._doctor import Check, told_of_movers
-from blocklife.copiers._cpu import CpuCopier
+from blocklife.copiers import CpuCopier
 from blocklife.extras import to_install
 from blocklife.ledger.records import Completion, Worker
 

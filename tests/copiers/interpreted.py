@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from blocklife.copiers.torch._layout import CopyLayout, KvCache, Pages
+from blocklife.copiers.torch import KvCache
+from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import KernelMover, prove
 from blocklife.copiers.torch._pieces import WORDS
 from blocklife.ledger.records import Direction

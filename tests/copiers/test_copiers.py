@@ -17,9 +17,7 @@ import attrs
 import numpy as np
 import pytest
 
-from blocklife.copiers._cpu import CpuCopier
-from blocklife.copiers._faults import FaultRates, FaultyCopier
-from blocklife.copiers._protocol import Copier
+from blocklife.copiers import Copier, CpuCopier, FaultRates, FaultyCopier
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import ON_DEVICE, Completion, Direction, JobId, Result, TierTransfer, Transfer, Worker
 from tests.copiers.rig import LOAD, PLACES, RANK, STORE, Words, faulty, job, numbers, tensors, transfer

@@ -25,9 +25,19 @@ import pytest
 
 pytest.importorskip("torch", reason="ranks need torch (pip install torch)")
 
-from blocklife.copiers._cpu import CpuCopier
-from blocklife.copiers._distributed import ForwardError, Link, LinkError, Loss, Ranks, RankStatistics, connect, serve
-from blocklife.copiers._executor import Executor, Report
+from blocklife.copiers import (
+    CpuCopier,
+    Executor,
+    ForwardError,
+    Link,
+    LinkError,
+    Loss,
+    Ranks,
+    RankStatistics,
+    Report,
+    connect,
+    serve,
+)
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Launched, Plan, Result, Transfer, Worker
 from tests.programs import HANGS_S

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from blocklife.copiers._executor import Executor, Report
-from blocklife.engines.toy._traffic import Traffic
+from blocklife.copiers import Executor, Report
+from blocklife.engines.toy import Traffic
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 from blocklife.ledger.records import Ids, Launched, Seal, TierTransfer

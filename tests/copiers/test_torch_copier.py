@@ -15,13 +15,13 @@ import pytest
 import torch
 from attrs import define, field
 
-from blocklife.copiers._executor import Executor
+from blocklife.copiers import Executor
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._layout import CopyLayout
 from blocklife.copiers.torch._streams import DeviceLostError, HostDevice, device_for
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Plan, Transfer
-from blocklife.testing._fake_device import FakeDevice, FakeEvent
+from blocklife.testing import FakeDevice, FakeEvent
 from tests.copiers.rig import FAILED, LOAD, OK, PLACES, RANK, STORE, WORDS, Rows, job, on_cpu, results, tensors, transfer
 from tests.plays import play, plays
 

@@ -27,7 +27,8 @@ from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocklife.copiers.torch._layout import CopyLayout, KvCache, Pages
+from blocklife.copiers.torch import KvCache
+from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._pieces import (
     PIECE_BYTES_MIN,
     TABLES_MAX,

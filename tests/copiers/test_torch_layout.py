@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from blocklife.copiers.torch._layout import CopyLayout, KvCache, Pages
+from blocklife.copiers.torch import KvCache
+from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import RunMover, flat_bytes
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import ON_DEVICE, Direction, JobId, Transfer

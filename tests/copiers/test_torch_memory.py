@@ -16,8 +16,9 @@ pytest.importorskip("torch", reason="host memory needs torch (pip install torch)
 
 import torch
 
+from blocklife.copiers.torch import HostMemory
 from blocklife.copiers.torch import _memory as memory
-from blocklife.copiers.torch._memory import HostMemory, available_bytes, machine_bytes
+from blocklife.copiers.torch._memory import available_bytes, machine_bytes
 from blocklife.errors import CapacityError, MisuseError
 
 PAGE = 4096

@@ -17,9 +17,10 @@ import pytest
 import torch
 from attrs import define, field
 
+from blocklife.copiers.torch import KvCache
 from blocklife.copiers.torch import _moves as moves
 from blocklife.copiers.torch._driver import BATCH_MOST, BatchCall, CudaDriver, cuda_driver
-from blocklife.copiers.torch._layout import CopyLayout, KvCache, Pages
+from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import (
     CHOICES,
     BatchMover,

@@ -21,14 +21,14 @@ import pytest
 import torch
 from attrs import define, field
 
+from blocklife.copiers.torch import KvCache, TorchCopier
 from blocklife.copiers.torch import _order as order
-from blocklife.copiers.torch._copier import TorchCopier
-from blocklife.copiers.torch._layout import KvCache
 from blocklife.copiers.torch._order import WAITS, Order, Side, StreamMark, Use, Wait
 from blocklife.copiers.torch._streams import DeviceLostError
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
-from blocklife.testing._fake_device import FakeDevice, Operation, Span, StuckError, conflict
+from blocklife.testing import FakeDevice, StuckError
+from blocklife.testing._fake_device import Operation, Span, conflict
 from tests.copiers.rig import LOAD, STORE, Rows
 
 BLOCKS, PLACES = 6, 6

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blocklife.drawing import Emphasis, Mark, Marks, Panel, Picture, picture
 from blocklife.drawing._layout import WIDTH_MAX, Box, MachineLayout, Point, RowLine, layout, ranges
-from blocklife.drawing._picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
+from blocklife.drawing._picture import Arrow, Label, Node
 from blocklife.drawing._text_width import FIXED, fixed_width, prose_width, wrapped
 from blocklife.errors import DefinitionError
 from blocklife.states import COUPLINGS, MACHINES, Tone

@@ -19,15 +19,13 @@ import numpy as np
 import pytest
 
 from blocklife.cli import main
+from blocklife.drawing import Emphasis, Theme
 from blocklife.drawing._chart import POINTS_MAX, population_chart
 from blocklife.drawing._overlays import marks_of_coverage, marks_of_mutants, marks_of_run, read_coverage, read_mutants
-from blocklife.drawing._picture import Emphasis
-from blocklife.drawing._theme import Theme
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.ledger import Ledger
 from blocklife.ledger.views import View
-from blocklife.recording import Recorder
-from blocklife.recording._statistics import RunStatistics, count_file
+from blocklife.recording import Recorder, RunStatistics, count_file
 from blocklife.states import MACHINES
 from blocklife.testing.plugin._coverage import Coverage
 from tests.proof.mutants.judging import Judgement

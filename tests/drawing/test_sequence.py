@@ -17,6 +17,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from attrs import frozen
 
+from blocklife.drawing import Theme
 from blocklife.drawing._messages import (
     ENTRIES_DRAWN_MAX,
     LEDGER,
@@ -29,7 +30,6 @@ from blocklife.drawing._messages import (
 from blocklife.drawing._sequence import Band, Item, Message, Note, Party, PartySequence, Way, mermaid
 from blocklife.drawing._sequence_svg import SIZE, TITLE_SIZE, svg
 from blocklife.drawing._text_width import prose_width
-from blocklife.drawing._theme import Theme
 from blocklife.ledger import GroupTransfer, Store
 from blocklife.recording import Lives, Recorder, open_recording
 from blocklife.recording._lives import RecordedStep

@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blocklife.drawing import Emphasis, Mark, Marks, Panel, Picture, Theme, picture, png, svg
 from blocklife.drawing import _elements as elements
-from blocklife.drawing._picture import Arrow, Emphasis, Label, Mark, Marks, Node, Panel, Picture, picture
-from blocklife.drawing._png import SCALE, png
-from blocklife.drawing._svg import row_told, slug, svg
-from blocklife.drawing._theme import Theme, Tint
+from blocklife.drawing._picture import Arrow, Label, Node
+from blocklife.drawing._png import SCALE
+from blocklife.drawing._svg import row_told, slug
+from blocklife.drawing._theme import Tint
 from blocklife.states import COUPLINGS, MACHINES, Tone
 
 ROOT = Path(__file__).parents[2]

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from blocklife.cli import main
 from blocklife.drawing._theme import STATE_COLOURS, state_colours
 from blocklife.drawing.viewer._packing import packed
-from blocklife.recording import Recorder
-from blocklife.recording._lives import Lives
+from blocklife.recording import Lives, Recorder
 from blocklife.states import COUPLINGS, MACHINES
 from tests.programs import HANGS_S
 from tests.recordings import read

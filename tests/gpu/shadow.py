@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blocklife.copiers.torch._layout import KvCache, Regions
+from blocklife.copiers.torch import KvCache
+from blocklife.copiers.torch._layout import Regions
 from blocklife.copiers.torch._moves import flat_bytes
 from blocklife.ledger.records import Direction, Transfer
 

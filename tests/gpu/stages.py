@@ -18,7 +18,8 @@ from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import Mover, RunMover
 from blocklife.copiers.torch._streams import StreamDevice
 from blocklife.ledger.records import Direction
-from blocklife.testing._fake_device import FakeDevice, FakeStream, Operation
+from blocklife.testing import FakeDevice, FakeStream
+from blocklife.testing._fake_device import Operation
 from tests.gpu.movers import ForcedCuda, made
 
 NAP_MS = 15.0

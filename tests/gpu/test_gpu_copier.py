@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from blocklife.copiers._faults import FaultRates
+from blocklife.copiers import FaultRates
 from blocklife.copiers.torch import HostMemory
 from blocklife.copiers.torch import _memory as memory
 from blocklife.copiers.torch._layout import Pages

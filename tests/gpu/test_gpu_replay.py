@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from blocklife.cli import main
-from blocklife.copiers._faults import FaultRates
+from blocklife.copiers import FaultRates
 from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.engines.toy import _tensors as tensors
 from blocklife.engines.toy._tensors import TensorDevice, TensorMemory

@@ -14,7 +14,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from blocklife.copiers._faults import FaultRates, FaultyCopier
+from blocklife.copiers import FaultRates, FaultyCopier
 from blocklife.ledger.records import JobId, Result
 from tests.gpu.movers import ForcedCuda, is_cuda
 from tests.gpu.rigs import LOAD, STORE, Rig, job, settle, transfer

@@ -19,9 +19,8 @@ from attrs import define, field
 from blocklife.errors import MisuseError
 from blocklife.hook_errors import OnError
 from blocklife.ledger import GroupTransfer, JobId, Launched, Ledger, Result, Worker
-from blocklife.offload import Geometry, OffloadScheduler
+from blocklife.offload import EventKind, Geometry, HostTier, OffloadScheduler, TierStatistics
 from blocklife.offload import replacement as replacement_module
-from blocklife.offload._host import EventKind, HostTier, TierStatistics
 from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import BUILT_IN, Arc, Lru, Name, Replacement, can_be_saved, register, replacement
 from blocklife.states import Slot

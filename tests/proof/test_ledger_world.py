@@ -19,8 +19,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Completion
 from blocklife.ledger._checks import Checks
 from blocklife.states import MACHINES
-from blocklife.testing.exploring._explore import Bounds, Exploration, Verdict, explore
-from blocklife.testing.exploring._model import Kind, Property
+from blocklife.testing import Bounds, Exploration, Kind, Property, Verdict, explore
 from tests.planting import planted
 from tests.proof.ledger_world.settings import LedgerSettings
 from tests.proof.ledger_world.verbs import LedgerAction

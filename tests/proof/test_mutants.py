@@ -21,10 +21,9 @@ from blocklife.core._columns import Blocks
 from blocklife.core._rules import PlaceMove
 from blocklife.core._tables import RULES
 from blocklife.errors import MisuseError
-from blocklife.ledger._ledger import Ledger
+from blocklife.ledger import Ledger
 from blocklife.states import COUPLINGS, MACHINES
-from blocklife.testing.exploring._explore import Bounds, Verdict, explore
-from blocklife.testing.worlds._world import Faults, World, WorldSettings
+from blocklife.testing import Bounds, Faults, Verdict, World, WorldSettings, explore
 from tests.proof.mutants import judging as judging
 from tests.proof.mutants import planting as planting
 from tests.proof.mutants.judging import (

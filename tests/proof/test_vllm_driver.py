@@ -20,10 +20,9 @@ from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload import Geometry
+from blocklife.testing import OurDriver, Outcome, Unsupported, run_scenario
 from blocklife.testing.scenarios._cases import SHIPPED
-from blocklife.testing.scenarios._driver import Unsupported
-from blocklife.testing.scenarios._our_driver import OurDriver
-from blocklife.testing.scenarios._running import Outcome, driver_named, read_scenario, run_scenario, world_of
+from blocklife.testing.scenarios._running import driver_named, read_scenario, world_of
 from blocklife.testing.worlds._device import Content
 from tests.programs import HANGS_S
 from tests.proof.drivers.vllm.batch import Output, WorkerBatch

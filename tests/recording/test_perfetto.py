@@ -20,8 +20,8 @@ import pytest
 
 from blocklife.cli import main
 from blocklife.errors import MisuseError
-from blocklife.recording._perfetto import PLAN_NS, Traced, write_perfetto
-from blocklife.recording._reading import open_recording
+from blocklife.recording import open_recording, write_perfetto
+from blocklife.recording._perfetto import PLAN_NS, Traced
 from blocklife.states import MACHINES
 from tests.recordings import Line, at, lines_of, recorded, refusal, step, written
 

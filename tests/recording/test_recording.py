@@ -26,10 +26,8 @@ from blocklife.cli import main
 from blocklife.engines.toy import ReplayReport
 from blocklife.errors import CapacityError, MisuseError, RefusedError
 from blocklife.ledger import Contract, JobId, Jobs, Ledger, LedgerTransition, Refusal, Store
-from blocklife.recording import VERSION, BusyError, Recorder, open_file
-from blocklife.recording._checking import check_file, check_recording
+from blocklife.recording import VERSION, BusyError, Recorder, check_file, check_recording, open_file, open_recording
 from blocklife.recording._format import NAME_SHOWN, Line, Refused, show_name
-from blocklife.recording._reading import open_recording
 from blocklife.recording._writing import NAME_MAX
 from blocklife.states import MACHINES, Block, Request, ends_life
 from tests.recordings import recorded

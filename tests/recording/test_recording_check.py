@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 
 from blocklife.cli import main
-from blocklife.copiers._faults import FaultRates
+from blocklife.copiers import FaultRates
 from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Contract, GroupTransfer, Ledger, Result, Store, Worker
 from blocklife.offload import Mode
-from blocklife.recording import Recorder
+from blocklife.recording import CheckVerdict, Illegal, Recorder, check_file, check_recording
 from blocklife.recording import _format as recording_format
-from blocklife.recording._checking import CheckVerdict, Illegal, check_file, check_recording
 from blocklife.recording._format import LINE_BYTES_MAX, DamagedError, Line, read_head, read_line
 from blocklife.recording._rules import Checker, IllegalError
 from blocklife.states import MACHINES

@@ -23,8 +23,8 @@ import pytest
 from blocklife.cli import main
 from blocklife.engines.toy import ReplayReport
 from blocklife.errors import MisuseError, RefusedError
-from blocklife.recording import Recorder
-from blocklife.recording._statistics import POINTS_MAX, RunStatistics, Spans, count_file, spell_time
+from blocklife.recording import Recorder, RunStatistics, count_file
+from blocklife.recording._statistics import POINTS_MAX, Spans, spell_time
 from blocklife.states import MACHINES
 from tests.recordings import at, recorded, refusal, step, written
 from tests.worlds import held, keys, make_ledger, report, store

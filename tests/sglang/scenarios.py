@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import frozen
 
+from blocklife.testing import Driver, Outcome, ScenarioVerdict, run_scenario
 from blocklife.testing.scenarios._cases import SHIPPED
-from blocklife.testing.scenarios._driver import Driver
-from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, read_scenario, run_scenario, world_of
+from blocklife.testing.scenarios._running import read_scenario, world_of
 from tests.behind.shelf import PROJECT
 from tests.programs import with_fixed_hashes
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios._driver import EngineSetup
-from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, parse_scenario, read_scenario, run_scenario
+from blocklife.testing import EngineSetup, Outcome, ScenarioVerdict, parse_scenario, run_scenario
+from blocklife.testing.scenarios._running import read_scenario
 from tests.proof.drivers.sglang import SglangDriver, SkewedSglangDriver
 from tests.sglang import scenarios
 from tests.sglang.engine import RELEASE

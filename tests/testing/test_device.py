@@ -13,19 +13,9 @@ from collections.abc import Callable
 import pytest
 
 from blocklife.errors import MisuseError
+from blocklife.testing import CopyOrder, Device, DeviceFault, FrozenDevice, Landing, Orders, Pass
 from blocklife.testing.worlds import _device as module
-from blocklife.testing.worlds._device import (
-    CopyOrder,
-    Device,
-    DeviceFault,
-    DeviceMemo,
-    DeviceNames,
-    FrozenDevice,
-    Landing,
-    Orders,
-    Pass,
-    renamed,
-)
+from blocklife.testing.worlds._device import DeviceMemo, DeviceNames, renamed
 
 
 def store(job: int, block: int, place: int = 0) -> CopyOrder:

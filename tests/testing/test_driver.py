@@ -11,8 +11,7 @@ import inspect
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios._driver import Driver, EngineSetup, Unsupported
-from blocklife.testing.scenarios._our_driver import OurDriver
+from blocklife.testing import Driver, EngineSetup, OurDriver, Unsupported
 from blocklife.testing.scenarios._running import driver_named
 from tests import wrong_engines as wrong
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pytest
 from attrs import define, field
 
-from blocklife.testing.exploring._explore import Bounds, Verdict, explore
-from blocklife.testing.exploring._model import Broken, Kind, Property
+from blocklife.testing import Bounds, Broken, Kind, Property, Verdict, explore
 
 
 @define(eq=False)

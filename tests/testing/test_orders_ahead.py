@@ -10,9 +10,20 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, SettledPlan
-from blocklife.testing.scenarios._running import Outcome, ScenarioVerdict, parse_scenario, run_scenario
-from blocklife.testing.worlds._device import CopyOrder, Landing, Orders, Pass
+from blocklife.testing import (
+    CopyOrder,
+    Driver,
+    EngineSetup,
+    EngineStep,
+    Landing,
+    Orders,
+    Outcome,
+    Pass,
+    ScenarioVerdict,
+    SettledPlan,
+    parse_scenario,
+    run_scenario,
+)
 
 WRITTEN = Pass(writes=((1, "0:abcd"),))
 NOTHING = Pass()

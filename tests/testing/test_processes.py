@@ -22,12 +22,10 @@ import pytest
 from attrs import define, field
 
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.testing import Bounds, Broken, Exploration, Kind, Property, Verdict, World, explore, pinned_world
 from blocklife.testing.exploring import _explore as exploring
 from blocklife.testing.exploring import _processes as processes
-from blocklife.testing.exploring._explore import Bounds, Exploration, Verdict, explore
-from blocklife.testing.exploring._model import ActionT, Broken, Kind, Property
-from blocklife.testing.worlds._pinned import pinned_world
-from blocklife.testing.worlds._world import World
+from blocklife.testing.exploring._model import ActionT
 from tests.programs import HANGS_S
 from tests.proof.ledger_world.settings import LedgerSettings
 from tests.proof.ledger_world.world import LedgerWorld

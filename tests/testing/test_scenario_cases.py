@@ -16,19 +16,28 @@ from attrs import evolve
 
 from blocklife.cli import main
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios._cases import METHODS, SHIPPED, files_of, needs, run_files, worlds
-from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, Problem, SettledPlan, Unsupported
-from blocklife.testing.scenarios._our_driver import OurDriver
-from blocklife.testing.scenarios._running import (
+from blocklife.testing import (
+    CopyOrder,
+    Device,
+    DeviceFault,
+    Driver,
+    EngineSetup,
+    EngineStep,
+    Landing,
+    OurDriver,
     Outcome,
+    Problem,
     ScenarioVerdict,
+    SettledPlan,
+    Unsupported,
     parse_scenario,
-    read_scenario,
+    run_files,
     run_scenario,
 )
+from blocklife.testing.scenarios._cases import METHODS, SHIPPED, files_of, needs, worlds
+from blocklife.testing.scenarios._running import read_scenario
 from blocklife.testing.scenarios._telling import list_files, list_methods, list_records, summary, told
 from blocklife.testing.scenarios._words import REQUIRED
-from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, Landing
 from tests.wrong_engines import Wrong
 
 FILES = {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}

@@ -14,16 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocklife.errors import MisuseError
+from blocklife.testing import Driver, Scenario, parse_scenario
 from blocklife.testing.scenarios._cases import SHIPPED
-from blocklife.testing.scenarios._driver import Driver
-from blocklife.testing.scenarios._format import (
-    VERBS,
-    Scenario,
-    ScenarioStep,
-    parse_scenario,
-    read_scenario,
-    write_scenario,
-)
+from blocklife.testing.scenarios._format import VERBS, ScenarioStep, read_scenario, write_scenario
 from blocklife.testing.scenarios._kinds import COUNTS, Blocks, Job, RequestName
 from blocklife.testing.scenarios._words import EXPECTATIONS, verb, verbs_of
 

@@ -25,19 +25,21 @@ from blocklife.offload._admissions import Admissions
 from blocklife.offload._endings import Endings
 from blocklife.offload._steps import SchedulerSteps
 from blocklife.offload._stores import StoreLine
-from blocklife.testing.scenarios._cases import SHIPPED, run_files
-from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp
-from blocklife.testing.scenarios._format import SAFETY
-from blocklife.testing.scenarios._our_driver import OurDriver
-from blocklife.testing.scenarios._running import (
-    WRONG,
-    DriverError,
+from blocklife.testing import (
+    Driver,
+    EngineSetup,
+    EngineStep,
+    LookedUp,
+    OurDriver,
     Outcome,
     ScenarioVerdict,
     parse_scenario,
-    read_scenario,
+    run_files,
     run_scenario,
 )
+from blocklife.testing.scenarios._cases import SHIPPED
+from blocklife.testing.scenarios._format import SAFETY
+from blocklife.testing.scenarios._running import WRONG, DriverError, read_scenario
 from blocklife.testing.scenarios._telling import list_files
 from tests import wrong_engines as wrong
 from tests.planting import without

@@ -13,12 +13,10 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Ledger
 from blocklife.ledger.views import block_of
 from blocklife.states import KEYED
-from blocklife.testing.exploring._explore import Bounds, Verdict, explore
+from blocklife.testing import Bounds, Faults, Verdict, World, WorldSettings, explore, pinned_world
 from blocklife.testing.worlds import _core_memo
 from blocklife.testing.worlds import _second_owner as second
 from blocklife.testing.worlds._engine import Engine, Settings
-from blocklife.testing.worlds._pinned import pinned_world
-from blocklife.testing.worlds._world import Faults, World, WorldSettings
 from tests.proof.mutants.planting import mutant_named, planted
 from tests.worlds import keys, make_ledger, sealed
 

@@ -13,9 +13,9 @@ import re
 import pytest
 
 from blocklife.errors import MisuseError
+from blocklife.testing import OurDriver, Outcome, run_scenario
 from blocklife.testing.scenarios._cases import SHIPPED, files_of
-from blocklife.testing.scenarios._our_driver import OurDriver
-from blocklife.testing.scenarios._running import Outcome, driver_named, read_scenario, run_scenario, world_of
+from blocklife.testing.scenarios._running import driver_named, read_scenario, world_of
 from tests.proof.drivers.sglang import SglangDriver, SkewedSglangDriver
 from tests.sglang.scenarios import FOLDER, RELEASES, cases_above, name_above, rows, table
 

@@ -19,15 +19,26 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, Plan
 from blocklife.offload import LastStep, Mode, OffloadScheduler
 from blocklife.offload._admissions import Admissions
-from blocklife.testing.exploring._explore import Bounds, Counterexample, explore
-from blocklife.testing.exploring._model import Kind
-from blocklife.testing.exploring._story import Story, retell, tell
+from blocklife.testing import (
+    Action,
+    Bounds,
+    Counterexample,
+    Faults,
+    Kind,
+    Outcome,
+    Story,
+    World,
+    WorldSettings,
+    explore,
+    parse_scenario,
+    pinned_world,
+    retell,
+    run_scenario,
+    tell,
+)
 from blocklife.testing.exploring._story_forms import diagram, program, replayed, scenario_text
-from blocklife.testing.scenarios._running import Outcome, parse_scenario, run_scenario
 from blocklife.testing.worlds._cross_checks import LAST_STEP, TOLD
 from blocklife.testing.worlds._engine import USUAL, Engine, Settings
-from blocklife.testing.worlds._pinned import pinned_world
-from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 from tests.planting import without
 from tests.proof.mutants.planting import Mutant, all_mutants, planted
 

@@ -25,14 +25,12 @@ from blocklife.offload import _stores as stores_module
 from blocklife.offload._endings import Endings
 from blocklife.offload._lookup import Found, common_length
 from blocklife.offload._stores import StoreLine
-from blocklife.testing.exploring._model import Broken
-from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, Walked, carry, only_used, shrink, walk
+from blocklife.testing import Action, Broken, Faults, Walked, World, WorldSettings, pinned_world, walk
+from blocklife.testing.exploring._walk import LARGE, WORLD, Guide, carry, only_used, shrink
 from blocklife.testing.worlds import _world as world_module
 from blocklife.testing.worlds._actions import CLOSING, NEW_SPACE
 from blocklife.testing.worlds._engine import USUAL_BELOW, Settings
 from blocklife.testing.worlds._next_actions import Env
-from blocklife.testing.worlds._pinned import pinned_world
-from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
 
 SEEDS = (11, 12)
 STEPS = 800

@@ -20,16 +20,27 @@ from blocklife.offload import LastStep, Mode
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
-from blocklife.testing.exploring._explore import Bounds, Verdict, explore
-from blocklife.testing.exploring._model import Broken, Kind
+from blocklife.testing import (
+    Action,
+    Bounds,
+    Broken,
+    Device,
+    Faults,
+    Kind,
+    Landing,
+    State,
+    Verdict,
+    World,
+    WorldSettings,
+    explore,
+    pinned_world,
+)
 from blocklife.testing.worlds import _cross_checks as cross_checks
 from blocklife.testing.worlds._actions import FAULT_DOCS, Acts, faults_with
 from blocklife.testing.worlds._core_memo import CoreCall, CoreMemo, CoreStep
 from blocklife.testing.worlds._cross_checks import LAST_STEP, LAWFUL, RULES, TOLD, CoreValue
-from blocklife.testing.worlds._device import Device, Landing
 from blocklife.testing.worlds._engine import USUAL, Engine, Settings
-from blocklife.testing.worlds._pinned import pinned_world
-from blocklife.testing.worlds._world import Action, Faults, Script, State, World, WorldSettings
+from blocklife.testing.worlds._world import Script
 
 TEXTS = ("abc.defgh", "abc.dexy", "abcd.uvw", "qrs.tuvwx")
 SETTINGS = {

@@ -34,7 +34,7 @@ from blocklife.offload._state import Tracked
 from blocklife.offload.records import Hit, TailKeys
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
-from blocklife.testing.exploring._explore import Counterexample, Verdict, explore
+from blocklife.testing import Action, Counterexample, Faults, Verdict, World, WorldSettings, explore, pinned_world
 from blocklife.testing.worlds._actions import FAULT_DOCS
 from blocklife.testing.worlds._engine import USUAL, Engine, Settings
 from blocklife.testing.worlds._format import (
@@ -47,8 +47,7 @@ from blocklife.testing.worlds._format import (
     said,
     words_of,
 )
-from blocklife.testing.worlds._pinned import WORLDS, Counts, Pinned, pinned_world
-from blocklife.testing.worlds._world import Action, Faults, World, WorldSettings
+from blocklife.testing.worlds._pinned import WORLDS, Counts, Pinned
 from tests.planting import without
 from tests.sparing import once
 

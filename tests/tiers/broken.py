@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from blocklife.errors import MisuseError
-from blocklife.testing.tiers._memory import MemoryStore
+from blocklife.testing import MemoryStore
 from blocklife.tiers import ContentStore, Page, StoreOutcome
 from blocklife.tiers._areas import RegisteredMemory
 from tests.programs import HANGS_S

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 from blocklife.cli import main
-from blocklife.copiers._cpu import CpuCopier
-from blocklife.copiers._executor import Executor
-from blocklife.copiers._faults import FaultRates
+from blocklife.copiers import CpuCopier, Executor, FaultRates
 from blocklife.core import _moves as moves
 from blocklife.core._columns import Blocks, Core
 from blocklife.core._rules import PlaceMove

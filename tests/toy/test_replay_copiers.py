@@ -21,21 +21,21 @@ import attrs
 import numpy as np
 import pytest
 
-from blocklife.copiers._faults import FaultRates
+from blocklife.copiers import FaultRates
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._layout import CopyLayout, Pages, Regions
 from blocklife.copiers.torch._moves import RunMover
-from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport
+from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport, Words
 from blocklife.engines.toy import _engine as engine
 from blocklife.engines.toy import _replay as replay
 from blocklife.engines.toy import _tensors as tensors
-from blocklife.engines.toy._memory import Words
 from blocklife.engines.toy._tensors import TensorDevice, TensorMemory
 from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Contract, Direction
 from blocklife.ledger.records import Completion, Ids, Transfer, Worker
 from blocklife.offload import Mode
-from blocklife.testing._fake_device import FakeDevice, FakeEvent, FakeStream, Operation, Span
+from blocklife.testing import FakeDevice, FakeEvent, FakeStream
+from blocklife.testing._fake_device import Operation, Span
 from tests.programs import HANGS_S
 from tests.toy.worlds import BAD_DAY, HYBRID, LOADING, assert_clean, run, world
 

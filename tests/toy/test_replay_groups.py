@@ -14,13 +14,11 @@ import attrs
 import numpy as np
 import pytest
 
-from blocklife.copiers._executor import Executor, Report
-from blocklife.copiers._faults import FaultRates
+from blocklife.copiers import Executor, FaultRates, Report
 from blocklife.core._progress import TokenProgress
-from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport, WorkloadRequest, generate_workload
+from blocklife.engines.toy import Memory, Replay, ReplayOptions, ReplayReport, WorkloadRequest, generate_workload
 from blocklife.engines.toy import _engine as engine
 from blocklife.engines.toy import _sequences as sequences
-from blocklife.engines.toy._memory import Memory
 from blocklife.ledger import Checking, Contract, Plan
 from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import Geometry, Hit, OffloadScheduler

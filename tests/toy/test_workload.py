@@ -12,15 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from blocklife.engines.toy import WorkloadError, WorkloadRequest, generate_workload, read_workload, write_workload
 from blocklife.engines.toy import _workload as module
-from blocklife.engines.toy._workload import (
-    HASH_TOKENS,
-    WorkloadError,
-    WorkloadRequest,
-    generate_workload,
-    read_workload,
-    write_workload,
-)
+from blocklife.engines.toy._workload import HASH_TOKENS
 from blocklife.errors import MisuseError
 
 GOOD = b'{"timestamp": 7, "input_length": 513, "output_length": 2, "hash_ids": [4, 9]}\n'

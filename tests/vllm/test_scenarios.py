@@ -18,16 +18,8 @@ from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios._cases import run_files
-from blocklife.testing.scenarios._driver import EngineSetup
-from blocklife.testing.scenarios._running import (
-    WRONG,
-    Outcome,
-    ScenarioVerdict,
-    read_scenario,
-    run_scenario,
-    world_of,
-)
+from blocklife.testing import EngineSetup, Outcome, ScenarioVerdict, run_files, run_scenario
+from blocklife.testing.scenarios._running import WRONG, read_scenario, world_of
 from blocklife.testing.scenarios._telling import summary
 from tests.proof.drivers.vllm.driver import VllmDriver
 from tests.proof.test_vllm_driver import FILES, FOLDER, Row, rows, without_words

@@ -15,8 +15,7 @@ import pytest
 
 from blocklife.ledger import Ledger
 from blocklife.ledger.invariants import check
-from blocklife.recording import Recorder
-from blocklife.recording._checking import check_recording
+from blocklife.recording import Recorder, check_recording
 from blocklife.watch import CONNECTOR, RULES, CopyPiece, EngineCopy, Mirror, MirrorSizes, WatchViolation
 from blocklife.watch._holders import ALLOCATED, SEALED
 from blocklife.watch._ledger import NUM_SPARE

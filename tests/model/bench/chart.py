@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
+from blocklife.drawing import Theme
 from blocklife.drawing import _elements as elements
 from blocklife.drawing._layout import Box
-from blocklife.drawing._theme import Theme
 from blocklife.states import Tone
 from tests.model.bench.records import Report, Row, Source, Spread
 

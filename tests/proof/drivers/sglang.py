@@ -30,19 +30,23 @@ from attrs import define
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.offload import FullAttention, Geometry, Mode
 from blocklife.offload._fields import Plain
-from blocklife.testing.scenarios import _driver as driver
-from blocklife.testing.scenarios._driver import (
-    NOBODY,
+from blocklife.testing import (
+    CopyOrder,
+    Device,
+    DeviceFault,
     EngineSetup,
     EngineStep,
+    Landing,
     LookedUp,
+    Orders,
     Problem,
     RequestProgress,
     SettledPlan,
     Unsupported,
     forward_pass,
 )
-from blocklife.testing.worlds._device import CopyOrder, Device, DeviceFault, Landing, Orders
+from blocklife.testing.scenarios import _driver as driver
+from blocklife.testing.scenarios._driver import NOBODY
 from tests.proof.drivers.theirs import RaisedInside, error_told, is_theirs
 from tests.sglang.worlds import WorldSpec
 from tests.texts import Chain

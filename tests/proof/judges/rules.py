@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import indent
 
 from blocklife.errors import DefinitionError, MisuseError
-from blocklife.ledger._limits import Contract
+from blocklife.ledger import Contract
 from blocklife.lifecycle import Event, Guard
 from blocklife.states import COUPLINGS, MACHINES, Coupling, Job, Slot, Trait, coupled, ends_life, states_with
 from tests.proof.judges.model import ModelAction, Predicate, Procedure, Program

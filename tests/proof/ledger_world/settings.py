@@ -9,7 +9,7 @@ from typing import Self
 from attrs import fields, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger._limits import Contract
+from blocklife.ledger import Contract
 from blocklife.states import COUPLINGS, KEYED, MACHINES, Block, Slot, Trait, states_with
 
 NONE, STORE, LOAD = 0, 0, 1

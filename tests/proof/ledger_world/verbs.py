@@ -38,7 +38,7 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.states import ADMISSIBLE, ADMITTED, MACHINES, TERMINAL, JobLife, Request, RequestLife, states_before
-from blocklife.testing.worlds._device import CopyOrder, Orders
+from blocklife.testing import CopyOrder, Orders
 from tests.proof.ledger_world.settings import FAILED, LANDED, LOAD, NONE, PLAIN, STORE, LedgerSettings
 
 DEADLINE = 8.0

@@ -25,19 +25,8 @@ from blocklife.errors import CapacityError, InvariantError, MisuseError
 from blocklife.ledger import Snapshot
 from blocklife.ledger.invariants import check
 from blocklife.states import KEYED, LOAD_READS, MACHINES, OUT, Block, Slot, Trait, blocks_touched, slots_touched, states_with
-from blocklife.testing.exploring._model import Broken, Kind, Property
-from blocklife.testing.worlds._device import (
-    CopyOrder,
-    Device,
-    DeviceFault,
-    DeviceMemo,
-    DeviceNames,
-    FrozenDevice,
-    Landing,
-    Orders,
-    Pass,
-    renamed,
-)
+from blocklife.testing import Broken, CopyOrder, Device, DeviceFault, FrozenDevice, Kind, Landing, Orders, Pass, Property
+from blocklife.testing.worlds._device import DeviceMemo, DeviceNames, renamed
 from blocklife.testing.worlds._row_counts import RowCounts
 from tests.proof.ledger_world.settings import FAILED, HELD_BACK, LANDED, RUNS, LedgerSettings
 from tests.proof.ledger_world.verbs import MISSING, LedgerAction, LedgerValue, NamedJob, Report, Verbs

@@ -21,10 +21,9 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.errors import MisuseError
-from blocklife.testing.exploring._explore import Bounds, Exploration, Verdict, explore
+from blocklife.testing import Bounds, Exploration, Verdict, World, WorldSettings, explore
 from blocklife.testing.exploring._model import ActionT
 from blocklife.testing.worlds._pinned import WORLDS
-from blocklife.testing.worlds._world import World, WorldSettings
 from tests.proof.ledger_world.settings import LedgerSettings
 from tests.proof.ledger_world.world import LedgerWorld
 from tests.proof.mutants.planting import Mutant, planted, watched

@@ -46,19 +46,18 @@ from blocklife.core._progress import TokenProgress
 from blocklife.core._rules import PlaceMove
 from blocklife.core._tables import CAUSES, EFFECTS, EFFECTS_A_ROW, RULES, RULES_OF
 from blocklife.errors import MisuseError
+from blocklife.ledger import Ledger
 from blocklife.ledger import _snapshot as ledger_snapshot
 from blocklife.ledger._journal import Journal
-from blocklife.ledger._ledger import Ledger
 from blocklife.ledger._planning import Planning
 from blocklife.ledger._rows import RowVerbs
+from blocklife.offload import HostTier, OffloadScheduler
 from blocklife.offload import _search as scheduler_search
 from blocklife.offload import _snapshot as scheduler_snapshot
 from blocklife.offload._admissions import Admissions
 from blocklife.offload._below import TierBelow
 from blocklife.offload._endings import Endings
-from blocklife.offload._host import HostTier
 from blocklife.offload._offers import Offers
-from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._state import SchedulerState
 from blocklife.offload._stays import Stays, Waits
 from blocklife.offload._steps import SchedulerSteps

@@ -18,8 +18,8 @@ from typing import Protocol
 from attrs import define, frozen
 
 from blocklife.offload import Geometry, Mamba
-from blocklife.testing.scenarios._driver import Unsupported
-from blocklife.testing.worlds._device import Content, Pass
+from blocklife.testing import Pass, Unsupported
+from blocklife.testing.worlds._device import Content
 
 
 class PoolBlock(Protocol):

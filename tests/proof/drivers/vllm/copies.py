@@ -23,8 +23,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
-from blocklife.testing.scenarios._driver import NOBODY, Unsupported
-from blocklife.testing.worlds._device import CopyOrder, Landing
+from blocklife.testing import CopyOrder, Landing, Unsupported
+from blocklife.testing.scenarios._driver import NOBODY
 from tests.proof.drivers.vllm.engine import VllmEngine
 
 

@@ -31,17 +31,20 @@ from attrs import define, field
 from blocklife.engines.vllm import watch
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.offload import Geometry, LastStep, Mode
-from blocklife.testing.scenarios import _driver as driver
-from blocklife.testing.scenarios._driver import (
+from blocklife.testing import (
+    Device,
+    DeviceFault,
     EngineSetup,
     EngineStep,
+    Landing,
     LookedUp,
+    Orders,
     Problem,
     RequestProgress,
     SettledPlan,
     Unsupported,
 )
-from blocklife.testing.worlds._device import Device, DeviceFault, Landing, Orders
+from blocklife.testing.scenarios import _driver as driver
 from tests.proof.drivers.theirs import RaisedInside, error_told, is_theirs
 from tests.proof.drivers.vllm.batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
 

@@ -20,7 +20,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from blocklife.offload import Geometry, Mode
-from blocklife.testing.scenarios._driver import EngineSetup
+from blocklife.testing import EngineSetup
 from tests.proof.drivers.vllm import making
 
 RELEASE: str = vllm.__version__

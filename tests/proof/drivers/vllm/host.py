@@ -15,7 +15,7 @@ from functools import partial
 from vllm.v1.kv_offload.base import ReqContext
 
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios._driver import Unsupported
+from blocklife.testing import Unsupported
 from tests.proof.drivers.vllm.engine import VllmEngine
 
 

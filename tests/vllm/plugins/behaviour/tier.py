@@ -22,9 +22,8 @@ from vllm.v1.request import Request
 from blocklife.core._tables import RESERVE
 from blocklife.core._verbs import move_chosen_slots
 from blocklife.ledger import Ledger
-from blocklife.offload import HostTier
-from blocklife.offload._groups import FullAttention, Geometry
-from blocklife.offload._host import Name, Replacement
+from blocklife.offload import FullAttention, Geometry, HostTier, Replacement
+from blocklife.offload._host import Name
 from blocklife.offload._lookup import Answer
 from blocklife.offload._search import HostAnswers
 

@@ -17,8 +17,7 @@ from blocklife.engines.vllm.connector._described import Describer
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger.jobs import JobView as LedgerJob
-from blocklife.offload import FullHit
-from blocklife.offload._groups import Geometry, SlidingWindow
+from blocklife.offload import FullHit, Geometry, SlidingWindow
 from blocklife.offload._lookup import Answer, common_length
 
 from .scan import Scan
