@@ -50,7 +50,8 @@ help:  ## what can be made
 run: $(VENV)/.run  ## replay a workload through the lifecycles (ARGS='--faults --json', say)
 	@$(BIN)/blocklife replay $(ARGS)
 
-test: lint types unit  ## everything that must pass: lint, types, tests
+test: lint  ## everything that must pass: lint, types, tests
+	@$(MAKE) --silent --jobs=2 types unit
 
 check: lint types  ## lint, types and the quick tests: under two minutes on two cores
 	@echo 'check: tests, without $(words $(LONG)) that are slow'
@@ -61,12 +62,12 @@ unit: $(VENV)/.dev
 	@$(AGAIN) -m pytest $(SPREAD) $(ARGS)
 	@$(if $(strip $(ARGS)),,$(call both-ways,compiled,checked,,$(BOTH_WAYS)))
 
-# $(1) is the folder below build, $(2) the way to compile, $(3) what the tests' environment has besides, $(4) the tests. Status 3: there is no compiler here, which is no failure.
+# $(1) is the folder below build, $(2) the way to compile, $(3) what the tests' environment has besides, $(4) the tests, $(5) which of them, if not those of every build. Status 3: there is no compiler here, which is no failure.
 define both-ways
 $(BIN)/python compile_core.py build/$(1) --as $(2); status=$$?; \
 if [ $$status -eq 3 ]; then echo 'the tests of the core ran interpreted only' >&2; exit 0; fi; \
 [ $$status -eq 0 ] && cd build/$(1) && $(3) PYTHONPATH=$(CURDIR)/build/$(1) BLOCKLIFE_EXPECT_CORE=compiled \
-  $(CURDIR)/$(BIN)/python -m tests.again $(CURDIR)/$(BIN)/python -m pytest $(SPREAD) -m 'not slow and not interpreted' $(or $(ARGS),$(4))
+  $(CURDIR)/$(BIN)/python -m tests.again $(CURDIR)/$(BIN)/python -m pytest $(SPREAD) -m '$(or $(5),not slow) and not interpreted' $(or $(ARGS),$(4))
 endef
 
 compiled: $(VENV)/.dev  ## a copy of the project in build/compiled whose core runs compiled, with checks of every index; only what changed is built
@@ -74,6 +75,7 @@ compiled: $(VENV)/.dev  ## a copy of the project in build/compiled whose core ru
 
 test-compiled: $(VENV)/.dev  ## the tests of ledger, scheduler and explorer with the core compiled
 	@$(call both-ways,compiled,checked,,$(ALL_BOTH_WAYS))
+	@$(call both-ways,compiled,checked,,tests/both_ways/test_both_ways.py,slow)
 
 # The interpreter is not built with them, so that theirs must be loaded first; it leaks by design, and its own allocator would hide much.
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \

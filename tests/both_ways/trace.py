@@ -46,7 +46,7 @@ CROWD = 64
 PINNED: Mapping[str, Sequence[int]] = {
     "ledger": range(6), "scheduler": (1, 2, 3), "pool": range(3), "worlds": range(PARTS), "crowd": (3,)
 }  # fmt: skip
-"""The walks of every build, with their seeds."""
+"""The walks that take every row, with their seeds."""
 NIGHTLY = range(100, 120)
 """More seeds, for the night."""
 

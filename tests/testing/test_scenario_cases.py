@@ -359,6 +359,7 @@ def only(methods: Iterable[str]) -> type[Driver]:
     return Narrow
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("A10", "A41", "A42", "A47", "A50")])
 def test_methods_that_a_case_needs_are_enough_and_none_is_too_many(name: str) -> None:
     """With them every variant holds; without any one of them some variant is not applicable, for just that method."""
