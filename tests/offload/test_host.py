@@ -22,11 +22,21 @@ from blocklife.ledger import GroupTransfer, JobId, Launched, Ledger, Result, Wor
 from blocklife.offload import EventKind, Geometry, HostTier, OffloadScheduler, TierStatistics
 from blocklife.offload import replacement as replacement_module
 from blocklife.offload._lookup import Answer
-from blocklife.offload.replacement import BUILT_IN, Arc, Lru, Name, Replacement, can_be_saved, register, replacement
+from blocklife.offload.replacement import (
+    BUILT_IN,
+    Arc,
+    Lru,
+    Name,
+    Replacement,
+    Saveable,
+    can_be_saved,
+    register,
+    replacement,
+)
 from blocklife.states import Slot
 from tests.worlds import keys, make_ledger, ready, report, sealed, store, unchanged
 
-BOTH = pytest.mark.parametrize("policy", BUILT_IN)
+EACH = pytest.mark.parametrize("policy", BUILT_IN)
 """The same test with every policy: what they order differs, what they may not touch does not."""
 
 
@@ -84,7 +94,7 @@ def tier_of(num_slots: int = 3, policy: str | Replacement = "lru", errors: OnErr
 # --- room ---------------------------------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_tier_gives_empty_slots_first(policy: str) -> None:
     """As long as a slot is empty nothing is forgotten."""
     ledger = make_ledger(num_slots=3)
@@ -108,7 +118,7 @@ def test_tier_forgets_the_least_recently_used_first() -> None:
     assert ledger.slots.prefix(keys("k1")) == []
 
 
-@BOTH
+@EACH
 def test_tier_refuses_without_a_change(policy: str) -> None:
     """A store larger than what can be forgotten gets nothing, and nothing is forgotten for it."""
     ledger, tier = tier_of(policy=policy)
@@ -119,12 +129,12 @@ def test_tier_refuses_without_a_change(policy: str) -> None:
     assert found == (None, None)
     assert told(tier) == []
     assert tier.reserve([]) == []
-    assert reserved(tier, "x", "y") == [1, 2]
+    assert sorted(reserved(tier, "x", "y")) == [1, 2]
 
 
-@BOTH
+@EACH
 def test_tier_never_evicts_what_is_pinned_or_written(policy: str) -> None:
-    """Pinned slots and slots that a store fills are not asked for, though they are the oldest."""
+    """Pinned slots and slots that a store fills are not asked for, wherever they are in the order."""
     ledger, tier = tier_of(policy=policy)
     ledger.pin("lookup", [0])
     (slot,) = reserved(tier, "new")
@@ -132,12 +142,11 @@ def test_tier_never_evicts_what_is_pinned_or_written(policy: str) -> None:
     with unchanged(ledger):
         too_many = tier.reserve(names("x", "y"))
 
-    assert slot == 1
     assert too_many is None
-    assert reserved(tier, "x") == [2]
+    assert sorted([slot, *reserved(tier, "x")]) == [1, 2]
 
 
-@BOTH
+@EACH
 def test_tier_never_evicts_what_is_coming(policy: str) -> None:
     """Content is not forgotten to make room for itself, nor for what comes along with it; another group's is other content."""
     ledger, tier = tier_of(policy=policy)
@@ -149,13 +158,13 @@ def test_tier_never_evicts_what_is_coming(policy: str) -> None:
     fill(other, elsewhere, "k")
 
     assert refused is None
-    assert second == [2, 1]
+    assert sorted(second) == [1, 2]
     assert ledger.slots.prefix(keys("k0")) == [0]
     assert elsewhere.reserve(names("k")) is None
     assert elsewhere.reserve([(1, b"k")]) == [0]
 
 
-@BOTH
+@pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_tier_knows_the_slots_that_were_filled_before_it(policy: str) -> None:
     """A tier over a ledger with content forgets that content like its own, those it was not told of first."""
     ledger = make_ledger(num_slots=3, num_blocks=8)
@@ -392,7 +401,7 @@ def test_policy_names_are_taken_once() -> None:
     """Nobody replaces a policy under its users; an unknown name is told which ones there are."""
     with pytest.raises(MisuseError, match="'lru': the name is in use"):
         register("lru", Arc)
-    with pytest.raises(MisuseError, match=r"'fifo': unknown \(known are arc, lru"):
+    with pytest.raises(MisuseError, match=rf"'fifo': unknown \(known are {', '.join(sorted(BUILT_IN))}"):
         HostTier(make_ledger(), "fifo")
     assert isinstance(replacement("lru", 3), Lru)
     assert isinstance(replacement("arc", 3), Arc)
@@ -473,7 +482,7 @@ def test_victims_may_come_in_any_sequence(pack: Callable[[list[int]], Iterable[i
     assert ledger.slots.free == 2
 
 
-@BOTH
+@EACH
 def test_policy_can_be_saved(policy: str) -> None:
     """Snapshots of a scheduler, and so the explorer, need it of every policy that is chosen by name."""
     assert can_be_saved(replacement(policy, 3))
@@ -482,21 +491,21 @@ def test_policy_can_be_saved(policy: str) -> None:
 # --- policies alone -----------------------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("slot", [-1, 2**31 - 1, 2**31, 2**32 + 1, 2**62])
 def test_policy_refuses_a_slot_that_no_host_has(policy: str, slot: int) -> None:
     """One sentence, whether it is inserted or touched, and what the policy holds stays as it is."""
     order = replacement(policy, 3)
-    assert isinstance(order, Lru | Arc)
+    saved = cast("Saveable", order)
     order.insert([0, 1], names("a", "b"))
     order.touch([0])
-    before = order.snapshot(range(2))
+    before = saved.snapshot(range(2))
 
     calls: tuple[Callable[[], None], ...] = (lambda: order.insert([slot], names("c")), lambda: order.touch([slot]))
     for call in calls:
         with pytest.raises(MisuseError, match=f"^slot {slot}: slots are 0 to 2147483646$"):
             call()
-        assert order.snapshot(range(2)) == before
+        assert saved.snapshot(range(2)) == before
 
 
 @define(eq=False)

@@ -14,10 +14,12 @@ from blocklife.engines.sglang.linker._config import LinkerConfig
 from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Completion, JobId, Launched, Result, Worker
+from blocklife.offload.replacement import BUILT_IN
 from blocklife.states import Slot
 from tests.behind.scenes import Scene, scenes
 
 RANK = Worker(0)
+POLICIES = ", ".join(sorted(BUILT_IN))
 
 
 def keys_of(*names: int) -> list[bytes]:
@@ -187,7 +189,7 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "true": ({"host_pages": True}, "host_pages must be a whole number of at least 1, not True"),
     "bytes": ({"host_bytes": "much"}, "host_bytes must be a whole number of bytes, or a text like '64GiB', not 'much'"),
     "none": ({"host_bytes": "0.5"}, "host_bytes must be a whole number of bytes"),
-    "policy": ({"host_pages": 1, "policy": "fifo"}, "policy must be one of arc, lru, or a name that was registered before"),
+    "policy": ({"host_pages": 1, "policy": "fifo"}, f"policy must be one of {POLICIES}, or a name that was registered before"),
     "deadline": ({"host_pages": 1, "deadline_s": 0}, "deadline_s must be a number of seconds above 0, not 0"),
     "checking": ({"host_pages": 1, "checking": "hard"}, "checking must be one of strict, count, off, not 'hard'"),
 }

@@ -32,6 +32,7 @@ from blocklife.offload._offers import Offers
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
 from blocklife.offload.records import Hit, TailKeys
+from blocklife.offload.replacement import BUILT_IN
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing import Action, Counterexample, Faults, Verdict, World, WorldSettings, explore, pinned_world
@@ -232,7 +233,7 @@ def test_world_is_read_as_it_is_written(pinned: Pinned) -> None:
         ({"max_requests": 1}, "w.toml: 2 requests may come, and there is room for 1 (max_requests)"),
         ({"async": 1}, "w.toml: async must be true or false, not 1"),
         ({"contract": "maybe"}, "w.toml: contract must be one of fence, hold, not 'maybe'"),
-        ({"policy": "fifo"}, "w.toml: policy must be one of lru, arc, not 'fifo'"),
+        ({"policy": "fifo"}, f"w.toml: policy must be one of {', '.join(BUILT_IN)}, not 'fifo'"),
         ({"deadline": -1}, "w.toml: deadline must be above 0, not -1"),
         ({"groups": "half:1"}, "w.toml: 'half:1' is no group"),
         ({"requests": "ab.c"}, "w.toml: requests must be a list of texts like 'ab.c', not 'ab.c'"),

@@ -29,10 +29,12 @@ from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.offload import FullHit, LastStep, Mode
+from blocklife.offload.replacement import BUILT_IN
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.worlds import GroupSpec, WorldSpec
 
 WORLD = WorldSpec((GroupSpec("full"),), connector="blocklife")
+POLICIES = ", ".join(sorted(BUILT_IN))
 
 
 @pytest.mark.parametrize("given", ["x", [1], 7, True])
@@ -115,10 +117,10 @@ def test_config_understands_some_keys_of_the_offloading_connector() -> None:
         ({"host_blocks": 1, "mode": "later"}, "mode must be one of eager, lazy, not 'later'"),
         ({"host_blocks": 1, "prompt_only": 1}, "prompt_only must be true or false, not 1"),
         ({"host_blocks": 1, "max_load_failures": -1}, "max_load_failures must be a whole number of at least 0, not -1"),
-        ({"host_blocks": 1, "policy": 3}, "policy must be one of arc, lru, or a name that was registered before, not 3"),
+        ({"host_blocks": 1, "policy": 3}, f"policy must be one of {POLICIES}, or a name that was registered before, not 3"),
         (
-            {"host_blocks": 1, "policy": "mru"},
-            "policy must be one of arc, lru, or a name that was registered before, not 'mru'",
+            {"host_blocks": 1, "policy": "fifo"},
+            f"policy must be one of {POLICIES}, or a name that was registered before, not 'fifo'",
         ),
     ],
 )

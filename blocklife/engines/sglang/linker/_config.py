@@ -30,7 +30,7 @@ class LinkerConfig:
     host_pages: int | None = field(default=None, metadata={"read": options.count})
     """Host memory of each rank, in pages of SGLang."""
     policy: str = field(default="arc", metadata={"read": options.replacement})
-    """The eviction policy of host memory: arc, lru, or a name registered with `blocklife.offload.register`."""
+    """The eviction policy of host memory, by its name in `blocklife.offload.replacement` or one that was registered there."""
     deadline_s: float = field(default=60.0, metadata={"read": options.seconds})
     """How long a copy to the host may take, in seconds from its launch. Then it has failed, and a step waits for its end."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": options.one_of(Checking)})

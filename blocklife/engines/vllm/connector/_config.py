@@ -113,7 +113,7 @@ class ConnectorConfig:
     blocks_per_chunk: int = field(default=1, metadata={"read": partial(options.count, most=MAX_BLOCKS_PER_CHUNK)})
     """Number of neighbouring blocks of a group that are stored and hit as one chunk."""
     policy: str = field(default="arc", metadata={"read": options.replacement})
-    """The eviction policy of the host tier: arc, lru, or a name registered with `blocklife.offload.register`.
+    """The eviction policy of the host tier, by its name in `blocklife.offload.replacement` or one that was registered there.
 
     arc is the default because it had more hits in conversations at all host-tier sizes measured (`tests.vllm.hits`).
     """
