@@ -289,11 +289,11 @@ def _copier_torch(device: str) -> str:
     content = _content()
     cache = torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device=device)
     cache[_BLOCKS] = torch.from_numpy(content).to(device)
-    with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=device == "cuda") as host:
+    with HostMemory(_PAGE_BYTES, _NUM_PLACES, pinned=device == "cuda") as host:
         copier = TorchCopier(KvCache([[cache]]), host, worker=Worker(0))
         copier.computed()
         _there_and_back(copier)
-        _compare(cache.cpu().numpy(), host.region(0).numpy(), content)
+        _compare(cache.cpu().numpy(), host.rows.numpy(), content)
     return f"{content.nbytes:,} bytes between {device} tensors and host memory and back, compared"
 
 
@@ -306,7 +306,7 @@ def _movers() -> str:
     from blocklife.copiers.torch._moves import mover_for_cuda
 
     cache = KvCache([[torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device="cuda")]])
-    with HostMemory([_PAGE_BYTES], _NUM_PLACES, pinned=True) as host:
+    with HostMemory(_PAGE_BYTES, _NUM_PLACES, pinned=True) as host:
         mover = mover_for_cuda(CopyLayout(cache, host))
     return told_of_movers(mover.names, mover.left_out)
 

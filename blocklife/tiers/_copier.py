@@ -30,7 +30,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import accumulate
 
 import numpy as np
 from attrs import define, evolve, field
@@ -138,28 +137,20 @@ class _Lane:
     """The job of the piece that it works on; a call is always for one."""
 
 
-def _check_host(parts: Sequence[NDArray[np.uint8]], slot_bytes: int) -> None:
-    wanted = f"(give (num_slots, {slot_bytes}) uint8, or parts of it)"
-    for part in parts:
-        if part.ndim != 2 or part.dtype != np.uint8:
-            raise MisuseError(f"store copier: host is {part.ndim}-d {part.dtype} {wanted}")
-    sizes = [part.shape[1] for part in parts]
-    if sum(sizes) != slot_bytes:
-        raise MisuseError(f"store copier: host has slots of {' + '.join(map(str, sizes)) or 0} bytes {wanted}")
-    if len({len(part) for part in parts}) > 1:
-        raise MisuseError(f"store copier: the parts of host have {[len(part) for part in parts]} slots {wanted}")
+def _check_host(host: NDArray[np.uint8], slot_bytes: int) -> None:
+    if host.ndim != 2 or host.dtype != np.uint8 or host.shape[1] != slot_bytes:
+        raise MisuseError(f"store copier: host is {host.shape} {host.dtype} (give (num_slots, {slot_bytes}) uint8)")
 
 
 class StoreCopier:
     """Like a `Copier`, for `TierTransfer`: moves one worker's part of content between ``host`` and a store.
 
-    *host* is the memory of the slots, ``(num_slots, slot_bytes)`` of uint8, or several such arrays if a slot is in parts (one
-    for each layer, say): their widths add up to ``slot_bytes``, and in an entry the parts follow each other in this order. The
-    views are the caller's. The staging area has *staging_bytes*, shared by *num_threads* lanes, and is registered with the
-    store; by default each lane has 4 MiB, or room for one entry if that is more. A larger area is slower where it does not fit
-    into the processor's cache. A call of the store that takes longer than *timeout_s* is given up. The store and the breakers
-    are the caller's to close and to share: *breaker* judges promotions, *put_breaker* demotions. They are two, because a disk
-    that takes nothing any more may give all that it has; one for both would skip gets while puts fail.
+    *host* is the memory of the slots, ``(num_slots, slot_bytes)`` of uint8; the view is the caller's. The staging area has
+    *staging_bytes*, shared by *num_threads* lanes, and is registered with the store; by default each lane has 4 MiB, or room
+    for one entry if that is more. A larger area is slower where it does not fit into the processor's cache. A call of the store
+    that takes longer than *timeout_s* is given up. The store and the breakers are the caller's to close and to share: *breaker*
+    judges promotions, *put_breaker* demotions. They are two, because a disk that takes nothing any more may give all that it
+    has; one for both would skip gets while puts fail.
 
     Refuses: MisuseError for memory of another shape than the identity says, and for a staging area without room for one entry
     in each lane.
@@ -168,7 +159,7 @@ class StoreCopier:
     def __init__(
         self,
         store: ContentStore,
-        host: NDArray[np.uint8] | Sequence[NDArray[np.uint8]],
+        host: NDArray[np.uint8],
         identity: Identity,
         *,
         worker: Worker,
@@ -179,16 +170,12 @@ class StoreCopier:
         timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        parts = [host] if isinstance(host, np.ndarray) else list(host)
-        _check_host(parts, identity.slot_bytes)
+        _check_host(host, identity.slot_bytes)
         if num_threads < 1 or timeout_s <= 0:
             raise MisuseError(f"store copier: {num_threads} threads and {timeout_s} s move nothing (give more)")
         identity.name(b"", 0, worker, b"")  # refuses a rank that cannot be
         self._store = store
-        self._num_slots = len(parts[0])
-        stops = list(accumulate(part.shape[1] for part in parts))
-        self._parts = [(part, slice(stop - part.shape[1], stop)) for part, stop in zip(parts, stops, strict=True)]
-        """Each part of the slots, and which bytes of a payload it is."""
+        self._host = host
         self._identity = identity
         self._worker = worker
         self._breakers = {
@@ -253,8 +240,8 @@ class StoreCopier:
         with self._changed:
             check_launch(job, self._out, closed=self._closing)
             low, high = int(transfer.slots.min()), int(transfer.slots.max())
-            if low < 0 or high >= self._num_slots:
-                raise MisuseError(f"job {job}: there is no slot {low if low < 0 else high} among {self._num_slots}")
+            if low < 0 or high >= len(self._host):
+                raise MisuseError(f"job {job}: there is no slot {low if low < 0 else high} among {len(self._host)}")
             share = self._out[job] = _TierShare(transfer)
             self._queues[transfer.direction].append(share)
             self._give_up_hung()
@@ -429,8 +416,7 @@ class StoreCopier:
             if not may_copy:
                 return fates
             for number in lacking:
-                for part, columns in self._parts:
-                    lane.payloads[number, columns] = part[share.transfer.slots[piece[number]]]
+                lane.payloads[number] = self._host[share.transfer.slots[piece[number]]]
                 pack(lane.entries[number], self._identity, names[number])
         pages = self._pages(lane, names, lacking)
         for number, outcome in zip(lacking, self._call(lane, len(pages), lambda: self._store.put(pages)), strict=True):
@@ -446,8 +432,7 @@ class StoreCopier:
             for number in brought:
                 fates[number] = _CHECK_FATES[check(lane.entries[number], self._identity, names[number])]
                 if may_copy and fates[number] is _SlotFate.MOVED:
-                    for part, columns in self._parts:
-                        part[share.transfer.slots[piece[number]]] = lane.payloads[number, columns]
+                    self._host[share.transfer.slots[piece[number]]] = lane.payloads[number]
         spoilt = [name for name, fate in zip(names, fates, strict=True) if fate in (_SlotFate.DAMAGED, _SlotFate.FOREIGN)]
         store = self._store
         if spoilt and isinstance(store, Removing):

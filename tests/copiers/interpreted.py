@@ -24,7 +24,7 @@ LOAD = Direction.LOAD
 @settings(max_examples=60, deadline=None)
 @given(shapes())
 def test_interpreted_kernels_move_the_bytes_that_single_pages_would(shape: Shape) -> None:
-    """Every layer and every region agree with the naive copy, gaps and neighbours included."""
+    """Every layer and every row agree with the naive copy, gaps and neighbours included."""
     seeds = iter(range(100))
     cache = KvCache([[layer(shape.num_blocks, *page, seed=next(seeds)) for page in group] for group in shape.groups])
     host = rows(cache, shape.num_places)
@@ -34,7 +34,7 @@ def test_interpreted_kernels_move_the_bytes_that_single_pages_would(shape: Shape
     layout = CopyLayout(cache, host)
     KernelMover(layout).move(runs(layout, asked), shape.direction)
 
-    for got, wanted in zip(contents([*cache.layers, *host.regions]), [*want[0], *want[1]], strict=True):
+    for got, wanted in zip(contents([*cache.layers, host.rows]), want, strict=True):
         np.testing.assert_array_equal(got, wanted)
 
 

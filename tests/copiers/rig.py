@@ -26,11 +26,9 @@ Build = Callable[[Words, Words], Copier]
 class Rows:
     """The host's end, plain."""
 
-    regions: list[torch.Tensor]
+    rows: torch.Tensor
     pinned: bool = False
-
-    def region(self, index: int) -> torch.Tensor:
-        return self.regions[index]
+    lock_places: int = 1 << 40
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -62,7 +60,7 @@ def tensors() -> tuple[Words, Words]:
 def on_cpu(device: Words, host: Words) -> TorchCopier:
     """A copier of torch that sees the same bytes, and knows what was computed."""
     cache = KvCache([[torch.from_numpy(device.view(np.int64))]])
-    copier = TorchCopier(cache, Rows([torch.from_numpy(host.view(np.uint8))]), worker=RANK)
+    copier = TorchCopier(cache, Rows(torch.from_numpy(host.view(np.uint8))), worker=RANK)
     copier.computed()
     return copier
 

@@ -191,7 +191,7 @@ def test_walk_leaves_the_bytes_of_one_copy_after_the_other(kind: str, seed: int)
 
 
 def of_torch(limits: Limits, places_per_slot: int) -> Copier:
-    cache, host = KvCache([[torch.zeros(PLACES, WORDS)]]), Rows([torch.zeros(PLACES, 4 * WORDS, dtype=torch.uint8)])
+    cache, host = KvCache([[torch.zeros(PLACES, WORDS)]]), Rows(torch.zeros(PLACES, 4 * WORDS, dtype=torch.uint8))
     return TorchCopier(cache, host, worker=RANK, limits=limits, places_per_slot=places_per_slot)
 
 

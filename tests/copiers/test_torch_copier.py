@@ -67,7 +67,7 @@ def test_a_copy_takes_the_time_of_its_bytes_and_no_more() -> None:
         return now
 
     cache = KvCache([[torch.from_numpy(device.view(np.int64))]])
-    copier = TorchCopier(cache, Rows([torch.from_numpy(host.view(np.uint8))]), worker=RANK, clock=clock)
+    copier = TorchCopier(cache, Rows(torch.from_numpy(host.view(np.uint8))), worker=RANK, clock=clock)
     copier.computed()
     copier.launch(transfer(1, STORE, [1], [7]))
     copier.launch(transfer(2, STORE, [BLOCKS], [7]))
@@ -97,7 +97,7 @@ class Rig:
         cache = KvCache([[torch.zeros(BLOCKS, 4, dtype=torch.uint8)]])
         self.copier = TorchCopier(
             cache,
-            Rows([torch.zeros(PLACES, 4, dtype=torch.uint8)]),
+            Rows(torch.zeros(PLACES, 4, dtype=torch.uint8)),
             worker=RANK,
             device=self.device,
             deadline_s=10.0,
@@ -432,7 +432,7 @@ def test_a_keyboard_interrupt_leaves_a_copier_that_can_be_closed(rig: Rig, monke
 def test_a_deadline_that_is_none_is_refused(deadline_s: float) -> None:
     cache = KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]])
     with pytest.raises(MisuseError, match="passes at once"):
-        TorchCopier(cache, Rows([torch.zeros(4, 4, dtype=torch.uint8)]), worker=RANK, deadline_s=deadline_s)
+        TorchCopier(cache, Rows(torch.zeros(4, 4, dtype=torch.uint8)), worker=RANK, deadline_s=deadline_s)
 
 
 def test_a_cuda_device_wants_pinned_memory() -> None:
@@ -440,7 +440,7 @@ def test_a_cuda_device_wants_pinned_memory() -> None:
     cache = KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]])
     cache.device = torch.device("cuda")
     with pytest.raises(MisuseError, match="give pinned memory"):
-        TorchCopier(cache, Rows([torch.zeros(4, 4, dtype=torch.uint8)]), worker=RANK)
+        TorchCopier(cache, Rows(torch.zeros(4, 4, dtype=torch.uint8)), worker=RANK)
 
 
 def test_host_memory_is_made_from_the_rows_of_the_cache() -> None:
@@ -462,7 +462,7 @@ def test_host_memory_is_made_from_the_rows_of_the_cache() -> None:
 
 def test_the_device_is_that_of_the_cache() -> None:
     """CPU tensors get the host's device, which knows the calling thread only; other kinds are refused."""
-    host = Rows([torch.zeros(4, 4, dtype=torch.uint8)])
+    host = Rows(torch.zeros(4, 4, dtype=torch.uint8))
     layout = CopyLayout(KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]]), host)
     device = device_for(layout)
     with pytest.raises(MisuseError, match="CPU tensors cannot wait for"):

@@ -39,7 +39,7 @@ def layer(num_blocks: int, elements: int, dtype: torch.dtype, gap: int = 0, seed
 
 
 def rows(cache: KvCache, num_places: int, seed: int = 99) -> Rows:
-    return Rows([noise(num_places * size, seed + index).view(num_places, size) for index, size in enumerate(cache.row_bytes)])
+    return Rows(noise(num_places * cache.row_bytes, seed).view(num_places, cache.row_bytes))
 
 
 def contents(tensors: list[torch.Tensor]) -> list[Bytes]:
@@ -88,29 +88,35 @@ def shapes(draw: st.DrawFn) -> Shape:
     return Shape(groups, num_blocks, num_places, parts, draw(st.sampled_from(ON_DEVICE)))
 
 
-def copy_page_by_page(shape: Shape, cache: KvCache, host: Rows) -> tuple[list[Bytes], list[Bytes]]:
-    """The second truth: what the layers and the regions hold afterwards."""
-    layers, regions = contents(list(cache.layers)), contents(host.regions)
+def copy_page_by_page(shape: Shape, cache: KvCache, host: Rows) -> list[Bytes]:
+    """The second truth: what the layers and the rows hold afterwards."""
+    layers, kept_rows = contents(list(cache.layers)), host.rows.numpy().copy()
     number = 0
     for group, pairs in enumerate(shape.pairs):
         for index, (elements, dtype, gap) in enumerate(shape.groups[group]):
             size, pitch = elements * dtype.itemsize, (elements + gap) * dtype.itemsize
             for block, place in pairs:
                 device = layers[number][block * pitch : block * pitch + size]
-                row = cache.row_bytes[index]
-                kept = regions[index][place * row : place * row + size]
+                column = widths_before(shape, index)
+                kept = kept_rows[place, column : column + size]
                 if shape.direction is STORE:
                     kept[:] = device
                 else:
                     device[:] = kept
             number += 1
-    return layers, regions
+    return [*layers, kept_rows.ravel()]
+
+
+def widths_before(shape: Shape, index: int) -> int:
+    """Where the column of a layer begins: behind the widest pages of all that are before it in their groups."""
+    pages = [[elements * dtype.itemsize for elements, dtype, _ in group] for group in shape.groups]
+    return sum(max(group[before] for group in pages if before < len(group)) for before in range(index))
 
 
 @settings(max_examples=120, deadline=None)
 @given(shapes())
 def test_runs_move_the_bytes_that_single_pages_would(shape: Shape) -> None:
-    """Every layer and every region agree with the naive copy, gaps and neighbours included."""
+    """Every layer and every row agree with the naive copy, gaps and neighbours included."""
     seeds = iter(range(100))
     cache = KvCache([[layer(shape.num_blocks, *page, seed=next(seeds)) for page in group] for group in shape.groups])
     host = rows(cache, shape.num_places)
@@ -122,42 +128,65 @@ def test_runs_move_the_bytes_that_single_pages_would(shape: Shape) -> None:
 
     RunMover(layout).move(pages, shape.direction)
 
-    for got, wanted in zip(contents([*cache.layers, *host.regions]), [*want[0], *want[1]], strict=True):
+    for got, wanted in zip(contents([*cache.layers, host.rows]), want, strict=True):
         np.testing.assert_array_equal(got, wanted)
     assert len(pages) == fewest_runs(shape, cache)
 
 
 def fewest_runs(shape: Shape, cache: KvCache) -> int:
-    """Pairs less those that continue another pair of their group in a layer whose pages fill their rows, and have no gaps."""
+    """Pairs less those that continue another pair of their group in a layer whose pages fill whole rows, and have no gaps."""
     count = 0
     for group, pairs in enumerate(shape.pairs):
         for index, size in enumerate(cache.page_bytes[group]):
-            fills = size == cache.row_bytes[index] and not shape.groups[group][index][2]
+            fills = size == cache.row_bytes and not shape.groups[group][index][2]
             count += sum(not fills or (block - 1, place - 1) not in pairs for block, place in pairs)
     return count
 
 
 @pytest.mark.parametrize("direction", ON_DEVICE)
-def test_runs_of_neighbours_are_one_for_each_layer(direction: Direction) -> None:
-    """A thousand blocks in a row, given in any order, are one run in each layer."""
-    cache = KvCache([[layer(1_000, 4, torch.float16), layer(1_000, 2, torch.float32)]])
+def test_runs_of_neighbours_are_one_where_a_page_is_a_row(direction: Direction) -> None:
+    """A thousand blocks in a row, given in any order, are one run: the device is laid out by block, as the host is."""
+    cache = KvCache([[layer(1_000, 4, torch.float16)]])
     layout = CopyLayout(cache, rows(cache, 2_000))
+    pages = runs(layout, shuffled(direction))
+
+    assert pages.nbytes.tolist() == [8_000]
+    assert pages.layer.tolist() == [0]
+    assert pages.total == 8_000
+
+
+def shuffled(direction: Direction) -> Transfer:
+    """A thousand blocks in a row to places in a row, in any order."""
     pairs = [(block, block + 700) for block in range(1_000)]
     random.Random(1).shuffle(pairs)
-    pages = runs(layout, transfer(direction, [b for b, _ in pairs], [p for _, p in pairs]))
+    return transfer(direction, [b for b, _ in pairs], [p for _, p in pairs])
 
-    assert pages.nbytes.tolist() == [8_000, 8_000]
-    assert pages.layer.tolist() == [0, 1]
-    assert pages.total == 16_000
+
+@pytest.mark.parametrize("direction", ON_DEVICE)
+def test_no_run_reaches_from_one_locked_part_into_the_next(direction: Direction) -> None:
+    """The driver refuses such a copy: parts of 600 places cut the places from 700 to 1,699 in two."""
+    cache = KvCache([[layer(1_000, 4, torch.float16)]])
+    host = rows(cache, 2_000)
+    host.lock_places = 600
+    pages = runs(CopyLayout(cache, host), shuffled(direction))
+
+    assert pages.nbytes.tolist() == [500 * 8, 500 * 8]
 
 
 def test_runs_stay_apart_where_pages_do_not_fill_their_rows() -> None:
-    """The narrow group leaves a gap behind each page on the host; the wide one does not."""
+    """The narrow group leaves a gap behind each page on the host; the wide one does not. Two layers do."""
     cache = KvCache([[layer(8, 4, torch.uint8)], [layer(8, 6, torch.uint8)]])
     layout = CopyLayout(cache, rows(cache, 8))
     pages = runs(layout, transfer(STORE, [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], (3, 3)))
 
     assert pages.nbytes.tolist() == [4, 4, 4, 18]
+
+    two = KvCache([[layer(8, 4, torch.uint8), layer(8, 4, torch.uint8)]])
+    pages = runs(CopyLayout(two, rows(two, 8)), transfer(STORE, [0, 1], [0, 1]))
+
+    assert pages.nbytes.tolist() == [4, 4, 4, 4]
+    assert pages.layer.tolist() == [0, 0, 1, 1]
+    assert (pages.target - pages.target[0]).tolist() == [0, 8, 4, 12]
 
 
 def test_ends_are_copies_of_the_callers_arrays() -> None:
@@ -220,8 +249,8 @@ def test_a_layer_may_begin_inside_a_larger_tensor() -> None:
     layout = CopyLayout(cache, host)
     RunMover(layout).move(runs(layout, transfer(STORE, [1, 2], [0, 1], (1, 1))), STORE)
 
-    assert host.regions[0][0].tolist() == storage[1].tolist()
-    assert host.regions[0][1].tolist() == storage[6].tolist()
+    assert host.rows[0].tolist() == storage[1].tolist()
+    assert host.rows[1].tolist() == storage[6].tolist()
 
 
 BAD_CACHES: dict[str, tuple[list[list[torch.Tensor]], str]] = {
@@ -245,7 +274,7 @@ def test_a_cache_that_is_not_made_of_pages_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "region",
+    "given",
     [
         torch.zeros(5, 3, dtype=torch.uint8),
         torch.zeros(5, 4, dtype=torch.int8),
@@ -254,6 +283,6 @@ def test_a_cache_that_is_not_made_of_pages_is_refused(case: str) -> None:
     ],
     ids=["width", "dtype", "gaps", "device"],
 )
-def test_a_host_that_does_not_fit_is_refused(region: torch.Tensor) -> None:
-    with pytest.raises(MisuseError, match=r"host region 0: .* does not fit the cache"):
-        CopyLayout(KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]]), Rows([region]))
+def test_a_host_that_does_not_fit_is_refused(given: torch.Tensor) -> None:
+    with pytest.raises(MisuseError, match=r"host rows: .* do not fit the cache"):
+        CopyLayout(KvCache([[torch.zeros(4, 4, dtype=torch.uint8)]]), Rows(given))

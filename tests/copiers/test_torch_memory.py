@@ -18,7 +18,8 @@ import torch
 
 from blocklife.copiers.torch import HostMemory
 from blocklife.copiers.torch import _memory as memory
-from blocklife.copiers.torch._memory import available_bytes, machine_bytes
+from blocklife.copiers.torch import _touching as touching
+from blocklife.copiers.torch._memory import available_bytes, machine_bytes, places_per_lock
 from blocklife.errors import CapacityError, MisuseError
 
 PAGE = 4096
@@ -59,60 +60,57 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 # --- plain memory ------------------------------------------------------------------------------------------------------
 
 
-def test_host_memory_has_a_region_for_each_layer() -> None:
-    """Each region has its own pages, all zero; what is written in one is in no other."""
-    with HostMemory([512, 96, 512], 10, pinned=False) as host:
-        regions = [host.region(index) for index in range(3)]
-        regions[0].fill_(7)
+def test_host_memory_has_a_row_for_each_place() -> None:
+    """All are zero; what is written in one is in no other."""
+    with HostMemory(1120, 10, pinned=False) as host:
+        host.rows[3].fill_(7)
 
-        assert [tuple(region.shape) for region in regions] == [(10, 512), (10, 96), (10, 512)]
-        assert {region.dtype for region in regions} == {torch.uint8}
-        assert all(region.is_contiguous() for region in regions)
-        assert (int(regions[0].min()), int(regions[1].max()), int(regions[2].max())) == (7, 0, 0)
-        assert host.region(0).data_ptr() == regions[0].data_ptr()
-        assert (host.nbytes, host.num_regions, host.num_places, host.pinned) == (10 * 1120, 3, 10, False)
+        assert (tuple(host.rows.shape), host.rows.dtype) == ((10, 1120), torch.uint8)
+        assert host.rows.is_contiguous()
+        assert host.rows.max(dim=1).values.tolist() == [0, 0, 0, 7, 0, 0, 0, 0, 0, 0]
+        assert (host.nbytes, host.num_places, host.pinned) == (10 * 1120, 10, False)
 
 
 def test_host_memory_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is told slab by slab, and ends with all of it."""
-    monkeypatch.setattr(memory, "SLAB_BYTES", 3 * PAGE)
+    monkeypatch.setattr(touching, "SLAB_BYTES", 3 * PAGE)
     heard: list[tuple[int, int]] = []
-    HostMemory([PAGE, 2 * PAGE], 4, pinned=False, progress=lambda done, total: heard.append((done, total))).close()
+    HostMemory(PAGE, 10, pinned=False, progress=lambda done, total: heard.append((done, total))).close()
 
-    assert heard == [(pages * PAGE, 12 * PAGE) for pages in (3, 4, 7, 10, 12)]
+    assert heard == [(pages * PAGE, 10 * PAGE) for pages in (3, 6, 9, 10)]
 
 
 def test_host_memory_is_given_back() -> None:
-    """After close the regions are gone from memory, and a second close does nothing."""
-    host = HostMemory([PAGE], 8, pinned=False)
-    region = weakref.ref(host.region(0))
-    (mapping,) = host._mappings
+    """After close the rows are gone from memory, and a second close does nothing."""
+    host = HostMemory(PAGE, 8, pinned=False)
+    rows, mapping = weakref.ref(host.rows), host._mapping
     host.close()
     host.close()
     gc.collect()
 
-    assert region() is None
+    assert rows() is None
+    assert mapping is not None
     assert mapping.closed
-    assert repr(host) == f"<HostMemory closed: 1 regions of 8 places, {8 * PAGE:,} bytes>"
-    with pytest.raises(MisuseError, match="region 0 is requested after CLOSE"):
-        host.region(0)
+    assert repr(host) == f"<HostMemory closed: 8 places of {PAGE:,} bytes, {8 * PAGE:,} bytes>"
+    with pytest.raises(MisuseError, match="the rows are requested after CLOSE"):
+        _ = host.rows
 
 
 def test_host_memory_stays_under_a_tensor_that_is_held() -> None:
-    """Who still holds a region may read it after close: the memory goes with the last tensor."""
-    host = HostMemory([PAGE], 8, pinned=False)
-    held = host.region(0)
+    """Who still holds the rows may read them after close: the memory goes with the last tensor."""
+    host = HostMemory(PAGE, 8, pinned=False)
+    held, mapping = host.rows, host._mapping
     held.fill_(5)
-    (mapping,) = host._mappings
     host.close()
 
+    assert mapping is not None
     assert not mapping.closed
     assert int(held.sum()) == 5 * 8 * PAGE
 
 
 def test_host_memory_is_taken_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between two slabs gives back what was had, and comes out."""
-    monkeypatch.setattr(memory, "SLAB_BYTES", PAGE)
+    monkeypatch.setattr(touching, "SLAB_BYTES", PAGE)
     taken: list[HostMemory] = []
     close = HostMemory.close
 
@@ -127,24 +125,29 @@ def test_host_memory_is_taken_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatc
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        HostMemory([2 * PAGE, 2 * PAGE], 1, pinned=False, progress=interrupt)
+        HostMemory(2 * PAGE, 2, pinned=False, progress=interrupt)
 
     assert len(taken) == 1
-    assert not taken[0]._mappings
-    assert not taken[0]._regions
+    assert taken[0]._mapping is None
 
 
-@pytest.mark.parametrize(
-    ("page_bytes", "num_places"), [([], 4), ([16, 0], 4), ([16], 0), ([-1], 4)], ids=["none", "empty", "no place", "negative"]
-)
-def test_host_memory_refuses_sizes_that_are_none(page_bytes: list[int], num_places: int) -> None:
+@pytest.mark.parametrize(("row_bytes", "num_places"), [(0, 4), (16, 0), (-1, 4)], ids=["empty", "no place", "negative"])
+def test_host_memory_refuses_sizes_that_are_none(row_bytes: int, num_places: int) -> None:
     with pytest.raises(MisuseError, match="give 1 or more of each"):
-        HostMemory(page_bytes, num_places, pinned=False)
+        HostMemory(row_bytes, num_places, pinned=False)
 
 
-def test_host_memory_refuses_a_region_that_is_none() -> None:
-    with HostMemory([16], 1, pinned=False) as host, pytest.raises(MisuseError, match=r"no region -1 \(there are 1, from 0\)"):
-        host.region(-1)
+@pytest.mark.parametrize("row_bytes", [1, 96, PAGE, 3 * PAGE, 656 * 61, 1_000_000, 5 << 20])
+def test_locked_parts_end_where_a_row_and_a_page_end(row_bytes: int) -> None:
+    """As many rows as fit into a part, and no more than two parts' worth."""
+    step = places_per_lock(row_bytes, 1 << 40) * row_bytes
+
+    assert step % PAGE == step % row_bytes == 0
+    assert memory.LOCK_BYTES // 2 < step <= 2 * memory.LOCK_BYTES
+
+
+def test_rows_that_never_end_with_a_page_are_locked_at_once() -> None:
+    assert places_per_lock((1 << 30) + 1, 7) == 7
 
 
 # --- how much there is -------------------------------------------------------------------------------------------------
@@ -153,14 +156,14 @@ def test_host_memory_refuses_a_region_that_is_none() -> None:
 def test_host_memory_says_how_much_there_is() -> None:
     """More than the machine has is refused before anything is taken, with both numbers."""
     with pytest.raises(CapacityError, match=r"^host memory: 1,125,899,906,842,624 bytes requested .* [\d,]+ are available"):
-        HostMemory([1 << 30], 1 << 20, pinned=False)
+        HostMemory(1 << 30, 1 << 20, pinned=False)
 
 
 def test_host_memory_says_what_the_system_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody says how much there is, the system's own refusal comes out, and what was had is given back."""
+    """Where nobody says how much there is, the system's own refusal comes out."""
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
-    with pytest.raises(CapacityError, match=r"the system gave 4,096: .* \(ask for fewer places\)"):
-        HostMemory([1, 1 << 50], PAGE, pinned=False)
+    with pytest.raises(CapacityError, match=r"the system gave 0: .* \(ask for fewer places\)"):
+        HostMemory(1 << 50, PAGE, pinned=False)
 
 
 def test_processes_that_allocate_at_once_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +172,9 @@ def test_processes_that_allocate_at_once_are_counted_together(monkeypatch: pytes
     with pytest.raises(
         CapacityError, match=r"8,192 bytes requested .*, by each of 3 processes, and the machine has 16,384 \(ask"
     ):
-        HostMemory([PAGE], 2, pinned=False, sharers=3)
-    HostMemory([PAGE], 2, pinned=False, sharers=2).close()
-    HostMemory([PAGE], 5, pinned=False).close()  # alone, what is available counts
+        HostMemory(PAGE, 2, pinned=False, sharers=3)
+    HostMemory(PAGE, 2, pinned=False, sharers=2).close()
+    HostMemory(PAGE, 5, pinned=False).close()  # alone, what is available counts
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -243,13 +246,17 @@ def test_available_bytes_are_known_here() -> None:
 def test_pinned_memory_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MisuseError, match=r"torch sees no CUDA device \(give pinned=False\)"):
-        HostMemory([16], 1, pinned=True)
+        HostMemory(16, 1, pinned=True)
 
 
-def test_pinned_memory_locks_each_region_as_one(cuda: Cuda) -> None:
-    """No copy within a region crosses the border of two locked ranges; all are unlocked at the end."""
-    with HostMemory([PAGE, 3 * PAGE], 5, pinned=True) as host:
-        expected = [(host.region(index).data_ptr(), host.region(index).numel(), 3) for index in range(2)]
+def test_pinned_memory_is_locked_in_parts(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part ends with a row; all are unlocked at the end."""
+    monkeypatch.setattr(memory, "LOCK_BYTES", 7 * PAGE)
+    with HostMemory(3 * PAGE, 5, pinned=True) as host:
+        parts = host.rows.split(host.lock_places)
+        expected = [(part.data_ptr(), part.numel(), 3) for part in parts]
+
+        assert [len(part) for part in parts] == [2, 2, 1]
 
         assert cuda.asked == expected
         assert set(cuda.locked) == {where for where, _, _ in expected}
@@ -257,11 +264,12 @@ def test_pinned_memory_locks_each_region_as_one(cuda: Cuda) -> None:
     assert not cuda.locked
 
 
-def test_pinned_memory_gives_back_what_cuda_refuses(cuda: Cuda) -> None:
+def test_pinned_memory_gives_back_what_cuda_refuses(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal names what was pinned and why no more, and leaves nothing locked."""
     cuda.refuse = 2
+    monkeypatch.setattr(memory, "LOCK_BYTES", PAGE)
     with pytest.raises(CapacityError, match=r"24,576 bytes requested .* CUDA pinned 8,192 and then failed: error 2"):
-        HostMemory([PAGE] * 6, 1, pinned=True)
+        HostMemory(PAGE, 6, pinned=True)
 
     assert len(cuda.asked) == 3
     assert not cuda.locked
@@ -269,13 +277,13 @@ def test_pinned_memory_gives_back_what_cuda_refuses(cuda: Cuda) -> None:
 
 @pytest.mark.gpu
 def test_pinned_memory_is_pinned() -> None:
-    """torch itself says so, for every page; a copy across all pages of a region arrives."""
+    """torch itself says so, for every page; a copy of all of it arrives."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    with HostMemory([1 << 20, 1 << 16], 32, pinned=True) as host:
-        host.region(0).fill_(9)
-        there = host.region(0).to("cuda", non_blocking=True)
+    with HostMemory(1 << 20, 32, pinned=True) as host:
+        host.rows.fill_(9)
+        there = host.rows.to("cuda", non_blocking=True)
         torch.cuda.synchronize()
 
-        assert all(host.region(index)[place].is_pinned() for index in range(2) for place in (0, 31))
+        assert all(host.rows[place].is_pinned() for place in (0, 31))
         assert int(there.min()) == 9

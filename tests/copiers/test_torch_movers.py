@@ -257,12 +257,12 @@ def test_a_machine_without_a_driver_has_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def a_layout() -> CopyLayout:
-    return CopyLayout(KvCache([[torch.zeros(8, 4)]]), Rows([torch.zeros(8, 16, dtype=torch.uint8)]))
+    return CopyLayout(KvCache([[torch.zeros(8, 4)]]), Rows(torch.zeros(8, 16, dtype=torch.uint8)))
 
 
 @pytest.mark.parametrize(
     ("shift", "match"),
-    [(0, ""), (4_096, "host region 0: its byte at 0x"), (-1, "CUDA_ERROR_INVALID_VALUE")],
+    [(0, ""), (4_096, "host rows: the byte at 0x"), (-1, "CUDA_ERROR_INVALID_VALUE")],
     ids=["same", "elsewhere", "unknown"],
 )
 def test_memory_that_a_kernel_finds_elsewhere_is_refused(shift: int, match: str, monkeypatch: pytest.MonkeyPatch) -> None:

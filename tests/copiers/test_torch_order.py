@@ -54,7 +54,7 @@ class Rig:
     """The blocks of the stores that the host has not seen land: no kernel may write them, says the contract."""
 
     def __attrs_post_init__(self) -> None:
-        host = Rows([torch.zeros(PLACES, size, dtype=torch.uint8) for size in self.cache.row_bytes])
+        host = Rows(torch.zeros(PLACES, self.cache.row_bytes, dtype=torch.uint8))
         self.copier = TorchCopier(self.cache, host, worker=Worker(0), device=self.device)
         self.copier.computed()
 

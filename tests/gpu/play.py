@@ -50,7 +50,7 @@ class Play:
         self.now = 0.0
         count = UNITS * WIDTH
         self._layers = [torch.zeros(count, page, dtype=torch.uint8, device=stage.where) for _ in range(LAYERS)]
-        self._host = HostMemory([page] * LAYERS, count, pinned=stage.pinned)
+        self._host = HostMemory(page * LAYERS, count, pinned=stage.pinned)
         cache = KvCache([self._layers])
         try:
             device = stage.device(CopyLayout(cache, self._host))
@@ -83,7 +83,7 @@ class Play:
         for unit in range(UNITS):
             for layer in range(LAYERS):
                 self._layers[layer][spread([unit])] = content(f"block {unit}", self.page)[layer].to(self.stage.where)
-                self._host.region(layer)[spread([unit])] = content(f"place {unit}", self.page)[layer]
+                self._column(layer)[spread([unit])] = content(f"place {unit}", self.page)[layer]
         self.names = {f"{side} {unit}": f"{side} {unit}" for side in ("block", "place") for unit in range(UNITS)}
         self.reads = []
         self._seen.zero_()
@@ -161,7 +161,11 @@ class Play:
                     self._layers[layer][block].copy_(self._written[name][layer, index])
 
     def _place(self, unit: int) -> torch.Tensor:
-        return torch.stack([self._host.region(layer)[spread([unit])] for layer in range(LAYERS)])
+        return torch.stack([self._column(layer)[spread([unit])] for layer in range(LAYERS)])
+
+    def _column(self, layer: int) -> torch.Tensor:
+        """The pages of one layer on the host, by place."""
+        return self._host.rows[:, layer * self.page : (layer + 1) * self.page]
 
     def _block(self, unit: int) -> torch.Tensor:
         return torch.stack([self._layers[layer][spread([unit])] for layer in range(LAYERS)]).cpu()

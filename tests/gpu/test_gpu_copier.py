@@ -223,7 +223,7 @@ def test_the_shadow_sees_a_single_byte(where: torch.device) -> None:
             found += rig.shadow.wrong()
 
     assert found == [
-        "region 0, place 3: 1 of 512 bytes are wrong",
+        "place 3: 1 of 512 bytes are wrong",
         "group 0, layer 0, block 3: 1 of 512 bytes are wrong",
     ]
 
@@ -367,7 +367,7 @@ def test_a_launch_that_raises_fails_its_job_and_no_other(direction: Direction, w
 def test_pinning_more_than_there_is_is_refused_and_harms_nobody(where: torch.device) -> None:
     """Both numbers are told; a copier made afterwards works."""
     with pytest.raises(CapacityError, match=r"^host memory: 1,125,899,906,842,624 bytes requested .* are available"):
-        HostMemory([1 << 30], 1 << 20, pinned=is_cuda(where))
+        HostMemory(1 << 30, 1 << 20, pinned=is_cuda(where))
 
     with rigged([[layer(where, KIB)]], PLACES) as rig:
         rig.launch(STORE, [1, 2], [3, 9])
@@ -379,7 +379,7 @@ def test_pinning_more_than_there_is_is_refused_and_harms_nobody(where: torch.dev
 def test_pinning_that_cuda_refuses_is_an_error_and_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What CUDA says is told, what was pinned before is given back, and no later kernel is blamed for it.
 
-    To be refused without taking all memory of a machine, the second region is pinned while it is pinned already.
+    To be refused without taking all memory of a machine, the second part is pinned while it is pinned already.
     """
     honest, asked = memory._lock, []
 
@@ -395,8 +395,9 @@ def test_pinning_that_cuda_refuses_is_an_error_and_harms_nobody(monkeypatch: pyt
     torch.cuda.synchronize()
     with monkeypatch.context() as patch:
         patch.setattr(memory, "_lock", again)
+        patch.setattr(memory, "LOCK_BYTES", 4_096)
         with pytest.raises(CapacityError, match=r"CUDA pinned 4,096 and then failed: .+ \(ask for fewer places\)"):
-            HostMemory([4_096, 8_192], 1, pinned=True)
+            HostMemory(4_096, 3, pinned=True)
     kernels = torch.ones(1_000, device=where) * 2
 
     assert len(asked) == 2

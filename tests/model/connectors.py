@@ -73,16 +73,16 @@ class FaultyCopier(LagCopier):
         fails = {Direction.LOAD: copies.lost_loads}
         super().__init__(cache, host, worker, lag, fails, Random(f"{copies.seed}/lag/{worker}"))
         self._fault = copies.fault
-        regions = [host.region(index) for index in range(len(cache.row_bytes))]
-        self._lost = {"zeros": regions, "zeros for the drafter": regions[-1:]}.get(copies.fault, [])
-        """Regions of host memory that hold zeros by the time of a load."""
-        self._num_places = len(host.region(0))
+        columns = {"zeros": 0, "zeros for the drafter": cache.columns[-1]}
+        self._lost = host.rows[:, columns[copies.fault] :] if copies.fault in columns else None
+        """What of host memory holds zeros by the time of a load."""
+        self._num_places = host.num_places
 
     def launch(self, transfer: Transfer) -> None:
         """A load is launched with the fault that was asked for."""
         if transfer.direction is Direction.LOAD:
-            for region in self._lost:
-                region[transfer.source] = 0
+            if self._lost is not None:
+                self._lost[transfer.source] = 0
             if self._fault == "another block":
                 transfer = evolve(transfer, source=(transfer.source + 1) % self._num_places)
         super().launch(transfer)

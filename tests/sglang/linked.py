@@ -86,7 +86,7 @@ class LateStream:
         self.inner.put(lambda: move(True))
 
     def _runs(self, pages: Pages, direction: Direction) -> list[tuple[int, int, int, int]]:
-        """For each run of bytes its layer, where it is in that and in its region, and how long it is."""
+        """For each run of bytes its layer, where it is in that and in host memory, and how long it is."""
         device, host = self.layout.offsets(pages, direction)
         columns = (np.asarray(each).tolist() for each in (pages.layer, device, host, pages.nbytes))
         return list(zip(*columns, strict=True))
@@ -95,9 +95,9 @@ class LateStream:
         self, copies: Copies, layer: int, at: int, place: int, count: int, direction: Direction
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows that a run reads, those that it writes, and what it must read."""
-        tensor, region = self.layout.cache.layers[layer], self.layout.regions[self.layout.region_of_layer[layer]]
+        tensor, rows = self.layout.cache.layers[layer], self.layout.rows
         both = [
-            (_bytes_of(of(tensor))[at : at + count], _bytes_of(of(region))[place : place + count])
+            (_bytes_of(of(tensor))[at : at + count], _bytes_of(of(rows))[place : place + count])
             for of in (lambda each: each, copies.twins.of)
         ]
         (source, target), (twin, other) = both if direction is Direction.STORE else [pair[::-1] for pair in both]

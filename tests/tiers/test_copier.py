@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
-from blocklife.ledger.records import Completion, Direction, JobId, Result, TierTransfer, Worker
+from blocklife.ledger.records import Completion, Direction, JobId, Result, Worker
 from blocklife.testing import MemoryStore
 from blocklife.tiers import (
     HEADER_BYTES,
@@ -27,7 +27,6 @@ from blocklife.tiers import (
 )
 from tests.disks import small_disk
 from tests.programs import HANGS_S
-from tests.tiers.arena import value
 from tests.tiers.fakes import Call, PlayedStore, Seconds
 from tests.tiers.rig import DEMOTE, EMPTY, IDENTITY, NUM_SLOTS, PROMOTE, SLOT_BYTES, STRIDE, Rig, name
 
@@ -66,32 +65,6 @@ def test_content_comes_back_byte_for_byte(make: Make) -> None:
     assert all(second.is_empty(slot) for slot in range(34))
     assert first.copier.statistics().demoted == second.copier.statistics().promoted == 30
     assert first.copier.statistics().bytes_demoted == second.copier.statistics().bytes_promoted == 30 * SLOT_BYTES
-
-
-def test_slots_may_lie_in_several_arrays() -> None:
-    """Each part of a slot goes to its array and comes from it; a copier with slots in one piece reads the same entries."""
-    store = MemoryStore()
-    widths = [1_000, 3_999, 1]
-    parts = [np.full((2 * NUM_SLOTS, width), EMPTY, np.uint8)[::2] for width in widths]  # rows with gaps between them
-    split = StoreCopier(store, parts, IDENTITY, worker=Worker(0))
-    slots, keys = np.array([5, 0, 63]), (b"a", b"b", b"c")
-    content = [np.frombuffer(value(key, SLOT_BYTES), np.uint8) for key in keys]
-    for slot, each in zip(slots, content, strict=True):
-        for part, piece in zip(parts, np.split(each, np.cumsum(widths)[:-1]), strict=True):
-            part[slot] = piece
-    split.launch(TierTransfer(JobId(1, 1), DEMOTE, slots, bytes(3), keys))
-    split.wait([JobId(1, 1)])
-    for part in parts:
-        part[:] = EMPTY
-    memory = np.full((NUM_SLOTS, SLOT_BYTES), EMPTY, np.uint8)
-    whole = StoreCopier(store, memory, IDENTITY, worker=Worker(0))
-    for copier in (split, whole):
-        copier.launch(TierTransfer(JobId(1, 2), PROMOTE, slots[::-1].copy(), bytes(3), keys))
-        copier.wait([JobId(1, 2)])
-        copier.close()
-
-    assert all(bytes(memory[slot]) == bytes(each) for slot, each in zip(slots[::-1], content, strict=True))
-    assert bytes(np.concatenate(parts, axis=1)) == bytes(memory)
 
 
 def test_content_of_another_rank_space_or_model_is_never_asked_for(make: Make) -> None:
@@ -512,6 +485,9 @@ class GatedHost:
         self.host = host
         self.reached, self.opened = threading.Event(), threading.Event()
 
+    def __len__(self) -> int:
+        return len(self.host)
+
     def __setitem__(self, slot: int, content: NDArray[np.uint8]) -> None:
         self.reached.set()
         assert self.opened.wait(HANGS_S)
@@ -524,7 +500,7 @@ def test_job_is_reported_only_when_nobody_touches_its_slots(make: Make) -> None:
     rig = make(store, timeout_s=10.0)
     rig.put("a")
     gate = GatedHost(rig.host)
-    rig.copier._parts = [(gate, slice(0, SLOT_BYTES))]  # type: ignore[list-item]
+    rig.copier._host = gate  # type: ignore[assignment]
     job = rig.launch(PROMOTE, [0], "a")
     assert gate.reached.wait(HANGS_S)
     waiting = threading.Event()
@@ -595,21 +571,16 @@ def test_launch_refuses_what_cannot_be(make: Make) -> None:
 @pytest.mark.parametrize(
     ("host", "more", "says"),
     [
-        (np.zeros((4, 99), np.uint8), {}, "slots of 99 bytes"),
-        ([], {}, "slots of 0 bytes"),
-        ([np.zeros((4, SLOT_BYTES - 1), np.uint8), np.zeros((4, 2), np.uint8)], {}, rf"slots of {SLOT_BYTES - 1} \+ 2 bytes"),
-        ([np.zeros((4, SLOT_BYTES - 1), np.uint8), np.zeros((3, 1), np.uint8)], {}, r"have \[4, 3\] slots"),
+        (np.zeros((4, 99), np.uint8), {}, r"host is \(4, 99\) uint8"),
         (np.zeros((4, SLOT_BYTES), np.int8), {}, "int8"),
-        (np.zeros(4, np.uint8), {}, "1-d uint8"),
+        (np.zeros(4, np.uint8), {}, r"host is \(4,\) uint8"),
         (None, {"worker": 2}, "no rank 2 among 2"),
         (None, {"staging_bytes": 2 * STRIDE - 1}, "give at least 16,384"),
         (None, {"num_threads": 0}, "move nothing"),
         (None, {"timeout_s": 0.0}, "move nothing"),
     ],
 )
-def test_copier_refuses_what_cannot_work(
-    host: NDArray[np.uint8] | list[NDArray[np.uint8]] | None, more: dict[str, object], says: str
-) -> None:
+def test_copier_refuses_what_cannot_work(host: NDArray[np.uint8] | None, more: dict[str, object], says: str) -> None:
     memory = np.zeros((4, SLOT_BYTES), np.uint8) if host is None else host
     settings: dict[str, object] = {"worker": Worker(0), **more}
     with pytest.raises(MisuseError, match=says):

@@ -23,7 +23,7 @@ import pytest
 
 from blocklife.copiers import FaultRates
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch._layout import CopyLayout, Pages, Regions
+from blocklife.copiers.torch._layout import CopyLayout, HostRows, Pages
 from blocklife.copiers.torch._moves import RunMover
 from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport, Words
 from blocklife.engines.toy import _engine as engine
@@ -153,7 +153,7 @@ def listened(monkeypatch: Patch, **changes: Any) -> tuple[list[Said], ReplayRepo
     rank: dict[int, int] = {}
 
     class Listener(TorchCopier):
-        def __init__(self, cache: KvCache, host: Regions, *, worker: Worker) -> None:
+        def __init__(self, cache: KvCache, host: HostRows, *, worker: Worker) -> None:
             super().__init__(cache, host, worker=worker)
             rank[cache.layers[0].data_ptr()] = worker
 
@@ -245,7 +245,7 @@ class LateCopier(TorchCopier):
 
     made: ClassVar[list[LateCopier]] = []
 
-    def __init__(self, cache: KvCache, host: Regions, *, worker: Worker) -> None:
+    def __init__(self, cache: KvCache, host: HostRows, *, worker: Worker) -> None:
         self.fake = LateDevice(RunMover(CopyLayout(cache, host)), seed=worker)
         self.dice = random.Random(worker)
         super().__init__(cache, host, worker=worker, device=self.fake)

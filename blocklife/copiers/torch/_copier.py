@@ -31,7 +31,7 @@ from itertools import islice
 from attrs import define, evolve, field, frozen
 
 from blocklife.copiers._protocol import check_launch, check_sizes
-from blocklife.copiers.torch._layout import CopyLayout, KvCache, Regions
+from blocklife.copiers.torch._layout import CopyLayout, HostRows, KvCache
 from blocklife.copiers.torch._order import Order, StreamMark, Use, checked
 from blocklife.copiers.torch._streams import DeviceLostError, Stream, StreamDevice, Timer, device_for
 from blocklife.errors import MisuseError
@@ -96,17 +96,17 @@ class _GpuShare:
 
 
 class TorchCopier:
-    """A `Copier` between the tensors of a cache and the host's regions. It owns its streams; cache and host are the caller's.
+    """A `Copier` between the tensors of a cache and the host's rows. It owns its streams; cache and host are the caller's.
 
     ``deadline_s`` bounds how long a job may take, from its launch, before it is suspect; None for never. With the ``limits`` of
-    the ledger, a cache or regions too small for it are refused; ``places_per_slot`` is how many places of the host are a slot:
+    the ledger, a cache or rows too few for it are refused; ``places_per_slot`` is how many places of the host are a slot:
     the blocks of a chunk. Without them, a job that names a place which does not exist fails.
     """
 
     def __init__(
         self,
         cache: KvCache,
-        host: Regions,
+        host: HostRows,
         *,
         worker: Worker,
         device: StreamDevice | None = None,

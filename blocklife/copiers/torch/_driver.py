@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver that torch lacks: many copies in one call, and the device address of a byte of host memory.
+"""Calls of the CUDA driver that torch lacks: many copies in one call, the device address of host memory, a device's place.
 
 *Rules of this file.* Addresses and sizes go to the driver as numpy arrays: a batch of a thousand copies makes no thousand
 Python objects. Errors are raised with the driver's name for them.
@@ -32,6 +32,9 @@ _IN_STREAM_ORDER = 1
 
 _BESIDE_COMPUTE = 1
 """CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE: a hint to leave the multiprocessors to the engine and use the copy engines."""
+
+_PCI_ADDRESS_BYTES = 16
+"""Room for the place of a device on the bus, and for the zero behind it."""
 
 _DEVICE_POINTER = 3
 """CU_POINTER_ATTRIBUTE_DEVICE_POINTER: the address under which kernels reach a byte."""
@@ -114,6 +117,14 @@ class CudaDriver:
         found = ctypes.c_void_p()
         self._ask("cuPointerGetAttribute", ctypes.byref(found), ctypes.c_int(_DEVICE_POINTER), ctypes.c_uint64(host))
         return found.value or 0
+
+    def pci_address(self, device: int) -> str:
+        """Where a device is on the bus, as Linux writes it (``0000:17:00.0``). Raises RuntimeError with the driver's error."""
+        handle, address = ctypes.c_int(), ctypes.create_string_buffer(_PCI_ADDRESS_BYTES)
+        self._ask("cuInit", ctypes.c_uint(0))
+        self._ask("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self._ask("cuDeviceGetPCIBusId", address, ctypes.c_int(_PCI_ADDRESS_BYTES), handle)
+        return address.value.decode().lower()
 
     def _find_batch(self) -> ctypes._FuncPointer | None:
         """The batched call; None if the driver is too old to have it, or to look it up."""

@@ -3,15 +3,17 @@
 *Rules of this file.* Runs are made with numpy only: Python loops go over groups and layers, never over blocks. A place that
 does not exist is an IndexError here, before anything moves: after this file there are only addresses.
 
-*Theory.* On the device every layer is a tensor of its own, and a block is one page in each layer of its group. The host has one
-**region** for each layer, and in it one **row** for each place, as wide as the widest page that any group has in that layer. So
-both ends are layer-major: any number of neighbouring blocks that go to neighbouring places are one run in every layer whose
-pages fill their rows and have no gaps between them.
+*Theory.* On the device every layer is a tensor of its own, and a block is one page in each layer of its group. The host is laid
+out by block: one **row** for each place, with a **column** for each layer, as wide as the widest page that any group has there.
+So all that a store below moves of a place is one piece. Neighbouring blocks that go to neighbouring places are one run where a
+page fills the row: where the device is laid out by block, too, which is one layer here. All layers of a group whose pages are
+equally large and equally far apart have the same runs, which are made once and added to where each layer begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +24,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction, Ids, Transfer
 
 
-class Regions(Protocol):
+class HostRows(Protocol):
     """The host's end of copies; `HostMemory` is one."""
 
     @property
@@ -30,8 +32,14 @@ class Regions(Protocol):
         """Whether a device may copy to and from it while the host goes on."""
         ...
 
-    def region(self, index: int) -> torch.Tensor:
-        """The rows of one layer: ``(num_places, row bytes)``, uint8, on the host."""
+    @property
+    def rows(self) -> torch.Tensor:
+        """The rows of all places: ``(num_places, row bytes)``, uint8, on the host."""
+        ...
+
+    @property
+    def lock_places(self) -> int:
+        """How many rows are page-locked together: no copy may reach from one such part into the next."""
         ...
 
     def close(self) -> None:
@@ -81,9 +89,10 @@ class KvCache:
         """By group, the bytes of a block in each of its layers."""
         self.pitches = tuple(map(_pitch, layers))
         """Of each layer, the bytes from one block to the next."""
-        depth = max(map(len, groups))
-        self.row_bytes = tuple(max(pages[index] for pages in self.page_bytes if index < len(pages)) for index in range(depth))
-        """The bytes of a place in each region of the host: room for the widest page that any group has there."""
+        widths = (max(pages) for pages in zip_longest(*self.page_bytes, fillvalue=0))
+        *self.columns, self.row_bytes = accumulate(widths, initial=0)
+        """Where the page of each layer of a group begins in a row of the host, with room for the widest of all groups; and the
+        bytes of a row."""
 
     @property
     def num_groups(self) -> int:
@@ -94,20 +103,20 @@ class KvCache:
 class CopyLayout:
     """Both ends together: turns a transfer into runs of bytes."""
 
-    def __init__(self, cache: KvCache, host: Regions) -> None:
+    def __init__(self, cache: KvCache, host: HostRows) -> None:
         self.cache = cache
-        self.regions = tuple(host.region(index) for index in range(len(cache.row_bytes)))
-        self.num_places = len(self.regions[0])
-        for index, (region, row_bytes) in enumerate(zip(self.regions, cache.row_bytes, strict=True)):
-            fits = region.dtype == torch.uint8 and tuple(region.shape) == (self.num_places, row_bytes)
-            if not fits or not region.is_contiguous() or region.device.type != "cpu":
-                raise MisuseError(
-                    f"host region {index}: {tuple(region.shape)} {region.dtype} on {region.device} does not fit the cache "
-                    f"(give contiguous uint8 of ({self.num_places}, {row_bytes}) on the cpu)"
-                )
-        self._device_base = [tensor.data_ptr() for tensor in cache.layers]
-        self._host_base = [region.data_ptr() for region in self.regions]
-        self.region_of_layer = tuple(index for group in cache.groups for index in range(len(group)))
+        self.rows, self.lock_places = host.rows, host.lock_places
+        self.num_places = len(self.rows)
+        fits = self.rows.dtype == torch.uint8 and tuple(self.rows.shape) == (self.num_places, cache.row_bytes)
+        if not fits or not self.rows.is_contiguous() or self.rows.device.type != "cpu":
+            raise MisuseError(
+                f"host rows: {tuple(self.rows.shape)} {self.rows.dtype} on {self.rows.device} do not fit the cache "
+                f"(give contiguous uint8 of ({self.num_places}, {cache.row_bytes}) on the cpu)"
+            )
+        start = self.rows.data_ptr()
+        self._device_base = np.array([tensor.data_ptr() for tensor in cache.layers], np.int64)
+        self._host_base = np.array([start + cache.columns[index] for group in cache.groups for index in range(len(group))])
+        self._alike = tuple(self._layers_alike(group) for group in range(cache.num_groups))
 
     def ends(self, transfer: Transfer) -> tuple[Ids, Ids]:
         """The blocks and the host places of a transfer, in its order, as new arrays.
@@ -128,35 +137,42 @@ class CopyLayout:
     def pages(self, transfer: Transfer, blocks: Ids, places: Ids) -> Pages:
         """The runs of a transfer with these `ends`, as few as possible."""
         parts: list[tuple[Ids, Ids, Ids, Ids]] = []
-        start = first_layer = 0
-        for group, size in enumerate(transfer.group_sizes):
-            page_bytes = self.cache.page_bytes[group]
+        start = 0
+        for size, alike in zip(transfer.group_sizes, self._alike, strict=False):
             if size:
                 ids = _sorted_by_place(blocks[start : start + size], places[start : start + size])
-                for index, page in enumerate(page_bytes):
-                    parts.append(self._runs(*ids, first_layer + index, index, page))
+                parts += (self._runs(*ids, layers, page, pitch) for layers, page, pitch in alike)
             start += size
-            first_layer += len(page_bytes)
         device, host, nbytes, layer = (np.concatenate(column) for column in zip(*parts, strict=True))
         if transfer.direction is Direction.STORE:
             return Pages(device, host, nbytes, layer)
         return Pages(host, device, nbytes, layer)
 
     def offsets(self, pages: Pages, direction: Direction) -> tuple[Ids, Ids]:
-        """The offset of each run in its layer and in its region, for movers that copy between tensors."""
+        """The offset of each run in its layer and in the rows, for movers that copy between tensors."""
         device, host = (pages.source, pages.target) if direction is Direction.STORE else (pages.target, pages.source)
-        bases = np.array(self._device_base, np.int64), np.array(self._host_base, np.int64)[list(self.region_of_layer)]
-        return device - bases[0][pages.layer], host - bases[1][pages.layer]
+        return device - self._device_base[pages.layer], host - self.rows.data_ptr()
 
-    def _runs(self, blocks: Ids, places: Ids, layer: int, index: int, page: int) -> tuple[Ids, Ids, Ids, Ids]:
-        """The runs of one group in one layer. Pages that do not fill their rows have gaps on the host, and are not merged."""
-        row = self.cache.row_bytes[index]
-        device = self._device_base[layer] + blocks * self.cache.pitches[layer]
-        host = self._host_base[index] + places * row
-        joins = (device[1:] == device[:-1] + page) & (host[1:] == host[:-1] + page)
+    def _layers_alike(self, group: int) -> tuple[tuple[Ids, int, int], ...]:
+        """The layers of a group by page and pitch: their numbers, counted through all groups, then the two in bytes."""
+        first = sum(map(len, self.cache.groups[:group]))
+        found: dict[tuple[int, int], list[int]] = {}
+        for layer, page in enumerate(self.cache.page_bytes[group], first):
+            found.setdefault((page, self.cache.pitches[layer]), []).append(layer)
+        return tuple((np.array(layers, np.int64), page, pitch) for (page, pitch), layers in found.items())
+
+    def _runs(self, blocks: Ids, places: Ids, layers: Ids, page: int, pitch: int) -> tuple[Ids, Ids, Ids, Ids]:
+        """The runs of one group in layers that are alike. Where pages do not fill their rows, none are merged."""
+        device, host = blocks * pitch, places * self.cache.row_bytes
+        joins = (device[1:] == device[:-1] + page) & (host[1:] == host[:-1] + page) & (places[1:] % self.lock_places != 0)
         firsts = np.flatnonzero(np.concatenate(([True], ~joins)))
-        lengths = np.diff(np.append(firsts, len(blocks)))
-        return device[firsts], host[firsts], lengths * page, np.full(len(firsts), layer, np.int64)
+        nbytes = np.diff(np.append(firsts, len(blocks))) * page
+        return (
+            (self._device_base[layers, None] + device[firsts]).ravel(),
+            (self._host_base[layers, None] + host[firsts]).ravel(),
+            np.tile(nbytes, len(layers)),
+            np.repeat(layers, len(firsts)),
+        )
 
 
 def _sorted_by_place(blocks: Ids, places: Ids) -> tuple[Ids, Ids]:

@@ -1,73 +1,80 @@
-"""The memory of the host tier, page-locked for CUDA devices: one region per layer, all with the same places.
+"""The memory of the host tier, page-locked for CUDA devices: one row of bytes for each place.
 
 Rules of this file:
 
 * Memory is requested only if it is known to be available: a process that overcommits is killed without a message.
-* All or nothing: if a region cannot be allocated, or on Ctrl-C, the earlier ones are freed.
+* All or nothing: if memory cannot be allocated or locked, or on Ctrl-C, all of it is freed.
 * Memory with live tensors is freed only after the last of these is gone.
 
-Theory. Page-locking is slow because every page must be allocated first. So the calling thread touches the pages in slabs, which
-puts them near the processor that it runs on; after each slab it reports progress and can be interrupted. A region is locked as
-a whole: the driver refuses a copy across two locked ranges, and merged copies may span any places of a region.
+Theory. Page-locking is slow because every page must be allocated first. That is done before it, by several threads near the
+device (`_touching`); after each slab progress is reported, and Ctrl-C heard. The memory is private to the process: the system
+gives that sooner than shared memory, and it does not count as such in a container. A process that forks does not pass locked
+memory on, or a copy on the device's side could go on in pages that only the child has.
+
+Why it is locked in parts. One registration of 512 GiB or more always fails (vllm-project/vllm#51081), some kernels lock 2 GB at
+once at most, and a long one holds up every other process that uses the driver (NVIDIA/TensorRT-LLM#17773). The driver refuses a
+copy across two locked parts: so a part ends where a row ends and a page of the system, too, and no run of bytes goes past it.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from blocklife.copiers.torch._touching import Bytes, processors_near, touch
 from blocklife.errors import CapacityError, MisuseError
 
-Bytes = NDArray[np.uint8]
-
-SLAB_BYTES = 256 << 20
-"""How many bytes are touched between two reports of progress."""
+LOCK_BYTES = 1 << 30
+"""How many bytes are page-locked at once, about: well below 2 GB, the most that some kernels lock at once."""
 
 _PORTABLE_AND_MAPPED = 1 | 2
 """Flags of cudaHostRegister: every device of the process can copy, and its kernels can read and write."""
 
 
 class HostMemory:
-    """Pages of host memory: region ``i`` is ``(num_places, page_bytes[i])`` bytes, all zero at first.
+    """Host memory by place: `rows` is ``(num_places, row_bytes)`` bytes, all zero at first.
 
     Close it after the copiers that use it, or use it as a context manager.
     """
 
     def __init__(
         self,
-        page_bytes: Sequence[int],
+        row_bytes: int,
         num_places: int,
         *,
         pinned: bool,
+        near: torch.device | None = None,
         sharers: int = 1,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         """Allocate the memory; *progress* is called with the bytes that are ready, and the total.
 
+        *near*: the device that copies to and from it; the memory is taken on that device's own node.
         *sharers*: processes of this machine that allocate as much at the same time, this one included. None of them sees in
         what is available what the others are about to take.
 
         Refuses: `CapacityError` with both numbers for more than is available, or more for all sharers than the machine has;
         `MisuseError` for sizes below 1, and for pinned memory without a CUDA device.
         """
-        self.page_bytes = tuple(page_bytes)
+        self.row_bytes = row_bytes
         self.num_places = num_places
         self.pinned = pinned
-        self._mappings: list[mmap.mmap] = []
-        self._regions: list[torch.Tensor] = []
+        self.lock_places = places_per_lock(row_bytes, num_places)
+        """How many rows are page-locked together, if any are: no copy may reach from one such part into the next."""
+        self._processors = processors_near(near)
+        # Invariant: `_locked` are the addresses of the parts that are page-locked, of the memory that `_mapping` has.
+        self._mapping: mmap.mmap | None = None
+        self._rows: torch.Tensor | None = None
         self._locked: list[int] = []
-        self._closed = False
-        if not self.page_bytes or min(self.page_bytes) < 1 or num_places < 1:
-            raise MisuseError(
-                f"host memory: {num_places} places with pages of {list(self.page_bytes)[:8]} bytes (give 1 or more of each)"
-            )
+        if row_bytes < 1 or num_places < 1:
+            raise MisuseError(f"host memory: {num_places} places of {row_bytes} bytes (give 1 or more of each)")
         if pinned and not torch.cuda.is_available():
             raise MisuseError("host memory: only CUDA can pin it, and torch sees no CUDA device (give pinned=False)")
         available = available_bytes()
@@ -84,31 +91,25 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all regions."""
-        return self.num_places * sum(self.page_bytes)
+        """The bytes of all places."""
+        return self.num_places * self.row_bytes
 
     @property
-    def num_regions(self) -> int:
-        """How many layers there are."""
-        return len(self.page_bytes)
-
-    def region(self, index: int) -> torch.Tensor:
-        """The pages of one layer, ``(num_places, page_bytes[index])`` of uint8. Refuses: MisuseError after `close`."""
-        if self._closed:
-            raise MisuseError(f"host memory: region {index} is requested after CLOSE (make a new one)")
-        if not 0 <= index < len(self._regions):
-            raise MisuseError(f"host memory: there is no region {index} (there are {len(self._regions)}, from 0)")
-        return self._regions[index]
+    def rows(self) -> torch.Tensor:
+        """The bytes of each place, ``(num_places, row_bytes)`` of uint8. Refuses: MisuseError after `close`."""
+        if self._rows is None:
+            raise MisuseError("host memory: the rows are requested after CLOSE (make a new one)")
+        return self._rows
 
     def close(self) -> None:
         """Free the memory. Needs: no copy touches it any more. A second call does nothing."""
-        self._closed = True
         while self._locked:
             _unlock(self._locked.pop())
-        self._regions.clear()
-        while self._mappings:
+        self._rows = None
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
             with suppress(BufferError):  # a tensor of it is still alive: the memory is freed with the last one
-                self._mappings.pop().close()
+                mapping.close()
 
     def __enter__(self) -> HostMemory:
         return self
@@ -117,33 +118,51 @@ class HostMemory:
         self.close()
 
     def __repr__(self) -> str:
-        kind = "closed" if self._closed else "pinned" if self.pinned else "plain"
-        return f"<HostMemory {kind}: {self.num_regions} regions of {self.num_places} places, {self.nbytes:,} bytes>"
+        kind = "closed" if self._rows is None else "pinned" if self.pinned else "plain"
+        return f"<HostMemory {kind}: {self.num_places:,} places of {self.row_bytes:,} bytes, {self.nbytes:,} bytes>"
 
     def _allocate(self, progress: Callable[[int, int], None]) -> None:
         done = 0
-        for page_bytes in self.page_bytes:
-            try:
-                mapping = mmap.mmap(-1, self.num_places * page_bytes)
-            except (OSError, OverflowError, ValueError) as problem:
-                raise self._too_much(f"the system gave {done:,}: {problem}") from problem
-            self._mappings.append(mapping)
-            content: Bytes = np.frombuffer(mapping, dtype=np.uint8)
-            for slab in _touched(content):
-                done += slab
-                progress(done, self.nbytes)
+        try:
+            self._mapping = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if self.pinned:
-                where = content.ctypes.data
-                if trouble := _lock(where, len(content)):
-                    raise self._too_much(f"CUDA pinned {done - len(content):,} and then failed: {trouble}")
-                self._locked.append(where)
-            self._regions.append(torch.from_numpy(content).view(self.num_places, page_bytes))
+                self._mapping.madvise(mmap.MADV_DONTFORK)
+            content: Bytes = np.frombuffer(self._mapping, dtype=np.uint8)
+            step = self.lock_places * self.row_bytes
+            for begin in range(0, self.nbytes, step):
+                part = content[begin : begin + step]
+                for slab in touch(part, self._processors):
+                    done += slab
+                    progress(done, self.nbytes)
+                if self.pinned:
+                    self._lock(part.ctypes.data, len(part), begin)
+        except (OSError, OverflowError, ValueError) as problem:
+            raise self._too_much(f"the system gave {done:,}: {problem}") from problem
+        self._rows = torch.from_numpy(content).view(self.num_places, self.row_bytes)
+
+    def _lock(self, where: int, nbytes: int, before: int) -> None:
+        if trouble := _lock(where, nbytes):
+            raise self._too_much(f"CUDA pinned {before:,} and then failed: {trouble}")
+        self._locked.append(where)
 
     def _too_much(self, why: str) -> CapacityError:
         return CapacityError(
-            f"host memory: {self.nbytes:,} bytes requested ({self.num_places:,} places of {sum(self.page_bytes):,} bytes), "
+            f"host memory: {self.nbytes:,} bytes requested ({self.num_places:,} places of {self.row_bytes:,} bytes), "
             f"{why} (ask for fewer places)"
         )
+
+
+def places_per_lock(row_bytes: int, num_places: int) -> int:
+    """How many rows are locked together: some `LOCK_BYTES`, up to where a row and a page of the system end together.
+
+    All of them where rows and pages end together less often than every other `LOCK_BYTES`.
+    """
+    if row_bytes < 1:
+        return num_places
+    together = math.lcm(row_bytes, mmap.PAGESIZE)
+    if together > 2 * LOCK_BYTES:
+        return num_places
+    return max(1, LOCK_BYTES // together) * together // row_bytes
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
@@ -191,14 +210,6 @@ def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
                 used = int((folder / taken).read_text())
                 given = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 yield most, max(0, most - used + int(given.get(reclaimable, 0)))
-
-
-def _touched(content: Bytes) -> Iterator[int]:
-    """Allocate the pages, a slab at a time; gives the bytes of each slab."""
-    for begin in range(0, len(content), SLAB_BYTES):
-        slab = content[begin : begin + SLAB_BYTES]
-        slab[:: mmap.PAGESIZE] = 0
-        yield len(slab)
 
 
 def _lock(where: int, nbytes: int) -> str:

@@ -45,13 +45,12 @@ class Mover(Protocol):
 
 
 class RunMover:
-    """One `copy_` per run, between slices of the layers and the regions."""
+    """One `copy_` per run, between slices of the layers and the rows."""
 
     def __init__(self, layout: CopyLayout) -> None:
         self._layout = layout
         self._layers = [flat_bytes(tensor) for tensor in layout.cache.layers]
-        regions = [flat_bytes(region) for region in layout.regions]
-        self._regions = [regions[index] for index in layout.region_of_layer]
+        self._rows = flat_bytes(layout.rows)
 
     def move(self, pages: Pages, direction: Direction) -> None:
         """Queue the runs in their order."""
@@ -59,7 +58,7 @@ class RunMover:
         runs = zip(pages.layer.tolist(), device.tolist(), host.tolist(), pages.nbytes.tolist(), strict=True)
         for layer, device_start, host_start, nbytes in runs:
             block = self._layers[layer][device_start : device_start + nbytes]
-            place = self._regions[layer][host_start : host_start + nbytes]
+            place = self._rows[host_start : host_start + nbytes]
             source, target = (block, place) if direction is Direction.STORE else (place, block)
             target.copy_(source, non_blocking=True)
 
@@ -106,14 +105,14 @@ class KernelMover:
 
 
 def check_reach(layout: CopyLayout) -> None:
-    """Raise RuntimeError unless the regions have the same addresses on the device; page-locked memory can have others there."""
+    """Raise RuntimeError unless the rows have the same addresses on the device; page-locked memory can have others there."""
     driver = cuda_driver()
     if driver is None:
         raise RuntimeError("there is no driver to look up the device's address of host memory")
-    for number, region in enumerate(layout.regions):
-        for at in (region.data_ptr(), region.data_ptr() + region.nbytes - 1):
+    for locked in layout.rows.split(layout.lock_places):
+        for at in (locked.data_ptr(), locked.data_ptr() + locked.nbytes - 1):
             if (found := driver.address_on_device(at)) != at:
-                raise RuntimeError(f"host region {number}: its byte at {at:#x} is at {found:#x} for the device")
+                raise RuntimeError(f"host rows: the byte at {at:#x} is at {found:#x} for the device")
 
 
 # --- which one ------------------------------------------------------------------------------------------------------------

@@ -53,9 +53,9 @@ def word_bytes(numbers: Iterable[int]) -> int:
 
 def word_of_layout(layout: CopyLayout) -> int:
     """The widest word that divides every run that a layout can make."""
-    tensors = (*layout.cache.layers, *layout.regions)
+    tensors = (*layout.cache.layers, layout.rows)
     pages = (size for group in layout.cache.page_bytes for size in group)
-    sizes = (*pages, *layout.cache.row_bytes, *layout.cache.pitches)
+    sizes = (*pages, *layout.cache.columns, layout.cache.row_bytes, *layout.cache.pitches)
     return word_bytes([*(tensor.data_ptr() for tensor in tensors), *sizes])
 
 

@@ -132,8 +132,8 @@ class TensorMemory:
             raise CapacityError(
                 f"{num_blocks:,} blocks of {block_bytes:,} bytes do not fit on {device}: {_first_line(problem)} (ask for fewer)"
             ) from problem
-        self.pages = HostMemory([block_bytes], num_places, pinned=device.type == "cuda", progress=progress)
-        self.host = self.pages.region(0).view(torch.int64)
+        self.pages = HostMemory(block_bytes, num_places, pinned=device.type == "cuda", near=device, progress=progress)
+        self.host = self.pages.rows.view(torch.int64)
         self._constants = {each: _tensor(constants(words, worker), each) for each in (self.device.device, self.host.device)}
         self._columns = torch.arange(words, device=device)
 

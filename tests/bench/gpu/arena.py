@@ -6,7 +6,7 @@ looking at a gigabyte takes no longer than moving it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ _COPIES_OF_BUFFER = 8
 """The cache, what both ends were, what they should be, what the host has, and room for a comparison and for staging."""
 
 _BUFFER_MIN = 1 << 28
+_ROW_BYTES = 4_096
+"""The host's rows while nobody has cut them."""
 
 FULL = Sizes()
 SMOKE = Sizes(buffer=1 << 20, small_pages=1 << 18, large_pages=1 << 18, layers=2, job_blocks=16, jobs=2, product=64, products=6)
@@ -70,12 +72,9 @@ SMOKE = Sizes(buffer=1 << 20, small_pages=1 << 18, large_pages=1 << 18, layers=2
 class Rows:
     """The host's end of one page size."""
 
-    regions: Sequence[torch.Tensor]
+    rows: torch.Tensor
     pinned: bool
-
-    def region(self, index: int) -> torch.Tensor:
-        """The rows of one layer."""
-        return self.regions[index]
+    lock_places: int
 
     def close(self) -> None:
         """The buffers are somebody else's."""
@@ -94,8 +93,10 @@ class Buffers:
             torch.randint(-(1 << 62), 1 << 62, (words,), dtype=torch.int64, device=where, generator=dice) for _ in range(2)
         )
         self.device = self._device_was.clone().view(torch.uint8)
-        self._memory = HostMemory([sizes.buffer], 1, pinned=self.cuda, progress=progress)
-        self.host = self._memory.region(0).view(-1)
+        self._memory = HostMemory(_ROW_BYTES, sizes.buffer // _ROW_BYTES, pinned=self.cuda, progress=progress)
+        self.host = self._memory.rows.view(-1)
+        self.lock_bytes = self._memory.lock_places * _ROW_BYTES
+        """How much of the host's end is locked together; a power of two, as all pages are."""
 
     def reset(self) -> None:
         """Both ends as they were at first."""
@@ -149,11 +150,15 @@ class Arena:
         """Blocks that one repetition moves in each direction."""
         self.job_blocks = max(1, min(sizes.job_blocks, self.count // sizes.jobs))
         self.cache = KvCache([list(self.cut(buffers.device))])
-        self.rows = Rows(list(self.cut(buffers.host)), buffers.cuda)
+        self.rows = Rows(buffers.host.view(self.num_blocks, self.block), buffers.cuda, buffers.lock_bytes // self.block)
 
     def cut(self, flat: torch.Tensor) -> torch.Tensor:
-        """A buffer, of bytes or of words, as pages: ``(layers, blocks, page)``."""
+        """The device's buffer, of bytes or of words, as pages by layer: ``(layers, blocks, page)``."""
         return flat.view(self.buffers.sizes.layers, self.num_blocks, -1)
+
+    def cut_host(self, flat: torch.Tensor) -> torch.Tensor:
+        """The host's, which lies by block, as the same: ``(layers, blocks, page)``."""
+        return flat.view(self.num_blocks, self.buffers.sizes.layers, -1).transpose(0, 1)
 
     def scattered(self, direction: Direction) -> Work:
         """Every second block at most, in no order, on both ends: nothing can be merged. The directions share no place."""

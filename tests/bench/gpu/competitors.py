@@ -63,11 +63,11 @@ class Competitor:
         """Do the same to other buffers, of words of eight bytes, in the plainest way."""
         work = self.work[direction]
         blocks, places = (torch.from_numpy(ids).to(device.device) for ids in (work.blocks, work.places))
-        layers, regions = self.arena.cut(device), self.arena.cut(host)
+        layers, rows = self.arena.cut(device), self.arena.cut_host(host)
         if direction is STORE:
-            regions[:, places] = layers[:, blocks]
+            rows[:, places] = layers[:, blocks]
         else:
-            layers[:, blocks] = regions[:, places]
+            layers[:, blocks] = rows[:, places]
 
 
 class Ours(Competitor):
@@ -161,12 +161,13 @@ class Each(Competitor):
     def queue(self, direction: Direction, number: int) -> None:
         blocks, places = (ids.tolist() for ids in self.jobs[direction][number])
         with self.on(direction):
-            for layer, region in zip(self.arena.cache.layers, self.arena.rows.regions, strict=True):
+            pages = self.arena.cut_host(self.arena.buffers.host)
+            for layer, there in zip(self.arena.cache.layers, pages, strict=True):
                 for block, place in zip(blocks, places, strict=True):
                     if direction is STORE:
-                        region[place].copy_(layer[block], non_blocking=True)
+                        there[place].copy_(layer[block], non_blocking=True)
                     else:
-                        layer[block].copy_(region[place], non_blocking=True)
+                        layer[block].copy_(there[place], non_blocking=True)
 
 
 class Gather(Competitor):

@@ -41,7 +41,9 @@ class Transport:
         wrap: Callable[[TorchCopier], Copier] | None = None,
     ) -> None:
         """*sharers*: ranks of this machine, each of which asks for as much host memory."""
-        self.memory = HostMemory(cache.row_bytes, limits.num_slots, pinned=cache.device.type == "cuda", sharers=sharers)
+        self.memory = HostMemory(
+            cache.row_bytes, limits.num_slots, pinned=cache.device.type == "cuda", near=cache.device, sharers=sharers
+        )
         try:
             self._streams = make_copier(cache, self.memory, limits)
         except BaseException:

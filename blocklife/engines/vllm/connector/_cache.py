@@ -327,6 +327,7 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
         ("ranks", vllm_config.parallel_config.tensor_parallel_size),
         ("hashes", cache.prefix_caching_hash_algo),
         ("model", model.code_revision, model.quantization, model.max_model_len, overrides),
+        ("rows", "by block, layers in a row"),
         ("groups", [(group.layer_names, repr(group.kv_cache_spec)) for group in kv_cache_config.kv_cache_groups]),
     )
     parallel = vllm_config.parallel_config

@@ -116,20 +116,20 @@ class AskedStore:
 
 
 class CopiedStore:
-    """A worker's half: the copier over the regions of its host memory, one for each layer."""
+    """A worker's half: the copier over its host memory."""
 
     def __init__(self, below: StoreBelow, host: HostMemory, blocks_per_chunk: int, worker: Worker) -> None:
-        wanted, found = below.identity.slot_bytes, sum(host.page_bytes) * blocks_per_chunk
+        wanted, found = below.identity.slot_bytes, host.row_bytes * blocks_per_chunk
         if found != wanted:
             raise MisuseError(
                 f"blocklife connector: a chunk has {found} bytes on worker {worker}, and {wanted} by vLLM's configuration: its "
                 "content cannot be named for a store below (leave below out)"
             )
         slots = host.num_places // blocks_per_chunk
-        regions = [host.region(index).numpy().reshape(slots, -1) for index in range(host.num_regions)]
+        memory = host.rows[: slots * blocks_per_chunk].numpy().reshape(slots, -1)
         self._store = below.open()
         gets, puts = CircuitBreaker(), CircuitBreaker()
-        self.copier = StoreCopier(self._store, regions, below.identity, worker=worker, breaker=gets, put_breaker=puts)
+        self.copier = StoreCopier(self._store, memory, below.identity, worker=worker, breaker=gets, put_breaker=puts)
         self._told = MovedBelow()
         self._logs = [
             OutageLog(below.address, breaker, f"Worker {worker}", without, partial(self._why, what))

@@ -126,7 +126,9 @@ class ConnectorWorker:
         self.close()
         cache = cache_of(self.shape.groups, caches, self.shape.num_blocks)
         pinned = cache.device.type == "cuda"
-        self._host = HostMemory(cache.row_bytes, self.shape.num_places, pinned=pinned, progress=self._progress)
+        self._host = HostMemory(
+            cache.row_bytes, self.shape.num_places, pinned=pinned, near=cache.device, progress=self._progress
+        )
         self._group_bytes = tuple(map(sum, cache.page_bytes))
         self._cache = cache
         self._copier = self._make_copier(cache, self._host, Worker(self.shape.rank))
