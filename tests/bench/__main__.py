@@ -30,6 +30,7 @@ SUITES = (
     "replay",
     "growth",
     "below",
+    "memory",
     "before",
 )
 """Modules of this package that have a function ``measure``."""

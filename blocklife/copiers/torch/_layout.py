@@ -136,17 +136,23 @@ class CopyLayout:
 
     def pages(self, transfer: Transfer, blocks: Ids, places: Ids) -> Pages:
         """The runs of a transfer with these `ends`, as few as possible."""
-        parts: list[tuple[Ids, Ids, Ids, Ids]] = []
+        found: list[tuple[Ids, Ids, Ids, Ids]] = []
         start = 0
         for size, alike in zip(transfer.group_sizes, self._alike, strict=False):
             if size:
                 ids = _sorted_by_place(blocks[start : start + size], places[start : start + size])
-                parts += (self._runs(*ids, layers, page, pitch) for layers, page, pitch in alike)
+                found += ((layers, *self._runs(*ids, page, pitch)) for layers, page, pitch in alike)
             start += size
-        device, host, nbytes, layer = (np.concatenate(column) for column in zip(*parts, strict=True))
-        if transfer.direction is Direction.STORE:
-            return Pages(device, host, nbytes, layer)
-        return Pages(host, device, nbytes, layer)
+        columns = np.empty((4, sum(len(layers) * len(nbytes) for layers, _, _, nbytes in found)), np.int64)
+        at = 0
+        for layers, device, host, nbytes in found:
+            part = columns[:, at : at + len(layers) * len(nbytes)].reshape(4, len(layers), len(nbytes))
+            np.add(self._device_base[layers, None], device, out=part[0])
+            np.add(self._host_base[layers, None], host, out=part[1])
+            part[2], part[3] = nbytes, layers[:, None]
+            at += part[0].size
+        ends = (columns[0], columns[1]) if transfer.direction is Direction.STORE else (columns[1], columns[0])
+        return Pages(*ends, columns[2], columns[3])
 
     def offsets(self, pages: Pages, direction: Direction) -> tuple[Ids, Ids]:
         """The offset of each run in its layer and in the rows, for movers that copy between tensors."""
@@ -161,18 +167,15 @@ class CopyLayout:
             found.setdefault((page, self.cache.pitches[layer]), []).append(layer)
         return tuple((np.array(layers, np.int64), page, pitch) for (page, pitch), layers in found.items())
 
-    def _runs(self, blocks: Ids, places: Ids, layers: Ids, page: int, pitch: int) -> tuple[Ids, Ids, Ids, Ids]:
-        """The runs of one group in layers that are alike. Where pages do not fill their rows, none are merged."""
+    def _runs(self, blocks: Ids, places: Ids, page: int, pitch: int) -> tuple[Ids, Ids, Ids]:
+        """The runs of one group in each of some layers that are alike, from where a layer and its column begin.
+
+        Where pages do not fill their rows, none are merged.
+        """
         device, host = blocks * pitch, places * self.cache.row_bytes
         joins = (device[1:] == device[:-1] + page) & (host[1:] == host[:-1] + page) & (places[1:] % self.lock_places != 0)
         firsts = np.flatnonzero(np.concatenate(([True], ~joins)))
-        nbytes = np.diff(np.append(firsts, len(blocks))) * page
-        return (
-            (self._device_base[layers, None] + device[firsts]).ravel(),
-            (self._host_base[layers, None] + host[firsts]).ravel(),
-            np.tile(nbytes, len(layers)),
-            np.repeat(layers, len(firsts)),
-        )
+        return device[firsts], host[firsts], np.diff(np.append(firsts, len(blocks))) * page
 
 
 def _sorted_by_place(blocks: Ids, places: Ids) -> tuple[Ids, Ids]:

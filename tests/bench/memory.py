@@ -1,0 +1,120 @@
+"""What host memory costs where no device is needed: taking it, the runs of a copy, and a slot on its way to a store below.
+
+Each peer does the same as it is done without what makes ours cheap: memory shared and written by one thread, runs made for
+each layer, and a slot gathered from a region for each layer. Taking memory is in wall-clock time, for several threads do it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from blocklife.copiers.torch import HostMemory, KvCache
+from blocklife.copiers.torch._layout import CopyLayout
+from blocklife.ledger import Direction, JobId, Transfer
+from tests.bench import Figure, Scale, microseconds
+
+LAYERS, JOB_BLOCKS = 160, 256
+"""Keys and values of eighty layers, and what the offload scheduler puts into one job: 40,960 runs."""
+PAGE_BYTES = 16 << 10
+TAKEN_BYTES = 2 << 30
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """The figures of this suite."""
+    return [taking(scale), runs(scale), slots(scale)]
+
+
+def taking(scale: Scale) -> Figure:
+    """Seconds until memory is there, of what one thread needs that writes a byte of each page of shared memory."""
+    nbytes = TAKEN_BYTES if scale.full else 1 << 20
+
+    def ours() -> None:
+        HostMemory(1 << 20, nbytes >> 20, pinned=False).close()
+
+    def peer() -> None:
+        mapping = mmap.mmap(-1, nbytes)
+        content = np.frombuffer(mapping, np.uint8)
+        content[:: mmap.PAGESIZE] = 0
+        del content
+        mapping.close()
+
+    seconds: dict[Callable[[], None], list[float]] = {ours: [], peer: []}
+    for turn in range(scale.repetitions):
+        for take in (ours, peer) if turn % 2 else (peer, ours):
+            begin = time.perf_counter()
+            take()
+            seconds[take].append(time.perf_counter() - begin)
+    return Figure(
+        name=f"taking {nbytes >> 20:,} MiB of host memory",
+        ours=statistics.median(seconds[ours]),
+        unit="s",
+        peer_name="one thread, shared memory",
+        peer=statistics.median(seconds[peer]),
+        target="at most 0.59",
+    )
+
+
+def runs(scale: Scale) -> Figure:
+    """Microseconds for the runs of one job, of what they take if they are made for each layer."""
+    layers, blocks = (LAYERS, JOB_BLOCKS) if scale.full else (4, 8)
+    cache = KvCache([[torch.zeros(4 * blocks, 64, dtype=torch.uint8) for _ in range(layers)]])
+    dice = np.random.default_rng(0)
+    source, target = (dice.permutation(4 * blocks)[:blocks] for _ in range(2))
+    asked = Transfer(JobId(1, 1), Direction.STORE, source, target, (blocks,))
+    bases = [tensor.data_ptr() for tensor in cache.layers]
+    with HostMemory(cache.row_bytes, 4 * blocks, pinned=False) as host:
+        layout = CopyLayout(cache, host)
+
+        def each_layer() -> object:
+            order = np.argsort(target)
+            parts = []
+            for layer, base in enumerate(bases):
+                device, place = base + source[order] * 64, layout.rows.data_ptr() + target[order] * cache.row_bytes + layer * 64
+                joins = (device[1:] == device[:-1] + 64) & (place[1:] == place[:-1] + 64)
+                firsts = np.flatnonzero(np.concatenate(([True], ~joins)))
+                parts.append((device[firsts], place[firsts], np.diff(np.append(firsts, blocks)) * 64))
+            return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+        steps = {"ours": lambda: layout.pages(asked, *layout.ends(asked)), "peer": each_layer}
+        found = microseconds(steps, 60 if scale.full else 6)
+    return Figure(
+        name=f"runs of {blocks} blocks in {layers} layers",
+        ours=found["ours"],
+        unit="us",
+        peer_name="made for each layer",
+        peer=found["peer"],
+        target="at most 0.2",
+    )
+
+
+def slots(scale: Scale) -> Figure:
+    """Microseconds to get a slot into staging, of what it takes from a region for each layer."""
+    layers, count = (LAYERS, 32) if scale.full else (4, 2)
+    rows = np.zeros((count, layers * PAGE_BYTES), np.uint8)
+    regions = [np.zeros((count, PAGE_BYTES), np.uint8) for _ in range(layers)]
+    staging = np.zeros(layers * PAGE_BYTES, np.uint8)
+
+    def ours() -> None:
+        for slot in range(count):
+            staging[:] = rows[slot]
+
+    def peer() -> None:
+        for slot in range(count):
+            for layer, region in enumerate(regions):
+                staging[layer * PAGE_BYTES : (layer + 1) * PAGE_BYTES] = region[slot]
+
+    found = microseconds({"ours": ours, "peer": peer}, 30 if scale.full else 3)
+    return Figure(
+        name=f"a slot of {layers * PAGE_BYTES >> 10:,} KiB to staging",
+        ours=found["ours"] / count,
+        unit="us",
+        peer_name="gathered from a region for each layer",
+        peer=found["peer"] / count,
+        target="at most 1.0",
+    )
