@@ -162,6 +162,8 @@ class FakeDevice:
         """What the host knows to be complete: the clock of everything queued from now on."""
         self._touched: list[Operation] = []
         self.engine = self.stream("engine")
+        self.capturing = False
+        """Whether the engine captures a graph now."""
 
     # What a copier asks of a device.
 
@@ -170,7 +172,7 @@ class FakeDevice:
         """None: this device moves no bytes."""
         return {}
 
-    def stream(self, name: str) -> FakeStream:
+    def stream(self, name: str, *, urgent: bool = False) -> FakeStream:
         """A new stream."""
         self.streams.append(FakeStream(self, name))
         return self.streams[-1]
@@ -202,6 +204,10 @@ class FakeDevice:
             self.land_any()
         for stream in self.streams:
             _merge(self.host_clock, stream.clock)
+
+    def captures(self) -> bool:
+        """What `capturing` says."""
+        return self.capturing
 
     # What a test does with it.
 

@@ -16,9 +16,9 @@ import torch
 from attrs import define, field
 
 from blocklife.copiers import Executor
-from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+from blocklife.copiers.torch import DeviceLostError, HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._layout import CopyLayout
-from blocklife.copiers.torch._streams import DeviceLostError, HostDevice, device_for
+from blocklife.copiers.torch._streams import HostDevice, device_for
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Plan, Transfer
 from blocklife.testing import FakeDevice, FakeEvent
@@ -474,3 +474,29 @@ def test_the_device_is_that_of_the_cache() -> None:
         device_for(layout)
 
     assert isinstance(device, HostDevice)
+
+
+# --- graphs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["computed", "before_forward", "launch"])
+def test_nothing_is_queued_while_a_graph_is_captured(call: str) -> None:
+    """It would not run now, and would run with every replay; afterwards all is as before."""
+    rig = Rig()
+    rig.copier.computed()
+    calls = {
+        "computed": rig.copier.computed,
+        "before_forward": rig.copier.before_forward,
+        "launch": lambda: rig.copier.launch(transfer(1)),
+    }
+    queued = [len(stream.queue) for stream in rig.device.streams]
+    rig.device.capturing = True
+    with pytest.raises(MisuseError, match="while a CUDA graph is captured"):
+        calls[call]()
+    rig.device.capturing = False
+
+    assert [len(stream.queue) for stream in rig.device.streams] == queued
+    assert not rig.copier.busy()
+    rig.copier.launch(transfer(1))
+    rig.land_all()
+    assert results(rig.copier.poll()) == [(1, OK)]

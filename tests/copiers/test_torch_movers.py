@@ -19,7 +19,7 @@ from attrs import define, field
 
 from blocklife.copiers.torch import KvCache
 from blocklife.copiers.torch import _moves as moves
-from blocklife.copiers.torch._driver import BATCH_MOST, BatchCall, CudaDriver, cuda_driver
+from blocklife.copiers.torch._driver import BATCH_MOST, BatchCall, CudaDriver, DeviceLostError, DriverError, cuda_driver
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import (
     CHOICES,
@@ -75,6 +75,10 @@ class FakeCuda:
         self.cuDevicePrimaryCtxRetain = function(number, _Address, number)(self._on_retain)
         self.cuCtxSetCurrent = function(number, ctypes.c_void_p)(self._on_set_context)
         self.cuPointerGetAttribute = function(number, _Address, number, ctypes.c_uint64)(self._on_attribute)
+        self.cuCtxGetStreamPriorityRange = function(number, _Numbers, _Numbers)(self._on_priorities)
+        self.cuStreamCreateWithPriority = function(number, _Address, ctypes.c_uint, number)(self._on_stream)
+        self.cuInit = function(number, ctypes.c_uint)(lambda _flags: 0)
+        self.cuDeviceGetPCIBusId = function(number, ctypes.c_void_p, number, number)(self._on_place)
         self.cuGetErrorName = function(number, number, ctypes.POINTER(ctypes.c_char_p))(self._on_name)
 
     def _on_find(self, symbol: bytes, found: ctypes._Pointer[ctypes.c_void_p], version: int, flags: int, _: object) -> int:
@@ -128,6 +132,21 @@ class FakeCuda:
         self.asked.append(("attribute", attribute))
         found[0] = ctypes.c_void_p(address + self.shift)
         return INVALID_VALUE if self.shift < 0 else 0
+
+    def _on_priorities(self, least: ctypes._Pointer[ctypes.c_int], greatest: ctypes._Pointer[ctypes.c_int]) -> int:
+        least[0], greatest[0] = 0, -5
+        return 0
+
+    def _on_stream(self, made: ctypes._Pointer[ctypes.c_void_p], flags: int, priority: int) -> int:
+        self.asked.append(("stream", flags, priority))
+        made[0] = ctypes.c_void_p(0x500 + priority)
+        return 0
+
+    def _on_place(self, text: int, room: int, device: int) -> int:
+        place = b"0000:C%d:00.0\0" % (device % 10)
+        assert len(place) <= room
+        ctypes.memmove(text, place, len(place))
+        return 0
 
     def _on_name(self, error: int, name: ctypes._Pointer[ctypes.c_char_p]) -> int:
         name[0] = ctypes.c_char_p(NAMES[error])
@@ -256,6 +275,22 @@ def test_a_machine_without_a_driver_has_none(monkeypatch: pytest.MonkeyPatch) ->
     assert some.knows_batches
 
 
+@pytest.mark.parametrize(("urgent", "priority"), [(True, -5), (False, 0)])
+def test_a_stream_has_the_highest_priority_or_the_lowest(urgent: bool, priority: int) -> None:
+    """The default stream neither waits for it nor holds it up."""
+    library = FakeCuda()
+    handle = CudaDriver(library).make_stream(3, urgent=urgent)
+
+    assert handle == 0x500 + priority
+    assert library.asked[-1] == ("stream", 1, priority)
+    assert library.context == CONTEXT
+
+
+def test_a_device_has_a_place_on_the_bus() -> None:
+    """As Linux writes it, in small letters."""
+    assert CudaDriver(FakeCuda()).pci_address(3) == "0000:c3:00.0"
+
+
 def a_layout() -> CopyLayout:
     return CopyLayout(KvCache([[torch.zeros(8, 4)]]), Rows(torch.zeros(8, 16, dtype=torch.uint8)))
 
@@ -374,6 +409,32 @@ def test_the_last_mover_raises_what_it_has_to_say() -> None:
 
     assert asked == ["batch", "slices"]
     assert mover.names == ("kernel", "slices")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        DriverError("cuMemcpyBatchAsync of 9 copies answered CUDA_ERROR_ILLEGAL_ADDRESS", 700),
+        RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later"),
+    ],
+    ids=["driver", "torch"],
+)
+def test_a_context_that_has_ended_is_no_fault_of_the_mover(fault: Exception) -> None:
+    """The next one would meet the same error: the device is lost, and who copies hears why."""
+    asked: list[str] = []
+    mover = choosing(asked, kernel=fault)
+    with pytest.raises(DeviceLostError, match=r"(?i)illegal.* \(give the worker up\)"):
+        mover.move(runs_of(100, 512), LOAD)
+
+    assert (asked, mover.left_out) == (["kernel"], {})
+
+
+def test_other_errors_of_the_driver_are_the_movers() -> None:
+    asked: list[str] = []
+    mover = choosing(asked, kernel=DriverError("cuMemcpyBatchAsync answered CUDA_ERROR_NOT_SUPPORTED", 801))
+    mover.move(runs_of(100, 512), LOAD)
+
+    assert asked == ["kernel", "batch"]
 
 
 @pytest.mark.parametrize("fault", [MisuseError("the default stream"), KeyboardInterrupt()], ids=["misuse", "keyboard"])

@@ -21,10 +21,9 @@ import pytest
 import torch
 from attrs import define, field
 
-from blocklife.copiers.torch import KvCache, TorchCopier
+from blocklife.copiers.torch import DeviceLostError, KvCache, TorchCopier
 from blocklife.copiers.torch import _order as order
 from blocklife.copiers.torch._order import WAITS, Order, Side, StreamMark, Use, Wait
-from blocklife.copiers.torch._streams import DeviceLostError
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
 from blocklife.testing import FakeDevice, StuckError

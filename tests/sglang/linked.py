@@ -114,7 +114,7 @@ class LateDevice:
     def __init__(self, layout: CopyLayout) -> None:
         self._layout = layout
 
-    def stream(self, name: str) -> LateStream:
+    def stream(self, name: str, *, urgent: bool = False) -> LateStream:
         """A new stream."""
         here = current()
         return LateStream(late.Stream(), self._layout, Random(f"{name}/{here.rng.random()}"))
@@ -122,6 +122,10 @@ class LateDevice:
     def event(self) -> LateEvent:
         """A new mark."""
         return LateEvent(late.Event())
+
+    def captures(self) -> bool:
+        """There are no graphs here."""
+        return False
 
     def timer(self) -> Timer | None:
         """Nothing takes time here."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 from attrs import define, field
 
-from blocklife.copiers.torch._streams import DeviceLostError
+from blocklife.copiers.torch import DeviceLostError
 from blocklife.engines.toy import Ids, Memory, Words
 from blocklife.engines.toy import _tensors as tensors
 from blocklife.engines.toy._tensors import TensorDevice, TensorMemory

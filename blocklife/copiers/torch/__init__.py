@@ -5,5 +5,6 @@ imports torch; nothing outside does.
 """
 
 from blocklife.copiers.torch._copier import TorchCopier as TorchCopier
+from blocklife.copiers.torch._driver import DeviceLostError as DeviceLostError
 from blocklife.copiers.torch._layout import KvCache as KvCache
 from blocklife.copiers.torch._memory import HostMemory as HostMemory

@@ -31,9 +31,10 @@ from itertools import islice
 from attrs import define, evolve, field, frozen
 
 from blocklife.copiers._protocol import check_launch, check_sizes
+from blocklife.copiers.torch._driver import DeviceLostError
 from blocklife.copiers.torch._layout import CopyLayout, HostRows, KvCache
 from blocklife.copiers.torch._order import Order, StreamMark, Use, checked
-from blocklife.copiers.torch._streams import DeviceLostError, Stream, StreamDevice, Timer, device_for
+from blocklife.copiers.torch._streams import Stream, StreamDevice, Timer, device_for
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
 from blocklife.ledger.records import ON_DEVICE, Completion, Direction, Ids, JobId, Result, Transfer, Worker
@@ -124,7 +125,7 @@ class TorchCopier:
             check_sizes("torch copier", cache.num_blocks, self._layout.num_places, limits, places_per_slot)
         self._device = device_for(self._layout, clock) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
-        self._streams = {use: self._device.stream(use.name.lower()) for use in Use}
+        self._streams = {use: self._device.stream(use.name.lower(), urgent=use is Use.LOAD) for use in Use}
         self._worker = worker
         self._deadline_s = float("inf") if deadline_s is None else deadline_s
         self._clock = clock
@@ -152,8 +153,9 @@ class TorchCopier:
 
         *engine* is a stream or event of the device; None for the current stream of the calling thread. Call it after each
         forward pass, and once before the first launch; with several streams, once for each. Refuses: MisuseError for anything
-        else. If the device raises, the error is raised here, and nothing may be launched then.
+        else, and while a graph is captured. If the device raises, the error is raised here, and nothing may be launched then.
         """
+        self._refuse_capture("what was computed cannot be marked")
         knew, self._knows = self._knows, False
         try:
             self._device.follow(self._streams[Use.COMPUTE], engine)
@@ -168,8 +170,10 @@ class TorchCopier:
         """Order work that the engine queues next after the loads into these blocks (None: after all loads).
 
         *engine* is a stream, None for the current one. Next: the forward pass, and then `computed`; nothing may be launched
-        between them. Refuses: MisuseError for a block that does not exist, DeviceLostError if the loads cannot be waited for.
+        between them. Refuses: MisuseError for a block that does not exist and while a graph is captured, DeviceLostError if the
+        loads cannot be waited for.
         """
+        self._refuse_capture("no forward pass can be ordered after loads")
         ids = None if blocks is None else checked(blocks, self._layout.cache.num_blocks)
         for event in self._order.before(Use.COMPUTE, ids, None):
             self._device.precede(event, engine)
@@ -180,10 +184,12 @@ class TorchCopier:
     def launch(self, transfer: Transfer) -> None:
         """Queue a transfer on the stream of its direction, after all earlier users of its places.
 
-        Refuses: MisuseError after `close`, for a job that is still outstanding, and before the first call of `computed`.
+        Refuses: MisuseError after `close`, for a job that is still outstanding, before the first call of `computed`, and while
+        a graph is captured.
         """
         job, direction = transfer.job, transfer.direction
         check_launch(job, self._out, closed=self._closed)
+        self._refuse_capture(f"job {job} cannot LAUNCH")
         if not self._knows:
             raise MisuseError(f"job {job}: cannot LAUNCH without knowing what to wait for (call computed() first)")
         self._counts.num_launched += 1
@@ -279,6 +285,11 @@ class TorchCopier:
             num_events=self._order.num_events,
             left_out=self._device.left_out,
         )
+
+    def _refuse_capture(self, what: str) -> None:
+        """What is queued while a graph is captured does not run, and runs again with every replay of the graph."""
+        if self._device.captures():
+            raise MisuseError(f"torch copier: {what} while a CUDA graph is captured (capture it before or after the step)")
 
     def _advance(self, direction: Direction) -> None:
         """Settle what the events of one direction prove, and find what is overdue."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from blocklife.errors import MisuseError
+from blocklife.errors import BlocklifeError, MisuseError
 from blocklife.ledger.records import Ids
 
 BATCH_MOST = 4_096
@@ -38,6 +38,44 @@ _PCI_ADDRESS_BYTES = 16
 
 _DEVICE_POINTER = 3
 """CU_POINTER_ATTRIBUTE_DEVICE_POINTER: the address under which kernels reach a byte."""
+
+
+_UNBLOCKED = 1
+"""CU_STREAM_NON_BLOCKING: a stream that the default stream neither waits for nor holds up."""
+
+_ENDS_A_CONTEXT = {
+    214: "uncorrectable ECC error",
+    700: "illegal memory access",
+    702: "launch timed out",
+    710: "device-side assert",
+    714: "hardware stack error",
+    715: "illegal instruction",
+    716: "misaligned address",
+    717: "not supported on global/shared address space",
+    718: "invalid program counter",
+    719: "unspecified launch failure",
+}
+"""Errors after which every call of the process returns the same, by CUDA's numbers, with words of its messages."""
+
+
+class DeviceLostError(BlocklifeError):
+    """The device returns only errors, so that nothing can be ordered or proven: its worker must be given up."""
+
+
+class DriverError(RuntimeError):
+    """What the driver has answered; `error_code` is its number, as in torch's own errors."""
+
+    def __init__(self, message: str, error_code: int) -> None:
+        super().__init__(message)
+        self.error_code = error_code
+
+
+def is_lost(problem: BaseException) -> bool:
+    """Whether an error, of torch or of the driver, is one that ends the context: a second try would return it again."""
+    code = getattr(problem, "error_code", None)
+    if isinstance(code, int):
+        return code in _ENDS_A_CONTEXT
+    return any(words in str(problem) for words in _ENDS_A_CONTEXT.values())  # torch before 2.9 has only words
 
 
 class _Location(ctypes.Structure):
@@ -110,13 +148,26 @@ class CudaDriver:
             )
             if error:
                 at = f", at copy {begin + refused.value}" if refused.value < count else ""
-                raise RuntimeError(f"cuMemcpyBatchAsync of {count} copies answered {self._name(error)}{at}")
+                raise DriverError(f"cuMemcpyBatchAsync of {count} copies answered {self._name(error)}{at}", error)
 
     def address_on_device(self, host: int) -> int:
         """The address under which kernels find a byte of pinned host memory. Raises RuntimeError if they cannot reach it."""
         found = ctypes.c_void_p()
         self._ask("cuPointerGetAttribute", ctypes.byref(found), ctypes.c_int(_DEVICE_POINTER), ctypes.c_uint64(host))
         return found.value or 0
+
+    def make_stream(self, device: int, *, urgent: bool) -> int:
+        """A stream of a device, of the highest priority that there is or of the lowest. Raises RuntimeError."""
+        self._enter(device)
+        least, greatest, made = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+        self._ask("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+        priority = greatest if urgent else least
+        self._ask("cuStreamCreateWithPriority", ctypes.byref(made), ctypes.c_uint(_UNBLOCKED), priority)
+        return made.value or 0
+
+    def drop_stream(self, stream: int) -> None:
+        """Give a stream back, once the work on it has run. An error is ignored: nothing can be done about it."""
+        self._call("cuStreamDestroy_v2")(ctypes.c_void_p(stream))
 
     def pci_address(self, device: int) -> str:
         """Where a device is on the bus, as Linux writes it (``0000:17:00.0``). Raises RuntimeError with the driver's error."""
@@ -153,7 +204,7 @@ class CudaDriver:
 
     def _ask(self, call: str, *given: object) -> None:
         if error := self._call(call)(*given):
-            raise RuntimeError(f"{call} answered {self._name(error)}")
+            raise DriverError(f"{call} answered {self._name(error)}", error)
 
     def _name(self, error: int) -> str:
         name = ctypes.c_char_p()

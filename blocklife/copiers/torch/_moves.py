@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from blocklife.copiers.torch._driver import CudaDriver, cuda_driver
+from blocklife.copiers.torch._driver import CudaDriver, DeviceLostError, cuda_driver, is_lost
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._pieces import TILE_BYTES, CopyTables, cut, piece_of_layout, word_of_layout, word_of_pages
 from blocklife.errors import MisuseError
@@ -166,7 +166,10 @@ class ChoosingMover:
         return dict(self._left_out)
 
     def move(self, pages: Pages, direction: Direction) -> None:
-        """Queue the runs by the best mover. One that raises is left out from then on; an error of ``slices`` is raised."""
+        """Queue the runs by the best mover. One that raises is left out from then on; an error of ``slices`` is raised.
+
+        Raises DeviceLostError for an error that ends the context: no mover is to blame, and the next would meet it again.
+        """
         for name in self.order(len(pages), pages.total, direction):
             try:
                 self._movers[name].move(pages, direction)
@@ -174,6 +177,8 @@ class ChoosingMover:
             except MisuseError:
                 raise
             except Exception as problem:
+                if is_lost(problem):
+                    raise DeviceLostError(f"{reason(problem)} (give the worker up)") from problem
                 if name == "slices":
                     raise
                 self._left_out[name] = reason(problem)

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import define, field, frozen
 
-from blocklife.copiers.torch._streams import DeviceLostError, Stream, StreamDevice, StreamEvent
+from blocklife.copiers.torch._driver import DeviceLostError
+from blocklife.copiers.torch._streams import Stream, StreamDevice, StreamEvent
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Ids
 

@@ -7,22 +7,25 @@ passed. Only ``synchronize`` blocks the host.
 *What is not here, and why.* What to wait for: that is `_order`. How bytes are moved: that is `_moves`. The fake device, which
 records everything and finds races, is in `blocklife.testing._fake_device`.
 
-*Priorities, and why there are none.* torch's streams have the lowest priority by default, which is right for copies. torch has
-few of them and hands them out in turn, so one may be a stream that the engine uses, too. Then more is ordered than necessary,
-never less.
+*Priorities, and why the streams are the driver's.* A load kernel on a stream of low priority waits behind the model's kernels
+(1.6 ms each in LMCache/LMCache#5067), and time to first token waits for it: loads have the highest priority. Stores have the
+lowest, since nothing waits for them. torch hands out few streams in turn, so that one could be the engine's own; so they are
+made by the driver, and only where there is none by torch.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
+from blocklife.copiers.torch._driver import cuda_driver
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import ChoosingMover, Mover, RunMover, mover_for_cuda
-from blocklife.errors import BlocklifeError, MisuseError
+from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction
 
 _SPINS = 200
@@ -30,10 +33,6 @@ _SPINS = 200
 
 _NAP_S = 20e-6
 """How long it then sleeps, in seconds: short against any copy, long enough to leave the processor to others."""
-
-
-class DeviceLostError(BlocklifeError):
-    """The device returns only errors, so that nothing can be ordered or proven: its worker must be given up."""
 
 
 class StreamEvent(Protocol):
@@ -88,8 +87,8 @@ class StreamDevice(Protocol):
         """The methods of copying that do not work here, and why; copies go on without them, more slowly."""
         ...
 
-    def stream(self, name: str) -> Stream:
-        """A new stream."""
+    def stream(self, name: str, *, urgent: bool = False) -> Stream:
+        """A new stream; an *urgent* one goes before other work of the device where it can."""
         ...
 
     def event(self) -> StreamEvent:
@@ -110,6 +109,10 @@ class StreamDevice(Protocol):
 
     def synchronize(self) -> None:
         """Block the host until all streams, the engine's too, are idle. Raises what the device raises."""
+        ...
+
+    def captures(self) -> bool:
+        """Whether the engine captures a graph now: what is queued then would run with every replay of it."""
         ...
 
 
@@ -176,7 +179,7 @@ class HostDevice:
         """Always empty: there is only one method."""
         return {}
 
-    def stream(self, name: str) -> HostStream:
+    def stream(self, name: str, *, urgent: bool = False) -> HostStream:
         """A new stream."""
         return HostStream(self._mover)
 
@@ -198,6 +201,10 @@ class HostDevice:
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
+
+    def captures(self) -> bool:
+        """Always False: there are no graphs."""
+        return False
 
 
 def _check_host(engine: object) -> None:
@@ -249,8 +256,8 @@ class CudaTimer:
 class CudaStream:
     """A stream of a CUDA device."""
 
-    def __init__(self, device: torch.device, mover: Mover) -> None:
-        self.inner = torch.cuda.Stream(device=device)
+    def __init__(self, device: torch.device, mover: Mover, *, urgent: bool = False) -> None:
+        self.inner = _make_stream(self, device, urgent=urgent)
         self._mover = mover
 
     def record(self, event: StreamEvent) -> None:
@@ -282,9 +289,9 @@ class CudaDevice:
         """The movers that do not work here, and why; copies go on without them, more slowly."""
         return self._mover.left_out if isinstance(self._mover, ChoosingMover) else {}
 
-    def stream(self, name: str) -> CudaStream:
-        """A new stream."""
-        return CudaStream(self._device, self._mover)
+    def stream(self, name: str, *, urgent: bool = False) -> CudaStream:
+        """A new stream, of the highest priority or of the lowest."""
+        return CudaStream(self._device, self._mover, urgent=urgent)
 
     def event(self) -> CudaEvent:
         """A new event without timing, the cheapest kind. It belongs to the device of the stream that first records it."""
@@ -312,6 +319,10 @@ class CudaDevice:
         """Wait for the whole device."""
         torch.cuda.synchronize(self._device)
 
+    def captures(self) -> bool:
+        """Whether the current stream captures a graph."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
     def _engine_stream(self, engine: object) -> torch.cuda.Stream:
         if engine is None:
             return torch.cuda.current_stream(self._device)
@@ -320,6 +331,18 @@ class CudaDevice:
                 f"cuda device: {type(engine).__name__} is not a stream of torch.cuda (give one, or None: the current one)"
             )
         return engine
+
+
+def _make_stream(owner: CudaStream, device: torch.device, *, urgent: bool) -> torch.cuda.Stream:
+    """A stream of the driver's that goes with its *owner*; one of torch's where there is no such driver."""
+    driver = cuda_driver()
+    if driver is None:
+        return torch.cuda.Stream(device, priority=-1 if urgent else 0)
+    with torch.cuda.device(device):
+        handle = driver.make_stream(torch.cuda.current_device(), urgent=urgent)
+        made = torch.cuda.ExternalStream(handle, device)
+    weakref.finalize(owner, driver.drop_stream, handle).atexit = False
+    return made
 
 
 def _cuda_event(event: StreamEvent) -> CudaEvent:

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch._streams import DeviceLostError
+from blocklife.copiers.torch import DeviceLostError, HostMemory, KvCache, TorchCopier
 from blocklife.engines.toy._memory import WORD_BYTES, Bytes, Ids, Words, constants
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger.records import Worker
