@@ -5,6 +5,13 @@ the waits; loads that the plan itself waits for, and that wait; the forward pass
 left for the next step, so that they never delay the forward pass.
 Stores after the waits, or loads before them, would let a new tenant write what a copy still reads.
 
+A wait is queued on the device where the copier can (`QueuesWaits`): what is computed next begins when the copies are over, and
+the host goes on. It waits itself where nothing can be queued: for a store below, and for the loads of a step before it is
+reported, for the engine must know then which of them have failed.
+
+An engine that can launch beside its forward pass takes the left stores into its own hands (``stores_behind``): those that
+nothing in the step waits for are launched by `launch_deferred`, when the forward pass has been queued.
+
 Each share is a machine of its own, with the table of the ledger's jobs. The copy is launched from a hook on its `submit` edge:
 the first hook of the executor, beside which an engine can register its own (`Executor.on`). A launch that raises cannot undo
 the commit: the share takes its failing edge, and FAILED is reported to the ledger. If the copier refuses a launch as misuse,
@@ -18,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from attrs import define, frozen
 
-from blocklife.copiers._protocol import Copier, TierCopier
+from blocklife.copiers._protocol import Copier, QueuesWaits, TierCopier
 from blocklife.errors import MisuseError
 from blocklife.hook_errors import HookErrors, OnError, errors_of
 from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, TierTransfer, Transfer
@@ -47,12 +54,18 @@ class Executor:
 
     Invariant: ``_deferred`` and ``_running`` are disjoint; together they hold the shares that are not over.
 
-    With ``errors="raise"``, for tests, `execute` raises the first error of a hook when the step is done.
+    With ``errors="raise"``, for tests, `execute` raises the first error of a hook when the step is done. With
+    ``stores_behind`` the engine calls `launch_deferred` in each step.
     """
 
-    def __init__(self, copier: Copier, below: TierCopier | None = None, *, errors: OnError = "keep") -> None:
+    def __init__(
+        self, copier: Copier, below: TierCopier | None = None, *, errors: OnError = "keep", stores_behind: bool = False
+    ) -> None:
         self.copier = copier
         self.below = below
+        self._stores_behind = stores_behind
+        self._awaited: list[JobId] = []
+        """Loads within the step that the device waits for, and the host before the next report."""
         self._deferred: list[_WorkerShare] = []
         self._running: dict[JobId, _WorkerShare] = {}
         self._launched: list[Launched] = []
@@ -81,7 +94,12 @@ class Executor:
         return self._hooks.on(*what, entered=entered, left=left, hook=hook)
 
     def execute(self, plan: Plan, forward: Callable[[], None]) -> Report:
-        """Run one step: waits before anything is written, then the forward pass, then loads. Returns the report.
+        """Run one step, as `run`, and return its report."""
+        self.run(plan, forward)
+        return self.report()
+
+    def run(self, plan: Plan, forward: Callable[[], None]) -> None:
+        """Run one step: waits before anything is written, then the forward pass, then loads. Next: `report`.
 
         Loads that the plan waits for itself (`Plan.within`) run before the forward pass, which reads what they bring.
 
@@ -94,9 +112,9 @@ class Executor:
         try:
             for between in (*plan.promotes, *plan.demotes):  # they touch no block, so that nothing here orders them
                 self._submit(self._share(between))
-            while self._deferred:
-                self._submit(self._deferred.pop(0))
-            self.wait([job for job in plan.flushes if job not in within] if within else plan.flushes)
+            if not self._stores_behind:
+                self.launch_deferred()
+            self._fence([job for job in plan.flushes if job not in within] if within else plan.flushes)
             quiet = True
             if within:
                 self._load_within(plan, within)
@@ -112,20 +130,33 @@ class Executor:
         if problem is not None:
             raise problem
         self.hook_errors.end()
-        return self.report()
+
+    def launch_deferred(self) -> None:
+        """Launch the stores that were left by the previous step."""
+        while self._deferred:
+            self._submit(self._deferred.pop(0))
 
     def _load_within(self, plan: Plan, within: Collection[JobId]) -> None:
-        """Launch the loads that the forward pass of this step reads, and wait for them."""
+        """Launch the loads that the forward pass of this step reads, and let it wait for them."""
         for transfer in plan.loads:
             if transfer.job in within:
                 self._submit(self._share(transfer))
-        self.wait(within)
+        self._fence(within)
+        if isinstance(self.copier, QueuesWaits):
+            self._awaited += within
 
     def wait(self, jobs: Iterable[JobId]) -> None:
         """Block until these jobs are quiet: a share that is still held back is launched first.
 
         A launch that fails is in the next `report`; one refused as misuse is also raised by the next `execute`.
         """
+        self._stop_for(jobs, queued=False)
+
+    def _fence(self, jobs: Iterable[JobId]) -> None:
+        """Let whatever is computed next wait for these jobs, and the host only where the device cannot."""
+        self._stop_for(jobs, queued=True)
+
+    def _stop_for(self, jobs: Iterable[JobId], *, queued: bool) -> None:
         wanted = tuple(jobs)
         if not wanted:
             return
@@ -137,12 +168,18 @@ class Executor:
             running = self._running.get(job)
             if running is not None and running.life.can(JobLife.flush.name):
                 running.life.flush()
-        self.copier.wait(wanted)
+        if queued and isinstance(self.copier, QueuesWaits):
+            self.copier.fence(wanted)
+        else:
+            self.copier.wait(wanted)
         if self.below is not None:
             self.below.wait(wanted)
 
     def report(self) -> Report:
-        """The jobs launched and landed since the last report."""
+        """The jobs launched and landed since the last report; loads within the step have ended."""
+        if self._awaited:
+            self.copier.wait(self._awaited)
+            self._awaited = []
         completions = [*self._failed, *self.copier.poll(), *(self.below.poll() if self.below is not None else ())]
         for completion in completions:
             share = self._running.get(completion.job)

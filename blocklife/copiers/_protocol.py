@@ -11,12 +11,15 @@ of completions: readers must handle late, repeated, reordered and missing ones.
 `poll` has returned its completion. Reported implies quiet, but not the other way round. Memory safety needs only quiet; there
 is one method for it, `wait`, which returns no verdict. There is no separate `quiesce`: a wait that could return while a job
 still runs would prove nothing, so a `wait` that returns is always the proof.
+
+*Waiting on the device.* Where the engine computes on a stream, that stream can wait in the host's place: the host goes on, and
+the device idles no longer than it has to. A copier that can tell it so has `fence` (`QueuesWaits`); else the host waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Container
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
@@ -97,6 +100,18 @@ class AnyCopier(Protocol[TransferT_contra]):
 
 class Copier(AnyCopier[Transfer], Protocol):
     """Moves the bytes of one worker's share of every job between the device and host slots."""
+
+
+@runtime_checkable
+class QueuesWaits(Protocol):
+    """A copier whose device can wait in the host's place; such a method may stand beside those of `Copier`."""
+
+    def fence(self, jobs: Collection[JobId]) -> None:
+        """Let whatever the engine queues next begin only when these jobs are quiet; returns at once, and proves nothing.
+
+        Unknown jobs, and jobs that are already quiet, are ignored. May raise what `wait` raises.
+        """
+        ...
 
 
 class TierCopier(AnyCopier[TierTransfer], Protocol):

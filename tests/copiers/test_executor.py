@@ -78,6 +78,13 @@ class Diary:
         self.calls.append("close")
 
 
+class QueuingDiary(Diary):
+    """One whose device can wait in the host's place."""
+
+    def fence(self, jobs: Collection[JobId]) -> None:
+        self.calls.append("fence-" + "-".join(str(each.number) for each in jobs))
+
+
 # --- the executor -------------------------------------------------------------------------------------------------------
 
 TROUBLE: Mapping[str, tuple[type[BaseException], str]] = {
@@ -91,8 +98,11 @@ class Stage:
     """An executor over a diary. Where a job is reported, a negative number is one that has failed."""
 
     def __init__(self) -> None:
-        self.diary = Diary()
-        self.executor = Executor(self.diary)
+        self.made(Diary())
+
+    def made(self, diary: Diary, *, stores_behind: bool = False) -> None:
+        self.diary = diary
+        self.executor = Executor(self.diary, stores_behind=stores_behind)
         self.report = Report((), ())
 
     def step(self, loads: JobNumbers = (), stores: JobNumbers = (), flushes: JobNumbers = (), within: JobNumbers = ()) -> None:
@@ -118,6 +128,14 @@ class Stage:
     def misused(self) -> None:
         """From now on, until a step has failed, launches are misuse."""
         self.diary.misused = True
+
+    def queuing(self, behind: bool = False) -> None:
+        """The copier can let the device wait; *behind*: and the engine launches the stores that were left."""
+        self.made(QueuingDiary(), stores_behind=behind)
+
+    def launch(self) -> None:
+        """The engine launches them."""
+        self.executor.launch_deferred()
 
     def hear(self) -> None:
         self.report = self.executor.report()
@@ -174,6 +192,17 @@ loads-before-the-forward-pass-what-the-plan-waits-for-itself
     # after the other waits, and before the loads that nobody in this step reads
     step stores=[1]; did forward poll; step loads=[2,3] stores=[4] flushes=[3,1] within=[3]; launched 1 3 2
     did store-1 wait-1 load-3 wait-3 forward load-2 poll
+
+# --- waits on the device
+lets-the-device-wait-for-a-flush
+    queuing; step loads=[1]; did forward load-1 poll; step flushes=[1]; did fence-1 forward poll; wait 1; did wait-1
+waits-for-loads-within-the-step-when-it-is-reported
+    # the device waits before the forward pass, the host behind it; once
+    queuing; step loads=[2,3] flushes=[3,1] within=[3]; did fence-1 load-3 fence-3 forward load-2 wait-3 poll; hear; did poll
+leaves-stores-to-the-engine
+    # what is waited for goes ahead; the rest is launched when the engine says so
+    queuing yes; step stores=[1,2]; step flushes=[2] stores=[3]; did forward poll store-2 fence-2 forward poll
+    launch; did store-1 store-3; launch; did; hear; launched 1 3
 
 # --- what is reported
 reports-launches-and-landings-once

@@ -12,7 +12,7 @@ import gc
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,10 +65,25 @@ class Rig:
             self.reading[job] = set(source)
         return job
 
-    def compute(self, reads: list[int], writes: list[int], *, named: bool = False) -> None:
-        """A forward pass; *named*: the copier is told which blocks it touches."""
+    def compute(
+        self,
+        reads: list[int],
+        writes: list[int],
+        *,
+        named: bool = False,
+        fenced: Collection[JobId] = (),
+        behind: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """A forward pass; *named*: the copier is told which blocks it touches.
+
+        *fenced*: stores that it waits for; *behind*: block and place of stores that are launched when it has been queued.
+        """
+        self.copier.fence(fenced)
         self.copier.before_forward(blocks=reads + writes if named else None)
         self.device.engine.kernel("forward", self.spans(reads), self.spans(writes))
+        with self.copier.behind_forward():
+            for block, place in behind:
+                self.launch(STORE, [block], [place])
         self.copier.computed()
 
     def spans(self, blocks: list[int]) -> tuple[Span, ...]:
@@ -110,10 +125,13 @@ def walk(seed: int, steps: int = 120) -> Rig:
                 ends = (blocks, places) if word == "store" else (places, blocks)
                 rig.launch(STORE if word == "store" else LOAD, *ends)
             case "compute":
-                busy = set().union(*rig.reading.values())
+                fenced = [store for store in rig.reading if dice.random() < 0.3]
+                busy = set().union(*(blocks for store, blocks in rig.reading.items() if store not in fenced))
                 writes = [block for block in range(BLOCKS) if block not in busy and dice.random() < 0.4]
                 reads = [block for block in range(BLOCKS) if dice.random() < 0.4]
-                rig.compute(reads, writes, named=dice.random() < 0.7)
+                left = [block for block in range(BLOCKS) if block not in writes]
+                behind = [(dice.choice(left), dice.randrange(PLACES))] if left and dice.random() < 0.3 else []
+                rig.compute(reads, writes, named=dice.random() < 0.7, fenced=fenced, behind=behind)
             case "poll":
                 rig.poll()
             case "wait":
@@ -169,7 +187,7 @@ def test_events_are_used_again() -> None:
 
 
 def test_waits_are_for_what_conflicts_and_nothing_else() -> None:
-    """The rows are those that the reads and writes of each use ask for, less the one that the contracts keep."""
+    """The rows are those that the reads and writes of each use ask for; the one that the contracts keep waits on demand."""
     writes = {
         Side.DEVICE: {Use.COMPUTE: True, Use.STORE: False, Use.LOAD: True},
         Side.HOST: {Use.STORE: True, Use.LOAD: False},
@@ -180,10 +198,10 @@ def test_waits_are_for_what_conflicts_and_nothing_else() -> None:
         for waiter, holder in itertools.permutations(uses, 2)
         if uses[waiter] or uses[holder]
     }
-    kept_by_the_host = {(Use.COMPUTE, Use.STORE, Side.DEVICE)}
 
-    assert {(wait.waiter, wait.holder, wait.side) for wait in WAITS} == needed - kept_by_the_host
-    assert len(WAITS) == len(needed) - 1
+    assert {(wait.waiter, wait.holder, wait.side) for wait in WAITS} == needed
+    assert len(WAITS) == len(needed)
+    assert [(wait.waiter, wait.holder) for wait in WAITS if wait.on_demand] == [(Use.COMPUTE, Use.STORE)]
 
 
 # --- each wait ------------------------------------------------------------------------------------------------------------
@@ -210,6 +228,8 @@ def meet(wait: Wait, rig: Rig) -> None:
         case Use.STORE, Use.LOAD, Side.HOST:
             rig.launch(STORE, [2], [1])
             rig.launch(LOAD, [1], [3])
+        case Use.STORE, Use.COMPUTE, _:
+            rig.compute([], [1], fenced=[rig.launch(STORE, [1], [2])])
         case _:
             rig.launch(LOAD, [2], [1])
             rig.compute([1], [], named=True)
@@ -336,6 +356,78 @@ def test_an_event_is_not_recorded_again_before_it_is_passed(monkeypatch: pytest.
     findings = (finding for seed in SEEDS for finding in walk(seed).device.findings)
 
     assert any("before its point on" in finding for finding in findings)
+
+
+# --- waits on demand -------------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_pass_waits_for_the_stores_that_it_is_told_to() -> None:
+    """The host goes on, and learns of the store later; what is quiet already, or was never launched, is no matter."""
+    rig = Rig()
+    first, second = rig.launch(STORE, [1], [1]), rig.launch(STORE, [2], [2])
+    stores = rig.device.named("store")
+    stores.hangs = True
+    rig.compute([], [1], named=True, fenced=[first, JobId(1, 99)])
+    land_all(rig.device)
+    waits = bool(rig.device.engine.queue)
+    stores.hangs = False
+    land_all(rig.device)
+
+    assert waits
+    assert not rig.device.engine.queue
+    assert rig.device.findings == []
+    assert [completion.job for completion in rig.poll()] == [first, second]
+    rig.compute([], [1], named=True, fenced=[first])
+
+
+def test_a_load_that_is_fenced_is_waited_for() -> None:
+    """As any load into what the forward pass reads, though the pass names no block."""
+    rig = Rig()
+    load = rig.launch(LOAD, [1], [1])
+    rig.copier.fence([load])
+    rig.copier.before_forward(blocks=[])
+    rig.device.engine.kernel("forward", rig.spans([1]))
+
+    assert rig.device.findings == []
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_store_behind_the_forward_pass_runs_beside_it(behind: bool) -> None:
+    """It waits for what was computed before that pass, and not for the pass; launched when that is marked, for both."""
+    rig = Rig()
+    rig.compute([], [1])
+    land_all(rig.device)
+    rig.device.engine.hangs = True
+    rig.compute([1], [2], behind=[(1, 1)] if behind else [])
+    if not behind:
+        rig.launch(STORE, [1], [1])
+    land_all(rig.device)
+
+    assert bool(rig.device.named("store").queue) is not behind
+    assert rig.device.findings == []
+
+
+def test_a_store_behind_a_forward_pass_that_writes_its_block_is_found() -> None:
+    """The promise is the engine's; the fake knows whether it is kept."""
+    rig = Rig()
+    rig.compute([], [1], behind=[(1, 1)])
+
+    assert rig.device.findings == ["store 1 races with forward"]
+
+
+def test_only_stores_run_beside_a_forward_pass() -> None:
+    """A load would write what the pass may read; and without any mark not even a store is launched."""
+    rig = Rig()
+    rig.copier.before_forward()
+    with rig.copier.behind_forward(), pytest.raises(MisuseError, match=r"call computed\(\) first"):
+        rig.launch(LOAD, [1], [1])
+    rig.copier.proven()
+    with rig.copier.behind_forward(), pytest.raises(MisuseError, match=r"call computed\(\) first"):
+        rig.launch(STORE, [1], [1])
+    rig.copier.computed()
+    rig.copier.before_forward()
+    with pytest.raises(MisuseError, match=r"call computed\(\) first"):
+        rig.launch(STORE, [1], [1])
 
 
 # --- what need not wait ---------------------------------------------------------------------------------------------------

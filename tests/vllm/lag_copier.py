@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
 import numpy as np
@@ -48,6 +49,8 @@ class LagCopier:
         self._step = 0
         self._queues: dict[Direction, deque[_Copy]] = {direction: deque() for direction in ON_DEVICE}
         self._landed: list[Completion] = []
+        self._fenced: list[tuple[int, Completion]] = []
+        """Copies that the forward pass was to wait for: their bytes have landed, and the host sees it some steps later."""
         self.failed: list[JobId] = []
         """Copies that have failed."""
         self.waits = 0
@@ -64,6 +67,10 @@ class LagCopier:
     def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
         """A step begins."""
         self._step += 1
+
+    def behind_forward(self) -> AbstractContextManager[None]:
+        """The rig computes at once: nothing runs beside it."""
+        return nullcontext()
 
     def durations(self) -> Mapping[JobId, float]:
         """Nothing: there is no clock here."""
@@ -84,10 +91,21 @@ class LagCopier:
             while queue and queue[0].due <= self._step:
                 self._land(queue)
         landed, self._landed = self._landed, []
+        landed += [completion for due, completion in self._fenced if due <= self._step]
+        self._fenced = [each for each in self._fenced if each[0] > self._step]
         return landed
+
+    def fence(self, jobs: Collection[JobId]) -> None:
+        """Nothing computes beside the host here, so these land now, and those before them; they are reported late."""
+        seen = len(self._landed)
+        self.wait(jobs)
+        due = self._step + self._rng.randint(self._lag.shortest, self._lag.longest)
+        self._fenced += [(due, completion) for completion in self._landed[seen:]]
+        del self._landed[seen:]
 
     def wait(self, jobs: Collection[JobId]) -> None:
         """Let these land now, and those before them."""
+        self._fenced = [(0 if each.job in jobs else due, each) for due, each in self._fenced]
         for queue in self._queues.values():
             last = max((at for at, copy in enumerate(queue) if copy.transfer.job in jobs), default=-1)
             for _ in range(last + 1):
@@ -100,7 +118,7 @@ class LagCopier:
 
     def busy(self) -> bool:
         """Whether something is out."""
-        return any(self._queues.values())
+        return bool(self._fenced) or any(self._queues.values())
 
     def close(self) -> None:
         """Let everything land."""

@@ -23,11 +23,13 @@ interrupted from the keyboard; if the device returns only errors, it raises Devi
 from __future__ import annotations
 
 import contextlib
+import enum
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 
+import numpy as np
 from attrs import define, evolve, field, frozen
 
 from blocklife.copiers._protocol import check_launch, check_sizes
@@ -40,6 +42,14 @@ from blocklife.ledger._limits import Limits
 from blocklife.ledger.records import ON_DEVICE, Completion, Direction, Ids, JobId, Result, Transfer, Worker
 
 _USE = {Direction.STORE: Use.STORE, Direction.LOAD: Use.LOAD}
+
+
+class _Marked(enum.Enum):
+    """What the newest mark of the engine's work covers."""
+
+    NOTHING = "nothing: there is none, or the device refused it"
+    BEFORE_FORWARD = "all that was queued before the forward pass that is being queued now"
+    ALL = "all that the engine has queued"
 
 
 @frozen(eq=False)
@@ -130,14 +140,16 @@ class TorchCopier:
         self._deadline_s = float("inf") if deadline_s is None else deadline_s
         self._clock = clock
         # Invariant: a job is in `_out` exactly while its share is in a queue; `_landed` holds what no poll has reported yet.
-        # `_knows` tells whether a mark covers all that the engine has queued. Initially nothing was computed or launched.
+        # Initially nothing was computed or launched.
         self._queues: dict[Direction, deque[_GpuShare]] = {direction: deque() for direction in ON_DEVICE}
         self._out: dict[JobId, _GpuShare] = {}
         self._landed: list[tuple[int, Completion]] = []
         self._took: dict[JobId, float] = {}
         self._durations: dict[JobId, float] = {}
         self._timers: list[Timer] = []
-        self._knows = False
+        self._marked = _Marked.NOTHING
+        self._behind = False
+        """Whether what is launched is ordered as before the forward pass that is being queued."""
         self._closed = False
         self._counts = TorchStatistics()
 
@@ -156,15 +168,15 @@ class TorchCopier:
         else, and while a graph is captured. If the device raises, the error is raised here, and nothing may be launched then.
         """
         self._refuse_capture("what was computed cannot be marked")
-        knew, self._knows = self._knows, False
+        marked, self._marked = self._marked, _Marked.NOTHING
         try:
             self._device.follow(self._streams[Use.COMPUTE], engine)
         except MisuseError:
-            self._knows = knew
+            self._marked = marked
             raise
         self._order.sweep(Use.COMPUTE)
         self._order.mark(Use.COMPUTE, self._streams[Use.COMPUTE])
-        self._knows = True
+        self._marked = _Marked.ALL
 
     def before_forward(self, engine: object = None, blocks: Sequence[int] | Ids | None = None) -> None:
         """Order work that the engine queues next after the loads into these blocks (None: after all loads).
@@ -177,7 +189,31 @@ class TorchCopier:
         ids = None if blocks is None else checked(blocks, self._layout.cache.num_blocks)
         for event in self._order.before(Use.COMPUTE, ids, None):
             self._device.precede(event, engine)
-        self._knows = False
+        if self._marked is _Marked.ALL:
+            self._marked = _Marked.BEFORE_FORWARD
+
+    def fence(self, jobs: Collection[JobId], engine: object = None) -> None:
+        """Order work that the engine queues next after these copies; the host goes on. Jobs that are quiet are ignored.
+
+        *engine* is a stream, None for the current one. Refuses: as `before_forward`.
+        """
+        self._refuse_capture("no forward pass can be ordered after copies")
+        blocks = [share.blocks for job in jobs if (share := self._out.get(job)) is not None]
+        if blocks:
+            for event in self._order.before(Use.COMPUTE, np.concatenate(blocks), None, on_demand=True):
+                self._device.precede(event, engine)
+
+    @contextlib.contextmanager
+    def behind_forward(self) -> Iterator[None]:
+        """Stores launched in it run beside the forward pass that was queued since the last `computed`, not after it.
+
+        Needs: their blocks were final at that `computed`, and the forward pass writes none of them.
+        """
+        self._behind = True
+        try:
+            yield
+        finally:
+            self._behind = False
 
     # The copier's protocol.
 
@@ -190,7 +226,8 @@ class TorchCopier:
         job, direction = transfer.job, transfer.direction
         check_launch(job, self._out, closed=self._closed)
         self._refuse_capture(f"job {job} cannot LAUNCH")
-        if not self._knows:
+        enough = (_Marked.ALL, _Marked.BEFORE_FORWARD) if self._behind and direction is Direction.STORE else (_Marked.ALL,)
+        if self._marked not in enough:
             raise MisuseError(f"job {job}: cannot LAUNCH without knowing what to wait for (call computed() first)")
         self._counts.num_launched += 1
         order, use, stream = self._counts.num_launched, _USE[direction], self._streams[_USE[direction]]
@@ -275,7 +312,7 @@ class TorchCopier:
                 share.why = share.why or f"job {share.job}: still out when the device was proven quiet"
             self._report_quiet(direction, len(self._queues[direction]))
         self._order.reset()
-        self._knows = False
+        self._marked = _Marked.NOTHING
 
     def statistics(self) -> TorchStatistics:
         """Counts since the start."""

@@ -10,8 +10,8 @@ order, and of all marks at a job's places only the newest of each use matters. A
 an event as long as one may be needed. Each place keeps the number of its newest mark. A mark that is known to be passed needs
 no wait, so places never have to be cleaned up.
 
-The forward pass is not ordered after the stores that read what it overwrites. Both contracts of the ledger see to that: a block
-is handed out again only after the host has seen the store land (*hold*) or has waited for it (*fence*).
+The forward pass is ordered after a store that reads what it overwrites only where the engine asks for that, as the contracts of
+the ledger do: a block is handed out again after the host has seen the store land (*hold*), or by a plan that asks (*fence*).
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Wait:
     holder: Use
     side: Side
     why: str
+    on_demand: bool = False
+    """Whether only copies that the engine names are waited for: the contracts keep the others apart."""
 
 
 WAITS: tuple[Wait, ...] = (
@@ -61,6 +63,7 @@ WAITS: tuple[Wait, ...] = (
     Wait(Use.LOAD, Use.STORE, Side.DEVICE, "a store reads what the load overwrites"),
     Wait(Use.LOAD, Use.STORE, Side.HOST, "a store writes what the load reads"),
     Wait(Use.COMPUTE, Use.LOAD, Side.DEVICE, "a load writes what the forward pass reads"),
+    Wait(Use.COMPUTE, Use.STORE, Side.DEVICE, "a store reads what the forward pass overwrites", on_demand=True),
 )
 """All waits. Two uses that only read need none, and neither do two jobs of one use: their stream keeps them in order."""
 
@@ -107,8 +110,8 @@ class Order:
         """How many events were made so far."""
         return self._num_events
 
-    def before(self, waiter: Use, blocks: Ids | None, places: Ids | None) -> list[StreamEvent]:
-        """The events that *waiter* must wait for at these places (None: at all), each once.
+    def before(self, waiter: Use, blocks: Ids | None, places: Ids | None, *, on_demand: bool = False) -> list[StreamEvent]:
+        """The events that *waiter* must wait for at these places (None: at all), each once; *on_demand*: by all rows.
 
         The events are not reused until the next mark of *waiter* is passed. So tell the stream to wait before that mark.
         Raises DeviceLostError if the device gave no event for something that must be waited for.
@@ -116,7 +119,7 @@ class Order:
         ids = {Side.DEVICE: blocks, Side.HOST: places}
         needed: dict[int, StreamMark] = {}
         for wait in WAITS:
-            if wait.waiter is waiter:
+            if wait.waiter is waiter and (on_demand or not wait.on_demand):
                 newest = self._newest_at(wait.holder, wait.side, ids[wait.side])
                 if newest > self._passed[wait.holder]:
                     mark = self._covering(wait, newest)

@@ -5,12 +5,15 @@ Rules of this file:
 * It has no ledger and decides nothing. Its input and output are pickled.
 * The executor's step is split, because vLLM runs the forward pass itself: `begin` comes before anything is written, `end` after
   the forward pass. A step without a forward pass calls both as well.
-* Stores of a step are launched at the beginning of the next one, so that they never delay a forward pass.
+* Stores of a step are launched in the next one, when its forward pass has been queued: they never delay one, and run beside it.
+  Those that the step itself waits for go ahead.
+* Waits are queued on the device where the copier can. The host waits for loads within the step only when it reports them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -35,6 +38,10 @@ class EngineCopier(Copier, Protocol):
 
     def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
         """Work that the engine queues next runs after the loads into these blocks."""
+        ...
+
+    def behind_forward(self) -> AbstractContextManager[None]:
+        """Stores launched in it run beside the forward pass that was queued since the last `computed`, not after it."""
         ...
 
     def durations(self) -> Mapping[JobId, float]:
@@ -135,10 +142,11 @@ class ConnectorWorker:
         below = self.shape.below
         if below is not None:
             self._below = CopiedStore(below, self._host, self.shape.blocks_per_chunk, Worker(self.shape.rank))
-        self._executor = Executor(self._copier, None if self._below is None else self._below.copier)
+        below_copier = None if self._below is None else self._below.copier
+        self._executor = Executor(self._copier, below_copier, stores_behind=True)
 
     def begin(self, step: StepPlan) -> None:
-        """Before anything is written: launch the stores of the last step, and wait for the copies that this step must wait for.
+        """Before anything is written: let this step wait for the copies that it must wait for.
 
         May be called more than once for a step.
         """
@@ -153,27 +161,30 @@ class ConnectorWorker:
         copier.computed()
         for early in step.plans[:-1]:
             self._note(early, step)
-            self._execute(executor, early)
+            executor.run(early, _nothing)
         plan = step.plans[-1]
         self._note(plan, step)
         flushes = tuple([job for job in plan.flushes if job not in plan.within]) if plan.loads else plan.flushes
-        self._execute(executor, evolve(plan, loads=(), stores=(), flushes=flushes))
+        executor.run(evolve(plan, loads=(), stores=(), flushes=flushes), _nothing)
         self._wait_in_step(executor, [transfer.job for transfer in (*plan.loads, *plan.stores)])
         copier.before_forward(blocks=())  # requests that compute in this step have been told that their loads are over
         self._begun = step.number
 
     def end(self, step: StepPlan) -> None:
-        """After the forward pass: launch the loads, and keep the stores for the next step. May be called more than once.
+        """After the forward pass: launch the stores of the last step and this one's loads, and keep its stores for the next.
 
-        In a step with loads that its forward pass reads, before it, and after the blocks were zeroed: wait for these.
+        May be called more than once. In a step with loads that its forward pass reads, before it, and after the blocks were
+        zeroed: it waits for these.
         """
         self.begin(step)
         if step.number == self._ended:
             return
         executor, copier = self._ready()
+        with copier.behind_forward():
+            executor.launch_deferred()
         copier.computed()
         plan = step.plans[-1]
-        self._execute(executor, evolve(plan, flushes=tuple(plan.within), promotes=(), demotes=()))
+        executor.run(evolve(plan, flushes=tuple(plan.within), promotes=(), demotes=()), _nothing)
         self._wait_in_step(executor, [transfer.job for transfer in plan.stores])
         self._ended = step.number
 
@@ -246,10 +257,6 @@ class ConnectorWorker:
             sizes = zip(transfer.group_sizes, self._group_bytes, strict=True)
             num_bytes = sum(count * page for count, page in sizes)
             self._jobs[transfer.job] = _WorkerJob(transfer, step.loads.get(transfer.job), num_bytes, transfer.job in within)
-
-    def _execute(self, executor: Executor, plan: Plan) -> None:
-        report = executor.execute(plan, _nothing)
-        self._hear(report.launched, report.completions)
 
     def _wait_in_step(self, executor: Executor, later: Sequence[JobId]) -> None:
         """In lock step: wait for all copies that were launched, which are all but *later* ones; so no worker is ahead.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -53,6 +54,10 @@ class HeldCopier:
 
     def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
         """There is no device."""
+
+    def behind_forward(self) -> AbstractContextManager[None]:
+        """There is no device."""
+        return nullcontext()
 
     def launch(self, transfer: Transfer) -> None:
         """Hand a job to their worker."""
