@@ -19,7 +19,7 @@ from attrs import define, field
 
 from blocklife.copiers.torch import KvCache
 from blocklife.copiers.torch import _moves as moves
-from blocklife.copiers.torch._driver import BATCH_MOST, BatchCall, CudaDriver, DeviceLostError, DriverError, cuda_driver
+from blocklife.copiers.torch._driver import BATCH_MOST, BatchCall, CudaDriver, CudaError, DeviceLostError, cuda_driver
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import (
     CHOICES,
@@ -414,7 +414,7 @@ def test_the_last_mover_raises_what_it_has_to_say() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        DriverError("cuMemcpyBatchAsync of 9 copies answered CUDA_ERROR_ILLEGAL_ADDRESS", 700),
+        CudaError("cuMemcpyBatchAsync of 9 copies answered CUDA_ERROR_ILLEGAL_ADDRESS", 700),
         RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later"),
     ],
     ids=["driver", "torch"],
@@ -431,7 +431,7 @@ def test_a_context_that_has_ended_is_no_fault_of_the_mover(fault: Exception) -> 
 
 def test_other_errors_of_the_driver_are_the_movers() -> None:
     asked: list[str] = []
-    mover = choosing(asked, kernel=DriverError("cuMemcpyBatchAsync answered CUDA_ERROR_NOT_SUPPORTED", 801))
+    mover = choosing(asked, kernel=CudaError("cuMemcpyBatchAsync answered CUDA_ERROR_NOT_SUPPORTED", 801))
     mover.move(runs_of(100, 512), LOAD)
 
     assert asked == ["kernel", "batch"]

@@ -23,7 +23,7 @@ import pytest
 
 from blocklife.copiers import FaultRates
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.copiers.torch._copier import _Marked
+from blocklife.copiers.torch._copier import _Covered
 from blocklife.copiers.torch._layout import CopyLayout, HostRows, Pages
 from blocklife.copiers.torch._moves import RunMover
 from blocklife.engines.toy import Replay, ReplayOptions, ReplayReport, Words
@@ -311,7 +311,7 @@ def test_replay_with_late_copies_is_exact_and_nothing_races(case: str, late: lis
 
 
 def never_computed(copier: TorchCopier, engine: object = None) -> None:
-    copier._marked = _Marked.ALL
+    copier._marked = _Covered.ALL
 
 
 BROKEN: dict[str, tuple[type, str, Callable[..., object], str]] = {

@@ -44,7 +44,7 @@ from blocklife.ledger.records import ON_DEVICE, Completion, Direction, Ids, JobI
 _USE = {Direction.STORE: Use.STORE, Direction.LOAD: Use.LOAD}
 
 
-class _Marked(enum.Enum):
+class _Covered(enum.Enum):
     """What the newest mark of the engine's work covers."""
 
     NOTHING = "nothing: there is none, or the device refused it"
@@ -147,7 +147,7 @@ class TorchCopier:
         self._took: dict[JobId, float] = {}
         self._durations: dict[JobId, float] = {}
         self._timers: list[Timer] = []
-        self._marked = _Marked.NOTHING
+        self._marked = _Covered.NOTHING
         self._behind = False
         """Whether what is launched is ordered as before the forward pass that is being queued."""
         self._closed = False
@@ -168,7 +168,7 @@ class TorchCopier:
         else, and while a graph is captured. If the device raises, the error is raised here, and nothing may be launched then.
         """
         self._refuse_capture("what was computed cannot be marked")
-        marked, self._marked = self._marked, _Marked.NOTHING
+        marked, self._marked = self._marked, _Covered.NOTHING
         try:
             self._device.follow(self._streams[Use.COMPUTE], engine)
         except MisuseError:
@@ -176,7 +176,7 @@ class TorchCopier:
             raise
         self._order.sweep(Use.COMPUTE)
         self._order.mark(Use.COMPUTE, self._streams[Use.COMPUTE])
-        self._marked = _Marked.ALL
+        self._marked = _Covered.ALL
 
     def before_forward(self, engine: object = None, blocks: Sequence[int] | Ids | None = None) -> None:
         """Order work that the engine queues next after the loads into these blocks (None: after all loads).
@@ -189,8 +189,8 @@ class TorchCopier:
         ids = None if blocks is None else checked(blocks, self._layout.cache.num_blocks)
         for event in self._order.before(Use.COMPUTE, ids, None):
             self._device.precede(event, engine)
-        if self._marked is _Marked.ALL:
-            self._marked = _Marked.BEFORE_FORWARD
+        if self._marked is _Covered.ALL:
+            self._marked = _Covered.BEFORE_FORWARD
 
     def fence(self, jobs: Collection[JobId], engine: object = None) -> None:
         """Order work that the engine queues next after these copies; the host goes on. Jobs that are quiet are ignored.
@@ -226,7 +226,7 @@ class TorchCopier:
         job, direction = transfer.job, transfer.direction
         check_launch(job, self._out, closed=self._closed)
         self._refuse_capture(f"job {job} cannot LAUNCH")
-        enough = (_Marked.ALL, _Marked.BEFORE_FORWARD) if self._behind and direction is Direction.STORE else (_Marked.ALL,)
+        enough = (_Covered.ALL, _Covered.BEFORE_FORWARD) if self._behind and direction is Direction.STORE else (_Covered.ALL,)
         if self._marked not in enough:
             raise MisuseError(f"job {job}: cannot LAUNCH without knowing what to wait for (call computed() first)")
         self._counts.num_launched += 1
@@ -312,7 +312,7 @@ class TorchCopier:
                 share.why = share.why or f"job {share.job}: still out when the device was proven quiet"
             self._report_quiet(direction, len(self._queues[direction]))
         self._order.reset()
-        self._marked = _Marked.NOTHING
+        self._marked = _Covered.NOTHING
 
     def statistics(self) -> TorchStatistics:
         """Counts since the start."""

@@ -62,7 +62,7 @@ class DeviceLostError(BlocklifeError):
     """The device returns only errors, so that nothing can be ordered or proven: its worker must be given up."""
 
 
-class DriverError(RuntimeError):
+class CudaError(RuntimeError):
     """What the driver has answered; `error_code` is its number, as in torch's own errors."""
 
     def __init__(self, message: str, error_code: int) -> None:
@@ -148,7 +148,7 @@ class CudaDriver:
             )
             if error:
                 at = f", at copy {begin + refused.value}" if refused.value < count else ""
-                raise DriverError(f"cuMemcpyBatchAsync of {count} copies answered {self._name(error)}{at}", error)
+                raise CudaError(f"cuMemcpyBatchAsync of {count} copies answered {self._name(error)}{at}", error)
 
     def address_on_device(self, host: int) -> int:
         """The address under which kernels find a byte of pinned host memory. Raises RuntimeError if they cannot reach it."""
@@ -204,7 +204,7 @@ class CudaDriver:
 
     def _ask(self, call: str, *given: object) -> None:
         if error := self._call(call)(*given):
-            raise DriverError(f"{call} answered {self._name(error)}", error)
+            raise CudaError(f"{call} answered {self._name(error)}", error)
 
     def _name(self, error: int) -> str:
         name = ctypes.c_char_p()
