@@ -172,7 +172,7 @@ class FakeDevice:
         """None: this device moves no bytes."""
         return {}
 
-    def stream(self, name: str, *, urgent: bool = False) -> FakeStream:
+    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> FakeStream:
         """A new stream."""
         self.streams.append(FakeStream(self, name))
         return self.streams[-1]
@@ -208,6 +208,9 @@ class FakeDevice:
     def captures(self) -> bool:
         """What `capturing` says."""
         return self.capturing
+
+    def close(self) -> None:
+        """Nothing to release."""
 
     # What a test does with it.
 

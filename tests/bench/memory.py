@@ -10,14 +10,17 @@ import mmap
 import statistics
 import time
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import torch
 
-from blocklife.copiers.torch import HostMemory, KvCache
-from blocklife.copiers.torch._layout import CopyLayout
-from blocklife.ledger import Direction, JobId, Transfer
+from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+from blocklife.copiers.torch._launching import LaunchingDevice
+from blocklife.copiers.torch._layout import CopyLayout, Pages
+from blocklife.ledger import Direction, JobId, Transfer, Worker
 from tests.bench import Figure, Scale, microseconds
+from tests.gpu.movers import ForcedHost
 
 LAYERS, JOB_BLOCKS = 160, 256
 """Keys and values of eighty layers, and what the offload scheduler puts into one job: 40,960 runs."""
@@ -27,7 +30,7 @@ TAKEN_BYTES = 2 << 30
 
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
-    return [taking(scale), runs(scale), slots(scale)]
+    return [taking(scale), runs(scale), launching(scale), slots(scale)]
 
 
 def taking(scale: Scale) -> Figure:
@@ -93,28 +96,63 @@ def runs(scale: Scale) -> Figure:
     )
 
 
+class Idle:
+    """A mover that moves nothing: what it takes to move is not what is measured."""
+
+    def move(self, pages: Pages, direction: Direction) -> None:
+        """Nothing."""
+
+
+def launching(scale: Scale) -> Figure:
+    """Microseconds of the engine's thread for launching one job, and reporting it when it is over."""
+    layers, blocks = (LAYERS, JOB_BLOCKS) if scale.full else (4, 8)
+    cache = KvCache([[torch.zeros(4 * blocks, 64, dtype=torch.uint8) for _ in range(layers)]])
+    dice = np.random.default_rng(0)
+    source, target = (dice.permutation(4 * blocks)[:blocks] for _ in range(2))
+    with HostMemory(cache.row_bytes, 4 * blocks, pinned=False) as host:
+        device = LaunchingDevice(ForcedHost(CopyLayout(cache, host), Idle()))
+        copier = TorchCopier(cache, host, worker=Worker(0), device=device)
+        copier.computed()
+        numbers = count(1)
+
+        def launch() -> None:
+            job = JobId(1, next(numbers))
+            copier.launch(Transfer(job, Direction.STORE, source, target, (blocks,)))
+            copier.wait([job])
+            copier.poll()
+
+        found = microseconds({"launch": launch}, 60 if scale.full else 6)
+        copier.close()
+    return Figure(
+        name=f"launching and reporting {blocks * layers:,} runs, on the engine's thread",
+        ours=found["launch"],
+        unit="us",
+        target="at most 1,000",
+    )
+
+
 def slots(scale: Scale) -> Figure:
     """Microseconds to get a slot into staging, of what it takes from a region for each layer."""
-    layers, count = (LAYERS, 32) if scale.full else (4, 2)
-    rows = np.zeros((count, layers * PAGE_BYTES), np.uint8)
-    regions = [np.zeros((count, PAGE_BYTES), np.uint8) for _ in range(layers)]
+    layers, number = (LAYERS, 32) if scale.full else (4, 2)
+    rows = np.zeros((number, layers * PAGE_BYTES), np.uint8)
+    regions = [np.zeros((number, PAGE_BYTES), np.uint8) for _ in range(layers)]
     staging = np.zeros(layers * PAGE_BYTES, np.uint8)
 
     def ours() -> None:
-        for slot in range(count):
+        for slot in range(number):
             staging[:] = rows[slot]
 
     def peer() -> None:
-        for slot in range(count):
+        for slot in range(number):
             for layer, region in enumerate(regions):
                 staging[layer * PAGE_BYTES : (layer + 1) * PAGE_BYTES] = region[slot]
 
     found = microseconds({"ours": ours, "peer": peer}, 30 if scale.full else 3)
     return Figure(
         name=f"a slot of {layers * PAGE_BYTES >> 10:,} KiB to staging",
-        ours=found["ours"] / count,
+        ours=found["ours"] / number,
         unit="us",
         peer_name="gathered from a region for each layer",
-        peer=found["peer"] / count,
+        peer=found["peer"] / number,
         target="at most 1.0",
     )

@@ -17,8 +17,9 @@ from attrs import define, field
 
 from blocklife.copiers import Executor
 from blocklife.copiers.torch import DeviceLostError, HostMemory, KvCache, TorchCopier
+from blocklife.copiers.torch._launching import device_for
 from blocklife.copiers.torch._layout import CopyLayout
-from blocklife.copiers.torch._streams import HostDevice, device_for
+from blocklife.copiers.torch._streams import HostDevice
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Plan, Transfer
 from blocklife.testing import FakeDevice, FakeEvent

@@ -23,6 +23,7 @@ from attrs import define, field
 
 from blocklife.copiers.torch import DeviceLostError, KvCache, TorchCopier
 from blocklife.copiers.torch import _order as order
+from blocklife.copiers.torch._launching import Launcher, LaunchingDevice
 from blocklife.copiers.torch._order import WAITS, Order, Side, StreamMark, Use, Wait
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
@@ -47,6 +48,8 @@ class Rig:
     cache: KvCache = field(
         factory=lambda: KvCache([[torch.zeros(BLOCKS, 4, dtype=torch.uint8), torch.zeros(BLOCKS, 2, dtype=torch.int32)]])
     )
+    launcher: Launcher | None = None
+    """What launches copies, if not the caller itself."""
     copier: TorchCopier = field(init=False)
     num_jobs: int = 0
     reading: dict[JobId, set[int]] = field(factory=dict)
@@ -54,7 +57,8 @@ class Rig:
 
     def __attrs_post_init__(self) -> None:
         host = Rows(torch.zeros(PLACES, self.cache.row_bytes, dtype=torch.uint8))
-        self.copier = TorchCopier(self.cache, host, worker=Worker(0), device=self.device)
+        device = self.device if self.launcher is None else LaunchingDevice(self.device, self.launcher)
+        self.copier = TorchCopier(self.cache, host, worker=Worker(0), device=device)
         self.copier.computed()
 
     def launch(self, direction: Direction, source: list[int], target: list[int]) -> JobId:
@@ -112,10 +116,10 @@ def land_all(device: FakeDevice) -> None:
         device.land_any()
 
 
-def walk(seed: int, steps: int = 120) -> Rig:
+def walk(seed: int, steps: int = 120, launcher: Launcher | None = None) -> Rig:
     """An engine that keeps the contracts, and otherwise does what the dice say."""
     dice = random.Random(seed)
-    rig = Rig(FakeDevice(seed))
+    rig = Rig(FakeDevice(seed), launcher=launcher)
     eager = dice.random()
     for _ in range(steps):
         match dice.choices(["store", "load", "compute", "poll", "wait", "land"], [4, 4, 3, 2, 0.3, 8 * eager])[0]:

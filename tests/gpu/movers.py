@@ -53,8 +53,8 @@ class ForcedCuda(CudaDevice):
         super().__init__(layout, mover)
         self.named: dict[str, CudaStream] = {}
 
-    def stream(self, name: str, *, urgent: bool = False) -> CudaStream:
-        self.named[name] = super().stream(name, urgent=urgent)
+    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> CudaStream:
+        self.named[name] = super().stream(name, copies=copies, urgent=urgent)
         return self.named[name]
 
 
@@ -65,7 +65,7 @@ class ForcedHost(HostDevice):
         super().__init__(layout)
         self._forced = mover
 
-    def stream(self, name: str, *, urgent: bool = False) -> HostStream:
+    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> HostStream:
         return HostStream(self._forced)
 
 

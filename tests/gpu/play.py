@@ -109,12 +109,17 @@ class Play:
         writes: Mapping[int, str] | None = None,
         *,
         named: bool = True,
+        fenced: Sequence[JobId] = (),
         on: object = None,
         told: Callable[[object], object] = lambda engine: engine,
     ) -> None:
-        """A forward pass. *named*: the copier hears which blocks it touches; *told*: what `computed` is given."""
+        """A forward pass. *named*: the copier hears which blocks it touches; *told*: what `computed` is given.
+
+        *fenced*: copies that it waits for.
+        """
         engine = self.stage.engine if on is None else on
         writes = writes or {}
+        self.copier.fence(fenced, engine)
         self.copier.before_forward(engine, spread([*reads, *writes]) if named else None)
         self.stage.kernel(functools.partial(self._forward, [*reads], dict(writes), len(self.reads)), engine)
         self.copier.computed(told(engine))

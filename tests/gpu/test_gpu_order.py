@@ -100,6 +100,11 @@ def computed_before_all_is_loaded(play: Play) -> None:
     play.compute(reads=[1], named=False)
 
 
+def overwritten_before_it_is_stored(play: Play) -> None:
+    play.stage.slow("store")
+    play.compute(writes={1: "new"}, fenced=[play.store([1], [2])])
+
+
 SCENES = (
     Scene(Use.STORE, Use.COMPUTE, Side.DEVICE, "which writes", stored_before_it_is_computed),
     Scene(Use.STORE, Use.LOAD, Side.DEVICE, "which writes", stored_before_it_is_loaded),
@@ -110,6 +115,7 @@ SCENES = (
     Scene(Use.LOAD, Use.STORE, Side.HOST, "which writes", loaded_before_it_is_in_the_host),
     Scene(Use.COMPUTE, Use.LOAD, Side.DEVICE, "block named", computed_before_it_is_loaded),
     Scene(Use.COMPUTE, Use.LOAD, Side.DEVICE, "nothing named", computed_before_all_is_loaded),
+    Scene(Use.COMPUTE, Use.STORE, Side.DEVICE, "which is fenced", overwritten_before_it_is_stored),
 )
 
 DEVICES = [

@@ -114,7 +114,7 @@ class LateDevice:
     def __init__(self, layout: CopyLayout) -> None:
         self._layout = layout
 
-    def stream(self, name: str, *, urgent: bool = False) -> LateStream:
+    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> LateStream:
         """A new stream."""
         here = current()
         return LateStream(late.Stream(), self._layout, Random(f"{name}/{here.rng.random()}"))
@@ -126,6 +126,9 @@ class LateDevice:
     def captures(self) -> bool:
         """There are no graphs here."""
         return False
+
+    def close(self) -> None:
+        """Nothing to release."""
 
     def timer(self) -> Timer | None:
         """Nothing takes time here."""

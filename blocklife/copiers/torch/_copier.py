@@ -34,9 +34,10 @@ from attrs import define, evolve, field, frozen
 
 from blocklife.copiers._protocol import check_launch, check_sizes
 from blocklife.copiers.torch._driver import DeviceLostError
+from blocklife.copiers.torch._launching import device_for
 from blocklife.copiers.torch._layout import CopyLayout, HostRows, KvCache
 from blocklife.copiers.torch._order import Order, StreamMark, Use, checked
-from blocklife.copiers.torch._streams import Stream, StreamDevice, Timer, device_for
+from blocklife.copiers.torch._streams import Stream, StreamDevice, Timer
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
 from blocklife.ledger.records import ON_DEVICE, Completion, Direction, Ids, JobId, Result, Transfer, Worker
@@ -135,7 +136,9 @@ class TorchCopier:
             check_sizes("torch copier", cache.num_blocks, self._layout.num_places, limits, places_per_slot)
         self._device = device_for(self._layout, clock) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
-        self._streams = {use: self._device.stream(use.name.lower(), urgent=use is Use.LOAD) for use in Use}
+        self._streams = {
+            use: self._device.stream(use.name.lower(), copies=use is not Use.COMPUTE, urgent=use is Use.LOAD) for use in Use
+        }
         self._worker = worker
         self._deadline_s = float("inf") if deadline_s is None else deadline_s
         self._clock = clock
@@ -291,6 +294,7 @@ class TorchCopier:
         """
         self._closed = True
         self.wait([*self._out])
+        self._device.close()
 
     # What went wrong.
 

@@ -87,8 +87,8 @@ class StreamDevice(Protocol):
         """The methods of copying that do not work here, and why; copies go on without them, more slowly."""
         ...
 
-    def stream(self, name: str, *, urgent: bool = False) -> Stream:
-        """A new stream; an *urgent* one goes before other work of the device where it can."""
+    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> Stream:
+        """A new stream; *copies*: or else it only follows the engine. An *urgent* one goes before other work where it can."""
         ...
 
     def event(self) -> StreamEvent:
@@ -113,6 +113,10 @@ class StreamDevice(Protocol):
 
     def captures(self) -> bool:
         """Whether the engine captures a graph now: what is queued then would run with every replay of it."""
+        ...
+
+    def close(self) -> None:
+        """Release threads. Needs: nothing is launched any more. A second call does nothing."""
         ...
 
 
@@ -179,7 +183,7 @@ class HostDevice:
         """Always empty: there is only one method."""
         return {}
 
-    def stream(self, name: str, *, urgent: bool = False) -> HostStream:
+    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> HostStream:
         """A new stream."""
         return HostStream(self._mover)
 
@@ -205,6 +209,9 @@ class HostDevice:
     def captures(self) -> bool:
         """Always False: there are no graphs."""
         return False
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 def _check_host(engine: object) -> None:
@@ -289,7 +296,7 @@ class CudaDevice:
         """The movers that do not work here, and why; copies go on without them, more slowly."""
         return self._mover.left_out if isinstance(self._mover, ChoosingMover) else {}
 
-    def stream(self, name: str, *, urgent: bool = False) -> CudaStream:
+    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> CudaStream:
         """A new stream, of the highest priority or of the lowest."""
         return CudaStream(self._device, self._mover, urgent=urgent)
 
@@ -323,6 +330,9 @@ class CudaDevice:
         """Whether the current stream captures a graph."""
         return bool(torch.cuda.is_current_stream_capturing())
 
+    def close(self) -> None:
+        """Nothing to release: the streams go with their owners."""
+
     def _engine_stream(self, engine: object) -> torch.cuda.Stream:
         if engine is None:
             return torch.cuda.current_stream(self._device)
@@ -355,13 +365,3 @@ def _cuda_stream(stream: Stream) -> CudaStream:
     if not isinstance(stream, CudaStream):
         raise MisuseError(f"cuda device: {type(stream).__name__} is not a stream of this device (make it with stream())")
     return stream
-
-
-def device_for(layout: CopyLayout, clock: Callable[[], float] = time.monotonic) -> StreamDevice:
-    """The device that a cache is on; *clock* is the host's, in seconds. Refuses: MisuseError for an unknown kind."""
-    kind = layout.cache.device.type
-    if kind == "cpu":
-        return HostDevice(layout, clock)
-    if kind == "cuda":
-        return CudaDevice(layout)
-    raise MisuseError(f"torch copier: a cache on {kind!r} cannot be copied (put it on 'cuda' or 'cpu')")
