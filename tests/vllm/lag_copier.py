@@ -7,8 +7,8 @@ reads or writes wrong bytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import Random
 
 import numpy as np
@@ -68,9 +68,12 @@ class LagCopier:
         """A step begins."""
         self._step += 1
 
-    def behind_forward(self) -> AbstractContextManager[None]:
-        """The rig computes at once: nothing runs beside it."""
-        return nullcontext()
+    @contextmanager
+    def behind_forward(self) -> Iterator[None]:
+        """What is launched in it counts as launched before this step."""
+        self._step -= 1
+        yield
+        self._step += 1
 
     def durations(self) -> Mapping[JobId, float]:
         """Nothing: there is no clock here."""
@@ -96,9 +99,11 @@ class LagCopier:
         return landed
 
     def fence(self, jobs: Collection[JobId]) -> None:
-        """Nothing computes beside the host here, so these land now, and those before them; they are reported late."""
+        """Nothing computes beside the host here, so these land now, and those before them; they may be reported late."""
         seen = len(self._landed)
         self.wait(jobs)
+        if not self._lag.late_fences:
+            return
         due = self._step + self._rng.randint(self._lag.shortest, self._lag.longest)
         self._fenced += [(due, completion) for completion in self._landed[seen:]]
         del self._landed[seen:]

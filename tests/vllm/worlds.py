@@ -55,6 +55,8 @@ class Lag:
 
     shortest: int = field(default=0, validator=validators.ge(0))
     longest: int = field(default=0, validator=validators.ge(0))
+    late_fences: bool = False
+    """Whether a copy that a step was to wait for is reported late, too, as where the device waits and the host goes on."""
 
 
 @frozen
