@@ -1,10 +1,10 @@
 """The stage of scenes under vLLM's real scheduler with our connector: what happens in a line, and what can be asked.
 
 Settings of a scene (`tests.behind.scenes`): a *model* of a set (*of*), or its *groups*, as in ``full:8/swa:4:9``; a *world*;
-*ahead*; *lag*, as in ``3`` or ``0-3``; any other field of `WorldSpec`; what a rig is told; *guesses*; how long vLLM keeps what
-is cached (*retention*); the first release that has what it is about (*since*), and the last one (*till*); all others are
-options of the connector. With *beside* another connector is there, too: what it does (`HABITS`), the steps that its copies
-take, and its other habits, as in ``between:5,fails:1``.
+*ahead*; *lag*, as in ``3`` or ``0-3``, and *late_fences*; any other field of `WorldSpec`; what a rig is told; *guesses*; how
+long vLLM keeps what is cached (*retention*); the first release that has what it is about (*since*), and the last one (*till*);
+all others are options of the connector. With *beside* another connector is there, too: what it does (`HABITS`), the steps that
+its copies take, and its other habits, as in ``between:5,fails:1``.
 
 A text is so many tokens, from a start: ``16``, ``16@5000``; parts are joined: ``12+8@900``.
 """
@@ -493,6 +493,8 @@ def _world_of(own: dict[str, str]) -> WorldSpec:
     if "lag" in own:
         shortest, _, longest = own.pop("lag").partition("-")
         world = evolve(world, lag=Lag(int(shortest), int(longest or shortest)))
+    if "late_fences" in own:
+        world = evolve(world, lag=evolve(world.lag, late_fences=read(own.pop("late_fences"))))
     if "ahead" in own:
         world = evolve(world, async_scheduling=read(own.pop("ahead")))
     world = evolve(world, **{key: read(own.pop(key)) for key in own.keys() & OF_WORLD})

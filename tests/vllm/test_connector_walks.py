@@ -89,6 +89,15 @@ small-budget-within-steps model=full ahead=yes seed=7 budget_tokens=4|12 choose=
     # one block or three: some hits load within the step, others between two
     walk; then side.shape.load_within_tokens == {budget_tokens}
     then flushes["within the step"] > 0 or {budget_tokens} == 4 or "max_jobs" in "{choose}"
+# --- waits on the device: what a step has waited for is reported some steps later
+late-fences model=* ahead=* seed=1|2 world_size=2 late_fences=yes
+    walk; then stored > 0
+late-fences-within-steps model=full|full_and_window ahead=* seed=1|2|3 world_size=2 sync_load_budget_bytes=1GiB late_fences=yes
+    walk; then flushes["within the step"] > 0
+late-fences-and-failing-copies model=* ahead=* seed=3|4 world_size=2 fails=load:0.2,store:0.2 late_fences=yes recompute=yes
+    walk; then ended["FAILED"] > 0
+late-fences-flushed-at-the-end model=full_and_window|all ahead=* seed=5|6 last_step=flush late_fences=yes
+    walk; then flushes["handed out"] > 0
 # --- workers that share the work in another way
 context-parallelism model=full ahead=* seed=3 world_size=4 num_gpu_blocks=14 fails=load:0.1,store:0.1
     with parallel=decode:2|decode:2,interleave:4|decode:4,interleave:2|prefill:2|decode:2,prefill:2
