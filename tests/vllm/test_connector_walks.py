@@ -133,6 +133,9 @@ beside-another-within-steps ahead=* seed=3 world_size=2 num_gpu_blocks=32 first=
 # --- prefixes that end inside a block
 tails since=33 world=tails of=tails model=full_and_state|two_of_each ahead=* seed=1|2|3|4|5|6 world_size=2
     walk 60; then loaded > 0
+preempted-once-and-loaded-before-a-reset since=33 world=tails of=tails model=two_of_each ahead=yes seed=3|5 world_size=2
+    # what was preempted once, and has loaded, is PREEMPTED to vLLM until it is scheduled, and keeps its blocks all the same
+    walk 60; then loaded > 0
 tails-and-other-choices since=33 world=tails of=tails model=full_and_state ahead=* seed=3
     with choose=prompt_only:yes|max_store_tokens:22,max_load_tokens:14|max_job_blocks:1,max_jobs:3,policy:arc
     walk 60; then stored > 0 and side.shape.geometry.tail_tokens is not None

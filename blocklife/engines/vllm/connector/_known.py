@@ -155,7 +155,12 @@ class KnownRequests:
         self.requests.step_back(tracked)
 
     def hear_of_preemptions(self) -> None:
-        """Notice preemptions by a reset, which vLLM reports only with the next step; until then outputs do not count."""
+        """Notice preemptions by a reset, which vLLM reports only with the next step; until then outputs do not count.
+
+        What was preempted once is PREEMPTED to vLLM again when its content has come, until it is scheduled: it has its blocks.
+        """
         for tracked in self.requests.by_id.values():
-            if tracked.request.status.name == "PREEMPTED" and self.offload.requests.is_running(tracked.name):
+            if tracked.request.status.name != "PREEMPTED" or self.requests.has_come(tracked):
+                continue
+            if self.offload.requests.is_running(tracked.name):
                 self.preempt(tracked)

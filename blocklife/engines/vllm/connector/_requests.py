@@ -117,9 +117,16 @@ class ConnectorRequests:
 
     def schedule(self, tracked: ConnectorRequest) -> None:
         """vLLM schedules a request."""
-        if tracked.arrival.state in self._lists:
+        if self.has_come(tracked):
             tracked.arrival.schedule()
             self._list(tracked)
+
+    def has_come(self, tracked: ConnectorRequest) -> bool:
+        """Whether vLLM has not scheduled a request since its content came, was lost, or was left to another connector.
+
+        It has its blocks then.
+        """
+        return tracked.arrival.state in self._lists
 
     def step_back(self, tracked: ConnectorRequest) -> None:
         """vLLM has taken the blocks of a request back."""
