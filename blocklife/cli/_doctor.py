@@ -297,6 +297,69 @@ def _copier_torch(device: str) -> str:
     return f"{content.nbytes:,} bytes between {device} tensors and host memory and back, compared"
 
 
+_TAKEN_BYTES = 64 << 20
+"""Bytes of host memory that are taken to say how long more would take; each processor that writes it gets some."""
+
+
+def _host_memory() -> str:
+    """What a host tier can have here, and what its start would take."""
+    import torch
+
+    from blocklife.copiers.torch import HostMemory
+    from blocklife.copiers.torch._memory import available_bytes
+    from blocklife.copiers.torch._touching import THREADS_MAX, processors_near
+
+    pinned = torch.cuda.is_available()
+    near = torch.device("cuda", torch.cuda.current_device()) if pinned else None
+    processors = sorted(processors_near(near))
+    threads = min(len(processors), THREADS_MAX)
+    begin = time.perf_counter()
+    HostMemory(1 << 20, _TAKEN_BYTES * threads >> 20, pinned=pinned, near=near).close()
+    rate = _TAKEN_BYTES * threads / (time.perf_counter() - begin)
+    available = available_bytes()
+    parts = [
+        "available: " + ("nobody says" if available is None else f"{available / 2**30:.1f} GiB"),
+        f"{rate / 2**30:.1f} GiB a second {'pinned' if pinned else 'taken, not pinned'}, by {threads} threads"
+        + (f" on the processors {told_of_numbers(processors)} near the GPU" if pinned else ""),
+        f"100 GiB would take {100 * 2**30 / rate:.0f} s",
+        f"huge pages: {_chosen(Path('/sys/kernel/mm/transparent_hugepage/enabled'))}",
+        f"locked at most: {_lock_limit()}",
+    ]
+    with contextlib.suppress(OSError):
+        shared = os.statvfs("/dev/shm")
+        parts.append(f"/dev/shm: {shared.f_bavail * shared.f_frsize / 2**30:.1f} GiB free")
+    return "; ".join(parts)
+
+
+def told_of_numbers(numbers: Sequence[int]) -> str:
+    """Ascending numbers as Linux writes them: ``0-3,8``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _chosen(setting: Path) -> str:
+    """What a file of Linux says that marks its choice with brackets."""
+    with contextlib.suppress(OSError, IndexError):
+        return setting.read_text().split("[")[1].split("]")[0]
+    return "nobody says"
+
+
+def _lock_limit() -> str:
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return (
+        "no limit"
+        if most == resource.RLIM_INFINITY
+        else f"{most / 2**20:,.1f} MiB (ulimit -l; CUDA's own locking may ignore it)"
+    )
+
+
 def _movers() -> str:
     """How the cuda copier moves bytes on this machine: each mover that is named has carried some there and back."""
     import torch
@@ -401,6 +464,7 @@ CHECKS: Sequence[Check] = (
     Check("copier cpu", _copier_cpu, _WORKS),
     Check("copier torch", lambda: _copier_torch("cpu"), _WORKS, needs="torch"),
     Check("copier cuda", lambda: _copier_torch("cuda"), _WORKS, needs="torch", needs_gpu="not tried: no GPU"),
+    Check("host memory", _host_memory, _WORKS, needs="torch"),
     Check("movers", _movers, _WORKS, needs="torch", needs_gpu="not tried: no GPU"),
     Check("ranks", _ranks, needs="torch"),
     Check("store mooncake", _mooncake, needs="mooncake"),

@@ -29,7 +29,7 @@ from blocklife.ledger.records import Completion, Worker
 
 NAMES = [
     "python", "platform", "blocklife", "core", "numpy", "torch", "drawing", "copier cpu", "copier torch", "copier cuda",
-    "movers", "ranks", "store mooncake", "gpu", "link",
+    "host memory", "movers", "ranks", "store mooncake", "gpu", "link",
 ]  # fmt: skip
 
 VLLM = "engines.vllm.connector._scheduler"
@@ -286,3 +286,22 @@ def test_movers_that_do_not_work_are_told_with_their_reason() -> None:
 
     assert told_of_movers(("kernel", "batch", "slices"), {}) == "kernel, batch, slices"
     assert told_of_movers(("slices",), left_out) == f"slices; {without}"
+
+
+# --- host memory --------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_says_what_host_memory_takes() -> None:
+    """Some of it was taken; nobody is told of processors near a GPU where there is none."""
+    torch = pytest.importorskip("torch")
+    made = Check("host memory", doctor._host_memory, doctor.CheckOutcome.WORKS, needs="torch").made()
+
+    assert made.verdict is doctor.CheckOutcome.WORKS, made.says
+    for part in ("available: ", "GiB a second", "100 GiB would take", "huge pages: ", "locked at most: "):
+        assert part in made.says
+    assert ("near the GPU" in made.says) == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([0, 1], "0-1"), ([0, 1, 2, 3, 8, 10, 11], "0-3,8,10-11")])
+def test_numbers_are_told_as_linux_writes_them(numbers: list[int], text: str) -> None:
+    assert doctor.told_of_numbers(numbers) == text
