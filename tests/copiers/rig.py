@@ -10,7 +10,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from blocklife.copiers import Copier, CpuCopier, FaultRates, FaultyCopier
-from blocklife.copiers.torch import KvCache, TorchCopier
+from blocklife.copiers.torch import KvCache, Sharing, TorchCopier
 from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
@@ -29,6 +29,7 @@ class Rows:
     rows: torch.Tensor
     pinned: bool = False
     lock_places: int = 1 << 40
+    shared: Sharing | None = None
 
     def close(self) -> None:
         """Nothing to give back."""

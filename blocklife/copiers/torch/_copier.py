@@ -235,8 +235,8 @@ class TorchCopier:
         self._counts.num_launched += 1
         order, use, stream = self._counts.num_launched, _USE[direction], self._streams[_USE[direction]]
         try:
-            blocks, places = self._layout.ends(transfer)
-            pages = self._layout.pages(transfer, blocks, places)
+            blocks, places, group_sizes = self._layout.own_part(transfer)
+            pages = self._layout.pages(transfer, blocks, places, group_sizes)
             for event in self._order.before(use, blocks, places):
                 stream.wait(event)
         except Exception as error:  # no byte was queued: it has failed, and is quiet
@@ -244,7 +244,8 @@ class TorchCopier:
             return
         why, launched, timer = "", self._clock(), self._started(stream)
         try:
-            stream.copy(pages, direction)
+            if len(pages):  # of a store into shared memory others may have all to do
+                stream.copy(pages, direction)
         except Exception as error:  # some of it may be under way
             why = f"job {job}: {error!r}"
         timer = self._stopped(timer, stream)

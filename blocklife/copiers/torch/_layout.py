@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from blocklife.copiers.torch._shared import Sharing
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction, Ids, Transfer
 
@@ -40,6 +41,11 @@ class HostRows(Protocol):
     @property
     def lock_places(self) -> int:
         """How many rows are page-locked together: no copy may reach from one such part into the next."""
+        ...
+
+    @property
+    def shared(self) -> Sharing | None:
+        """The ranks of this machine that have it together; None where it is one's alone."""
         ...
 
     def close(self) -> None:
@@ -105,7 +111,7 @@ class CopyLayout:
 
     def __init__(self, cache: KvCache, host: HostRows) -> None:
         self.cache = cache
-        self.rows, self.lock_places = host.rows, host.lock_places
+        self.rows, self.lock_places, self._shared = host.rows, host.lock_places, host.shared
         self.num_places = len(self.rows)
         fits = self.rows.dtype == torch.uint8 and tuple(self.rows.shape) == (self.num_places, cache.row_bytes)
         if not fits or not self.rows.is_contiguous() or self.rows.device.type != "cpu":
@@ -134,11 +140,20 @@ class CopyLayout:
             raise ValueError(f"{len(transfer.group_sizes)} groups, and the cache has {self.cache.num_groups}")
         return blocks, places
 
-    def pages(self, transfer: Transfer, blocks: Ids, places: Ids) -> Pages:
-        """The runs of a transfer with these `ends`, as few as possible."""
+    def own_part(self, transfer: Transfer) -> tuple[Ids, Ids, tuple[int, ...]]:
+        """The `ends` that this rank moves, and how many are of each group: of a store only the places that this rank writes."""
+        blocks, places = self.ends(transfer)
+        if self._shared is None or transfer.direction is not Direction.STORE:
+            return blocks, places, transfer.group_sizes
+        mine = self._shared.writes_places(places)
+        sizes = tuple(int(part.sum()) for part in np.split(mine, np.cumsum(transfer.group_sizes)[:-1]))
+        return blocks[mine], places[mine], sizes
+
+    def pages(self, transfer: Transfer, blocks: Ids, places: Ids, group_sizes: Sequence[int] = ()) -> Pages:
+        """The runs of a transfer with these `ends`, or with part of them, so many of each group; as few as possible."""
         found: list[tuple[Ids, Ids, Ids, Ids]] = []
         start = 0
-        for size, alike in zip(transfer.group_sizes, self._alike, strict=False):
+        for size, alike in zip(group_sizes or transfer.group_sizes, self._alike, strict=False):
             if size:
                 ids = _sorted_by_place(blocks[start : start + size], places[start : start + size])
                 found += ((layers, *self._runs(*ids, page, pitch)) for layers, page, pitch in alike)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
+from blocklife.copiers.torch._shared import HEAD_BYTES, SharedRegion, Sharing
 from blocklife.copiers.torch._touching import Bytes, processors_near, touch
 from blocklife.errors import CapacityError, MisuseError
 
@@ -51,17 +53,19 @@ class HostMemory:
         *,
         pinned: bool,
         near: torch.device | None = None,
+        shared: Sharing | None = None,
         sharers: int = 1,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         """Allocate the memory; *progress* is called with the bytes that are ready, and the total.
 
-        *near*: the device that copies to and from it; the memory is taken on that device's own node.
+        *shared*: the ranks of this machine that have it together; each of them makes one, with the same sizes, and takes a part
+        of the pages. *near*: the device that copies to and from it; the memory is taken on that device's own node.
         *sharers*: processes of this machine that allocate as much at the same time, this one included. None of them sees in
         what is available what the others are about to take.
 
         Refuses: `CapacityError` with both numbers for more than is available, or more for all sharers than the machine has;
-        `MisuseError` for sizes below 1, and for pinned memory without a CUDA device.
+        `MisuseError` for sizes below 1, for pinned memory without a CUDA device, and for shared memory of somebody else.
         """
         self.row_bytes = row_bytes
         self.num_places = num_places
@@ -69,6 +73,9 @@ class HostMemory:
         self.lock_places = places_per_lock(row_bytes, num_places)
         """How many rows are page-locked together, if any are: no copy may reach from one such part into the next."""
         self._processors = processors_near(near)
+        self.shared = shared
+        """The ranks that have it together; None where it is this one's alone."""
+        self._region: SharedRegion | None = None
         # Invariant: `_locked` are the addresses of the parts that are page-locked, of the memory that `_mapping` has.
         self._mapping: mmap.mmap | None = None
         self._rows: torch.Tensor | None = None
@@ -78,7 +85,7 @@ class HostMemory:
         if pinned and not torch.cuda.is_available():
             raise MisuseError("host memory: only CUDA can pin it, and torch sees no CUDA device (give pinned=False)")
         available = available_bytes()
-        if available is not None and self.nbytes > available:
+        if available is not None and self.nbytes // (1 if shared is None else shared.num_ranks) > available:
             raise self._too_much(f"{available:,} are available")
         has = machine_bytes() if sharers > 1 else None
         if has is not None and self.nbytes * sharers > has:
@@ -110,6 +117,9 @@ class HostMemory:
         if mapping is not None:
             with suppress(BufferError):  # a tensor of it is still alive: the memory is freed with the last one
                 mapping.close()
+        region, self._region = self._region, None
+        if region is not None:
+            region.leave()
 
     def __enter__(self) -> HostMemory:
         return self
@@ -122,23 +132,41 @@ class HostMemory:
         return f"<HostMemory {kind}: {self.num_places:,} places of {self.row_bytes:,} bytes, {self.nbytes:,} bytes>"
 
     def _allocate(self, progress: Callable[[int, int], None]) -> None:
-        done = 0
+        done, region = 0, None
+        total = self.nbytes // (1 if self.shared is None else self.shared.num_ranks)
         try:
-            self._mapping = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if self.shared is None:
+                self._mapping = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            else:
+                region = self._region = SharedRegion(self.shared, self.row_bytes, self.num_places)
+                self._mapping = mmap.mmap(region.descriptor, region.nbytes)
             if self.pinned:
                 self._mapping.madvise(mmap.MADV_DONTFORK)
-            content: Bytes = np.frombuffer(self._mapping, dtype=np.uint8)
+            content: Bytes = np.frombuffer(self._mapping, dtype=np.uint8)[-self.nbytes :]
             step = self.lock_places * self.row_bytes
             for begin in range(0, self.nbytes, step):
                 part = content[begin : begin + step]
-                for slab in touch(part, self._processors):
+                for slab in self._touched(part, begin):
                     done += slab
-                    progress(done, self.nbytes)
+                    progress(min(done, total), total)
                 if self.pinned:
                     self._lock(part.ctypes.data, len(part), begin)
+            if region is not None:
+                region.close()
         except (OSError, OverflowError, ValueError) as problem:
             raise self._too_much(f"the system gave {done:,}: {problem}") from problem
         self._rows = torch.from_numpy(content).view(self.num_places, self.row_bytes)
+
+    def _touched(self, part: Bytes, begin: int) -> Iterator[int]:
+        """Get the pages of a part, or this rank's share of them; the others get theirs, or the lock does."""
+        region, shared = self._region, self.shared
+        if region is None or shared is None:
+            return touch(part, self._processors)
+
+        def reserve(at: int, nbytes: int) -> None:
+            os.posix_fallocate(region.descriptor, HEAD_BYTES + begin + at, nbytes)
+
+        return touch(part, self._processors, (shared.rank, shared.num_ranks), reserve)
 
     def _lock(self, where: int, nbytes: int, before: int) -> None:
         if trouble := _lock(where, nbytes):

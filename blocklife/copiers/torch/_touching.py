@@ -15,7 +15,7 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -41,15 +41,31 @@ _ABSENT = frozenset({errno.EINVAL, errno.ENOSYS, errno.EPERM})
 """What a system answers that has no such call, or does not allow it."""
 
 
-def touch(content: Bytes, processors: frozenset[int]) -> Iterator[int]:
+def touch(
+    content: Bytes,
+    processors: frozenset[int],
+    turn: tuple[int, int] = (0, 1),
+    reserve: Callable[[int, int], object] = lambda _begin, _nbytes: None,
+) -> Iterator[int]:
     """Get the pages of memory that nobody has written yet, on these processors; gives the bytes of each slab, in order.
+
+    *turn*: which of how many processes this is that share the memory; each gets its part. *reserve* is called first for each
+    slab, with its offset and its bytes, and raises OSError where the system would otherwise end a process that writes.
 
     Raises OSError if the system has no more memory. If the caller stops half-way, so do the threads.
     """
-    slabs = [content[begin : begin + SLAB_BYTES] for begin in range(0, len(content), SLAB_BYTES)]
-    threads = ThreadPoolExecutor(min(len(slabs), len(processors), THREADS_MAX), "blocklife-touch", _run_on, (processors,))
+    begins = range(turn[0] * SLAB_BYTES, len(content), turn[1] * SLAB_BYTES)
+    if not begins:
+        return
+
+    def get(begin: int) -> int:
+        slab = content[begin : begin + SLAB_BYTES]
+        reserve(begin, len(slab))
+        return _get(slab)
+
+    threads = ThreadPoolExecutor(min(len(begins), len(processors), THREADS_MAX), "blocklife-touch", _run_on, (processors,))
     try:
-        yield from threads.map(_get, slabs)
+        yield from threads.map(get, begins)
     finally:
         threads.shutdown(cancel_futures=True)
 

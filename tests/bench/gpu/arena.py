@@ -75,6 +75,7 @@ class Rows:
     rows: torch.Tensor
     pinned: bool
     lock_places: int
+    shared: None = None
 
     def close(self) -> None:
         """The buffers are somebody else's."""
