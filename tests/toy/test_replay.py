@@ -427,7 +427,7 @@ def epochs_stand_still(patch: Patch) -> None:
 
 def nobody_waits(patch: Patch) -> None:
     """A flush is ordered and not waited for."""
-    patch.setattr(Executor, "wait", lambda _, jobs: None)
+    patch.setattr(Executor, "_stop_for", lambda _, jobs, *, queued: None)
 
 
 def half_is_enough(patch: Patch) -> None:
