@@ -37,6 +37,7 @@ LONG := tests/both_ways $(addprefix tests/proof/test_,ledger_world.py mutants.py
     a_missing_line_without_sizes_or_it_has_no_consequence) \
   tests/recording/test_lives.py::test_lives_end_where_the_ledger_stands \
   tests/copiers/test_distributed.py::test_ranks_replay_under_torchrun \
+  tests/copiers/test_shared.py::test_ranks_that_are_killed_at_any_moment_leave_nothing_behind \
   $(addprefix tests/proof/test_promela.py::test_spin_counts_the_states_,that_the_explorer_counts of_the_other_worlds) \
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
