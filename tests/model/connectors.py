@@ -128,4 +128,5 @@ class TestedConnector(BlocklifeConnector):
             return step
         plan = step.plans[-1]
         stores = evolve(plan, loads=(), flushes=())
-        return evolve(step, plans=(*step.plans[:-1], stores, evolve(plan, stores=())))
+        waited = (*plan.flushes, *(store.job for store in plan.stores))  # what a step waits for is launched ahead
+        return evolve(step, plans=(*step.plans[:-1], stores, evolve(plan, stores=(), flushes=waited)))
