@@ -144,6 +144,20 @@ def test_a_launch_that_raises_is_a_failed_job_and_its_places_stay_busy() -> None
     assert [(each.job, each.result) for each in rig.poll()] == [(first, Result.FAILED), (second, Result.OK)]
 
 
+def test_a_wait_for_a_later_job_does_not_make_a_failed_one_good() -> None:
+    """The event of the later job stands for both, and only the earlier one's own event knows that its copy was not whole."""
+    launcher = lazy()
+    rig = Rig(launcher=launcher)
+    rig.device.named("store").refuses = {"copy"}
+    first = rig.launch(STORE, [1, 2], [1, 2])
+    launcher.close()
+    rig.device.named("store").refuses = set()
+    second = rig.launch(STORE, [3], [3])
+    rig.copier.wait([second])
+
+    assert [(each.job, each.result) for each in rig.poll()] == [(first, Result.FAILED), (second, Result.OK)]
+
+
 def test_nothing_moves_behind_a_mark_that_was_not_made() -> None:
     """The store's event was refused: a load into its block would wait for nothing, so it moves nothing and fails."""
     launcher = lazy()

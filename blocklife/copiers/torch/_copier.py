@@ -282,6 +282,8 @@ class TorchCopier:
             reach = max((count for count, share in enumerate(queue, 1) if share.job in wanted), default=0)
             if reach:
                 self._prove(queue[reach - 1])
+                for share in islice(queue, reach):  # each event knows what became of its own copy
+                    self._has_passed(share)
                 self._report_quiet(direction, reach)
 
     def busy(self) -> bool:
@@ -337,23 +339,27 @@ class TorchCopier:
         """Settle what the events of one direction prove, and find what is overdue."""
         queue, quiet = self._queues[direction], 0
         for count, share in enumerate(queue, 1):
-            event = share.mark.event
-            try:
-                if event is None:
-                    continue  # a later event of this direction may stand for it
-                if not event.query():
-                    break
-            except Exception as error:
-                share.mark.error = repr(error)
-                self._suspect(share, share.mark.error)
-                continue
-            quiet = count
+            passed = self._has_passed(share)
+            if passed is False:
+                break
+            quiet = count if passed else quiet
         self._report_quiet(direction, quiet)
         now = self._clock()
         for share in queue:
             if now < share.due:
                 break
             self._suspect(share, f"not over after {self._deadline_s:g} s")
+
+    def _has_passed(self, share: _GpuShare) -> bool | None:
+        """Whether the event of a share has passed; None if it cannot tell: a later one of its direction may stand for it."""
+        if share.mark.event is None:
+            return None
+        try:
+            return share.mark.event.query()
+        except Exception as error:
+            share.mark.error = repr(error)
+            self._suspect(share, share.mark.error)
+            return None
 
     def _suspect(self, share: _GpuShare, why: str) -> None:
         share.why = share.why or f"job {share.job}: {why}"
