@@ -318,7 +318,7 @@ def _host_memory() -> str:
     rate = _TAKEN_BYTES * threads / (time.perf_counter() - begin)
     available = available_bytes()
     parts = [
-        "available: " + ("nobody says" if available is None else f"{available / 2**30:.1f} GiB"),
+        "available: " + ("unknown" if available is None else f"{available / 2**30:.1f} GiB"),
         f"{rate / 2**30:.1f} GiB a second {'pinned' if pinned else 'taken, not pinned'}, by {threads} threads"
         + (f" on the processors {told_of_numbers(processors)} near the GPU" if pinned else ""),
         f"100 GiB would take {100 * 2**30 / rate:.0f} s",
@@ -346,7 +346,7 @@ def _chosen(setting: Path) -> str:
     """What a file of Linux says that marks its choice with brackets."""
     with contextlib.suppress(OSError, IndexError):
         return setting.read_text().split("[")[1].split("]")[0]
-    return "nobody says"
+    return "unknown"
 
 
 def _lock_limit() -> str:

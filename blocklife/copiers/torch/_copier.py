@@ -48,7 +48,7 @@ _USE = {Direction.STORE: Use.STORE, Direction.LOAD: Use.LOAD}
 class _Covered(enum.Enum):
     """What the newest mark of the engine's work covers."""
 
-    NOTHING = "nothing: there is none, or the device refused it"
+    NOTHING = "nothing: no mark was made, or the device refused to make it"
     BEFORE_FORWARD = "all that was queued before the forward pass that is being queued now"
     ALL = "all that the engine has queued"
 

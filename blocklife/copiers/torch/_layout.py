@@ -145,7 +145,7 @@ class CopyLayout:
         blocks, places = self.ends(transfer)
         if self._shared is None or transfer.direction is not Direction.STORE:
             return blocks, places, transfer.group_sizes
-        mine = self._shared.writes_places(places)
+        mine = self._shared.writes(places)
         sizes = tuple(int(part.sum()) for part in np.split(mine, np.cumsum(transfer.group_sizes)[:-1]))
         return blocks[mine], places[mine], sizes
 

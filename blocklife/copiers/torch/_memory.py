@@ -120,6 +120,7 @@ class HostMemory:
         region, self._region = self._region, None
         if region is not None:
             region.leave()
+            region.close()
 
     def __enter__(self) -> HostMemory:
         return self

@@ -63,18 +63,14 @@ class Sharing:
         if self.rank >= self.num_ranks:
             raise MisuseError(f"sharing {self.name}: there is no rank {self.rank} among {self.num_ranks}")
 
-    def writes(self, slots: Ids) -> NDArray[np.bool_]:
-        """Of each slot, whether this rank writes it."""
-        mine: NDArray[np.bool_] = slots % self.num_ranks == self.rank
-        return mine
-
-    def writes_places(self, places: Ids) -> NDArray[np.bool_]:
+    def writes(self, places: Ids) -> NDArray[np.bool_]:
         """Of each place, whether this rank writes it."""
-        return self.writes(places // self.places_per_slot)
+        mine: NDArray[np.bool_] = places // self.places_per_slot % self.num_ranks == self.rank
+        return mine
 
 
 class SharedRegion:
-    """The region of one rank, attached. Close it when nothing maps it any more, or at once after mapping `descriptor`."""
+    """The region of one rank, attached. `close` gives up the file, which may be mapped by then; `leave` gives up the region."""
 
     def __init__(self, sharing: Sharing, row_bytes: int, num_places: int, *, shm: Path = SHM) -> None:
         """Attach, or create the region and attach.
