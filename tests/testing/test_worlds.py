@@ -10,16 +10,19 @@ import contextlib
 import io
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import attrs
+import numpy as np
 import pytest
 from attrs import evolve
+from numpy.typing import NDArray
 
+from blocklife.copiers._sharing import Sharing
 from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract
@@ -37,6 +40,7 @@ from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing import Action, Counterexample, Faults, Verdict, World, WorldSettings, explore, pinned_world
 from blocklife.testing.worlds._actions import FAULT_DOCS
+from blocklife.testing.worlds._device import CopyOrder
 from blocklife.testing.worlds._engine import USUAL, Engine, Settings
 from blocklife.testing.worlds._format import (
     PYTHON_IMPORTS,
@@ -371,6 +375,28 @@ def test_drafter_beside_states_holds_where_hits_load() -> None:
     assert taken >= {"WAITING --plan_load--> LOADING", "LOADING --loaded--> RUNNING", "LOADING --load_failed--> WAITING"}
 
 
+# --- host memory that workers have together ---------------------------------------------------------------------------------
+
+
+def all_write(_self: Sharing, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Every worker writes every slot."""
+    return slots >= 0
+
+
+def none_writes(self: Sharing, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The first slot has no writer."""
+    return writes(self, slots) & (slots > 0)
+
+
+def in_its_part(_self: CopyOrder, positions: Iterable[int]) -> tuple[int, ...]:
+    """What a worker has not brought is counted in what it was to bring."""
+    return tuple(positions)
+
+
+writes = Sharing.writes_slots
+
+# --- planted bugs -----------------------------------------------------------------------------------------------------------
+
 NO_LIMIT = {"if boundary > known + ahead and self._policies.state_drafts:": "if False:"}
 ALL_STATES = {"if self.scheduler.policies.state_drafts:": "if False:"}
 Change: TypeAlias = "tuple[object, str, object]"
@@ -416,6 +442,9 @@ BUGS: dict[str, tuple[str | WorldSettings, str, tuple[Change, ...]]] = {
         "lawful",
         ((TokenProgress, "blocks_of", {" and count > self.most_states": "", "return self.most_states": "return 1"}),),
     ),
+    "two workers write one slot": ("shared-host", "I1", ((Sharing, "writes_slots", all_write),)),
+    "nobody writes a slot": ("shared-host", "I6", ((Sharing, "writes_slots", none_writes),)),
+    "the wrong slot counts as missing": ("shared-below", "I6", ((CopyOrder, "missing", in_its_part),)),
 }
 """Of each bug a world, the rule that it breaks there (empty: any), and how it is planted."""
 

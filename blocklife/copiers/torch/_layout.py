@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
-from blocklife.copiers.torch._shared import Sharing
+from blocklife.copiers._sharing import Sharing
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction, Ids, Transfer
 

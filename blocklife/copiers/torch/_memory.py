@@ -29,7 +29,8 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from blocklife.copiers.torch._shared import HEAD_BYTES, SharedRegion, Sharing
+from blocklife.copiers._sharing import Sharing
+from blocklife.copiers.torch._shared import HEAD_BYTES, SharedRegion
 from blocklife.copiers.torch._touching import Bytes, processors_near, touch
 from blocklife.errors import CapacityError, MisuseError
 

@@ -21,19 +21,14 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from attrs import field, frozen, validators
-from numpy.typing import NDArray
-
+from blocklife.copiers._sharing import RANKS_MOST, Sharing
 from blocklife.errors import CapacityError, MisuseError
-from blocklife.ledger.records import Ids
 
 SHM = Path("/dev/shm")
 """Where the system keeps what is shared."""
 PREFIX = "blocklife-"
 HEAD_BYTES = mmap.PAGESIZE
 """The page before the rows."""
-RANKS_MOST = 128
 
 _MAGIC = b"blkshare"
 _FIELDS = struct.Struct("<8sIIQQ")
@@ -42,31 +37,6 @@ _PROCESS = struct.Struct("<QQ")
 """A process that has attached, and when it started; zeros for none."""
 _VERSION = 1
 _TRIES = 100
-
-
-@frozen
-class Sharing:
-    """One of several ranks of a machine that hold the same content, so that host memory keeps it once.
-
-    Each place has one rank that writes it; all of them read it.
-    """
-
-    name: str = field(validator=validators.matches_re(r"[A-Za-z0-9_.-]{1,200}"))
-    """Of the region: the same for all of these ranks, and for nobody else on the machine."""
-    rank: int = field(validator=validators.ge(0))
-    """Among those that share, from 0."""
-    num_ranks: int = field(validator=[validators.ge(1), validators.le(RANKS_MOST)])
-    places_per_slot: int = field(default=1, validator=validators.ge(1))
-    """The blocks of a chunk: the places of a slot have one writer."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.rank >= self.num_ranks:
-            raise MisuseError(f"sharing {self.name}: there is no rank {self.rank} among {self.num_ranks}")
-
-    def writes(self, places: Ids) -> NDArray[np.bool_]:
-        """Of each place, whether this rank writes it."""
-        mine: NDArray[np.bool_] = places // self.places_per_slot % self.num_ranks == self.rank
-        return mine
 
 
 class SharedRegion:

@@ -19,20 +19,28 @@ the first.
 Content is any hashable value; None is garbage. A forward pass has to find what equals what it wants, or what ``agrees`` takes
 for it. A target is garbage from the launch of the copy on, and stays garbage if the copy fails. A copy reads its sources at
 launch; a source that changes before it lands is a fault.
+
+With *shared*, the workers have host memory and the store below together. A worker then writes the places that are its own, and
+sends them to the store; of the rest of such a copy it moves nothing, and its share lands all the same.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 from attrs import define, field, frozen
+from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
 
 Content: TypeAlias = Hashable
 """What a place holds: any value that can be compared. None is garbage."""
+Writes: TypeAlias = "Callable[[NDArray[np.int64]], NDArray[np.bool_]]"
+"""Of each host place, whether a worker writes it."""
 
 
 class DeviceFault(Exception):  # noqa: N818 - it reports a finding, not an error of the caller
@@ -57,6 +65,20 @@ class CopyOrder(NamedTuple):
     """How many of them belong to each group."""
     below: bool = False
     """Whether entries of the store below stand where blocks stand otherwise."""
+    part: tuple[int, ...] | None = None
+    """The positions that this is of a larger order, if it is one worker's part of it."""
+
+    def of(self, writes: Writes) -> CopyOrder:
+        """What one worker moves of it: all of a load, and else the places that it writes."""
+        if not self.stores and not self.below:
+            return self
+        mine = writes(np.array(self.places, np.int64))
+        source, target = (tuple(compress(side, mine)) for side in (self.source, self.target))
+        return self._replace(source=source, target=target, part=tuple(np.flatnonzero(mine).tolist()))
+
+    def missing(self, positions: Iterable[int]) -> tuple[int, ...]:
+        """These positions, counted in the whole order."""
+        return tuple(positions if self.part is None else [self.part[each] for each in positions])
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -146,15 +168,17 @@ class Worker:
     agrees: Callable[[Content, Content], bool] = operator.eq
     """Whether a block holds what a forward pass has to find."""
 
-    def launch(self, order: CopyOrder, *, events: bool) -> None:
-        """Start a copy; with *events* it waits for the running forward passes."""
+    def launch(self, order: CopyOrder, *, events: bool, beside: Iterable[Running] = ()) -> None:
+        """Start a copy; with *events* it waits for the running forward passes. *beside*: others' copies at its places."""
         who = f"worker {self.rank}: copy {order.job}"
         if order.job in self.copies:
             raise DeviceFault("I5", f"{who} is launched twice")
         for other in self.copies.values():
-            blocks, places = set(order.blocks) & set(other.order.blocks), set(order.places) & set(other.order.places)
+            blocks = set(order.blocks) & set(other.order.blocks)
             if blocks and not (order.stores and other.order.stores):
                 raise DeviceFault("I1", f"{who} overlaps copy {other.order.job} on block {min(blocks)}")
+        for other in (*self.copies.values(), *beside):
+            places = set(order.places) & set(other.order.places)
             if places and (order.stores or other.order.stores):
                 raise DeviceFault("I1", f"{who} overlaps copy {other.order.job} on host place {min(places)}")
         for plan, touched in () if events else self.passes.items():
@@ -210,13 +234,13 @@ class Worker:
                     f"worker {self.rank}: copy {job} read place {place} while it changed from {said(was)} to {said(now)}",
                 )
         if refused:
-            return Landing(job, self.rank, ok, tuple(range(len(order.target))))
+            return Landing(job, self.rank, ok, order.missing(range(len(order.target))))
         for place, content in zip(order.target, running.reads, strict=True):
             if ok or not order.below or order.stores:
                 target[place] = content if ok else None
         if not (ok and from_below and None in running.reads):
             return Landing(job, self.rank, ok)
-        return Landing(job, self.rank, ok, tuple([at for at, content in enumerate(running.reads) if content is None]))
+        return Landing(job, self.rank, ok, order.missing([at for at, content in enumerate(running.reads) if content is None]))
 
     def _sides(self, order: CopyOrder) -> tuple[list[Content], list[Content]]:
         near = self.below if order.below else self.blocks
@@ -269,7 +293,7 @@ class DeviceNames:
         if not order.below:
             near = tuple([self.blocks[each] for each in near])
         source, target = (near, far) if order.stores else (far, near)
-        return CopyOrder(self.jobs[order.job], order.stores, source, target, order.sizes, order.below)
+        return order._replace(job=self.jobs[order.job], source=source, target=target)
 
     def touched(self, touched: Touched) -> Touched:
         """The same blocks under other names."""
@@ -288,13 +312,17 @@ class Device:
         events: bool = True,
         num_entries: int = 0,
         agrees: Callable[[Content, Content], bool] = operator.eq,
+        shared: Sequence[Writes] = (),
     ) -> None:
+        """*shared*: for each worker which places it writes, if they have host memory together."""
         if num_blocks < 1 or num_places < 1 or num_workers < 1:
             raise MisuseError(f"a device has blocks, places and workers, not {num_blocks}, {num_places} and {num_workers}")
+        self.shared = shared
         self.workers = [
             Worker(rank, [None] * num_blocks, [None] * num_places, below=[None] * num_entries, agrees=agrees)
             for rank in range(num_workers)
         ]
+        self._share()
         self.events = events
         """Whether copies wait for the forward passes before them."""
         self.awaited: dict[int, None] = {}
@@ -348,8 +376,17 @@ class Device:
             worker.held_back = list(orders.stores)
         return landed
 
+    def _share(self) -> None:
+        """Let all workers have the host memory, and the store below, of the first."""
+        for worker in self.workers if self.shared else ():
+            worker.places, worker.below = self.workers[0].places, self.workers[0].below
+
     def _launch(self, worker: Worker, order: CopyOrder) -> None:
-        worker.launch(order, events=self.events)
+        beside: list[Running] = []
+        if self.shared:
+            order = order.of(self.shared[worker.rank])
+            beside = [running for other in self.workers if other is not worker for running in other.copies.values()]
+        worker.launch(order, events=self.events, beside=beside)
         self.begun[order.job, worker.rank] = None
 
     def take_begun(self) -> list[tuple[int, int]]:
@@ -397,6 +434,8 @@ class Device:
         """Lose a worker, with everything that ran there and all its memory."""
         gone = self.workers[rank]
         self.workers[rank] = Worker(rank, [None] * len(gone.blocks), [None] * len(gone.places), below=gone.below, lost=True)
+        if self.shared:  # the others still have it
+            self.workers[rank].places = gone.places
 
     def regain(self, rank: int) -> None:
         """Bring a worker back, with empty memory."""
@@ -458,6 +497,7 @@ class Device:
             worker.lost = saved.lost
             worker.below = list(saved.below)
             worker.void = set(saved.void)
+        self._share()
         self.awaited = dict.fromkeys(frozen_device.awaited)
         self.begun = dict.fromkeys(frozen_device.begun)
 
@@ -504,14 +544,20 @@ class DeviceMemo:
         return found
 
 
-def renamed(frozen_device: FrozenDevice, names: DeviceNames, readable: Iterable[int], filled: Iterable[int]) -> FrozenDevice:
+def renamed(
+    frozen_device: FrozenDevice, names: DeviceNames, readable: Iterable[int], filled: Iterable[int], *, shared: bool = False
+) -> FrozenDevice:
     """The same device under other names. Only the content of *readable* blocks and *filled* places (new names) is kept.
 
     The sources of copies are kept, too; everything else becomes garbage, so that a read of it is noticed.
 
-    The copies of a worker are sorted by name: nothing depends on the order of their launches.
+    The copies of a worker are sorted by name: nothing depends on the order of their launches. With *shared* host memory, what
+    one worker's copy reads there is kept for all.
     """
     kept, full = frozenset(readable), frozenset(filled)
+    if shared:
+        orders = [order for worker in frozen_device.workers for order, _, _ in worker.copies if not order.stores]
+        full = full.union(names.places[place] for order in orders for place in order.source)
     workers = []
     for worker in frozen_device.workers:
         copies: tuple[tuple[CopyOrder, tuple[Content, ...], bool], ...] = ()

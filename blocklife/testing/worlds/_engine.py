@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from attrs import evolve, field, frozen
 
+from blocklife.copiers._sharing import Sharing
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
     Checking,
@@ -93,6 +94,7 @@ class Settings:
     num_blocks: int = knob(3, "device blocks to hand out; the null block comes on top", word="blocks", least=1)
     num_slots: int = knob(2, "host slots; a slot holds one chunk", word="slots", least=1)
     num_workers: int = knob(1, "ranks; each copies its share of every job", word="workers", least=1, most=64)
+    host_shared: bool = knob(False, "the workers have host memory together; one of them writes each slot")
     max_jobs: int = knob(4, "jobs that can be in flight at the same time", least=1)
     max_requests: int = knob(4, "requests that can exist at the same time", least=1)
     contract: Contract = knob(Contract.FENCE, "what may happen to a block that a copy reads")
@@ -122,6 +124,14 @@ class Settings:
             raise MisuseError("drafts: this engine guesses only where a block has one token, and no plan is made ahead")
         if self.geometry.tail_tokens not in (None, 1):
             raise MisuseError(f"groups: a world has tails at every token, {self.groups.partition('/')[0]}/1, not {self.groups}")
+        if self.host_shared and self.num_workers < 2:
+            raise MisuseError("host_shared: host memory can be shared only where there are two workers (num_workers)")
+
+    @property
+    def shared(self) -> tuple[Sharing, ...]:
+        """For each worker, which places it writes, if they have host memory together."""
+        ranks = range(self.num_workers if self.host_shared else 0)
+        return tuple([Sharing("world", rank, self.num_workers, self.blocks_per_chunk) for rank in ranks])
 
 
 @frozen(cache_hash=True)

@@ -78,6 +78,7 @@ class World:
             sizes.num_workers,
             num_entries=0 if self._below is None else len(self._below.entries) * self._size,
             agrees=self.engine.agrees,
+            shared=[each.writes for each in sizes.shared],
         )
         if self._below is not None:
             self._below.fill(device)
@@ -373,7 +374,7 @@ class World:
         if not self.settings.timed:
             device.take_begun()  # nobody waits for a deadline
         core = self._cores.values[step.core]
-        after = renamed(device.freeze(), step.names, core.kept_blocks, core.kept_places)
+        after = renamed(device.freeze(), step.names, core.kept_blocks, core.kept_places, shared=bool(device.shared))
         jobs = step.names.jobs
         return after, tuple([landing._replace(job=jobs[landing.job]) for landing in landed]) if landed else ()
 
