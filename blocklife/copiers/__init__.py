@@ -13,5 +13,6 @@ __getattr__, __dir__, __all__ = door(
         "_executor": "Executor Report",
         "_faults": "FaultRates FaultStatistics FaultyCopier",
         "_protocol": "Copier TierCopier",
+        "_sharing": "Sharing",
     },
 )

@@ -8,5 +8,6 @@ from blocklife.copiers._executor import (Executor as Executor, Report as Report)
 from blocklife.copiers._faults import (FaultRates as FaultRates, FaultStatistics as FaultStatistics, FaultyCopier as
     FaultyCopier)
 from blocklife.copiers._protocol import (Copier as Copier, TierCopier as TierCopier)
+from blocklife.copiers._sharing import (Sharing as Sharing)
 
 __all__: list[str]

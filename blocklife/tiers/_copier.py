@@ -36,6 +36,7 @@ from attrs import define, evolve, field
 from numpy.typing import NDArray
 
 from blocklife.copiers._protocol import check_launch
+from blocklife.copiers._sharing import Sharing
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, TierTransfer, Worker
 from blocklife.tiers._breaker import CircuitBreaker
@@ -112,6 +113,8 @@ class _TierShare:
     """One job that is out."""
 
     transfer: TierTransfer
+    positions: Sequence[int]
+    """Which slots of the transfer are moved here: all, or those that this rank writes."""
     # Invariant: `taken` slots were handed to lanes, `done` of them in pieces that are over and `pieces` others that are not;
     # `copying` lanes touch slots of this job now. Once `given_up`, no lane begins to, and the job is reported when `copying`
     # is 0. Initially all are 0.
@@ -154,6 +157,9 @@ class StoreCopier:
 
     Refuses: MisuseError for memory of another shape than the identity says, and for a staging area without room for one entry
     in each lane.
+
+    *shared*: this rank has the slots together with its neighbours, all of which hold the same content. The rank that writes a
+    slot moves it. The store has one part for all of them, and `Identity.num_ranks` counts such neighbourhoods.
     """
 
     def __init__(
@@ -163,6 +169,7 @@ class StoreCopier:
         identity: Identity,
         *,
         worker: Worker,
+        shared: Sharing | None = None,
         breaker: CircuitBreaker | None = None,
         put_breaker: CircuitBreaker | None = None,
         staging_bytes: int | None = None,
@@ -173,7 +180,14 @@ class StoreCopier:
         _check_host(host, identity.slot_bytes)
         if num_threads < 1 or timeout_s <= 0:
             raise MisuseError(f"store copier: {num_threads} threads and {timeout_s} s move nothing (give more)")
-        identity.name(b"", 0, worker, b"")  # refuses a rank that cannot be
+        if shared is not None and worker % shared.num_ranks != shared.rank:
+            raise MisuseError(
+                f"store copier: worker {worker} is not {shared.rank} of its {shared.num_ranks} neighbours (give the rank among "
+                "those that share)"
+            )
+        self._shared = shared
+        self._part = worker if shared is None else Worker(worker // shared.num_ranks)
+        identity.name(b"", 0, self._part, b"")  # refuses a rank that cannot be
         self._store = store
         self._host = host
         self._identity = identity
@@ -225,7 +239,7 @@ class StoreCopier:
 
     @property
     def worker(self) -> Worker:
-        """The rank whose part is moved here."""
+        """The rank whose part, or whose share of a part, is moved here."""
         return self._worker
 
     # --- the calling thread --------------------------------------------------------------------------------------------
@@ -242,8 +256,13 @@ class StoreCopier:
             low, high = int(transfer.slots.min()), int(transfer.slots.max())
             if low < 0 or high >= len(self._host):
                 raise MisuseError(f"job {job}: there is no slot {low if low < 0 else high} among {len(self._host)}")
-            share = self._out[job] = _TierShare(transfer)
-            self._queues[transfer.direction].append(share)
+            positions: Sequence[int] = range(len(transfer.slots))
+            if self._shared is not None:
+                positions = np.flatnonzero(self._shared.writes_slots(transfer.slots)).tolist()
+            share = self._out[job] = _TierShare(transfer, positions)
+            if positions:
+                self._queues[transfer.direction].append(share)
+            self._land_if_over(share)
             self._give_up_hung()
             self._changed.notify_all()
 
@@ -325,13 +344,13 @@ class StoreCopier:
         queue = self._queues[share.transfer.direction]
         if share in queue:
             queue.remove(share)
-        self._count(share.transfer.direction, _SlotFate.FAILED, len(share.transfer.slots) - share.done)
+        self._count(share.transfer.direction, _SlotFate.FAILED, len(share.positions) - share.done)
         self._land_if_over(share)
 
     def _land_if_over(self, share: _TierShare) -> None:
         """Report a job that is over; one that was given up as soon as no lane touches its slots."""
         job = share.transfer.job
-        all_taken = share.taken == len(share.transfer.slots)
+        all_taken = share.taken == len(share.positions)
         is_over = not share.copying if share.given_up else all_taken and not share.pieces
         if not is_over or job not in self._out:
             return
@@ -355,7 +374,7 @@ class StoreCopier:
             finally:
                 self._account(lane, share, piece, fates)
 
-    def _next_piece(self, lane: _Lane) -> tuple[_TierShare, range] | None:
+    def _next_piece(self, lane: _Lane) -> tuple[_TierShare, Sequence[int]] | None:
         """The next piece of a job, of the directions by turns; None when the copier is closed and nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._queues.values()) or self._closing)
@@ -365,17 +384,17 @@ class StoreCopier:
                 return None
             self._turn = _OTHER[direction]
             share = queue[0]
-            total = len(share.transfer.slots)
+            total = len(share.positions)
             size = min(len(lane.entries), max(_PIECE_MIN, -(-total // len(self._lanes))))
-            piece = range(share.taken, min(share.taken + size, total))
-            share.taken = piece.stop
+            piece = share.positions[share.taken : share.taken + size]
+            share.taken += len(piece)
             share.pieces += 1
             if share.taken == total:
                 queue.popleft()
             lane.share = share
             return share, piece
 
-    def _account(self, lane: _Lane, share: _TierShare, piece: range, fates: Sequence[_SlotFate]) -> None:
+    def _account(self, lane: _Lane, share: _TierShare, piece: Sequence[int], fates: Sequence[_SlotFate]) -> None:
         with self._changed:
             lane.share = None
             share.pieces -= 1
@@ -389,13 +408,13 @@ class StoreCopier:
                         share.missing.append(at)
             self._land_if_over(share)
 
-    def _move(self, lane: _Lane, share: _TierShare, piece: range) -> Sequence[_SlotFate]:
+    def _move(self, lane: _Lane, share: _TierShare, piece: Sequence[int]) -> Sequence[_SlotFate]:
         """Move one piece; what became of each of its slots."""
-        transfer, rank = share.transfer, self._worker
+        transfer = share.transfer
         breaker = self._breakers[transfer.direction]
         if not breaker.allows():
             return [_SlotFate.SKIPPED] * len(piece)
-        names = [self._identity.name(transfer.space, transfer.groups[at], rank, transfer.keys[at]) for at in piece]
+        names = [self._identity.name(transfer.space, transfer.groups[at], self._part, transfer.keys[at]) for at in piece]
         if transfer.direction is Direction.DEMOTE:
             fates = self._demote(lane, share, piece, names)
         else:
@@ -406,7 +425,7 @@ class StoreCopier:
             breaker.succeeded()
         return fates
 
-    def _demote(self, lane: _Lane, share: _TierShare, piece: range, names: Sequence[bytes]) -> list[_SlotFate]:
+    def _demote(self, lane: _Lane, share: _TierShare, piece: Sequence[int], names: Sequence[bytes]) -> list[_SlotFate]:
         there = self._call(lane, len(names), lambda: self._store.exists(names))
         fates = [_SlotFate.THERE if outcome is StoreOutcome.OK else _SlotFate.FAILED for outcome in there]
         lacking = [number for number, outcome in enumerate(there) if outcome not in (StoreOutcome.OK, StoreOutcome.FAILED)]
@@ -423,7 +442,7 @@ class StoreCopier:
             fates[number] = _PUT_FATES.get(outcome, _SlotFate.FAILED)
         return fates
 
-    def _promote(self, lane: _Lane, share: _TierShare, piece: range, names: Sequence[bytes]) -> list[_SlotFate]:
+    def _promote(self, lane: _Lane, share: _TierShare, piece: Sequence[int], names: Sequence[bytes]) -> list[_SlotFate]:
         pages = self._pages(lane, names, range(len(names)))
         outcomes = self._call(lane, len(pages), lambda: self._store.get(pages))
         fates = [_GET_FATES.get(outcome, _SlotFate.FAILED) for outcome in outcomes]

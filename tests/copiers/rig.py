@@ -9,8 +9,8 @@ import torch
 from attrs import define
 from numpy.typing import NDArray
 
-from blocklife.copiers import Copier, CpuCopier, FaultRates, FaultyCopier
-from blocklife.copiers.torch import KvCache, Sharing, TorchCopier
+from blocklife.copiers import Copier, CpuCopier, FaultRates, FaultyCopier, Sharing
+from blocklife.copiers.torch import KvCache, TorchCopier
 from blocklife.ledger import Completion, Direction, JobId, Result, Transfer, Worker
 
 STORE, LOAD = Direction.STORE, Direction.LOAD

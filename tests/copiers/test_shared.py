@@ -23,7 +23,8 @@ pytest.importorskip("torch", reason="host memory needs torch (pip install torch)
 
 import torch
 
-from blocklife.copiers.torch import HostMemory, KvCache, Sharing, TorchCopier
+from blocklife.copiers import Sharing
+from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch import _shared as shared
 from blocklife.copiers.torch._shared import HEAD_BYTES, PREFIX, SharedRegion, remove_leftovers
 from blocklife.errors import CapacityError, MisuseError

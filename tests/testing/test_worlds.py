@@ -22,7 +22,7 @@ import pytest
 from attrs import evolve
 from numpy.typing import NDArray
 
-from blocklife.copiers._sharing import Sharing
+from blocklife.copiers import Sharing
 from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract

@@ -27,10 +27,17 @@ class Rig:
     """A copier over a store, with slots of its own."""
 
     def __init__(
-        self, store: ContentStore, rank: int = 0, *, entries: int = 4, identity: Identity = IDENTITY, **more: object
+        self,
+        store: ContentStore,
+        rank: int = 0,
+        *,
+        entries: int = 4,
+        identity: Identity = IDENTITY,
+        host: NDArray[np.uint8] | None = None,
+        **more: object,
     ) -> None:
         self.store = store
-        self.host: NDArray[np.uint8] = np.full((NUM_SLOTS, identity.slot_bytes), EMPTY, np.uint8)
+        self.host = np.full((NUM_SLOTS, identity.slot_bytes), EMPTY, np.uint8) if host is None else host
         self.clock = Seconds()
         threads = int(str(more.get("num_threads", 2)))
         self.copier = StoreCopier(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from blocklife.copiers import Sharing
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Completion, Direction, JobId, Result, Worker
 from blocklife.testing import MemoryStore
@@ -103,6 +104,37 @@ def test_content_that_the_store_has_is_not_put_again(make: Make) -> None:
     assert rig.copier.statistics().already_there == 3
     assert rig.copier.statistics().demoted == 4
     assert all(store.values[key] is kept for key, kept in before.items())
+
+
+def test_ranks_that_share_slots_move_each_slot_once(make: Make) -> None:
+    """Of four workers the last two share: their part of the store is the second, and each moves the slots that it writes."""
+    store = MemoryStore()
+    first, second = sharing(make, store)
+    keys, slots = list(range(20)), list(range(30, 10, -1))
+    first.fill(slots, keys)
+    reports = [rig.run(DEMOTE, slots, keys) for rig in (first, second)]
+
+    assert reports == [Completion(report.job, Worker(rank), Result.OK) for rank, report in zip((2, 3), reports, strict=True)]
+    assert sorted(store.values) == sorted(name(key, rank=1) for key in keys)
+    assert first.copier.statistics().demoted == second.copier.statistics().demoted == 10
+
+    first.host[:] = EMPTY
+    reports = [rig.run(PROMOTE, [0, 1, 2, 3, 4], [0, 1, "none", "nor this", 4]) for rig in (first, second)]
+    assert [report.missing for report in reports] == [(2,), (3,)]
+    assert all(second.holds(slot, slot) for slot in (0, 1, 4))
+    assert first.run(PROMOTE, [5, 7], keys[5:7]).missing == ()
+    assert first.is_empty(5)
+    assert first.is_empty(7)
+
+
+def sharing(make: Make, store: ContentStore) -> list[Rig]:
+    host: NDArray[np.uint8] = np.full((NUM_SLOTS, SLOT_BYTES), EMPTY, np.uint8)
+    return [make(store, 2 + rank, host=host, shared=Sharing("test", rank, 2)) for rank in range(2)]
+
+
+def test_a_rank_that_shares_is_one_of_its_neighbours() -> None:
+    with pytest.raises(MisuseError, match="worker 2 is not 1 of its 2 neighbours"):
+        Rig(MemoryStore(), 2, shared=Sharing("test", 1, 2))
 
 
 def test_entry_of_something_else_under_this_name_is_foreign(make: Make) -> None:

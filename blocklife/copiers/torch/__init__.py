@@ -4,7 +4,6 @@
 imports torch; nothing outside does.
 """
 
-from blocklife.copiers._sharing import Sharing as Sharing
 from blocklife.copiers.torch._copier import TorchCopier as TorchCopier
 from blocklife.copiers.torch._driver import DeviceLostError as DeviceLostError
 from blocklife.copiers.torch._layout import KvCache as KvCache
