@@ -12,6 +12,8 @@ every job, and one that moves nothing of a job has nothing to wait for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from attrs import field, frozen, validators
 from numpy.typing import NDArray
@@ -44,6 +46,11 @@ class Sharing:
     def writes(self, places: Ids) -> NDArray[np.bool_]:
         """Of each place, whether this rank writes it."""
         return self.writes_slots(places // self.places_per_slot)
+
+    def sizes_of(self, places: Ids, group_sizes: Sequence[int]) -> tuple[int, ...]:
+        """How many of each group's places, which follow one another, this rank writes."""
+        ends = np.cumsum(group_sizes)[:-1]
+        return tuple([int(part.sum()) for part in np.split(self.writes(places), ends)])
 
     def writes_slots(self, slots: Ids) -> NDArray[np.bool_]:
         """Of each slot, whether this rank writes it, and sends it to a store below."""

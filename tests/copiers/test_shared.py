@@ -288,11 +288,19 @@ def test_host_memory_of_two_ranks_is_one(name: str) -> None:
     ]
     hosts[0].rows[3] = 7
 
+    assert [host.absent() for host in hosts] == [[], []]
     assert hosts[1].rows.max(dim=1).values.tolist() == [7 * (place == 3) for place in range(PLACES)]
     assert {total for _, total in heard} == {ROW * PLACES // 2}
     for host in hosts:
         host.close()
     assert f"{PREFIX}{name}" not in names(shared.SHM)
+
+
+def test_a_rank_that_has_not_attached_is_known(name: str) -> None:
+    with HostMemory(ROW, PLACES, pinned=False, shared=Sharing(name, 1, 3)) as host:
+        assert host.absent() == [0, 2]
+    with HostMemory(ROW, PLACES, pinned=False) as alone:
+        assert alone.absent() == []
 
 
 def test_host_memory_gives_up_what_it_cannot_have(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

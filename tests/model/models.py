@@ -84,6 +84,19 @@ def repeats() -> transformers.PreTrainedModel:
     return model
 
 
+def one_head() -> transformers.PreTrainedModel:
+    """Full attention with one head of keys and values: two ranks hold the same."""
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, "num_key_value_heads": 1}))
+
+
+def latents() -> transformers.PreTrainedModel:
+    """Latents instead of heads (MLA), of the one size for which vLLM has a kernel on a CPU: all ranks hold the same."""
+    sizes = {name: size for name, size in _SIZES.items() if name not in {"head_dim", "num_key_value_heads"}}
+    latent = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    dense = {"first_k_dense_replace": 4, "n_routed_experts": 4, "num_key_value_heads": 4, "topk_method": "greedy"}
+    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**sizes, **latent, **dense))
+
+
 class EagleLlamaForCausalLM(transformers.LlamaModel):  # type: ignore[misc]  # transformers comes without types
     """A drafter as vLLM reads it: it takes the embedding of a token and what the model had before it, side by side."""
 
@@ -136,7 +149,7 @@ def big() -> transformers.PreTrainedModel:
 
 
 MAKERS: Mapping[str, Callable[[], transformers.PreTrainedModel]] = {
-    each.__name__: each for each in (full, windows, both, states, repeats, eagle, mtp, big)
+    each.__name__: each for each in (full, windows, both, states, repeats, one_head, latents, eagle, mtp, big)
 }
 
 

@@ -20,10 +20,12 @@ from tests.sparing import once
 
 MODELS = ("full", "windows", "both", "states")
 SEED = 1
-DEVICE = {"full": 26, "windows": 16, "both": 26, "states": 26, "repeats": 26, "mtp": 26}
+DEVICE = {"full": 26, "windows": 16, "both": 26, "states": 26, "repeats": 26, "mtp": 26, "one_head": 26, "latents": 52}
 """Blocks of a device that two requests fill, by model: behind a window they take fewer."""
 TIGHT = {"full": 40, "windows": 16, "both": 40, "states": 40}
 """Blocks of a host that has to displace what it has."""
+BLOCK_BYTES = {"one_head": 4 * 2 * 32 * 32 * 4, "latents": 4 * 16 * (512 + 64) * 4}
+"""Of a block on one rank: four layers, with a key and a value of each token, or its latent; 32 or 16 tokens."""
 SLOW = Copies(shortest=0, longest=3, seed=SEED)
 """Copies that land up to three steps late."""
 
@@ -39,22 +41,24 @@ def waves(model: str, long: bool = False) -> tuple[Wave, ...]:
 
 def engine_with(model: str, **knobs: object) -> AbstractContextManager[Engine]:
     """An engine with this model on the small device, unless the knobs of `Setting` say otherwise."""
-    larger = {"max_tokens": 1024, "block": None} if model == "states" else {}
+    larger: dict[str, object] = {"max_tokens": 1024, "block": None} if model == "states" else {}
+    if model == "latents":
+        larger = {"block": 16}  # the only size that the kernel takes
     return engine(Setting(model, **{"blocks": DEVICE[model], **larger, **knobs}))  # type: ignore[arg-type]
 
 
-def reference(model: str, long: bool = False) -> Answers:
+def reference(model: str, long: bool = False, ranks: int = 1) -> Answers:
     """What an engine says that has no connector and forgets every prompt. While another engine lives, none can be made."""
-    return _reference(model, long)
+    return _reference(model, long, ranks)
 
 
 @functools.cache
-def _reference(model: str, long: bool) -> Answers:
+def _reference(model: str, long: bool, ranks: int) -> Answers:
     def answered() -> Answers:
-        with engine_with(model, blocks=512, prefix_caching=False) as running:
+        with engine_with(model, blocks=512, prefix_caching=False, ranks=ranks) as running:
             return running.answer(waves(model, long))
 
-    return once(f"reference-{model}-{long}", answered)
+    return once(f"reference-{model}-{long}-{ranks}", answered)
 
 
 def differing(answers: Answers, expected: Answers) -> list[str]:
@@ -173,3 +177,13 @@ def test_tokens_stay_with_two_ranks(model: str) -> None:
 
     right(running, answers, reference(model))
     assert running.side.shape.num_workers == 2
+
+
+@pytest.mark.parametrize("model", ["one_head", "latents"])
+def test_two_ranks_that_hold_the_same_keep_it_once(model: str) -> None:
+    """Two processes: in bytes that would hold 64 blocks of each there are 128 of both, and all answers are right."""
+    with engine_with(model, ours={"host_bytes": 128 * BLOCK_BYTES[model]}, copies=SLOW, ranks=2) as running:
+        answers = running.answer(waves(model))
+
+    right(running, answers, reference(model, ranks=2))  # the kernel for latents adds up otherwise for half of the heads
+    assert running.side.shape.num_slots == 128

@@ -50,12 +50,12 @@ class Text(Chain):
 class Memory:
     """Device and host memory of one worker: one row a block, one row a place of a block in the host tier."""
 
-    def __init__(self, num_blocks: int, num_places: int, row_words: int, rank: int) -> None:
+    def __init__(self, num_blocks: int, num_places: int, row_words: int, rank: int, part: int | None = None) -> None:
         self.device: Words = np.zeros((num_blocks, row_words), dtype=np.uint64)
         self.host: Words = np.zeros((num_places, row_words), dtype=np.uint64)
         self.row_words = row_words
         self.rank = rank
-        self.salt = np.uint64(mixed(0xC0FFEE + rank))
+        self.salt = np.uint64(mixed(0xC0FFEE + (rank if part is None else part)))
 
 
 @define(eq=False)

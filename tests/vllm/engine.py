@@ -77,6 +77,7 @@ def shape_of(spec: WorldSpec, folder: str = "") -> making.Shape:
         part_tokens=spec.part_tokens,
         priority=spec.priority,
         hash_tokens=spec.hash_tokens,
+        alike=spec.alike,
     )
     return evolve(shape, transfer=_transfer_config(spec, shape, folder))
 
@@ -85,7 +86,7 @@ def _transfer_config(spec: WorldSpec, shape: making.Shape, folder: str) -> KVTra
     if spec.connector is None:
         return None
     extra: dict[str, object] = {}
-    engine = "rig"
+    engine = f"rig-{os.getpid()}-{next(_ENGINES)}" if spec.alike > 1 else "rig"  # the name of memory that workers share
     more: dict[str, str] = {}
     if spec.connector == "blocklife":
         name, more = "BlocklifeConnector", {"kv_connector_module_path": "blocklife.engines.vllm"}

@@ -81,7 +81,7 @@ class LagCopier:
 
     def launch(self, transfer: Transfer) -> None:
         """Queue a copy; the first of its direction starts."""
-        pages = self._layout.pages(transfer, *self._layout.ends(transfer))
+        pages = self._layout.pages(transfer, *self._layout.own_part(transfer))
         rng, queue = self._rng, self._queues[transfer.direction]
         early = np.array([rng.random() < 0.5 for _ in range(len(pages))], dtype=np.bool_)
         due = self._step + rng.randint(self._lag.shortest, self._lag.longest)

@@ -105,7 +105,7 @@ class Rig:
 
     def _rank(self, number: int) -> Rank:
         spec = self.spec
-        memory = Memory(spec.num_gpu_blocks, spec.host_blocks, row_words(spec.groups), number)
+        memory = Memory(spec.num_gpu_blocks, spec.host_blocks, row_words(spec.groups), number, number // spec.alike)
         copies = Copies(memory, spec.lag, Random(f"{self.seed}/copies/{number}"))
         # A block may be part of two chunks that begin alike, and is then lawfully stored in both.
         copies.counts_twice = spec.blocks_per_chunk == 1

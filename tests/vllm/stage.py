@@ -146,6 +146,13 @@ class Stage:
         return self.rig.side.offload.statistics()
 
     @property
+    def shares(self) -> int:
+        """How many ranks have the host memory of the first one together."""
+        worker = self.rig.ranks[0].worker
+        shared = None if worker is None else worker.connector.worker.shape.shared
+        return 1 if shared is None else shared.num_ranks
+
+    @property
     def flushes(self) -> Mapping[str, int]:
         """Waits by their reason."""
         found: Mapping[str, int] = self.ledger.counts.flushes

@@ -62,6 +62,13 @@ another-engine-hits-what-the-first-one-has-computed ahead=* blocks_per_chunk=1|2
     # its host tier is empty, and the store has every rank's part; every byte that it reads is right
     ask 50 2; then below.demoted > 0 and below.promoted == 0; another; ask 50 2
     then below.promoted > 0 and loaded > 0 and below.overdue_requests == 0
+ranks-that-hold-the-same-have-one-part-below ahead=* model=full|full_and_window world_size=4 alike=2 lag=0-3
+    with blocks_per_chunk=1|2 dense_retention=yes
+    # each slot goes below, and comes back, by the rank that writes it
+    ask 50 2; then below.demoted > 0 and shares == 2; another; ask 50 2
+    then below.promoted > 0 and loaded > 0 and below.missing == 0
+content-of-ranks-that-shared-is-not-hit-by-others-that-do-not world_size=2 alike=2
+    ask 40 2; another alike=1; ask 40 2; then (below.promoted, below.missing) == (0, 0) and below.demoted > 0
 engine-hits-below-what-its-host-tier-has-lost num_gpu_blocks=16 host_blocks=16
     # more prompts than fit the host tier, and all of them again: the store has what was evicted
     ask_each 10 32; ask_each 10 32; then below.promoted > 16 and below.missing == below.failed_promotions == 0

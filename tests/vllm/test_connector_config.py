@@ -136,7 +136,7 @@ def test_config_refuses_a_host_that_holds_no_chunk() -> None:
     """Less than one chunk is refused, with the numbers."""
     with pytest.raises(MisuseError, match="host_blocks=3 holds no chunk, which takes 4 blocks"):
         ConnectorConfig.read({"host_blocks": 3, "blocks_per_chunk": 4}).num_slots(1, 1)
-    with pytest.raises(MisuseError, match="host_bytes=100 holds no chunk, which takes 128 bytes on 2 workers"):
+    with pytest.raises(MisuseError, match="host_bytes=100 holds no chunk, which takes 128 bytes in 2 parts"):
         ConnectorConfig.read({"host_bytes": 100}).num_slots(64, 2)
 
 

@@ -107,6 +107,16 @@ stages-without-a-group model=full_and_window|full_and_state ahead=* seed=5 world
     with lacks=0:1|1:0|0:1/1:0|1:0+1
     # a stage that has no layer of a group takes part in its copies all the same, and moves nothing of it
     walk; then stored > 0 and verified > 0
+ranks-that-share-host-memory model=full|full_and_window ahead=* seed=1|2 world_size=4 alike=2|4 blocks_per_chunk=1|2
+    # each slot is written by one of the ranks that hold the same, and read by all of them
+    walk; then stored > 0 and loaded > 0 and shares == {alike}
+ranks-that-share-host-memory-where-copies-fail model=full ahead=* seed=3|4 world_size=4 alike=2 recompute=yes
+    with fails=load:0.2,store:0.2
+    # on the rank that writes, or on one that reads
+    walk; then ended["FAILED"] > 0
+ranks-that-share-host-memory-within-steps model=full|full_and_window ahead=* seed=3 world_size=2 alike=2
+    with sync_load_budget_bytes=1GiB late_fences=yes
+    walk; then flushes["within the step"] > 0
 # --- beside another connector; with states in a small pool vLLM counts too few blocks behind a load, whoever loads, and raises
 beside-another model=full|window|full_and_window|blocks_of_two_sizes ahead=* seed=0|1|2 world_size=2 first=no|yes
     with beside=any,within:0.3,asks_again:0.1

@@ -72,6 +72,8 @@ class WorldSpec:
     max_num_batched_tokens: int = 64
     async_scheduling: bool = False
     world_size: int = 1
+    alike: int = 1
+    """How many neighbouring workers hold the same content, as where a model has fewer heads than there are workers."""
     blocks_per_chunk: int = 1
     prefix_caching: bool = True
     dense_retention: bool = False

@@ -146,8 +146,7 @@ class CopyLayout:
         if self._shared is None or transfer.direction is not Direction.STORE:
             return blocks, places, transfer.group_sizes
         mine = self._shared.writes(places)
-        sizes = tuple(int(part.sum()) for part in np.split(mine, np.cumsum(transfer.group_sizes)[:-1]))
-        return blocks[mine], places[mine], sizes
+        return blocks[mine], places[mine], self._shared.sizes_of(places, transfer.group_sizes)
 
     def pages(self, transfer: Transfer, blocks: Ids, places: Ids, group_sizes: Sequence[int] = ()) -> Pages:
         """The runs of a transfer with these `ends`, or with part of them, so many of each group; as few as possible."""

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from blocklife.copiers._sharing import Sharing
-from blocklife.copiers.torch._shared import HEAD_BYTES, SharedRegion
+from blocklife.copiers.torch._shared import HEAD_BYTES, SharedRegion, absent_ranks
 from blocklife.copiers.torch._touching import Bytes, processors_near, touch
 from blocklife.errors import CapacityError, MisuseError
 
@@ -108,6 +108,11 @@ class HostMemory:
         if self._rows is None:
             raise MisuseError("host memory: the rows are requested after CLOSE (make a new one)")
         return self._rows
+
+    def absent(self) -> list[int]:
+        """The ranks that have not attached to memory that is shared. A copy needs that there are none."""
+        mapping, shared = self._mapping, self.shared
+        return [] if mapping is None or shared is None else absent_ranks(mapping, shared.num_ranks)
 
     def close(self) -> None:
         """Free the memory. Needs: no copy touches it any more. A second call does nothing."""

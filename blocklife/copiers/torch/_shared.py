@@ -141,6 +141,11 @@ class SharedRegion:
             raise MisuseError(f"shared memory {self._path}: rank {rank}, process {there[0]}, {gone} (restart all ranks)")
 
 
+def absent_ranks(mapping: mmap.mmap, num_ranks: int) -> list[int]:
+    """The ranks that have never attached to a region that is mapped."""
+    return [rank for rank in range(num_ranks) if _PROCESS.unpack_from(mapping, _process_at(rank)) == (0, 0)]
+
+
 def remove_leftovers(shm: Path = SHM) -> list[Path]:
     """Remove the regions of this user to which nobody alive has attached; what was removed."""
     removed = []

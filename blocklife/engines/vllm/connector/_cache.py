@@ -26,6 +26,7 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
+from blocklife.engines.vllm.connector._alike import ranks_alike
 from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._scheduler import incarnation_of
 from blocklife.engines.vllm.connector._shapes import CacheShape
@@ -179,7 +180,12 @@ def num_slots(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
     stages = vllm_config.parallel_config.pipeline_parallel_size
     if stages > 1 and config.host_blocks is None:
         raise _refuse(f"host_bytes with pipeline_parallel_size={stages}: blocks differ in size", "give host_blocks")
-    return config.num_slots(block_bytes(kv_cache_config), vllm_config.parallel_config.world_size)
+    return config.num_slots(block_bytes(kv_cache_config), _num_parts(vllm_config, kv_cache_config))
+
+
+def _num_parts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
+    """In how many parts the content of a block is on the workers: ranks that hold the same part have it once."""
+    return int(vllm_config.parallel_config.world_size) // ranks_alike(vllm_config, kv_cache_config)
 
 
 def host_memory_told(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> str:
@@ -191,11 +197,13 @@ def host_memory_told(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, co
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     chunks, engines = num_slots(vllm_config, kv_cache_config, config), parallel.data_parallel_size
     told = f"host memory of this engine: {chunks:,} chunks"
-    num_bytes = chunks * config.blocks_per_chunk * block_bytes(kv_cache_config) * parallel.world_size
+    num_bytes = chunks * config.blocks_per_chunk * block_bytes(kv_cache_config) * _num_parts(vllm_config, kv_cache_config)
     if is_even := parallel.pipeline_parallel_size == 1:
         told += f", {_spelt(num_bytes)} on {parallel.world_size} workers together"
     else:
         told += " on each worker"
+    if (alike := ranks_alike(vllm_config, kv_cache_config)) > 1:
+        told += f", of which each {alike} neighbours hold the same and have it once"
     if schedules_alone(vllm_config):  # one engine, whose workers include those of all its ranks
         return told
     if engines > 1:
@@ -345,7 +353,7 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
         groups=",".join(map(str, geometry_of(kv_cache_config, config, context[0]).groups)),
         blocks_per_chunk=config.blocks_per_chunk,
         slot_bytes=block_bytes(kv_cache_config) * config.blocks_per_chunk,
-        num_ranks=vllm_config.parallel_config.world_size,
+        num_ranks=_num_parts(vllm_config, kv_cache_config),
         layout=hashlib.blake2b(repr(layout).encode(), digest_size=32).hexdigest(),
         generation=config.below_generation,
     )

@@ -106,8 +106,8 @@ class ConnectorConfig:
     """The options of one engine. Give exactly one of ``host_bytes`` and ``host_blocks``."""
 
     host_bytes: int | None = field(default=None, metadata={"read": options.num_bytes})
-    """Host memory for all workers of one engine together, in bytes or as a text like 64GiB. With data parallelism there are
-    several engines, and each has as much."""
+    """Host memory for all workers of one engine together, in bytes or as a text like 64GiB. Content that several ranks of a
+    machine hold alike, as those of MLA, is kept once. With data parallelism there are several engines, and each has as much."""
     host_blocks: int | None = field(default=None, metadata={"read": options.count})
     """Host memory of each worker, in device blocks."""
     blocks_per_chunk: int = field(default=1, metadata={"read": partial(options.count, most=MAX_BLOCKS_PER_CHUNK)})
@@ -175,15 +175,18 @@ class ConnectorConfig:
             return self.below_source
         return HitSource.DISK if (self.below or "").startswith("fs:") else HitSource.EXTERNAL_UNSPECIFIED
 
-    def num_slots(self, block_bytes: int, num_workers: int) -> int:
-        """The number of chunks that the host tier holds. Refuses less than one, with the numbers."""
+    def num_slots(self, block_bytes: int, num_parts: int) -> int:
+        """The number of chunks that the host tier holds, of which the workers hold so many different parts.
+
+        Refuses less than one, with the numbers.
+        """
         if self.host_blocks is not None:
             slots, given = self.host_blocks // self.blocks_per_chunk, f"host_blocks={self.host_blocks}"
             need = f"{self.blocks_per_chunk} blocks"
         else:
-            chunk = block_bytes * self.blocks_per_chunk * num_workers
+            chunk = block_bytes * self.blocks_per_chunk * num_parts
             slots, given = (self.host_bytes or 0) // chunk, f"host_bytes={self.host_bytes}"
-            need = f"{chunk} bytes on {num_workers} workers"
+            need = f"{chunk} bytes in {num_parts} parts"
         if slots < 1:
             raise MisuseError(f"{PLACE}: {given} holds no chunk, which takes {need} (give more)")
         if slots > MAX_SLOTS:

@@ -26,6 +26,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
 from blocklife.engines.vllm.connector import _cache as cache
+from blocklife.engines.vllm.connector._alike import sharing_of
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._events import described, event_groups, extra_keys, told
 from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport
@@ -365,4 +366,5 @@ def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, confi
         lock_step=alone,
         blocks_per_chunk=config.blocks_per_chunk,
         below=cache.below_of(vllm_config, kv_cache_config, config),
+        shared=sharing_of(vllm_config, kv_cache_config, config.blocks_per_chunk),
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 from vllm.logger import init_logger
 
+from blocklife.copiers import Sharing
 from blocklife.engines.vllm.connector._messages import MovedBelow
 from blocklife.errors import MisuseError
 from blocklife.ledger import Worker
@@ -118,7 +119,9 @@ class AskedStore:
 class CopiedStore:
     """A worker's half: the copier over its host memory."""
 
-    def __init__(self, below: StoreBelow, host: HostMemory, blocks_per_chunk: int, worker: Worker) -> None:
+    def __init__(
+        self, below: StoreBelow, host: HostMemory, blocks_per_chunk: int, worker: Worker, shared: Sharing | None = None
+    ) -> None:
         wanted, found = below.identity.slot_bytes, host.row_bytes * blocks_per_chunk
         if found != wanted:
             raise MisuseError(
@@ -129,7 +132,9 @@ class CopiedStore:
         memory = host.rows[: slots * blocks_per_chunk].numpy().reshape(slots, -1)
         self._store = below.open()
         gets, puts = CircuitBreaker(), CircuitBreaker()
-        self.copier = StoreCopier(self._store, memory, below.identity, worker=worker, breaker=gets, put_breaker=puts)
+        self.copier = StoreCopier(
+            self._store, memory, below.identity, worker=worker, shared=shared, breaker=gets, put_breaker=puts
+        )
         self._told = MovedBelow()
         self._logs = [
             OutageLog(below.address, breaker, f"Worker {worker}", without, partial(self._why, what))

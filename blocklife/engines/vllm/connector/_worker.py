@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from attrs import define, evolve, field, frozen
 
+from blocklife.copiers import Sharing
 from blocklife.copiers._executor import Executor
 from blocklife.copiers._protocol import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
@@ -69,6 +70,8 @@ class WorkerShape:
     """Whether each worker has a scheduler of its own, and all must decide alike: then no step leaves a copy out."""
     below: StoreBelow | None = None
     """The store below host memory."""
+    shared: Sharing | None = None
+    """With which ranks this one has host memory; None: alone."""
 
 
 @frozen
@@ -134,14 +137,19 @@ class ConnectorWorker:
         cache = cache_of(self.shape.groups, caches, self.shape.num_blocks)
         pinned = cache.device.type == "cuda"
         self._host = HostMemory(
-            cache.row_bytes, self.shape.num_places, pinned=pinned, near=cache.device, progress=self._progress
+            cache.row_bytes,
+            self.shape.num_places,
+            pinned=pinned,
+            near=cache.device,
+            shared=self.shape.shared,
+            progress=self._progress,
         )
         self._group_bytes = tuple(map(sum, cache.page_bytes))
         self._cache = cache
         self._copier = self._make_copier(cache, self._host, Worker(self.shape.rank))
-        below = self.shape.below
+        below, shared = self.shape.below, self.shape.shared
         if below is not None:
-            self._below = CopiedStore(below, self._host, self.shape.blocks_per_chunk, Worker(self.shape.rank))
+            self._below = CopiedStore(below, self._host, self.shape.blocks_per_chunk, Worker(self.shape.rank), shared)
         below_copier = None if self._below is None else self._below.copier
         self._executor = Executor(self._copier, below_copier, stores_behind=True)
 
@@ -153,6 +161,11 @@ class ConnectorWorker:
         if step.number == self._begun:
             return
         executor, copier = self._ready()
+        if not self._begun and self._host is not None and (absent := self._host.absent()):
+            raise MisuseError(
+                f"blocklife connector: worker {self.shape.rank} shares host memory, and its neighbours {absent} have not "
+                "attached to it: what they write would be missing (start all workers again, on one machine)"
+            )
         if step.identity and step.identity != (self.shape.below and self.shape.below.identity.fingerprint):
             raise MisuseError(
                 f"blocklife connector: worker {self.shape.rank} and the scheduler name the content of the store below in "
@@ -254,9 +267,15 @@ class ConnectorWorker:
     def _note(self, plan: Plan, step: StepPlan) -> None:
         within = plan.within
         for transfer in (*plan.loads, *plan.stores):
-            sizes = zip(transfer.group_sizes, self._group_bytes, strict=True)
+            sizes = zip(self._own_sizes(transfer), self._group_bytes, strict=True)
             num_bytes = sum(count * page for count, page in sizes)
             self._jobs[transfer.job] = _WorkerJob(transfer, step.loads.get(transfer.job), num_bytes, transfer.job in within)
+
+    def _own_sizes(self, transfer: Transfer) -> Sequence[int]:
+        """How many blocks of each group this rank moves."""
+        if self.shape.shared is None or transfer.direction is not Direction.STORE:
+            return transfer.group_sizes
+        return self.shape.shared.sizes_of(transfer.target, transfer.group_sizes)
 
     def _wait_in_step(self, executor: Executor, later: Sequence[JobId]) -> None:
         """In lock step: wait for all copies that were launched, which are all but *later* ones; so no worker is ahead.
@@ -284,7 +303,9 @@ class ConnectorWorker:
             if over is None:
                 continue
             ok = completion.result is Result.OK
-            moved = Moved(over.num_bytes, took.get(completion.job, 0.0), (over.num_bytes,)) if ok else Moved()
+            moved = Moved()
+            if ok and over.num_bytes:
+                moved = Moved(over.num_bytes, took.get(completion.job, 0.0), (over.num_bytes,))
             if over.transfer.direction is Direction.STORE:
                 self._said.stored += moved
                 continue

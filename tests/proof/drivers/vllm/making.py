@@ -104,6 +104,9 @@ class Shape:
     guesses: int = 0
     """How many tokens a step guesses at most: a Mamba group has a block more for the state of each."""
 
+    alike: int = 1
+    """How many neighbouring workers hold the same content: the model has so many times fewer heads than there are workers."""
+
     @property
     def page_bytes(self) -> int:
         """Bytes of one block; equal in all groups, because they share one pool of blocks."""
@@ -169,6 +172,11 @@ def config_of(shape: Shape) -> VllmConfig:
     config.scheduler_config.async_scheduling = shape.asynchronous
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.parallel_config.world_size = shape.num_workers
+    if shape.alike > 1:
+        config.parallel_config.tensor_parallel_size = shape.num_workers
+        config.parallel_config.distributed_executor_backend = "mp"
+        model = config.model_config.model_arch_config
+        model.total_num_kv_heads, model.architectures = shape.num_workers // shape.alike, ["LlamaForCausalLM"]
     config.cache_config.num_gpu_blocks = shape.num_blocks
     config.cache_config.block_size = block_tokens
     config.cache_config.enable_prefix_caching = shape.prefix_caching
