@@ -186,7 +186,17 @@ class ConnectorRig(Rig):
     def _execute_on(self, rank: Rank, output: SchedulerOutput, turns: list[Turn]) -> KVConnectorOutput | None:
         if self._zeroes_first:
             super()._prepare(rank, output)
-        return super()._execute_on(rank, output, turns)
+        found = super()._execute_on(rank, output, turns)
+        self._check_beside(rank, output, computes=bool(turns))
+        return found
+
+    def _check_beside(self, rank: Rank, output: SchedulerOutput, *, computes: bool) -> None:
+        """What a load fills beside the forward pass is touched neither by it nor by what the step does before it."""
+        touched = {copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()}
+        touched.update(getattr(output, "new_block_ids_to_zero", None) or ())
+        touched |= rank.forward.touched if computes else set()
+        wrong = self.copiers[rank.number].beside & touched - {0}
+        assert not wrong, f"step {self.step_number}: blocks {sorted(wrong)} are loaded beside what touches them"
 
     # Drafts.
 

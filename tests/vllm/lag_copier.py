@@ -53,6 +53,9 @@ class LagCopier:
         """Copies that the forward pass was to wait for: their bytes have landed, and the host sees it some steps later."""
         self.failed: list[JobId] = []
         """Copies that have failed."""
+        self._behind = False
+        self.beside: set[int] = set()
+        """Blocks that loads of this step fill beside its forward pass."""
         self.waits = 0
         """Copies that somebody had to wait for."""
 
@@ -67,12 +70,15 @@ class LagCopier:
     def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
         """A step begins."""
         self._step += 1
+        self.beside.clear()
 
     @contextmanager
     def behind_forward(self) -> Iterator[None]:
         """What is launched in it counts as launched before this step."""
         self._step -= 1
+        self._behind = True
         yield
+        self._behind = False
         self._step += 1
 
     def durations(self) -> Mapping[JobId, float]:
@@ -82,6 +88,8 @@ class LagCopier:
     def launch(self, transfer: Transfer) -> None:
         """Queue a copy; the first of its direction starts."""
         pages = self._layout.pages(transfer, *self._layout.own_part(transfer))
+        if self._behind and transfer.direction is Direction.LOAD:
+            self.beside.update(transfer.target.tolist())
         rng, queue = self._rng, self._queues[transfer.direction]
         early = np.array([rng.random() < 0.5 for _ in range(len(pages))], dtype=np.bool_)
         due = self._step + rng.randint(self._lag.shortest, self._lag.longest)

@@ -174,9 +174,12 @@ class Forward:
         """Whether what layers of a drafter keep of a token is computed from the token behind it as well, and compared so."""
         self.verified = 0
         self.corrupt = 0
+        self.touched: set[int] = set()
+        """The blocks that the last step has read or written."""
 
     def run(self, turns: Sequence[Turn]) -> None:
         """Compute one step."""
+        self.touched.clear()
         for at, group in self._states:
             for turn in turns:
                 self._carry_state(turn, at, group)
@@ -193,6 +196,7 @@ class Forward:
         """Blocks *first* to *last* of a table, and their words, one row a token. What is missing counts as the null block."""
         ids = table[first:last]
         ids += [0] * (last - first - len(ids))
+        self.touched.update(ids)
         return ids, self._memory.device[ids].reshape(len(ids) * group.block_tokens, -1)
 
     def _prints(self, turn: Turn, at: int, group: GroupSpec, start: int) -> Words:
@@ -233,6 +237,7 @@ class Forward:
             return
         table, target = turn.row.tables[at], (turn.stop - 1) // group.block_tokens
         block = table[turn.state_from] if turn.state_from < len(table) else 0
+        self.touched.update((block, table[target] if target < len(table) else 0))
         state = self._memory.device[block]
         self._count(1)
         if not block or (state != turn.row.text.state(at, turn.start) ^ self._memory.salt).any():
@@ -246,6 +251,7 @@ class Forward:
         for number in range(turn.guesses + 1):
             tokens = turn.stop - turn.guesses + number
             block = table[index + number] if index + number < len(table) else 0
+            self.touched.add(block)
             if not block:
                 self._wrong(turn, at, tokens, index + number, 0)
             right = turn.row.text.state(at, tokens) ^ self._memory.salt

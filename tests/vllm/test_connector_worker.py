@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ import torch
 
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
+from blocklife.engines.vllm.connector._scheduler import loads_beside
 from blocklife.engines.vllm.connector._worker import ConnectorWorker, EngineCopier, MakeCopier, WorkerShape, torch_copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
@@ -210,6 +213,47 @@ def test_worker_launches_stores_in_the_next_step_and_waits_first(device: str) ->
     assert [each.job for each in second.launched] == [JobId(1, 1)]
     assert memory.view(2, BLOCKS, PAGE)[:, 5].eq(7).all()
     worker.close()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_worker_launches_loads_beside_the_forward_pass_where_the_plan_says_so(beside: bool) -> None:
+    """Together with the stores that were left; otherwise behind what it marks as computed. Each job is launched once."""
+    calls: list[str] = []
+
+    class Listening(TorchCopier):
+        def computed(self, engine: object = None) -> None:
+            calls.append("computed")
+            super().computed(engine)
+
+        def launch(self, transfer: Transfer) -> None:
+            calls.append(f"{transfer.direction.name.lower()} {'beside' if self._behind else 'behind'}")
+            super().launch(transfer)
+
+    worker = made(outer("cpu")[0], make_copier=lambda cache, host, worker: Listening(cache, host, worker=worker))
+    run(worker, Plan(1, (), (transfer(1, Direction.STORE, [1], [0]),), ()))
+    calls.clear()
+    plan = Plan(2, (transfer(2, Direction.LOAD, [5], [1]),), (transfer(3, Direction.STORE, [2], [2]),), ())
+    step = StepPlan((plan,), {JobId(1, 2): "r"}, loads_beside=beside)
+    worker.begin(step)
+    worker.end(step)
+
+    middle = ["load beside", "computed"] if beside else ["computed", "load behind"]
+    assert calls == ["computed", "store beside", *middle]
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("zeroed", "copied", "beside"), [(None, None, True), ([4], [6], True), ([5], [], False), ([], [5], False)]
+)
+def test_loads_wait_for_a_step_that_fills_their_blocks_first(
+    zeroed: list[int] | None, copied: list[int] | None, beside: bool
+) -> None:
+    """A block may have been given to a request that was preempted in the same step, and then to the one that loads."""
+    copies = None if copied is None else [SimpleNamespace(dst_block_id=block) for block in copied]
+    output: Any = SimpleNamespace(new_block_ids_to_zero=zeroed, kv_cache_block_copies=copies)
+    plan = Plan(1, (transfer(1, Direction.LOAD, [3, 5], [0, 1]),), (), ())
+
+    assert loads_beside(plan, output) is beside
 
 
 def test_worker_launches_what_was_planned_between_two_steps_before_it_waits(device: str) -> None:

@@ -208,9 +208,10 @@ class TorchCopier:
 
     @contextlib.contextmanager
     def behind_forward(self) -> Iterator[None]:
-        """Stores launched in it run beside the forward pass that was queued since the last `computed`, not after it.
+        """Copies launched in it run beside the forward pass that was queued since the last `computed`, not after it.
 
-        Needs: their blocks were final at that `computed`, and the forward pass writes none of them.
+        Needs: the blocks of a store were final at that `computed`, and what was queued since writes none of them; of the blocks
+        of a load, it touches none.
         """
         self._behind = True
         try:
@@ -229,7 +230,7 @@ class TorchCopier:
         job, direction = transfer.job, transfer.direction
         check_launch(job, self._out, closed=self._closed)
         self._refuse_capture(f"job {job} cannot LAUNCH")
-        enough = (_Covered.ALL, _Covered.BEFORE_FORWARD) if self._behind and direction is Direction.STORE else (_Covered.ALL,)
+        enough = (_Covered.ALL, _Covered.BEFORE_FORWARD) if self._behind else (_Covered.ALL,)
         if self._marked not in enough:
             raise MisuseError(f"job {job}: cannot LAUNCH without knowing what to wait for (call computed() first)")
         self._counts.num_launched += 1

@@ -23,6 +23,8 @@ class StepPlan:
     """The vLLM request of each load in the last plan."""
     identity: bytes = b""
     """In the first step with a store below: for which content the scheduler side asks it (`Identity.fingerprint`)."""
+    loads_beside: bool = False
+    """Whether loads between steps run beside the forward pass: the step neither zeroes nor copies into their blocks first."""
 
     @property
     def number(self) -> int:

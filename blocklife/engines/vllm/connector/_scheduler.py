@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from zlib import crc32
 
+import numpy as np
 from attrs import evolve
 
 from blocklife.connector_states import STOPPED, WRONG
@@ -143,7 +144,8 @@ class ConnectorScheduler:
         early, self._early = self._early, []
         # in the first step: for which content the store below is asked; workers check that they name it alike
         introduction, self._introduction = self._introduction, b""
-        return StepPlan((*early, plan), self._owners(plan) if loads or self._doubts.open else {}, introduction)
+        owners = self._owners(plan) if loads or self._doubts.open else {}
+        return StepPlan((*early, plan), owners, introduction, loads_beside(plan, output))
 
     def _owners(self, plan: Plan) -> dict[JobId, str]:
         """The vLLM request of each load that vLLM waits for; a load within the step is over before anybody is told."""
@@ -315,6 +317,12 @@ def _limits(shape: CacheShape, config: ConnectorConfig, most_looked_up: int) -> 
 def incarnation_of(engine_id: str) -> int:
     """The incarnation of this engine, from the id that vLLM gives to each start."""
     return crc32(engine_id.encode()) or 1
+
+
+def loads_beside(plan: Plan, output: SchedulerOutput) -> bool:
+    """Whether the step does nothing to a block that is loaded ahead of its forward pass, which itself touches none of them."""
+    first = [*(output.new_block_ids_to_zero or ()), *[copy.dst_block_id for copy in output.kv_cache_block_copies or ()]]
+    return not first or not any(np.isin(transfer.target, first).any() for transfer in plan.loads)
 
 
 def _leading_nulls(table: Sequence[int]) -> int:

@@ -6,7 +6,8 @@ Rules of this file:
 * The executor's step is split, because vLLM runs the forward pass itself: `begin` comes before anything is written, `end` after
   the forward pass. A step without a forward pass calls both as well.
 * Stores of a step are launched in the next one, when its forward pass has been queued: they never delay one, and run beside it.
-  Those that the step itself waits for go ahead.
+  Those that the step itself waits for go ahead. Loads between steps run beside the forward pass, too: it touches none of their
+  blocks, and whoever had these before was computed in an earlier step.
 * Waits are queued on the device where the copier can. The host waits for loads within the step only when it reports them.
 """
 
@@ -42,7 +43,7 @@ class EngineCopier(Copier, Protocol):
         ...
 
     def behind_forward(self) -> AbstractContextManager[None]:
-        """Stores launched in it run beside the forward pass that was queued since the last `computed`, not after it."""
+        """Copies launched in it run beside the forward pass that was queued since the last `computed`, not after it."""
         ...
 
     def durations(self) -> Mapping[JobId, float]:
@@ -193,11 +194,14 @@ class ConnectorWorker:
         if step.number == self._ended:
             return
         executor, copier = self._ready()
+        plan = evolve(step.plans[-1], flushes=tuple(step.plans[-1].within), promotes=(), demotes=())
+        beside = plan.loads if step.loads_beside and not plan.within else ()
         with copier.behind_forward():
             executor.launch_deferred()
+            if beside:
+                executor.run(evolve(plan, stores=()), _nothing)
         copier.computed()
-        plan = step.plans[-1]
-        executor.run(evolve(plan, flushes=tuple(plan.within), promotes=(), demotes=()), _nothing)
+        executor.run(evolve(plan, loads=() if beside else plan.loads), _nothing)
         self._wait_in_step(executor, [transfer.job for transfer in plan.stores])
         self._ended = step.number
 
