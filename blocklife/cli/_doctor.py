@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, version
@@ -30,18 +30,20 @@ from attrs import frozen
 
 from blocklife import __version__
 from blocklife.cli import _built as built
-from blocklife.cli._common import OK, WRONG, Parser, put_out
+from blocklife.cli._common import OK, WRONG, Parser, check_writable, put_out, write_whole
+from blocklife.errors import MisuseError
 from blocklife.extras import to_install
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from blocklife.copiers import Copier
+    from blocklife.copiers import Copier, MoverTable
 
 _EXAMPLES = """\
 examples:
   blocklife doctor                                  one line for each check
   blocklife doctor --json | jq .ok                  the same as JSON
+  blocklife doctor --movers movers.json             write the table that pins who moves which copy on this GPU
 exit status: 0 all that is installed works; 1 something installed does not
 """
 
@@ -69,14 +71,26 @@ class Diagnosis:
     says: str
     install: str = ""
     """What to install or do; empty if nothing."""
+    table: MoverTable | None = None
+    """Which mover takes which copy, told in further lines."""
 
     def __str__(self) -> str:
         mark = {CheckOutcome.WORKS: "works: ", CheckOutcome.BROKEN: "BROKEN: "}.get(self.verdict, "")
-        return f"{self.name:<{_NAME_WIDTH}} {mark}{self.says}" + (f" ({self.install})" if self.install else "")
+        first = f"{self.name:<{_NAME_WIDTH}} {mark}{self.says}" + (f" ({self.install})" if self.install else "")
+        return "\n".join([first, *(f"{'':<{_NAME_WIDTH}} {line}" for line in (self.table.lines() if self.table else ()))])
 
-    def as_json(self) -> dict[str, str]:
+    def as_json(self) -> Mapping[str, object]:
         """The same as JSON data."""
-        return {"name": self.name, "verdict": self.verdict.name.lower(), "says": self.says, "install": self.install}
+        said = {"name": self.name, "verdict": self.verdict.name.lower(), "says": self.says, "install": self.install}
+        return said | ({"table": self.table.as_json()} if self.table else {})
+
+
+@frozen
+class Tabled:
+    """What a check says, with a table."""
+
+    says: str
+    table: MoverTable
 
 
 class _OtherwiseError(Exception):
@@ -92,7 +106,7 @@ class Check:
     """One check: a function that returns what to say, or raises."""
 
     name: str
-    run: Callable[[], str]
+    run: Callable[[], str | Tabled]
     verdict: CheckOutcome = CheckOutcome.FACT
     """If nothing is raised."""
     needs: str = ""
@@ -110,7 +124,10 @@ class Check:
 
                 if not torch.cuda.is_available():
                     raise _OtherwiseError(CheckOutcome.ABSENT, self.needs_gpu)
-            return Diagnosis(self.name, self.verdict, self.run())
+            said = self.run()
+            if isinstance(said, Tabled):
+                return Diagnosis(self.name, self.verdict, said.says, table=said.table)
+            return Diagnosis(self.name, self.verdict, said)
         except _OtherwiseError as otherwise:
             return Diagnosis(self.name, otherwise.verdict, otherwise.says, otherwise.install)
         except Exception as problem:
@@ -129,10 +146,18 @@ def add_options(parser: Parser) -> None:
         _EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument(
+        "--movers",
+        metavar="FILE",
+        help="write which mover takes which copy on this GPU, as a probe found it: the option 'movers' of the vLLM connector "
+        "and of the linker for SGLang takes the file",
+    )
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    if args.movers is not None:
+        check_writable(args.movers)
     found: list[Diagnosis] = []
     for check in CHECKS:
         found.append(check.made())
@@ -146,7 +171,18 @@ def _doctor(args: argparse.Namespace) -> int:
         put_out(json.dumps({"ok": not broken, "findings": findings, "core": {"by": core.by, "modules": modules}}) + "\n")
     else:
         put_out(f"\n{'broken: ' + ', '.join(broken) if broken else 'all that is installed works'}\n")
+    if args.movers is not None:
+        _write_movers(args.movers, found)
     return WRONG if broken else OK
+
+
+def _write_movers(path: str, found: Sequence[Diagnosis]) -> None:
+    """Write the table that a check has found. Refuses: MisuseError where none has."""
+    tables = [each.table for each in found if each.table is not None]
+    if not tables:
+        why = "; ".join(each.says for each in found if each.name == "movers")
+        raise MisuseError(f"doctor: no table of movers for {path}: {why} (run it where a GPU can be used)")
+    write_whole(path, json.dumps(tables[0].as_json()) + "\n")
 
 
 # --- what is installed -------------------------------------------------------------------------------------------------
@@ -360,18 +396,18 @@ def _lock_limit() -> str:
     )
 
 
-def _movers() -> str:
+def _movers() -> Tabled:
     """How the cuda copier moves bytes on this machine: each mover that is named has carried some there and back."""
     import torch
 
     from blocklife.copiers.torch import HostMemory, KvCache
     from blocklife.copiers.torch._layout import CopyLayout
-    from blocklife.copiers.torch._moves import mover_for_cuda
+    from blocklife.copiers.torch._probe import mover_for_cuda
 
     cache = KvCache([[torch.zeros((_NUM_PLACES, _PAGE_BYTES), dtype=torch.uint8, device="cuda")]])
     with HostMemory(_PAGE_BYTES, _NUM_PLACES, pinned=True) as host:
         mover = mover_for_cuda(CopyLayout(cache, host))
-    return told_of_movers(mover.names, mover.left_out)
+    return Tabled(told_of_movers(mover.names, mover.left_out), mover.table)
 
 
 def told_of_movers(names: tuple[str, ...], left_out: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = door(
         "_distributed": "ForwardError JointReport Link LinkError Loss RankStatistics Ranks connect serve",
         "_executor": "Executor Report",
         "_faults": "FaultRates FaultStatistics FaultyCopier",
+        "_movers": "MoverTable read_movers",
         "_protocol": "Copier TierCopier",
         "_sharing": "Sharing",
     },

@@ -7,6 +7,7 @@ from blocklife.copiers._distributed import (ForwardError as ForwardError, JointR
 from blocklife.copiers._executor import (Executor as Executor, Report as Report)
 from blocklife.copiers._faults import (FaultRates as FaultRates, FaultStatistics as FaultStatistics, FaultyCopier as
     FaultyCopier)
+from blocklife.copiers._movers import (MoverTable as MoverTable, read_movers as read_movers)
 from blocklife.copiers._protocol import (Copier as Copier, TierCopier as TierCopier)
 from blocklife.copiers._sharing import (Sharing as Sharing)
 

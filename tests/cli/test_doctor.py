@@ -23,7 +23,8 @@ from blocklife.cli import _built as built
 from blocklife.cli import _doctor as doctor
 from blocklife.cli import main
 from blocklife.cli._doctor import Check, told_of_movers
-from blocklife.copiers import CpuCopier
+from blocklife.copiers import CpuCopier, read_movers
+from blocklife.copiers._movers import USUAL
 from blocklife.extras import to_install
 from blocklife.ledger.records import Completion, Worker
 
@@ -286,6 +287,33 @@ def test_movers_that_do_not_work_are_told_with_their_reason() -> None:
 
     assert told_of_movers(("kernel", "batch", "slices"), {}) == "kernel, batch, slices"
     assert told_of_movers(("slices",), left_out) == f"slices; {without}"
+
+
+def test_doctor_writes_and_tells_the_table_of_movers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """In lines for people, in its finding for machines, and in a file that a configuration takes."""
+    monkeypatch.setattr(doctor, "CHECKS", [Check("movers", lambda: doctor.Tabled("batch, slices", USUAL))])
+    file = tmp_path / "movers.json"
+    status, out = examined(capsys, "--movers", str(file))
+    _, machines = examined(capsys, "--json")
+    (finding,) = json.loads(machines)["findings"]
+
+    assert status == 0
+    assert out.splitlines()[:2] == [
+        "movers          batch, slices",
+        "                runs of           4 KiB    8 KiB    16 KiB   32 KiB   64 KiB",
+    ]
+    assert len(out.splitlines()) == 2 + 2 * len(USUAL.num_runs) + 2
+    assert read_movers("movers", finding["table"]) == read_movers("movers", str(file)) == USUAL
+
+
+def test_doctor_writes_no_table_where_nothing_was_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is not touched, and the reason is told."""
+    monkeypatch.setattr(doctor, "CHECKS", [Check("movers", lambda: "not tried: no GPU")])
+    file = tmp_path / "movers.json"
+
+    assert main(["doctor", "--movers", str(file)]) == 2
+    assert not file.exists()
+    assert main(["doctor", "--movers", str(tmp_path / "none" / "movers.json")]) == 2
 
 
 # --- host memory --------------------------------------------------------------------------------------------------------

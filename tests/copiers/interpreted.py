@@ -12,9 +12,11 @@ import torch
 from hypothesis import given, settings
 
 from blocklife.copiers.torch import KvCache
+from blocklife.copiers.torch import _probe as probe
 from blocklife.copiers.torch._layout import CopyLayout, Pages
-from blocklife.copiers.torch._moves import KernelMover, prove
+from blocklife.copiers.torch._moves import KernelMover
 from blocklife.copiers.torch._pieces import WORDS
+from blocklife.copiers.torch._probe import prove
 from blocklife.ledger.records import Direction
 from tests.copiers.test_torch_layout import Shape, contents, copy_page_by_page, layer, noise, rows, runs, shapes, transfer
 
@@ -60,6 +62,20 @@ def test_interpreted_kernels_are_proven() -> None:
     """The proof that a device asks for, on the host."""
     cache = KvCache([[layer(4, 2_048, torch.uint8)]])
     prove(KernelMover(CopyLayout(cache, rows(cache, 4))), torch.device("cpu"))
+
+
+def test_interpreted_kernels_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They move the right bytes at each point; where all take the same time, a kernel is not worth its multiprocessors."""
+    monkeypatch.setattr(probe, "AREA_BYTES", 64 << 10)
+    monkeypatch.setattr(probe, "TRIES", 1)
+    cache = KvCache([[layer(4, 4_096, torch.uint8)]])
+    ticks = iter(range(1 << 20))
+    found = probe.probe_on(
+        torch.device("cpu"), {"kernel": KernelMover(CopyLayout(cache, rows(cache, 4)))}, lambda: next(ticks) * 1e-6
+    )
+
+    assert found.left_out == {}
+    assert {name for row in (*found.table.load, *found.table.store) for name in row} == {"slices"}
 
 
 def test_interpreted_kernels_are_for_the_host_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@ import torch
 
 from blocklife.copiers.torch._driver import cuda_driver
 from blocklife.copiers.torch._layout import CopyLayout
-from blocklife.copiers.torch._moves import BatchMover, KernelMover, Mover, RunMover, mover_for_cuda
+from blocklife.copiers.torch._moves import BatchMover, KernelMover, Mover, RunMover
+from blocklife.copiers.torch._probe import mover_for_cuda
 from blocklife.copiers.torch._streams import CudaDevice, CudaStream, HostDevice, HostStream, StreamDevice
 
 SINGLE = ("slices", "batch", "kernel")
-"""Each mover by itself, by the name that `CHOICES` has for it."""
+"""Each mover by itself, by the name that a `MoverTable` has for it."""
 
 NAMES = ("chosen", *SINGLE)
 """What the copier itself would take, and each by itself."""

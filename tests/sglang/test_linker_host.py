@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from attrs import asdict
 
+from blocklife.copiers._movers import USUAL
 from blocklife.engines.sglang import _versions as versions
 from blocklife.engines.sglang.linker._config import LinkerConfig
 from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
@@ -175,7 +176,9 @@ def test_config_has_defaults_for_all_but_the_size() -> None:
     config = LinkerConfig.read({"host_bytes": "1.5KiB"})
 
     assert (config.host_bytes, config.policy, config.deadline_s, config.checking) == (1536, "arc", 60.0, Checking.COUNT)
+    assert config.movers is None
     assert config.num_slots(512) == 3
+    assert LinkerConfig.read({"host_pages": 5, "movers": USUAL.as_json()}).movers == USUAL
     assert LinkerConfig.read({"host_pages": 5, "policy": "LRU", "deadline_s": 2, "checking": "strict"}) == LinkerConfig(
         host_pages=5, policy="lru", deadline_s=2.0, checking=Checking.STRICT
     )
@@ -190,6 +193,7 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "bytes": ({"host_bytes": "much"}, "host_bytes must be a whole number of bytes, or a text like '64GiB', not 'much'"),
     "none": ({"host_bytes": "0.5"}, "host_bytes must be a whole number of bytes"),
     "policy": ({"host_pages": 1, "policy": "fifo"}, f"policy must be one of {POLICIES}, or a name that was registered before"),
+    "movers": ({"host_pages": 1, "movers": []}, "linker_extra_config: movers must be an object with num_runs, run_bytes, load"),
     "deadline": ({"host_pages": 1, "deadline_s": 0}, "deadline_s must be a number of seconds above 0, not 0"),
     "checking": ({"host_pages": 1, "checking": "hard"}, "checking must be one of strict, count, off, not 'hard'"),
 }

@@ -5,9 +5,12 @@ Goal: a typo or an engine that is not offered is met when the engine starts, nev
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,9 +26,11 @@ from vllm.v1.kv_cache_interface import (
 )
 
 import blocklife.engines.vllm
+from blocklife.copiers._movers import USUAL
 from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.offload import FullHit, LastStep, Mode
@@ -91,6 +96,20 @@ def test_config_reads_bytes_in_every_unit(text: str, size: int) -> None:
     assert ConnectorConfig.read({"host_bytes": text}).host_bytes == size
 
 
+def test_config_pins_which_mover_takes_which_copy(tmp_path: Path) -> None:
+    """As data, or as a file; the copier of a worker gets it. A probe decides where it is left out."""
+    file = tmp_path / "movers.json"
+    file.write_text(json.dumps(USUAL.as_json()))
+    connector = object.__new__(BlocklifeConnector)
+    connector.config = ConnectorConfig.read({"host_blocks": 1, "movers": str(file)})
+    made = connector.make_copier()
+
+    assert ConnectorConfig.read({"host_blocks": 1, "movers": USUAL.as_json()}).movers == USUAL
+    assert ConnectorConfig.read({"host_blocks": 1}).movers is None
+    assert isinstance(made, partial)
+    assert made.keywords == {"movers": USUAL}
+
+
 def test_config_understands_some_keys_of_the_offloading_connector() -> None:
     """What means the same there can be left as it is."""
     config = ConnectorConfig.read({"cpu_bytes_to_use": 1 << 30, "offload_prompt_only": True, "eviction_policy": "arc"})
@@ -114,6 +133,8 @@ def test_config_understands_some_keys_of_the_offloading_connector() -> None:
         ({"host_bytes": 0}, "host_bytes must be a whole number of bytes, or a text like '64GiB', not 0"),
         ({"host_blocks": 1, "blocks_per_chunk": 65}, "blocks_per_chunk must be a whole number from 1 to 64, not 65"),
         ({"host_blocks": 1, "max_jobs": 1 << 21}, "max_jobs must be a whole number from 1 to 1048576, not 2097152"),
+        ({"host_blocks": 1, "movers": 7}, "movers must be an object with num_runs, run_bytes, load, store and nothing else"),
+        ({"host_blocks": 1, "movers": "/nowhere"}, "movers: /nowhere cannot be read: "),
         ({"host_blocks": 1, "mode": "later"}, "mode must be one of eager, lazy, not 'later'"),
         ({"host_blocks": 1, "prompt_only": 1}, "prompt_only must be true or false, not 1"),
         ({"host_blocks": 1, "max_load_failures": -1}, "max_load_failures must be a whole number of at least 0, not -1"),

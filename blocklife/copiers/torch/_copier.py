@@ -32,6 +32,7 @@ from itertools import islice
 import numpy as np
 from attrs import define, evolve, field, frozen
 
+from blocklife.copiers._movers import MoverTable
 from blocklife.copiers._protocol import check_launch, check_sizes
 from blocklife.copiers.torch._driver import DeviceLostError
 from blocklife.copiers.torch._launching import device_for
@@ -113,6 +114,9 @@ class TorchCopier:
     ``deadline_s`` bounds how long a job may take, from its launch, before it is suspect; None for never. With the ``limits`` of
     the ledger, a cache or rows too few for it are refused; ``places_per_slot`` is how many places of the host are a slot:
     the blocks of a chunk. Without them, a job that names a place which does not exist fails.
+
+    ``movers`` pins which method of copying takes which copy on a CUDA device; None: a probe of some 50 ms decides. It is not
+    for a ``device`` that is given.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class TorchCopier:
         *,
         worker: Worker,
         device: StreamDevice | None = None,
+        movers: MoverTable | None = None,
         deadline_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         limits: Limits | None = None,
@@ -134,7 +139,7 @@ class TorchCopier:
         self._layout = CopyLayout(cache, host)
         if limits is not None:
             check_sizes("torch copier", cache.num_blocks, self._layout.num_places, limits, places_per_slot)
-        self._device = device_for(self._layout, clock) if device is None else device
+        self._device = device_for(self._layout, clock, movers) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
         self._streams = {
             use: self._device.stream(use.name.lower(), copies=use is not Use.COMPUTE, urgent=use is Use.LOAD) for use in Use

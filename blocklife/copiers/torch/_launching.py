@@ -28,6 +28,7 @@ from typing import Protocol
 
 import torch
 
+from blocklife.copiers._movers import MoverTable
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._streams import CudaDevice, HostDevice, Stream, StreamDevice, StreamEvent, Timer
 from blocklife.errors import MisuseError
@@ -344,15 +345,18 @@ def _queued_stream(stream: Stream) -> QueuedStream:
     return stream
 
 
-def device_for(layout: CopyLayout, clock: Callable[[], float] = time.monotonic) -> StreamDevice:
+def device_for(
+    layout: CopyLayout, clock: Callable[[], float] = time.monotonic, movers: MoverTable | None = None
+) -> StreamDevice:
     """The device that a cache is on; *clock* is the host's, in seconds. On CUDA a thread launches copies.
 
-    Refuses: MisuseError for an unknown kind.
+    *movers*: which mover takes which copy, where there are several; None: a probe decides. Refuses: MisuseError for an unknown
+    kind, and where it would have to be proved while a graph is captured.
     """
     kind = layout.cache.device.type
     if kind == "cpu":
         return HostDevice(layout, clock)
     if kind == "cuda":
         device = layout.cache.device
-        return LaunchingDevice(CudaDevice(layout), enter=lambda: torch.cuda.set_device(device))
+        return LaunchingDevice(CudaDevice(layout, table=movers), enter=lambda: torch.cuda.set_device(device))
     raise MisuseError(f"torch copier: a cache on {kind!r} cannot be copied (put it on 'cuda' or 'cpu')")

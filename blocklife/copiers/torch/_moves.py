@@ -7,7 +7,7 @@ mover, and the reason is kept.
 *Theory.* Two costs decide: the host's for queueing a run, and the device's for moving it. Slices cost the host some
 microseconds per run. A batch costs it less than one, uses the copy engines, and takes nothing from the engine's forward pass,
 but small runs make it slow. A kernel costs the host the same for any number of runs and is as fast with small ones, but it
-takes multiprocessors as long as it lasts. `CHOICES` weighs that, per transfer.
+takes multiprocessors as long as it lasts. A `MoverTable` weighs that, per transfer; `_probe` makes it at the start.
 
 *Why a second try is harmless.* A mover that raises may have queued some of its runs. The next mover queues them again behind
 those, on the same stream, and they write the same bytes from the same sources.
@@ -19,16 +19,14 @@ to 3.6 in one of loads below 32 KiB) and 0.2 to 0.6 by a kernel, on top of some 
 from __future__ import annotations
 
 import importlib
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Protocol
 
-import numpy as np
 import torch
-from attrs import frozen
 
+from blocklife.copiers._movers import MOVERS, USUAL, MoverTable
 from blocklife.copiers.torch._driver import CudaDriver, DeviceLostError, cuda_driver, is_lost
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._pieces import TILE_BYTES, CopyTables, cut, piece_of_layout, word_of_layout, word_of_pages
@@ -118,39 +116,13 @@ def check_reach(layout: CopyLayout) -> None:
 # --- which one ------------------------------------------------------------------------------------------------------------
 
 
-@frozen
-class Choice:
-    """One row: the mover of transfers with at least *runs_min* runs of less than *mean_bytes_below* bytes on average."""
-
-    mover: str
-    direction: Direction
-    runs_min: int
-    mean_bytes_below: float
-
-
-CHOICES: tuple[Choice, ...] = (
-    Choice("kernel", Direction.LOAD, 32, 48 << 10),
-    Choice("kernel", Direction.STORE, 64, 12 << 10),
-    Choice("batch", Direction.LOAD, 2, math.inf),
-    Choice("batch", Direction.STORE, 2, math.inf),
-    Choice("kernel", Direction.LOAD, 32, math.inf),  # where there are no batches
-    Choice("kernel", Direction.STORE, 32, math.inf),
-    Choice("slices", Direction.LOAD, 0, math.inf),
-    Choice("slices", Direction.STORE, 0, math.inf),
-)
-"""The first row that fits, and whose mover works here, decides.
-
-The sizes were measured on an H100 (``make bench-gpu``, specs/measurements.md): alone, a kernel loads runs of 32 KiB 1.3 times
-as fast as a batch and runs of 16 KiB ten times, and stores runs of 8 KiB four times as fast. Stores run beside the forward
-pass: at 16 KiB a batch stores as much beside a matrix product as a kernel, which slows the product by a tenth. So a kernel
-gets only smaller runs of them. That a kernel is worth its launch from some tens of runs on is a published figure.
-"""
-
-
 class ChoosingMover:
-    """Moves each transfer by the best mover of those that work. *movers* must have ``slices``."""
+    """Moves each transfer by the mover that the table has for it, or by another of those that work."""
 
-    def __init__(self, movers: Mapping[str, Mover], left_out: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self, movers: Mapping[str, Mover], left_out: Mapping[str, str] = MappingProxyType({}), table: MoverTable = USUAL
+    ) -> None:
+        self.table = table
         self._movers = dict(movers)
         # Invariant: a mover that is left out stays in `_movers`: the device may still read its tables.
         self._left_out = dict(left_out)
@@ -169,6 +141,7 @@ class ChoosingMover:
         """Queue the runs by the best mover. One that raises is left out from then on; an error of ``slices`` is raised.
 
         Raises DeviceLostError for an error that ends the context: no mover is to blame, and the next would meet it again.
+        Raises RuntimeError where no mover works.
         """
         for name in self.order(len(pages), pages.total, direction):
             try:
@@ -182,37 +155,13 @@ class ChoosingMover:
                 if name == "slices":
                     raise
                 self._left_out[name] = reason(problem)
+        raise RuntimeError(f"no mover works here: {'; '.join(f'{name} ({why})' for name, why in self._left_out.items())}")
 
     def order(self, num_runs: int, num_bytes: int, direction: Direction) -> Iterator[str]:
         """The movers for a transfer of this size, the best first; those left out meanwhile are skipped."""
-        for choice in CHOICES:
-            there = choice.mover in self._movers and choice.mover not in self._left_out
-            fits = choice.direction is direction and num_runs >= choice.runs_min
-            if there and fits and num_bytes < choice.mean_bytes_below * num_runs:
-                yield choice.mover
-
-
-def mover_for_cuda(layout: CopyLayout) -> ChoosingMover:
-    """All movers that work for this layout; each has passed `prove`. Takes as long as compiling a kernel."""
-
-    def batch() -> Mover:
-        driver = cuda_driver()
-        if driver is None:
-            raise RuntimeError("there is no driver to load")
-        return BatchMover(driver)
-
-    kinds: dict[str, Callable[[], Mover]] = {"kernel": lambda: KernelMover(layout), "batch": batch}
-    movers: dict[str, Mover] = {}
-    left_out: dict[str, str] = {}
-    for name, kind in kinds.items():
-        try:
-            mover = kind()
-            prove(mover, layout.cache.device)
-        except Exception as problem:
-            left_out[name] = reason(problem)
-        else:
-            movers[name] = mover
-    return ChoosingMover({**movers, "slices": RunMover(layout)}, left_out)
+        for name in dict.fromkeys((self.table.mover(direction, num_runs, num_bytes), *MOVERS)):
+            if name in self._movers and name not in self._left_out:
+                yield name
 
 
 def reason(problem: Exception) -> str:
@@ -221,56 +170,9 @@ def reason(problem: Exception) -> str:
     return f"{type(problem).__name__}: {lines[0][:200]}" if lines else type(problem).__name__
 
 
-# --- proof ----------------------------------------------------------------------------------------------------------------
-
-
-_PROOF_BYTES = 64 << 10
-_PROOF_RUNS = ((0, 32 << 10), (33 << 10, 16), (40 << 10, 5_008))
-"""The start and the length of each run of a proof."""
-
-
-def prove(mover: Mover, device: torch.device) -> None:
-    """Let a mover that takes addresses copy bytes to the host and back, on a stream of its own, and wait for them.
-
-    Raises RuntimeError if the bytes are wrong afterwards, and whatever the mover raises.
-    """
-    cuda = device.type == "cuda"
-    content = torch.from_numpy(np.random.default_rng(0).integers(0, 256, _PROOF_BYTES, np.uint8))
-    sent = content.to(device)
-    host = torch.zeros(_PROOF_BYTES, dtype=torch.uint8, pin_memory=cuda)
-    back = torch.zeros_like(sent)
-    starts, nbytes = (np.array(column, np.int64) for column in zip(*_PROOF_RUNS, strict=True))
-
-    def pages(source: torch.Tensor, target: torch.Tensor) -> Pages:
-        return Pages(source.data_ptr() + starts, target.data_ptr() + starts, nbytes, np.zeros(len(nbytes), np.int64))
-
-    with _aside(device):
-        try:
-            mover.move(pages(sent, host), Direction.STORE)
-            mover.move(pages(host, back), Direction.LOAD)
-        finally:  # if it raises, some may have been queued, and the memory is freed below
-            if cuda:
-                torch.cuda.current_stream().synchronize()
-    wanted = torch.zeros_like(content)
-    for start, length in _PROOF_RUNS:
-        wanted[start : start + length] = content[start : start + length]
-    for end, found in (("the host", host), ("the device", back.cpu())):
-        if wrong := int((found != wanted).sum()):
-            raise RuntimeError(f"{wrong} bytes on {end} are wrong after a copy")
-
-
 def _current(device: torch.device) -> AbstractContextManager[object]:
     """Make a device the current one; does nothing for the host."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _aside(device: torch.device) -> AbstractContextManager[object]:
-    """A new stream that runs after the work queued on the current one; does nothing where there are no streams."""
-    if device.type != "cuda":
-        return nullcontext()
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    return torch.cuda.stream(stream)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,11 @@ from typing import Protocol
 
 import torch
 
+from blocklife.copiers._movers import MoverTable
 from blocklife.copiers.torch._driver import cuda_driver
 from blocklife.copiers.torch._layout import CopyLayout, Pages
-from blocklife.copiers.torch._moves import ChoosingMover, Mover, RunMover, mover_for_cuda
+from blocklife.copiers.torch._moves import ChoosingMover, Mover, RunMover
+from blocklife.copiers.torch._probe import mover_for_cuda
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction
 
@@ -284,12 +286,13 @@ class CudaStream:
 class CudaDevice:
     """The streams of one CUDA device.
 
-    Needs pinned host memory; with any other a copy blocks the host until it is done. *mover*: None for all that work here.
+    Needs pinned host memory; with any other a copy blocks the host until it is done. *mover*: None for all that work here,
+    chosen by the *table*, or where that is None by what a probe finds.
     """
 
-    def __init__(self, layout: CopyLayout, mover: Mover | None = None) -> None:
+    def __init__(self, layout: CopyLayout, mover: Mover | None = None, table: MoverTable | None = None) -> None:
         self._device = layout.cache.device
-        self._mover = mover_for_cuda(layout) if mover is None else mover
+        self._mover = mover_for_cuda(layout, table) if mover is None else mover
 
     @property
     def left_out(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from attrs import field, fields, frozen
 
+from blocklife.copiers import MoverTable, read_movers
 from blocklife.engines import _options as options
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
@@ -33,6 +34,9 @@ class LinkerConfig:
     """The eviction policy of host memory, by its name in `blocklife.offload.replacement` or one that was registered there."""
     deadline_s: float = field(default=60.0, metadata={"read": options.seconds})
     """How long a copy to the host may take, in seconds from its launch. Then it has failed, and a step waits for its end."""
+    movers: MoverTable | None = field(default=None, metadata={"read": read_movers})
+    """Which method of copying takes which copy on a CUDA device: the path of what `blocklife doctor --movers FILE` wrote, or
+    what is in it. Default: each rank probes its own device when it starts."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": options.one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 

@@ -56,7 +56,7 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         extra_config: Mapping[str, object] | None = None,
         forward_stream: object = None,
     ) -> None:
-        config = LinkerConfig.read(extra_config or {})
+        config = self.config = LinkerConfig.read(extra_config or {})
         self.forward_stream = forward_stream
         self.pages = DevicePages(params, components)
         self.pools = {PoolName.KV: self.pages}
@@ -88,7 +88,7 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
 
     def make_copier(self, cache: KvCache, memory: HostMemory, limits: Limits) -> TorchCopier:
         """The copier; a subclass may make another."""
-        return torch_copier(cache, memory, limits)
+        return torch_copier(cache, memory, limits, self.config.movers)
 
     def wrap_copier(self, copier: TorchCopier) -> Copier:
         """What launches copies; a subclass may put something around it."""

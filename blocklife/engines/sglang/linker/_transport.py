@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from blocklife.copiers import Copier
+from blocklife.copiers import Copier, MoverTable
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, JobId, Launched, Limits, Plan, Result, Worker
@@ -22,9 +22,9 @@ RANK = Worker(0)
 """Each rank has a ledger of its own, and is its only worker."""
 
 
-def torch_copier(cache: KvCache, memory: HostMemory, limits: Limits) -> TorchCopier:
+def torch_copier(cache: KvCache, memory: HostMemory, limits: Limits, movers: MoverTable | None = None) -> TorchCopier:
     """A copier based on torch: on streams of a CUDA device, or synchronous between CPU tensors."""
-    return TorchCopier(cache, memory, worker=RANK, limits=limits)
+    return TorchCopier(cache, memory, worker=RANK, limits=limits, movers=movers)
 
 
 class Transport:

@@ -15,6 +15,7 @@ from functools import cache, partial
 
 from attrs import evolve, field, fields, frozen
 
+from blocklife.copiers import MoverTable, read_movers
 from blocklife.engines import _options as options
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
@@ -142,6 +143,9 @@ class ConnectorConfig:
     sleep_keeps_host: bool = field(default=False, metadata={"read": options.flag})
     """Whether the host tier keeps its content while the engine sleeps. vLLM resets it then as for new weights, and does not say
     which it is: set this only if the engine wakes up with its old weights, or if its caches are reset for new ones."""
+    movers: MoverTable | None = field(default=None, metadata={"read": read_movers})
+    """Which method of copying takes which copy on a CUDA device: the path of what `blocklife doctor --movers FILE` wrote, or
+    what is in it. Default: each worker probes its own device when it starts."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": options.one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 

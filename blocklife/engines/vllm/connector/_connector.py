@@ -7,6 +7,7 @@ loaded layer by layer, nothing is sent to another engine, and the release of blo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -119,7 +120,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def make_copier(self) -> MakeCopier:
         """Make the copier of a worker; a subclass may override this."""
-        return torch_copier
+        return partial(torch_copier, movers=self.config.movers)
 
     @property
     def scheduler(self) -> ConnectorScheduler:

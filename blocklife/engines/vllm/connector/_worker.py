@@ -22,6 +22,7 @@ from attrs import define, evolve, field, frozen
 
 from blocklife.copiers import Sharing
 from blocklife.copiers._executor import Executor
+from blocklife.copiers._movers import MoverTable
 from blocklife.copiers._protocol import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
@@ -331,6 +332,6 @@ def _nothing() -> None:
     """vLLM runs the forward pass itself."""
 
 
-def torch_copier(cache: KvCache, host: HostMemory, worker: Worker) -> EngineCopier:
+def torch_copier(cache: KvCache, host: HostMemory, worker: Worker, movers: MoverTable | None = None) -> EngineCopier:
     """A copier based on torch: on streams of a CUDA device, or synchronous between CPU tensors."""
-    return TorchCopier(cache, host, worker=worker)
+    return TorchCopier(cache, host, worker=worker, movers=movers)
