@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from blocklife.copiers.torch._driver import cuda_driver
+from blocklife.copiers.torch._launching import FollowingStream, LaunchingDevice, QueuedStream
 from blocklife.copiers.torch._layout import CopyLayout
 from blocklife.copiers.torch._moves import BatchMover, KernelMover, Mover, RunMover
 from blocklife.copiers.torch._probe import mover_for_cuda
@@ -68,6 +69,29 @@ class ForcedHost(HostDevice):
 
     def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> HostStream:
         return HostStream(self._forced)
+
+
+class ForcedLaunching(LaunchingDevice):
+    """Such a device behind a thread that launches, as a copier for CUDA has one. Keeps its streams by name."""
+
+    def __init__(self, inner: StreamDevice, where: torch.device) -> None:
+        super().__init__(inner, enter=lambda: torch.cuda.set_device(where) if is_cuda(where) else None)
+        self._named: dict[str, QueuedStream | FollowingStream] = {}
+
+    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> QueuedStream | FollowingStream:
+        self._named[name] = super().stream(name, copies=copies, urgent=urgent)
+        return self._named[name]
+
+    def streams_of(self, name: str) -> list[torch.cuda.Stream]:
+        """The stream of that name as torch knows it; none on the host."""
+        inner = self._named[name].inner
+        return [inner.inner] if isinstance(inner, CudaStream) else []
+
+    def flush(self, name: str) -> None:
+        """Return when all that a stream was given so far has been launched. Raises what a launch has raised."""
+        event = self.event()
+        self._named[name].record(event)
+        event.recorded()
 
 
 def forced(layout: CopyLayout, mover: Mover) -> StreamDevice:

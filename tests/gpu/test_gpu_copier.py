@@ -6,6 +6,7 @@ after page in the order of the launches. What is slow or fails is put on a stage
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 
@@ -13,10 +14,11 @@ import pytest
 import torch
 
 from blocklife.copiers import FaultRates
-from blocklife.copiers.torch import HostMemory
+from blocklife.copiers.torch import HostMemory, KvCache
 from blocklife.copiers.torch import _memory as memory
-from blocklife.copiers.torch._layout import Pages
+from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import Mover
+from blocklife.copiers.torch._probe import mover_for_cuda
 from blocklife.errors import CapacityError
 from blocklife.ledger.records import ON_DEVICE, Direction
 from tests.gpu.movers import NAMES, is_cuda
@@ -62,6 +64,24 @@ def play(request: pytest.FixtureRequest) -> Iterator[Play]:
 
 def layer(where: torch.device, page: int, blocks: int = BLOCKS) -> torch.Tensor:
     return torch.zeros(blocks, page, dtype=torch.uint8, device=where)
+
+
+# --- the probe ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", [4 * KIB, 64 * KIB])
+def test_a_probe_finds_every_mover_of_a_device_right(page: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It measures some points at least, and takes none of them out."""
+    caplog.set_level(logging.INFO)
+    where = torch.device("cuda", torch.cuda.current_device())
+    cache = KvCache([[layer(where, page)]])
+    with HostMemory(cache.row_bytes, PLACES, pinned=True) as host:
+        mover = mover_for_cuda(CopyLayout(cache, host))
+    print(*mover.table.lines(), *caplog.messages, sep="\n")
+
+    assert not {name: why for name, why in mover.left_out.items() if "bytes are wrong" in why}
+    assert [line for line in caplog.messages if "were probed in" in line]
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------------

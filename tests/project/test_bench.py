@@ -221,7 +221,7 @@ def test_gpu_tables_say_everything(tmp_path: Path, capsys: pytest.CaptureFixture
     assert from_json(again) == gpu_report()
     for told in ("A GPU", "1.2", "20.0 (10.0 to 25.0)", "40%", "3 x copy_: met", "limit: MISSED", "+10.0%", "31.4"):
         assert told in page
-    for told in ("WRONG: both, pages of 64 KiB, copier: wrong bytes", "no mover batch: no driver", "left out: load, pages"):
+    for told in ("WRONG: both, pages of 64 KiB, copier: wrong bytes", "not here: batch: no driver", "left out: load, pages"):
         assert told in page
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows[:6]}) == 1

@@ -1,6 +1,7 @@
-"""``python -m tests.bench.gpu [--json] [--seconds N] [--pages 4K,64K]``: measure copies on a GPU.
+"""``python -m tests.bench.gpu [--json] [--seconds N] [--pages 4K,64K] [--dry]``: measure copies on a GPU.
 
-With ``--from FILE`` nothing is measured: what ``--json`` printed before is printed as tables, in Markdown.
+With ``--dry`` the whole program runs on CPU tensors, in a size for tests: none of its figures says anything about a GPU. With
+``--from FILE`` nothing is measured: what ``--json`` printed before is printed as tables, in Markdown.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import torch
 
 from blocklife.copiers.torch._memory import available_bytes
 from blocklife.errors import BlocklifeError
-from tests.bench.gpu.arena import FULL
+from tests.bench.gpu.arena import FULL, SMOKE
 from tests.bench.gpu.measuring import PAGES, Wish, measure
-from tests.bench.gpu.records import Report, from_json, size, to_json
+from tests.bench.gpu.records import LARGE_PAGE, Report, from_json, size, to_json
 from tests.bench.gpu.tables import markdown
 
 WRONG, BAD = 1, 2
@@ -47,12 +48,15 @@ def seconds(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure or read a report, and print it. 1: somebody moved wrong bytes, or raised; 2: no GPU, or no report."""
+    """Measure or read a report, and print it. 1: wrong bytes, somebody raised, or it ended early; 2: no GPU, or no report."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables: every repetition of everything")
     parser.add_argument("--seconds", type=seconds, default=400.0, help="what it may take; what has no room is named (400)")
     parser.add_argument("--pages", type=pages, default=PAGES, metavar="SIZES", help="only these page sizes, as 4K,64K,1M")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing: print this JSON again")
+    parser.add_argument(
+        "--dry", action="store_true", help="run on CPU tensors, in a size for tests, to see that all of it runs"
+    )
     chosen = parser.parse_args(arguments)
     try:
         report = _report(chosen)
@@ -60,12 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench gpu: {problem}", file=sys.stderr)
         return BAD
     print(to_json(report) if chosen.json else markdown(report))
-    return WRONG if report.troubles else 0
+    return WRONG if report.troubles or report.broken else 0
 
 
 def _report(chosen: argparse.Namespace) -> Report:
     if chosen.source is not None:
         return from_json(chosen.source.read_text(encoding="utf-8"))
+    if chosen.dry:
+        pages = tuple(page for page in chosen.pages if page <= LARGE_PAGE)  # larger ones have no room there
+        where = torch.device("cpu")
+        return measure(Wish(where=where, sizes=SMOKE, pages=pages, beside_pages=pages[:1], seconds=chosen.seconds), _say)
     if not torch.cuda.is_available():
         raise NoGpuError("needs a CUDA device, and torch sees none (--from FILE prints an old report)")
     where = torch.device("cuda", torch.cuda.current_device())
@@ -73,7 +81,11 @@ def _report(chosen: argparse.Namespace) -> Report:
     available = available_bytes()
     sizes = FULL.within(free if available is None else min(free, 4 * available))
     wish = Wish(where=where, sizes=sizes, pages=chosen.pages, seconds=chosen.seconds)
-    return measure(wish, lambda line: print(line, file=sys.stderr, flush=True))
+    return measure(wish, _say)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class NoGpuError(BlocklifeError):

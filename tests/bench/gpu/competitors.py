@@ -5,6 +5,7 @@ Each queues its jobs, one call a job, on streams of its own, and says which byte
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from blocklife.copiers.torch._moves import ChoosingMover, Mover
 from blocklife.ledger.records import ON_DEVICE, Direction, JobId, Result, Transfer, Worker
 from tests.bench.gpu.arena import LOAD, STORE, Arena, Work
 from tests.bench.gpu.records import EACH, GATHER, LIMIT, NEIGHBOURS
-from tests.gpu.movers import ForcedCuda, forced
+from tests.gpu.movers import ForcedLaunching, forced
 
 
 class Competitor:
@@ -29,6 +30,8 @@ class Competitor:
         self._streams: dict[Direction, torch.cuda.Stream | None] = {
             direction: torch.cuda.Stream(device=where) if cuda else None for direction in ON_DEVICE
         }
+        self._marks: deque[torch.cuda.Event | None] = deque()
+        """One for each job that `launch` has queued and nobody has heard of; None has passed."""
         self.work = {direction: self.cut(direction) for direction in ON_DEVICE}
         self.jobs = {direction: work.jobs(arena.job_blocks) for direction, work in self.work.items()}
 
@@ -49,15 +52,41 @@ class Competitor:
         """How many calls move all."""
         return len(self.jobs[direction])
 
+    def job_bytes(self, direction: Direction, number: int) -> int:
+        """What one job moves."""
+        return len(self.jobs[direction][number][0]) * self.arena.block
+
     def begin(self) -> None:
         """Get ready. Nothing is under way."""
+
+    def launch(self, direction: Direction, number: int) -> None:
+        """Queue one job of which `hear` will tell."""
+        self.queue(direction, number)
+        stream = self._streams[direction]
+        self._marks.append(None if stream is None else stream.record_event())
+
+    def hear(self) -> int:
+        """How many jobs of `launch` have landed since anybody asked; all go in one direction."""
+        count = 0
+        while self._marks and ((mark := self._marks[0]) is None or mark.query()):
+            self._marks.popleft()
+            count += 1
+        return count
+
+    def flush(self, direction: Direction) -> None:
+        """Return when all that was queued lies on the streams."""
 
     def queue(self, direction: Direction, number: int) -> None:
         """Queue one job."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Everything that was queued has run. Raises RuntimeError if the competitor knows better."""
+        """Wait until all that was queued has run. Raises RuntimeError if something has not moved."""
+        self.arena.buffers.settle()
+        self._marks.clear()
+
+    def close(self) -> None:
+        """Give back what it holds. Nothing is under way."""
 
     def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
         """Do the same to other buffers, of words of eight bytes, in the plainest way."""
@@ -71,14 +100,14 @@ class Competitor:
 
 
 class Ours(Competitor):
-    """The copier, from `launch` on. Its name is that of a mover, or says how the blocks lie where the copier chooses."""
+    """The copier, from `launch` on, with its thread. Its name is that of a mover, or how the blocks lie where it chooses."""
 
     def __init__(self, arena: Arena, name: str, mover: Mover) -> None:
         self.name = name
         super().__init__(arena)
         self._layout = CopyLayout(arena.cache, arena.rows)
         self._mover = mover
-        self._device = forced(self._layout, mover)
+        self._device = ForcedLaunching(forced(self._layout, mover), arena.buffers.where)
         self.copier = TorchCopier(arena.cache, arena.rows, worker=Worker(0), device=self._device)
         self._out: set[JobId] = set()
         self._num_jobs = 0
@@ -87,13 +116,7 @@ class Ours(Competitor):
         return self.arena.neighbours(direction) if self.name == NEIGHBOURS else self.arena.scattered(direction)
 
     def streams(self, direction: Direction) -> list[torch.cuda.Stream]:
-        if not isinstance(self._device, ForcedCuda):
-            return []
-        return [self._device.named[direction.name.lower()].inner]
-
-    def job_bytes(self, direction: Direction, number: int) -> int:
-        """What one job moves."""
-        return len(self.jobs[direction][number][0]) * self.arena.block
+        return self._device.streams_of(direction.name.lower())
 
     def chosen(self, direction: Direction) -> str:
         """Which mover it takes for the first job of a direction; empty where there is nothing to choose."""
@@ -111,8 +134,17 @@ class Ours(Competitor):
         self.copier.launch(transfer)
         self._out.add(transfer.job)
 
+    def launch(self, direction: Direction, number: int) -> None:
+        self.queue(direction, number)
+
+    def flush(self, direction: Direction) -> None:
+        self._device.flush(direction.name.lower())
+
+    def close(self) -> None:
+        self.copier.close()
+
     def hear(self) -> int:
-        """How many jobs have landed since anybody asked. Raises RuntimeError if one has failed."""
+        """As there. Raises RuntimeError if a job has failed."""
         completions = self.copier.poll()
         if any(completion.result is not Result.OK for completion in completions):
             raise RuntimeError(self.copier.statistics().last_error)
@@ -132,25 +164,37 @@ class Ours(Competitor):
 
 
 class Limit(Competitor):
-    """One copy of the same bytes, all in a row: what the link gives."""
+    """One copy of the same bytes, all in a row: what the link gives. Or a few, which follow each other."""
 
     name = LIMIT
+    parts = 1
 
     def num_jobs(self, direction: Direction) -> int:
-        return 1
+        return self.parts
+
+    def job_bytes(self, direction: Direction, number: int) -> int:
+        return self.arena.volume // self.parts
 
     def queue(self, direction: Direction, number: int) -> None:
         with self.on(direction):
-            self._copy(direction, self.arena.buffers.device, self.arena.buffers.host)
+            self._copy(direction, number, self.arena.buffers.device, self.arena.buffers.host)
 
     def expect(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
-        self._copy(direction, device.view(torch.uint8), host.view(torch.uint8))
+        for number in range(self.parts):
+            self._copy(direction, number, device.view(torch.uint8), host.view(torch.uint8))
 
-    def _copy(self, direction: Direction, device: torch.Tensor, host: torch.Tensor) -> None:
-        volume = self.arena.volume
-        part = slice(0, volume) if direction is STORE else slice(2 * volume, 3 * volume)
+    def _copy(self, direction: Direction, number: int, device: torch.Tensor, host: torch.Tensor) -> None:
+        nbytes = self.job_bytes(direction, number)
+        begin = (0 if direction is STORE else 2 * self.arena.volume) + number * nbytes
+        part = slice(begin, begin + nbytes)
         source, target = (device, host) if direction is STORE else (host, device)
         target[part].copy_(source[part], non_blocking=True)
+
+
+class LimitInParts(Limit):
+    """The same in sixteen, so that what has landed can be counted while they run."""
+
+    parts = 16
 
 
 class Each(Competitor):

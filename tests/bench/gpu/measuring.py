@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from attrs import define, evolve, field, frozen
 
+from blocklife.copiers.torch import DeviceLostError
 from blocklife.copiers.torch._layout import CopyLayout
-from blocklife.copiers.torch._moves import ChoosingMover
+from blocklife.copiers.torch._moves import ChoosingMover, reason
+from blocklife.copiers.torch._probe import mover_for_cuda
 from blocklife.ledger.records import Direction
 from tests.bench.gpu.arena import FULL, Arena, Buffers, Sizes
-from tests.bench.gpu.competitors import DIRECTIONS, PEERS, Competitor, Ours
+from tests.bench.gpu.competitors import DIRECTIONS, PEERS, Competitor, Each, Gather, LimitInParts, Ours
 from tests.bench.gpu.facts import facts
+from tests.bench.gpu.peers import FOREIGN, tried
 from tests.bench.gpu.records import (
     COPIER,
     EACH,
@@ -32,8 +37,8 @@ from tests.bench.gpu.records import (
 )
 from tests.gpu.movers import AbsentError, made
 
-PAGES = tuple(KIB << power for power in range(2, 13))
-"""4 KiB to 4 MiB."""
+PAGES = tuple(KIB << power for power in range(2, 11))
+"""4 KiB to 1 MiB."""
 
 COARSE = (4 * KIB, 64 * KIB, 1024 * KIB)
 """Measured first, so that a run that is cut short has something everywhere."""
@@ -76,6 +81,8 @@ def timed(
         begin = time.perf_counter()
         competitor.queue(each, job)
         held.append((time.perf_counter() - begin) * 1e6)
+    for each in directions:
+        competitor.flush(each)
     seconds = stop()
     competitor.end()
     return seconds, statistics.median(held)
@@ -199,7 +206,7 @@ class Product:
         return each[WARM:], events[0].elapsed_time(events[-1]) / 1e3
 
 
-def beside(product: Product, ours: Ours, page: int, direction: str) -> Beside:
+def beside(product: Product, competitor: Competitor, page: int, direction: str) -> Beside:
     """The product alone and beside copies, in turns."""
     (way,) = DIRECTIONS[direction]
     alone: list[float] = []
@@ -208,40 +215,46 @@ def beside(product: Product, ours: Ours, page: int, direction: str) -> Beside:
     product.row(lambda: None)
     for _ in range(ROUNDS):
         alone += product.row(lambda: None)[0]
-        ours.begin()
-        feed = _Feed(ours, way)
+        competitor.begin()
+        feed = _Feed(competitor, way)
         row, took = product.row(feed)
         together += row
         copied += feed.landed_bytes
         seconds += took
-        ours.end()
+        competitor.end()
     return Beside(
         page=page,
         direction=direction,
-        mover=ours.name,
+        mover=competitor.name,
         alone_ms=tuple(alone),
         beside_ms=tuple(together),
         copied_rate=copied / seconds / 1e9,
+        multiprocessors=multiprocessors(competitor.arena.buffers.where),
     )
+
+
+def multiprocessors(where: torch.device) -> int:
+    """How many a device has; 0 for the host."""
+    return int(torch.cuda.get_device_properties(where).multi_processor_count) if where.type == "cuda" else 0
 
 
 class _Feed:
     """Keeps a few jobs out; counts the bytes of those that have landed."""
 
-    def __init__(self, ours: Ours, way: Direction) -> None:
-        self._ours = ours
+    def __init__(self, competitor: Competitor, way: Direction) -> None:
+        self._competitor = competitor
         self._way = way
-        self._sizes = [ours.job_bytes(way, number) for number in range(ours.num_jobs(way))]
+        self._sizes = [competitor.job_bytes(way, number) for number in range(competitor.num_jobs(way))]
         self._out: list[int] = []
         self._launched = 0
         self.landed_bytes = 0
 
     def __call__(self) -> None:
-        for _ in range(self._ours.hear()):
+        for _ in range(self._competitor.hear()):
             self.landed_bytes += self._out.pop(0)
         if len(self._out) < DEPTH:
             number = self._launched % len(self._sizes)
-            self._ours.queue(self._way, number)
+            self._competitor.launch(self._way, number)
             self._out.append(self._sizes[number])
             self._launched += 1
 
@@ -249,13 +262,20 @@ class _Feed:
 # --- the whole run --------------------------------------------------------------------------------------------------------
 
 
-def takes_part(arena: Arena, absent: dict[str, str]) -> list[Ours]:
-    """Ours in every way; movers that are not there are noted."""
+def ours(arena: Arena, absent: dict[str, str], notes: dict[str, str]) -> list[Ours]:
+    """Ours in every way; movers that are not there are noted, and what the first probe has found."""
     layout = CopyLayout(arena.cache, arena.rows)
     chosen = made("chosen", layout)
     found = [Ours(arena, COPIER, chosen), Ours(arena, NEIGHBOURS, chosen)]
     if isinstance(chosen, ChoosingMover):
         absent |= chosen.left_out
+        if not notes:  # once more: nothing is compiled any more
+            begin = time.perf_counter()
+            table = mover_for_cuda(layout).table
+            notes["movers"] = (
+                f"proved and probed in {(time.perf_counter() - begin) * 1e3:.0f} ms for pages of {size(arena.page)}"
+            )
+            notes["table"] = json.dumps(table.as_json())
     for name in MOVERS:
         try:
             found.append(Ours(arena, name, made(name, layout)))
@@ -264,11 +284,33 @@ def takes_part(arena: Arena, absent: dict[str, str]) -> list[Ours]:
     return found
 
 
+def packages(arena: Arena, absent: dict[str, str]) -> list[Competitor]:
+    """Others by the calls of their packages; who cannot be imported, or raises when it is tried, is noted."""
+    found = []
+    for kind in FOREIGN:
+        if kind.name not in absent:
+            try:
+                found.append(tried(kind, arena))
+            except Exception as problem:
+                absent[kind.name] = reason(problem)
+    return found
+
+
 def order(pages: Sequence[int]) -> list[tuple[int, str]]:
     """The cases: a coarse look at everything first."""
     coarse = [page for page in pages if page in COARSE]
     fine = [page for page in pages if page not in COARSE]
     return [(page, direction) for group in (coarse, fine) for direction in DIRECTIONS for page in group]
+
+
+@contextmanager
+def closing_all(competitors: list[Ours]) -> Iterator[list[Ours]]:
+    """End the threads of these copiers afterwards."""
+    try:
+        yield competitors
+    finally:
+        for each in competitors:
+            each.close()
 
 
 @define(eq=False)
@@ -280,22 +322,27 @@ class _Run:
     cases: list[Case] = field(factory=list)
     beside: list[Beside] = field(factory=list)
     absent: dict[str, str] = field(factory=dict)
+    notes: dict[str, str] = field(factory=dict)
     product: Product | None = None
 
     def case(self, page: int, direction: str, allowance_s: float) -> str:
         """All competitors in one case; says how it went."""
         arena = Arena(self.buffers, page)
-        ours = takes_part(arena, self.absent)
-        case = compare(arena, direction, [*(make(arena) for make in PEERS), *ours], allowance_s)
-        chosen = dict.fromkeys(ours[0].chosen(each) for each in DIRECTIONS[direction])
+        others = [*(make(arena) for make in PEERS), *packages(arena, self.absent)]
+        with closing_all(ours(arena, self.absent, self.notes)) as own:
+            case = compare(arena, direction, [*others, *own], allowance_s)
+            chosen = dict.fromkeys(own[0].chosen(each) for each in DIRECTIONS[direction])
         self.cases.append(evolve(case, chosen=", ".join(chosen)))
         return told(self.cases[-1])
 
     def product_beside(self, page: int, direction: str) -> str:
-        """A product beside each mover; says how it went."""
+        """A product beside each competitor; says how it went."""
         self.product = self.product or Product(self.buffers)
-        ours = takes_part(Arena(self.buffers, page), self.absent)
-        rows = [beside(self.product, each, page, direction) for each in ours if each.name != NEIGHBOURS]
+        arena = Arena(self.buffers, page)
+        others = [LimitInParts(arena), Each(arena), Gather(arena), *packages(arena, self.absent)]
+        rows = [beside(self.product, each, page, direction) for each in others]
+        with closing_all(ours(arena, self.absent, self.notes)) as own:
+            rows += [beside(self.product, each, page, direction) for each in own if each.name != NEIGHBOURS]
         self.beside += rows
         return "a product beside " + ", ".join(f"{each.mover} {each.slowdown:+.1%}" for each in rows)
 
@@ -309,6 +356,7 @@ def measure(wish: Wish, say: Callable[[str], None]) -> Report:
     coarse = sum(page in COARSE for page, _, _ in todo)
     todo = deque([*[*todo][:coarse], *products, *[*todo][coarse:]])
     left_out: list[str] = []
+    broken = ""
     try:
         while todo and (left := start + wish.seconds - time.perf_counter()) > 0:
             page, direction, is_product = todo[0]
@@ -317,16 +365,19 @@ def measure(wish: Wish, say: Callable[[str], None]) -> Report:
             say(f"{time.perf_counter() - start:4.0f} s of {wish.seconds:.0f}: {direction}, pages of {size(page)}: {line}")
     except KeyboardInterrupt:
         left_out.append("what comes here, because it was interrupted")
-    finally:
-        run.product = None
+    except (RuntimeError, DeviceLostError) as problem:  # a package's kernel may have ended the context for all
+        broken = f"{todo[0][1]}, pages of {size(todo[0][0])}: {reason(problem)}"
+    run.product = None
+    with suppress(RuntimeError):  # as above
         run.buffers.close()
     left_out += [f"{way}, pages of {size(page)}{', beside a product' * is_product}" for page, way, is_product in todo]
     return Report(
-        facts=facts(wish, time.perf_counter() - start),
+        facts=facts(wish, time.perf_counter() - start) | run.notes,
         cases=tuple(sorted(run.cases, key=lambda case: ([*DIRECTIONS].index(case.direction), case.page))),
         beside=tuple(run.beside),
         absent=run.absent,
         left_out=tuple(left_out),
+        broken=broken,
     )
 
 

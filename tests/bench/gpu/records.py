@@ -15,6 +15,9 @@ LIMIT, COPIER, NEIGHBOURS, EACH, GATHER = "limit", "copier", "neighbours", "copy
 MOVERS = ("slices", "batch", "kernel")
 """Ours, by one mover only."""
 
+VLLM_BATCH, VLLM_KERNEL, SGLANG, LMCACHE = PACKAGES = ("vLLM batch", "vLLM kernel", "SGLang", "LMCache")
+"""By the calls of other packages, where these can be imported."""
+
 KIB = 1 << 10
 LARGE_PAGE = 64 * KIB
 LIMIT_SHARE_MIN = 0.9
@@ -93,7 +96,7 @@ class Case:
 
 @frozen(kw_only=True)
 class Beside:
-    """A matrix product alone, and beside copies of one mover in one direction: milliseconds each, every one."""
+    """A matrix product alone, and beside copies of one competitor in one direction: milliseconds each, every one."""
 
     page: int
     direction: str
@@ -102,11 +105,18 @@ class Beside:
     beside_ms: tuple[float, ...]
     copied_rate: float
     """Gigabytes a second that were copied meanwhile."""
+    multiprocessors: int = 0
+    """How many the device has; 0 where nobody says."""
 
     @property
     def slowdown(self) -> float:
         """By which share the product takes longer."""
         return statistics.median(self.beside_ms) / statistics.median(self.alone_ms) - 1
+
+    @property
+    def taken(self) -> float:
+        """Multiprocessors that the product lost, as if speed were all that they give: the share of its speed that is gone."""
+        return self.multiprocessors * (1 - 1 / (1 + max(self.slowdown, 0.0)))
 
 
 @frozen(kw_only=True)
@@ -118,9 +128,11 @@ class Report:
     cases: tuple[Case, ...]
     beside: tuple[Beside, ...]
     absent: dict[str, str] = field(factory=dict)
-    """Movers that are not there, and why."""
+    """Movers and packages that are not there, and why."""
     left_out: tuple[str, ...] = ()
     """What there was no time for."""
+    broken: str = ""
+    """Why it ended early, where a device was lost, say; what was measured by then is here."""
 
     @property
     def troubles(self) -> list[str]:
@@ -170,6 +182,7 @@ def from_json(text: str) -> Report:
             ),
             absent=dict(read["absent"]),
             left_out=tuple(read["left_out"]),
+            broken=read["broken"],
         )
     except (ValueError, KeyError, TypeError) as problem:
         raise MisuseError(f"no report of this benchmark: {problem!r} (give what --json printed)") from problem
