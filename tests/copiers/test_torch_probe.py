@@ -37,10 +37,19 @@ from tests.copiers.test_torch_movers import ByAddress, FakeCuda, a_layout, no_ke
 CPU = torch.device("cpu")
 ALL_BATCH = (("batch",) * 5,) * 3
 ROWS, COLUMNS = range(len(USUAL.num_runs)), range(len(USUAL.run_bytes))
-AREA_BYTES = 1 << 19
+AREA_BYTES = 1 << 18
 
 Cost = Callable[[str, Direction, int, int], float]
 """Seconds that a mover takes for so many runs of so many bytes in a direction."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Copies as small as these wait longer for other threads of torch than they take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @define(eq=False)
@@ -51,6 +60,8 @@ class Card:
     fails: dict[str, BaseException] = field(factory=dict)
     spoils: dict[str, int] = field(factory=dict)
     """Who moves a wrong byte with runs of this size."""
+    idles: dict[str, int] = field(factory=dict)
+    """Who moves nothing with runs of this size."""
     now: float = 5.0
     asked: list[tuple[str, Direction, int, int]] = field(factory=list)
 
@@ -77,7 +88,8 @@ class PacedMover:
         self.card.asked.append((self.name, direction, len(pages), size))
         if (fault := self.card.fails.get(self.name)) is not None:
             raise fault
-        ByAddress().move(pages, direction)
+        if self.card.idles.get(self.name) != size:
+            ByAddress().move(pages, direction)
         if self.card.spoils.get(self.name) == size:
             ctypes.memset(int(pages.target[0] + size - 1), 0x5A, 1)
             ctypes.memset(int(pages.target[0] + size - 2), 0xA5, 1)
@@ -194,10 +206,11 @@ def _at(rows: tuple[tuple[str, ...], ...], at: tuple[int, int]) -> str:
 # --- movers that fail -----------------------------------------------------------------------------------------------------
 
 
-def check_wrong_bytes_are_found(name: str) -> None:
-    """Two bytes at the end of one run, with runs of one size, by the quickest mover of all."""
+def check_wrong_bytes_are_found(name: str, fault: str = "spoils", size: int = 16 << 10) -> None:
+    """With runs of one size, by the quickest mover of all."""
     others = [each for each in MOVERS if each != name]
-    card = Card(lambda who, *_: 1e-6 if who == name else 1e-5, spoils={name: 16 << 10})
+    card = Card(lambda who, *_: 1e-6 if who == name else 1e-5)
+    setattr(card, fault, {name: size})
     found = card.probed()
     taken = {mover for row in (*found.table.load, *found.table.store) for mover in row}
 
@@ -206,10 +219,12 @@ def check_wrong_bytes_are_found(name: str) -> None:
     assert name not in taken <= {*others}
 
 
+@pytest.mark.parametrize("size", [USUAL.run_bytes[0], USUAL.run_bytes[2]])
+@pytest.mark.parametrize("fault", ["spoils", "idles"])
 @pytest.mark.parametrize("name", MOVERS)
-def test_a_mover_that_moves_a_wrong_byte_is_out(name: str) -> None:
-    """Wherever it was the quickest before."""
-    check_wrong_bytes_are_found(name)
+def test_a_mover_that_moves_a_wrong_byte_is_out(name: str, fault: str, size: int) -> None:
+    """Wherever it was the quickest before; also one that moves nothing, to where another has moved the same just before."""
+    check_wrong_bytes_are_found(name, fault, size)
 
 
 def test_a_probe_that_does_not_look_at_the_bytes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +320,24 @@ def test_a_driver_that_refuses_in_the_probe_is_left_out(monkeypatch: pytest.Monk
 
     assert mover.names == ("slices",)
     assert mover.left_out["batch"].startswith("CudaError: cuMemcpyBatchAsync of 8 copies answered CUDA_ERROR_INVALID_VALUE")
+
+
+def test_slices_that_move_wrong_bytes_take_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the last resort, but no copy may go by them then."""
+    mover = started(monkeypatch, FakeCuda(), Card(even, spoils={"slices": 4_096}))
+
+    assert mover.names == ("batch",)
+    assert "bytes are wrong" in mover.left_out["slices"]
+    assert [*mover.order(1, 4_096, LOAD)] == ["batch"]
+
+
+def test_a_device_lost_in_a_proof_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_given: object) -> None:
+        raise CudaError("cuMemcpyBatchAsync answered CUDA_ERROR_LAUNCH_FAILED", 719)
+
+    monkeypatch.setattr(probe, "prove", lost)
+    with pytest.raises(DeviceLostError, match="LAUNCH_FAILED"):
+        started(monkeypatch, FakeCuda(), Card(even))
 
 
 def test_a_pinned_table_is_taken_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

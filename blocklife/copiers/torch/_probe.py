@@ -161,14 +161,13 @@ def probe_on(device: torch.device, movers: Mapping[str, Mover], clock: Callable[
     """Measure these movers, which take addresses, and slices. `USUAL` where there is no memory to measure with."""
     begin = clock()
     try:
-        with aside(device):
-            area = ProbeArea(device)
-            try:
+        area = ProbeArea(device)  # on the engine's stream, which can have the device's part of it afterwards
+        try:
+            with aside(device):
                 run = _Probe(area, {**movers, "slices": RunMover(area.layout())}, clock, clock() + BUDGET_S)
                 probed = run.probed()
-            finally:
-                area.settle()
-                area.close()
+        finally:  # every measurement has waited for its end
+            area.close()
     except DeviceLostError:
         raise
     except Exception as problem:
@@ -235,8 +234,11 @@ class _Probe:
                 finally:  # if it raises, some may have been queued
                     self.area.settle()
                 took.append(self.clock() - begin)
-            if wrong := self.area.num_wrong(direction, (TRIES - 1) % 2, num_runs * nbytes):
-                raise RuntimeError(f"{wrong} bytes are wrong after a {direction.name.lower()} of {num_runs} runs of {nbytes}")
+                # After the last two, which bring different content: what was there before can be the same as one of them.
+                if attempt >= TRIES - 2 and (wrong := self.area.num_wrong(direction, attempt % 2, num_runs * nbytes)):
+                    raise RuntimeError(
+                        f"{wrong} bytes are wrong after a {direction.name.lower()} of {num_runs} runs of {nbytes}"
+                    )
             found[name] = min(took)
         except Exception as problem:
             self.left_out[name] = _blamed(problem)
