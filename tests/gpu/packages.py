@@ -92,6 +92,10 @@ FAKES: dict[str, dict[str, object]] = {
     "vllm._custom_ops": {"swap_blocks_batch": swap},
     "vllm.v1.kv_offload.cpu.swap_blocks_triton": {"swap_blocks_batch": swap},
     "sgl_kernel.kvcacheio": {"transfer_kv_all_layer_mla_lf_pf": store, "transfer_kv_per_layer_mla_pf_lf": load},
-    "lmcache.c_ops": {"multi_layer_kv_transfer": transfer, "TransferDirection": Way, "EngineKVFormat": EngineFormat},
+    "lmcache.cuda_ops": {"multi_layer_kv_transfer": transfer},
+    "lmcache.lmcache_native": {"TransferDirection": Way, "EngineKVFormat": EngineFormat},
 }
 """Their modules, with the calls that the benchmark makes."""
+
+OLDER_LMCACHE = {"multi_layer_kv_transfer": transfer, "TransferDirection": Way, "GPUKVFormat": EngineFormat}
+"""Its one module ``lmcache.c_ops``, in releases before it was split in two."""

@@ -39,7 +39,7 @@ from tests.bench.gpu.records import (
 )
 from tests.bench.gpu.tables import markdown
 from tests.gpu.movers import SINGLE
-from tests.gpu.packages import FAKES
+from tests.gpu.packages import FAKES, OLDER_LMCACHE
 
 PAGES = (4 * KIB, 64 * KIB)
 
@@ -115,7 +115,13 @@ def test_an_interrupted_run_keeps_what_it_has(where: torch.device, monkeypatch: 
 def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
     """These packages are installed."""
     there = {module: SimpleNamespace(**calls) for module, calls in FAKES.items()}
-    monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=there.__getitem__))
+
+    def imported(module: str) -> SimpleNamespace:
+        if module not in there:
+            raise ModuleNotFoundError(f"No module named {module!r}")
+        return there[module]
+
+    monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=imported))
     return there
 
 
@@ -135,6 +141,15 @@ def test_other_packages_are_asked_for_the_same_bytes(direction: str, page: int, 
     buffers.close()
 
 
+def test_an_older_lmcache_is_asked_too(fakes: dict[str, SimpleNamespace]) -> None:
+    del fakes["lmcache.cuda_ops"]
+    fakes["lmcache.c_ops"] = SimpleNamespace(**OLDER_LMCACHE)
+    report = measure(wish(torch.device("cpu")), quiet)
+
+    assert (report.troubles, LMCACHE in report.absent) == ([], False)
+    assert all(case.of(LMCACHE) for case in report.cases)
+
+
 def test_a_package_that_is_not_there_or_raises_is_one_line_and_the_table_goes_on(
     fakes: dict[str, SimpleNamespace],
 ) -> None:
@@ -144,11 +159,11 @@ def test_a_package_that_is_not_there_or_raises_is_one_line_and_the_table_goes_on
         raise TypeError("multi_layer_kv_transfer(): incompatible function arguments")
 
     del fakes["vllm._custom_ops"], fakes["sgl_kernel.kvcacheio"].transfer_kv_per_layer_mla_pf_lf
-    fakes["lmcache.c_ops"].multi_layer_kv_transfer = unknown
+    fakes["lmcache.cuda_ops"].multi_layer_kv_transfer = unknown
     report = measure(wish(torch.device("cpu")), quiet)
 
     assert {name: report.absent[name].partition(":")[0] for name in PACKAGES if name in report.absent} == {
-        VLLM_BATCH: "KeyError", SGLANG: "AttributeError", LMCACHE: "TypeError"
+        VLLM_BATCH: "ModuleNotFoundError", SGLANG: "AttributeError", LMCACHE: "TypeError"
     }  # fmt: skip
     assert report.troubles == []
     assert all(case.of(VLLM_KERNEL) and not case.of(SGLANG) for case in report.cases)

@@ -7,7 +7,8 @@ nothing.
 * vLLM (0.33): addresses in three pinned tensors, one call. Its connector takes the kernel for loads of pages below 28 KiB, and
   the driver's batch for all else; here each moves everything.
 * SGLang (0.5.23): its calls for memory of latents that lies page-first on the host. A block is what a token is there.
-* LMCache: its call for memory of latents. Its chunk lies by layer and in a row, so its places on the host are all in a row.
+* LMCache (as of 2026): its call for memory of latents. Its chunk lies by layer and in a row, so all its places on the host are
+  in a row.
 """
 
 from __future__ import annotations
@@ -136,11 +137,14 @@ class Lmcache(Gather):
     name = LMCACHE
 
     def __init__(self, arena: Arena) -> None:
-        self._ops: Any = importlib.import_module("lmcache.c_ops")
+        try:
+            self._ops: Any = importlib.import_module("lmcache.cuda_ops")
+            named: Any = importlib.import_module("lmcache.lmcache_native")
+        except ImportError:  # before it was split in two
+            named = self._ops = importlib.import_module("lmcache.c_ops")
         super().__init__(arena)
         addresses = [layer.data_ptr() for layer in arena.cache.layers]
         self._layers = torch.tensor(addresses, dtype=torch.int64, device=arena.buffers.where)
-        named = self._ops if hasattr(self._ops, "TransferDirection") else importlib.import_module("lmcache.lmcache_native")
         self._ways = {way: named.TransferDirection.D2H if way is STORE else named.TransferDirection.H2D for way in ON_DEVICE}
         formats = getattr(named, "EngineKVFormat", None) or named.GPUKVFormat
         self._format = formats(_VLLM_MLA)
