@@ -6,6 +6,8 @@ each of which must give one line that begins with the file and the line; and fil
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,6 +111,14 @@ def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(MisuseError, match=r"bytes\.toml: it is no text: byte 1 is not UTF-8 \(name a"):
         read_scenario(tmp_path / "bytes.toml")
+
+
+def test_good_file_can_be_read_by_a_program_that_imports_nothing_else() -> None:
+    """Every expectation is known as soon as files can be read."""
+    script = "import sys; from blocklife.testing import parse_scenario; print(parse_scenario(sys.stdin.read(), 'x').id)"
+    ran = subprocess.run([sys.executable, "-c", script], input=GOOD, capture_output=True, text=True, check=False)
+
+    assert (ran.stderr, ran.returncode) == ("", 0)
 
 
 def test_good_file_reads_as_what_it_says() -> None:

@@ -25,9 +25,10 @@ from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
 from blocklife.offload import Geometry
 from blocklife.testing.scenarios._driver import NUMBER_MAX, SETTINGS, Driver, EngineSetup
+from blocklife.testing.scenarios._judge import check_expectations
 from blocklife.testing.scenarios._kinds import NEW_REQUEST, TEXT, Known, Value, nearest, one_of, shown
 from blocklife.testing.scenarios._verbs import VerbStage
-from blocklife.testing.scenarios._words import Verb, check_expectations, verbs_of
+from blocklife.testing.scenarios._words import Verb, verbs_of
 
 VERBS: Mapping[str, Verb] = {**verbs_of(VerbStage, Driver, "do_"), **verbs_of(Driver, Driver)}
 """Every verb by name."""

@@ -11,7 +11,8 @@ from blocklife.testing.scenarios._driver import LookedUp
 from blocklife.testing.scenarios._kinds import COMPARED, Value
 from blocklife.testing.scenarios._names import StageError
 from blocklife.testing.scenarios._stage import GARBAGE, Stage, worded
-from blocklife.testing.scenarios._words import EXPECTATIONS, Expectation, expectation
+from blocklife.testing.scenarios._words import EXPECTATIONS, expectation
+from blocklife.testing.scenarios._words import check_expectations as check_expectations  # from here, all of them are known
 from blocklife.testing.worlds._device import CopyOrder
 
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
@@ -307,7 +308,3 @@ class Judge:
     def same_as(self, step: kinds.EarlierStep) -> str:
         """Everything is as it was after that step, except job numbers."""
         return "" if self.stage.picture() == self.stage.pictures.get(step) else f"something has changed since {step!r}"
-
-
-JUDGED: Mapping[str, Expectation] = EXPECTATIONS
-"""All of the above, by name."""
