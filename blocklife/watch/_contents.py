@@ -124,11 +124,6 @@ class ContentBook:
     # --- reading ------------------------------------------------------------------------------------------------------------
 
     @property
-    def jobs_out(self) -> list[int]:
-        """The jobs that have not landed."""
-        return list(self._jobs)
-
-    @property
     def num_in_flight(self) -> int:
         """How many steps are in flight."""
         return len(self._launches)

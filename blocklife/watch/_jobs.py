@@ -25,19 +25,19 @@ class Content(NamedTuple):
     """A bit for each part that was written; None if unknown."""
 
 
-class Host:
-    """The contents of the engine's slots, from what it says of its jobs."""
+class Host(dict[int, Content]):
+    """The contents of the engine's slots, from what it says of its jobs. It is empty once the engine has forgotten all."""
 
     def __init__(self, num_slots: int, *, keeps: bool) -> None:
+        super().__init__()
         self.num_slots = num_slots
         self._keeps = keeps
-        self._content: dict[int, Content] = {}
         self.sees_all = False
         """Whether every store was seen, so that a slot without known content is empty."""
 
     def wrong(self, piece: CopyPiece) -> str:
         """What is wrong with a slot's content for a load; empty if it is what the load expects."""
-        found = self._content.get(-1 if piece.slot is None else piece.slot)
+        found = self.get(-1 if piece.slot is None else piece.slot)
         if found is None:
             return "nothing was stored in it" if self._keeps and self.sees_all else ""
         if found.key is not None and piece.key is not None and found.key != piece.key:
@@ -55,20 +55,12 @@ class Host:
             if (slot := piece.slot_among(self.num_slots)) is not None:
                 parts = new[slot].parts if slot in new else 0
                 new[slot] = Content(piece.key, (parts or 0) | 1 << piece.offset)
-        self._content.update(new)
+        self.update(new)
 
     def promoted(self, slot: int, key: bytes) -> None:
         """A tier below has filled a slot, all of it."""
         if self._keeps and 0 <= slot < self.num_slots:
-            self._content[slot] = Content(key, None)
-
-    def drop_content(self, slot: int) -> None:
-        """The content of a slot is unknown from now on."""
-        self._content[slot] = Content(None, None)
-
-    def reset(self) -> None:
-        """The engine has forgotten all host content: every slot starts anew."""
-        self._content.clear()
+            self[slot] = Content(key, None)
 
 
 class FollowedJob(Occupant):
@@ -111,8 +103,6 @@ class FollowedJobs:
         self._num_workers = sizes.num_workers
         self._told = holders.lives.told
         self._known: dict[int, FollowedJob] = {}
-        self._loads: dict[int, FollowedJob] = {}
-        """The loads among them."""
         self.touching = AtPlace[FollowedJob]()
         """Block to the jobs that read or write it."""
         self._using = AtPlace[FollowedJob]()
@@ -142,7 +132,7 @@ class FollowedJobs:
 
     def has_loads_out(self) -> bool:
         """Whether any of them is a load."""
-        return any(job.is_out for job in self._loads.values())
+        return any(not job.is_store and job.is_out for job in self._known.values())
 
     # --- stores -------------------------------------------------------------------------------------------------------------
 
@@ -262,10 +252,8 @@ class FollowedJobs:
         """A tier has filled these slots, each with the content of its key: no other job may touch them."""
         for key, slot in content:
             for other in self._using.get(slot, ()):
-                does, number = "writes" if other.is_store else "reads", other.copy.number
-                what = f"slot {slot} is promoted into while job {number} {does} it"
-                self._story.violate("I1", what, request=other.copy.request, job=number)
-                self.finish(other)
+                does = "writes" if other.is_store else "reads"
+                self._break("I1", f"slot {slot} is promoted into while job {other.copy.number} {does} it", other)
             self._host.promoted(slot, key)
             if self._told is not None:
                 self._told.bring_up(slot, key)
@@ -276,10 +264,7 @@ class FollowedJobs:
         for slot in slots:
             for other in self._using.get(slot, ()):
                 if other.is_store and other.life.state is CopyState.LAUNCHED:
-                    number = other.copy.number
-                    said = f"slot {slot} {what} while job {number} still writes it"
-                    self._story.violate("I6", said, request=other.copy.request, job=number)
-                    self.finish(other)
+                    self._break("I6", f"slot {slot} {what} while job {other.copy.number} still writes it", other)
 
     # --- loads --------------------------------------------------------------------------------------------------------------
 
@@ -324,7 +309,7 @@ class FollowedJobs:
                 self.finish(other)
         if not what and (wrong := self._host.wrong(piece)):
             what = f"job {number} loads from slot {slot}, but {wrong}"
-            self._host.drop_content(slot)
+            self._host[slot] = Content(None, None)  # unknown from now on
         if what:
             self._story.violate("I6", what, block=piece.block, request=job.copy.request, job=number)
         if slot not in job.slots:
@@ -351,11 +336,9 @@ class FollowedJobs:
 
     def compute(self, requests: Collection[str]) -> None:
         """The step computes for these requests: their loads must have landed."""
-        for number, job in list(self._loads.items()):
-            if job.is_out and not job.copy.sync and job.copy.request in requests:
-                what = f"the step computes for {job.copy.request} while its load, job {number}, is out"
-                self._story.violate("I6", what, request=job.copy.request, job=number)
-                self.finish(job)
+        for number, job in self._known.items():
+            if not (job.is_store or job.copy.sync) and job.is_out and job.copy.request in requests:
+                self._break("I6", f"the step computes for {job.copy.request} while its load, job {number}, is out", job)
 
     # --- the end of jobs ----------------------------------------------------------------------------------------------------
 
@@ -423,7 +406,7 @@ class FollowedJobs:
             self.forgotten = max(self.forgotten, number)
         self.forgotten = max(self.forgotten, *self._ended, -1)
         if forget:
-            self._host.reset()
+            self._host.clear()
 
     def give_up(self, numbers: Iterable[int]) -> None:
         """Stop following these jobs: their end may never be reported."""
@@ -458,7 +441,6 @@ class FollowedJobs:
             job.life.end()
         self._story.counts["jobs"] += 1
         del self._known[job.copy.number]
-        self._loads.pop(job.copy.number, None)
         self._ended.keep(job.copy.number, may_come=may_come)
 
     # --- inside -------------------------------------------------------------------------------------------------------------
@@ -470,8 +452,6 @@ class FollowedJobs:
             self.finish(older)
         self._ended.pop(copy.number, None)
         job = self._known[copy.number] = FollowedJob(copy, is_store)
-        if not is_store:
-            self._loads[copy.number] = job
         if not is_store and not copy.sync and copy.request is not None:
             for number, each in self._known.items():
                 if each.is_store and each.life.state is CopyState.LAUNCHED and each.copy.request == copy.request:
@@ -479,6 +459,11 @@ class FollowedJobs:
                     self._story.violate("I10", what, request=copy.request, job=copy.number)
                     break
         return job
+
+    def _break(self, rule: str, what: str, job: FollowedJob) -> None:
+        """A job is met while it is out, which it should not be: it is taken for over."""
+        self._story.violate(rule, what, request=job.copy.request, job=job.copy.number)
+        self.finish(job)
 
     def _touch(self, job: FollowedJob, block: int) -> None:
         if job not in self.touching.get(block, ()):

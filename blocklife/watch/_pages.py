@@ -55,7 +55,6 @@ class PageBook(ContentBook):
         self._checked: dict[str, CheckedPrefix] = {}
         self._changes: list[int] = []
         """Blocks in the order in which something became of them."""
-        self._num_still = 0
 
     def all_given_back(self, left: Sequence[int] = ()) -> None:
         """Every block is free: the engine begins anew. *left*: blocks that are not, after all."""
@@ -69,7 +68,6 @@ class PageBook(ContentBook):
 
     def launched(self, turns: Sequence[PageTurn], waits: Collection[int]) -> None:
         """The engine launches a step that computes these turns, and waits for these loads layer by layer."""
-        self._num_still = 0
         self._begins(waits)
         written: set[int] = set()
         used: set[int] = set()
@@ -210,8 +208,7 @@ class PageBook(ContentBook):
 
     def stands_still(self, requests: Sequence[str]) -> None:
         """The engine launches no step, although these requests wait."""
-        self._num_still = 0 if self._jobs or self._launches or self.unseen_slots else self._num_still + 1
-        if self._num_still == STILL:
+        if self._rest.lasts("still", not (self._jobs or self._launches or self.unseen_slots), STILL):
             names = ", ".join(requests[:_NAMED]) + (" and others" if len(requests) > _NAMED else "")
             what = f"{names} wait, and for {STILL} looks no step was launched and nothing was in flight"
             self._violate("I12", what, request=requests[0] if requests else None)

@@ -81,11 +81,11 @@ UNSEEN = HeldContent(None, 0)
 """Content of which nothing is known but that it is there."""
 
 
-class SlotContents:
-    """The slots that are handed out. None stands for one into which nothing has been written yet."""
+class SlotContents(dict[int, HeldContent | None]):
+    """What is in each slot that is handed out, changed by these methods only. None: nothing has been written into it yet."""
 
     def __init__(self) -> None:
-        self._held: dict[int, HeldContent | None] = {}
+        super().__init__()
         self._counts: Counter[int] = Counter()
         """How many slots hold the content of a name."""
         self._unnamed: dict[int, HeldContent] = {}
@@ -93,21 +93,11 @@ class SlotContents:
         self._believed: set[int] = set()
         """Slots that were filled unseen: what they hold is not known, and believed to be right."""
 
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._held
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def get(self, slot: int) -> HeldContent | None:
-        """What is in a slot; None for nothing, and for a slot that is free."""
-        return self._held.get(slot)
-
     def hand_out(self, slots: Iterable[int], held: HeldContent | None) -> None:
         """These are handed out; *held* is `UNSEEN` where others than the jobs of the book may fill them."""
         for slot in slots:
             self.drop(slot)
-            self._held[slot] = held
+            self[slot] = held
 
     def fill(self, slot: int, held: HeldContent | None) -> None:
         """A slot that is handed out holds this now; what came in unseen is believed to be right."""
@@ -120,11 +110,11 @@ class SlotContents:
             self._unnamed[slot] = held
         else:
             self._counts[name] += 1
-            self._held[slot] = held.without_text()
+            self[slot] = held.without_text()
 
     def drop(self, slot: int) -> None:
         """A slot is free."""
-        held = self._held.pop(slot, None)
+        held = self.pop(slot, None)
         self._believed.discard(slot)
         if held is None or self._unnamed.pop(slot, None) is not None or (name := held.name) is None:
             return
@@ -134,7 +124,8 @@ class SlotContents:
 
     def clear(self) -> None:
         """All are free."""
-        for each in (self._held, self._counts, self._unnamed, self._believed):
+        super().clear()
+        for each in (self._counts, self._unnamed, self._believed):
             each.clear()
 
     def may_have(self, name: int, on_the_way: Iterable[Collection[HeldContent | None]] = ()) -> bool:
