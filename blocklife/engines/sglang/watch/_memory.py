@@ -6,6 +6,7 @@ SGLang counts in slots of tokens, which lie in pages; a state has one slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from attrs import define, field
@@ -145,15 +146,13 @@ class MemoryEars:
         for thing, name in memory.also_hands_out:
             ears.hear(thing, name, after=self._allocated, scope=scope)
         for thing, name in ((allocator, "free"), (allocator, "free_segment"), *memory.also_frees):
-            ears.hear(thing, name, before=self._freed, scope=scope)
-        ears.hear(allocator, "free_page_ids", before=self._pages_freed, scope=scope)
+            ears.hear(thing, name, before=partial(self._freed, memory.page, False), scope=scope)
+        ears.hear(allocator, "free_page_ids", before=partial(self._freed, 1, False), scope=scope)
         ears.hear(allocator, memory.sets_aside, scope=scope)
-        ears.hear(allocator, "clear", after=self._cleared, scope=scope)
+        ears.hear(allocator, "clear", after=partial(self._cleared, False), scope=scope)
         ears.hear(memory.host, "alloc", after=self._host_allocated, scope=scope + " host")
-        ears.hear(memory.host, "free", before=self._host_freed, scope=scope + " host")
-        ears.hear(memory.host, "clear", after=self._host_cleared, scope=scope + " host")
-
-    # --- the device ---------------------------------------------------------------------------------------------------------
+        ears.hear(memory.host, "free", before=partial(self._freed, memory.page, True), scope=scope + " host")
+        ears.hear(memory.host, "clear", after=partial(self._cleared, True), scope=scope + " host")
 
     def _allocated(self, call: HeardCall) -> None:
         def tell(tokens: list[int]) -> None:
@@ -163,17 +162,14 @@ class MemoryEars:
 
         self._reading.later(tell, call.result)
 
-    def _freed(self, call: HeardCall) -> TakesBack:
-        return self._free(call.first, self._page)
+    def _host_allocated(self, call: HeardCall) -> None:
+        self._reading.later(lambda tokens: self._book.slots_handed_out(pages(tokens, self._page)), call.result)
 
-    def _pages_freed(self, call: HeardCall) -> TakesBack:
-        return self._free(call.first, 1)
-
-    def _free(self, indices: object, size: int, *, on_host: bool = False) -> TakesBack:
+    def _freed(self, size: int, on_host: bool, call: HeardCall) -> TakesBack:
         """These are freed, until that is taken back: then what is still handed out holds what it has held."""
         book, held = self._book, Held()
         gives = book.slots_given_back if on_host else book.given_back
-        self._reading.later(lambda tokens: held.update(gives(pages(tokens, size))), indices)
+        self._reading.later(lambda tokens: held.update(gives(pages(tokens, size))), call.first)
 
         def takes_back() -> None:
             self._reading.report()
@@ -183,21 +179,10 @@ class MemoryEars:
 
         return takes_back
 
-    def _cleared(self, call: HeardCall) -> None:
+    def _cleared(self, on_host: bool, call: HeardCall) -> None:
         self._reading.report()
-        self._book.all_given_back(self._taken()[0])
-
-    # --- the host -----------------------------------------------------------------------------------------------------------
-
-    def _host_allocated(self, call: HeardCall) -> None:
-        self._reading.later(lambda tokens: self._book.slots_handed_out(pages(tokens, self._page)), call.result)
-
-    def _host_freed(self, call: HeardCall) -> TakesBack:
-        return self._free(call.first, self._page, on_host=True)
-
-    def _host_cleared(self, call: HeardCall) -> None:
-        self._reading.report()
-        self._book.all_slots_given_back(self._taken()[1])
+        gives = self._book.all_slots_given_back if on_host else self._book.all_given_back
+        gives(self._taken()[on_host])
 
 
 def _astray(tokens: Sequence[int], size: int) -> int | None:

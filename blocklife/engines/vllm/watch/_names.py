@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 
-from blocklife.engines.vllm.watch._reading import BlockLike, blocks_of, ending_of, name_of, tables_of
+from blocklife.engines.vllm.watch._reading import BlockLike, blocks_of, ending_of, first_int, name_of, tables_of
 from blocklife.watch import HeardCall, Original, Positions, Watch
 
 _NAMED = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id", "block_mask")
@@ -155,8 +155,7 @@ class RequestHashes:
 
     def __init__(self, watch: Watch, pool: object, engine: object | None) -> None:
         self._watch = watch
-        unit = getattr(pool, "hash_block_size", 0)
-        self._unit = unit if isinstance(unit, int) else 0
+        self._unit = first_int(pool, "hash_block_size")
         # For each hash the number of its content, and for each content the request that had it first. Dictionaries of plain
         # values only, which the garbage collector does not look into.
         self._young: tuple[dict[bytes, int], dict[int, str]] = {}, {}

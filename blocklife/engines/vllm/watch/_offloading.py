@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Protocol, TypeAlias, TypeGuard
 
 from blocklife.engines.vllm.watch._connector_hooks import ConnectorHooks
-from blocklife.engines.vllm.watch._reading import EngineProgress, ending_of
+from blocklife.engines.vllm.watch._reading import EngineProgress, ending_of, first_int
 from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
 from blocklife.watch import CopyPiece, EngineCopy, HeardCall, Mirror, TakesBack, TierBook, Watch
 
@@ -58,13 +58,14 @@ class OffloadingHooks(ConnectorHooks):
         self._sample = mirror.sample
         self._left_by = self._sample.__rmod__
         """Block id modulo the sample: 0, if the block is followed."""
-        self._groups = _groups_of(scheduler)
+        self._configs: Sequence[object] = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
+        self._groups = [int(getattr(config, "group_idx", at)) for at, config in enumerate(self._configs)]
+        """For each group of the connector, the engine's group."""
         self._launches_flushed = launches_flushed()
         self._shapes: dict[type, Callable[[object], tuple[object, object, object]]] = {}
-        if isinstance(made := getattr(scheduler, "_job_counter", None), int):
-            mirror.jobs.forgotten = made - 1
+        self._made = first_int(scheduler, "_job_counter")
+        mirror.jobs.forgotten = self._made - 1
         watch.ears.hear(scheduler, "reset_cache", after=self._reset)
-        self._made = getattr(scheduler, "_job_counter", 0)
         # Content from tiers of another kind below this one would arrive unseen.
         manager = getattr(scheduler, "manager", None)
         mirror.hears_all = sees_all = type(manager).__name__ == "CPUOffloadingManager"
@@ -76,17 +77,14 @@ class OffloadingHooks(ConnectorHooks):
         mirror.host.sees_all = sees_all and not self._made
         if mirror.hears_all or is_tiering(manager):
             mirror.num_held = self._num_held
-        configs = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
-        sizes = {
-            group: _first_int(config, "tokens_per_block", "gpu_block_size")
-            for group, config in zip(self._groups, configs, strict=True)
-        }
+        tokens = [first_int(config, "tokens_per_block", "gpu_block_size") for config in self._configs]
+        sizes = dict(zip(self._groups, tokens, strict=True))
         self.block_tokens = [sizes.get(group, 0) for group in range(max(sizes, default=-1) + 1)]
         self._odd: list[tuple[str, str, str | None, int]] = []
         # The manager's function from key to slot, if there is one; and the key under which each slot was stored last.
         self._find: Callable[[bytes], object] | None = getattr(getattr(self._primary, "_policy", None), "get", None)
         self._stored: dict[int, bytes] = {}
-        self._hashes = [_first_int(config, "hashes_per_chunk", "hash_block_size_factor") for config in configs]
+        self._hashes = [first_int(config, "hashes_per_chunk", "hash_block_size_factor") for config in self._configs]
         """How many block hashes of a request one chunk of each group covers."""
 
     # --- hooked calls -------------------------------------------------------------------------------------------------------
@@ -96,7 +94,7 @@ class OffloadingHooks(ConnectorHooks):
 
     def _built(self, call: HeardCall) -> None:
         meta, output = call.result, call.first
-        stores, loads = _jobs(meta, "store_jobs"), _jobs(meta, "load_jobs")
+        stores, loads = jobs_of(meta, "store_jobs"), jobs_of(meta, "load_jobs")
         waits = set(getattr(meta, "jobs_to_flush", None) or ())
         if not self._launches_flushed:
             waits -= stores.keys()
@@ -114,7 +112,7 @@ class OffloadingHooks(ConnectorHooks):
         odd, self._odd = self._odd, []
         for rule, what, request, number in odd:
             self._mirror.story.violate(rule, what, request=request, job=number)
-        made, self._made = self._made, getattr(self._scheduler, "_job_counter", 0)
+        made, self._made = self._made, first_int(self._scheduler, "_job_counter")
         for number in range(made, self._made):
             if number in getattr(self._scheduler, "_jobs", {}) and number not in named:
                 what = f"job {number} was made, but not sent to the workers"
@@ -148,14 +146,13 @@ class OffloadingHooks(ConnectorHooks):
 
     def _lacks(self, name: str, request: object, start: int, end: int) -> str:
         known, find = getattr(self._scheduler, "_req_status", {}).get(name), self._find
-        configs: Sequence[object] = getattr(getattr(self._scheduler, "config", None), "kv_group_configs", ())
         if known is None or find is None:
             return ""
         tail = getattr(known, "partial_tail_boundary", None) is not None  # which has a key of its own
-        for group, config, state in zip(self._groups, configs, known.group_states, strict=False):
-            if not (size := _first_int(config, *_CHUNK_TOKENS)):
+        for group, config, state in zip(self._groups, self._configs, known.group_states, strict=False):
+            if not (size := first_int(config, *_CHUNK_TOKENS)):
                 continue
-            window, until = _first_int(config, *_CHUNK_WINDOW), -(-end // size)
+            window, until = first_int(config, *_CHUNK_WINDOW), -(-end // size)
             first = max(start // size, until - window) if window else start // size
             keys = state.offload_keys[first : until - tail]
             for at, key in enumerate(keys, first):
@@ -171,7 +168,7 @@ class OffloadingHooks(ConnectorHooks):
         name = getattr(call.first, "request_id", None)
         if name in self._within:
             self._within.discard(name)
-            jobs = _jobs(self._scheduler, "_current_batch_load_jobs")
+            jobs = jobs_of(self._scheduler, "_current_batch_load_jobs")
             number = next(reversed(jobs), None)
             if number is not None and self._shape(jobs[number])[0] == name and not getattr(jobs[number], "sync", False):
                 what = f"a lookup has said that {name} need not wait for its load, but it has to for job {number}"
@@ -328,10 +325,9 @@ class OffloadingHooks(ConnectorHooks):
         """Check whether the engine was about to store blocks that have a new tenant by now."""
         known = getattr(self._scheduler, "_req_status", {}).get(request)
         states: Sequence[GroupState] = getattr(known, "group_states", ())
-        configs: Sequence[object] = getattr(getattr(self._scheduler, "config", None), "kv_group_configs", ())
-        for group, state, config in zip(self._groups, states, configs, strict=False):
-            size = _first_int(config, *_CHUNK_TOKENS)
-            stored = _first_int(state, "next_stored_chunk_idx", "next_stored_block_idx")
+        for group, state, config in zip(self._groups, states, self._configs, strict=False):
+            size = first_int(config, *_CHUNK_TOKENS)
+            stored = first_int(state, "next_stored_chunk_idx", "next_stored_block_idx")
             until = tokens // size * self._blocks_per_chunk if isinstance(tokens, int) and size else len(state.block_ids)
             for position in range(stored * self._blocks_per_chunk, min(until, len(state.block_ids))):
                 block = state.block_ids[position]
@@ -357,20 +353,11 @@ def launches_flushed() -> bool:
 
 def blocks_per_chunk_of(scheduler: object) -> int:
     """How many blocks of a group make a chunk."""
-    return _first_int(getattr(scheduler, "config", None), "blocks_per_chunk", "block_size_factor") or 1
+    return first_int(getattr(scheduler, "config", None), "blocks_per_chunk", "block_size_factor") or 1
 
 
-def _groups_of(scheduler: object) -> list[int]:
-    """For each group of the connector, the engine's group."""
-    configs = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
-    return [int(getattr(config, "group_idx", at)) for at, config in enumerate(configs)]
-
-
-def _first_int(thing: object, *names: str) -> int:
-    return next((found for name in names if isinstance(found := getattr(thing, name, None), int)), 0)
-
-
-def _jobs(meta: object, name: str) -> dict[int, object]:
+def jobs_of(meta: object, name: str) -> dict[int, object]:
+    """What metadata have under this name, by number of a job; nothing if they have no such thing."""
     found = getattr(meta, name, None)
     return found if isinstance(found, dict) else {}
 

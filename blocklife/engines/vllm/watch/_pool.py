@@ -80,12 +80,12 @@ class PoolHooks:
             for request, table in tables_of(manager).items():
                 places = {number: at for at, number in enumerate(self._numbers(table)) if number}
                 for block, at in places.items():
-                    self._adopt(request, group, block, at, shared=block in named)
+                    self._tell("taken" if block in named else "handed out", request, group, [block], [at])
                     named[block] = named.get(block, 0) + 1
         for each in blocks_of(self._pool):
             mine = each.block_id and not each.block_id % self._sample
             for _ in range(each.ref_cnt - named.get(each.block_id, 0) if mine else 0):
-                self._adopt(CONNECTOR, 0, each.block_id, None, shared=each.block_id in named)
+                self._tell("taken" if each.block_id in named else "handed out", CONNECTOR, 0, [each.block_id], [None])
                 named[each.block_id] = named.get(each.block_id, 0) + 1
         self._watch.catch_up()
         for mirror in self._mirrors:
@@ -94,13 +94,6 @@ class PoolHooks:
     def _numbers(self, table: Sequence[BlockLike]) -> list[int]:
         """The ids of a table, with 0 for blocks that are not followed."""
         return [0 if block.block_id % self._sample else block.block_id for block in table]
-
-    def _adopt(self, holder: str, group: int, block: int, position: int | None, *, shared: bool) -> None:
-        for mirror in self._mirrors:
-            if shared:
-                mirror.taken(holder, group, [block], [position])
-            else:
-                mirror.handed_out(holder, group, [block], [position])
 
     # --- the pool ---------------------------------------------------------------------------------------------------------
 
@@ -247,11 +240,11 @@ class PoolHooks:
         group, positions = (0, [None] * len(ids)) if holder == CONNECTOR else self._places(holder, ids, blocks)
         if what == "taken" and holder != CONNECTOR:
             self.names.ask_hits(request, group, ids, positions)
+        self._tell(what, holder, group, ids, positions)
+
+    def _tell(self, what: str, holder: str, group: int, ids: list[int], positions: Positions) -> None:
         for mirror in self._mirrors:
-            if what == "taken":
-                mirror.taken(holder, group, ids, positions)
-            else:
-                mirror.handed_out(holder, group, ids, positions)
+            (mirror.taken if what == "taken" else mirror.handed_out)(holder, group, ids, positions)
 
     def _ask_windows(self, request: object, told: Mapping[str, object]) -> None:
         """Check that a request has the block in which its next window begins."""

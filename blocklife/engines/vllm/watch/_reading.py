@@ -46,6 +46,11 @@ def blocks_of(pool: object) -> Sequence[BlockLike]:
     return found if isinstance(found, Sequence) else ()
 
 
+def first_int(thing: object, *names: str) -> int:
+    """What the first of these names has that has a whole number; 0 if none has."""
+    return next((found for name in names if isinstance(found := getattr(thing, name, None), int)), 0)
+
+
 @functools.lru_cache(maxsize=64)
 def ending_of(group: int) -> bytes:
     """The suffix that names the group, after the hash in the name of a block's content."""

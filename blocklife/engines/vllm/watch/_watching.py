@@ -11,7 +11,7 @@ from blocklife.engines.vllm.watch._engine import EngineHooks, TablesHooks
 from blocklife.engines.vllm.watch._names import RequestHashes
 from blocklife.engines.vllm.watch._offloading import OffloadingHooks, blocks_per_chunk_of
 from blocklife.engines.vllm.watch._pool import PoolHooks
-from blocklife.engines.vllm.watch._reading import EngineProgress
+from blocklife.engines.vllm.watch._reading import EngineProgress, first_int
 from blocklife.engines.vllm.watch._simple import SimpleHooks
 from blocklife.engines.vllm.watch._tiering import TieringHooks, is_tiering, primary_of
 from blocklife.errors import MisuseError
@@ -131,24 +131,12 @@ def _why_none(connector: object) -> str:
 
 
 def _num_workers(scheduler: object, connector: object) -> int:
-    for found in (
-        getattr(getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None), "world_size", None),
-        getattr(getattr(connector, "config", None), "num_workers", None),
-        getattr(connector, "_expected_worker_count", None),
-    ):
-        if isinstance(found, int) and found > 0:
-            return found
-    return 1
+    parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+    own = first_int(getattr(connector, "config", None), "num_workers") or first_int(connector, "_expected_worker_count")
+    return first_int(parallel, "world_size") or own or 1
 
 
 def _num_slots(connector: object) -> int:
     """Slots of the host tier if the connector knows their number, otherwise 0."""
     manager = primary_of(connector if is_tiering(connector) else getattr(connector, "manager", None))
-    for found in (
-        getattr(connector, "num_cpu_blocks", None),
-        getattr(manager, "_num_chunks", None),
-        getattr(manager, "_num_blocks", None),
-    ):
-        if isinstance(found, int):
-            return found
-    return 0
+    return first_int(connector, "num_cpu_blocks") or first_int(manager, "_num_chunks", "_num_blocks")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Protocol, TypeAlias
 
 from attrs import define, field
 
 from blocklife.engines.vllm._versions import ENGINE
-from blocklife.engines.vllm.watch._offloading import launches_flushed
+from blocklife.engines.vllm.watch._offloading import jobs_of, launches_flushed
 from blocklife.errors import MisuseError
 from blocklife.states import OUT_AND_WANTED, Job, JobLife
 from blocklife.watch import EndedJobs, HeardCall, Options, PartWatch, WatchViolation
@@ -233,10 +233,10 @@ class OffloadingWorkerHooks(WorkerHooks):
         self._watch.begins(launches=self._hears_below)
         self._flushed = set(getattr(meta, "jobs_to_flush", None) or ())
         if not launches_flushed():  # older workers skip this wait, which is not needed: it is for a block that was hit
-            self._flushed -= _mapping(getattr(meta, "store_jobs", None)).keys()
+            self._flushed -= jobs_of(meta, "store_jobs").keys()
         # Where all ranks have the same content, a rank that writes no stores reports them at once.
         for name in ("load_jobs", "store_jobs") if getattr(self._worker, "_is_store_writer", True) else ("load_jobs",):
-            for number, job in _mapping(getattr(meta, name, None)).items():
+            for number, job in jobs_of(meta, name).items():
                 request = getattr(job, "req_id", None)
                 self._watch.planned(
                     number,
@@ -250,7 +250,7 @@ class OffloadingWorkerHooks(WorkerHooks):
 
     def _started(self, call: HeardCall) -> None:
         self._wait_is_over()
-        jobs = _mapping(getattr(call.first, "load_jobs", None))
+        jobs = jobs_of(call.first, "load_jobs")
         if self._hears_below:
             needed = [number for number, job in jobs.items() if getattr(job, "sync", False)]
             self._watch.must_be_quiet(needed, "I6", "the step computes with the content of a load")
@@ -262,7 +262,7 @@ class OffloadingWorkerHooks(WorkerHooks):
     def _told(self, call: HeardCall) -> None:
         """What is sent to the scheduler."""
         if self._hears_below:
-            self._watch.told_all(_mapping(getattr(call.result, "completed_jobs", None)))
+            self._watch.told_all(jobs_of(call.result, "completed_jobs"))
 
     def _wait_is_over(self) -> None:
         """Check, once a step, that the step's flushed jobs are over from here on."""
@@ -358,7 +358,7 @@ class SimpleWorkerHooks(WorkerHooks):
             self._watch.must_be_quiet(running, "I1", "the step goes on without a wait")
 
     def _told(self, call: HeardCall) -> None:
-        events = _mapping(getattr(call.result, "completed_store_events", None))
+        events = jobs_of(call.result, "completed_store_events")
         if self._hears_below:
             if not isinstance(getattr(self._worker, "_store_hwm", None), int):  # it is known only from the report
                 self._land_stores(max(events, default=-1))
@@ -373,7 +373,7 @@ class SimpleWorkerHooks(WorkerHooks):
             self._land_stores(stored)
         loaded = set(result[1] or ()) if isinstance(result, tuple) and len(result) == 2 else set()
         polled = getattr(self._worker, "_load_hwm", None)
-        for event, requests in _mapping(getattr(self._meta, "load_event_to_reqs", None)).items() if loaded else ():
+        for event, requests in jobs_of(self._meta, "load_event_to_reqs").items() if loaded else ():
             if self._hears_below and isinstance(polled, int) and event > polled and not loaded.isdisjoint(_iterable(requests)):
                 self._watch.told(2 * event + 1)
 
@@ -387,10 +387,6 @@ class SimpleWorkerHooks(WorkerHooks):
 def is_worker(thing: object) -> bool:
     """Whether this is a worker side of a connector that can be watched."""
     return hasattr(thing, "start_kv_transfers") or (hasattr(thing, "handle_preemptions") and hasattr(thing, "_load_hwm"))
-
-
-def _mapping(found: object) -> Mapping[int, object]:
-    return found if isinstance(found, Mapping) else {}
 
 
 def _iterable(found: object) -> Iterable[CopierResult]:
