@@ -51,10 +51,11 @@ Missing = tuple[str, int, int, bool]
 class Mirror:
     """Follows one pool of blocks. Calls are made by one thread, in the order in which things happened.
 
-    *tell* gets the violations of each step, and *lost* the error if the mirror itself cannot go on; what they raise reaches the
-    caller. With *sample* n, one block in n is followed. *is_told* says whether there is a ledger, which costs more than all the
-    rest: no rule needs it, but a recording does, and its tables then check the mirror, too. *computes* says whether the steps
-    are those of a whole engine, so that a block released in the step that handed it out was never computed.
+    *tell* gets the violations of each step. *minded* makes a call that may fail by a fault of the mirror itself. What these
+    two raise reaches the caller. With *sample* n, one block in n is followed. *is_told* says whether there is a ledger, which
+    costs more than all the rest: no rule needs it, but a recording does, and its tables then check the mirror, too. *computes*
+    says whether the steps are those of a whole engine, so that a block released in the step that handed it out was never
+    computed.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Mirror:
         sizes: MirrorSizes,
         *,
         tell: Callable[[list[WatchViolation]], None],
-        lost: Callable[[Exception], None],
+        minded: Callable[[Callable[[], object]], object],
         sample: int = 1,
         is_told: bool = True,
         computes: bool = True,
@@ -79,7 +80,7 @@ class Mirror:
         self.jobs = FollowedJobs(self.story, self.holders, self.host, sizes)
         self.computes = computes
         self._tell = tell
-        self._lost = lost
+        self._minded = minded
         self.hears_all = False
         """Whether the connector waits only for its jobs, and not, for example, for another tier."""
         self.num_held: Callable[[], int | None] = lambda: None
@@ -87,8 +88,6 @@ class Mirror:
         self.below: TierBook | None = None  # where there are tiers below the host
         self.brought: frozenset[int] = frozenset()
         """The blocks that loads fill before the last step computes."""
-        self.is_torn = False
-        """Whether anything was replayed in the middle of a step."""
         self._log: list[Fact] = []
         self._handing_out, self._reporting = self._hand_out, self.jobs.report  # one object each, compared by identity
         self._targets: set[int] = set()  # of the loads of the step in replay; those that end before the forward pass: _soon
@@ -226,13 +225,13 @@ class Mirror:
         *missing*: what a request expects to be loaded, and no job loads.
         """
         log, self._log = self._log, []
-        self.minded(lambda: self._step(log, stores, loads, waits, computes, missing))
+        self._minded(lambda: self._step(log, stores, loads, waits, computes, missing))
         self.notify()
 
     def catch_up(self) -> None:
         """Replay what was noted so far, outside of a step or because a step was given up."""
         log, self._log = self._log, []
-        self.minded(lambda: self._catch_up(log))
+        self._minded(lambda: self._catch_up(log))
         self.notify()
 
     def notify(self) -> None:
@@ -240,17 +239,6 @@ class Mirror:
         if self.story.found:
             found, self.story.found = self.story.found, []
             self._tell(found)
-
-    def minded(self, what: Callable[[], object]) -> None:
-        """Run *what*; an error of the watch itself is passed to *lost*, and never stops the engine."""
-        try:
-            what()
-        except Exception as error:
-            self.is_torn = True
-            self._lost(error)
-        except BaseException:
-            self.is_torn = True
-            raise
 
     def _catch_up(self, log: list[Fact]) -> None:
         self._replay(log)

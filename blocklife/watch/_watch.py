@@ -190,7 +190,7 @@ class Watch(PartWatch):
         mirror = Mirror(
             sizes,
             tell=self._report,
-            lost=self._lose,
+            minded=self.minded,
             sample=self.options.sample,
             is_told=self.options.jobs or bool(self.options.record),
             computes=computes,
@@ -251,15 +251,8 @@ class Watch(PartWatch):
     def _end(self) -> None:
         self._count()
         for mirror, recording in zip(self.mirrors, self._recordings, strict=False):
-            recording.close(
-                whole=not (
-                    self.is_lost
-                    or self._is_torn
-                    or mirror.is_torn
-                    or mirror.ledger.jobs.live
-                    or mirror.ledger.blocks.count_held()
-                )
-            )
+            is_broken_off = self.is_lost or self._is_torn
+            recording.close(whole=not (is_broken_off or mirror.ledger.jobs.live or mirror.ledger.blocks.count_held()))
 
     def _report(self, found: list[WatchViolation]) -> None:
         for recording in self._recordings:
