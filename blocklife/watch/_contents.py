@@ -10,6 +10,10 @@ A store carries it to a slot, where it is when the store has landed; a load carr
 *Theory: order.* A step is in flight from its launch until the engine has its result. A copy that is launched meanwhile must be
 ordered behind it if it reads what the step writes, or writes what the step uses. A load may be read before it has landed, by
 a step that waits for it layer by layer, and by all later ones.
+
+*Theory: two records of a copy.* This book judges a copy when the engine does something about it, from its queueing until the
+engine takes note of its end. The mirror judges it in the device's order, from its launch on: it hears of that later, and takes
+a copy that breaks a rule for over, so that it is told once. So the two may stand differently in the same life (`CopyLife`).
 """
 
 from __future__ import annotations
@@ -282,7 +286,6 @@ class ContentBook:
 
     def launched_copies(self, numbers: Sequence[int], *, is_ordered: bool) -> None:
         """The engine launches these copies together; *is_ordered*: behind the steps in flight."""
-        copies: list[EngineCopy] = []
         for number in numbers:
             if (job := self._jobs.get(number)) is None:
                 continue
@@ -300,8 +303,7 @@ class ContentBook:
                 )
             moved = zip(job.blocks, job.slots, strict=False)  # but for the null block, which was named when queued
             pieces = [CopyPiece(0, block, None, slot) for block, slot in moved if 0 < block < self._mirror.num_blocks]
-            copies.append(EngineCopy(number, None, pieces))
-            (self._mirror.stored if job.is_store else self._mirror.loaded)(copies[-1:])
+            (self._mirror.stored if job.is_store else self._mirror.loaded)([EngineCopy(number, None, pieces)])
 
     def moved(self, numbers: Sequence[int], pairs: Collection[tuple[int, int]]) -> None:
         """The copies of these jobs, which are launched now, move these pairs of a block and a slot, and no others."""

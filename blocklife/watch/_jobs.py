@@ -26,7 +26,10 @@ class Content(NamedTuple):
 
 
 class Host(dict[int, Content]):
-    """The contents of the engine's slots, from what it says of its jobs. It is empty once the engine has forgotten all."""
+    """The contents of the engine's slots, by its keys, from what it says of its jobs; empty once the engine has forgotten all.
+
+    `SlotContents` has them by tokens, and as soon as something is heard of them; `UsedSlots` has who reserves and holds a slot.
+    """
 
     def __init__(self, num_slots: int, *, keeps: bool) -> None:
         super().__init__()

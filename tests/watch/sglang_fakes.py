@@ -464,12 +464,16 @@ class FakeEngine:
         self.allocator.next = [*pages]
         self.allocator.alloc(len(pages) * PAGE)
 
+    def asks(self, name: str, tokens: Sequence[int]) -> tuple[FakePrompt, int]:
+        """The request of this name, whose text goes as far, and its row of the tables."""
+        request = self.requests.setdefault(name, FakePrompt(rid=name, origin_input_ids=[*tokens], output_ids=[]))
+        request.output_ids = [*tokens[len(request.origin_input_ids) :]]
+        return request, list(self.requests).index(name)
+
     def step(self, name: str, tokens: Sequence[int], pages: Sequence[int], start: int = 0, *, waits: int = -1) -> None:
         """Launch a step that computes a request's tokens from *start* on; all of them lie in these pages."""
         rows = self.tree_cache.req_to_token_pool.req_to_token
-        request = self.requests.setdefault(name, FakePrompt(rid=name, origin_input_ids=[*tokens], output_ids=[]))
-        request.output_ids = [*tokens[len(request.origin_input_ids) :]]
-        row = list(self.requests).index(name)
+        request, row = self.asks(name, tokens)
         request.req_pool_idx = row
         rows[row, : len(tokens)] = slots_of(pages)[: len(tokens)]
         self.batch = SimpleNamespace(
@@ -506,14 +510,12 @@ class FakeEngine:
 
     def store(self, pages: Sequence[int], host: Sequence[int]) -> None:
         """Queue and launch a copy to the host."""
-        self.host.next = [*host]
-        self.controller.write(slots_of(pages))
-        self.controller.start_writing()
+        self.queue_store(pages, host)
+        self.launch_stores()
 
     def load(self, host: Sequence[int], pages: Sequence[int]) -> int:
         """Queue and launch a copy from there."""
-        self.allocator.next = [*pages]
-        self.controller.load(slots_of(host))
+        self.queue_load(host, pages)
         return self.controller.start_loading()
 
     def ask_storage(self, name: str, tokens: Sequence[int], matched: int, **more: object) -> None:
@@ -835,9 +837,7 @@ class FakeStateEngine(FakeEngine):
 
         *kept*: a slot for the cache; *reached*: what the engine tells the layers about where that state is.
         """
-        request = self.requests.setdefault(name, FakePrompt(rid=name, origin_input_ids=[*tokens], output_ids=[]))
-        request.output_ids = [*tokens[len(request.origin_input_ids) :]]
-        row = list(self.requests).index(name)
+        request, row = self.asks(name, tokens)
         rows: Any = self.tree_cache.req_to_token_pool
         rows.req_index_to_mamba_index_mapping[row] = slot
         self.batch = SimpleNamespace(

@@ -15,7 +15,7 @@ import pytest
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
 from blocklife.engines.sglang.watch._reading import IndexReading
-from tests.watch.sglang_fakes import PAGE, FakeEngine, Indices, slots_of
+from tests.watch.sglang_fakes import PAGE, FakeEngine, Indices, slots_of, swapped
 
 torch = pytest.importorskip("torch")
 
@@ -33,13 +33,6 @@ def watched() -> tuple[FakeEngine, Watch]:
 
 
 # --- whole pages ----------------------------------------------------------------------------------------------------------
-
-
-def swapped(indices: Indices) -> Indices:
-    """The second and third token of the first page change places."""
-    found = indices.copy()
-    found[[1, 2]] = found[[2, 1]]
-    return found
 
 
 def foreign(indices: Indices) -> Indices:

@@ -69,8 +69,8 @@ class LayerWaits:
         """Whether that pass has begun."""
         self.consumes = -1
         """The load that it was told to wait for, by its place in the counter of layers; -1 for none."""
-        self.unready: Callable[[int], None] = lambda layer: None
-        """Called with the first layer that reads its pages and has not waited for its part of what the step waits for."""
+        self.unready: Callable[[int, int], None] = lambda load, layer: None
+        """Called with what the step waits for, and the first layer that reads its pages and has not waited for its part."""
         self._expects = -1
         """The load that the step must wait for, until that is known to be so or not."""
         self._waited: list[tuple[int, int]] = []
@@ -117,7 +117,7 @@ class LayerWaits:
             return
         layer -= self._first_layer
         if not any(load == self._expects and at >= layer for load, at in self._waited):
-            self.unready(layer)
+            self.unready(self._expects, layer)
             self._expects = -1
 
 
@@ -145,8 +145,6 @@ class StepEars:
         self._waits = waits = LayerWaits(ears, parts)
         parts.pages.host_locked, parts.pages.slots_rest = core.host_locked, StorageEars(ears, parts).rests
         self._texts: dict[str, tuple[object, Text]] = {}
-        self._consumes = -1
-        """The load that the planned step must wait for, by its place in the counter of layers; -1 for none."""
         self._rows: list[int] = []
         """The rows of the tables that the requests of the planned step have."""
         self._planned_states: PlannedStates | None = None
@@ -168,7 +166,7 @@ class StepEars:
         turns = [] if batch is None else self._turns(batch)
         self._reading.report()
         self._copies.look()
-        load = self._consumes = getattr(batch, "hicache_consumer_index", -1)
+        load: int = getattr(batch, "hicache_consumer_index", -1)
         self._waits.planned(load)
         if batch is not None:
             self._pages.launched(turns, self._copies.waited_for(load, self._pages))
@@ -222,8 +220,8 @@ class StepEars:
             self._reading.report()
             self._pages.unwaited(self._copies.waited_for(load, self._pages))
 
-    def _unready(self, layer: int) -> None:
-        self._pages.unwaited(self._copies.waited_for(self._consumes, self._pages), layer)
+    def _unready(self, load: int, layer: int) -> None:
+        self._pages.unwaited(self._copies.waited_for(load, self._pages), layer)
 
     # --- states -------------------------------------------------------------------------------------------------------------
 
