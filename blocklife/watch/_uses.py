@@ -157,9 +157,7 @@ class UsedSlots:
 
     def evicted(self, keys: Iterable[bytes]) -> None:
         """The engine gives up this content for the sake of other content."""
-        for key in keys:
-            if (slot := self._where.get(key)) is None:
-                continue
+        for slot, _ in self._known(keys):
             self._ask_free(slot, "is given away")
             self._empty(slot)
 
@@ -200,9 +198,8 @@ class UsedSlots:
     def published(self, keys: Iterable[bytes], *, promoted: bool) -> list[tuple[bytes, int]]:
         """The engine publishes what was written; *promoted*: as promoted. Returns what is readable from now on."""
         found: list[tuple[bytes, int]] = []
-        for key in keys:
-            slot = self._where.get(key)
-            if slot is None or not (used := self._used[slot]).is_written:
+        for slot, used in self._known(keys):
+            if not used.is_written:
                 continue
             if used.life.state is not SlotUse.STORING:
                 self._ask_arrived(slot, used)
@@ -210,7 +207,7 @@ class UsedSlots:
                 what = f"slot {slot} is published as promoted while {used.writer} writes it"
                 self.odd("I6", what, slot=slot)
             self._make_ready(slot, used, "published")
-            found.append((key, slot))
+            found.append((used.key, slot))
         return found
 
     def _ask_arrived(self, slot: int, used: UsedSlot) -> None:
@@ -224,14 +221,12 @@ class UsedSlots:
 
     def dropped(self, keys: Iterable[bytes]) -> None:
         """The engine gives slots back whose content did not arrive."""
-        for key in keys:
-            slot = self._where.get(key)
-            if slot is None or not (used := self._used[slot]).is_written:
-                continue
-            if used.job is not None and used.job.is_out:
-                what = f"slot {slot} is given back while {used.job.name} still promotes into it"
-                self.odd("I1", what, used.job, slot)
-            self._empty(slot)
+        for slot, used in self._known(keys):
+            if used.is_written:
+                if used.job is not None and used.job.is_out:
+                    what = f"slot {slot} is given back while {used.job.name} still promotes into it"
+                    self.odd("I1", what, used.job, slot)
+                self._empty(slot)
 
     def hit(self, key: bytes, slot: int, holds: int) -> None:
         """A lookup says that the host has this content, ready, in this slot and with so many holds."""
@@ -276,10 +271,7 @@ class UsedSlots:
 
     def released(self, keys: Iterable[bytes], *, by_tier: bool) -> None:
         """One hold on each is given up: by a load, or by a job of a tier."""
-        for key in keys:
-            if (slot := self._where.get(key)) is None:
-                continue
-            used = self._used[slot]
+        for slot, used in self._known(keys):
             if not by_tier:
                 if used.loads:
                     used.loads -= 1
@@ -414,6 +406,12 @@ class UsedSlots:
         """Something was illegal: of a job or of a request, and with the last events of a slot."""
         request = of.request if isinstance(of, TierJob) else of
         self._tell(rule, what, request, () if slot is None else self.history(slot))
+
+    def _known(self, keys: Iterable[bytes]) -> Iterator[tuple[int, UsedSlot]]:
+        """The slots of those of these keys that have one now."""
+        for key in keys:
+            if (slot := self._where.get(key)) is not None:
+                yield slot, self._used[slot]
 
     def _count(self, key: bytes) -> None:
         if len(self._promoted) >= _MAX_COUNTED:
