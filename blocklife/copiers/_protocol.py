@@ -18,7 +18,8 @@ the device idles no longer than it has to. A copier that can tell it so has `fen
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar, runtime_checkable
 
 from blocklife.errors import MisuseError
@@ -111,6 +112,26 @@ class QueuesWaits(Protocol):
 
         Unknown jobs, and jobs that are already quiet, are ignored. May raise what `wait` raises.
         """
+        ...
+
+
+class EngineCopier(Copier, Protocol):
+    """A copier that is told what the engine has queued."""
+
+    def computed(self, engine: object = None) -> None:
+        """Copies launched from now on run after the work that the engine has queued so far."""
+        ...
+
+    def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
+        """Work that the engine queues next runs after the loads into these blocks."""
+        ...
+
+    def behind_forward(self) -> AbstractContextManager[None]:
+        """Copies launched in it run beside the forward pass that was queued since the last `computed`, not after it."""
+        ...
+
+    def durations(self) -> Mapping[JobId, float]:
+        """Durations in seconds of the copies reported by the last `poll`; failed ones may be missing."""
         ...
 
 

@@ -26,11 +26,7 @@ offset  bytes  what
 252     4      crc32 of the 252 bytes before
 ======  =====  ==============================================
 
-*The checksum of the payload.* A crc32 of the whole payload would take longer than all other work on it. So the payload is read
-as rows of 512 words of 64 bits. Its *columns* are the 512 words that XOR makes of all rows; its *rows* are the sum of each row,
-modulo 2^64, and behind them come the last bytes, which fill no row. A change of one bit, or of up to 32 neighbouring bits of a
-row, always shows in the columns. What cancels out there, such as the same change in two rows or rows that changed places, shows
-in the rows. Of other damage, one in 2^32 is missed at most.
+*The checksum of the payload* is that of `blocklife.copiers._checksum`: of its columns, and of its rows and last bytes.
 """
 
 from __future__ import annotations
@@ -40,9 +36,9 @@ import hashlib
 import struct
 import zlib
 
-import numpy as np
 from attrs import field, frozen
 
+from blocklife.copiers._checksum import checksum
 from blocklife.errors import MisuseError
 from blocklife.tiers._protocol import KEY_BYTES
 
@@ -59,8 +55,6 @@ _PADDING = bytes(_CRC_AT - _FIELDS.size)
 _LENGTH = struct.Struct("<Q")
 _PLACE = struct.Struct("<II")
 _TEXT_MAX = 4096
-_WORD = np.dtype("<u8")
-_ROW_WORDS = 512
 
 
 class EntryVerdict(enum.Enum):
@@ -151,7 +145,7 @@ def pack(entry: memoryview, identity: Identity, name: bytes) -> None:
     """
     if len(entry) != identity.entry_bytes:
         raise MisuseError(f"entry: memory of {len(entry)} bytes for one of {identity.entry_bytes} (give the entry's size)")
-    sums = _checksum(entry[HEADER_BYTES:])
+    sums = checksum(entry[HEADER_BYTES:])
     fields = _FIELDS.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, identity.fingerprint, name, identity.slot_bytes, *sums)
     header = fields + _PADDING
     entry[:HEADER_BYTES] = header + _CRC.pack(zlib.crc32(header))
@@ -170,13 +164,4 @@ def check(entry: memoryview, identity: Identity, name: bytes) -> EntryVerdict:
         return EntryVerdict.FOREIGN
     if not payload_bytes == identity.slot_bytes == len(entry) - HEADER_BYTES:
         return EntryVerdict.DAMAGED
-    return EntryVerdict.GOOD if _checksum(entry[HEADER_BYTES:]) == tuple(sums) else EntryVerdict.DAMAGED
-
-
-def _checksum(payload: memoryview) -> tuple[int, int]:
-    """Of the columns, and of the rows and the last bytes."""
-    count = len(payload) // (_ROW_WORDS * _WORD.itemsize)
-    words = np.frombuffer(payload, _WORD, count * _ROW_WORDS).reshape(count, _ROW_WORDS)
-    columns = np.bitwise_xor.reduce(words, axis=0).astype(_WORD, copy=False)
-    rows = np.add.reduce(words, axis=1).astype(_WORD, copy=False)
-    return zlib.crc32(columns), zlib.crc32(payload[words.nbytes :], zlib.crc32(rows))
+    return EntryVerdict.GOOD if checksum(entry[HEADER_BYTES:]) == tuple(sums) else EntryVerdict.DAMAGED

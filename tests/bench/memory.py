@@ -10,12 +10,14 @@ import mmap
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import numpy as np
 import torch
 
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+from blocklife.copiers.torch._checked import PlaceSums
 from blocklife.copiers.torch._launching import LaunchingDevice
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.ledger import Direction, JobId, Transfer, Worker
@@ -30,7 +32,7 @@ TAKEN_BYTES = 2 << 30
 
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
-    return [taking(scale), runs(scale), launching(scale), slots(scale)]
+    return [taking(scale), runs(scale), launching(scale), slots(scale), sums(scale)]
 
 
 def taking(scale: Scale) -> Figure:
@@ -155,4 +157,26 @@ def slots(scale: Scale) -> Figure:
         peer_name="gathered from a region for each layer",
         peer=found["peer"] / number,
         target="at most 1.0",
+    )
+
+
+def sums(scale: Scale) -> Figure:
+    """Microseconds to sum a place of host memory (`host_checksums`), of what it takes to copy it."""
+    layers, number = (LAYERS, 64) if scale.full else (4, 2)
+    with HostMemory(layers * PAGE_BYTES, number, pinned=False) as host, ThreadPoolExecutor(1) as pool:
+        rows, target = host.rows.numpy(), np.zeros(layers * PAGE_BYTES, np.uint8)
+        places, checks = np.arange(number), PlaceSums(host, pool, print)
+
+        def copied() -> None:
+            for place in places:
+                target[:] = rows[place]
+
+        found = microseconds({"ours": lambda: checks.wrong(places), "peer": copied}, 20 if scale.full else 3)
+    return Figure(
+        name=f"the sum of a place of {layers * PAGE_BYTES >> 10:,} KiB",
+        ours=found["ours"] / number,
+        unit="us",
+        peer_name="its copy on the host",
+        peer=found["peer"] / number,
+        target="at most 2.0",
     )

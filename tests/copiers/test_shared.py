@@ -26,7 +26,7 @@ import torch
 from blocklife.copiers import Sharing
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch import _shared as shared
-from blocklife.copiers.torch._shared import HEAD_BYTES, PREFIX, SharedRegion, remove_leftovers
+from blocklife.copiers.torch._shared import HEAD_BYTES, PREFIX, SUM_BYTES, SharedRegion, remove_leftovers
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import Result, Worker
 from tests.copiers.rig import LOAD, STORE, transfer
@@ -82,7 +82,9 @@ def test_ranks_write_their_places_and_read_all(num_ranks: int, tmp_path: Path) -
 
     def run() -> None:
         region = attached(tmp_path, rank, num_ranks)
-        rows = np.frombuffer(mmap.mmap(region.descriptor, region.nbytes), np.uint8)[HEAD_BYTES:].reshape(PLACES, ROW)
+        rows = np.frombuffer(mmap.mmap(region.descriptor, region.nbytes), np.uint8, ROW * PLACES, HEAD_BYTES).reshape(
+            PLACES, ROW
+        )
         region.close()
         wait_for(0)
         assert names(tmp_path) == []
@@ -191,7 +193,7 @@ def test_a_region_that_a_crash_has_left_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}test").write_bytes(bytes(9_000))
     attached(tmp_path, 1).close()
 
-    assert size == HEAD_BYTES + ROW * PLACES
+    assert size == HEAD_BYTES + (ROW + SUM_BYTES) * PLACES
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {

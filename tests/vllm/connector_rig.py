@@ -8,8 +8,10 @@ whoever reads or writes too early reads or writes wrong bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from random import Random
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -23,6 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from blocklife.copiers.torch import HostMemory, KvCache
 from blocklife.engines.vllm.connector import _scheduler as scheduler
+from blocklife.engines.vllm.connector import _worker as worker
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.ledger import Direction, Worker
@@ -38,13 +41,23 @@ EVERY_TOKEN = range(1 << 20)
 """As tokens that end an answer: it ends with the next one."""
 
 
+class AtOnce(ThreadPoolExecutor):
+    """Work is done when it is handed over: what a walk does never depends on how fast a thread is."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do it."""
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
 @contextmanager
 def _made_for(
     spec: WorldSpec, seed: int, fails: Mapping[Direction, float], spare_requests: int, copiers: list[LagCopier]
 ) -> Iterator[None]:
     def make_copier(self: BlocklifeConnector) -> object:
-        def make(cache: KvCache, host: HostMemory, worker: Worker) -> LagCopier:
-            copiers.append(LagCopier(cache, host, worker, spec.lag, fails, Random(f"{seed}/lag/{worker}")))
+        def make(cache: KvCache, host: HostMemory, rank: Worker) -> LagCopier:
+            copiers.append(LagCopier(cache, host, rank, spec.lag, fails, Random(f"{seed}/lag/{rank}")))
             return copiers[-1]
 
         return make
@@ -52,6 +65,7 @@ def _made_for(
     with (
         mock.patch.object(BlocklifeConnector, "make_copier", make_copier),
         mock.patch.object(scheduler, "SPARE_REQUESTS", spare_requests),
+        mock.patch.object(worker, "ThreadPoolExecutor", AtOnce),
     ):
         yield
 

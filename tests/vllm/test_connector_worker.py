@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 
+from blocklife.copiers._protocol import EngineCopier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._scheduler import loads_beside
-from blocklife.engines.vllm.connector._worker import ConnectorWorker, EngineCopier, MakeCopier, WorkerShape, torch_copier
+from blocklife.engines.vllm.connector._worker import ConnectorWorker, MakeCopier, WorkerShape, torch_copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 

@@ -28,6 +28,7 @@ from types import TracebackType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from blocklife.copiers._sharing import Sharing
 from blocklife.copiers.torch._shared import HEAD_BYTES, SharedRegion, absent_ranks
@@ -80,6 +81,8 @@ class HostMemory:
         # Invariant: `_locked` are the addresses of the parts that are page-locked, of the memory that `_mapping` has.
         self._mapping: mmap.mmap | None = None
         self._rows: torch.Tensor | None = None
+        self.sums: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        """Of each place, for whoever checks it (`_checked`); of all ranks that share the memory."""
         self._locked: list[int] = []
         if row_bytes < 1 or num_places < 1:
             raise MisuseError(f"host memory: {num_places} places of {row_bytes} bytes (give 1 or more of each)")
@@ -118,7 +121,7 @@ class HostMemory:
         """Free the memory. Needs: no copy touches it any more. A second call does nothing."""
         while self._locked:
             _unlock(self._locked.pop())
-        self._rows = None
+        self._rows, self.sums = None, np.zeros(0, np.uint64)
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
             with suppress(BufferError):  # a tensor of it is still alive: the memory is freed with the last one
@@ -149,7 +152,12 @@ class HostMemory:
                 self._mapping = mmap.mmap(region.descriptor, region.nbytes)
             if self.pinned:
                 self._mapping.madvise(mmap.MADV_DONTFORK)
-            content: Bytes = np.frombuffer(self._mapping, dtype=np.uint8)[-self.nbytes :]
+            begins = 0 if region is None else HEAD_BYTES
+            content: Bytes = np.frombuffer(self._mapping, np.uint8, self.nbytes, begins)
+            if region is None:
+                self.sums = np.zeros(self.num_places, np.uint64)
+            else:
+                self.sums = np.frombuffer(self._mapping, np.uint64, self.num_places, region.sums_at)
             step = self.lock_places * self.row_bytes
             for begin in range(0, self.nbytes, step):
                 part = content[begin : begin + step]

@@ -7,8 +7,8 @@ Rules of this file:
 * A file is never trusted: its owner, its kind and its geometry are compared, under a lock, before a byte of it is mapped.
 
 Theory. The file begins with a page of its own: the geometry, and for each rank the process that has attached, with the time
-when that process started, for numbers of processes are used again. The rows follow. Every rank maps all of it and page-locks it
-for its own device, and takes a part of the pages from the system.
+when that process started, for numbers of processes are used again. The rows follow, and a sum for each of them. Every rank maps
+all of it and page-locks the rows for its own device, and takes a part of the pages from the system.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ SHM = Path("/dev/shm")
 PREFIX = "blocklife-"
 HEAD_BYTES = mmap.PAGESIZE
 """The page before the rows."""
+SUM_BYTES = 8
+"""Behind the rows each place has a sum (`_checked`)."""
 
 _MAGIC = b"blkshare"
 _FIELDS = struct.Struct("<8sIIQQ")
@@ -51,7 +53,8 @@ class SharedRegion:
         self._sharing = sharing
         self._path = shm / f"{PREFIX}{sharing.name}"
         self._geometry = (sharing.num_ranks, row_bytes, num_places)
-        self.nbytes = HEAD_BYTES + row_bytes * num_places
+        self.sums_at = HEAD_BYTES + -(-row_bytes * num_places // SUM_BYTES) * SUM_BYTES
+        self.nbytes = self.sums_at + SUM_BYTES * num_places
         remove_leftovers(shm)
         for _ in range(_TRIES):
             self.descriptor = self._open()

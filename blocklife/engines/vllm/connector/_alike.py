@@ -51,7 +51,7 @@ def ranks_alike(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
     found = gcd(parallel.tensor_parallel_size, parallel.local_world_size)
     for group in kv_cache_config.kv_cache_groups:
         for spec in iter_layer_specs(group.kv_cache_spec):
-            found = gcd(found, _ranks_of(spec, vllm_config))
+            found = gcd(found, _ranks_of(spec, vllm_config)) if found > 1 else 1
     return found
 
 

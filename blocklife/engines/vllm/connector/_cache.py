@@ -106,6 +106,14 @@ def _group(number: int, group: KVCacheGroupSpec, context_ranks: int) -> Group:
     return evolve(kind, drafter=True)
 
 
+def checks_host(vllm_config: VllmConfig, config: ConnectorConfig) -> bool:
+    """Whether host memory is checked. Refuses it where each worker has a scheduler of its own: sums are made at another time on
+    each, and all schedulers must decide alike."""
+    if config.host_checksums and schedules_alone(vllm_config):
+        raise _refuse("host_checksums with external_launcher is not offered", "use mp or ray, or leave it out")
+    return config.host_checksums
+
+
 def reports_blocks(kv_cache_config: KVCacheConfig) -> bool:
     """Whether failed loads are reported by block: with one group of full attention. With a window, vLLM would continue from
     blocks that it has freed: there it must compute from the start. A stage may have no layer of the group."""
@@ -223,6 +231,7 @@ def _spelt(num_bytes: int) -> str:
 def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> CacheShape:
     """The shape of the cache for the scheduler side. Refuses everything that is not supported."""
     check_engine(vllm_config, kv_cache_config)
+    checks_host(vllm_config, config)
     context_ranks = vllm_config.parallel_config.decode_context_parallel_size
     geometry = geometry_of(kv_cache_config, config, context_ranks)
     kv_events = vllm_config.kv_events_config

@@ -146,6 +146,9 @@ class ConnectorConfig:
     movers: MoverTable | None = field(default=None, metadata={"read": read_movers})
     """Which method of copying takes which copy on a CUDA device: the path of what `blocklife doctor --movers FILE` wrote, or
     what is in it. Default: each worker probes its own device when it starts."""
+    host_checksums: bool = field(default=False, metadata={"read": options.flag})
+    """Whether host memory is checked: each block is summed when it was stored, and compared before it is loaded. One with other
+    bytes fails its load, is counted (``host_damaged``) and logged. It costs the host two reads of each byte."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": options.one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 

@@ -116,7 +116,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         else:
             cache.check_engine(vllm_config, kv_cache_config)
             shape = _worker_shape(vllm_config, kv_cache_config, self.config)
-            self._worker = ConnectorWorker(shape, self.make_copier(), _PinningLog())
+            self._worker = ConnectorWorker(shape, self.make_copier(), _PinningLog(), _say_damage)
 
     def make_copier(self) -> MakeCopier:
         """Make the copier of a worker; a subclass may override this."""
@@ -342,6 +342,10 @@ class _PinningLog:
             logger.info("blocklife: %.1f of %.1f GiB of host memory are ready", done / (1 << 30), total / (1 << 30))
 
 
+def _say_damage(why: str) -> None:
+    logger.error("blocklife: %s", why)
+
+
 def _free_blocks(pool: BlockPool) -> Iterable[int]:
     """The pool's free blocks in the order in which it hands them out."""
     queue = pool.free_block_queue
@@ -368,4 +372,5 @@ def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, confi
         blocks_per_chunk=config.blocks_per_chunk,
         below=cache.below_of(vllm_config, kv_cache_config, config),
         shared=sharing_of(vllm_config, kv_cache_config, config.blocks_per_chunk),
+        host_checksums=cache.checks_host(vllm_config, config),
     )

@@ -23,6 +23,8 @@ class ConnectorCounts:
     stored: Moved = field(factory=Moved)
     loaded: Moved = field(factory=Moved)
     below: MovedBelow | None = None
+    damaged: int = 0
+    """Blocks of host memory with other bytes than were stored, on one worker each."""
     failed_loads: int = 0
     lookups: int = 0
     deferred: int = 0
@@ -35,7 +37,7 @@ class ConnectorCounts:
     def is_new(self) -> bool:
         """Whether something was counted."""
         moved = self.stored.sizes or self.loaded.sizes or self.below is not None
-        return bool(self.lookups or self.failed_loads or self.async_delays or moved)
+        return bool(self.lookups or self.failed_loads or self.async_delays or self.damaged or moved)
 
 
 class HostLookups:

@@ -89,6 +89,8 @@ class WorkerReport:
     loaded: Moved = field(factory=Moved)
     below: MovedBelow | None = None
     """None: nothing was moved there, as without a store below."""
+    damaged: int = 0
+    """Blocks of host memory in which loads found other bytes than were stored, since the last report."""
 
     def __add__(self, other: WorkerReport) -> WorkerReport:
         """Merge two reports."""
@@ -100,4 +102,5 @@ class WorkerReport:
             stored=self.stored + other.stored,
             loaded=self.loaded + other.loaded,
             below=moved_together(self.below, other.below),
+            damaged=self.damaged + other.damaged,
         )

@@ -99,6 +99,11 @@ METRICS: Mapping[str, Metric] = {
             "Loads that failed. With kv_load_failure_policy fail, vLLM's default, the request ends with an error; with "
             "recompute it is computed again.",
         ),
+        Metric(
+            _P + "host_damaged",
+            MetricKind.COUNTER,
+            "Blocks of host memory in which a load found other bytes than were stored (host_checksums).",
+        ),
         Metric(_P + "lookups", MetricKind.COUNTER, "Lookups of waiting requests, including deferred ones."),
         Metric(_P + "deferred_lookups", MetricKind.COUNTER, "Lookups that were deferred until a copy has landed."),
         Metric(
@@ -275,7 +280,8 @@ class Meter:
                 data[f"{_P}{word}_bytes"] = {"": moved.num_bytes}
                 data[f"{_P}{word}_time"] = {"": moved.seconds}
                 data[f"{_P}{word}_size"] = {"": list(moved.sizes)}
-        for name, value in (("failed_loads", counts.failed_loads), ("lookups", counts.lookups)):
+        counted = (("failed_loads", counts.failed_loads), ("lookups", counts.lookups), ("host_damaged", counts.damaged))
+        for name, value in counted:
             if value:
                 data[_P + name] = {"": value}
         if counts.deferred:

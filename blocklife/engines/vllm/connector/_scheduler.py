@@ -173,6 +173,8 @@ class ConnectorScheduler:
             self.lookups.counts.stored += report.stored
         if report.loaded.sizes:
             self.lookups.counts.loaded += report.loaded
+        if report.damaged:
+            self.lookups.counts.damaged += report.damaged
         if report.below is not None:
             self.lookups.counts.below = moved_together(self.lookups.counts.below, report.below)
         launched, completions = report.launched, report.completions

@@ -14,8 +14,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -23,35 +22,17 @@ from attrs import define, evolve, field, frozen
 from blocklife.copiers import Sharing
 from blocklife.copiers._executor import Executor
 from blocklife.copiers._movers import MoverTable
-from blocklife.copiers._protocol import Copier
+from blocklife.copiers._protocol import EngineCopier, TierCopier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+from blocklife.copiers.torch._checked import Alarm, CheckedCopier, PlaceSums, SummedTierCopier
 from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._store import CopiedStore, StoreBelow
 from blocklife.engines.vllm.connector._tensors import cache_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Launched, Plan, Result, Transfer, Worker
 
-
-class EngineCopier(Copier, Protocol):
-    """A copier that is told what the engine has queued."""
-
-    def computed(self, engine: object = None) -> None:
-        """Copies launched from now on run after the work that the engine has queued so far."""
-        ...
-
-    def before_forward(self, engine: object = None, blocks: Sequence[int] | None = None) -> None:
-        """Work that the engine queues next runs after the loads into these blocks."""
-        ...
-
-    def behind_forward(self) -> AbstractContextManager[None]:
-        """Copies launched in it run beside the forward pass that was queued since the last `computed`, not after it."""
-        ...
-
-    def durations(self) -> Mapping[JobId, float]:
-        """Durations in seconds of the copies reported by the last `poll`; failed ones may be missing."""
-        ...
-
-
+SUM_THREADS = 2
+"""Threads that sum host memory."""
 MakeCopier = Callable[[KvCache, HostMemory, Worker], EngineCopier]
 
 
@@ -74,6 +55,8 @@ class WorkerShape:
     """The store below host memory."""
     shared: Sharing | None = None
     """With which ranks this one has host memory; None: alone."""
+    host_checksums: bool = False
+    """Whether what host memory holds is summed when it was stored, and compared before it is loaded."""
 
 
 @frozen
@@ -110,12 +93,21 @@ class ConnectorWorker:
     """One rank's side of the connector. All calls come from the worker's thread."""
 
     def __init__(
-        self, shape: WorkerShape, make_copier: MakeCopier, progress: Callable[[int, int], None] = lambda _done, _total: None
+        self,
+        shape: WorkerShape,
+        make_copier: MakeCopier,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+        alarm: Alarm = lambda _why: None,
     ) -> None:
         self.shape = shape
         self._make_copier = make_copier
         self._progress = progress
         """Called with the bytes of host memory that are ready, and the total."""
+        self._alarm = alarm
+        """Told of damage in host memory."""
+        self._sums: PlaceSums | None = None
+        self._damaged = 0
+        """Places with wrong bytes that were reported."""
         self._copier: EngineCopier | None = None
         self._executor: Executor | None = None
         self._host: HostMemory | None = None
@@ -148,11 +140,17 @@ class ConnectorWorker:
         )
         self._group_bytes = tuple(map(sum, cache.page_bytes))
         self._cache = cache
-        self._copier = self._make_copier(cache, self._host, Worker(self.shape.rank))
+        if self.shape.host_checksums:
+            pool = ThreadPoolExecutor(SUM_THREADS, f"blocklife-sums-{self.shape.rank}")
+            self._sums = PlaceSums(self._host, pool, self._alarm)
+        self._copier = self._new_copier(cache, self._host)
         below, shared = self.shape.below, self.shape.shared
+        below_copier: TierCopier | None = None
         if below is not None:
             self._below = CopiedStore(below, self._host, self.shape.blocks_per_chunk, Worker(self.shape.rank), shared)
-        below_copier = None if self._below is None else self._below.copier
+            below_copier = self._below.copier
+            if self._sums is not None:
+                below_copier = SummedTierCopier(below_copier, self._sums, self.shape.blocks_per_chunk)
         self._executor = Executor(self._copier, below_copier, stores_behind=True)
 
     def begin(self, step: StepPlan) -> None:
@@ -224,7 +222,16 @@ class ConnectorWorker:
         """The report to the scheduler side; every step has one, even if it is empty."""
         said, self._said = self._said, _NextReport()
         below = None if self._below is None else self._below.moved()
-        return WorkerReport(self._ended, tuple(said.launched), tuple(said.completions), said.stored, said.loaded, below)
+        damaged, self._damaged = self._damaged, 0 if self._sums is None else self._sums.num_damaged
+        return WorkerReport(
+            self._ended,
+            tuple(said.launched),
+            tuple(said.completions),
+            said.stored,
+            said.loaded,
+            below,
+            damaged=self._damaged - damaged,
+        )
 
     def sleep(self) -> None:
         """The device's memory is about to be given up: launch what is left, wait for every copy. A second call does nothing.
@@ -247,7 +254,7 @@ class ConnectorWorker:
         """
         if self._executor is None or self._cache is None or self._host is None or not self._asleep:
             return
-        self._copier = self._executor.copier = self._make_copier(self._cache, self._host, Worker(self.shape.rank))
+        self._copier = self._executor.copier = self._new_copier(self._cache, self._host)
         self._asleep = False
         self.num_sleeps += 1
 
@@ -260,9 +267,16 @@ class ConnectorWorker:
         if self._below is not None:
             self._below.close()
             self._below = None
+        if self._sums is not None:
+            self._sums.pool.shutdown()
+            self._sums = None
         if self._host is not None:
             self._host.close()
             self._host = None
+
+    def _new_copier(self, cache: KvCache, host: HostMemory) -> EngineCopier:
+        made = self._make_copier(cache, host, Worker(self.shape.rank))
+        return made if self._sums is None else CheckedCopier(made, self._sums)
 
     def _ready(self) -> tuple[Executor, EngineCopier]:
         if self._executor is None or self._copier is None:

@@ -20,11 +20,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from blocklife.copiers._protocol import EngineCopier
 from blocklife.copiers.torch import HostMemory, KvCache
 from blocklife.engines.vllm.connector import _scheduler as scheduler_module
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector, WorkerMetadata
 from blocklife.engines.vllm.connector._messages import WorkerReport
-from blocklife.engines.vllm.connector._worker import EngineCopier, MakeCopier
+from blocklife.engines.vllm.connector._worker import MakeCopier
 from blocklife.ledger import Completion, Direction, JobId, Launched, Result, Transfer, Worker
 from blocklife.offload._search import HostAnswers
 from blocklife.states import Job as JobState
