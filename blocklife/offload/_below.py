@@ -121,6 +121,9 @@ class BelowPolicies:
     )
     max_slots: int = knob(256, "maximum number of slots being copied in each direction", least=1)
     job_slots: int = knob(32, "maximum number of slots of one job, there or back", least=1)
+    max_demoted_beside: int | None = knob(
+        None, "maximum number of slots on their way to the store below while others come from there; the others wait"
+    )
     lazy_slots: int = knob(64, "in lazy mode, how many of the slots that will be evicted next are kept below", least=1)
 
     @property
@@ -367,7 +370,10 @@ class TierBelow:
         """How many more slots may be copied in a direction now: jobs are bounded, too, so that small ones do not pile up."""
         policies = self.policies
         jobs = len([job for job in self._jobs.values() if job[0] is direction])
-        return min(policies.max_slots - self._out[direction], (policies.max_jobs - jobs) * policies.job_slots)
+        most = policies.max_slots
+        if direction is Direction.DEMOTE and policies.max_demoted_beside is not None and self._out[Direction.PROMOTE]:
+            most = min(most, policies.max_demoted_beside)
+        return min(most - self._out[direction], (policies.max_jobs - jobs) * policies.job_slots)
 
     def _note(self, number: int, direction: Direction, slots: Sequence[int], contents: Sequence[Content]) -> None:
         self._jobs[number] = direction, self.space, list(slots), list(contents)

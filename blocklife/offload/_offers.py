@@ -105,6 +105,8 @@ class Offers:
 
     def _store(self, names: Sequence[tuple[int, bytes]]) -> bool:
         """Store what is ready under these names; False, with nothing changed, if there is no room for all of it."""
+        if self._stores.room_beside(len(names)) < len(names):
+            return False
         if -(-len(names) // self._most) > self._jobs.room or (slots := self._state.tier.reserve(names)) is None:
             return False
         numbers = self._rows.plan_turn(self._progress, self.turn, slots, self._most)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 from typing import TypeAlias
 
-from blocklife.ledger import Ledger
+from blocklife.ledger import Direction, Ledger
 from blocklife.ledger._ids import NULL
 from blocklife.ledger.jobs import JobColumns
 from blocklife.ledger.views import block_of
@@ -165,7 +165,7 @@ class StoreLine:
                 self.collect(self._blocks.next_free(self._policies.lazy_blocks))
         orders: list[list[Chunk]] = []
         lives: set[int] = set()
-        chosen, most = 0, self._jobs.room * self._max_chunks
+        chosen, most = 0, self.room_beside(self._jobs.room * self._max_chunks)
         line = self._line if most else islice(self._line, 1)  # without room for a job one is refused, and no other looked at
         for owner in list(line) if owners is None else [each for each in owners if each in self._line]:
             if chosen >= most:  # later chunks are not even looked at
@@ -179,6 +179,17 @@ class StoreLine:
         for chunks in orders:
             if not self._line[chunks[0].owner]:
                 del self._line[chunks[0].owner]
+
+    def room_beside(self, most: int) -> int:
+        """How many of *most* chunks may be stored now: fewer while a load is out, where the policy says so."""
+        limit = self._policies.max_store_blocks_beside
+        if limit is None or not most:
+            return most
+        out = self._jobs.alive()
+        if not any(job.direction is Direction.LOAD for job in out):
+            return most
+        stored = sum([len(job.ids) for job in out if job.direction is Direction.STORE])
+        return min(most, max(0, limit - stored) // self._size)
 
     def _together(self, orders: Sequence[list[Chunk]]) -> list[list[Chunk]]:
         """The chunks of several owners in few jobs, in order.
@@ -208,12 +219,13 @@ class StoreLine:
         # quarantined slots may never come back: a job that needs them would always be refused
         usable = max(1, len(self._slots) - self._slots.count()[Slot.QUARANTINED])
         for at, chunks in enumerate(orders):
-            if not self._make([chunks[:usable]]):
+            most = self.room_beside(usable)
+            if not most or not self._make([chunks[:most]]):
                 self.counts["refused"] += 1
                 for rest in orders[at:]:
                     self._line[rest[0].owner].extendleft(reversed(rest))
                 return
-            self._line[chunks[0].owner].extendleft(reversed(chunks[usable:]))
+            self._line[chunks[0].owner].extendleft(reversed(chunks[most:]))
 
     def _sweep(self) -> None:
         """Remove chunks that can never be stored or are queued twice, which bounds the queue by about the size of the device.
@@ -304,8 +316,9 @@ class StoreLine:
     # --- jobs ---------------------------------------------------------------------------------------------------------------
 
     def _make(self, jobs: Sequence[list[Chunk]]) -> bool:
-        """Reserve slots for these jobs and plan them, all or none; False without room for as many, or if the tier refuses."""
-        if len(jobs) > self._jobs.room:
+        """Reserve slots for these jobs and plan them, all or none; False without room for so many, or if the tier refuses."""
+        count = sum(map(len, jobs))
+        if len(jobs) > self._jobs.room or self.room_beside(count) < count:
             return False
         # copies, because refused chunks go back in the order in which they were offered
         ordered = [sorted(chunks, key=_group) for chunks in jobs]

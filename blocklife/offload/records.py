@@ -77,6 +77,11 @@ class Policies:
     everybody who wants its content, unless it has a deadline (``Ledger(deadline=)``).
     """
     max_job_blocks: int = knob(256, "maximum number of blocks in one store, rounded up to a chunk", least=1)
+    max_store_blocks_beside: int | None = knob(
+        None, "maximum number of blocks in stores that are out while a load is out; what is over waits to be stored"
+    )
+    """A store moves content that nobody waits for, over the same memory as the loads that requests wait for. What waits may be
+    gone from the device before its turn comes, and is not stored then (vllm-project/vllm#50045)."""
     lazy_blocks: int = knob(64, "in lazy mode, how many of the blocks that will be handed out next are kept stored", least=1)
     load_within_tokens: int = knob(
         0, "how many tokens the loads of one step may bring together for which its plan waits before the forward pass"

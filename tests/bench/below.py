@@ -56,6 +56,16 @@ class Files:
         """All slots from the store."""
         self._move(Direction.PROMOTE, turn)
 
+    def promote_beside(self, turn: int) -> None:
+        """All slots from the store while all slots go there under other names, which is not waited for."""
+        self._launch(Direction.DEMOTE, 1_000 + turn)
+        self.promote(turn)
+
+    def settle(self) -> None:
+        """Wait for whatever is out."""
+        self._copier.wait([JobId(number, 1) for number in range(1, next(self._numbers))])
+        self._copier.poll()
+
     def write(self, turn: int) -> None:
         """All slots to plain files."""
         self._share_out(turn, self._write)
@@ -80,14 +90,18 @@ class Files:
         self._pool.shutdown()
 
     def _move(self, direction: Direction, turn: int) -> None:
+        job = self._launch(direction, turn)
+        self._copier.wait([job])
+        (missing,) = [landed.missing for landed in self._copier.poll() if landed.job == job]
+        if missing:
+            raise RuntimeError(f"{len(missing)} of {len(self.host)} slots did not move")
+
+    def _launch(self, direction: Direction, turn: int) -> JobId:
         slots = np.arange(len(self.host))
         keys = tuple(b"%d %d" % (turn, slot) for slot in slots)
         job = JobId(next(self._numbers), 1)
         self._copier.launch(TierTransfer(job, direction, slots, bytes(len(slots)), keys))
-        self._copier.wait([job])
-        (landed,) = self._copier.poll()
-        if landed.missing:
-            raise RuntimeError(f"{len(landed.missing)} of {len(slots)} slots did not move")
+        return job
 
     def _share_out(self, turn: int, move: Callable[[int, int], None]) -> None:
         def share(thread: int) -> None:
@@ -169,6 +183,32 @@ def _bandwidth(root: Path, scale: Scale) -> Iterator[Figure]:
             )
 
 
+def yielding(scale: Scale) -> Figure:
+    """Megabytes a second that come while as much goes down, of what comes alone (`BelowPolicies.max_demoted_beside`)."""
+    slot_bytes, root = SIZES["512 KiB"], Path(tempfile.mkdtemp(prefix="blocklife-bench-"))
+    slots = max(1, TOTAL // slot_bytes) if scale.full else 2
+    seconds: dict[str, list[float]] = {"promote": [], "promote_beside": []}
+    try:
+        with files(root, slot_bytes, slots) as made:
+            for turn in range(scale.repetitions):
+                made.demote(turn)
+                for name, taken in seconds.items():
+                    begin = time.perf_counter()
+                    getattr(made, name)(turn)
+                    taken.append(time.perf_counter() - begin)
+                    made.settle()
+    finally:
+        shutil.rmtree(root)
+    megabytes = slots * slot_bytes / 1e6
+    return Figure(
+        name="promote, slots of 512 KiB, while as many are demoted",
+        ours=megabytes / statistics.median(seconds["promote_beside"]),
+        unit="MB a second",
+        peer_name="while none is",
+        peer=megabytes / statistics.median(seconds["promote"]),
+    )
+
+
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
-    return list(bandwidth(scale))
+    return [*bandwidth(scale), yielding(scale)]

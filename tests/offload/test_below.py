@@ -426,6 +426,28 @@ def test_bytes_in_flight_are_bounded() -> None:
     assert rig.hit("a").host_tokens == 12
 
 
+@pytest.mark.parametrize(("limit", "beside"), [(None, 4), (1, 1), (0, 0)])
+def test_demotions_yield_to_promotions(limit: int | None, beside: int) -> None:
+    """What waits goes down when nothing comes from there any more."""
+    rig = BelowRig(policies=BelowPolicies(max_demoted_beside=limit))
+    rig.shelf.fill(TEXT)
+    rig.add("a", TEXT)
+    rig.hit("a")
+    rig.add("b", letters(17, "n"))
+    rig.let_in("b")
+    plans = []
+    for _ in range(4):  # stores land, and what comes from below does not
+        plans.append(rig.plan())
+        plan = rig.plans.pop(0)
+        rig.scheduler.settle(plan.number, rig.now, completions=rig.reports())
+    assert plans[0].promotes
+    down = sum(len(each.slots) for plan in plans for each in plan.demotes)
+    late = [rig.tick() for _ in range(4)]
+
+    assert down == beside
+    assert down + sum(len(each.slots) for plan in late for each in plan.demotes) == 4
+
+
 # --- putting ------------------------------------------------------------------------------------------------------------
 
 

@@ -482,3 +482,53 @@ def test_job_is_no_larger_than_what_is_left_of_the_tier() -> None:
     found = [sources(step(ledger, line, land=True)) for _ in range(3)]
 
     assert found == [[blocks[:2]], [blocks[2:] + other], []]
+
+
+# --- stores that yield to loads ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize(
+    ("limit", "beside", "after"), [(None, 4, 0), (4, 4, 0), (2, 2, 2), (0, 0, 4)], ids=["no limit", "enough", "half", "none"]
+)
+def test_stores_yield_to_a_load_that_is_out(limit: int | None, beside: int, after: int, chunk: int) -> None:
+    """Request a loads while b fills four blocks: so many go beside the load, and the others when it is over."""
+    rig = Rig(chunk=chunk, policies=Policies(max_store_blocks_beside=limit))
+    rig.fill("x", letters(8 * chunk + 1))
+    rig.reset_device()
+    rig.add("a", letters(8 * chunk + 1))
+    rig.add("b", letters(17, "n"))
+    rig.let_in("a")
+    rig.let_in("b")
+    plans = [rig.tick(land=False)]
+    assert plans[0].loads
+    plans += [rig.tick(land=False) for _ in range(2)]
+    with_load = sum(len(store.source) for plan in plans for store in plan.stores)
+    rig.out, landed = [], [report(each.job) for plan in plans for each in (*plan.loads, *plan.stores)]
+    rig.plan()
+    rig.plans.pop()
+    rig.scheduler.settle(rig.scheduler.plans_out[0], rig.now, completions=landed)
+    late = [rig.tick() for _ in range(3)]
+
+    assert with_load == beside
+    assert sum(len(store.source) for plan in late for store in plan.stores) == after
+    assert rig.drain() >= 0
+    assert len(rig.stored()) >= 4 // chunk
+
+
+def test_a_limit_counts_what_is_out_already() -> None:
+    """Three blocks may go beside a load: of two requests with two blocks each one goes whole, and of the other one block."""
+    rig = Rig(policies=Policies(max_store_blocks_beside=3))
+    rig.fill("x", letters(5))
+    rig.reset_device()
+    rig.add("a", letters(5))
+    rig.let_in("a")
+    rig.tick(land=False)
+    sizes = []
+    for name, first in (("b", "h"), ("c", "n")):
+        rig.add(name, letters(9, first))
+        rig.let_in(name)
+        rig.tick(land=False)
+        sizes.append(sum(len(store.source) for store in rig.tick(land=False).stores))
+
+    assert sizes == [2, 1]

@@ -18,6 +18,8 @@ plain model=* ahead=* seed=1|2 world_size=2
 other-choices model=full_and_window ahead=* seed=3
     with choose=policy:arc|mode:lazy|blocks_per_chunk:2,prompt_only:yes|max_job_blocks:1,last_step:flush|max_jobs:3
     walk; then stored > 0
+stores-yield-to-loads model=full|full_and_window ahead=* seed=3|4 max_store_blocks_beside=0|3 lag=0-6
+    walk; then stored > 0 and loaded > 0
 parts-of-chunks model=full_and_window ahead=* seed=3 partial_chunks=yes blocks_per_chunk=3
     walk; then stored > 0
 limits-of-all-requests model=full_and_window ahead=* seed=3 max_store_tokens=12 max_load_tokens=8

@@ -112,7 +112,7 @@ class WorldSettings:
     def roomy(self) -> bool:
         """Whether there is a slot for everything that can be computed, and no fault that loses content."""
         policies = self.engine.policies
-        stored = policies.mode is Mode.EAGER and not policies.prompt_only
+        stored = policies.mode is Mode.EAGER and not policies.prompt_only and policies.max_store_blocks_beside is None
         if not stored or policies.max_load_tokens is not None or not self.faults.kinds <= _KEEP:
             return False
         chunks = [tokens * self.engine.blocks_per_chunk for tokens in self.engine.geometry.block_tokens]
