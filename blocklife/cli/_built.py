@@ -58,6 +58,7 @@ CORE = (
     "offload._stays",
     "offload._steps",
     "offload._stores",
+    "offload._tier_events",
     "offload.replacement",
     "tiers._presence",
     "engines.vllm.connector._known",

@@ -3,9 +3,10 @@
 from blocklife.offload._below import BelowIndex, BelowPolicies, Demote
 from blocklife.offload._engine_pool import EnginePool
 from blocklife.offload._groups import FullAttention, Geometry, LocalAttention, Mamba, SlidingWindow
-from blocklife.offload._host import EventKind, HostEvent, HostTier, TierStatistics
+from blocklife.offload._host import HostTier, TierStatistics
 from blocklife.offload._requests import OffloadRequests
 from blocklife.offload._scheduler import OffloadScheduler
+from blocklife.offload._tier_events import EventKind, TierEvent
 from blocklife.offload.records import (
     BelowStatistics,
     FullHit,
@@ -31,7 +32,6 @@ __all__ = [
     "FullHit",
     "Geometry",
     "Hit",
-    "HostEvent",
     "HostTier",
     "LastStep",
     "LocalAttention",
@@ -46,6 +46,7 @@ __all__ = [
     "Replacement",
     "Settled",
     "SlidingWindow",
+    "TierEvent",
     "TierStatistics",
     "register",
 ]

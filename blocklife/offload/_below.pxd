@@ -9,11 +9,13 @@ cdef int _MISS, _RETRY
 @cython.final
 cdef class TierBelow:
     cdef public object _ledger, index, policies, _errors, _tier, _suffix, _required, _out, _queue, _counts
+    cdef public object _events, _ask_again
     cdef public bytes space
     cdef public dict _coming, _jobs, _filled
     cdef public set _below
 
     cpdef list ask(self, contents)
+    cpdef list _ask(self, ask, contents)
     cpdef bint brings(self, content) except -1
     @cython.locals(chosen=dict, asked=Py_ssize_t)
     cpdef dict _lacking(self, Py_ssize_t room)

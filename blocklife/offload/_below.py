@@ -5,6 +5,7 @@ Rules of this file:
 * The store below is asked through a `BelowIndex`, which answers at once; no call here waits.
 * Every copy is a job of the ledger. What is planned here touches slots only, and never holds up a step.
 * What the store says may be wrong by the time it is used: a promotion that comes back without its content is a miss.
+* What is heard of the store is told as events (`_tier_events`), here and nowhere else.
 * What an index raises is kept (`Ledger.hook_errors`), and so is an answer that is none: its store counts as one without it.
 
 Theory. A request never loads from below directly. Its lookup finds content there, a promotion brings it into slots, and once
@@ -35,7 +36,12 @@ from blocklife.states import Job, Trait, states_with
 
 Content: TypeAlias = tuple[int, bytes]
 """Group and key."""
+AskBelow: TypeAlias = Callable[[bytes, Sequence[Content]], Sequence[Answer]]
+"""A question: what the store has of these contents of a space."""
 _MISS, _RETRY = Answer.MISS.code, Answer.RETRY.code
+_CODES = {each: _MISS if each is Answer.UNKNOWN else each.code for each in Answer}
+_ASKED_AGAIN = 16
+"""Of how many contents that were told the store is asked again in a step."""
 _WANTED = states_with(Trait.WANTED, Job)
 
 
@@ -44,6 +50,9 @@ class BelowIndex(Protocol):
 
     It may have an attribute ``news`` as well: a number that changes whenever a question that was answered RETRY has another
     answer, or None if the index cannot tell. Requests that wait for answers are looked up again when the number has changed.
+
+    It may have a method ``ask_again`` as well: the same as `ask`, for content that events have told. In each step some of it is
+    asked for again, so that what the store has lost is told as removed. Without it, that is told when a lookup asks for it.
     """
 
     @property
@@ -53,6 +62,8 @@ class BelowIndex(Protocol):
 
     def ask(self, space: bytes, contents: Sequence[Content]) -> Sequence[Answer]:
         """Of each: HIT if the store has every rank's part, MISS if not, RETRY while that is being found out.
+
+        UNKNOWN counts as MISS: the store is down, or has not answered in time. Only MISS says that content is gone.
 
         A lookup asks ahead, so that it makes few calls: not all answers are used.
         """
@@ -125,6 +136,9 @@ class BelowPolicies:
         None, "maximum number of slots on their way to the store below while others come from there; the others wait"
     )
     lazy_slots: int = knob(64, "in lazy mode, how many of the slots that will be evicted next are kept below", least=1)
+    max_told: int = knob(
+        0, "of how many contents of the store below events tell at a time; 0: they tell of host memory only", endless=False
+    )
 
     @property
     def max_jobs(self) -> int:
@@ -167,6 +181,9 @@ class TierBelow:
         self._below: set[int] = set()
         self._filled: dict[int, int] = {}
         self._counts: Counter[str] = Counter()
+        self._events = tier.events
+        self._events.follow(policies.max_told)
+        self._ask_again: AskBelow | None = getattr(index, "ask_again", None)
         if policies.demote is Demote.LAZY:
             tier.check_foresight()
         ledger.slots.note(self._hear)
@@ -175,14 +192,19 @@ class TierBelow:
 
     def ask(self, contents: Sequence[Content]) -> list[int]:
         """Whether the store has each of these contents, by `Answer.code`; MISS of all if the index fails."""
+        return self._ask(self.index.ask, contents)
+
+    def _ask(self, ask: AskBelow, contents: Sequence[Content]) -> list[int]:
         try:
-            found = self.index.ask(self.space, contents)
+            found = ask(self.space, contents)
             if len(found) != len(contents):
                 raise MisuseError(f"{self.index!r} gave {len(found)} answers where {len(contents)} were asked for")
-            return [edge.member(each, Answer, "the answer of an index").code for each in found]
+            answers = [edge.member(each, Answer, "the answer of an index") for each in found]
         except BaseException as problem:
             self._errors.keep(self.index, problem)
             return [_MISS] * len(contents)
+        self._events.hear(contents, answers)
+        return [_CODES[each] for each in answers]
 
     @property
     def news(self) -> int | None:
@@ -250,6 +272,11 @@ class TierBelow:
 
     # --- steps --------------------------------------------------------------------------------------------------------------
 
+    def ask_again(self) -> None:
+        """Ask for some of the content that events have told: a store loses content without a word."""
+        if self._ask_again is not None and (told := self._events.heard_longest_ago(_ASKED_AGAIN)) and self._is_up():
+            self._ask(self._ask_again, told)
+
     def plan_demotions(self) -> None:
         """Plan demotions of slots that wait for it, as far as they may be in flight."""
         if self.policies.demote is Demote.NEVER or not self._is_up():
@@ -316,6 +343,8 @@ class TierBelow:
                 self._counts["demoted"] += len(came)
                 self._counts["refused" if done else "failed_demotions"] += len(lost)
                 self._notify(self.index.note_put, space, came)
+                if space == self.space:
+                    self._events.found(came)
                 # what the store did not take is not offered again: it may have no room for as long as this content lives
                 self._below.update([slot for slot, content in zip(slots, contents, strict=True) if find(*content) == slot])
                 continue
@@ -325,6 +354,8 @@ class TierBelow:
             self._counts["promoted"] += len(came)
             self._counts["missing" if done else "failed_promotions"] += len(lost)
             self._notify(self.index.discard, space, lost)
+            if space == self.space:
+                self._events.lacking(lost)
 
     def new_space(self) -> bytes:
         """A space that nobody has used."""
@@ -333,6 +364,7 @@ class TierBelow:
     def reset(self, space: bytes) -> None:
         """All content is void: what is below, or on its way there, is found only in its old space; *space* is the new one."""
         self.space = space
+        self._events.forget()
 
     def statistics(self) -> BelowStatistics:
         """Counts so far."""

@@ -10,8 +10,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import enum
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec
 
@@ -24,34 +22,17 @@ from blocklife.ledger import _edge as edge
 from blocklife.ledger._journal import SlotWatcher, verb
 from blocklife.ledger.views import SlotsView
 from blocklife.offload._lookup import Answer
+from blocklife.offload._tier_events import TierEvent, TierEvents
 from blocklife.offload.replacement import Name, Replacement
 from blocklife.offload.replacement import replacement as policy_of
 from blocklife.states import Slot
 
 P = ParamSpec("P")
 
-__all__ = ["EventKind", "HostEvent", "HostTier", "Name", "Replacement", "TierStatistics"]
-
-
-class EventKind(enum.Enum):
-    """What happened to content in the host tier."""
-
-    STORED = "it can be read from now on"
-    REMOVED = "it cannot be read any more"
-
+__all__ = ["HostTier", "Name", "Replacement", "TierStatistics"]
 
 _ANSWERS = tuple(Answer)
 _HIT, _MISS, _PENDING = Answer.HIT.code, Answer.MISS.code, Answer.PENDING.code
-_KINDS = {True: EventKind.STORED, False: EventKind.REMOVED}
-
-
-@frozen
-class HostEvent:
-    """One change of what can be read from the host tier: contents of one group, in the order in which they changed."""
-
-    kind: EventKind
-    group: int
-    keys: tuple[bytes, ...]
 
 
 @frozen(kw_only=True)
@@ -96,8 +77,8 @@ class HostTier(edge.NotCopied):
         self._slots = slots = ledger.slots
         self._replacement = policy_of(replacement, len(slots))
         self._gone: dict[int, None] = {}
-        self._events: deque[Change] = deque(maxlen=max_events)
-        self._lost_events = 0
+        self.events = TierEvents(max_events)
+        """The events of this tier and of the store below it, until they are taken."""
         self._in_vain = False
         """Whether the latest search for victims found too few."""
         filled = [(slot, (slots.group(slot), key)) for slot in range(len(slots)) if (key := slots.key(slot)) is not None]
@@ -172,31 +153,19 @@ class HostTier(edge.NotCopied):
         self._notify(self._replacement.insert, chosen, names)
         return chosen
 
-    def take_events(self) -> list[HostEvent]:
-        """The content that became readable or was lost since the last call, in order.
+    def take_events(self) -> list[TierEvent]:
+        """The content that became readable or was lost since the last call, in order, here and in the store below.
 
-        Changes in a row that are alike in kind and group are one event. Content that was readable when the tier was created is
-        not reported. If events are not taken, the oldest contents are dropped and counted in `statistics`.
+        Changes in a row that are alike in kind, tier and group are one event. Content that was readable when the tier was
+        created is not reported. The store below is told of where `BelowPolicies.max_told` says so. If events are not taken, the
+        oldest contents are dropped and counted in `statistics`.
         """
-        found: list[HostEvent] = []
-        keys: list[bytes] = []
-        was_stored, last = True, -1
-        for stored, _, group, key in self._events:
-            if group != last or stored is not was_stored:
-                if keys:
-                    found.append(HostEvent(_KINDS[was_stored], last, tuple(keys)))
-                was_stored, last, keys = stored, group, []
-            keys.append(key)
-        if keys:
-            found.append(HostEvent(_KINDS[was_stored], last, tuple(keys)))
-        self._events.clear()
-        return found
+        return self.events.take()
 
     def notify_again(self) -> None:
         """Report everything that is readable as stored once more, to who was told that it is gone."""
-        self._events.clear()
         ready = self._slots.where(Slot.READY)
-        self._note([(True, slot, self._slots.group(slot), self._slots.key(slot) or b"") for slot in ready])
+        self.events.begin_again([(True, slot, self._slots.group(slot), self._slots.key(slot) or b"") for slot in ready])
 
     def statistics(self) -> TierStatistics:
         """Statistics of the tier at this moment."""
@@ -212,7 +181,7 @@ class HostTier(edge.NotCopied):
             writing=count[Slot.WRITING],
             freeing_soon=count[Slot.STALE],
             quarantined=count[Slot.QUARANTINED],
-            lost_events=self._lost_events,
+            lost_events=self.events.lost,
         )
 
     def _victims(self, count: int, coming: Sequence[Name]) -> list[int]:
@@ -252,13 +221,7 @@ class HostTier(edge.NotCopied):
         for stored, slot, _, _ in changes:
             if not stored:
                 self._gone[slot] = None
-        self._note(changes)
-
-    def _note(self, changes: Sequence[Change]) -> None:
-        """Keep events of these changes, if any are kept; the oldest make room."""
-        if most := self._events.maxlen:
-            self._lost_events += max(0, len(self._events) + len(changes) - most)
-            self._events.extend(changes)
+        self.events.note(changes)
 
     def _notify_gone(self) -> None:
         """Tell the policy which content is gone, in order."""

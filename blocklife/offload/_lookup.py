@@ -44,6 +44,7 @@ class Answer(enum.Enum):
     MISS = "it is not there"
     PENDING = "it is on its way"
     RETRY = "nobody knows yet; ask again"
+    UNKNOWN = "nobody can say; it counts as a miss"
 
     def __init__(self, _meaning: str) -> None:
         self.code = len(type(self).__members__)

@@ -89,6 +89,8 @@ class SavedBelow(NamedTuple):
     below: tuple[int, ...]
     store: Hashable
     """What the `BelowIndex` has saved."""
+    told: tuple[tuple[int, bytes], ...]
+    """The content that events have told, what was heard of longest ago first."""
 
 
 class SavedWaits(NamedTuple):
@@ -316,6 +318,7 @@ def _save_below(core: SchedulerState, below: TierBelow, names: Names) -> SavedBe
         () if lazy else tuple([slots[slot] for slot in below._queue]),
         tuple(sorted([slots[slot] for slot in below._below])) if lazy else (),
         saveable(below.index).snapshot(),
+        below._events.told,
     )
 
 
@@ -390,7 +393,7 @@ def put_back(core: SchedulerState, saved: SavedScheduler, now: float) -> None:
 
 
 def _put_back_below(below: TierBelow, saved: SavedBelow) -> None:
-    below.space, coming, jobs, queue, known, index = saved
+    below.space, coming, jobs, queue, known, index, told = saved
     below._coming = {(space, group, key): number for space, group, key, number in coming}
     below._jobs = {number: (direction, space, list(own), list(held)) for number, direction, space, own, held in jobs}
     below._out.clear()
@@ -399,6 +402,7 @@ def _put_back_below(below: TierBelow, saved: SavedBelow) -> None:
     below._queue = below.contents_of(queue)
     below._below = set(known)
     saveable(below.index).restore(index)
+    below._events.follow(below.policies.max_told, told)
 
 
 def _is_within(hit: Hit) -> bool:

@@ -59,6 +59,7 @@ class SchedulerSteps:
                 self._state.unpin(name)
         self._state.now = now
         if self._state.below is not None:
+            self._state.below.ask_again()
             self._state.below.plan_demotions()
         plan = self._rows.dispatch(now)
         table.depart(doubtful)

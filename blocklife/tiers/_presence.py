@@ -7,8 +7,9 @@ call of the store runs under the lock.
 entries are evicted and put by others, so an answer is forgotten after a while and asked for anew. It may be wrong all the same;
 then a promotion comes back without the content, the scheduler says so with `forget`, and it is a MISS from then on.
 
-*Back-pressure.* A question that the store does not answer within *patience_s* is a MISS, and so is every question while the
-breaker has the store down, or beyond *max_questions* that wait. So a store that hangs costs hits, never steps.
+*Back-pressure.* A question that the store does not answer within *patience_s* is UNKNOWN. So is one that it fails to answer,
+and every question while the breaker has the store down, or beyond *max_questions* that wait. A lookup takes that for a MISS: a
+store that hangs costs hits, never steps.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ from blocklife.tiers._protocol import ContentStore, StoreOutcome
 Content: TypeAlias = tuple[bytes, int, bytes]
 """Space, group and key."""
 
-_HIT, _MISS, _RETRY = Answer.HIT, Answer.MISS, Answer.RETRY  # members of an enumeration are slow to find
+_HIT, _MISS, _RETRY, _UNKNOWN = (
+    Answer.HIT,
+    Answer.MISS,
+    Answer.RETRY,
+    Answer.UNKNOWN,
+)  # members of an enumeration are slow to find
 _OK, _FAILED = StoreOutcome.OK, StoreOutcome.FAILED
 _FAILED_TTL_S = 1.0
-"""How long a question that the store could not answer is a MISS."""
+"""How long a question that the store could not answer is UNKNOWN."""
 
 
 @define
@@ -46,11 +52,12 @@ class PresenceStatistics:
     hits: int = 0
     """Questions answered with HIT; likewise below."""
     misses: int = 0
+    """UNKNOWN counts as a miss."""
     retries: int = 0
     given_up: int = 0
-    """Questions that the store has not answered in time; MISS."""
+    """Questions that the store has not answered in time; UNKNOWN."""
     refused: int = 0
-    """Questions that were not asked, because the store was down or too many were waiting; MISS."""
+    """Questions that were not asked, because the store was down or too many were waiting; UNKNOWN."""
     calls: int = 0
     """Calls of the store."""
     failed: int = 0
@@ -110,10 +117,17 @@ class Presence:
     # --- the scheduler's calls -----------------------------------------------------------------------------------------
 
     def ask(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
-        """Whether each content, a group and a key, is in the store: HIT, MISS, or RETRY while that is being found out.
+        """Whether each content, a group and a key, is in the store: HIT, MISS, RETRY while that is being found out, or UNKNOWN.
 
         Returns at once.
         """
+        return self._ask(space, contents, self._counts)
+
+    def ask_again(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
+        """The same for content that was there before, and that nobody wants now: it is left out of the counts of questions."""
+        return self._ask(space, contents, PresenceStatistics())
+
+    def _ask(self, space: bytes, contents: Sequence[tuple[int, bytes]], counts: PresenceStatistics) -> list[Answer]:
         accepts: bool | None = None
         found: list[Answer] = []
         with self._lock:
@@ -127,28 +141,27 @@ class Presence:
                     continue
                 if accepts is None:
                     accepts = not self._closing and not self._is_stuck(now) and not self._breaker.refuses()
-                found.append(self._ask_store(content, now, accepts))
+                found.append(self._ask_store(content, now, accepts, counts))
             if self._unasked:
                 self._changed.notify_all()
-        hits, misses = found.count(_HIT), found.count(_MISS)
-        counts = self._counts
+        hits, retries = found.count(_HIT), found.count(_RETRY)
         counts.hits += hits
-        counts.misses += misses
-        counts.retries += len(found) - hits - misses
+        counts.retries += retries
+        counts.misses += len(found) - hits - retries
         return found
 
-    def _ask_store(self, content: Content, now: float, accepts: bool) -> Answer:
+    def _ask_store(self, content: Content, now: float, accepts: bool, counts: PresenceStatistics) -> Answer:
         """What is said of content of which nothing is known, or no more; a new question is taken if the store *accepts* one."""
         self._known.pop(content, None)
         since = self._questions.get(content)
         if since is not None:
             if now - since < self._patience_s:
                 return _RETRY
-            self._counts.given_up += 1
-            return _MISS
+            counts.given_up += 1
+            return _UNKNOWN
         if not accepts or len(self._questions) >= self._max_questions:
-            self._counts.refused += 1
-            return _MISS
+            counts.refused += 1
+            return _UNKNOWN
         self._questions[content] = now
         self._unasked[content] = None
         return _RETRY
@@ -160,7 +173,7 @@ class Presence:
 
     @property
     def news(self) -> int:
-        """A number that is another one as soon as a question is answered, or has waited for so long that it is a MISS."""
+        """A number that is another one as soon as a question is answered, or has waited for so long that it is UNKNOWN."""
         with self._lock:
             overdue, latest = 0, self._clock() - self._patience_s
             for since in self._questions.values():  # the oldest first
@@ -267,5 +280,7 @@ class Presence:
             now = self._clock()
             for content, is_there in zip(batch, found, strict=True):
                 if self._questions.pop(content, None) is not None:
-                    ttl = _FAILED_TTL_S if is_there is None else self._ttl_s
-                    self._keep(content, now + min(ttl, self._ttl_s), _HIT if is_there else _MISS)
+                    if is_there is None:
+                        self._keep(content, now + min(_FAILED_TTL_S, self._ttl_s), _UNKNOWN)
+                    else:
+                        self._keep(content, now + self._ttl_s, _HIT if is_there else _MISS)

@@ -20,7 +20,15 @@ import pytest
 import zmq
 from aiohttp import ClientSession
 from attrs import define, field
-from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_GPU, BlockRemoved, BlockStored, KVCacheEvent, KVEventBatch
+from vllm.distributed.kv_events import (
+    MEDIUM_CPU,
+    MEDIUM_GPU,
+    MEDIUM_STORAGE,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+    KVEventBatch,
+)
 
 from tests.model.connectors import TOLD_WRONG, Copies
 from tests.model.engine import BLOCK
@@ -125,9 +133,11 @@ def untrue(counts: Sequence[Samples], events: Events) -> Iterable[str]:
         yield f"of {HIT} tokens in the host there were hit: {host}"
     if store["disk"] != HIT:
         yield f"of {HIT} tokens in the store there were hit: {store}"
-    ours, theirs = events.stored(MEDIUM_CPU), events.stored(MEDIUM_GPU)
-    if wrong := [name for name in ours if ours[name] != theirs.get(name)]:
-        yield f"{len(wrong)} of {len(ours)} blocks are told otherwise than by vLLM"
+    theirs = events.stored(MEDIUM_GPU)
+    for medium in (MEDIUM_CPU, MEDIUM_STORAGE):
+        ours = events.stored(medium)
+        if wrong := [name for name in ours if ours[name] != theirs.get(name)]:
+            yield f"{len(wrong)} of {len(ours)} blocks are told otherwise than by vLLM: {medium}"
 
 
 @pytest.mark.slow
@@ -145,8 +155,8 @@ def test_a_server_tells_the_truth_about_its_caches(fault: str, tmp_path: Path) -
     found = list(untrue(counts, events))
     print(found)
 
-    told = [kind for kind in ("store there", "blocks are told") if any(kind in each for each in found)]
-    assert told == (["store there", "blocks are told"] if fault else []), found
+    kinds = ["store there", "by vLLM: CPU", "by vLLM: STORAGE"]
+    assert [kind for kind in kinds if any(kind in each for each in found)] == (kinds if fault else []), found
     assert fault or not found
     # all that was asked is told, and what was displaced in the host as well
     blocks = events.stored(MEDIUM_CPU)
@@ -154,5 +164,7 @@ def test_a_server_tells_the_truth_about_its_caches(fault: str, tmp_path: Path) -
         ask.prompt[at : at + BLOCK] for ask in ASKS for at in range(0, HIT, BLOCK) if not fault
     }
     assert any(isinstance(event, BlockRemoved) and event.medium == MEDIUM_CPU for event in events.told)
+    assert not any(isinstance(event, BlockRemoved) and event.medium == MEDIUM_STORAGE for event in events.told)
+    assert events.stored(MEDIUM_STORAGE).keys() == blocks.keys()  # all of it went below, and stays there
     for sync, least in (("sync", len(ASKS) + 2), ("async", 1)):
         assert counts[-1][DELAY.format(sync), frozenset()] >= least

@@ -88,6 +88,10 @@ class Stage:
     def ask(self, **answers: str) -> None:
         assert {key: self._asked(key) for key in answers} == answers
 
+    def again(self, **answers: str) -> None:
+        found = self.presence.ask_again(b"", [(0, key.encode()) for key in answers])
+        assert {key: answer.name for key, answer in zip(answers, found, strict=True)} == answers
+
     def ask_many(self, count: int, answer: str) -> None:
         """So many, each of them twice."""
         assert [self._asked(f"{at % count}") for at in range(2 * count)] == [answer] * 2 * count
@@ -161,8 +165,8 @@ does-not-ask-what-it-was-told-meanwhile
     open gated=yes; ask first=RETRY; calls 1; ask a=RETRY b=RETRY c=RETRY; tell a; discard c; go 2; settle a=HIT b=MISS c=MISS
     called 2 2; asked_last b
 does-not-call-a-store-that-went-down-meanwhile
-    # what was queued before is a miss for a moment, and asked again later
-    open gated=yes breaker=1; down yes; ask first=RETRY; calls 1; ask here=RETRY; go 1; settle here=MISS; called 2
+    # of what was queued before nothing is known for a moment, and asked again later
+    open gated=yes breaker=1; down yes; ask first=RETRY; calls 1; ask here=RETRY; go 1; settle here=UNKNOWN; called 2
     broken 1 yes refuses=yes
 believes-what-it-is-told
     # a promotion that came back without the content; a demotion that has put it
@@ -172,23 +176,31 @@ believes-it-though-an-older-answer-comes-later
     open gated=yes; ask first=RETRY; calls 1; ask here=RETRY gone=RETRY half=RETRY; go 1; calls 2; discard here; tell gone; go 1
     settle half=MISS here=MISS gone=HIT
 gives-a-question-up-and-takes-its-answer-later
-    # the store hangs: what waits becomes a miss after a while, new questions are misses at once; then it comes back
-    open gated=yes patience_s=10 breaker=3; ask here=RETRY; calls 1; now 9; ask here=RETRY; now 10; ask here=MISS; ask new=MISS
-    ask new=MISS; broken 1 no; has given_up=1 refused=2; go 2; answered 1; ask here=HIT; ask new=RETRY; settle new=MISS
+    # the store hangs: what waits is unknown after a while, what is new at once; then it comes back
+    open gated=yes patience_s=10 breaker=3; ask here=RETRY; calls 1; now 9; ask here=RETRY; now 10; ask here=UNKNOWN
+    ask new=UNKNOWN; ask new=UNKNOWN; broken 1 no; has given_up=1 refused=2; go 2; answered 1; ask here=HIT; ask new=RETRY
+    settle new=MISS
 limits-how-many-questions-wait
-    open gated=yes max_questions=2; ask a=RETRY b=RETRY c=MISS; ask a=RETRY; has waiting=2 refused=1
+    open gated=yes max_questions=2; ask a=RETRY b=RETRY c=UNKNOWN; ask a=RETRY; has waiting=2 refused=1
 leaves-a-store-alone-that-is-down
-    # failures are misses for a moment; then the breaker opens, and lets one question through now and then
-    open breaker=2 wait_s=10; down yes; settle here=MISS; settle gone=MISS; broken 2 yes; has failed=2; now 5
-    ask here=MISS new=MISS; called 2 2; now 10; settle here=MISS; called 2 2 2; down no; now 30; settle here=HIT half=MISS
+    # what it fails to answer is unknown for a moment; then the breaker opens, and lets one question through now and then
+    open breaker=2 wait_s=10; down yes; settle here=UNKNOWN; settle gone=UNKNOWN; broken 2 yes
+    has failed=2; now 5; ask here=UNKNOWN new=UNKNOWN; called 2 2; now 10; settle here=UNKNOWN; called 2 2 2
+    down no; now 30; settle here=HIT half=MISS
     broken 3 no
-says-miss-when-it-is-closed
+finds-nothing-out-when-it-is-closed
     # what it knows it still tells
-    open; settle here=HIT; close yes; ask here=HIT new=MISS
+    open; settle here=HIT; close yes; ask here=HIT new=UNKNOWN
 closes-though-the-store-hangs
     open gated=yes; ask here=RETRY; calls 1; close no; go 1; close yes
 counts-its-answers
     open; settle here=HIT gone=MISS; mark; settle here=HIT gone=MISS; more hits=1 misses=1 retries=0
+asks-again-without-counting-it
+    # what events have told is asked for again; nobody has looked it up, so it is neither a hit nor a miss
+    open ttl_s=10; settle here=HIT gone=MISS; mark; again here=HIT gone=MISS; now 10; again here=RETRY
+    answered 2; again here=HIT; more hits=0 misses=0 retries=0 calls=1
+asks-again-no-store-that-is-down
+    open breaker=1; down yes; settle gone=UNKNOWN; mark; again here=UNKNOWN; more refused=0 misses=0
 """)
 
 
@@ -217,7 +229,7 @@ def test_presence_survives_a_store_that_breaks_its_word(answer: list[StoreOutcom
         return answer
 
     stage.store.exists = wrong  # type: ignore[method-assign]
-    stage.settle(here="MISS")
+    stage.settle(here="UNKNOWN")
     assert stage.presence.statistics().last_error == (
         repr(answer) if isinstance(answer, Exception) else f"{len(answer)} outcomes for 2 keys"
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from attrs import define, field
 from vllm.config import KVEventsConfig
-from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
 
 from tests.vllm.connector_rig import ConnectorRig, configured
 
@@ -23,7 +23,7 @@ def send_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @define
 class Listener:
-    """A router: which hashes it was told of by group, as often as it was, and each event in order."""
+    """A router: which hashes of one tier it was told of by group, as often as it was, and each event in order."""
 
     events: list[BlockStored | BlockRemoved] = field(factory=list)
 
@@ -62,15 +62,15 @@ class Listener:
         return {name: count for name, count in found.items() if count}
 
 
-def listen(rig: ConnectorRig) -> Listener:
-    """Hear all that a rig's connector tells."""
+def listen(rig: ConnectorRig, medium: str = MEDIUM_CPU) -> Listener:
+    """Hear all that a rig's connector tells of a tier."""
     found = Listener()
     connector = rig.scheduler.connector
     take = connector.take_events
 
     def keep() -> Sequence[BlockStored | BlockRemoved]:
         told = list(take())
-        found.events += told
+        found.events += [event for event in told if event.medium == medium]
         return told
 
     connector.take_events = keep

@@ -7,18 +7,21 @@ allocator the rig's memory is filled with junk. What a GPU's driver does with th
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from attrs import evolve
-from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
+from vllm.distributed.kv_events import MEDIUM_STORAGE, AllBlocksCleared, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 from vllm.v1.core.sched.interface import PauseState
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from tests.behind.scenes import Scene
+from tests.vllm.below_rig import BelowRig
 from tests.vllm.beside_rig import BesideRig
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.connector_worlds import ROOMY, ask, prompt
-from tests.vllm.listeners import send_events
+from tests.vllm.listeners import DESCRIBING, listen, send_events
 from tests.vllm.naps import core_of, nap
 from tests.vllm.second import Habits, SecondConnector
 from tests.vllm.stage import play, scenes
@@ -127,6 +130,23 @@ def test_connector_tells_again_what_stays_while_the_engine_sleeps(monkeypatch: p
         (each.block_hashes, each.token_ids, each.parent_block_hash) for each in hosted
     ]
     assert len(hosted) > 5
+
+
+def test_connector_tells_again_what_stays_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was told before, and nothing of it as removed."""
+    send_events(monkeypatch)
+    rig = BelowRig(ROOMY, f"fs:{tmp_path / 'store'}:64M", options={**DESCRIBING, "sleep_keeps_host": True})
+    below = listen(rig, MEDIUM_STORAGE)
+    rig.ask(prompt(41))
+    before = sorted(below.stored, key=lambda event: event.block_hashes)
+    below.events.clear()
+    nap(rig)
+    rig.ask([1, 2])
+    rig.close()
+
+    assert len(before) > 5
+    assert sorted(below.stored, key=lambda event: event.block_hashes) == before
+    assert not below.removed
 
 
 def test_connector_says_that_it_can_sleep() -> None:

@@ -84,6 +84,7 @@ UNSAID: Mapping[str, str] = {
     "plans_ahead": "`async` says it: a world plans one step ahead, or none",
     "state_drafts": "`drafts` says it: all drafts beside states have a block",
     "max_store_tokens": "a block that has more may be stored as a tail, which a world's device takes for other content",
+    "max_told": "nobody hears the events of a world",
 }
 """Policies that are no words, and why."""
 
@@ -92,6 +93,8 @@ def _words() -> Iterator[Word]:
     yield from (Word(each.word, each) for each in knobs(Settings))
     yield from (Word(each.word, each, POLICIES) for each in knobs(Policies) if each.name not in UNSAID)
     for each in knobs(BelowPolicies):
+        if each.name in UNSAID:
+            continue
         if each.choices:
             says = f"{each.says}; {NO_TIER}: there is no such store"
             yield Word(BELOW, evolve(each, default=NO_TIER, says=says, among=(NO_TIER, *each.choices)), BELOW)

@@ -45,7 +45,7 @@ PLACE = "kv_connector_extra_config"
 """Where the options stand."""
 
 USUAL = Policies(last_step=LastStep.DRAIN, pending_wait=5.0)
-USUAL_BELOW = BelowPolicies(max_wait=5.0)
+USUAL_BELOW = BelowPolicies(max_wait=5.0, max_told=1 << 18)
 """The policies of a connector that is told nothing; the unit of time is the second."""
 _FOLLOW = frozenset({"plans_ahead", "load_within_tokens", "state_drafts"})
 _OF_JOBS = frozenset({"job_slots", "lazy_slots"})

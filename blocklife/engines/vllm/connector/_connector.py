@@ -231,7 +231,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.scheduler.wake(min(counts))
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """KV cache events of the host tier."""
+        """KV cache events of the host tier and of the store below it."""
         events, describer = self.scheduler.take_events(), self.scheduler.known.describer
         if not events:
             return []

@@ -5,6 +5,7 @@ Rules of this file:
 * An event comes when a copy has landed. By then the request may be over, so what can be said of its content is noted while it
   runs: which chunk of which request it is. The tokens are read when the event comes, or when the request ends.
 * Content of full attention is described. Content of windows and states is not: it says nothing about the prefix before it.
+* What is said of content is the same in each tier that has it, and is kept until it was told as removed from all of them.
 * If no request with the content is left to describe it, its event is a *placeholder* that has the key alone. When a later
   request looks the content up, it can be described again, and the event of its removal names all of its blocks.
 
@@ -20,7 +21,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from blocklife.engines.vllm.connector._shapes import CacheShape, VllmRequest
-from blocklife.offload import EventKind, FullAttention, HostEvent
+from blocklife.offload import EventKind, FullAttention, TierEvent
 from blocklife.offload.replacement import Name
 
 ExtraKeys: TypeAlias = tuple[tuple[object, ...] | None, ...]
@@ -47,10 +48,11 @@ class Description:
 
 
 class Describer:
-    """Knows the content of the host tier, and of what is on its way there.
+    """Knows the content of the host tier and of the store below, and of what is on its way to the host tier.
 
-    Invariant: ``_told`` and ``_bare`` together have the content of full groups that was told as stored and not as removed;
-    ``_bare`` what was told as a placeholder. ``_filled`` has chunks of live requests; ``_by_request`` their names, by request.
+    Invariant: ``_told`` and ``_bare`` together have the content of full groups that was told as stored, and not as removed from
+    each tier that has it; ``_bare`` what was told as a placeholder. ``_held`` says of the host tier, and of the store
+    below, which of it that has. ``_filled`` has chunks of live requests; ``_by_request`` their names, by request.
     ``_left`` has chunks of requests that are over, the oldest first, at most as many as the device has blocks.
     """
 
@@ -61,6 +63,7 @@ class Describer:
         self._full = [isinstance(each, FullAttention) for each in shape.geometry.groups]
         self._told: dict[Name, Description] = {}
         self._bare: set[Name] = set()
+        self._held: tuple[set[Name], set[Name]] = set(), set()
         self._filled: dict[Name, tuple[VllmRequest, int]] = {}
         self._by_request: dict[str, dict[Name, None]] = {}
         self._left: dict[Name, Description] = {}
@@ -114,30 +117,39 @@ class Describer:
                 del self._filled[name]
                 self._leave_behind(name, owner, chunk)
 
-    def describe(self, events: Iterable[HostEvent]) -> list[tuple[HostEvent, Description | None]]:
+    def describe(self, events: Iterable[TierEvent]) -> list[tuple[TierEvent, Description | None]]:
         """The events with their descriptions, content by content for groups of full attention; None for a placeholder."""
-        found: list[tuple[HostEvent, Description | None]] = []
+        found: list[tuple[TierEvent, Description | None]] = []
         for event in events:
             if not self._full[event.group]:
                 found.append((event, None))
                 continue
-            removed = event.kind is EventKind.REMOVED
+            tell = self._removed if event.kind is EventKind.REMOVED else self._stored
             for key in event.keys:
-                described = self._removed((event.group, key)) if removed else self._stored((event.group, key))
-                found.append((HostEvent(event.kind, event.group, (key,)), described))
+                described = tell((event.group, key), below=event.below)
+                found.append((TierEvent(event.kind, event.group, (key,), event.below), described))
         return found
 
-    def _removed(self, name: Name) -> Description | None:
-        """Content is gone: what was told of it."""
+    def _removed(self, name: Name, *, below: bool) -> Description | None:
+        """Content is gone from a tier: what was told of it."""
+        self._held[below].discard(name)
+        if name in self._held[not below]:
+            return self._told.get(name)
         self._bare.discard(name)
         return self._told.pop(name, None)
 
-    def _stored(self, name: Name) -> Description | None:
-        """Content can be read: what can be told of it."""
-        described = self._find(name) or self._told.get(name)  # the latter of content that is told again
+    def _stored(self, name: Name, *, below: bool) -> Description | None:
+        """Content can be read from a tier: what can be told of it.
+
+        The store below has it from the host tier, or it was found there: a request that fills it may yet do so.
+        """
+        self._held[below].add(name)
+        told = self._told.get(name)  # also of content that is told again
+        described = (told or self._find(name, keeps=True)) if below else (self._find(name) or told)
         if described is None:
             self._bare.add(name)
         else:
+            self._bare.discard(name)
             self._told[name] = described
         return described
 
@@ -154,12 +166,12 @@ class Describer:
             if len(self._left) > self._shape.num_blocks:
                 del self._left[next(iter(self._left))]
 
-    def _find(self, name: Name) -> Description | None:
-        """What can be said of content that is in the host tier from now on."""
-        filled = self._filled.pop(name, None)
+    def _find(self, name: Name, *, keeps: bool = False) -> Description | None:
+        """What can be said of content that a tier has from now on. What is said once is not kept, unless it *keeps* that."""
+        filled = self._filled.get(name) if keeps else self._filled.pop(name, None)
         if filled is not None and (found := self._describe(name, *filled)) is not None:
             return found
-        if (left := self._left.pop(name, None)) is not None:
+        if (left := self._left.get(name) if keeps else self._left.pop(name, None)) is not None:
             return left
         for request, chunks in self._waiting.values():
             if not chunks:

@@ -1,4 +1,6 @@
-"""Content that became readable in the host tier or is gone, as vLLM's KV cache events.
+"""Content that became readable in the host tier or in the store below it, or is gone from there, as vLLM's KV cache events.
+
+The medium of an event names the tier: vLLM's *CPU* is host memory, and *STORAGE* is the store below.
 
 An event identifies content by hash and group. Without descriptions a store event has no tokens, and for chunks of several
 blocks the hash is that of the last block; listeners know it from the event that vLLM sent when the block was computed. With
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from attrs import frozen
-from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
+from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     ExternalBlockHash,
@@ -24,7 +26,7 @@ from vllm.v1.request import Request
 from blocklife.engines.vllm.connector._described import Description, ExtraKeys
 from blocklife.engines.vllm.connector._shapes import VllmRequest
 from blocklife.engines.vllm.connector.releases._release import release
-from blocklife.offload import EventKind, HostEvent
+from blocklife.offload import EventKind, TierEvent
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
@@ -57,13 +59,13 @@ def extra_keys(request: VllmRequest, start: int, stop: int, block_tokens: int) -
     return tuple(found) if any(each is not None for each in found) else None
 
 
-def told(events: Iterable[HostEvent]) -> Iterator[KVCacheEvent]:
+def told(events: Iterable[TierEvent]) -> Iterator[KVCacheEvent]:
     """The same events as vLLM's event classes, in order."""
     for event in events:
         yield _placeholder(event, None) if event.kind is EventKind.STORED else _removed(event, event.keys)
 
 
-def described(events: Iterable[tuple[HostEvent, Description | None]], groups: Sequence[EventGroup]) -> Iterator[KVCacheEvent]:
+def described(events: Iterable[tuple[TierEvent, Description | None]], groups: Sequence[EventGroup]) -> Iterator[KVCacheEvent]:
     """Events with their descriptions as vLLM's event classes, in order."""
     for event, description in events:
         group = groups[event.group]
@@ -75,7 +77,7 @@ def described(events: Iterable[tuple[HostEvent, Description | None]], groups: Se
             yield _stored(event, description, group)
 
 
-def _stored(event: HostEvent, description: Description, group: EventGroup) -> BlockStored:
+def _stored(event: TierEvent, description: Description, group: EventGroup) -> BlockStored:
     number, name = description.adapter or (None, None)
     return BlockStored(
         block_hashes=_hashes(description.hashes),
@@ -83,7 +85,7 @@ def _stored(event: HostEvent, description: Description, group: EventGroup) -> Bl
         token_ids=description.tokens.tolist(),
         block_size=description.block_tokens,
         lora_id=number,
-        medium=MEDIUM_CPU,
+        medium=_medium(event),
         lora_name=name,
         extra_keys=release().event_extra_keys(description.extra_keys),
         group_idx=event.group,
@@ -92,7 +94,7 @@ def _stored(event: HostEvent, description: Description, group: EventGroup) -> Bl
     )
 
 
-def _placeholder(event: HostEvent, group: EventGroup | None) -> BlockStored:
+def _placeholder(event: TierEvent, group: EventGroup | None) -> BlockStored:
     """Contents of which nothing is known but their keys; a window or a state is never told as more."""
     return BlockStored(
         block_hashes=_hashes(event.keys),
@@ -100,7 +102,7 @@ def _placeholder(event: HostEvent, group: EventGroup | None) -> BlockStored:
         token_ids=[],
         block_size=0,
         lora_id=None,
-        medium=MEDIUM_CPU,
+        medium=_medium(event),
         lora_name=None,
         group_idx=event.group,
         kv_cache_spec_kind=None if group is None else group.kind,
@@ -108,8 +110,12 @@ def _placeholder(event: HostEvent, group: EventGroup | None) -> BlockStored:
     )
 
 
-def _removed(event: HostEvent, hashes: Iterable[bytes]) -> BlockRemoved:
-    return BlockRemoved(block_hashes=_hashes(hashes), medium=MEDIUM_CPU, group_idx=event.group)
+def _removed(event: TierEvent, hashes: Iterable[bytes]) -> BlockRemoved:
+    return BlockRemoved(block_hashes=_hashes(hashes), medium=_medium(event), group_idx=event.group)
+
+
+def _medium(event: TierEvent) -> str:
+    return str(MEDIUM_STORAGE if event.below else MEDIUM_CPU)
 
 
 def _hashes(hashes: Iterable[bytes]) -> list[ExternalBlockHash]:

@@ -177,7 +177,8 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             _P + "below_lookups",
             MetricKind.COUNTER,
-            "Questions whether the store below has a chunk, by answer: refused and given up are misses, too.",
+            "Questions of lookups and demotions whether the store below has a chunk, by answer: refused and given up are "
+            "misses, too.",
             "answer",
             tuple(_ANSWERS),
         ),

@@ -35,7 +35,7 @@ from blocklife.engines.vllm.connector._store import AskedStore
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._limits import MAX_JOBS, MAX_REQUESTS
-from blocklife.offload import HostEvent, HostTier, Mode, OffloadScheduler
+from blocklife.offload import HostTier, Mode, OffloadScheduler, TierEvent
 
 _FOREVER = 1e18
 """No deadline: a load cannot be given up while its copy runs, because vLLM would hand out its blocks at once."""
@@ -278,8 +278,8 @@ class ConnectorScheduler:
         """Where the first *tokens* of the load come from that was promised to a request in this step; None without one."""
         return self.lookups.hit_sources(request, tokens)
 
-    def take_events(self) -> list[HostEvent]:
-        """Content that became readable in the host tier or is gone, since the last call."""
+    def take_events(self) -> list[TierEvent]:
+        """Content that became readable in the host tier or below it, or is gone from there, since the last call."""
         return self.tier.take_events() if self.shape.events else []
 
     # --- the beginning of a step --------------------------------------------------------------------------------------------
