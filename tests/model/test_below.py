@@ -7,8 +7,10 @@ What they should say is said by an engine without a connector. That content came
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,43 @@ async def answer(server: Server, asks: Sequence[Ask]) -> tuple[dict[str, tuple[i
     async with client(server) as session:
         answers = await gathered(asks, session, MODEL)
         return answers, await come_to_rest(session)
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder whose files are memory of this machine."""
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("/dev/shm is no tmpfs here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.slow
+def test_replicas_of_a_machine_share_content_in_memory(in_memory: Path) -> None:
+    """Two servers at once on a store in a tmpfs, as `specs/operating.md` has it: the second loads what the first has computed.
+
+    Its host tier was empty. So each byte that its device gets has come from the store once and from the host once.
+    """
+    ours = {"host_blocks": 256, "below": f"fs:{in_memory / 'kv'}:256M", "below_wait_s": 30}
+    right = expected([each.name for each in ASKS])
+    with serving(MODEL, ours, *OPTIONS, copies=COPIES) as one, serving(MODEL, ours, *OPTIONS, copies=COPIES) as other:
+        said, first = asyncio.run(answer(one, ASKS))
+        assert said == right
+        said, second = asyncio.run(answer(other, ASKS[:3]))
+        assert said == {each.name: right[each.name] for each in ASKS[:3]}
+
+    hit = second["vllm:external_prefix_cache_hits_total", frozenset()]
+    copied = {
+        "device to host": first["vllm:kv_offload_store_bytes_total", frozenset()],
+        "host to store": counted(first, "bytes_total", direction="demoted"),
+        "store to host": counted(second, "bytes_total", direction="promoted"),
+        "host to device": second["vllm:kv_offload_load_bytes_total", frozenset()],
+    }
+    print(f"{hit:.0f} tokens hit; bytes copied: {copied}")
+    assert hit > 0
+    assert copied["store to host"] == copied["host to device"] > 0
+    assert copied["device to host"] >= copied["host to store"] > 0  # content that two requests compute at once goes below once
+    assert counted(second, "promotions_total", outcome="missing") == 0
 
 
 @pytest.mark.slow
