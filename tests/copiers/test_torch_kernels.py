@@ -169,13 +169,13 @@ class Rig:
     def send(self, first: int, count: int = 2, direction: Direction = LOAD) -> torch.Tensor:
         """A table that counts up from a number."""
         numbers = np.arange(first, first + 3 * count, dtype=np.int64)
-        with self.tables.sent(direction, (numbers[:count], numbers[count : 2 * count], numbers[2 * count :])) as table:
+        with self.tables.written(direction, (numbers[:count], numbers[count : 2 * count], numbers[2 * count :])) as table:
             return table
 
 
 def test_a_table_is_its_columns_one_after_the_other() -> None:
     rig = Rig()
-    with rig.tables.sent(LOAD, tuple(np.array(column) for column in ([1, 2], [30, 40], [5, 6]))) as table:
+    with rig.tables.written(LOAD, tuple(np.array(column) for column in ([1, 2], [30, 40], [5, 6]))) as table:
         before = [*rig.log]
 
     assert table.tolist() == [1, 2, 30, 40, 5, 6]
@@ -252,14 +252,14 @@ def test_a_table_grows_with_what_it_must_hold() -> None:
 
 def lost_at_the_launch(rig: Rig) -> torch.Tensor:
     """The block that queues the kernel raises."""
-    with contextlib.suppress(RuntimeError), rig.tables.sent(LOAD, A_ROW) as table:
+    with contextlib.suppress(RuntimeError), rig.tables.written(LOAD, A_ROW) as table:
         raise RuntimeError("out of registers")
     return table
 
 
 def lost_at_the_record(rig: Rig) -> torch.Tensor:
     """The event behind the kernel is refused."""
-    with contextlib.suppress(RuntimeError), rig.tables.sent(LOAD, A_ROW) as table:
+    with contextlib.suppress(RuntimeError), rig.tables.written(LOAD, A_ROW) as table:
         rig.events[-1].refuses = True
     return table
 

@@ -6,7 +6,10 @@ The kernel knows pieces and words; it knows nothing of layers, blocks or directi
 *Why few programs.* A copy is limited by the link, not by arithmetic, and shares the device with the engine's forward pass. Each
 program takes registers and threads from one multiprocessor as long as the copy lasts, and one late multiprocessor can delay a
 whole matrix product. So a handful of programs goes through all pieces. Each has `TILE_BYTES` in flight at a time, together
-16 times 16 KiB. That is more than a link of 64 GB/s with a latency of 2 µs can have in flight.
+16 times 16 KiB: what a link of 64 GB/s brings in the 2 µs until the rows of the table are there and the 2 µs until the data is.
+
+*The table* stays in page-locked memory of the host, and the kernel reads it from there: sent to the device, it would wait
+behind other copies for a copy engine.
 
 *Hints.* Nothing is read or written twice. So loads bypass the L1 cache (``.cg``), and stores mark their lines to be evicted
 first (``.cs``): the engine's own lines stay. Both are hints only, and change no byte.

@@ -94,11 +94,11 @@ class KernelMover:
         self._tables = CopyTables(self._device)
 
     def move(self, pages: Pages, direction: Direction) -> None:
-        """Queue a table of the runs' pieces, and the kernel behind it."""
+        """Write a table of the runs' pieces, and queue the kernel that reads it."""
         word = min(self._word, word_of_pages(pages))
         piece = min(self._piece, TILE_BYTES[word])
         columns = cut(pages, piece)
-        with _current(self._device), self._tables.sent(direction, columns) as table:
+        with _current(self._device), self._tables.written(direction, columns) as table:
             self._kernels.launch(table, len(columns[0]), word=word, piece=piece)
 
 

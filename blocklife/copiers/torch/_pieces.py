@@ -1,11 +1,11 @@
-"""The input of the copying kernel: runs cut into pieces, in a table on the device.
+"""The input of the copying kernel: runs cut into pieces, in a table that the device reads from the host's memory.
 
-*Rules of this file.* No Python loop over runs. A table is not reused while a copy or a kernel may still read it; an event tells
-when they are done. The host waits for that event only if `TABLES_MAX` tables are in use.
+*Rules of this file.* No Python loop over runs. A table is not reused while a kernel may still read it; an event tells when
+that is over. The host waits for that event only if `TABLES_MAX` tables are in use.
 
 *Theory.* A **piece** is one row of a kernel's tile: a limited number of bytes of one run. Tiles have the same number of bytes
 whatever the page size of a cache, so that as many bytes are in flight for small pages as for large ones. A table has three
-columns of numbers (source, target, number of bytes), and is sent to the device as one small copy.
+columns of numbers (source, target, number of bytes), in page-locked memory where there is a device.
 """
 
 from __future__ import annotations
@@ -103,12 +103,11 @@ class _Passed:
 
 @define(eq=False)
 class _CopyTable:
-    """One table on the host and on the device. Invariant: free exactly if `event`, recorded after its readers, has passed."""
+    """One table. Invariant: free exactly if `event`, recorded after its readers, has passed."""
 
-    host: torch.Tensor
+    memory: torch.Tensor
     numbers: NDArray[np.int64]
-    """`host` as a numpy array."""
-    device: torch.Tensor
+    """`memory` as a numpy array."""
     event: TableEvent
 
 
@@ -127,16 +126,14 @@ class CopyTables:
         self._lost: list[_CopyTable] = []
 
     @contextmanager
-    def sent(self, direction: Direction, columns: tuple[Ids, ...]) -> Iterator[torch.Tensor]:
-        """Queue these columns for the device, one after the other. Queue their readers inside the ``with`` block."""
+    def written(self, direction: Direction, columns: tuple[Ids, ...]) -> Iterator[torch.Tensor]:
+        """A table with these columns, one after the other. Queue its readers inside the ``with`` block."""
         length = len(columns[0])
         table = self._table(direction, length * len(columns))
         self._lost.append(table)
         for number, column in enumerate(columns):
             table.numbers[number * length : (number + 1) * length] = column
-        sent = table.device[: length * len(columns)]
-        sent.copy_(table.host[: length * len(columns)], non_blocking=True)
-        yield sent
+        yield table.memory[: length * len(columns)]
         table.event.record()
         self._lost.remove(table)
         self._tables[direction].append(table)
@@ -153,5 +150,5 @@ class CopyTables:
 
     def _make(self, count: int) -> _CopyTable:
         room = 1 << (max(count, _TABLE_NUMBERS_MIN) - 1).bit_length()
-        host = torch.empty(room, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        return _CopyTable(host, host.numpy(), torch.empty(room, dtype=torch.int64, device=self._device), self._new_event())
+        memory = torch.empty(room, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        return _CopyTable(memory, memory.numpy(), self._new_event())
