@@ -19,7 +19,7 @@ from tests.bench.gpu import measuring, peers
 from tests.bench.gpu.__main__ import main
 from tests.bench.gpu.arena import LOAD, SMOKE, STORE, Arena, Buffers, Work
 from tests.bench.gpu.competitors import DIRECTIONS, PEERS, Ours
-from tests.bench.gpu.measuring import Wish, compare, measure, order
+from tests.bench.gpu.measuring import Wish, closing_all, compare, measure, order
 from tests.bench.gpu.records import (
     COPIER,
     EACH,
@@ -246,7 +246,8 @@ def test_who_moves_wrong_bytes_has_no_figures(direction: str, where: torch.devic
     arena = Arena(buffers, PAGES[0])
     layout = CopyLayout(arena.cache, arena.rows)
     bad = [Ours(arena, "forgetful", Forgetful(layout)), Ours(arena, "refusing", Refusing(layout))]
-    case = compare(arena, direction, [*(make(arena) for make in PEERS), *bad], 0.0)
+    with closing_all(bad):
+        case = compare(arena, direction, [*(make(arena) for make in PEERS), *bad], 0.0)
     troubles = {each.name: each.trouble for each in case.timed if each.trouble}
 
     assert troubles["forgetful"] == "wrong bytes"
