@@ -6,6 +6,7 @@ plain indexing. Bytes that are nobody's target must be as they were.
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -187,6 +188,28 @@ def test_runs_stay_apart_where_pages_do_not_fill_their_rows() -> None:
     assert pages.nbytes.tolist() == [4, 4, 4, 4]
     assert pages.layer.tolist() == [0, 0, 1, 1]
     assert (pages.target - pages.target[0]).tolist() == [0, 8, 4, 12]
+
+
+@given(st.lists(st.integers(1, 5_000), max_size=30), st.integers(300, 9_000), st.integers(1, 8))
+@settings(deadline=None)
+def test_parts_are_the_runs_in_their_order(sizes: list[int], most_bytes: int, most_runs: int) -> None:
+    """Each is within both bounds, none could take what the next begins with, and a run keeps its layer when it is cut."""
+    starts = np.arange(len(sizes)) * 10_000
+    whole = Pages(starts, starts + 7, np.array(sizes, np.int64), np.arange(len(sizes)))
+    parts = [*whole.parts(most_bytes, most_runs)]
+    moved = [
+        (int(layer), int(source), int(target), int(nbytes))
+        for part in parts
+        for layer, source, target, nbytes in zip(part.layer, part.source, part.target, part.nbytes, strict=True)
+    ]
+
+    assert all(0 < len(part) <= most_runs and part.total <= most_bytes for part in parts)
+    assert all(len(one) == most_runs or one.total + int(two.nbytes[0]) > most_bytes for one, two in itertools.pairwise(parts))
+    assert moved == [
+        (layer, layer * 10_000 + done, layer * 10_000 + done + 7, min(size - done, most_bytes))
+        for layer, size in enumerate(sizes)
+        for done in range(0, size, most_bytes)
+    ]
 
 
 def test_ends_are_copies_of_the_callers_arrays() -> None:

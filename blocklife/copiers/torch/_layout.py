@@ -12,7 +12,7 @@ equally large and equally far apart have the same runs, which are made once and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, zip_longest
 from typing import Protocol
 
@@ -73,6 +73,26 @@ class Pages:
     def total(self) -> int:
         """Bytes of all runs."""
         return int(self.nbytes.sum())
+
+    def cut(self, most: int) -> Pages:
+        """The same with no run longer than *most* bytes."""
+        if self.nbytes.max(initial=0) <= most:
+            return self
+        counts = -(-self.nbytes // most)
+        run = np.repeat(np.arange(len(self)), counts)
+        offset = (np.arange(len(run)) - (np.cumsum(counts) - counts)[run]) * most
+        nbytes = np.minimum(self.nbytes[run] - offset, most)
+        return Pages(self.source[run] + offset, self.target[run] + offset, nbytes, self.layer[run])
+
+    def parts(self, most_bytes: int, most_runs: int) -> Iterator[Pages]:
+        """All runs in their order, in as few parts as possible of so many bytes and so many runs at most."""
+        runs = self.cut(most_bytes)
+        ends, begin = np.cumsum(runs.nbytes), 0
+        while begin < len(runs):
+            before = ends[begin - 1] if begin else 0
+            end = min(int(np.searchsorted(ends, before + most_bytes, "right")), begin + most_runs)
+            yield Pages(*(column[begin:end] for column in (runs.source, runs.target, runs.nbytes, runs.layer)))
+            begin = end
 
 
 class KvCache:

@@ -98,7 +98,8 @@ class KernelMover:
         word = min(self._word, word_of_pages(pages))
         piece = min(self._piece, TILE_BYTES[word])
         columns = cut(pages, piece)
-        with _current(self._device), self._tables.written(direction, columns) as table:
+        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else direction
+        with _current(self._device), self._tables.written(stream, columns) as table:
             self._kernels.launch(table, len(columns[0]), word=word, piece=piece)
 
 

@@ -11,8 +11,8 @@ columns of numbers (source, target, number of bytes), in page-locked memory wher
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from blocklife.copiers.torch._layout import CopyLayout, Pages
-from blocklife.ledger.records import ON_DEVICE, Direction, Ids
+from blocklife.ledger.records import Ids
 
 WORDS = (16, 8, 4, 1)
 """Sizes of the word that a thread copies at once, in bytes."""
@@ -34,7 +34,7 @@ PIECE_BYTES_MIN = 128
 """The smallest width of a piece: what the memory of a device moves at once."""
 
 TABLES_MAX = 64
-"""How many tables may be in use in one direction before the host waits for the oldest."""
+"""How many tables may be in use on one stream before the host waits for the oldest."""
 
 _TABLE_NUMBERS_MIN = 3 * 1_024
 """The smallest capacity of a table, in numbers."""
@@ -72,12 +72,8 @@ def piece_of_layout(layout: CopyLayout, word: int) -> int:
 
 def cut(pages: Pages, piece: int) -> tuple[Ids, Ids, Ids]:
     """All runs as pieces of at most *piece* bytes: their sources, targets and lengths."""
-    if pages.nbytes.max(initial=0) <= piece:
-        return pages.source, pages.target, pages.nbytes
-    counts = -(-pages.nbytes // piece)
-    run = np.repeat(np.arange(len(pages)), counts)
-    offset = (np.arange(len(run)) - (np.cumsum(counts) - counts)[run]) * piece
-    return pages.source[run] + offset, pages.target[run] + offset, np.minimum(pages.nbytes[run] - offset, piece)
+    pieces = pages.cut(piece)
+    return pieces.source, pieces.target, pieces.nbytes
 
 
 class TableEvent(Protocol):
@@ -112,34 +108,34 @@ class _CopyTable:
 
 
 class CopyTables:
-    """Tables of one device, for one stream in each direction. *new_event* makes their events; None for torch's own.
-
-    Several streams per direction are safe, too, but then a direction waits for its slowest stream.
-    """
+    """Tables of one device, for each of its streams. *new_event* makes their events; None for torch's own."""
 
     def __init__(self, device: torch.device, new_event: Callable[[], TableEvent] | None = None) -> None:
         self._device = device
         self._new_event = new_event or (torch.cuda.Event if device.type == "cuda" else _Passed)
-        # Invariant: each direction's tables are in the order of their use, so that the first is free before all others. A table
+        # Invariant: each stream's tables are in the order of their use, so that the first is free before all others. A table
         # whose readers may never end is in `_lost` and is not reused: a kernel that reads other numbers would write anywhere.
-        self._tables: dict[Direction, deque[_CopyTable]] = {direction: deque() for direction in ON_DEVICE}
+        self._tables: defaultdict[Hashable, deque[_CopyTable]] = defaultdict(deque)
         self._lost: list[_CopyTable] = []
 
     @contextmanager
-    def written(self, direction: Direction, columns: tuple[Ids, ...]) -> Iterator[torch.Tensor]:
-        """A table with these columns, one after the other. Queue its readers inside the ``with`` block."""
+    def written(self, stream: Hashable, columns: tuple[Ids, ...]) -> Iterator[torch.Tensor]:
+        """A table with these columns, one after the other. Queue its readers inside the ``with`` block.
+
+        *stream* names the current stream.
+        """
         length = len(columns[0])
-        table = self._table(direction, length * len(columns))
+        table = self._table(stream, length * len(columns))
         self._lost.append(table)
         for number, column in enumerate(columns):
             table.numbers[number * length : (number + 1) * length] = column
         yield table.memory[: length * len(columns)]
         table.event.record()
         self._lost.remove(table)
-        self._tables[direction].append(table)
+        self._tables[stream].append(table)
 
-    def _table(self, direction: Direction, count: int) -> _CopyTable:
-        tables = self._tables[direction]
+    def _table(self, stream: Hashable, count: int) -> _CopyTable:
+        tables = self._tables[stream]
         if tables and (tables[0].event.query() or len(tables) >= TABLES_MAX):
             while not tables[0].event.query():
                 time.sleep(_NAP_S)
