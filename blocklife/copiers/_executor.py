@@ -22,6 +22,7 @@ Errors of the engine's hooks are kept and change nothing (`Executor.hook_errors`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 
 from attrs import define, frozen
 
@@ -138,9 +139,10 @@ class Executor:
 
     def _load_within(self, plan: Plan, within: Collection[JobId]) -> None:
         """Launch the loads that the forward pass of this step reads, and let it wait for them."""
-        for transfer in plan.loads:
-            if transfer.job in within:
-                self._submit(self._share(transfer))
+        with self.copier.needed_now() if isinstance(self.copier, QueuesWaits) else nullcontext():
+            for transfer in plan.loads:
+                if transfer.job in within:
+                    self._submit(self._share(transfer))
         self._fence(within)
         if isinstance(self.copier, QueuesWaits):
             self._awaited += within

@@ -4,8 +4,8 @@
 exception in the engine's loop; `MisuseError` is for calls that no copier could serve. A copier is called by one thread, the one
 that runs its worker's share.
 
-*Order.* Jobs of one direction run in the order in which they were launched. There is no order between the directions, and none
-of completions: readers must handle late, repeated, reordered and missing ones.
+*Order.* Jobs of one direction that meet at a place of which one of them writes run in the order in which they were launched.
+There is no other order between jobs, and none of completions: readers must handle late, repeated, reordered and missing ones.
 
 *Quiet and reported are different.* A job is **quiet** when no byte of it is read or written any more; it is **reported** when
 `poll` has returned its completion. Reported implies quiet, but not the other way round. Memory safety needs only quiet; there
@@ -13,7 +13,8 @@ is one method for it, `wait`, which returns no verdict. There is no separate `qu
 still runs would prove nothing, so a `wait` that returns is always the proof.
 
 *Waiting on the device.* Where the engine computes on a stream, that stream can wait in the host's place: the host goes on, and
-the device idles no longer than it has to. A copier that can tell it so has `fence` (`QueuesWaits`); else the host waits.
+the device idles no longer than it has to. A copier that can tell it so has `fence` (`QueuesWaits`); else the host waits. Such a
+copier is told, too, which loads the next forward pass waits for, so that they do not stand behind others (`needed_now`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class AnyCopier(Protocol[TransferT_contra]):
         ...
 
     def launch(self, transfer: TransferT_contra) -> None:
-        """Queue a transfer behind those of its direction; returns before its bytes have moved.
+        """Queue a transfer behind those that it meets; returns before its bytes have moved.
 
         Holds: sources may be read and targets written from now until the job is quiet.
         Needs: the content of the sources is final in the order that the copier uses (a stream, an event, the calling thread).
@@ -105,7 +106,11 @@ class Copier(AnyCopier[Transfer], Protocol):
 
 @runtime_checkable
 class QueuesWaits(Protocol):
-    """A copier whose device can wait in the host's place; such a method may stand beside those of `Copier`."""
+    """A copier whose device can wait in the host's place; such methods may stand beside those of `Copier`."""
+
+    def needed_now(self) -> AbstractContextManager[None]:
+        """Loads launched in it are read by the forward pass that is queued next: they may go before others."""
+        ...
 
     def fence(self, jobs: Collection[JobId]) -> None:
         """Let whatever the engine queues next begin only when these jobs are quiet; returns at once, and proves nothing.

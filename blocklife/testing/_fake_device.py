@@ -172,7 +172,7 @@ class FakeDevice:
         """None: this device moves no bytes."""
         return {}
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> FakeStream:
+    def stream(self, name: str, *, copies: bool = True, priority: int = 0) -> FakeStream:
         """A new stream."""
         self.streams.append(FakeStream(self, name))
         return self.streams[-1]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
@@ -32,7 +33,7 @@ TAKEN_BYTES = 2 << 30
 
 def measure(scale: Scale) -> list[Figure]:
     """The figures of this suite."""
-    return [taking(scale), runs(scale), launching(scale), slots(scale), sums(scale)]
+    return [taking(scale), runs(scale), launching(scale), behind(scale), slots(scale), sums(scale)]
 
 
 def taking(scale: Scale) -> Figure:
@@ -130,6 +131,65 @@ def launching(scale: Scale) -> Figure:
         ours=found["launch"],
         unit="us",
         target="at most 1,000",
+    )
+
+
+class PacedMover:
+    """A mover that takes as long as a driver's batch, with the interpreter's lock free as there, and moves nothing."""
+
+    def __init__(self, watched: int) -> None:
+        self.watched = watched
+        self.begun = threading.Event()
+        """A copy of so many runs has begun to be launched."""
+
+    def move(self, pages: Pages, direction: Direction) -> None:
+        """Take a microsecond a run."""
+        if len(pages) == self.watched:
+            self.begun.set()
+        time.sleep(len(pages) * 1e-6)
+
+
+def behind(scale: Scale) -> Figure:
+    """Milliseconds until a load of one block is launched behind one of many; of what it takes with both on one stream."""
+    layers, blocks = (LAYERS, JOB_BLOCKS) if scale.full else (4, 64)
+    cache = KvCache([[torch.zeros(2 * blocks, 64, dtype=torch.uint8) for _ in range(layers)]])
+    mover = PacedMover(layers)
+    numbers = count(1)
+
+    def milliseconds(copier: TorchCopier) -> float:
+        def load(ids: Sequence[int]) -> JobId:
+            job = JobId(1, next(numbers))
+            copier.launch(Transfer(job, Direction.LOAD, np.array(ids), np.array(ids), (len(ids),)))
+            return job
+
+        mover.begun.clear()
+        load(range(0, 2 * blocks, 2))
+        begin = time.perf_counter()
+        small = load([1])
+        mover.begun.wait()
+        found = 1e3 * (time.perf_counter() - begin)
+        copier.wait([small, JobId(1, small.number - 1)])
+        copier.poll()
+        return found
+
+    found = {"ours": [0.0], "peer": [0.0]}
+    with HostMemory(cache.row_bytes, 2 * blocks, pinned=False) as host:
+        copiers = {}
+        for which, large_bytes in (("ours", cache.row_bytes), ("peer", 1 << 60)):
+            device = LaunchingDevice(ForcedHost(CopyLayout(cache, host), mover))
+            copiers[which] = TorchCopier(cache, host, worker=Worker(0), device=device)
+            copiers[which]._large_bytes = large_bytes
+            copiers[which].computed()
+        for which, copier in copiers.items():
+            found[which] = [milliseconds(copier) for _ in range(20 if scale.full else 2)]
+            copier.close()
+    return Figure(
+        name=f"until {layers} runs are launched behind {blocks * layers:,}",
+        ours=statistics.median(found["ours"]),
+        unit="ms",
+        peer_name="on one stream",
+        peer=statistics.median(found["peer"]),
+        target="at most 0.3",
     )
 
 

@@ -6,7 +6,8 @@ Method: a copier that does nothing but write down its calls, and lands what it i
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -79,7 +80,13 @@ class Diary:
 
 
 class QueuingDiary(Diary):
-    """One whose device can wait in the host's place."""
+    """One whose device can wait in the host's place. It writes down where loads that are needed now begin and end."""
+
+    @contextmanager
+    def needed_now(self) -> Iterator[None]:
+        self.calls.append("now")
+        yield
+        self.calls.append("later")
 
     def fence(self, jobs: Collection[JobId]) -> None:
         self.calls.append("fence-" + "-".join(str(each.number) for each in jobs))
@@ -198,7 +205,8 @@ lets-the-device-wait-for-a-flush
     queuing; step loads=[1]; did forward load-1 poll; step flushes=[1]; did fence-1 forward poll; wait 1; did wait-1
 waits-for-loads-within-the-step-when-it-is-reported
     # the device waits before the forward pass, the host behind it; once
-    queuing; step loads=[2,3] flushes=[3,1] within=[3]; did fence-1 load-3 fence-3 forward load-2 wait-3 poll; hear; did poll
+    queuing; step loads=[2,3] flushes=[3,1] within=[3]; did fence-1 now load-3 later fence-3 forward load-2 wait-3 poll
+    hear; did poll
 leaves-stores-to-the-engine
     # what is waited for goes ahead; the rest is launched when the engine says so
     queuing yes; step stores=[1,2]; step flushes=[2] stores=[3]; did forward poll store-2 fence-2 forward poll

@@ -7,9 +7,10 @@ itself is tried alone.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
 import threading
-from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -19,8 +20,19 @@ pytest.importorskip("torch", reason="the copier needs torch (pip install torch)"
 import torch
 
 from blocklife.copiers.torch import DeviceLostError, KvCache, TorchCopier
-from blocklife.copiers.torch._launching import LaunchingDevice, LaunchThread, QueuedEvent, QueuedStream, RunsOut
+from blocklife.copiers.torch import _launching as launching
+from blocklife.copiers.torch._launching import (
+    LaunchingDevice,
+    LaunchLane,
+    LaunchLanes,
+    LaunchThread,
+    QueuedEvent,
+    QueuedStream,
+    RunsOut,
+    Work,
+)
 from blocklife.copiers.torch._layout import CopyLayout
+from blocklife.copiers.torch._order import Use
 from blocklife.copiers.torch._streams import HostDevice, StreamEvent
 from blocklife.errors import MisuseError
 from blocklife.ledger import Result, Worker
@@ -29,29 +41,44 @@ from tests.copiers.rig import LOAD, STORE, Rows, transfer
 from tests.copiers.test_torch_order import BLOCKS, PLACES, SEEDS, Rig, land_all, walk
 from tests.programs import HANGS_S
 
-Work = Callable[[], None]
-
 
 class Dawdler:
-    """A launcher that runs some of what it has whenever something is added, as the dice say, and the rest when it must."""
+    """A launcher that runs some of what it has whenever something is added, as the dice say, and the rest when it must.
 
-    def __init__(self, seed: int, eager: float | None = None) -> None:
+    It takes from any lane whose next work is ready. Where none is, it calls *idle*: a device has to make room.
+    """
+
+    def __init__(self, seed: int, eager: float | None = None, idle: Callable[[], object] | None = None) -> None:
         self.dice = random.Random(seed)
         self.eager = self.dice.random() if eager is None else eager
-        self.work: deque[Work] = deque()
+        self.idle = idle
+        self.lanes: list[LaunchLane] = []
 
-    def put(self, work: Work) -> None:
-        self.work.append(work)
-        while self.work and self.dice.random() < self.eager:
-            self.work.popleft()()
+    def lane(self, *, first: bool = False) -> LaunchLane:
+        self.lanes.append(LaunchLane())
+        return self.lanes[-1]
+
+    def put(self, lane: LaunchLane, work: Work) -> None:
+        lane.works.append(work)
+        while self.left() and self.dice.random() < self.eager:
+            self.run()
 
     def run_until(self, done: Callable[[], bool]) -> None:
         while not done():
-            self.work.popleft()()
+            self.run()
 
     def close(self) -> None:
-        while self.work:
-            self.work.popleft()()
+        while self.left():
+            self.run()
+
+    def left(self) -> bool:
+        return any(lane.works for lane in self.lanes)
+
+    def run(self) -> None:
+        while not (ready := [lane for lane in self.lanes if lane.is_ready()]):
+            assert self.idle is not None, "nothing can be launched any more"
+            self.idle()
+        self.dice.choice(ready).works.popleft().run()
 
 
 def lazy() -> Dawdler:
@@ -79,6 +106,7 @@ def wait_at_once(self: QueuedStream, event: StreamEvent) -> None:
 
 
 BROKEN: dict[str, tuple[type, str, object]] = {
+    "a lane goes on before what it waits for was launched": (LaunchLane, "is_ready", lambda self: bool(self.works)),
     "what was not recorded is taken for passed": (QueuedEvent, "owed", False),
     "the engine waits for what was not recorded": (QueuedEvent, "recorded", QueuedEvent.marking),
     "a wait is queued before the launches in front of it": (QueuedStream, "wait", wait_at_once),
@@ -206,49 +234,193 @@ def test_what_is_not_the_devices_own_is_refused(call: str) -> None:
 # --- how much is out ----------------------------------------------------------------------------------------------------
 
 
-class Noted:
-    """An event that is waited for."""
+def test_what_is_out_is_limited() -> None:
+    """By runs and by bytes; what has landed, or whose event raises, makes room; one part that is more than all goes alone."""
+    device = FakeDevice()
+    stream = device.stream("one")
+    out = RunsOut(10, 100, device.event)
 
-    def __init__(self, name: str, waited: list[str], *, fails: bool = False) -> None:
-        self.name, self.waited, self.fails = name, waited, fails
+    def launched(runs: int, nbytes: int) -> None:
+        stream.kernel("part")
+        out.launched(runs, nbytes, stream)
 
-    def query(self) -> bool:
-        return True
+    launched(4, 40)
+    launched(4, 40)
+    held = [out.has_room(runs, nbytes) for runs, nbytes in ((2, 20), (3, 20), (2, 21), (99, 999))]
+    device.land(stream)
+    device.land(stream)
+    one = [out.has_room(runs, nbytes) for runs, nbytes in ((6, 60), (7, 0))]
+    device.events[1].error = RuntimeError("the device is lost")
+    lost = out.has_room(99, 999)
+    launched(99, 999)
 
-    def synchronize(self) -> None:
-        self.waited.append(self.name)
-        if self.fails:
-            raise RuntimeError("the device is lost")
-
-
-def test_the_oldest_runs_are_waited_for_where_too_many_would_be_out() -> None:
-    """As few as make room; an event that raises makes room, too; one job larger than the limit goes alone."""
-    out, waited = RunsOut(10), list[str]()
-    for name, count in (("a", 4), ("b", 4), ("c", 0)):
-        out.make_room(count)
-        out.marked(count, Noted(name, waited, fails=name == "a"))
-    free = list(waited)
-    out.make_room(3)
-    one = list(waited)
-    out.marked(3, Noted("d", waited))
-    out.make_room(99)
-    out.make_room(99)
-
-    assert (free, one, waited) == ([], ["a"], ["a", "b", "d"])
+    assert (held, one, lost) == ([True, False, False, False], [True, False], True)
+    assert not out.has_room(1, 1)
 
 
-def test_a_launcher_waits_on_the_device_and_the_engine_does_not() -> None:
-    """With two runs a job and three at most, the second launch makes the launcher wait for the first."""
-    launcher, device = lazy(), FakeDevice()
+def test_few_events_stand_for_what_is_out() -> None:
+    """One for each sixteenth of it, used again when its point is passed; where none can be had, a later one does."""
+    device = FakeDevice()
+    stream = device.stream("one")
+    out = RunsOut(160, math.inf, device.event)
+    rooms = []
+    for number in range(1, 2_000):
+        rooms.append(out.has_room(1, 1))
+        stream.refuses = {"record"} if number == 70 else set()
+        out.launched(1, 1, stream)
+        land_all(device)
+
+    assert all(rooms)
+    assert len(device.events) < 40
+    assert device.findings == []
+
+
+def test_a_lane_without_room_stands_still_and_the_others_and_the_engine_go_on() -> None:
+    """With two runs a job and three at most, the second store is launched when the first has landed; a load is before."""
+    device = FakeDevice()
+    launcher = Dawdler(0, eager=0.0, idle=device.land_any)
     rig = Rig(device, launcher=launcher)
-    rig.copier._device._out._most = 3  # type: ignore[attr-defined]
+    rig.copier._streams[Use.STORE]._out._most = (3, 999)  # type: ignore[attr-defined]
     for block in (1, 2):
         rig.launch(STORE, [block], [block])
-    queued = len(device.named("store").queue)
+    rig.launch(LOAD, [3], [3])
+    while any(lane.is_ready() for lane in launcher.lanes):
+        launcher.run()
+    early = {operation.stream.name: operation.landed for operation in device.operations}
     launcher.close()
 
-    assert queued == 0
-    assert [operation.landed for operation in device.operations] == [True, False]
+    assert early == {"store": False, "load": False}
+    assert [operation.stream.name for operation in device.operations][2:] == ["store"]
+    assert next(operation.landed for operation in device.operations if operation.stream.name == "store")
+
+
+# --- small loads and large ones -----------------------------------------------------------------------------------------
+
+
+def test_lanes_take_turns_and_the_first_goes_before_all() -> None:
+    """A turn ends with a part. What is not ready holds up its own lane only."""
+    said: list[str] = []
+
+    def say(word: str, *, ready: bool = True, is_part: bool = True) -> Work:
+        return Work(lambda: said.append(word), lambda: ready, is_part)
+
+    lanes = LaunchLanes()
+    one, two, first = lanes.add(first=False), lanes.add(first=False), lanes.add(first=True)
+    one.works += [say("a"), say("b"), say("c")]
+    two.works += [say("wait", is_part=False), say("A"), say("B"), say("never", ready=False), say("C")]
+    first.works += [say("!", is_part=False), say("!!"), say("!!!")]
+    while (work := lanes.take()) is not None:
+        work.run()
+
+    assert said == ["!", "!!", "!!!", "a", "wait", "A", "b", "B", "c"]
+
+
+class Stepper(Dawdler):
+    """A launcher that takes as the thread does, when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(0, eager=0.0)
+        self.taking = LaunchLanes()
+
+    def lane(self, *, first: bool = False) -> LaunchLane:
+        self.lanes.append(self.taking.add(first=first))
+        return self.lanes[-1]
+
+    def run(self) -> None:
+        work = self.taking.take()
+        assert work is not None, "nothing can be launched any more"
+        work.run()
+
+
+@pytest.fixture
+def stepped(monkeypatch: pytest.MonkeyPatch) -> tuple[Stepper, Rig]:
+    """A launcher and a rig whose parts are one run each; a block has two."""
+    monkeypatch.setattr(launching, "PART_RUNS", 1)
+    launcher = Stepper()
+    return launcher, Rig(launcher=launcher)
+
+
+def launched(rig: Rig) -> list[str]:
+    return [operation.stream.name for operation in rig.device.operations]
+
+
+@pytest.mark.parametrize("now", [False, True], ids=["small", "needed now"])
+def test_no_load_is_launched_behind_more_than_what_was_begun(stepped: tuple[Stepper, Rig], now: bool) -> None:
+    """A large load and a store are out in parts; a load that is small, or that a step needs, is launched before all others."""
+    launcher, rig = stepped
+    rig.copier._large_bytes = rig.cache.row_bytes
+    rig.launch(LOAD, [0, 1, 2], [0, 1, 2])
+    rig.launch(STORE, [5], [5])
+    launcher.run_until(lambda: len(launched(rig)) == 3)
+    begun = launched(rig)
+    blocks = [3, 4] if now else [3]
+    quick = rig.launch(LOAD, blocks, blocks, now=now)
+    launcher.run_until(lambda: len(launched(rig)) == 3 + 2 * len(blocks))
+    then = launched(rig)[3:]
+    rig.device.named("bulk").hangs = rig.device.named("store").hangs = True
+    launcher.close()
+    land_all(rig.device)
+
+    assert set(begun) == {"bulk", "store"}
+    assert set(then) == {"load"}
+    assert launched(rig).count("bulk") == 6
+    assert [each.job for each in rig.poll()] == [quick]
+    assert rig.device.findings == []
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_of_large_loads_no_more_is_out_than_so_many_bytes(now: bool) -> None:
+    """The next one is launched when the one before has landed; of those that are needed now as many as there are."""
+    device = FakeDevice()
+    launcher = Dawdler(0, eager=0.0, idle=device.land_any)
+    rig = Rig(device, launcher=launcher)
+    host = Rows(torch.zeros(PLACES, rig.cache.row_bytes, dtype=torch.uint8))
+    limited = LaunchingDevice(device, launcher, bytes_most=4 * rig.cache.row_bytes)
+    rig.copier = TorchCopier(rig.cache, host, worker=Worker(0), device=limited)
+    rig.copier._large_bytes = rig.cache.row_bytes
+    rig.copier.computed()
+    for blocks in ([0, 1, 2], [3, 4, 5]):
+        rig.launch(LOAD, blocks, blocks, now=now)
+    while any(lane.is_ready() for lane in launcher.lanes):
+        launcher.run()
+    early = launched(rig)
+    launcher.close()
+
+    assert early == (["load", "load"] if now else ["bulk"])
+    assert [operation.landed for operation in device.operations] == [not now, False]
+
+
+@pytest.mark.parametrize("word", ["load", "bulk"])
+def test_a_load_that_meets_what_is_not_launched_yet_stands_still_and_nothing_else(
+    stepped: tuple[Stepper, Rig], word: str
+) -> None:
+    """A small load into a block of a large one, or the other way round, comes behind all of it; no lane waits for ever."""
+    launcher, rig = stepped
+    small, large = ([0], [1]), ([3, 4, 5], [1, 2, 3])
+    for source, target in (small, large) if word == "bulk" else (large, small):
+        rig.launch(LOAD, source, target)
+    launcher.close()
+    land_all(rig.device)
+
+    assert launched(rig) == (["load"] * 2 + ["bulk"] * 6 if word == "bulk" else ["bulk"] * 6 + ["load"] * 2)
+    assert len(rig.poll()) == 2
+    assert rig.device.findings == []
+
+
+def test_a_part_that_raises_ends_its_copy(stepped: tuple[Stepper, Rig]) -> None:
+    """Nothing of it moves any more, the job has failed, and the next one is launched."""
+    launcher, rig = stepped
+    large = rig.launch(LOAD, [0, 1, 2], [0, 1, 2])
+    launcher.run_until(lambda: len(launched(rig)) == 1)
+    rig.device.named("bulk").refuses = {"copy"}
+    launcher.run_until(lambda: rig.device.num_copies == 2)
+    rig.device.named("bulk").refuses = set()
+    next_one = rig.launch(LOAD, [0, 1, 2], [3, 4, 5])
+    launcher.close()
+    land_all(rig.device)
+
+    assert rig.device.num_copies == 2 + 6
+    assert [(each.job, each.result) for each in rig.poll()] == [(large, Result.FAILED), (next_one, Result.OK)]
 
 
 # --- the thread ---------------------------------------------------------------------------------------------------------
@@ -260,13 +432,14 @@ def test_the_thread_runs_what_it_is_given_in_order() -> None:
     names: set[str] = set()
     opened = threading.Event()
     thread = LaunchThread(lambda: ran.append("enter"))
-    thread.put(lambda: names.add(threading.current_thread().name))
+    lane = thread.lane()
+    thread.put(lane, Work(lambda: names.add(threading.current_thread().name)))
     for word in ("one", "two"):
-        thread.put(lambda word=word: ran.append(word))  # type: ignore[misc]
+        thread.put(lane, Work(lambda word=word: ran.append(word)))  # type: ignore[misc]
     thread.run_until(lambda: "two" in ran)
     seen = list(ran)
-    thread.put(lambda: ran.append("opened" if opened.wait(HANGS_S) else "hangs"))
-    thread.put(lambda: ran.append("three"))
+    thread.put(lane, Work(lambda: ran.append("opened" if opened.wait(HANGS_S) else "hangs")))
+    thread.put(lane, Work(lambda: ran.append("three")))
     opened.set()
     thread.close()
     thread.close()
@@ -276,23 +449,46 @@ def test_the_thread_runs_what_it_is_given_in_order() -> None:
     assert ran == ["enter", "one", "two", "opened", "three"]
 
 
-def test_a_thread_moves_the_bytes_that_its_caller_would() -> None:
-    """Two hundred copies between few blocks and places, each of which meets others: the same bytes as one after the other."""
+def test_the_thread_waits_for_room_and_launches_what_comes_meanwhile() -> None:
+    """What is not ready holds up its own lane; the thread ends when that has run, too."""
+    ran: list[str] = []
+    room = threading.Event()
+    thread = LaunchThread(lambda: None)
+    slow, quick = thread.lane(), thread.lane(first=True)
+    thread.put(slow, Work(lambda: ran.append("slow"), room.is_set))
+    thread.put(quick, Work(lambda: ran.append("quick")))
+    thread.run_until(lambda: bool(ran))
+    seen = list(ran)
+    room.set()
+    thread.close()
+
+    assert (seen, ran) == (["quick"], ["quick", "slow"])
+
+
+def test_a_thread_moves_the_bytes_that_its_caller_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred copies between few blocks and places, each of which meets others: the same bytes as one after the other.
+
+    Loads of more than one block are large ones, some are needed now, and each run is a part of its own.
+    """
+    monkeypatch.setattr(launching, "PART_RUNS", 1)
     dice = random.Random(5)
     cache = KvCache([[torch.arange(BLOCKS * 64, dtype=torch.uint8).view(BLOCKS, 64)]])
     rows = torch.full((PLACES, 64), 255, dtype=torch.uint8)
     blocks, places = cache.layers[0].clone(), rows.clone()
     layout = CopyLayout(cache, Rows(rows))
     copier = TorchCopier(cache, Rows(rows), worker=Worker(0), device=LaunchingDevice(HostDevice(layout)))
+    copier._large_bytes = 64
     copier.computed()
     for number in range(1, 201):
-        block, place, store = dice.randrange(BLOCKS), dice.randrange(PLACES), dice.random() < 0.5
-        ends = (block, place) if store else (place, block)
-        copier.launch(transfer(number, STORE if store else LOAD, [ends[0]], [ends[1]]))
+        count, store = dice.randint(1, 3), dice.random() < 0.5
+        some_blocks, some_places = dice.sample(range(BLOCKS), count), dice.sample(range(PLACES), count)
+        with copier.needed_now() if dice.random() < 0.2 else contextlib.nullcontext():
+            ends = (some_blocks, some_places) if store else (some_places, some_blocks)
+            copier.launch(transfer(number, STORE if store else LOAD, *ends))
         if store:
-            places[place] = blocks[block]
+            places[some_places] = blocks[some_blocks]
         else:
-            blocks[block] = places[place]
+            blocks[some_blocks] = places[some_places]
     copier.close()
 
     assert len(copier.poll()) == 200

@@ -20,7 +20,17 @@ from blocklife.copiers._movers import USUAL
 from blocklife.copiers.torch import KvCache
 from blocklife.copiers.torch import _moves as moves
 from blocklife.copiers.torch import _probe as probe
-from blocklife.copiers.torch._driver import BATCH_MOST, BatchCall, CudaDriver, CudaError, DeviceLostError, cuda_driver
+from blocklife.copiers.torch._driver import (
+    BATCH_MOST,
+    HIGH,
+    LOW,
+    MIDDLE,
+    BatchCall,
+    CudaDriver,
+    CudaError,
+    DeviceLostError,
+    cuda_driver,
+)
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import BatchMover, ChoosingMover, Mover, RunMover, check_reach, reason
 from blocklife.copiers.torch._probe import mover_for_cuda, prove
@@ -267,14 +277,14 @@ def test_a_machine_without_a_driver_has_none(monkeypatch: pytest.MonkeyPatch) ->
     assert some.knows_batches
 
 
-@pytest.mark.parametrize(("urgent", "priority"), [(True, -5), (False, 0)])
-def test_a_stream_has_the_highest_priority_or_the_lowest(urgent: bool, priority: int) -> None:
+@pytest.mark.parametrize(("priority", "level"), [(HIGH, -5), (MIDDLE, -3), (LOW, 0)])
+def test_a_stream_has_the_highest_priority_or_the_lowest_or_one_between(priority: int, level: int) -> None:
     """The default stream neither waits for it nor holds it up."""
     library = FakeCuda()
-    handle = CudaDriver(library).make_stream(3, urgent=urgent)
+    handle = CudaDriver(library).make_stream(3, priority=priority)
 
-    assert handle == 0x500 + priority
-    assert library.asked[-1] == ("stream", 1, priority)
+    assert handle == 0x500 + level
+    assert library.asked[-1] == ("stream", 1, level)
     assert library.context == CONTEXT
 
 

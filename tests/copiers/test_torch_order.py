@@ -8,6 +8,7 @@ two operations race if some landing order turns them round.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import random
@@ -21,12 +22,15 @@ import pytest
 import torch
 from attrs import define, field
 
-from blocklife.copiers.torch import DeviceLostError, KvCache, TorchCopier
+from blocklife.copiers.torch import DeviceLostError, HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch import _order as order
 from blocklife.copiers.torch._launching import Launcher, LaunchingDevice
 from blocklife.copiers.torch._order import WAITS, Order, Side, StreamMark, Use, Wait
+from blocklife.engines.sglang.linker._host import limits_for
+from blocklife.engines.sglang.linker._transport import Transport
 from blocklife.errors import MisuseError
-from blocklife.ledger.records import Completion, Direction, JobId, Result, Transfer, Worker
+from blocklife.ledger import Limits
+from blocklife.ledger.records import Completion, Direction, JobId, Plan, Result, Transfer, Worker
 from blocklife.testing import FakeDevice, StuckError
 from blocklife.testing._fake_device import Operation, Span, conflict
 from tests.copiers.rig import LOAD, STORE, Rows
@@ -59,12 +63,15 @@ class Rig:
         host = Rows(torch.zeros(PLACES, self.cache.row_bytes, dtype=torch.uint8))
         device = self.device if self.launcher is None else LaunchingDevice(self.device, self.launcher)
         self.copier = TorchCopier(self.cache, host, worker=Worker(0), device=device)
+        self.copier._large_bytes = 2 * self.cache.row_bytes
         self.copier.computed()
 
-    def launch(self, direction: Direction, source: list[int], target: list[int]) -> JobId:
+    def launch(self, direction: Direction, source: list[int], target: list[int], *, now: bool = False) -> JobId:
+        """Launch a copy. A load of more than two blocks is a large one, unless it is needed *now*."""
         self.num_jobs += 1
         job = JobId(1, self.num_jobs)
-        self.copier.launch(Transfer(job, direction, np.array(source), np.array(target), (len(source),)))
+        with self.copier.needed_now() if now else contextlib.nullcontext():
+            self.copier.launch(Transfer(job, direction, np.array(source), np.array(target), (len(source),)))
         if direction is STORE:
             self.reading[job] = set(source)
         return job
@@ -131,7 +138,7 @@ def walk(seed: int, steps: int = 120, launcher: Launcher | None = None) -> Rig:
                 count = dice.randint(1, 3)
                 blocks, places = dice.sample(range(BLOCKS), count), dice.sample(range(PLACES), count)
                 ends = (blocks, places) if word == "store" else (places, blocks)
-                rig.launch(STORE if word == "store" else LOAD, *ends)
+                rig.launch(STORE if word == "store" else LOAD, *ends, now=dice.random() < 0.2)
             case "compute":
                 fenced = [store for store in rig.reading if dice.random() < 0.3]
                 busy = set().union(*(blocks for store, blocks in rig.reading.items() if store not in fenced))
@@ -199,8 +206,8 @@ def test_events_are_used_again() -> None:
 def test_waits_are_for_what_conflicts_and_nothing_else() -> None:
     """The rows are those that the reads and writes of each use ask for; the one that the contracts keep waits on demand."""
     writes = {
-        Side.DEVICE: {Use.COMPUTE: True, Use.STORE: False, Use.LOAD: True},
-        Side.HOST: {Use.STORE: True, Use.LOAD: False},
+        Side.DEVICE: {Use.COMPUTE: True, Use.STORE: False, Use.LOAD: True, Use.BULK: True},
+        Side.HOST: {Use.STORE: True, Use.LOAD: False, Use.BULK: False},
     }
     needed = {
         (waiter, holder, side)
@@ -223,26 +230,35 @@ def meet(wait: Wait, rig: Rig) -> None:
         case Use.COMPUTE, Use.STORE, _:
             rig.compute([], [1])
             rig.launch(STORE, [1], [1])
-        case Use.COMPUTE, Use.LOAD, _:
-            rig.compute([1], [])
-            rig.launch(LOAD, [1], [1])
-        case Use.LOAD, Use.STORE, Side.DEVICE:
-            rig.launch(LOAD, [2], [1])
-            rig.launch(STORE, [1], [3])
-        case Use.LOAD, Use.STORE, Side.HOST:
-            rig.launch(LOAD, [1], [2])
-            rig.launch(STORE, [3], [1])
-        case Use.STORE, Use.LOAD, Side.DEVICE:
-            rig.launch(STORE, [1], [2])
-            rig.launch(LOAD, [3], [1])
-        case Use.STORE, Use.LOAD, Side.HOST:
-            rig.launch(STORE, [2], [1])
-            rig.launch(LOAD, [1], [3])
         case Use.STORE, Use.COMPUTE, _:
             rig.compute([], [1], fenced=[rig.launch(STORE, [1], [2])])
-        case _:
-            rig.launch(LOAD, [2], [1])
+        case Use.COMPUTE, loads, _:
+            rig.compute([1], [])
+            load(rig, loads, 1, 1)
+        case loads, Use.COMPUTE, _:
+            load(rig, loads, 2, 1)
             rig.compute([1], [], named=True)
+        case Use.STORE, loads, Side.DEVICE:
+            rig.launch(STORE, [1], [2])
+            load(rig, loads, 3, 1)
+        case Use.STORE, loads, _:
+            rig.launch(STORE, [2], [1])
+            load(rig, loads, 1, 3)
+        case loads, Use.STORE, Side.DEVICE:
+            load(rig, loads, 2, 1)
+            rig.launch(STORE, [1], [3])
+        case loads, Use.STORE, _:
+            load(rig, loads, 1, 2)
+            rig.launch(STORE, [3], [1])
+        case loads, others, _:
+            load(rig, loads, 2, 1)
+            load(rig, others, 3, 1)
+
+
+def load(rig: Rig, use: Use, place: int, block: int) -> None:
+    """A load from a place into a block; a large one loads into others, too."""
+    rest = [4, 5] if use is Use.BULK else []
+    rig.launch(LOAD, [place, *rest], [block, *rest])
 
 
 def turned(program: Callable[[Rig], None]) -> bool:
@@ -477,6 +493,41 @@ def test_copies_of_other_places_do_not_wait_for_each_other() -> None:
     assert [completion.job.number for completion in rig.poll()] == [2]
 
 
+def test_a_small_load_does_not_wait_for_a_large_one() -> None:
+    """Nor does one that is needed now, whatever its size; both are reported while the large one hangs, and `wait` returns."""
+    rig = Rig()
+    rig.device.named("bulk").hangs = True
+    large = rig.launch(LOAD, [1, 2, 3], [1, 2, 3])
+    small, now = rig.launch(LOAD, [1], [4]), rig.launch(LOAD, [1, 2, 3], [5, 0, 4], now=True)
+    rig.copier.wait([now])
+    early = [completion.job for completion in rig.poll()]
+    rig.device.named("bulk").hangs = False
+    rig.copier.close()
+
+    assert early == [small, now]
+    assert [completion.job for completion in rig.poll()] == [large]
+    assert rig.device.findings == []
+
+
+def test_the_loads_of_a_linker_are_needed_now() -> None:
+    """The pass that SGLang queues next reads what they bring, however much that is."""
+    device = FakeDevice()
+
+    def make(cache: KvCache, memory: HostMemory, limits: Limits) -> TorchCopier:
+        copier = TorchCopier(cache, memory, worker=Worker(0), device=device, limits=limits)
+        copier._large_bytes = 0
+        return copier
+
+    cache = KvCache([[torch.zeros(BLOCKS, 4, dtype=torch.uint8)]])
+    transport = Transport(cache, limits_for(BLOCKS, PLACES), make_copier=make)
+    load = Transfer(JobId(1, 1), LOAD, np.array([0, 1]), np.array([1, 2]), (2,))
+    transport.execute(Plan(1, (load,), (), ()))
+    launched = [operation.stream.name for operation in device.operations]
+    transport.close()
+
+    assert launched == ["load"]
+
+
 def test_a_wait_without_an_event_is_an_error() -> None:
     """Where the device gave no event nothing can be ordered behind the place; a later event of the use stands for it too."""
     rig = Rig()
@@ -579,7 +630,9 @@ def test_the_fake_refuses_what_is_not_its_own() -> None:
 def test_the_page_of_copiers_lists_every_wait() -> None:
     """`specs/copiers.md` has the rows of the table, word for word and in its order."""
     page = (Path(__file__).parents[2] / "specs" / "copiers.md").read_text(encoding="utf-8")
-    listed = [line for line in page.splitlines() if re.match(r"\| (store|load|compute) \| (store|load|compute) \|", line)]
+    listed = [
+        line for line in page.splitlines() if re.match(r"\| (store|load|bulk|compute) \| (store|load|bulk|compute) \|", line)
+    ]
     rows = [f"| {each.waiter.name} | {each.holder.name} | {each.side.value} | ".lower() + f"{each.why} |" for each in WAITS]
 
     assert listed == rows

@@ -55,8 +55,8 @@ class ForcedCuda(CudaDevice):
         super().__init__(layout, mover)
         self.named: dict[str, CudaStream] = {}
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> CudaStream:
-        self.named[name] = super().stream(name, copies=copies, urgent=urgent)
+    def stream(self, name: str, *, copies: bool = True, priority: int = 0) -> CudaStream:
+        self.named[name] = super().stream(name, copies=copies, priority=priority)
         return self.named[name]
 
 
@@ -67,7 +67,7 @@ class ForcedHost(HostDevice):
         super().__init__(layout)
         self._forced = mover
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> HostStream:
+    def stream(self, name: str, *, copies: bool = True, priority: int = 0) -> HostStream:
         return HostStream(self._forced)
 
 
@@ -78,8 +78,8 @@ class ForcedLaunching(LaunchingDevice):
         super().__init__(inner, enter=lambda: torch.cuda.set_device(where) if is_cuda(where) else None)
         self._named: dict[str, QueuedStream | FollowingStream] = {}
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> QueuedStream | FollowingStream:
-        self._named[name] = super().stream(name, copies=copies, urgent=urgent)
+    def stream(self, name: str, *, copies: bool = True, priority: int = 0) -> QueuedStream | FollowingStream:
+        self._named[name] = super().stream(name, copies=copies, priority=priority)
         return self._named[name]
 
     def streams_of(self, name: str) -> list[torch.cuda.Stream]:

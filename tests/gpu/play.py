@@ -7,6 +7,7 @@ which is the order that the waits must keep; in the end every unit must hold the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,6 +61,7 @@ class Play:
         self.copier = TorchCopier(
             cache, self._host, worker=Worker(0), device=device, deadline_s=deadline_s, clock=lambda: self.now
         )
+        self.copier._large_bytes = 0
         self._written = {name: content(name, page).to(stage.where) for name in WRITTEN}
         self._seen = torch.zeros(4, LAYERS, WIDTH, page, dtype=torch.uint8, device=stage.where)
         self.num_jobs = 0
@@ -72,6 +74,7 @@ class Play:
         """Do everything once: what is made or compiled at its first use takes longer than a stream sleeps."""
         self.store([1, 2], [1, 2])
         self.load([3], [3])
+        self.load([4], [4], large=True)
         self.compute(reads=[3], writes={4: "new"})
         self.reset()
 
@@ -100,8 +103,10 @@ class Play:
     def store(self, blocks: Sequence[int], places: Sequence[int]) -> JobId:
         return self._launch(STORE, "block", blocks, "place", places)
 
-    def load(self, places: Sequence[int], blocks: Sequence[int]) -> JobId:
-        return self._launch(LOAD, "place", places, "block", blocks)
+    def load(self, places: Sequence[int], blocks: Sequence[int], *, large: bool = False) -> JobId:
+        """A load; a *large* one goes by the stream of these."""
+        with contextlib.nullcontext() if large else self.copier.needed_now():
+            return self._launch(LOAD, "place", places, "block", blocks)
 
     def compute(
         self,

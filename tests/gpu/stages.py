@@ -189,7 +189,7 @@ class MovingDevice(FakeDevice):
         self.effects, self.naps = {}, []
         super().__init__()
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> FakeStream:
+    def stream(self, name: str, *, copies: bool = True, priority: int = 0) -> FakeStream:
         self.streams.append(MovingStream(self, name))
         return self.streams[-1]
 

@@ -307,6 +307,24 @@ def test_wait_does_not_wait_for_the_other_direction(play: Play) -> None:
     assert shown(waited)
 
 
+def test_a_small_load_is_not_held_up_by_a_large_one(play: Play) -> None:
+    """It is there and reported while the large one, launched before it, sleeps; both bring the right bytes in the end."""
+
+    def quick() -> bool | None:
+        play.reset()
+        play.stage.slow("bulk")
+        large = play.load([1, 2, 3], [1, 2, 3], large=True)
+        small = play.load([1], [4])
+        play.copier.wait([small])
+        reported, asleep = play.results(), play.stage.asleep()
+        play.copier.wait([large])
+        assert play.results() == [(large.number, OK)]
+        assert play.wrong() == []
+        return reported == [(small.number, OK)] if asleep else None
+
+    assert shown(quick)
+
+
 def test_close_drains_both_directions(play: Play) -> None:
     """When it returns, all bytes are there, and a last poll reports it."""
     play.stage.slow("store")

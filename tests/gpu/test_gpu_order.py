@@ -52,52 +52,58 @@ def stored_before_it_is_computed(play: Play) -> None:
     play.store([1], [1])
 
 
-def stored_before_it_is_loaded(play: Play) -> None:
-    play.stage.slow("load")
-    play.load([2], [1])
+def stored_before_it_is_loaded(play: Play, large: bool) -> None:
+    play.stage.slow("bulk" if large else "load")
+    play.load([2], [1], large=large)
     play.store([1], [3])
 
 
-def overwritten_in_the_host_before_it_is_loaded(play: Play) -> None:
-    play.stage.slow("load")
-    play.load([1], [2])
+def overwritten_in_the_host_before_it_is_loaded(play: Play, large: bool) -> None:
+    play.stage.slow("bulk" if large else "load")
+    play.load([1], [2], large=large)
     play.store([3], [1])
 
 
-def loaded_before_the_zero_fill(play: Play) -> None:
+def loaded_before_the_zero_fill(play: Play, large: bool) -> None:
     play.stage.slow(play.stage.engine)
     play.compute(writes={1: "zero"})
-    play.load([1], [1])
+    play.load([1], [1], large=large)
 
 
-def loaded_before_it_is_read(play: Play) -> None:
+def loaded_before_it_is_read(play: Play, large: bool) -> None:
     play.stage.slow(play.stage.engine)
     play.compute(reads=[1])
-    play.load([1], [1])
+    play.load([1], [1], large=large)
 
 
-def loaded_before_it_is_stored(play: Play) -> None:
+def loaded_before_it_is_stored(play: Play, large: bool) -> None:
     play.stage.slow("store")
     play.store([1], [2])
-    play.load([3], [1])
+    play.load([3], [1], large=large)
 
 
-def loaded_before_it_is_in_the_host(play: Play) -> None:
+def loaded_before_it_is_in_the_host(play: Play, large: bool) -> None:
     play.stage.slow("store")
     play.store([2], [1])
-    play.load([1], [3])
+    play.load([1], [3], large=large)
 
 
-def computed_before_it_is_loaded(play: Play) -> None:
-    play.stage.slow("load")
-    play.load([2], [1])
+def computed_before_it_is_loaded(play: Play, large: bool) -> None:
+    play.stage.slow("bulk" if large else "load")
+    play.load([2], [1], large=large)
     play.compute(reads=[1])
 
 
-def computed_before_all_is_loaded(play: Play) -> None:
-    play.stage.slow("load")
-    play.load([2], [1])
+def computed_before_all_is_loaded(play: Play, large: bool) -> None:
+    play.stage.slow("bulk" if large else "load")
+    play.load([2], [1], large=large)
     play.compute(reads=[1], named=False)
+
+
+def loaded_before_an_older_load(play: Play, large: bool) -> None:
+    play.stage.slow("load" if large else "bulk")
+    play.load([2], [1], large=not large)
+    play.load([3], [1], large=large)
 
 
 def overwritten_before_it_is_stored(play: Play) -> None:
@@ -105,17 +111,30 @@ def overwritten_before_it_is_stored(play: Play) -> None:
     play.compute(writes={1: "new"}, fenced=[play.store([1], [2])])
 
 
+def of_loads(use: Use, large: bool) -> tuple[Scene, ...]:
+    """The scenes of loads, or of large ones."""
+
+    def scene(waiter: Use, holder: Use, side: Side, how: str, program: Callable[[Play, bool], object]) -> Scene:
+        return Scene(waiter, holder, side, how, lambda play: program(play, large))
+
+    return (
+        scene(Use.STORE, use, Side.DEVICE, "which writes", stored_before_it_is_loaded),
+        scene(Use.STORE, use, Side.HOST, "which reads", overwritten_in_the_host_before_it_is_loaded),
+        scene(use, Use.COMPUTE, Side.DEVICE, "which zeroes", loaded_before_the_zero_fill),
+        scene(use, Use.COMPUTE, Side.DEVICE, "which reads", loaded_before_it_is_read),
+        scene(use, Use.STORE, Side.DEVICE, "which reads", loaded_before_it_is_stored),
+        scene(use, Use.STORE, Side.HOST, "which writes", loaded_before_it_is_in_the_host),
+        scene(use, Use.LOAD if large else Use.BULK, Side.DEVICE, "which writes", loaded_before_an_older_load),
+        scene(Use.COMPUTE, use, Side.DEVICE, "block named", computed_before_it_is_loaded),
+        scene(Use.COMPUTE, use, Side.DEVICE, "nothing named", computed_before_all_is_loaded),
+    )
+
+
 SCENES = (
     Scene(Use.STORE, Use.COMPUTE, Side.DEVICE, "which writes", stored_before_it_is_computed),
-    Scene(Use.STORE, Use.LOAD, Side.DEVICE, "which writes", stored_before_it_is_loaded),
-    Scene(Use.STORE, Use.LOAD, Side.HOST, "which reads", overwritten_in_the_host_before_it_is_loaded),
-    Scene(Use.LOAD, Use.COMPUTE, Side.DEVICE, "which zeroes", loaded_before_the_zero_fill),
-    Scene(Use.LOAD, Use.COMPUTE, Side.DEVICE, "which reads", loaded_before_it_is_read),
-    Scene(Use.LOAD, Use.STORE, Side.DEVICE, "which reads", loaded_before_it_is_stored),
-    Scene(Use.LOAD, Use.STORE, Side.HOST, "which writes", loaded_before_it_is_in_the_host),
-    Scene(Use.COMPUTE, Use.LOAD, Side.DEVICE, "block named", computed_before_it_is_loaded),
-    Scene(Use.COMPUTE, Use.LOAD, Side.DEVICE, "nothing named", computed_before_all_is_loaded),
     Scene(Use.COMPUTE, Use.STORE, Side.DEVICE, "which is fenced", overwritten_before_it_is_stored),
+    *of_loads(Use.LOAD, large=False),
+    *of_loads(Use.BULK, large=True),
 )
 
 DEVICES = [

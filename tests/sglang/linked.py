@@ -114,7 +114,7 @@ class LateDevice:
     def __init__(self, layout: CopyLayout) -> None:
         self._layout = layout
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> LateStream:
+    def stream(self, name: str, *, copies: bool = True, priority: int = 0) -> LateStream:
         """A new stream."""
         here = current()
         return LateStream(late.Stream(), self._layout, Random(f"{name}/{here.rng.random()}"))

@@ -230,7 +230,7 @@ class LateDevice(FakeDevice):
         self.mover = mover
         self.copies: dict[Operation, tuple[Pages, Direction]] = {}
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> FakeStream:
+    def stream(self, name: str, *, copies: bool = True, priority: int = 0) -> FakeStream:
         self.streams.append(LateStream(self, name))
         return self.streams[-1]
 

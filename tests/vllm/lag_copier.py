@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from random import Random
 
 import numpy as np
@@ -80,6 +80,10 @@ class LagCopier:
         yield
         self._behind = False
         self._step += 1
+
+    def needed_now(self) -> AbstractContextManager[None]:
+        """All copies of a direction come one after the other here."""
+        return nullcontext()
 
     def durations(self) -> Mapping[JobId, float]:
         """Nothing: there is no clock here."""

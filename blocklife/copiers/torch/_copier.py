@@ -5,12 +5,17 @@ result. `poll` returns a completion, FAILED or not, only once its places are pro
 
 *Theory.* The engine calls `computed` after it has queued a forward pass, and `before_forward` before it queues the next. A
 launch makes its stream wait for earlier users of its places (`_order`), queues the runs of bytes, and marks the places. When
-the event of a mark has passed, the job and all before it in its direction are quiet, and are reported. Durations come from the
+the event of a mark has passed, the job and all before it on its stream are quiet, and are reported. Durations come from the
 device (`Timer`); without a device timer they are measured by the host, from the launch until the job was found quiet.
+
+*Small loads and large ones.* A load of more than 64 MiB goes by a stream of its own, unless it is launched in `needed_now`.
+However large it is, no other load waits for all of it, unless they meet at a block. On CUDA (`_launching`) another load waits
+in the launching thread for at most one part of a store or a large load, 64 MiB and 4,096 runs, and on the device for at most
+the 512 MiB of large loads that are out at a time. On each of the two streams loads move in the order of their launch.
 
 *Failures.* There are four kinds: a launch raises, an event returns an error, the deadline passes, or the device gives no event.
 In each case the result is FAILED from then on, whatever the copy does later, and `suspect` lists the job with its places. The
-job is reported once the device is proven quiet: its own event or a later one of its direction has passed, or `wait` has
+job is reported once the device is proven quiet: its own event or a later one of its stream has passed, or `wait` has
 returned, or the engine called `proven`. A job whose bytes were never queued is reported by the next poll.
 
 *Why FAILED is not reported at once.* A completion releases the places for reuse: the protocol promises that reported implies
@@ -34,16 +39,16 @@ from attrs import define, evolve, field, frozen
 
 from blocklife.copiers._movers import MoverTable
 from blocklife.copiers._protocol import check_launch, check_sizes
-from blocklife.copiers.torch._driver import DeviceLostError
-from blocklife.copiers.torch._launching import device_for
+from blocklife.copiers.torch._driver import HIGH, LOW, MIDDLE, DeviceLostError
+from blocklife.copiers.torch._launching import PART_BYTES, device_for
 from blocklife.copiers.torch._layout import CopyLayout, HostRows, KvCache
-from blocklife.copiers.torch._order import Order, StreamMark, Use, checked
+from blocklife.copiers.torch._order import COPIES, Order, StreamMark, Use, checked
 from blocklife.copiers.torch._streams import Stream, StreamDevice, Timer
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
-from blocklife.ledger.records import ON_DEVICE, Completion, Direction, Ids, JobId, Result, Transfer, Worker
+from blocklife.ledger.records import Completion, Direction, Ids, JobId, Result, Transfer, Worker
 
-_USE = {Direction.STORE: Use.STORE, Direction.LOAD: Use.LOAD}
+_PRIORITY = {Use.COMPUTE: LOW, Use.STORE: LOW, Use.LOAD: HIGH, Use.BULK: MIDDLE}
 
 
 class _Covered(enum.Enum):
@@ -89,7 +94,7 @@ class TorchStatistics:
 
 @define(eq=False)
 class _GpuShare:
-    """One job in flight, in its direction's queue from its launch until it is proven quiet."""
+    """One job in flight, in the queue of its use from its launch until it is proven quiet."""
 
     order: int
     job: JobId
@@ -142,14 +147,16 @@ class TorchCopier:
         self._device = device_for(self._layout, clock, movers) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
         self._streams = {
-            use: self._device.stream(use.name.lower(), copies=use is not Use.COMPUTE, urgent=use is Use.LOAD) for use in Use
+            use: self._device.stream(use.name.lower(), copies=use in COPIES, priority=_PRIORITY[use]) for use in Use
         }
         self._worker = worker
         self._deadline_s = float("inf") if deadline_s is None else deadline_s
         self._clock = clock
+        self._large_bytes = PART_BYTES
+        """A load of more bytes is a large one."""
         # Invariant: a job is in `_out` exactly while its share is in a queue; `_landed` holds what no poll has reported yet.
         # Initially nothing was computed or launched.
-        self._queues: dict[Direction, deque[_GpuShare]] = {direction: deque() for direction in ON_DEVICE}
+        self._queues: dict[Use, deque[_GpuShare]] = {use: deque() for use in COPIES}
         self._out: dict[JobId, _GpuShare] = {}
         self._landed: list[tuple[int, Completion]] = []
         self._took: dict[JobId, float] = {}
@@ -158,6 +165,8 @@ class TorchCopier:
         self._marked = _Covered.NOTHING
         self._behind = False
         """Whether what is launched is ordered as before the forward pass that is being queued."""
+        self._needed_now = False
+        """Whether the loads that are launched go first."""
         self._closed = False
         self._counts = TorchStatistics()
 
@@ -224,10 +233,19 @@ class TorchCopier:
         finally:
             self._behind = False
 
+    @contextlib.contextmanager
+    def needed_now(self) -> Iterator[None]:
+        """Loads launched in it go before large ones, whatever their size: the forward pass that is queued next reads them."""
+        self._needed_now = True
+        try:
+            yield
+        finally:
+            self._needed_now = False
+
     # The copier's protocol.
 
     def launch(self, transfer: Transfer) -> None:
-        """Queue a transfer on the stream of its direction, after all earlier users of its places.
+        """Queue a transfer on the stream of its use, after all earlier users of its places.
 
         Refuses: MisuseError after `close`, for a job that is still outstanding, before the first call of `computed`, and while
         a graph is captured.
@@ -239,10 +257,12 @@ class TorchCopier:
         if self._marked not in enough:
             raise MisuseError(f"job {job}: cannot LAUNCH without knowing what to wait for (call computed() first)")
         self._counts.num_launched += 1
-        order, use, stream = self._counts.num_launched, _USE[direction], self._streams[_USE[direction]]
+        order = self._counts.num_launched
         try:
             blocks, places, group_sizes = self._layout.own_part(transfer)
             pages = self._layout.pages(transfer, blocks, places, group_sizes)
+            use = self._use(direction, pages.total)
+            stream = self._streams[use]
             for event in self._order.before(use, blocks, places):
                 stream.wait(event)
         except Exception as error:  # no byte was queued: it has failed, and is quiet
@@ -262,13 +282,13 @@ class TorchCopier:
         self._counts.num_runs += len(pages)
         self._counts.num_bytes += pages.total
         self._counts.last_error = why or self._counts.last_error
-        self._queues[direction].append(share)
+        self._queues[use].append(share)
         self._out[job] = share
 
     def poll(self) -> list[Completion]:
         """Report the jobs that are over and quiet since the last poll, in launch order. Queries the device without blocking."""
-        for direction in ON_DEVICE:
-            self._advance(direction)
+        for use in COPIES:
+            self._advance(use)
         completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
         self._landed.clear()
         self._took, self._durations = {}, self._took
@@ -279,18 +299,18 @@ class TorchCopier:
         return self._durations
 
     def wait(self, jobs: Collection[JobId]) -> None:
-        """Block until these jobs, and those before them in their direction, are quiet. See the head of the file.
+        """Block until these jobs, and those before them on their streams, are quiet. See the head of the file.
 
         Raises DeviceLostError if the device can prove nothing any more.
         """
         wanted = self._out.keys() & set(jobs)
-        for direction, queue in self._queues.items():
+        for use, queue in self._queues.items():
             reach = max((count for count, share in enumerate(queue, 1) if share.job in wanted), default=0)
             if reach:
                 self._prove(queue[reach - 1])
                 for share in islice(queue, reach):  # each event knows what became of its own copy
                     self._has_passed(share)
-                self._report_quiet(direction, reach)
+                self._report_quiet(use, reach)
 
     def busy(self) -> bool:
         """Whether further polls may still report something; stuck jobs do not count."""
@@ -319,11 +339,11 @@ class TorchCopier:
 
         Every outstanding job is over: FAILED, unless its event had passed.
         """
-        for direction in ON_DEVICE:
-            self._advance(direction)
-            for share in self._queues[direction]:
+        for use in COPIES:
+            self._advance(use)
+            for share in self._queues[use]:
                 share.why = share.why or f"job {share.job}: still out when the device was proven quiet"
-            self._report_quiet(direction, len(self._queues[direction]))
+            self._report_quiet(use, len(self._queues[use]))
         self._order.reset()
         self._marked = _Covered.NOTHING
 
@@ -341,15 +361,21 @@ class TorchCopier:
         if self._device.captures():
             raise MisuseError(f"torch copier: {what} while a CUDA graph is captured (capture it before or after the step)")
 
-    def _advance(self, direction: Direction) -> None:
-        """Settle what the events of one direction prove, and find what is overdue."""
-        queue, quiet = self._queues[direction], 0
+    def _use(self, direction: Direction, num_bytes: int) -> Use:
+        """The use that a transfer of so many bytes is."""
+        if direction is Direction.STORE:
+            return Use.STORE
+        return Use.LOAD if self._needed_now or num_bytes <= self._large_bytes else Use.BULK
+
+    def _advance(self, use: Use) -> None:
+        """Settle what the events of one use prove, and find what is overdue."""
+        queue, quiet = self._queues[use], 0
         for count, share in enumerate(queue, 1):
             passed = self._has_passed(share)
             if passed is False:
                 break
             quiet = count if passed else quiet
-        self._report_quiet(direction, quiet)
+        self._report_quiet(use, quiet)
         now = self._clock()
         for share in queue:
             if now < share.due:
@@ -357,7 +383,7 @@ class TorchCopier:
             self._suspect(share, f"not over after {self._deadline_s:g} s")
 
     def _has_passed(self, share: _GpuShare) -> bool | None:
-        """Whether the event of a share has passed; None if it cannot tell: a later one of its direction may stand for it."""
+        """Whether the event of a share has passed; None if it cannot tell: a later one of its use may stand for it."""
         if share.mark.event is None:
             return None
         try:
@@ -373,7 +399,7 @@ class TorchCopier:
         self._counts.last_error = share.why
 
     def _prove(self, share: _GpuShare) -> None:
-        """Return only when this share, and those before it in its direction, are quiet."""
+        """Return only when this share, and those before it in its queue, are quiet."""
         mark = share.mark
         if mark.event is not None:
             try:
@@ -389,11 +415,11 @@ class TorchCopier:
                 f"job {share.job}: cannot be proven quiet: {mark.error}, then {raised!r} (give the worker up, or call proven())"
             ) from raised
 
-    def _report_quiet(self, direction: Direction, count: int) -> None:
-        """The first *count* shares of a direction are quiet."""
-        queue = self._queues[direction]
+    def _report_quiet(self, use: Use, count: int) -> None:
+        """The first *count* shares of a use are quiet."""
+        queue = self._queues[use]
         if count:
-            self._order.passed(_USE[direction], queue[count - 1].mark)
+            self._order.passed(use, queue[count - 1].mark)
         for share in [*islice(queue, count)]:
             queue.popleft()
             del self._out[share.job]

@@ -40,6 +40,9 @@ _DEVICE_POINTER = 3
 """CU_POINTER_ATTRIBUTE_DEVICE_POINTER: the address under which kernels reach a byte."""
 
 
+LOW, MIDDLE, HIGH = range(3)
+"""Priorities of streams: the lowest that there is, one between, the highest. For kernels: the driver's copies have none."""
+
 _UNBLOCKED = 1
 """CU_STREAM_NON_BLOCKING: a stream that the default stream neither waits for nor holds up."""
 
@@ -156,13 +159,13 @@ class CudaDriver:
         self._ask("cuPointerGetAttribute", ctypes.byref(found), ctypes.c_int(_DEVICE_POINTER), ctypes.c_uint64(host))
         return found.value or 0
 
-    def make_stream(self, device: int, *, urgent: bool) -> int:
-        """A stream of a device, of the highest priority that there is or of the lowest. Raises RuntimeError."""
+    def make_stream(self, device: int, *, priority: int) -> int:
+        """A stream of a device; *priority* is `LOW`, `MIDDLE` or `HIGH`. Raises RuntimeError."""
         self._enter(device)
         least, greatest, made = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
         self._ask("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
-        priority = greatest if urgent else least
-        self._ask("cuStreamCreateWithPriority", ctypes.byref(made), ctypes.c_uint(_UNBLOCKED), priority)
+        level = least.value + (greatest.value - least.value) * priority // HIGH
+        self._ask("cuStreamCreateWithPriority", ctypes.byref(made), ctypes.c_uint(_UNBLOCKED), ctypes.c_int(level))
         return made.value or 0
 
     def drop_stream(self, stream: int) -> None:

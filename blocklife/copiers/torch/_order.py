@@ -4,11 +4,11 @@
 next user of the place finds it, whatever happened to the job (I2). An event is reused only when its point was passed and every
 stream that was told to wait for it is known to be past that wait.
 
-*Theory.* There are three uses of memory, each on one stream: the engine's computation, stores, and loads. The engine may have
-many streams; one stream of ours follows them all, and stands for "computed" here. So the marks of one use are passed in their
-order, and of all marks at a job's places only the newest of each use matters. A **mark** is a number that is never reused, with
-an event as long as one may be needed. Each place keeps the number of its newest mark. A mark that is known to be passed needs
-no wait, so places never have to be cleaned up.
+*Theory.* There are four uses of memory, each on one stream: the engine's computation, stores, loads, and large loads, behind
+which no other load should have to wait. The engine may have many streams; one stream of ours follows them all, and stands for
+"computed" here. So the marks of one use are passed in their order, and of all marks at a job's places only the newest of each
+use matters. A **mark** is a number that is never reused, with an event as long as one may be needed. Each place keeps the
+number of its newest mark of each use. A mark that is known to be passed needs no wait, so places never have to be cleaned up.
 
 The forward pass is ordered after a store that reads what it overwrites only where the engine asks for that, as the contracts of
 the ledger do: a block is handed out again after the host has seen the store land (*hold*), or by a plan that asks (*fence*).
@@ -34,6 +34,11 @@ class Use(enum.Enum):
     COMPUTE = "what the engine computes"
     STORE = "stores"
     LOAD = "loads"
+    BULK = "large loads"
+
+
+COPIES = (Use.STORE, Use.LOAD, Use.BULK)
+"""The uses that are copies."""
 
 
 class Side(enum.Enum):
@@ -59,10 +64,18 @@ WAITS: tuple[Wait, ...] = (
     Wait(Use.STORE, Use.COMPUTE, Side.DEVICE, "the forward pass writes what the store reads"),
     Wait(Use.STORE, Use.LOAD, Side.DEVICE, "a load writes what the store reads"),
     Wait(Use.STORE, Use.LOAD, Side.HOST, "a load reads what the store overwrites"),
+    Wait(Use.STORE, Use.BULK, Side.DEVICE, "a large load writes what the store reads"),
+    Wait(Use.STORE, Use.BULK, Side.HOST, "a large load reads what the store overwrites"),
     Wait(Use.LOAD, Use.COMPUTE, Side.DEVICE, "a forward pass or a zero-fill touches what the load overwrites"),
     Wait(Use.LOAD, Use.STORE, Side.DEVICE, "a store reads what the load overwrites"),
     Wait(Use.LOAD, Use.STORE, Side.HOST, "a store writes what the load reads"),
+    Wait(Use.LOAD, Use.BULK, Side.DEVICE, "a large load writes what the load overwrites"),
+    Wait(Use.BULK, Use.COMPUTE, Side.DEVICE, "a forward pass or a zero-fill touches what the large load overwrites"),
+    Wait(Use.BULK, Use.STORE, Side.DEVICE, "a store reads what the large load overwrites"),
+    Wait(Use.BULK, Use.STORE, Side.HOST, "a store writes what the large load reads"),
+    Wait(Use.BULK, Use.LOAD, Side.DEVICE, "a load writes what the large load overwrites"),
     Wait(Use.COMPUTE, Use.LOAD, Side.DEVICE, "a load writes what the forward pass reads"),
+    Wait(Use.COMPUTE, Use.BULK, Side.DEVICE, "a large load writes what the forward pass reads"),
     Wait(Use.COMPUTE, Use.STORE, Side.DEVICE, "a store reads what the forward pass overwrites", on_demand=True),
 )
 """All waits. Two uses that only read need none, and neither do two jobs of one use: their stream keeps them in order."""
@@ -102,7 +115,7 @@ class Order:
         self._newest = dict.fromkeys(Use, 0)
         self._owed: dict[Use, list[StreamMark]] = {use: [] for use in Use}
         sizes = {Side.DEVICE: num_blocks, Side.HOST: num_places}
-        self._at = {(use, side): np.zeros(sizes[side], np.int64) for use in (Use.STORE, Use.LOAD) for side in Side}
+        self._at = {(use, side): np.zeros(sizes[side], np.int64) for use in COPIES for side in Side}
         """The newest mark of each place; a mark of COMPUTE is for the whole device at once."""
 
     @property

@@ -8,9 +8,9 @@ passed. Only ``synchronize`` blocks the host.
 records everything and finds races, is in `blocklife.testing._fake_device`.
 
 *Priorities, and why the streams are the driver's.* A load kernel on a stream of low priority waits behind the model's kernels
-(1.6 ms each in LMCache/LMCache#5067), and time to first token waits for it: loads have the highest priority. Stores have the
-lowest, since nothing waits for them. torch hands out few streams in turn, so that one could be the engine's own; so they are
-made by the driver, and only where there is none by torch.
+(1.6 ms each in LMCache/LMCache#5067), and time to first token waits for it: loads have the highest priority, and large ones
+the next. Stores have the lowest, since nothing waits for them. torch hands out few streams in turn, so that one could be the
+engine's own; so they are made by the driver, and only where there is none by torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 
 from blocklife.copiers._movers import MoverTable
-from blocklife.copiers.torch._driver import cuda_driver
+from blocklife.copiers.torch._driver import LOW, cuda_driver
 from blocklife.copiers.torch._layout import CopyLayout, Pages
 from blocklife.copiers.torch._moves import ChoosingMover, Mover, RunMover
 from blocklife.copiers.torch._probe import mover_for_cuda
@@ -89,8 +89,8 @@ class StreamDevice(Protocol):
         """The methods of copying that do not work here, and why; copies go on without them, more slowly."""
         ...
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> Stream:
-        """A new stream; *copies*: or else it only follows the engine. An *urgent* one goes before other work where it can."""
+    def stream(self, name: str, *, copies: bool = True, priority: int = LOW) -> Stream:
+        """A new stream; *copies*: or else it only follows the engine. *priority* is `LOW`, `MIDDLE` or `HIGH`."""
         ...
 
     def event(self) -> StreamEvent:
@@ -185,7 +185,7 @@ class HostDevice:
         """Always empty: there is only one method."""
         return {}
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> HostStream:
+    def stream(self, name: str, *, copies: bool = True, priority: int = LOW) -> HostStream:
         """A new stream."""
         return HostStream(self._mover)
 
@@ -265,8 +265,8 @@ class CudaTimer:
 class CudaStream:
     """A stream of a CUDA device."""
 
-    def __init__(self, device: torch.device, mover: Mover, *, urgent: bool = False) -> None:
-        self.inner = _make_stream(self, device, urgent=urgent)
+    def __init__(self, device: torch.device, mover: Mover, *, priority: int = LOW) -> None:
+        self.inner = _make_stream(self, device, priority=priority)
         self._mover = mover
 
     def record(self, event: StreamEvent) -> None:
@@ -299,9 +299,9 @@ class CudaDevice:
         """The movers that do not work here, and why; copies go on without them, more slowly."""
         return self._mover.left_out if isinstance(self._mover, ChoosingMover) else {}
 
-    def stream(self, name: str, *, copies: bool = True, urgent: bool = False) -> CudaStream:
-        """A new stream, of the highest priority or of the lowest."""
-        return CudaStream(self._device, self._mover, urgent=urgent)
+    def stream(self, name: str, *, copies: bool = True, priority: int = LOW) -> CudaStream:
+        """A new stream of this priority."""
+        return CudaStream(self._device, self._mover, priority=priority)
 
     def event(self) -> CudaEvent:
         """A new event without timing, the cheapest kind. It belongs to the device of the stream that first records it."""
@@ -346,13 +346,13 @@ class CudaDevice:
         return engine
 
 
-def _make_stream(owner: CudaStream, device: torch.device, *, urgent: bool) -> torch.cuda.Stream:
+def _make_stream(owner: CudaStream, device: torch.device, *, priority: int) -> torch.cuda.Stream:
     """A stream of the driver's that goes with its *owner*; one of torch's where there is no such driver."""
     driver = cuda_driver()
     if driver is None:
-        return torch.cuda.Stream(device, priority=-1 if urgent else 0)
+        return torch.cuda.Stream(device, priority=-1 if priority > LOW else 0)
     with torch.cuda.device(device):
-        handle = driver.make_stream(torch.cuda.current_device(), urgent=urgent)
+        handle = driver.make_stream(torch.cuda.current_device(), priority=priority)
         made = torch.cuda.ExternalStream(handle, device)
     weakref.finalize(owner, driver.drop_stream, handle).atexit = False
     return made

@@ -6,7 +6,8 @@ to. Everything else, store after load and load after store, the copier orders it
 
 *The forward pass.* The copy of a request is one job for all layers, so there is nothing that a layer could wait for by itself.
 The streams that a forward pass may run on wait for its loads ahead of it (`before_forward`), whatever that pass asks for then:
-SGLang's passes for embeddings, for example, ask for nothing.
+SGLang's passes for embeddings, for example, ask for nothing. So every load is launched as one that is needed now: on the stream
+of large loads it would be held back in parts, and the thread of the pass with it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Transport:
         for transfer in (*plan.loads, *plan.stores):
             launched.append(Launched(transfer.job, RANK))
             try:
-                self._copier.launch(transfer)
+                with self._streams.needed_now():
+                    self._copier.launch(transfer)
             except MisuseError:
                 raise
             except Exception as error:
