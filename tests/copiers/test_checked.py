@@ -177,6 +177,26 @@ def test_whoever_waits_for_a_load_waits_for_its_check(rig: Rig, stops: str) -> N
     assert {each.job: each.result for each in rig.copier.poll()} == {good: Result.OK, bad: Result.FAILED}
 
 
+def test_a_load_that_is_needed_now_is_launched_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever its check is over; and no other load is."""
+    rig.store([0, 1], [2, 3])
+    inner, seen = rig.copier._inner, []
+    assert isinstance(inner, TorchCopier)
+    launch = inner.launch
+
+    def listening(transfer: Transfer) -> None:
+        seen.append((transfer.job, inner._needed_now))
+        launch(transfer)
+
+    monkeypatch.setattr(inner, "launch", listening)
+    with rig.copier.needed_now():
+        now = rig.launch(LOAD, [2], [4])
+    later = rig.launch(LOAD, [3], [5])
+    rig.landed()
+
+    assert seen == [(now, True), (later, False)]
+
+
 def test_a_load_that_is_out_or_comes_after_the_close_is_refused(rig: Rig) -> None:
     transfer = rig.transfer(LOAD, [0], [0])
     rig.copier.launch(transfer)

@@ -72,6 +72,15 @@ class PlaceSums:
         return columns << 32 | rows
 
 
+@define(eq=False)
+class _Checked:
+    """A load whose places are being compared."""
+
+    transfer: Transfer
+    wrong: Future[list[int]]
+    needed_now: bool
+
+
 class CheckedCopier:
     """A copier whose loads are checked. What a load waits for is what was computed when it is launched, after its check."""
 
@@ -79,8 +88,9 @@ class CheckedCopier:
         self._inner = inner
         self._sums = sums
         self._closed = False
+        self._needed_now = False
         # Invariant: a load is in `_checking` until it is launched or has failed, a store in `_storing` until it has landed.
-        self._checking: dict[JobId, tuple[Transfer, Future[list[int]]]] = {}
+        self._checking: dict[JobId, _Checked] = {}
         self._storing: dict[JobId, Ids] = {}
         self._failed: list[Completion] = []
 
@@ -107,6 +117,15 @@ class CheckedCopier:
         with self._inner.behind_forward():
             yield
 
+    @contextlib.contextmanager
+    def needed_now(self) -> Iterator[None]:
+        """As of the copier inside, for loads handed over in it, whenever they are launched."""
+        self._needed_now = True
+        try:
+            yield
+        finally:
+            self._needed_now = False
+
     def launch(self, transfer: Transfer) -> None:
         """Launch a store, or check the places of a load, which `poll` or a wait launches then. Refuses: as `Copier.launch`."""
         if transfer.direction is Direction.STORE:
@@ -115,11 +134,12 @@ class CheckedCopier:
             self._storing[transfer.job] = places if shared is None else places[shared.writes(places)]
             return
         check_launch(transfer.job, self._checking, closed=self._closed)
-        self._checking[transfer.job] = transfer, self._sums.pool.submit(self._sums.wrong, np.asarray(transfer.source, np.int64))
+        wrong = self._sums.pool.submit(self._sums.wrong, np.asarray(transfer.source, np.int64))
+        self._checking[transfer.job] = _Checked(transfer, wrong, self._needed_now)
 
     def poll(self) -> list[Completion]:
         """Report the jobs that are over, and whose sums are made; launch loads whose places are right."""
-        self._launch([job for job, (_, future) in self._checking.items() if future.done()])
+        self._launch([job for job, load in self._checking.items() if load.wrong.done()])
         landed = []
         for completion in self._inner.poll():
             places = self._storing.pop(completion.job, None)
@@ -156,12 +176,14 @@ class CheckedCopier:
     def _launch(self, jobs: Collection[JobId]) -> None:
         """Launch these loads, when their checks are over, unless a place is wrong."""
         for job in jobs:
-            transfer, future = self._checking.pop(job)
+            load = self._checking.pop(job)
             try:
-                if wrong := future.result():
+                if wrong := load.wrong.result():
                     self._sums.num_damaged += len(wrong)
                     raise OSError(f"host memory holds other bytes than were stored at places {wrong[:8]} of {len(wrong)}")
-                self._inner.launch(transfer)
+                inner = self._inner
+                with inner.needed_now() if load.needed_now and isinstance(inner, QueuesWaits) else contextlib.nullcontext():
+                    self._inner.launch(load.transfer)
             except Exception as problem:
                 self._sums.alarm(f"worker {self.worker}: load {job} moves nothing: {problem} (its request computes instead)")
                 self._failed.append(Completion(job, self.worker, Result.FAILED))
