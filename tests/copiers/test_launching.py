@@ -38,7 +38,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import Result, Worker
 from blocklife.testing import FakeDevice
 from tests.copiers.rig import LOAD, STORE, Rows, transfer
-from tests.copiers.test_torch_order import BLOCKS, PLACES, SEEDS, Rig, land_all, walk
+from tests.copiers.test_torch_order import BLOCKS, FIVE_LAYERS, PLACES, SEEDS, Rig, fails_in_part, land_all, walk, walk_by_layer
 from tests.programs import HANGS_S
 
 
@@ -126,6 +126,19 @@ def test_each_rule_that_is_broken_is_found(case: str, monkeypatch: pytest.Monkey
             return True
 
     assert any(found(seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_layers_wait_for_their_part_of_a_load_that_is_launched_at_some_time(seed: int) -> None:
+    rig = walk_by_layer(seed, 3, Dawdler(seed))
+
+    assert rig.device.findings == []
+    assert not rig.copier.busy()
+
+
+def test_a_load_of_which_one_part_is_not_launched_has_failed() -> None:
+    """Whose error comes out of the event behind that part, though the last one says nothing of it."""
+    assert fails_in_part(Rig(cache=KvCache(FIVE_LAYERS), launcher=lazy()))
 
 
 # --- one by one ---------------------------------------------------------------------------------------------------------

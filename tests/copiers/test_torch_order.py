@@ -101,12 +101,30 @@ class Rig:
                 self.launch(LOAD, [place], [block])
         self.copier.computed()
 
-    def spans(self, blocks: list[int]) -> tuple[Span, ...]:
+    def compute_by_layer(
+        self, loads: Sequence[tuple[int, int]], writes: list[int], parts: int, *, forget: int = -1
+    ) -> list[JobId]:
+        """A forward pass that reads, layer by layer, the blocks of loads within its step; *forget*: a layer that waits not."""
+        self.copier.computed()
+        with self.copier.needed_now(parts):
+            jobs = [self.launch(LOAD, [place], [block]) for block, place in loads]
+        self.copier.before_forward(blocks=[])
+        for layer in range(len(self.cache.layers)):
+            if layer != forget:
+                self.copier.before_layer(layer)
+            self.device.engine.kernel(
+                f"layer {layer}", self.spans([block for block, _ in loads], layer), self.spans(writes, layer)
+            )
+        self.copier.computed()
+        return jobs
+
+    def spans(self, blocks: list[int], only: int | None = None) -> tuple[Span, ...]:
         pages = self.cache.page_bytes[0]
         starts = [
             (layer.data_ptr() + block * page, page)
-            for layer, page in zip(self.cache.layers, pages, strict=True)
+            for number, (layer, page) in enumerate(zip(self.cache.layers, pages, strict=True))
             for block in blocks
+            if only in (None, number)
         ]
         return tuple((start, start + page) for start, page in starts)
 
@@ -463,6 +481,100 @@ def test_nothing_runs_beside_a_forward_pass_without_a_mark() -> None:
     rig.copier.before_forward()
     with pytest.raises(MisuseError, match=r"call computed\(\) first"):
         rig.launch(STORE, [1], [1])
+
+
+# --- layer by layer -----------------------------------------------------------------------------------------------------------
+
+FIVE_LAYERS = [[torch.zeros(BLOCKS, 4, dtype=torch.uint8) for _ in range(5)]]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5, 9])
+@pytest.mark.parametrize("seed", range(10))
+def test_layers_wait_for_their_part_of_a_load(seed: int, parts: int) -> None:
+    """Whenever parts land, no layer reads its own too early."""
+    rig = walk_by_layer(seed, parts)
+
+    assert rig.device.findings == []
+    assert not rig.copier.busy()
+
+
+def walk_by_layer(seed: int, parts: int, launcher: Launcher | None = None) -> Rig:
+    """Forward passes that load within their steps, and other loads beside them, until all has landed."""
+    dice = random.Random(seed)
+    rig = Rig(FakeDevice(seed), cache=KvCache(FIVE_LAYERS), launcher=launcher)
+    for _ in range(20):
+        blocks, places = dice.sample(range(BLOCKS), 3), dice.sample(range(PLACES), 2)
+        if dice.random() < 0.5:
+            rig.launch(LOAD, [places[1]], [blocks[2]])
+        rig.compute_by_layer([(blocks[0], places[0])], [blocks[1]], parts)
+        for _ in range(dice.randint(0, 12)):
+            if rig.device.landable():
+                rig.device.land_any()
+        rig.poll()
+    rig.copier.wait([*rig.copier._out])
+    rig.poll()
+    return rig
+
+
+@pytest.mark.parametrize("layer", range(5))
+def test_a_layer_that_does_not_wait_is_found(layer: int) -> None:
+    """Where each layer is a part of its own."""
+    rig = Rig(cache=KvCache(FIVE_LAYERS))
+    rig.compute_by_layer([(1, 2)], [], 5, forget=layer)
+
+    assert rig.device.findings == [f"layer {layer} races with load {layer + 1}"]
+
+
+def test_the_first_layer_is_computed_while_the_last_is_loaded() -> None:
+    rig = Rig(cache=KvCache(FIVE_LAYERS))
+    rig.copier.computed()
+    with rig.copier.needed_now(5):
+        job = rig.launch(LOAD, [2], [1])
+    rig.copier.before_forward(blocks=[])
+    rig.copier.before_layer(0)
+    rig.device.engine.kernel("layer 0", rig.spans([1], 0), ())
+    loads, mine = rig.device.named("load"), (rig.device.engine, rig.device.named("compute"))
+    while rig.device.engine.queue:
+        rig.device.land(next(each for each in (*mine, loads) if each in rig.device.landable()))
+
+    assert rig.device.findings == []
+    assert loads.queue
+    assert rig.poll() == []
+    land_all(rig.device)
+    assert [each.job for each in rig.poll()] == [job]
+
+
+class SecondCopy(set[str]):
+    """What a stream refuses: its second copy."""
+
+    asked = 0
+
+    def __contains__(self, call: object) -> bool:
+        self.asked += call == "copy"  # twice a copy
+        return call == "copy" and self.asked in (3, 4)
+
+
+def test_a_load_of_which_one_part_fails_has_failed() -> None:
+    """Though what comes behind it, on the same stream, is fine."""
+    rig = Rig(cache=KvCache(FIVE_LAYERS))
+    assert fails_in_part(rig)
+
+
+def fails_in_part(rig: Rig) -> bool:
+    """Whether a load of which the second part fails has failed."""
+    rig.device.named("load").refuses = SecondCopy()
+    (job,) = rig.compute_by_layer([(1, 2)], [], 5)
+    rig.wait([job])
+    (completion,) = rig.poll()
+    assert completion.job == job
+    return completion.result is Result.FAILED
+
+
+@pytest.mark.parametrize("layer", [-1, 5])
+def test_a_layer_that_does_not_exist_is_refused(layer: int) -> None:
+    rig = Rig(cache=KvCache(FIVE_LAYERS))
+    with pytest.raises(MisuseError, match=f"layer {layer}: does not exist"):
+        rig.copier.before_layer(layer)
 
 
 # --- what need not wait ---------------------------------------------------------------------------------------------------

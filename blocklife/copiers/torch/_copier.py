@@ -41,7 +41,7 @@ from blocklife.copiers._movers import MoverTable
 from blocklife.copiers._protocol import check_launch, check_sizes
 from blocklife.copiers.torch._driver import HIGH, LOW, MIDDLE, DeviceLostError
 from blocklife.copiers.torch._launching import PART_BYTES, device_for
-from blocklife.copiers.torch._layout import CopyLayout, HostRows, KvCache
+from blocklife.copiers.torch._layout import CopyLayout, HostRows, KvCache, Pages
 from blocklife.copiers.torch._order import COPIES, Order, StreamMark, Use, checked
 from blocklife.copiers.torch._streams import Stream, StreamDevice, Timer
 from blocklife.errors import MisuseError
@@ -103,6 +103,7 @@ class _GpuShare:
     places: Ids
     num_bytes: int
     mark: StreamMark
+    """Behind all of it."""
     timer: Timer | None
     """The device's timer; None if it has none."""
     launched: float
@@ -111,6 +112,8 @@ class _GpuShare:
     """Why it has failed; empty while it has not."""
     stuck: bool
     """Whether more steps will not help it: its event hangs, returns an error, or does not exist."""
+    early: tuple[StreamMark, ...] = ()
+    """Behind each part but the last, where it goes in parts."""
 
 
 class TorchCopier:
@@ -167,6 +170,10 @@ class TorchCopier:
         """Whether what is launched is ordered as before the forward pass that is being queued."""
         self._needed_now = False
         """Whether the loads that are launched go first."""
+        self._num_parts = 1
+        """In how many parts, each of some layers, they go."""
+        self._by_layer: list[tuple[Use, list[tuple[int, StreamMark]]]] = []
+        """The loads in parts since the last `computed`, each with the layer behind each part, and its mark."""
         self._closed = False
         self._counts = TorchStatistics()
 
@@ -193,6 +200,7 @@ class TorchCopier:
             raise
         self._order.sweep(Use.COMPUTE)
         self._order.mark(Use.COMPUTE, self._streams[Use.COMPUTE])
+        self._by_layer.clear()
         self._marked = _Covered.ALL
 
     def before_forward(self, engine: object = None, blocks: Sequence[int] | Ids | None = None) -> None:
@@ -234,13 +242,30 @@ class TorchCopier:
             self._behind = False
 
     @contextlib.contextmanager
-    def needed_now(self) -> Iterator[None]:
-        """Loads launched in it go before large ones, whatever their size: the forward pass that is queued next reads them."""
-        self._needed_now = True
+    def needed_now(self, num_parts: int = 1) -> Iterator[None]:
+        """Loads launched in it go before large ones, whatever their size: the forward pass that is queued next reads them.
+
+        They go in so many parts, layer after layer, so that each layer of that pass can wait for its own (`before_layer`).
+        """
+        self._needed_now, self._num_parts = True, max(1, min(num_parts, len(self._layout.cache.layers)))
         try:
             yield
         finally:
-            self._needed_now = False
+            self._needed_now, self._num_parts = False, 1
+
+    def before_layer(self, layer: int, engine: object = None) -> None:
+        """Order work that the engine queues next after what loads in parts bring to this layer, counted through all groups.
+
+        For loads that were launched in `needed_now` since the last `computed`, and are not fenced. Call it for each layer,
+        before anything reads its blocks. Refuses: as `before_forward`; MisuseError for a layer that does not exist.
+        """
+        self._refuse_capture("no layer can be ordered after loads")
+        if not 0 <= layer < len(self._layout.cache.layers):
+            raise MisuseError(f"layer {layer}: does not exist (there are {len(self._layout.cache.layers)})")
+        for use, parts in self._by_layer:
+            mark = next(mark for end, mark in parts if layer < end)
+            for event in self._order.behind(Use.COMPUTE, use, mark):
+                self._device.precede(event, engine)
 
     # The copier's protocol.
 
@@ -269,21 +294,44 @@ class TorchCopier:
             self._land(order, job, f"job {job}: {error!r}")
             return
         why, launched, timer = "", self._clock(), self._started(stream)
-        try:
-            if len(pages):  # of a store into shared memory others may have all to do
-                stream.copy(pages, direction)
-        except Exception as error:  # some of it may be under way
-            why = f"job {job}: {error!r}"
+        *early, last = self._parts(pages, direction)
+        ends: list[tuple[int, StreamMark]] = []
+        for end, part in early:
+            why = why or self._copied(stream, part, direction)
+            ends.append((end, self._order.mark(use, stream, blocks, places)))
+        why = why or self._copied(stream, last[1], direction)
         timer = self._stopped(timer, stream)
         mark = self._order.mark(use, stream, blocks, places)
+        if early:
+            self._by_layer.append((use, [*ends, (last[0], mark)]))
+        why = why and f"job {job}: {why}"
         why = why or (mark.error and f"job {job}: {mark.error}")
         due = launched + self._deadline_s
-        share = _GpuShare(order, job, direction, blocks, places, pages.total, mark, timer, launched, due, why, bool(mark.error))
+        share = _GpuShare(
+            order, job, direction, blocks, places, pages.total, mark, timer, launched, due, why, bool(mark.error),
+            tuple([each for _, each in ends]),
+        )  # fmt: skip
         self._counts.num_runs += len(pages)
         self._counts.num_bytes += pages.total
         self._counts.last_error = why or self._counts.last_error
         self._queues[use].append(share)
         self._out[job] = share
+
+    def _parts(self, pages: Pages, direction: Direction) -> list[tuple[int, Pages]]:
+        """What is copied at once, with the layer behind it."""
+        num_layers = len(self._layout.cache.layers)
+        if direction is Direction.STORE or self._num_parts == 1:
+            return [(num_layers, pages)]
+        return list(pages.by_layers(self._num_parts, num_layers))
+
+    def _copied(self, stream: Stream, pages: Pages, direction: Direction) -> str:
+        """Queue a copy; what it has raised, after which some of it may be under way."""
+        try:
+            if len(pages):  # of a store into shared memory others may have all to do
+                stream.copy(pages, direction)
+        except Exception as error:
+            return repr(error)
+        return ""
 
     def poll(self) -> list[Completion]:
         """Report the jobs that are over and quiet since the last poll, in launch order. Queries the device without blocking."""
@@ -387,6 +435,11 @@ class TorchCopier:
         if share.mark.event is None:
             return None
         try:
+            for early in share.early:  # each mark knows what became of the part before it
+                if early.error:
+                    raise RuntimeError(early.error)
+                if early.event is not None:
+                    early.event.query()
             return share.mark.event.query()
         except Exception as error:
             share.mark.error = repr(error)

@@ -84,6 +84,13 @@ class Pages:
         nbytes = np.minimum(self.nbytes[run] - offset, most)
         return Pages(self.source[run] + offset, self.target[run] + offset, nbytes, self.layer[run])
 
+    def by_layers(self, num_parts: int, num_layers: int) -> Iterator[tuple[int, Pages]]:
+        """All runs in so many parts, each of neighbouring layers; with each the layer behind its last one."""
+        for part in range(num_parts):
+            begin, end = (num_layers * each // num_parts for each in (part, part + 1))
+            chosen = (self.layer >= begin) & (self.layer < end)
+            yield end, Pages(self.source[chosen], self.target[chosen], self.nbytes[chosen], self.layer[chosen])
+
     def parts(self, most_bytes: int, most_runs: int) -> Iterator[Pages]:
         """All runs in their order, in as few parts as possible of so many bytes and so many runs at most."""
         runs = self.cut(most_bytes)

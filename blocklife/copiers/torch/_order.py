@@ -142,6 +142,19 @@ class Order:
         self._owed[waiter] += needed.values()
         return [mark.event for mark in needed.values() if mark.event is not None]
 
+    def behind(self, waiter: Use, holder: Use, mark: StreamMark) -> list[StreamEvent]:
+        """The event that *waiter* must wait for to be behind one mark of *holder* at its blocks; none if it was passed.
+
+        As in `before`. Raises DeviceLostError if the device gave no event.
+        """
+        if mark.number <= self._passed[holder]:
+            return []
+        wait = next(each for each in WAITS if (each.waiter, each.holder, each.side) == (waiter, holder, Side.DEVICE))
+        covering = self._covering(wait, mark.number)
+        covering.num_waiting += 1
+        self._owed[waiter].append(covering)
+        return [] if covering.event is None else [covering.event]
+
     def mark(self, use: Use, stream: Stream, blocks: Sequence[int] | Ids = (), places: Sequence[int] | Ids = ()) -> StreamMark:
         """Mark the point that the stream of *use* has reached, at these places. Does not raise errors of the device."""
         self._num_marks += 1
