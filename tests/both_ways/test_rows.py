@@ -47,6 +47,7 @@ def test_every_row_of_the_ledger_is_taken_by_a_pinned_walk() -> None:
     assert min(refused[kind] for kind in ("MisuseError", "RefusedError", "CapacityError")) > 100
 
 
+@pytest.mark.slow
 def test_every_row_of_the_scheduler_is_taken_by_a_pinned_walk() -> None:
     """Those of its own tables; an engine that owns the pool and one that does not are among the walks."""
     rows, refused = walked(*SCHEDULED)

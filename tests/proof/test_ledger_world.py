@@ -153,6 +153,7 @@ def test_larger_ledger_world_keeps_its_promises_and_its_size(text: str) -> None:
     check_counts(text, SLOW_COUNTS[text])
 
 
+@pytest.mark.slow
 def test_ledger_worlds_take_every_row() -> None:
     """No row of the four tables is there for nothing: some state of some world leads over it."""
     taken = {(machine, row.index): 0 for machine, table in MACHINES.items() for row in table.rows}
