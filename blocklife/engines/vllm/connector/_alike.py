@@ -18,6 +18,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MLAAttentionSpec,
@@ -70,7 +71,9 @@ def _ranks_of(spec: KVCacheSpec, vllm_config: VllmConfig) -> int:
     ranks = vllm_config.parallel_config.tensor_parallel_size
     if type(spec) is MLAAttentionSpec:
         return int(ranks)
-    if type(spec) not in _HEADS or spec.num_kv_heads != 1 or _has_other_layers(vllm_config):
+    if not isinstance(spec, AttentionSpec) or type(spec) not in _HEADS:
+        return 1
+    if spec.num_kv_heads != 1 or _has_other_layers(vllm_config):
         return 1
     heads = vllm_config.model_config.get_total_num_kv_heads()
     return int(ranks) // heads if heads and ranks % heads == 0 else 1
@@ -79,6 +82,6 @@ def _ranks_of(spec: KVCacheSpec, vllm_config: VllmConfig) -> int:
 def _has_other_layers(vllm_config: VllmConfig) -> bool:
     """Whether there may be layers with another number of heads than the model says."""
     model, drafter = vllm_config.model_config, vllm_config.speculative_config
-    if drafter is not None and drafter.draft_model_config is not None and drafter.draft_model_config is not model:
+    if drafter is not None and drafter.draft_model_config is not model:  # guesses from the text have the model itself there
         return True
     return ONE_NUMBER_OF_HEADS.isdisjoint(model.architectures) or bool(model.model_arch_config.per_layer_overrides)
