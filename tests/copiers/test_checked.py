@@ -53,7 +53,14 @@ class Later(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Wanted:
         """Keep it for `work`."""
         future = Wanted(self)
-        self.left.append(lambda: future.set_result(fn(*args, **kwargs)))
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as problem:
+                future.set_exception(problem)
+
+        self.left.append(run)
         return future
 
     def work(self) -> None:
@@ -157,6 +164,36 @@ def test_a_store_is_reported_when_its_places_are_summed(rig: Rig) -> None:
     rig.pool.work()
     assert [completion.job for completion in rig.copier.poll()] == [job]
     assert not rig.copier.busy()
+
+
+def test_a_sum_that_is_made_while_it_is_asked_for_is_reported_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked whether it is done, a future says no and is done right behind that."""
+    job = rig.launch(STORE, [0], [2])
+    rig.copier.wait([job])
+    done = Wanted.done
+
+    def late(self: Wanted) -> bool:
+        found = done(self)
+        self._later.work()
+        return found
+
+    monkeypatch.setattr(Wanted, "done", late)
+    reported = [completion.job for _ in range(4) for completion in rig.copier.poll()]
+
+    assert reported == [job]
+
+
+def test_a_store_that_cannot_be_summed_has_failed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could compare what it brought."""
+
+    def refuse(_self: PlaceSums, _places: object) -> None:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(PlaceSums, "_sum", refuse)
+    job = rig.launch(STORE, [0], [2])
+
+    assert rig.landed() == [Completion(job, Worker(0), Result.FAILED)]
+    assert rig.told == [f"worker 0: what job {job} brought cannot be summed: OSError('no memory')"]
 
 
 @pytest.mark.parametrize("stops", ["wait", "fence", "close"])

@@ -47,12 +47,19 @@ class PlaceSums:
         self._waiting.append((completion, self.pool.submit(self._sum, places)))
 
     def take_summed(self) -> list[Completion]:
-        """The reports whose places are summed by now. Raises what the summing has raised."""
-        ready = [each for each in self._waiting if each[1].done()]
-        self._waiting = [each for each in self._waiting if not each[1].done()]
-        for _, future in ready:
-            future.result()
-        return [completion for completion, _ in ready]
+        """The reports whose places are summed by now; FAILED where they could not be."""
+        ready: list[Completion] = []
+        waiting = self._waiting
+        self._waiting = []
+        for completion, future in waiting:
+            if not future.done():  # asked once: it may be done a moment later
+                self._waiting.append((completion, future))
+            elif problem := future.exception():
+                self.alarm(f"worker {completion.worker}: what job {completion.job} brought cannot be summed: {problem!r}")
+                ready.append(Completion(completion.job, completion.worker, Result.FAILED))
+            else:
+                ready.append(completion)
+        return ready
 
     @property
     def is_busy(self) -> bool:
