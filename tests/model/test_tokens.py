@@ -198,4 +198,4 @@ def test_two_ranks_keep_latents_once() -> None:
     running.check()
     assert answers == reference("latents", ranks=2)
     assert running.side.shape.num_slots == 128
-    assert running.seen.stored > 128
+    assert running.seen.stored > 64  # more than would fit if each rank kept its own
