@@ -32,7 +32,7 @@ class Sharing:
     """
 
     name: str = field(validator=validators.matches_re(r"[A-Za-z0-9_.-]{1,200}"))
-    """Of the region: the same for all of these ranks, and for nobody else on the machine."""
+    """The name of the region. All ranks that share it give the same one, and no other engine on the machine does."""
     rank: int = field(validator=validators.ge(0))
     """Among those that share, from 0."""
     num_ranks: int = field(validator=[validators.ge(1), validators.le(RANKS_MOST)])

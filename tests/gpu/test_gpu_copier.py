@@ -382,7 +382,7 @@ class Stumbling:
             return
         self._stumbles = False
         half = slice(len(pages) // 2)
-        self._inner.move(Pages(pages.source[half], pages.target[half], pages.nbytes[half], pages.layer[half]), direction)
+        self._inner.move(pages.chosen(half), direction)
         raise RuntimeError("the driver refuses to copy")
 
 

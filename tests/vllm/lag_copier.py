@@ -159,6 +159,4 @@ class LagCopier:
         self._start(queue)
 
     def _move(self, copy: _Copy, runs: NDArray[np.bool_]) -> None:
-        pages = copy.pages
-        part = Pages(pages.source[runs], pages.target[runs], pages.nbytes[runs], pages.layer[runs])
-        self._mover.move(part, copy.transfer.direction)
+        self._mover.move(copy.pages.chosen(runs), copy.transfer.direction)

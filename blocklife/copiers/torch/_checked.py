@@ -6,8 +6,8 @@
 * A load is launched when all its places were found to be what was summed. One with a wrong place moves nothing, and fails.
 * Sums are made on threads of their own. A job waits for them, a step does not, unless it waits for the job.
 
-*What it finds.* Memory that is damaged, a copy that moved other bytes than it should have or went on after its event, whoever
-else writes there, another process that has the same region. Not found is content that was wrong when it was stored.
+*What it finds.* Damaged memory; a copy that moved wrong bytes, or still wrote after its event had passed; another process that
+writes to the region. It does not find content that was wrong already when it was stored.
 
 *What it costs.* The host reads each byte once more when it was stored, and again before it is loaded; a load begins so much
 later, and behind the forward pass of its step.

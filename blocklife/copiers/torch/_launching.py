@@ -9,10 +9,10 @@ order in which they were launched. A copy is cut into parts of `PART_BYTES` and 
 priority goes before all others, which take turns, each a part. So what is launched there never stands behind more than one part
 of something else, however much that is.
 
-A wait is ready when its event has been recorded, so that nobody waits for what an event marked earlier: until then its lane
-stands still, and the others go on. The oldest of all that is left is always ready, since what it waits for was launched before
-it; so the thread never comes to a stop. The engine's own stream is told to wait only for events that have been recorded. A
-`QueuedEvent` that is still to be recorded says that it has not passed.
+A stream is told to wait for an event only when the event's latest recording was made: a wait for an older one would end too
+early. Until then the lane of the wait stands still, and the others go on. The oldest of all that is left is always ready, since
+what it waits for was launched before it; so the thread never comes to a stop. The engine's own stream is told to wait only for
+events that have been recorded. A `QueuedEvent` that is still to be recorded says that it has not passed.
 
 *Errors.* What a launch raises comes out of its event, as an error of the device would. The copier takes the job for failed
 then, and its places for busy until a later event of its stream has passed. A copy of which a wait could not be queued is not

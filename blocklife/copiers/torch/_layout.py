@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from attrs import frozen
+from numpy.typing import NDArray
 
 from blocklife.copiers._sharing import Sharing
 from blocklife.errors import MisuseError
@@ -74,6 +75,10 @@ class Pages:
         """Bytes of all runs."""
         return int(self.nbytes.sum())
 
+    def chosen(self, runs: slice | NDArray[np.bool_]) -> Pages:
+        """Some of the runs, in their order."""
+        return Pages(self.source[runs], self.target[runs], self.nbytes[runs], self.layer[runs])
+
     def cut(self, most: int) -> Pages:
         """The same with no run longer than *most* bytes."""
         if self.nbytes.max(initial=0) <= most:
@@ -88,8 +93,7 @@ class Pages:
         """All runs in so many parts, each of neighbouring layers; with each the layer behind its last one."""
         for part in range(num_parts):
             begin, end = (num_layers * each // num_parts for each in (part, part + 1))
-            chosen = (self.layer >= begin) & (self.layer < end)
-            yield end, Pages(self.source[chosen], self.target[chosen], self.nbytes[chosen], self.layer[chosen])
+            yield end, self.chosen((self.layer >= begin) & (self.layer < end))
 
     def parts(self, most_bytes: int, most_runs: int) -> Iterator[Pages]:
         """All runs in their order, in as few parts as possible of so many bytes and so many runs at most."""
@@ -98,7 +102,7 @@ class Pages:
         while begin < len(runs):
             before = ends[begin - 1] if begin else 0
             end = min(int(np.searchsorted(ends, before + most_bytes, "right")), begin + most_runs)
-            yield Pages(*(column[begin:end] for column in (runs.source, runs.target, runs.nbytes, runs.layer)))
+            yield runs.chosen(slice(begin, end))
             begin = end
 
 

@@ -82,7 +82,7 @@ class HostMemory:
         self._mapping: mmap.mmap | None = None
         self._rows: torch.Tensor | None = None
         self.sums: NDArray[np.uint64] = np.zeros(0, np.uint64)
-        """Of each place, for whoever checks it (`_checked`); of all ranks that share the memory."""
+        """One checksum for each place, written and compared by `_checked`. Ranks that share the memory share these, too."""
         self._locked: list[int] = []
         if row_bytes < 1 or num_places < 1:
             raise MisuseError(f"host memory: {num_places} places of {row_bytes} bytes (give 1 or more of each)")

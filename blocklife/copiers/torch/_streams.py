@@ -9,8 +9,8 @@ records everything and finds races, is in `blocklife.testing._fake_device`.
 
 *Priorities, and why the streams are the driver's.* A load kernel on a stream of low priority waits behind the model's kernels
 (1.6 ms each in LMCache/LMCache#5067), and time to first token waits for it: loads have the highest priority, and large ones
-the next. Stores have the lowest, since nothing waits for them. torch hands out few streams in turn, so that one could be the
-engine's own; so they are made by the driver, and only where there is none by torch.
+the next. Stores have the lowest, since nothing waits for them. torch hands out streams of a small pool again and again, so
+that one could be the engine's own. So the driver makes ours, and torch does where no driver can be loaded.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Rules of this file:
 * The executor's step is split, because vLLM runs the forward pass itself: `begin` comes before anything is written, `end` after
   the forward pass. A step without a forward pass calls both as well.
 * Stores of a step are launched in the next one, when its forward pass has been queued: they never delay one, and run beside it.
-  Those that the step itself waits for go ahead. Loads between steps run beside the forward pass, too: it touches none of their
-  blocks, and whoever had these before was computed in an earlier step.
+  Those that the step itself waits for go ahead. Loads between steps run beside the forward pass, too. The pass touches none of
+  their blocks, and the requests that had these blocks before were computed in earlier steps.
 * Waits are queued on the device where the copier can. The host waits for loads within the step only when it reports them.
 """
 
