@@ -101,6 +101,7 @@ class Identity:
     slot_bytes: int = field(validator=_count)
     """Bytes of one slot of one rank: the payload of an entry."""
     num_ranks: int = field(validator=_count)
+    """How many parts content has: one for each rank, or for each group of ranks that share slots."""
     layout: str = field(default="", validator=_text)
     """How bytes lie in a slot, where that can differ otherwise."""
     generation: str = field(default="", validator=_text)
