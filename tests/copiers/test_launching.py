@@ -8,6 +8,7 @@ itself is tried alone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import threading
@@ -32,7 +33,7 @@ from blocklife.copiers.torch._launching import (
     Work,
 )
 from blocklife.copiers.torch._layout import CopyLayout
-from blocklife.copiers.torch._order import Use
+from blocklife.copiers.torch._order import COPYING, NUM_BULK, Use
 from blocklife.copiers.torch._streams import HostDevice, StreamEvent
 from blocklife.errors import MisuseError
 from blocklife.ledger import Result, Worker
@@ -293,7 +294,7 @@ def test_a_lane_without_room_stands_still_and_the_others_and_the_engine_go_on() 
     device = FakeDevice()
     launcher = Dawdler(0, eager=0.0, idle=device.land_any)
     rig = Rig(device, launcher=launcher)
-    rig.copier._streams[Use.STORE]._out._most = (3, 999)  # type: ignore[attr-defined]
+    rig.copier._streams[COPYING[Use.STORE][0]]._out._most = (3, 999)  # type: ignore[attr-defined]
     for block in (1, 2):
         rig.launch(STORE, [block], [block])
     rig.launch(LOAD, [3], [3])
@@ -370,14 +371,34 @@ def test_no_load_is_launched_behind_more_than_what_was_begun(stepped: tuple[Step
     quick = rig.launch(LOAD, blocks, blocks, now=now)
     launcher.run_until(lambda: len(launched(rig)) == 3 + 2 * len(blocks))
     then = launched(rig)[3:]
-    rig.device.named("bulk").hangs = rig.device.named("store").hangs = True
+    rig.device.named("bulk 0").hangs = rig.device.named("store").hangs = True
     launcher.close()
     land_all(rig.device)
 
-    assert set(begun) == {"bulk", "store"}
+    assert set(begun) == {"bulk 0", "store"}
     assert set(then) == {"load"}
-    assert launched(rig).count("bulk") == 6
+    assert launched(rig).count("bulk 0") == 6
     assert [each.job for each in rig.poll()] == [quick]
+    assert rig.device.findings == []
+
+
+def test_large_loads_take_turns_a_part_each(stepped: tuple[Stepper, Rig]) -> None:
+    """So the shorter one is out before the longer one, however much that is; the next one goes where the least is out."""
+    launcher, rig = stepped
+    rig.copier._large_bytes = 0
+    rig.launch(LOAD, [0, 1, 2, 3], [0, 1, 2, 3])
+    rig.launch(LOAD, [4], [4])
+    launcher.close()
+    between = launched(rig)
+    land_all(rig.device)
+    rig.poll()
+    for blocks in ([0, 1], [2, 3], [4], [5], [4]):
+        rig.launch(LOAD, blocks, blocks)
+    launcher.close()
+    land_all(rig.device)
+
+    assert between == ["bulk 0", "bulk 1"] * 2 + ["bulk 0"] * 6
+    assert launched(rig)[10:].count("bulk 2") == 4  # the last one follows the first of one block
     assert rig.device.findings == []
 
 
@@ -388,19 +409,20 @@ def test_of_large_loads_no_more_is_out_than_so_many_bytes(now: bool) -> None:
     launcher = Dawdler(0, eager=0.0, idle=device.land_any)
     rig = Rig(device, launcher=launcher)
     host = Rows(torch.zeros(PLACES, rig.cache.row_bytes, dtype=torch.uint8))
-    limited = LaunchingDevice(device, launcher, bytes_most=4 * rig.cache.row_bytes)
+    limited = LaunchingDevice(device, launcher, bytes_most=rig.cache.row_bytes)
     rig.copier = TorchCopier(rig.cache, host, worker=Worker(0), device=limited)
-    rig.copier._large_bytes = rig.cache.row_bytes
+    rig.copier._large_bytes = 0
     rig.copier.computed()
-    for blocks in ([0, 1, 2], [3, 4, 5]):
-        rig.launch(LOAD, blocks, blocks, now=now)
+    for block in range(BLOCKS):
+        rig.launch(LOAD, [block], [block], now=now)
     while any(lane.is_ready() for lane in launcher.lanes):
         launcher.run()
     early = launched(rig)
     launcher.close()
 
-    assert early == (["load", "load"] if now else ["bulk"])
-    assert [operation.landed for operation in device.operations] == [not now, False]
+    bulk = [f"bulk {number}" for number in range(NUM_BULK)]
+    assert sorted(early) == (["load"] * BLOCKS if now else bulk)
+    assert [operation.landed for operation in device.operations[: BLOCKS - NUM_BULK]] == [not now] * (BLOCKS - NUM_BULK)
 
 
 @pytest.mark.parametrize("word", ["load", "bulk"])
@@ -415,25 +437,25 @@ def test_a_load_that_meets_what_is_not_launched_yet_stands_still_and_nothing_els
     launcher.close()
     land_all(rig.device)
 
-    assert launched(rig) == (["load"] * 2 + ["bulk"] * 6 if word == "bulk" else ["bulk"] * 6 + ["load"] * 2)
+    assert launched(rig) == (["load"] * 2 + ["bulk 0"] * 6 if word == "bulk" else ["bulk 0"] * 6 + ["load"] * 2)
     assert len(rig.poll()) == 2
     assert rig.device.findings == []
 
 
 def test_a_part_that_raises_ends_its_copy(stepped: tuple[Stepper, Rig]) -> None:
-    """Nothing of it moves any more, the job has failed, and the next one is launched."""
+    """Nothing of it moves any more, the job has failed, and others are launched: on its stream, too."""
     launcher, rig = stepped
     large = rig.launch(LOAD, [0, 1, 2], [0, 1, 2])
     launcher.run_until(lambda: len(launched(rig)) == 1)
-    rig.device.named("bulk").refuses = {"copy"}
+    rig.device.named("bulk 0").refuses = {"copy"}
     launcher.run_until(lambda: rig.device.num_copies == 2)
-    rig.device.named("bulk").refuses = set()
-    next_one = rig.launch(LOAD, [0, 1, 2], [3, 4, 5])
+    rig.device.named("bulk 0").refuses = set()
+    others = [rig.launch(LOAD, [0, 1, 2], blocks) for blocks in itertools.repeat([3, 4, 5], NUM_BULK)]
     launcher.close()
     land_all(rig.device)
 
-    assert rig.device.num_copies == 2 + 6
-    assert [(each.job, each.result) for each in rig.poll()] == [(large, Result.FAILED), (next_one, Result.OK)]
+    assert rig.device.num_copies == 2 + 6 * NUM_BULK
+    assert [(each.job, each.result) for each in rig.poll()] == [(large, Result.FAILED), *((job, Result.OK) for job in others)]
 
 
 # --- the thread ---------------------------------------------------------------------------------------------------------

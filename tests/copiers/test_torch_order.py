@@ -232,7 +232,7 @@ def test_waits_are_for_what_conflicts_and_nothing_else() -> None:
         for side, uses in writes.items()
         for waiter, holder in itertools.permutations(uses, 2)
         if uses[waiter] or uses[holder]
-    }
+    } | {(Use.BULK, Use.BULK, Side.DEVICE)}  # which have several streams
 
     assert {(wait.waiter, wait.holder, wait.side) for wait in WAITS} == needed
     assert len(WAITS) == len(needed)
@@ -608,12 +608,12 @@ def test_copies_of_other_places_do_not_wait_for_each_other() -> None:
 def test_a_small_load_does_not_wait_for_a_large_one() -> None:
     """Nor does one that is needed now, whatever its size; both are reported while the large one hangs, and `wait` returns."""
     rig = Rig()
-    rig.device.named("bulk").hangs = True
+    rig.device.named("bulk 0").hangs = True
     large = rig.launch(LOAD, [1, 2, 3], [1, 2, 3])
     small, now = rig.launch(LOAD, [1], [4]), rig.launch(LOAD, [1, 2, 3], [5, 0, 4], now=True)
     rig.copier.wait([now])
     early = [completion.job for completion in rig.poll()]
-    rig.device.named("bulk").hangs = False
+    rig.device.named("bulk 0").hangs = False
     rig.copier.close()
 
     assert early == [small, now]

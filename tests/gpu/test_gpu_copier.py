@@ -312,7 +312,7 @@ def test_a_small_load_is_not_held_up_by_a_large_one(play: Play) -> None:
 
     def quick() -> bool | None:
         play.reset()
-        play.stage.slow("bulk")
+        play.stage.slow("bulk 0")
         large = play.load([1, 2, 3], [1, 2, 3], large=True)
         small = play.load([1], [4])
         play.copier.wait([small])

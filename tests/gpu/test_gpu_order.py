@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 
 from blocklife.copiers.torch import _order as order
-from blocklife.copiers.torch._order import WAITS, Order, Side, StreamMark, Use, Wait
+from blocklife.copiers.torch._order import WAITS, Channel, Order, Side, StreamMark, Use, Wait
 from blocklife.ledger.records import Result
 from tests.gpu.movers import AbsentError
 from tests.gpu.play import Play
@@ -53,13 +53,13 @@ def stored_before_it_is_computed(play: Play) -> None:
 
 
 def stored_before_it_is_loaded(play: Play, large: bool) -> None:
-    play.stage.slow("bulk" if large else "load")
+    play.stage.slow("bulk 0" if large else "load")
     play.load([2], [1], large=large)
     play.store([1], [3])
 
 
 def overwritten_in_the_host_before_it_is_loaded(play: Play, large: bool) -> None:
-    play.stage.slow("bulk" if large else "load")
+    play.stage.slow("bulk 0" if large else "load")
     play.load([1], [2], large=large)
     play.store([3], [1])
 
@@ -89,21 +89,27 @@ def loaded_before_it_is_in_the_host(play: Play, large: bool) -> None:
 
 
 def computed_before_it_is_loaded(play: Play, large: bool) -> None:
-    play.stage.slow("bulk" if large else "load")
+    play.stage.slow("bulk 0" if large else "load")
     play.load([2], [1], large=large)
     play.compute(reads=[1])
 
 
 def computed_before_all_is_loaded(play: Play, large: bool) -> None:
-    play.stage.slow("bulk" if large else "load")
+    play.stage.slow("bulk 0" if large else "load")
     play.load([2], [1], large=large)
     play.compute(reads=[1], named=False)
 
 
 def loaded_before_an_older_load(play: Play, large: bool) -> None:
-    play.stage.slow("load" if large else "bulk")
+    play.stage.slow("load" if large else "bulk 0")
     play.load([2], [1], large=not large)
     play.load([3], [1], large=large)
+
+
+def loaded_before_an_older_large_load(play: Play) -> None:
+    play.stage.slow("bulk 0")
+    play.load([2], [1], large=True)
+    play.load([3], [1], large=True)
 
 
 def overwritten_before_it_is_stored(play: Play) -> None:
@@ -135,6 +141,7 @@ SCENES = (
     Scene(Use.COMPUTE, Use.STORE, Side.DEVICE, "which is fenced", overwritten_before_it_is_stored),
     *of_loads(Use.LOAD, large=False),
     *of_loads(Use.BULK, large=True),
+    Scene(Use.BULK, Use.BULK, Side.DEVICE, "which writes", loaded_before_an_older_large_load),
 )
 
 DEVICES = [
@@ -204,10 +211,10 @@ def test_bytes_are_right_with_all_waits_and_wrong_without_one(
 # --- events that are recorded again ---------------------------------------------------------------------------------------
 
 
-def hasty(self: Order, use: Use, *rest: object) -> StreamMark:
+def hasty(self: Order, channel: Channel, *rest: object) -> StreamMark:
     """Marks as `Order` does, and gives the event of a store away at once."""
-    mark = _HONEST(self, use, *rest)  # type: ignore[arg-type]
-    if use is Use.STORE and mark.event is not None:
+    mark = _HONEST(self, channel, *rest)  # type: ignore[arg-type]
+    if channel.use is Use.STORE and mark.event is not None:
         self._free.append(mark.event)
     return mark
 

@@ -8,10 +8,11 @@ launch makes its stream wait for earlier users of its places (`_order`), queues 
 the event of a mark has passed, the job and all before it on its stream are quiet, and are reported. Durations come from the
 device (`Timer`); without a device timer they are measured by the host, from the launch until the job was found quiet.
 
-*Small loads and large ones.* A load of more than 64 MiB goes by a stream of its own, unless it is launched in `needed_now`.
-However large it is, no other load waits for all of it, unless they meet at a block. On CUDA (`_launching`) another load waits
-in the launching thread for at most one part of a store or a large load, 64 MiB and 4,096 runs, and on the device for at most
-the 512 MiB of large loads that are out at a time. On each of the two streams loads move in the order of their launch.
+*Small loads and large ones.* A load of more than 64 MiB goes by one of four streams of their own, unless it is launched in
+`needed_now`: by the one with the fewest bytes to move. However large it is, no small load waits for all of it, unless they meet
+at a block, and large ones take turns (`_launching`). On CUDA a small load waits in the launching thread for at most one part of
+a store or a large load, 64 MiB and 4,096 runs, and on the device for at most the 512 MiB of large loads that are out at a time.
+On each stream loads move in the order of their launch.
 
 *Failures.* There are four kinds: a launch raises, an event returns an error, the deadline passes, or the device gives no event.
 In each case the result is FAILED from then on, whatever the copy does later, and `suspect` lists the job with its places. The
@@ -42,7 +43,7 @@ from blocklife.copiers._protocol import check_launch, check_sizes
 from blocklife.copiers.torch._driver import HIGH, LOW, MIDDLE, DeviceLostError
 from blocklife.copiers.torch._launching import PART_BYTES, device_for
 from blocklife.copiers.torch._layout import CopyLayout, HostRows, KvCache, Pages
-from blocklife.copiers.torch._order import COPIES, Order, StreamMark, Use, checked
+from blocklife.copiers.torch._order import CHANNELS, COMPUTE, COPYING, Channel, Order, StreamMark, Use, checked
 from blocklife.copiers.torch._streams import Stream, StreamDevice, Timer
 from blocklife.errors import MisuseError
 from blocklife.ledger._limits import Limits
@@ -94,7 +95,7 @@ class TorchStatistics:
 
 @define(eq=False)
 class _GpuShare:
-    """One job in flight, in the queue of its use from its launch until it is proven quiet."""
+    """One job in flight, in the queue of its channel from its launch until it is proven quiet."""
 
     order: int
     job: JobId
@@ -150,7 +151,9 @@ class TorchCopier:
         self._device = device_for(self._layout, clock, movers) if device is None else device
         self._order = Order(self._device, cache.num_blocks, self._layout.num_places)
         self._streams = {
-            use: self._device.stream(use.name.lower(), copies=use in COPIES, priority=_PRIORITY[use]) for use in Use
+            channel: self._device.stream(channel.name, copies=use in COPYING, priority=_PRIORITY[use])
+            for use, channels in CHANNELS.items()
+            for channel in channels
         }
         self._worker = worker
         self._deadline_s = float("inf") if deadline_s is None else deadline_s
@@ -159,7 +162,7 @@ class TorchCopier:
         """A load of more bytes is a large one."""
         # Invariant: a job is in `_out` exactly while its share is in a queue; `_landed` holds what no poll has reported yet.
         # Initially nothing was computed or launched.
-        self._queues: dict[Use, deque[_GpuShare]] = {use: deque() for use in COPIES}
+        self._queues: dict[Channel, deque[_GpuShare]] = {channel: deque() for each in COPYING.values() for channel in each}
         self._out: dict[JobId, _GpuShare] = {}
         self._landed: list[tuple[int, Completion]] = []
         self._took: dict[JobId, float] = {}
@@ -172,7 +175,7 @@ class TorchCopier:
         """Whether the loads that are launched go first."""
         self._num_parts = 1
         """In how many parts, each of some layers, they go."""
-        self._by_layer: list[tuple[Use, list[tuple[int, StreamMark]]]] = []
+        self._by_layer: list[tuple[Channel, list[tuple[int, StreamMark]]]] = []
         """The loads in parts since the last `computed`, each with the layer behind each part, and its mark."""
         self._closed = False
         self._counts = TorchStatistics()
@@ -194,12 +197,12 @@ class TorchCopier:
         self._refuse_capture("what was computed cannot be marked")
         marked, self._marked = self._marked, _Covered.NOTHING
         try:
-            self._device.follow(self._streams[Use.COMPUTE], engine)
+            self._device.follow(self._streams[COMPUTE], engine)
         except MisuseError:
             self._marked = marked
             raise
-        self._order.sweep(Use.COMPUTE)
-        self._order.mark(Use.COMPUTE, self._streams[Use.COMPUTE])
+        self._order.sweep(COMPUTE)
+        self._order.mark(COMPUTE, self._streams[COMPUTE])
         self._by_layer.clear()
         self._marked = _Covered.ALL
 
@@ -212,7 +215,7 @@ class TorchCopier:
         """
         self._refuse_capture("no forward pass can be ordered after loads")
         ids = None if blocks is None else checked(blocks, self._layout.cache.num_blocks)
-        for event in self._order.before(Use.COMPUTE, ids, None):
+        for event in self._order.before(COMPUTE, ids, None):
             self._device.precede(event, engine)
         if self._marked is _Covered.ALL:
             self._marked = _Covered.BEFORE_FORWARD
@@ -225,7 +228,7 @@ class TorchCopier:
         self._refuse_capture("no forward pass can be ordered after copies")
         blocks = [share.blocks for job in jobs if (share := self._out.get(job)) is not None]
         if blocks:
-            for event in self._order.before(Use.COMPUTE, np.concatenate(blocks), None, on_demand=True):
+            for event in self._order.before(COMPUTE, np.concatenate(blocks), None, on_demand=True):
                 self._device.precede(event, engine)
 
     @contextlib.contextmanager
@@ -262,15 +265,15 @@ class TorchCopier:
         self._refuse_capture("no layer can be ordered after loads")
         if not 0 <= layer < len(self._layout.cache.layers):
             raise MisuseError(f"layer {layer}: does not exist (there are {len(self._layout.cache.layers)})")
-        for use, parts in self._by_layer:
+        for channel, parts in self._by_layer:
             mark = next(mark for end, mark in parts if layer < end)
-            for event in self._order.behind(Use.COMPUTE, use, mark):
+            for event in self._order.behind(COMPUTE, channel, mark):
                 self._device.precede(event, engine)
 
     # The copier's protocol.
 
     def launch(self, transfer: Transfer) -> None:
-        """Queue a transfer on the stream of its use, after all earlier users of its places.
+        """Queue a transfer on a stream of its use, after all earlier users of its places.
 
         Refuses: MisuseError after `close`, for a job that is still outstanding, before the first call of `computed`, and while
         a graph is captured.
@@ -286,9 +289,9 @@ class TorchCopier:
         try:
             blocks, places, group_sizes = self._layout.own_part(transfer)
             pages = self._layout.pages(transfer, blocks, places, group_sizes)
-            use = self._use(direction, pages.total)
-            stream = self._streams[use]
-            for event in self._order.before(use, blocks, places):
+            channel = self._channel(direction, pages.total)
+            stream = self._streams[channel]
+            for event in self._order.before(channel, blocks, places):
                 stream.wait(event)
         except Exception as error:  # no byte was queued: it has failed, and is quiet
             self._land(order, job, f"job {job}: {error!r}")
@@ -298,12 +301,12 @@ class TorchCopier:
         ends: list[tuple[int, StreamMark]] = []
         for end, part in early:
             why = why or self._copied(stream, part, direction)
-            ends.append((end, self._order.mark(use, stream, blocks, places)))
+            ends.append((end, self._order.mark(channel, stream, blocks, places)))
         why = why or self._copied(stream, last[1], direction)
         timer = self._stopped(timer, stream)
-        mark = self._order.mark(use, stream, blocks, places)
+        mark = self._order.mark(channel, stream, blocks, places)
         if early:
-            self._by_layer.append((use, [*ends, (last[0], mark)]))
+            self._by_layer.append((channel, [*ends, (last[0], mark)]))
         why = why and f"job {job}: {why}"
         why = why or (mark.error and f"job {job}: {mark.error}")
         due = launched + self._deadline_s
@@ -314,7 +317,7 @@ class TorchCopier:
         self._counts.num_runs += len(pages)
         self._counts.num_bytes += pages.total
         self._counts.last_error = why or self._counts.last_error
-        self._queues[use].append(share)
+        self._queues[channel].append(share)
         self._out[job] = share
 
     def _parts(self, pages: Pages, direction: Direction) -> list[tuple[int, Pages]]:
@@ -335,8 +338,8 @@ class TorchCopier:
 
     def poll(self) -> list[Completion]:
         """Report the jobs that are over and quiet since the last poll, in launch order. Queries the device without blocking."""
-        for use in COPIES:
-            self._advance(use)
+        for channel in self._queues:
+            self._advance(channel)
         completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
         self._landed.clear()
         self._took, self._durations = {}, self._took
@@ -352,13 +355,13 @@ class TorchCopier:
         Raises DeviceLostError if the device can prove nothing any more.
         """
         wanted = self._out.keys() & set(jobs)
-        for use, queue in self._queues.items():
+        for channel, queue in self._queues.items():
             reach = max((count for count, share in enumerate(queue, 1) if share.job in wanted), default=0)
             if reach:
                 self._prove(queue[reach - 1])
                 for share in islice(queue, reach):  # each event knows what became of its own copy
                     self._has_passed(share)
-                self._report_quiet(use, reach)
+                self._report_quiet(channel, reach)
 
     def busy(self) -> bool:
         """Whether further polls may still report something; stuck jobs do not count."""
@@ -387,11 +390,11 @@ class TorchCopier:
 
         Every outstanding job is over: FAILED, unless its event had passed.
         """
-        for use in COPIES:
-            self._advance(use)
-            for share in self._queues[use]:
+        for channel, queue in self._queues.items():
+            self._advance(channel)
+            for share in queue:
                 share.why = share.why or f"job {share.job}: still out when the device was proven quiet"
-            self._report_quiet(use, len(self._queues[use]))
+            self._report_quiet(channel, len(queue))
         self._order.reset()
         self._marked = _Covered.NOTHING
 
@@ -409,21 +412,21 @@ class TorchCopier:
         if self._device.captures():
             raise MisuseError(f"torch copier: {what} while a CUDA graph is captured (capture it before or after the step)")
 
-    def _use(self, direction: Direction, num_bytes: int) -> Use:
-        """The use that a transfer of so many bytes is."""
-        if direction is Direction.STORE:
-            return Use.STORE
-        return Use.LOAD if self._needed_now or num_bytes <= self._large_bytes else Use.BULK
+    def _channel(self, direction: Direction, num_bytes: int) -> Channel:
+        """Where a transfer of so many bytes goes: of the channels of its use, the one with the fewest bytes out."""
+        loads = Use.LOAD if self._needed_now or num_bytes <= self._large_bytes else Use.BULK
+        channels = COPYING[Use.STORE if direction is Direction.STORE else loads]
+        return min(channels, key=lambda channel: sum(share.num_bytes for share in self._queues[channel]))
 
-    def _advance(self, use: Use) -> None:
-        """Settle what the events of one use prove, and find what is overdue."""
-        queue, quiet = self._queues[use], 0
+    def _advance(self, channel: Channel) -> None:
+        """Settle what the events of one channel prove, and find what is overdue."""
+        queue, quiet = self._queues[channel], 0
         for count, share in enumerate(queue, 1):
             passed = self._has_passed(share)
             if passed is False:
                 break
             quiet = count if passed else quiet
-        self._report_quiet(use, quiet)
+        self._report_quiet(channel, quiet)
         now = self._clock()
         for share in queue:
             if now < share.due:
@@ -431,7 +434,7 @@ class TorchCopier:
             self._suspect(share, f"not over after {self._deadline_s:g} s")
 
     def _has_passed(self, share: _GpuShare) -> bool | None:
-        """Whether the event of a share has passed; None if it cannot tell: a later one of its use may stand for it."""
+        """Whether the event of a share has passed; None if it cannot tell: a later one of its channel may stand for it."""
         if share.mark.event is None:
             return None
         try:
@@ -468,11 +471,11 @@ class TorchCopier:
                 f"job {share.job}: cannot be proven quiet: {mark.error}, then {raised!r} (give the worker up, or call proven())"
             ) from raised
 
-    def _report_quiet(self, use: Use, count: int) -> None:
-        """The first *count* shares of a use are quiet."""
-        queue = self._queues[use]
+    def _report_quiet(self, channel: Channel, count: int) -> None:
+        """The first *count* shares of a channel are quiet."""
+        queue = self._queues[channel]
         if count:
-            self._order.passed(use, queue[count - 1].mark)
+            self._order.passed(channel, queue[count - 1].mark)
         for share in [*islice(queue, count)]:
             queue.popleft()
             del self._out[share.job]

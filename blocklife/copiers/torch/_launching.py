@@ -40,6 +40,7 @@ from attrs import frozen
 from blocklife.copiers._movers import MoverTable
 from blocklife.copiers.torch._driver import HIGH, LOW, MIDDLE
 from blocklife.copiers.torch._layout import CopyLayout, Pages
+from blocklife.copiers.torch._order import NUM_BULK
 from blocklife.copiers.torch._streams import CudaDevice, HostDevice, Stream, StreamDevice, StreamEvent, Timer
 from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction
@@ -51,10 +52,13 @@ PART_RUNS = 4_096
 """The most runs that are launched in one piece: three to six milliseconds of the thread."""
 
 RUNS_MOST = 40_960
-"""How many runs of bytes may be out on one stream; three streams copy."""
+"""How many runs of bytes may be out on one stream."""
 
 BYTES_MOST = 8 * PART_BYTES
-"""How many bytes of large loads may be out: what a link moves in 10 ms, so that it is busy while this thread naps or waits."""
+"""How many bytes of large loads may be out: what a link moves in 10 ms, so that it is busy while this thread naps or waits.
+
+Each of their streams may have its share.
+"""
 
 _NAP_S = 200e-6
 """How long the thread sleeps, in seconds, while there is something to launch and no room for it on the device."""
@@ -388,7 +392,7 @@ class LaunchingDevice:
         *,
         enter: Callable[[], None] = lambda: None,
         runs_most: int = RUNS_MOST,
-        bytes_most: int = BYTES_MOST,
+        bytes_most: int = BYTES_MOST // NUM_BULK,
     ) -> None:
         self._inner = inner
         self._launcher = LaunchThread(enter) if launcher is None else launcher
