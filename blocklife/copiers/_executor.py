@@ -26,7 +26,7 @@ from contextlib import nullcontext
 
 from attrs import define, frozen
 
-from blocklife.copiers._protocol import Copier, QueuesWaits, TierCopier
+from blocklife.copiers._protocol import Copier, LoadsByLayer, QueuesWaits, TierCopier
 from blocklife.errors import MisuseError
 from blocklife.hook_errors import HookErrors, OnError, errors_of
 from blocklife.ledger.records import Completion, JobId, Launched, Plan, Result, TierTransfer, Transfer
@@ -99,15 +99,19 @@ class Executor:
         self.run(plan, forward)
         return self.report()
 
-    def run(self, plan: Plan, forward: Callable[[], None]) -> None:
+    def run(self, plan: Plan, forward: Callable[[], None], *, load_parts: int = 1) -> None:
         """Run one step: waits before anything is written, then the forward pass, then loads. Next: `report`.
 
-        Loads that the plan waits for itself (`Plan.within`) run before the forward pass, which reads what they bring.
+        Loads that the plan waits for itself (`Plan.within`) run before the forward pass, which reads what they bring. With more
+        *load_parts* than one they go in so many, and each layer of the pass is to wait for its own
+        (`LoadsByLayer.before_layer`). Refuses: MisuseError for a copier that has no layers, with nothing done.
 
         Raises errors of the forward pass, and the MisuseError of a launch that the copier refused. Even then
         the plan counts as executed, and none of its jobs is lost: its loads run, its stores are left for the next step, and
         they are in the next `report`. Never execute a plan twice.
         """
+        if load_parts > 1 and not isinstance(self.copier, LoadsByLayer):
+            raise MisuseError(f"executor: {type(self.copier).__name__} loads all layers at once (give load_parts=1)")
         quiet = False
         within = plan.within
         try:
@@ -118,7 +122,7 @@ class Executor:
             self._fence([job for job in plan.flushes if job not in within] if within else plan.flushes)
             quiet = True
             if within:
-                self._load_within(plan, within)
+                self._load_within(plan, within, load_parts)
             forward()
         finally:
             self._deferred += [self._share(transfer) for transfer in plan.stores]
@@ -137,14 +141,22 @@ class Executor:
         while self._deferred:
             self._submit(self._deferred.pop(0))
 
-    def _load_within(self, plan: Plan, within: Collection[JobId]) -> None:
-        """Launch the loads that the forward pass of this step reads, and let it wait for them."""
-        with self.copier.needed_now() if isinstance(self.copier, QueuesWaits) else nullcontext():
+    def _load_within(self, plan: Plan, within: Collection[JobId], parts: int) -> None:
+        """Launch the loads that the forward pass of this step reads, and let it wait for them, or each layer for its own."""
+        copier = self.copier
+        if isinstance(copier, LoadsByLayer):
+            now = copier.needed_now(parts)
+        else:
+            now = copier.needed_now() if isinstance(copier, QueuesWaits) else nullcontext()
+        with now:
             for transfer in plan.loads:
                 if transfer.job in within:
                     self._submit(self._share(transfer))
-        self._fence(within)
-        if isinstance(self.copier, QueuesWaits):
+        if parts > 1:
+            self._flush(within)
+        else:
+            self._fence(within)
+        if isinstance(copier, QueuesWaits):
             self._awaited += within
 
     def wait(self, jobs: Iterable[JobId]) -> None:
@@ -166,16 +178,20 @@ class Executor:
         for share in held_back:
             self._deferred.remove(share)
             self._submit(share)
-        for job in wanted:
-            running = self._running.get(job)
-            if running is not None and running.life.can(JobLife.flush.name):
-                running.life.flush()
+        self._flush(wanted)
         if queued and isinstance(self.copier, QueuesWaits):
             self.copier.fence(wanted)
         else:
             self.copier.wait(wanted)
         if self.below is not None:
             self.below.wait(wanted)
+
+    def _flush(self, jobs: Iterable[JobId]) -> None:
+        """The engine waits for these jobs."""
+        for job in jobs:
+            running = self._running.get(job)
+            if running is not None and running.life.can(JobLife.flush.name):
+                running.life.flush()
 
     def report(self) -> Report:
         """The jobs launched and landed since the last report; loads within the step have ended."""

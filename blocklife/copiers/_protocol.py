@@ -120,6 +120,22 @@ class QueuesWaits(Protocol):
         ...
 
 
+@runtime_checkable
+class LoadsByLayer(QueuesWaits, Protocol):
+    """A copier of which each layer of a forward pass can wait for its own part of the loads that it reads."""
+
+    def needed_now(self, num_parts: int = 1) -> AbstractContextManager[None]:
+        """As in `QueuesWaits`. With more parts than one they go layer after layer, and each layer waits for its own."""
+        ...
+
+    def before_layer(self, layer: int) -> None:
+        """Let whatever the engine queues next begin only when the loads in parts have brought this layer.
+
+        For those launched since the last `computed`. The layers of all groups are counted through.
+        """
+        ...
+
+
 class EngineCopier(Copier, Protocol):
     """A copier that is told what the engine has queued."""
 

@@ -21,6 +21,9 @@ from blocklife.offload.replacement import replacements
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
+MAX_PARTS = 1024
+"""In how many parts a load can go at most."""
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 

@@ -92,6 +92,19 @@ class QueuingDiary(Diary):
         self.calls.append("fence-" + "-".join(str(each.number) for each in jobs))
 
 
+class LayerDiary(QueuingDiary):
+    """One of which each layer can wait for its own part of a load."""
+
+    @contextmanager
+    def needed_now(self, num_parts: int = 1) -> Iterator[None]:
+        self.calls.append(f"now-{num_parts}")
+        yield
+        self.calls.append("later")
+
+    def before_layer(self, layer: int) -> None:
+        self.calls.append(f"layer-{layer}")
+
+
 # --- the executor -------------------------------------------------------------------------------------------------------
 
 TROUBLE: Mapping[str, tuple[type[BaseException], str]] = {
@@ -118,6 +131,16 @@ class Stage:
         assert given.within == {job(each) for each in within}
         self.report = self.executor.execute(given, lambda: self.diary.calls.append("forward"))
 
+    def parts(self, number: int, loads: JobNumbers = (), flushes: JobNumbers = ()) -> None:
+        """The same with loads within the step in so many parts."""
+        forward = lambda: self.diary.calls.append("forward")  # noqa: E731
+        self.executor.run(plan(loads=loads, flushes=flushes), forward, load_parts=number)
+
+    def no_parts(self, loads: JobNumbers) -> None:
+        """A copier without layers has no parts: nothing was done."""
+        with pytest.raises(MisuseError, match=r"executor: \w*Diary loads all layers at once \(give load_parts=1\)"):
+            self.parts(2, loads=loads, flushes=loads)
+
     def fails(self, how: str, loads: JobNumbers = (), stores: JobNumbers = (), flushes: JobNumbers = ()) -> None:
         """A step that raises, by what the copier does or, if that is well, by its forward pass."""
         error, said = TROUBLE[how]
@@ -139,6 +162,10 @@ class Stage:
     def queuing(self, behind: bool = False) -> None:
         """The copier can let the device wait; *behind*: and the engine launches the stores that were left."""
         self.made(QueuingDiary(), stores_behind=behind)
+
+    def by_layer(self) -> None:
+        """Each layer can wait for its own part of a load."""
+        self.made(LayerDiary())
 
     def launch(self) -> None:
         """The engine launches them."""
@@ -207,6 +234,12 @@ waits-for-loads-within-the-step-when-it-is-reported
     # the device waits before the forward pass, the host behind it; once
     queuing; step loads=[2,3] flushes=[3,1] within=[3]; did fence-1 now load-3 later fence-3 forward load-2 wait-3 poll
     hear; did poll
+leaves-loads-within-the-step-to-its-layers
+    # the host waits for them when it reports, as ever
+    by_layer; parts 3 loads=[2,3] flushes=[3]; did now-3 load-3 later forward load-2; hear; did wait-3 poll; launched 3 2
+    parts 1 loads=[4] flushes=[4]; did now-1 load-4 later fence-4 forward
+has-no-parts-without-layers
+    queuing; no_parts [1]; hear; launched; did poll; step loads=[1]; did forward load-1 poll
 leaves-stores-to-the-engine
     # what is waited for goes ahead; the rest is launched when the engine says so
     queuing yes; step stores=[1,2]; step flushes=[2] stores=[3]; did forward poll store-2 fence-2 forward poll

@@ -525,6 +525,17 @@ def test_a_layer_that_does_not_wait_is_found(layer: int) -> None:
     assert rig.device.findings == [f"layer {layer} races with load {layer + 1}"]
 
 
+def test_a_cache_of_one_layer_waits_all_the_same() -> None:
+    """Where all layers of a block are one row of bytes a load in parts has one."""
+    rig = Rig(cache=KvCache([FIVE_LAYERS[0][:1]]))
+    rig.compute_by_layer([(1, 2)], [], 5)
+    forgotten = Rig(cache=rig.cache)
+    forgotten.compute_by_layer([(1, 2)], [], 5, forget=0)
+
+    assert rig.device.findings == []
+    assert forgotten.device.findings == ["layer 0 races with load 1"]
+
+
 def test_the_first_layer_is_computed_while_the_last_is_loaded() -> None:
     rig = Rig(cache=KvCache(FIVE_LAYERS))
     rig.copier.computed()

@@ -18,6 +18,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from blocklife.copiers.torch import HostMemory, KvCache
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._layers import asks_before_layers
 from blocklife.engines.vllm.connector._messages import StepPlan
 from blocklife.engines.vllm.connector._worker import MakeCopier
 from blocklife.ledger import Direction, Transfer, Worker
@@ -38,6 +39,8 @@ FAULTS = ("zeros", "another block", "early store")
 DRAFTER_FAULTS = ("zeros for the drafter", "drafter unmarked")
 """What gives other guesses alone: loads bring zeros to the last layer only, or no group is said to hold a drafter's layers."""
 
+LAYERS_UNHEARD = "layers unheard"
+"""Loads in parts are not waited for by the layers that read them."""
 TOLD_WRONG = "told wrong"
 """Nothing is done wrong, but what comes from below is told as of the host, and events tell tokens in a wrong order."""
 
@@ -51,7 +54,7 @@ class Copies:
     """Steps that a copy takes, drawn for each."""
     lost_loads: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """The share of loads that fail, half-done."""
-    fault: str = field(default="", validator=validators.in_(["", *FAULTS, *DRAFTER_FAULTS, TOLD_WRONG]))
+    fault: str = field(default="", validator=validators.in_(["", *FAULTS, *DRAFTER_FAULTS, LAYERS_UNHEARD, TOLD_WRONG]))
     """What is done wrong, if anything."""
     seed: int = 0
 
@@ -107,8 +110,14 @@ class TestedConnector(BlocklifeConnector):
         self.worker.begin(self._step(kv_connector_metadata))
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
-        """Behind the forward pass."""
-        self.worker.end(self._step(self._get_connector_metadata()))
+        """Behind the forward pass, or before it."""
+        step = self._step(self._get_connector_metadata())
+        self.worker.end(step, by_layer=asks_before_layers(forward_context))
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """In each layer of a forward pass."""
+        if wanted(os.environ).fault != LAYERS_UNHEARD:
+            super().wait_for_layer_load(layer_name)
 
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
         """Where a load comes from."""

@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager
 from random import Random
 
 import pytest
+from attrs import evolve
 
-from tests.model.connectors import Copies
+from tests.model.connectors import LAYERS_UNHEARD, Copies
 from tests.model.engine import Answers, Engine, Setting, engine
 from tests.model.workload import Wave, conversations, long_answers
 from tests.sparing import once
@@ -167,6 +168,21 @@ def test_tokens_stay_when_loads_fail(model: str) -> None:
 
     right(running, answers, reference(model))
     assert running.seen.lost_loads > 0, running.seen
+
+
+@pytest.mark.parametrize("model", ["full", "both"])
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "unheard"])
+def test_tokens_stay_where_each_layer_waits_for_its_part(model: str, heard: bool) -> None:
+    """vLLM asks before each layer of a real model reads; if nobody heard it, tokens would be others."""
+    ours = {"host_blocks": 256, "sync_load_budget_bytes": "1GiB", "sync_load_parts": 3}
+    copies = SLOW if heard else evolve(SLOW, fault=LAYERS_UNHEARD)
+    with engine_with(model, ours=ours, copies=copies, failed_loads="fail") as running:
+        answers = running.answer(waves(model))
+
+    if heard:
+        right(running, answers, reference(model))
+    assert bool(differing(answers, reference(model))) is not heard
+    assert running.side.ledger.counts.flushes["within the step"] > 0
 
 
 @pytest.mark.sampled(every=2)

@@ -192,6 +192,13 @@ class ImpatientLinker(LateLinker):
         super().__init__(*args, extra_config={**extra_config, "deadline_s": 2.0}, **kwargs)
 
 
+class LayersLinker(LateLinker):
+    """The same as the first, with loads of which each layer waits for its own part."""
+
+    def __init__(self, *args: Any, extra_config: Mapping[str, object], **kwargs: Any) -> None:
+        super().__init__(*args, extra_config={**extra_config, "load_parts": 2}, **kwargs)
+
+
 def linked(kind: type[BlocklifeLinker], **more: Any) -> WorldSpec:
     """A small late world whose host memory is kept by a linker of this class."""
     spec = WorldSpec(page_tokens=4, device_pages=24, host_pages=36, overlap=True, lag=LATE)

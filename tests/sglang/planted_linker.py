@@ -33,6 +33,11 @@ def load_not_waited_for(linker: Any) -> None:
     linker.transport.before_forward = lambda blocks: None
 
 
+def layers_not_waited_for(linker: Any) -> None:
+    """No layer waits for its part of the loads."""
+    linker.layer_done_counter._before_layer = lambda layer: None
+
+
 def forward_not_waited_for(linker: Any) -> None:
     """Copies do not wait for the forward pass that still writes what they read, or uses what they write."""
     linker.transport._forward_stream = None
@@ -156,6 +161,7 @@ def pages_kept(linker: Any) -> None:
 
 LINKER_FAULTS: dict[str, LinkerFault] = {
     "load_not_waited_for": LinkerFault("token-overlap", load_not_waited_for),
+    "layers_not_waited_for": LinkerFault("layers", layers_not_waited_for),
     "forward_not_waited_for": LinkerFault("token-overlap", forward_not_waited_for),
     "acknowledged_early": LinkerFault("token-overlap", acknowledged_early, frozenset({"corrupt", "RefusedError"})),
     "acknowledged_in_another_order": LinkerFault("faulty", acknowledged_in_another_order, frozenset({"MisuseError"})),

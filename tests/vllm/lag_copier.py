@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from random import Random
 
 import numpy as np
@@ -30,6 +30,8 @@ class _Copy:
     early: NDArray[np.bool_]
     due: int
     fails: bool
+    by_layer: bool = False
+    """Whether each layer of the forward pass waits for its own part."""
     started: bool = False
 
 
@@ -54,6 +56,7 @@ class LagCopier:
         self.failed: list[JobId] = []
         """Copies that have failed."""
         self._behind = False
+        self._num_parts = 1
         self.beside: set[int] = set()
         """Blocks that loads of this step fill beside its forward pass."""
         self.waits = 0
@@ -81,9 +84,24 @@ class LagCopier:
         self._behind = False
         self._step += 1
 
-    def needed_now(self) -> AbstractContextManager[None]:
-        """All copies of a direction come one after the other here."""
-        return nullcontext()
+    @contextmanager
+    def needed_now(self, num_parts: int = 1) -> Iterator[None]:
+        """All copies of a direction come one after the other here; loads in parts land layer by layer when they are asked."""
+        self._num_parts = num_parts
+        yield
+        self._num_parts = 1
+
+    def before_layer(self, layer: int) -> None:
+        """The loads in parts, and all before them, bring this layer. What is not asked for stays as it is until they land."""
+        queue = self._queues[Direction.LOAD]
+        ours = [at for at, copy in enumerate(queue) if copy.by_layer]
+        if ours:
+            for _ in range(ours[0]):
+                self._land(queue)
+            for at in range(len(ours)):
+                self._start_one(queue[at])
+                if not queue[at].fails:
+                    self._move(queue[at], ~queue[at].early & (queue[at].pages.layer == layer))
 
     def durations(self) -> Mapping[JobId, float]:
         """Nothing: there is no clock here."""
@@ -97,7 +115,8 @@ class LagCopier:
         rng, queue = self._rng, self._queues[transfer.direction]
         early = np.array([rng.random() < 0.5 for _ in range(len(pages))], dtype=np.bool_)
         due = self._step + rng.randint(self._lag.shortest, self._lag.longest)
-        queue.append(_Copy(transfer, pages, early, due, rng.random() < self.fails.get(transfer.direction, 0.0)))
+        fails = rng.random() < self.fails.get(transfer.direction, 0.0)
+        queue.append(_Copy(transfer, pages, early, due, fails, self._num_parts > 1 and transfer.direction is Direction.LOAD))
         self._start(queue)
 
     def poll(self) -> list[Completion]:
@@ -144,9 +163,13 @@ class LagCopier:
                 self._land(queue)
 
     def _start(self, queue: deque[_Copy]) -> None:
-        if queue and not queue[0].started:
-            queue[0].started = True
-            self._move(queue[0], queue[0].early)
+        if queue:
+            self._start_one(queue[0])
+
+    def _start_one(self, copy: _Copy) -> None:
+        if not copy.started:
+            copy.started = True
+            self._move(copy, copy.early)
 
     def _land(self, queue: deque[_Copy]) -> None:
         self._start(queue)

@@ -100,6 +100,13 @@ late-fences-and-failing-copies model=* ahead=* seed=3|4 world_size=2 fails=load:
     walk; then ended["FAILED"] > 0
 late-fences-flushed-at-the-end model=full_and_window|all ahead=* seed=5|6 last_step=flush late_fences=yes
     walk; then flushes["handed out"] > 0
+loads-by-layer model=full|window|full_and_window|blocks_of_two_sizes ahead=* seed=1|2 world_size=2 sync_load_parts=4
+    with sync_load_budget_bytes=1GiB
+    # each layer of the forward pass waits for its own part of the loads
+    walk; then flushes["within the step"] > 0
+failing-loads-by-layer kind=failing model=full seed=0|1 world_size=2 fails=load:0.3,store:0.1 sync_load_parts=2
+    with sync_load_budget_bytes=1GiB
+    walk; then void_once
 # --- workers that share the work in another way
 context-parallelism model=full ahead=* seed=3 world_size=4 num_gpu_blocks=14 fails=load:0.1,store:0.1
     with parallel=decode:2|decode:2,interleave:4|decode:4,interleave:2|prefill:2|decode:2,prefill:2

@@ -18,6 +18,7 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.forward_context import ForwardContext
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -164,6 +165,8 @@ class Worker:
 
     def __init__(self, engine: Engine, spec: WorldSpec, copies: Copies, memory: Memory) -> None:
         config = engine.config_of(memory.rank)
+        self.layers: list[str] = []
+        """Those that ask before they read their blocks."""
         with set_current_vllm_config(config):
             self.connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, engine.kv_cache_config)
             if spec.connector == "offloading":
@@ -173,7 +176,10 @@ class Worker:
                 self.connector.worker_handler._backend = device
                 self.connector.worker_handler._store_compute_done = device.event()
             else:
-                self.connector.register_kv_caches(_kv_caches(memory, spec))
+                caches = _kv_caches(memory, spec)
+                self.layers += [name for name, group in zip(caches, spec.groups, strict=True) if group.kind != "mamba"]
+                config.compilation_config.static_forward_context |= {name: _attention() for name in self.layers}
+                self.connector.register_kv_caches(caches)
         self._metadata: object = None
         self._context = ForwardContext(no_compile_layers={}, attn_metadata={}, slot_mapping={})
 
@@ -198,6 +204,11 @@ class Worker:
         """Stores that the worker of OffloadingConnector keeps for its next step."""
         return len(getattr(getattr(self.connector, "connector_worker", None), "_unsubmitted_store_jobs", ()))
 
+    def _before_layers(self) -> None:
+        """What vLLM says where a layer's attention begins; all layers are computed at once here."""
+        for layer in self.layers:
+            self.connector.wait_for_layer_load(layer)
+
     def settle(self, output: SchedulerOutput) -> None:
         """Take in a step's metadata; launch and wait for what must be done before this step touches a block.
 
@@ -215,6 +226,7 @@ class Worker:
             if not late:
                 connector.start_load_kv(self._context)
             if forward is not None:
+                self._before_layers()
                 forward()
             if late:
                 connector.start_load_kv(self._context)
@@ -232,6 +244,11 @@ class Worker:
         result.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
         return result
+
+
+def _attention() -> Attention:
+    """A layer of attention by its class alone."""
+    return Attention.__new__(Attention)
 
 
 @contextmanager

@@ -174,7 +174,7 @@ class TorchCopier:
         self._needed_now = False
         """Whether the loads that are launched go first."""
         self._num_parts = 1
-        """In how many parts, each of some layers, they go."""
+        """In how many parts, each of some layers, they go; with more than one, each layer waits for its own."""
         self._by_layer: list[tuple[Channel, list[tuple[int, StreamMark]]]] = []
         """The loads in parts since the last `computed`, each with the layer behind each part, and its mark."""
         self._closed = False
@@ -248,9 +248,10 @@ class TorchCopier:
     def needed_now(self, num_parts: int = 1) -> Iterator[None]:
         """Loads launched in it go before large ones, whatever their size: the forward pass that is queued next reads them.
 
-        They go in so many parts, layer after layer, so that each layer of that pass can wait for its own (`before_layer`).
+        They go in so many parts, layer after layer, and no more than there are layers. With more than one, each layer of that
+        pass can wait for its own (`before_layer`).
         """
-        self._needed_now, self._num_parts = True, max(1, min(num_parts, len(self._layout.cache.layers)))
+        self._needed_now, self._num_parts = True, max(1, num_parts)
         try:
             yield
         finally:
@@ -305,7 +306,7 @@ class TorchCopier:
         why = why or self._copied(stream, last[1], direction)
         timer = self._stopped(timer, stream)
         mark = self._order.mark(channel, stream, blocks, places)
-        if early:
+        if direction is Direction.LOAD and self._num_parts > 1:
             self._by_layer.append((channel, [*ends, (last[0], mark)]))
         why = why and f"job {job}: {why}"
         why = why or (mark.error and f"job {job}: {mark.error}")
@@ -325,7 +326,7 @@ class TorchCopier:
         num_layers = len(self._layout.cache.layers)
         if direction is Direction.STORE or self._num_parts == 1:
             return [(num_layers, pages)]
-        return list(pages.by_layers(self._num_parts, num_layers))
+        return list(pages.by_layers(min(self._num_parts, num_layers), num_layers))
 
     def _copied(self, stream: Stream, pages: Pages, direction: Direction) -> str:
         """Queue a copy; what it has raised, after which some of it may be under way."""

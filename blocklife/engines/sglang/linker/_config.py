@@ -9,6 +9,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from attrs import field, fields, frozen
 
@@ -34,6 +35,9 @@ class LinkerConfig:
     """The eviction policy of host memory, by its name in `blocklife.offload.replacement` or one that was registered there."""
     deadline_s: float = field(default=60.0, metadata={"read": options.seconds})
     """How long a copy to the host may take, in seconds from its launch. Then it has failed, and a step waits for its end."""
+    load_parts: int = field(default=1, metadata={"read": partial(options.count, most=options.MAX_PARTS)})
+    """In how many parts of neighbouring layers loads go. With more than one, each layer of the forward pass waits only for its
+    own part, and the rest is loaded behind the layers before; with one, the pass waits for whole loads."""
     movers: MoverTable | None = field(default=None, metadata={"read": read_movers})
     """Which method of copying takes which copy on a CUDA device: the path of what `blocklife doctor --movers FILE` wrote, or
     what is in it. Default: each rank probes its own device when it starts."""

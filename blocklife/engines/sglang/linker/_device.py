@@ -60,12 +60,17 @@ class DevicePages:
             raise _refuse("a drafter with memory of its own is not offered", "switch speculative decoding off")
         self.num_pages: int = pool.size // self.page_size + 1
         """With page 0, which SGLang's allocator never hands out."""
+        self.num_layers: int = pool.layer_num
         self.cache = KvCache([[self._pages(buffer) for buffer in _buffers(pool)]])
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in all layers."""
         return sum(map(sum, self.cache.page_bytes))
+
+    def last_buffer(self, layer: int) -> int:
+        """The number of the last buffer of a layer, as the copier counts them: one for each layer, or two."""
+        return (layer + 1) * len(self.cache.layers) // self.num_layers - 1
 
     def blocks(self, indices: torch.Tensor) -> list[int]:
         """The blocks that some slots of tokens are. Waits for the device if they are there.
@@ -93,11 +98,11 @@ class DevicePages:
 
 
 def _buffers(pool: KVCache) -> Sequence[torch.Tensor]:
-    """What a page consists of: one tensor for each layer, or two."""
+    """What a page consists of, layer after layer: one tensor for each, or two."""
     if type(pool) is MHATokenToKVPool:
         if any(getattr(pool, name, None) is not None for name in _SCALED):
             raise _refuse("memory with scales beside it is not offered", "use --kv-cache-dtype auto, or leave the linker out")
-        return [*pool.k_buffer, *pool.v_buffer]
+        return [each for pair in zip(pool.k_buffer, pool.v_buffer, strict=True) for each in pair]
     if type(pool) is MLATokenToKVPool:
         return [*pool.kv_buffer]
     raise _refuse(f"memory of the kind {type(pool).__name__} is not offered", "leave the linker out")

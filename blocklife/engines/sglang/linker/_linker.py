@@ -69,9 +69,11 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
             forward_stream=forward_stream if cache.device.type != "cpu" or self.has_streams else None,
             make_copier=self.make_copier,
             wrap=self.wrap_copier,
+            load_parts=config.load_parts,
         )
         self.host = LinkedHost(limits, policy=config.policy, checking=config.checking, deadline=config.deadline_s)
-        self.layer_done_counter = LoadCounter()
+        in_parts = config.load_parts > 1
+        self.layer_done_counter = LoadCounter(self.pages.num_layers, self._before_layer if in_parts else None)
         self._closed = False
         self._num_untold = 0
         """Copies that have failed since the log has last said so."""
@@ -120,6 +122,7 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         self._launch()
         if batch >= 0:
             self.transport.before_forward(self.host.blocks_of(batch))
+            self.layer_done_counter.set_consumer(batch)
         return batch
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
@@ -171,6 +174,9 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         logger.info("blocklife linker: %s", self.statistics())
 
     # --- helpers ------------------------------------------------------------------------------------------------------------
+
+    def _before_layer(self, layer: int) -> None:
+        self.transport.before_layer(self.pages.last_buffer(layer))
 
     def _launch(self) -> None:
         now = self.now()

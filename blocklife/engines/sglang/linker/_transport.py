@@ -4,10 +4,10 @@
 stream have been given so far: the forward pass may still write what a store reads, and may still use the pages that a load goes
 to. Everything else, store after load and load after store, the copier orders itself.
 
-*The forward pass.* The copy of a request is one job for all layers, so there is nothing that a layer could wait for by itself.
-The streams that a forward pass may run on wait for its loads ahead of it (`before_forward`), whatever that pass asks for then:
-SGLang's passes for embeddings, for example, ask for nothing. So every load is launched as one that is needed now: on the stream
-of large loads it would be held back in parts, and the thread of the pass with it.
+*The forward pass.* The streams that a forward pass may run on wait for its loads ahead of it (`before_forward`). With
+`load_parts` each layer waits for its own part instead, where SGLang's memory gives it out (`LoadCounter`). Passes for
+embeddings name no batch, so the counter does not ask for one: it waits for what was launched last. Every load is launched as
+one that is needed now: on a stream of large loads it would be held back in parts, and the thread of the pass with it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,12 @@ class Transport:
         forward_stream: object = None,
         make_copier: Callable[[KvCache, HostMemory, Limits], TorchCopier] = torch_copier,
         wrap: Callable[[TorchCopier], Copier] | None = None,
+        load_parts: int = 1,
     ) -> None:
-        """*sharers*: ranks of this machine, each of which asks for as much host memory."""
+        """*sharers*: ranks of this machine, each of which asks for as much host memory.
+
+        With more *load_parts* than one, loads go in so many, and each layer waits for its own (`before_layer`).
+        """
         self.memory = HostMemory(
             cache.row_bytes, limits.num_slots, pinned=cache.device.type == "cuda", near=cache.device, sharers=sharers
         )
@@ -52,6 +56,7 @@ class Transport:
             raise
         self._copier: Copier = self._streams if wrap is None else wrap(self._streams)
         self._forward_stream = forward_stream
+        self._load_parts = load_parts
         self._launch_error = ""
 
     @property
@@ -71,7 +76,7 @@ class Transport:
         for transfer in (*plan.loads, *plan.stores):
             launched.append(Launched(transfer.job, RANK))
             try:
-                with self._streams.needed_now():
+                with self._streams.needed_now(self._load_parts):
                     self._copier.launch(transfer)
             except MisuseError:
                 raise
@@ -90,10 +95,18 @@ class Transport:
             self._copier.wait(jobs)
 
     def before_forward(self, blocks: Sequence[int]) -> None:
-        """What the forward pass's stream and the current one are given from now on waits for the loads into these blocks."""
+        """What the forward pass's stream and the current one are given from now on waits for the loads into these blocks.
+
+        In parts they are left to `before_layer`.
+        """
+        blocks = blocks if self._load_parts == 1 else ()
         self._streams.before_forward(blocks=blocks)
         if self._forward_stream is not None:
             self._streams.before_forward(self._forward_stream, blocks)
+
+    def before_layer(self, number: int) -> None:
+        """What the current stream is given from now on waits for what loads in parts bring to this tensor of the cache."""
+        self._streams.before_layer(number)
 
     def close(self) -> None:
         """Wait for every copy, and free the memory."""
@@ -109,18 +122,23 @@ class Transport:
 
 
 class LoadCounter:
-    """What SGLang's memory asks before it gives out a layer: there is nothing left to wait for, see *the forward pass*."""
+    """What SGLang's memory asks before it gives out a layer, whose part of the loads it then waits for.
 
-    num_layers = 1
-    """A load has all layers at once."""
+    *before_layer*: None where loads have all layers at once; see *the forward pass*.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, num_layers: int = 1, before_layer: Callable[[int], None] | None = None) -> None:
+        self.num_layers = num_layers
+        """Where a graph of many layers begins, SGLang waits for the last of these."""
+        self._before_layer = before_layer
         self.consumer_index = -1
-        """The batch whose loads the forward pass reads; -1: none."""
+        """The batch whose loads the forward pass reads; -1: none. SGLang looks here before it runs a graph of all layers."""
 
     def set_consumer(self, index: int) -> None:
         """The forward pass that is launched next reads what this batch loads; -1: it loads nothing."""
         self.consumer_index = index
 
     def wait_until(self, threshold: int) -> None:
-        """The stream has been told to wait already."""
+        """The stream waits for this layer, counted from the first of this rank, unless it has been told to wait already."""
+        if self._before_layer is not None:
+            self._before_layer(threshold)

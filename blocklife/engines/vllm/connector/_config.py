@@ -128,6 +128,10 @@ class ConnectorConfig:
 
     As in vLLM's own connector, a hit counts with the bytes of all its tokens in all groups. With Mamba states all loads take
     two steps."""
+    sync_load_parts: int = field(default=1, metadata={"read": partial(options.count, most=options.MAX_PARTS)})
+    """In how many parts of neighbouring layers the loads of that budget go. With more than one, each layer of the forward pass
+    waits only for its own part, and the rest is loaded behind the layers before. It has an effect where vLLM runs attention
+    outside CUDA graphs, in prefills with *piecewise* graphs or none; elsewhere the pass waits for whole loads."""
     max_jobs: int = field(default=4096, metadata={"read": partial(options.count, most=MAX_JOBS)})
     """Maximum number of outstanding copies."""
     below: str | None = field(default=None, metadata={"read": _address})

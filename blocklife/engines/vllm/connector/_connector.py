@@ -30,6 +30,7 @@ from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._alike import sharing_of
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._events import described, event_groups, extra_keys, told
+from blocklife.engines.vllm.connector._layers import asks_before_layers, check_layers, load_parts
 from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._metrics import BlocklifePromMetrics, BlocklifeStats, Meter, Payload
 from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
@@ -261,6 +262,8 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
         """The KV-cache tensors have been allocated."""
+        if self.config.sync_load_parts > 1:
+            check_layers(kv_caches, self._vllm_config.compilation_config.static_forward_context)
         self.worker.register(kv_caches)
 
     def unregister_kv_caches(self) -> None:
@@ -290,10 +293,11 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: object) -> None:
         """Called after the forward pass, or before it in a step with loads that it reads."""
-        self.worker.end(_step_of(self._get_connector_metadata()))
+        self.worker.end(_step_of(self._get_connector_metadata()), by_layer=asks_before_layers(forward_context))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing is loaded layer by layer."""
+        """Called before a layer's attention reads its blocks (`sync_load_parts`)."""
+        self.worker.before_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: object
@@ -373,4 +377,5 @@ def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, confi
         below=cache.below_of(vllm_config, kv_cache_config, config),
         shared=sharing_of(vllm_config, kv_cache_config, config.blocks_per_chunk),
         host_checksums=cache.checks_host(vllm_config, config),
+        load_parts=load_parts(vllm_config, config),
     )

@@ -105,6 +105,16 @@ def _with_bare_groups(groups: Sequence[Sequence[Layer]], num_blocks: int) -> KvC
     return KvCache([next(found) if group else [bare] for group in groups])
 
 
+def layer_numbers(groups: Sequence[Mapping[str, int]], cache: KvCache) -> dict[str, int]:
+    """The number of each layer by its name, counted through all groups; layers of one row of bytes have one number."""
+    numbers: dict[str, int] = {}
+    begin = 0
+    for names, rows in zip(groups, cache.groups, strict=True):
+        numbers |= {name: begin + min(at, len(rows) - 1) for at, name in enumerate(names)}
+        begin += len(rows)
+    return numbers
+
+
 def cache_of(
     groups: Sequence[Mapping[str, int]], caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]], num_blocks: int
 ) -> KvCache:

@@ -22,12 +22,12 @@ from attrs import define, evolve, field, frozen
 from blocklife.copiers import Sharing
 from blocklife.copiers._executor import Executor
 from blocklife.copiers._movers import MoverTable
-from blocklife.copiers._protocol import EngineCopier, TierCopier
+from blocklife.copiers._protocol import EngineCopier, LoadsByLayer, TierCopier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._checked import Alarm, CheckedCopier, PlaceSums, SummedTierCopier
 from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._store import CopiedStore, StoreBelow
-from blocklife.engines.vllm.connector._tensors import cache_of
+from blocklife.engines.vllm.connector._tensors import cache_of, layer_numbers
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Launched, Plan, Result, Transfer, Worker
 
@@ -57,6 +57,8 @@ class WorkerShape:
     """With which ranks this one has host memory; None: alone."""
     host_checksums: bool = False
     """Whether what host memory holds is summed when it was stored, and compared before it is loaded."""
+    load_parts: int = 1
+    """In how many parts of neighbouring layers a load within a step goes (`ConnectorConfig.sync_load_parts`)."""
 
 
 @frozen
@@ -121,6 +123,10 @@ class ConnectorWorker:
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._cache: KvCache | None = None
+        self._layers: dict[str, int] = {}
+        """The number of each layer, by name, as the copier counts them."""
+        self._by_layer: LoadsByLayer | None = None
+        """The copier, while a forward pass runs that waits for its loads layer by layer."""
         self._asleep = False
         self.num_sleeps = 0
         """How often the device's memory was given up and came back."""
@@ -139,6 +145,7 @@ class ConnectorWorker:
             progress=self._progress,
         )
         self._group_bytes = tuple(map(sum, cache.page_bytes))
+        self._layers = layer_numbers(self.shape.groups, cache)
         self._cache = cache
         if self.shape.host_checksums:
             pool = ThreadPoolExecutor(SUM_THREADS, f"blocklife-sums-{self.shape.rank}")
@@ -183,11 +190,12 @@ class ConnectorWorker:
         copier.before_forward(blocks=())  # requests that compute in this step have been told that their loads are over
         self._begun = step.number
 
-    def end(self, step: StepPlan) -> None:
+    def end(self, step: StepPlan, *, by_layer: bool = False) -> None:
         """After the forward pass: launch the stores of the last step and this one's loads, and keep its stores for the next.
 
         May be called more than once. In a step with loads that its forward pass reads, before it, and after the blocks were
-        zeroed: it waits for these.
+        zeroed: it waits for these. *by_layer*: `before_layer` is called before each layer reads its blocks, so that each may
+        wait for its own.
         """
         self.begin(step)
         if step.number == self._ended:
@@ -200,12 +208,20 @@ class ConnectorWorker:
             if beside:
                 executor.run(evolve(plan, stores=()), _nothing)
         copier.computed()
-        executor.run(evolve(plan, loads=() if beside else plan.loads), _nothing)
+        load_parts = self.shape.load_parts if by_layer and plan.within else 1
+        executor.run(evolve(plan, loads=() if beside else plan.loads), _nothing, load_parts=load_parts)
+        self._by_layer = copier if load_parts > 1 and isinstance(copier, LoadsByLayer) else None
         self._wait_in_step(executor, [transfer.job for transfer in plan.stores])
         self._ended = step.number
 
+    def before_layer(self, name: str) -> None:
+        """A layer of the forward pass is about to read its blocks: it waits for what this step's loads bring to it."""
+        if self._by_layer is not None and name in self._layers:
+            self._by_layer.before_layer(self._layers[name])
+
     def receive(self) -> Received:
         """The loads that are over, failed ones included. Call `bad_blocks` in the same step."""
+        self._by_layer = None
         executor, _ = self._ready()
         report = executor.report()
         self._hear(report.launched, report.completions)
