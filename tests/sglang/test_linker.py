@@ -26,7 +26,7 @@ from tests.sglang.traffic import Traffic
 from tests.sglang.worlds import World, WorldSpec
 
 SEEDS = range(3)
-PATIENCE = range(5)
+PATIENCE = range(20)
 """Seeds that a planted fault has to show in; the first in which it does is enough."""
 STEPS = 200
 

@@ -60,8 +60,8 @@ class DevicePages:
             raise _refuse("a drafter with memory of its own is not offered", "switch speculative decoding off")
         self.num_pages: int = pool.size // self.page_size + 1
         """With page 0, which SGLang's allocator never hands out."""
-        self.num_layers: int = pool.layer_num
         self.cache = KvCache([[self._pages(buffer) for buffer in _buffers(pool)]])
+        self.num_layers: int = pool.layer_num
 
     @property
     def page_bytes(self) -> int:
