@@ -21,10 +21,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent
 BUILT = runpy.run_path(str(ROOT / "blocklife" / "cli" / "_built.py"))
@@ -175,7 +176,11 @@ def _digest(name: str, flavour: Flavour, by: str, root: Path) -> str:
     return found.hexdigest()
 
 
-def compile_core(flavour: Flavour, root: Path = ROOT) -> dict[str, Path]:
+Progress = Callable[[int, int], None]
+"""Called with the number of modules that are compiled, and of those that have to be."""
+
+
+def compile_core(flavour: Flavour, root: Path = ROOT, progress: Progress = lambda _done, _all: None) -> dict[str, Path]:
     """Compile what has changed since it was compiled last; all files of the core by the place in the package where they belong.
 
     Raises CannotCompileError, and BrokenSourceError.
@@ -204,8 +209,12 @@ def compile_core(flavour: Flavour, root: Path = ROOT) -> dict[str, Path]:
         for name in CORE
         if not (notes[name].exists() and objects[name].exists() and notes[name].read_text(encoding="utf-8") == digests[name])
     ]
+    progress(0, len(changed))
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        wrong = [said for said in pool.map(build, changed) if said]
+        building = [pool.submit(build, name) for name in changed]
+        for done, _ in enumerate(as_completed(building), 1):
+            progress(done, len(changed))
+    wrong = [said for each in building if (said := each.result())]
     if wrong:
         raise BrokenSourceError("\n".join(wrong))
     record = kept / RECORD
@@ -213,6 +222,17 @@ def compile_core(flavour: Flavour, root: Path = ROOT) -> dict[str, Path]:
     record.write_text(json.dumps({"by": by, "flavour": flavour.name, "sources": sources}, indent=1) + "\n", encoding="utf-8")
     placed = {f"{name.replace('.', '/')}{suffix}": path for name, path in objects.items()}
     return {**placed, RECORD: record}
+
+
+def show_progress(*streams: TextIO, hint: str = "") -> Progress:
+    """Says in lines how many modules are compiled: at first, after each eighth, and at the end. Nothing if there are none."""
+
+    def progress(done: int, count: int) -> None:
+        if count and (done in (0, count) or done % max(1, count // 8) == 0):
+            for stream in streams:
+                print(f"compiling the core: {done} of {count} modules{hint if not done else ''}", file=stream, flush=True)
+
+    return progress
 
 
 # --- a copy of the project ---------------------------------------------------------------------------------------------
@@ -260,7 +280,7 @@ def main() -> int:
         _build_one(args.module, FLAVOURS[args.flavour], args.into)
         return 0
     try:
-        made = compile_core(FLAVOURS[args.flavour])
+        made = compile_core(FLAVOURS[args.flavour], progress=show_progress(sys.stderr))
     except CannotCompileError as problem:
         print(f"the core is not compiled: {problem}", file=sys.stderr)
         return 3

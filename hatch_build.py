@@ -9,15 +9,29 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from compile_core import FLAVOURS, BrokenSourceError, CannotCompileError, compile_core
+from compile_core import FLAVOURS, BrokenSourceError, CannotCompileError, compile_core, show_progress
 
 VARIABLE = "BLOCKLIFE_COMPILE"
+_HINT = f" (this takes minutes; {VARIABLE}=0 installs without)"
+
+
+@contextmanager
+def _listeners() -> Iterator[list[TextIO]]:
+    """Where somebody may read progress: standard error, and the terminal, from which pip keeps what a build prints."""
+    with ExitStack() as stack:
+        streams = [sys.stderr]
+        if not sys.stderr.isatty():
+            with suppress(OSError):  # there is no terminal, as in a container or a job
+                streams.append(stack.enter_context(open("/dev/tty", "w", encoding="utf-8")))
+        yield streams
 
 
 class CompiledCore(BuildHookInterface):  # type: ignore[type-arg]  # its parameter is of use to plugins with settings
@@ -33,7 +47,8 @@ class CompiledCore(BuildHookInterface):  # type: ignore[type-arg]  # its paramet
         if version == "editable" or wanted == "0":
             return
         try:
-            made = compile_core(FLAVOURS["shipped"], Path(self.root))
+            with _listeners() as streams:
+                made = compile_core(FLAVOURS["shipped"], Path(self.root), show_progress(*streams, hint=_HINT))
         except (CannotCompileError, BrokenSourceError, OSError) as problem:
             if wanted == "1":
                 raise RuntimeError(f"{VARIABLE}=1, and the core cannot be compiled: {problem}") from problem

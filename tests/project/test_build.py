@@ -6,6 +6,7 @@ not exist. What is compiled runs in `tests/both_ways`; each kind of wheel is ins
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from blocklife.cli import _built as built
-from compile_core import CORE, FLAVOURS, CannotCompileError, compile_core, copy_project, types_read
+from compile_core import CORE, FLAVOURS, CannotCompileError, compile_core, copy_project, show_progress, types_read
 from hatch_build import CompiledCore
 from tests.behind.shelf import normal, pins
 from tests.wheels import candidates, find, supported
@@ -132,6 +133,23 @@ def test_editable_install_runs_the_source(tmp_path: Path, monkeypatch: pytest.Mo
         hook.initialize("editable", data)
 
     assert data == {}
+
+
+def test_compiling_says_how_far_it_is() -> None:
+    """At first, with what skips it, some times between, and at the end; nothing where nothing is to be done."""
+    stream = io.StringIO()
+    progress = show_progress(stream, hint=" (hint)")
+    for count in (0, 3, 31):
+        for done in range(count + 1):
+            progress(done, count)
+    lines = stream.getvalue().splitlines()
+
+    assert lines[:4] == [
+        "compiling the core: 0 of 3 modules (hint)", *(f"compiling the core: {done} of 3 modules" for done in (1, 2, 3))
+    ]  # fmt: skip
+    assert lines[4] == "compiling the core: 0 of 31 modules (hint)"
+    assert lines[-1] == "compiling the core: 31 of 31 modules"
+    assert 8 <= len(lines[4:]) <= 13
 
 
 def hook_for(into: Path) -> CompiledCore:
