@@ -6,14 +6,17 @@ payloads as vLLM passes them on, and a registry of Prometheus.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
+import re
 from functools import partial
 from typing import Any
 
 import pytest
 from attrs import evolve
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_connector_metric_definitions
+from vllm.v1.metrics import loggers
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
 from blocklife.engines.vllm.connector._families import METRICS, MetricKind, key_of
@@ -23,6 +26,7 @@ from blocklife.engines.vllm.connector._metrics import BlocklifeStats
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
+from tests.project.monitoring import VLLMS
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
@@ -391,6 +395,16 @@ def test_metrics_of_the_same_names_are_refused_with_the_reason(rig: ConnectorRig
     registry, _ = shown_by(rig)
     with pytest.raises(MisuseError, match=r"vllm:kv_offload_load_bytes is there already.*OffloadingConnector"):
         shown_by(rig, registry)
+
+
+def test_metrics_of_vllm_that_alerts_and_dashboard_ask_for_exist() -> None:
+    """By their names in its source; one of them came with 0.32."""
+    source = inspect.getsource(loggers)
+    wanted = {re.sub("_(total|bucket|count)$", "", name) for name in VLLMS}
+    if not release().names_sessions:
+        wanted.remove("vllm:prompt_tokens_cached_by_source")
+
+    assert {name for name in wanted if f'name="{name}"' not in source} == set()
 
 
 def test_metrics_cost_nothing_where_nothing_happens() -> None:
