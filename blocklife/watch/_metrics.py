@@ -181,6 +181,14 @@ class Collector:
         yield names
 
 
+def watch_metrics_table() -> Iterator[str]:
+    """The metrics as `specs/metrics.md` prints them, line by line; all are counters."""
+    yield from ("| metric | labels | meaning |", "| --- | --- | --- |")
+    yield f"| `violations` | `rule`: {', '.join(RULES)} | {VIOLATIONS} |"
+    yield from (f"| `{name}` | | {about} |" for name, about in COUNTED.items())
+    yield f"| `not_followed` | `what`: the name of what is left out | {LEFT_OUT} |"
+
+
 _all: dict[int, CountStore] = {}
 
 

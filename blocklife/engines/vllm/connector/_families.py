@@ -208,3 +208,12 @@ METRICS: Mapping[str, Metric] = {
         ),
     )
 }
+
+
+def metrics_table() -> Iterator[str]:
+    """The metrics as `specs/metrics.md` prints them, line by line."""
+    yield from ("| metric | type, and labels | updated | meaning |", "| --- | --- | --- | --- |")
+    for metric in METRICS.values():
+        labels = [f"`{label}`: {', '.join(values)}" for label, values in metric.labels.items()]
+        kind = "<br>".join([metric.kind.name.lower(), *labels])
+        yield f"| `{metric.name.removeprefix(PREFIX)}` | {kind} | every {metric.every} steps | {metric.help} |"
