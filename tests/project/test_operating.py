@@ -1,7 +1,7 @@
 """What the page for operators says is what the connector and the watch do.
 
-Goal: nobody sizes a machine by a page that is wrong. Method: the page's example is computed and given to the connector's own
-code; releases are asked of the code that refuses them. Alerts and the dashboard have `test_monitoring.py`.
+Goal: nobody sizes a machine by a page that is wrong. Method: the page's calls of `blocklife size` are made;
+releases are asked of the code that refuses them. Alerts and the dashboard have `test_monitoring.py`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from blocklife.cli import main
 from blocklife.engines.vllm import _versions as versions
-from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig, keys
+from blocklife.engines.vllm.connector._config import ALIASES, keys
 from tests.project.pages import ROOT, blocks_of
 from tests.vllm.releases import CHECKSUMS
 
@@ -28,16 +30,19 @@ CONNECTOR = ROOT / "blocklife" / "engines" / "vllm" / "connector"
 # --- sizes -------------------------------------------------------------------------------------------------------------
 
 
-def test_sizes_of_the_page_are_those_of_the_connector() -> None:
-    """The example is computed, and the connector makes as many chunks of the same numbers."""
-    scope: dict[str, Any] = {}
-    for block in blocks_of(SPECS / "operating.md"):
-        if block.language == "python":
-            exec(compile(block.text, "operating.md", "exec"), scope)
-    for chunk in (1, 4):
-        config = ConnectorConfig.read({"host_bytes": "64GiB", "blocks_per_chunk": chunk})
-        assert config.host_bytes == scope["host_bytes"]
-        assert config.num_slots(scope["block"], scope["workers"]) == scope["chunks"] // chunk
+def test_sizes_of_the_page_are_those_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each call of the page says what stands below it, of the model above it."""
+    found = 0
+    for block, answer in pairwise(blocks_of(SPECS / "operating.md")):
+        if block.language == "json" and "architectures" in block.text:
+            (tmp_path / "config.json").write_text(block.text, encoding="utf-8")
+        elif block.text.startswith("$ blocklife size "):
+            words = block.text.split()[2:]
+            words[words.index("config.json")] = str(tmp_path / "config.json")
+            assert main(words) == 0
+            assert capsys.readouterr().out == answer.text, block
+            found += 1
+    assert found == 3
 
 
 def test_figures_of_the_page_are_those_that_were_measured() -> None:
