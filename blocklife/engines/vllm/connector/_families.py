@@ -212,8 +212,8 @@ METRICS: Mapping[str, Metric] = {
 
 def metrics_table() -> Iterator[str]:
     """The metrics as `specs/metrics.md` prints them, line by line."""
-    yield from ("| metric | type, and labels | updated | meaning |", "| --- | --- | --- | --- |")
+    yield from ("| metric, type, updated | meaning, and labels |", "| --- | --- |")
     for metric in METRICS.values():
+        kind = f"{metric.kind.name.lower()}, every {metric.every} steps"
         labels = [f"`{label}`: {', '.join(values)}" for label, values in metric.labels.items()]
-        kind = "<br>".join([metric.kind.name.lower(), *labels])
-        yield f"| `{metric.name.removeprefix(PREFIX)}` | {kind} | every {metric.every} steps | {metric.help} |"
+        yield f"| `{metric.name.removeprefix(PREFIX)}`<br>{kind} | {'<br>'.join([metric.help, *labels])} |"
