@@ -229,7 +229,7 @@ def all_panels() -> list[dict[str, Any]]:
 
 
 def test_dashboard_has_only_fields_that_grafana_knows() -> None:
-    """Grafana's published types, of release 11.6, read it and write all of it again: they know each field and its kind."""
+    """Grafana's published types read it and write all of it again: they know each field and its kind."""
     plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason="pip install grafana-foundation-sdk")
     dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
