@@ -51,6 +51,7 @@ CALLED = (
     Called("scenario list --methods", says="finish"),
     Called("scenario show A01", says='tests = "safety"'),
     Called("scenario run A01 vllm/V1", says="0 unsafe"),
+    Called("size --model config.json --host-bytes 1GiB", status=2, says="No such file"),
     Called("store check fs:store:1M --only small_values", says="1 passed, 0 failed"),
     Called("draw block", says="ALLOCATED"),
     Called("draw slot --format table"),

@@ -35,12 +35,13 @@ COMMANDS = {
     "recording perfetto": ["recording", "perfetto", "{file}", "-o", "{out}.svg"],
     "drawn recording": ["draw", "block", "--recording", "{file}", "-o", "{out}.svg"],
     "workload": ["replay", "{file}"],
+    "size": ["size", "--model", "{file}", "--host-bytes", "1GiB"],
 }
 """Every command that reads a file."""
-WHOLE = ("scenario run", "scenario list", "world", "coverage", "mutants")
+WHOLE = ("scenario run", "scenario list", "world", "coverage", "size", "mutants")
 """Those that read it as a whole."""
 TOML = WHOLE[:3]
-JSON = WHOLE[3:4]
+JSON = WHOLE[3:5]
 
 
 def argv(command: str, file: Path | str, folder: Path) -> list[str]:

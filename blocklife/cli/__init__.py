@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "workload": "generate request workloads",
     "draw": "draw lifecycles as pictures, pages or tables",
     "spec": "check or write the generated parts of specs/; print a model for SPIN",
+    "size": "say how many tokens of a model the vLLM connector's host memory holds",
     "store": "check that a store for content below the host tier keeps its promises",
     "doctor": "show what is installed, what works on this machine, and what to install for more",
 }

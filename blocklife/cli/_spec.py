@@ -51,14 +51,18 @@ def _spec(args: argparse.Namespace) -> int:
 def parts() -> dict[str, str]:
     """Every generated part of the pages, by name."""
     from blocklife.drawing._spec import generated
+    from blocklife.engines.vllm.connector._families import metrics_table
     from blocklife.offload import BelowPolicies, Policies
     from blocklife.offload._fields import knobs_table
     from blocklife.offload.replacement import replacements_table
     from blocklife.testing.scenarios._telling import methods_table, tables
     from blocklife.testing.worlds._format import faults_table, words_table
     from blocklife.testing.worlds._pinned import worlds_table
+    from blocklife.watch._metrics import watch_metrics_table
 
     lines = {
+        "metrics.connector": metrics_table(),
+        "metrics.watch": watch_metrics_table(),
         "policies": knobs_table(Policies),
         "policies.below": knobs_table(BelowPolicies),
         "replacements": replacements_table(),

@@ -585,7 +585,7 @@ class Core:
         self.verdicts = 0
         self.flushes: dict[str, int] = {}
         self.late = self.duplicate = self.unknown = self.stale = 0
-        self.ended, self.moved = zeros("q", 16), zeros("q", 4)
+        self.ended, self.moved = zeros("q", 64), zeros("q", 4)
         self.rechecks = False
         """Whether ``judged`` gets the rows of jobs that took a step with effects, to be checked again by the caller."""
         self.judged: list[int] = []

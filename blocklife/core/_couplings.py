@@ -363,7 +363,7 @@ def end_job(core: Core, row: int, into: int, done: bool) -> int:
     jobs.spare[last if last < jobs.max_jobs else last - jobs.max_jobs] = row
     jobs.num_spare += 1
     jobs.live -= 1
-    core.ended[into] += 1
+    core.ended[into * 4 + direction] += 1
     if core.to_flush:
         core.to_flush.pop(number, None)
     if done:

@@ -13,7 +13,7 @@ from blocklife.ledger._journal import Journal
 from blocklife.ledger._limits import Checking, Contract, Limits
 from blocklife.ledger._refusals import Refusals
 from blocklife.ledger.jobs import DIRECTIONS, JOB_STATES, JobView
-from blocklife.ledger.records import JobId
+from blocklife.ledger.records import Direction, JobId
 
 BLOCK_COLUMNS = ("state", "group", "epoch", "refs", "pins", "writes", "overdue", "job")
 SLOT_COLUMNS = ("state", "group", "pins")
@@ -93,7 +93,12 @@ class LedgerData(NotCopied):
     @property
     def ended(self) -> Mapping[str, int]:
         """Number of jobs, by terminal state."""
-        return Counter({state.name: count for state, count in zip(JOB_STATES, self.core.ended, strict=False) if count})
+        return sum((Counter(self.ended_in(each)) for each in DIRECTIONS), Counter())
+
+    def ended_in(self, direction: Direction) -> Mapping[str, int]:
+        """Number of jobs of one direction, by terminal state."""
+        counts = self.core.ended[DIRECTIONS.index(direction) :: len(DIRECTIONS)]
+        return Counter({state.name: count for state, count in zip(JOB_STATES, counts, strict=False) if count})
 
     @property
     def moved(self) -> Mapping[str, int]:

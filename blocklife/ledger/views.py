@@ -26,7 +26,7 @@ from blocklife.ledger._limits import Statistics
 from blocklife.ledger._plan import transfers
 from blocklife.ledger._state import LedgerData
 from blocklife.ledger.jobs import JOB_STATES, Jobs, JobView, Out
-from blocklife.ledger.records import JobId, LedgerTransition, Transfer
+from blocklife.ledger.records import Direction, JobId, LedgerTransition, Transfer
 from blocklife.lifecycle import Row, Table
 from blocklife.states import (
     BLANK,
@@ -578,6 +578,10 @@ class CountsView:
     def ended(self) -> Mapping[str, int]:
         """Number of jobs, by terminal state."""
         return self._data.ended
+
+    def ended_in(self, direction: Direction) -> Mapping[str, int]:
+        """Number of jobs of one direction, by terminal state."""
+        return self._data.ended_in(direction)
 
     @property
     def moved(self) -> Mapping[str, int]:

@@ -181,6 +181,14 @@ class Collector:
         yield names
 
 
+def watch_metrics_table() -> Iterator[str]:
+    """The metrics as `specs/metrics.md` prints them, line by line; all are counters."""
+    yield from ("| metric | meaning, and labels |", "| --- | --- |")
+    yield f"| `violations` | {VIOLATIONS}<br>`rule`: {', '.join(RULES)} |"
+    yield from (f"| `{name}` | {about} |" for name, about in COUNTED.items())
+    yield f"| `not_followed` | {LEFT_OUT}<br>`what`: the name of what is left out |"
+
+
 _all: dict[int, CountStore] = {}
 
 

@@ -98,7 +98,9 @@ def test_cli_without_arguments_prints_help(capsys: Capture) -> None:
 
     assert (status, err) == (0, "")
     assert out == call(capsys, "--help")[1]
-    assert all(command in out for command in ("replay", "check", "scenario", "recording", "workload", "draw", "spec", "doctor"))
+    assert all(
+        command in out for command in ("replay", "check", "scenario", "recording", "workload", "draw", "spec", "size", "doctor")
+    )
 
 
 COMMANDS = [
@@ -112,6 +114,7 @@ COMMANDS = [
     ("recording", "perfetto"),
     ("draw",),
     ("workload", "generate"),
+    ("size",),
     ("spec",),
     ("doctor",),
 ]

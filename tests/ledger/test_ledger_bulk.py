@@ -12,6 +12,7 @@ from blocklife.core._tables import Rule
 from blocklife.errors import CapacityError, DefinitionError, MisuseError, RefusedError
 from blocklife.ledger import (
     Batch,
+    Direction,
     Jobs,
     Ledger,
     LedgerTransition,
@@ -75,6 +76,9 @@ def test_reports_of_one_call_count_each_for_its_own() -> None:
     assert ledger.counts.tally == {"duplicate": 1}
     assert ledger.counts.moved == {"STORE": 3}
     assert ledger.counts.ended == {"DONE": 3}
+    assert {each: ledger.counts.ended_in(each) for each in Direction if ledger.counts.ended_in(each)} == {
+        Direction.STORE: {"DONE": 3}
+    }
     assert check(ledger) == []
 
 

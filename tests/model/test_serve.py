@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientSession
 from attrs import evolve
 
-from blocklife.engines.vllm.connector._metrics import METRICS, MetricKind
+from blocklife.engines.vllm.connector._families import METRICS, MetricKind
 from blocklife.watch import RULES
 from tests.model.connectors import Copies
 from tests.model.server import Server, answered, client, gathered, metrics, serving, streamed

@@ -1,23 +1,22 @@
 """What the page for operators says is what the connector and the watch do.
 
-Goal: nobody sizes a machine, or sets an alarm, by a page that is wrong. Method: the page's example is computed and given to the
-connector's own code; metrics are read from where they are declared; releases are asked of the code that refuses them.
+Goal: nobody sizes a machine by a page that is wrong. Method: the page's calls of `blocklife size` are made;
+releases are asked of the code that refuses them. Alerts and the dashboard have `test_monitoring.py`.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from blocklife.cli import main
 from blocklife.engines.vllm import _versions as versions
-from blocklife.engines.vllm.connector._config import ALIASES, ConnectorConfig, keys
-from blocklife.watch import _metrics as watch
+from blocklife.engines.vllm.connector._config import ALIASES, keys
 from tests.project.pages import ROOT, blocks_of
 from tests.vllm.releases import CHECKSUMS
 
@@ -25,67 +24,25 @@ SPECS = ROOT / "specs"
 PAGE = (SPECS / "operating.md").read_text(encoding="utf-8")
 FRONT = (SPECS / "README.md").read_text(encoding="utf-8")
 INSTALL = (SPECS / "install.md").read_text(encoding="utf-8")
-DASHBOARD = ROOT / "examples" / "vllm_dashboard.json"
-VLLMS = {"vllm:prompt_tokens_cached_by_source_total"}
-"""Series of vLLM itself that the dashboard shows, too."""
 CONNECTOR = ROOT / "blocklife" / "engines" / "vllm" / "connector"
-
-
-def declared() -> Mapping[str, str]:
-    """The connector's metrics with their kinds, read from the source: importing it needs vLLM."""
-    tree = ast.parse((CONNECTOR / "_metrics.py").read_text(encoding="utf-8"))
-    prefix = next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_P"
-    )
-    made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Metric"]
-    return {
-        prefix + ast.literal_eval(call.args[0].right): ast.unparse(call.args[1]).removeprefix("MetricKind.")
-        for call in made
-        if isinstance(call.args[0], ast.BinOp)
-    }
-
-
-def exposed() -> dict[str, str]:
-    """Every series under the name that Prometheus reads, with the metric that it belongs to."""
-    endings = {"COUNTER": ("_total",), "GAUGE": ("",), "HISTOGRAM": ("_bucket", "_sum", "_count")}
-    found = {name + end: name for name, kind in declared().items() for end in endings[kind]}
-    names = [f"{watch.prefix_of(versions.ENGINE)}{name}" for name in ("violations", *watch.COUNTED)]
-    return found | {f"{name}_total": name for name in names}
-
-
-def named_in(text: str) -> set[str]:
-    """The series that a query names."""
-    return {name for name in re.findall(r"vllm:\w+", text) if not name.endswith("_")}
-
-
-def expressions(thing: object) -> Iterator[str]:
-    """All queries of the dashboard."""
-    if isinstance(thing, dict):
-        for key, value in thing.items():
-            if key in {"expr", "definition"} or (key == "query" and isinstance(value, str)):
-                yield value
-            else:
-                yield from expressions(value)
-    elif isinstance(thing, list):
-        for each in thing:
-            yield from expressions(each)
 
 
 # --- sizes -------------------------------------------------------------------------------------------------------------
 
 
-def test_sizes_of_the_page_are_those_of_the_connector() -> None:
-    """The example is computed, and the connector makes as many chunks of the same numbers."""
-    scope: dict[str, Any] = {}
-    for block in blocks_of(SPECS / "operating.md"):
-        if block.language == "python":
-            exec(compile(block.text, "operating.md", "exec"), scope)
-    for chunk in (1, 4):
-        config = ConnectorConfig.read({"host_bytes": "64GiB", "blocks_per_chunk": chunk})
-        assert config.host_bytes == scope["host_bytes"]
-        assert config.num_slots(scope["block"], scope["workers"]) == scope["chunks"] // chunk
+def test_sizes_of_the_page_are_those_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each call of the page says what stands below it, of the model above it."""
+    found = 0
+    for block, answer in pairwise(blocks_of(SPECS / "operating.md")):
+        if block.language == "json" and "architectures" in block.text:
+            (tmp_path / "config.json").write_text(block.text, encoding="utf-8")
+        elif block.text.startswith("$ blocklife size "):
+            words = block.text.split()[2:]
+            words[words.index("config.json")] = str(tmp_path / "config.json")
+            assert main(words) == 0
+            assert capsys.readouterr().out == answer.text, block
+            found += 1
+    assert found == 3
 
 
 def test_figures_of_the_page_are_those_that_were_measured() -> None:
@@ -110,55 +67,6 @@ def test_page_names_keys_that_exist(key: str) -> None:
 
     assert f"`{key}`" in PAGE or f'"{key}"' in PAGE
     assert key in (*keys(), *ALIASES) or f'"{key}"' in source
-
-
-# --- metrics -----------------------------------------------------------------------------------------------------------
-
-
-def test_metrics_are_found() -> None:
-    """The source is read as it is written."""
-    assert len(declared()) >= 18
-    assert set(declared().values()) == {"COUNTER", "GAUGE", "HISTOGRAM"}
-
-
-def test_page_names_series_that_exist() -> None:
-    """Each query of the page is about series that are there, as Prometheus reads them."""
-    named = {name for quoted in re.findall(r"`([^`\n]+)`", PAGE) for name in named_in(quoted)}
-
-    assert len(named) >= 8
-    assert named - set(exposed()) == set()
-
-
-def test_dashboard_shows_every_metric_and_no_other() -> None:
-    """What it asks for exists, and what exists it shows."""
-    board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    series = set.union(*(named_in(each) for each in expressions(board)))
-
-    assert series - set(exposed()) == VLLMS
-    assert {exposed()[name] for name in series - VLLMS} == {*declared(), *exposed().values()}
-
-
-def test_dashboard_is_one() -> None:
-    """Panels have numbers of their own, say what they show, and do not lie upon each other."""
-    board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
-    taken = [
-        (x, y)
-        for panel in board["panels"]
-        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
-    ]
-    variables = {each["name"] for each in board["templating"]["list"]}
-    used = set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text(encoding="utf-8"))) - {"__rate_interval"}
-
-    assert len(panels) >= 12
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    assert len(taken) == len(set(taken))
-    assert max(x for x, _ in taken) < 24
-    assert all(panel["title"] and panel["description"] and panel["targets"] for panel in panels)
-    assert used == variables
-    for text in expressions(board):
-        assert all(text.count(left) == text.count(right) for left, right in ("()", "{}", "[]")), text
 
 
 # --- what is supported -------------------------------------------------------------------------------------------------

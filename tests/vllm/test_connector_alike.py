@@ -14,6 +14,7 @@ import pytest
 import torch
 from attrs import evolve
 from vllm.config import VllmConfig
+from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -29,6 +30,7 @@ from blocklife.engines.vllm.connector import _alike as alike
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._messages import WorkerReport
+from blocklife.engines.vllm.connector._sizing import LATENT_MODELS, HostSize, ModelCache
 from blocklife.errors import MisuseError
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.connector_worlds import FULL, ROOMY, WINDOW, prompt
@@ -194,3 +196,30 @@ def test_a_worker_whose_neighbour_is_elsewhere_refuses_its_first_step(rig: Conne
     rig.add(prompt(9), 1)
     with pytest.raises(MisuseError, match=r"worker 0 shares host memory, and its neighbours \[1\] have not attached to it"):
         rig.step()
+
+
+@pytest.mark.parametrize(("dtype", "number_bytes"), [(torch.bfloat16, 2), (torch.uint8, 1)], ids=["16 bits", "8 bits"])
+@pytest.mark.parametrize(("heads", "ranks", "heads_of_rank"), [(8, 2, 4), (8, 16, 1), (1, 1, 1)])
+def test_size_of_a_block_is_what_vllm_makes_of_it(
+    heads: int, ranks: int, heads_of_rank: int, dtype: torch.dtype, number_bytes: int
+) -> None:
+    """`blocklife size` counts as vLLM's own description of a group does: heads of one rank, and a latent on each."""
+    layout = {"block_size": 16, "dtype": dtype}
+    config = ConnectorConfig(host_bytes=64 << 30)
+    for model, spec in (
+        (
+            ModelCache("A", 32, heads, 32, 256, False, False),
+            FullAttentionSpec(num_kv_heads=heads_of_rank, head_size=128, **layout),
+        ),
+        (ModelCache("B", 61, 1, 32, 576, True, False), MLAAttentionSpec(num_kv_heads=1, head_size=576, **layout)),
+    ):
+        size = HostSize.of(model, config, ranks=ranks, block_tokens=16, number_bytes=number_bytes)
+        assert size.rank_block_bytes == spec.page_size_bytes * model.layers
+
+
+@pytest.mark.parametrize("kind", sorted(LATENT_MODELS))
+def test_models_whose_latents_are_counted_have_latents_in_vllm(kind: str) -> None:
+    """vLLM runs others that have kv_lora_rank with whole heads."""
+    for model_type, is_latent in ((kind, True), ("minicpm3", False)):
+        given = SimpleNamespace(model_type=model_type, kv_lora_rank=512)
+        assert ModelArchConfigConvertorBase(given, given).is_deepseek_mla() is is_latent

@@ -22,7 +22,7 @@ from attrs import evolve
 
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector import _store as store_below
-from blocklife.engines.vllm.connector._metrics import METRICS
+from blocklife.engines.vllm.connector._families import METRICS
 from blocklife.engines.vllm.connector._store import OutageLog, _reason
 from blocklife.errors import MisuseError
 from blocklife.tiers import CircuitBreaker, FaultyStore, FileStore, Identity, StoreCopier, StoreFaultRates, StoreOutcome
@@ -457,4 +457,4 @@ def test_metrics_tell_what_went_below_and_came_from_there(make: Make) -> None:
     assert put["is_down"] == {"": 0}
     for found in (first.told.data, second.told.data):
         for name, values in found.items():
-            assert {label for label in values if METRICS[name].label} <= set(METRICS[name].values)
+            assert {METRICS[name].labels_of(key) for key in values} <= set(METRICS[name].series)

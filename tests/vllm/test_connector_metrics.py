@@ -6,22 +6,27 @@ payloads as vLLM passes them on, and a registry of Prometheus.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
+import re
 from functools import partial
 from typing import Any
 
 import pytest
 from attrs import evolve
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import get_connector_metric_definitions
+from vllm.v1.metrics import loggers
 
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._families import METRICS, MetricKind, key_of
 from blocklife.engines.vllm.connector._lookups import ConnectorCounts
 from blocklife.engines.vllm.connector._messages import Moved
-from blocklife.engines.vllm.connector._metrics import METRICS, BlocklifeStats, MetricKind
+from blocklife.engines.vllm.connector._metrics import BlocklifeStats
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
+from tests.project.monitoring import VLLMS
 from tests.vllm.connector_rig import ConnectorRig, walk
 from tests.vllm.worlds import GroupSpec, Lag, WorldSpec
 
@@ -80,7 +85,10 @@ def test_metrics_add_up_to_what_happened(rig: ConnectorRig) -> None:
 
     assert found["vllm:kv_offload_store_bytes"][""] == 2 * page * rig.stored
     assert found["vllm:kv_offload_load_bytes"][""] == 2 * page * rig.loaded
-    assert found["vllm:kv_offload_jobs"]["done"] == ledger.counts.ended["DONE"]
+    assert found["vllm:kv_offload_jobs"] == {
+        f"{each}/done": ledger.counts.ended_in(Direction[each.upper()])["DONE"] for each in ("store", "load")
+    }
+    assert sum(found["vllm:kv_offload_jobs"].values()) == ledger.counts.ended["DONE"]
     assert found["vllm:kv_offload_lookups"][""] >= 4
     assert sum(found["vllm:kv_offload_hit_blocks"].values()) == rig.loaded
     assert sum(found["vllm:kv_offload_host_slots"].values()) == 64
@@ -197,6 +205,21 @@ def test_metrics_are_told_every_eighth_step_while_requests_are_served(rig: Conne
     assert told == [0, 8, 16]
 
 
+def test_metrics_are_told_as_often_as_their_table_says(rig: ConnectorRig) -> None:
+    """While requests are served no metric is told in a step that is not one of its own; all that a run has are told."""
+    rig.add(list(range(100, 140)), 90)
+    told: dict[str, set[int]] = {}
+    for step in range(72):
+        rig.step()
+        said = rig.scheduler.connector.get_kv_connector_stats()
+        for name in said.data if said else ():
+            told.setdefault(name, set()).add(step)
+
+    assert {METRICS[name].every for name in told} == {8, 64}
+    assert {name: steps for name, steps in told.items() if any(step % METRICS[name].every for step in steps)} == {}
+    assert told["vllm:kv_offload_host_slots"] == {0, 64}
+
+
 @pytest.mark.parametrize("session", [False, pytest.param(True, marks=NAMES_SESSIONS)], ids=["request", "session"])
 def test_metrics_are_told_before_the_engine_has_nothing_to_do(rig: ConnectorRig, session: bool) -> None:
     """A session that waits for its next part is nothing that the engine makes a step for."""
@@ -209,7 +232,7 @@ def test_metrics_are_told_before_the_engine_has_nothing_to_do(rig: ConnectorRig,
         said = rig.scheduler.connector.get_kv_connector_stats()
         found.aggregate(BlocklifeConnector.build_kv_connector_stats(said.data if said else {}))
 
-    assert found.data["vllm:kv_offload_jobs"] == {"done": rig.side.ledger.counts.ended["DONE"]}
+    assert found.data["vllm:kv_offload_jobs"] == {"store/done": rig.side.ledger.counts.ended["DONE"]}
     assert found.data["vllm:kv_offload_jobs_out"] == {"": 0}
     assert found.data["vllm:kv_offload_host_slots"]["empty"] == 64 - rig.stored < 64
     assert rig.scheduler.connector.get_kv_connector_stats() is None
@@ -279,13 +302,13 @@ def test_metrics_are_there_at_zero_before_anything_has_happened(rig: ConnectorRi
     registry, _ = shown_by(rig)
     suffixes = {MetricKind.COUNTER: "_total", MetricKind.GAUGE: "", MetricKind.HISTOGRAM: "_count"}
     found = {
-        (engine, metric.name, value): registry.get_sample_value(
+        (engine, metric.name, values): registry.get_sample_value(
             metric.name + suffixes[metric.kind],
-            {"model_name": "m", "engine": engine, **({metric.label: value} if metric.label else {})},
+            {"model_name": "m", "engine": engine, **dict(zip(metric.labels, values, strict=True))},
         )
         for engine in ("0", "1")
         for metric in METRICS.values()
-        for value in (metric.values if metric.label else [""])
+        for values in metric.series
     }
 
     assert {name for _, name, _ in found} == METRICS.keys()
@@ -321,7 +344,7 @@ def test_metrics_have_no_series_that_was_not_there_from_the_start(monkeypatch: p
 
     monkeypatch.setattr(rig.scheduler.connector, "get_kv_connector_stats", heard)
     walk(rig, seed)
-    values = {name: {*METRICS[name].values} if METRICS[name].label else {""} for name in found.data}
+    values = {name: {key_of(*each) for each in METRICS[name].series} for name in found.data}
     values["vllm:kv_offload_hit_blocks"].add("1")
 
     assert found.data["vllm:kv_offload_flushes"]
@@ -372,6 +395,16 @@ def test_metrics_of_the_same_names_are_refused_with_the_reason(rig: ConnectorRig
     registry, _ = shown_by(rig)
     with pytest.raises(MisuseError, match=r"vllm:kv_offload_load_bytes is there already.*OffloadingConnector"):
         shown_by(rig, registry)
+
+
+def test_metrics_of_vllm_that_alerts_and_dashboard_ask_for_exist() -> None:
+    """By their names in its source; one of them came with 0.32."""
+    source = inspect.getsource(loggers)
+    wanted = {re.sub("_(total|bucket|count)$", "", name) for name in VLLMS}
+    if not release().names_sessions:
+        wanted.remove("vllm:prompt_tokens_cached_by_source")
+
+    assert {name for name in wanted if f'name="{name}"' not in source} == set()
 
 
 def test_metrics_cost_nothing_where_nothing_happens() -> None:

@@ -5,10 +5,9 @@ Rules of this file:
 * It follows from the model and from how the engine is parallel; there is no option. In doubt, each rank has its own.
 * All groups must be alike on the same ranks: a slot may hold content of any of them.
 
-Theory. Latents (MLA) are computed by every rank of tensor parallelism. Of heads there are fewer than ranks, where neighbouring
-ranks have the same one: rank ``r`` has head ``r // (ranks / heads)``. How many heads a layer has in all its spec does not say,
-and the configuration of a model need not: some have other numbers in their windows. So this counts for the models below only,
-whose code was read: all their layers have as many heads as `ModelConfig.get_total_num_kv_heads` says.
+Theory. Latents (MLA) are computed by every rank of tensor parallelism. Of heads neighbouring ranks have the same one, where
+there are fewer than ranks (`_ranks`). How many heads a layer has in all its spec does not say: all layers of the models that
+`_ranks` names have as many as `ModelConfig.get_total_num_kv_heads` says.
 """
 
 from __future__ import annotations
@@ -27,17 +26,13 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from blocklife.copiers import Sharing
+from blocklife.engines.vllm.connector._ranks import ranks_with_heads_alike
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 _HEADS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
-ONE_NUMBER_OF_HEADS = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Glm4MoeForCausalLM"}
-    | {"Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
-)
-"""Models, by architecture, whose layers all have the same number of KV heads."""
 
 
 def ranks_alike(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
@@ -75,8 +70,8 @@ def _ranks_of(spec: KVCacheSpec, vllm_config: VllmConfig) -> int:
         return 1
     if spec.num_kv_heads != 1 or _has_other_layers(vllm_config):
         return 1
-    heads = vllm_config.model_config.get_total_num_kv_heads()
-    return int(ranks) // heads if heads and ranks % heads == 0 else 1
+    model = vllm_config.model_config
+    return ranks_with_heads_alike(int(ranks), model.get_total_num_kv_heads(), model.architectures)
 
 
 def _has_other_layers(vllm_config: VllmConfig) -> bool:
@@ -84,4 +79,4 @@ def _has_other_layers(vllm_config: VllmConfig) -> bool:
     model, drafter = vllm_config.model_config, vllm_config.speculative_config
     if drafter is not None and drafter.draft_model_config is not model:  # guesses from the text have the model itself there
         return True
-    return ONE_NUMBER_OF_HEADS.isdisjoint(model.architectures) or bool(model.model_arch_config.per_layer_overrides)
+    return bool(model.model_arch_config.per_layer_overrides)
