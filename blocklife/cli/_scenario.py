@@ -82,25 +82,26 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _run_all(args: argparse.Namespace) -> int:
-    from blocklife.testing.scenarios._cases import run_files
-    from blocklife.testing.scenarios._running import driver_named
+    from blocklife.testing.scenarios._cases import planned
+    from blocklife.testing.scenarios._our_driver import OurDriver
+    from blocklife.testing.scenarios._running import driver_named, run_scenario
     from blocklife.testing.scenarios._telling import told
 
     verdicts: list[ScenarioVerdict] = []
     interrupted = False
+    driver = OurDriver if args.driver is None else driver_named(args.driver)
+    plan = planned(args.files)
 
     def runs() -> Iterator[ScenarioVerdict]:
         nonlocal interrupted
-        found = run_files(args.files, log=args.verbose) if driver is None else run_files(args.files, driver, log=args.verbose)
         with stopping() as stop, telling("scenario") as tell:
-            for each in found:
-                verdicts.append(each)
-                tell(lambda: f"{len(verdicts)} runs")
-                yield each
+            for scenario, variant in plan:
+                verdicts.append(run_scenario(scenario, driver, variant, log=args.verbose))
+                tell(lambda: f"{len(verdicts)} of {len(plan)} runs", len(verdicts), len(plan))
+                yield verdicts[-1]
                 if interrupted := stop():
                     return
 
-    driver = None if args.driver is None else driver_named(args.driver)
     lines = list(told(runs(), log=args.verbose, as_json=args.json))
     for line in lines:
         print(line)

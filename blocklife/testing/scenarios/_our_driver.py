@@ -533,7 +533,9 @@ class OurDriver(Driver):
         return found
 
     def _not(self, method: str) -> NoReturn:
-        raise Unsupported(_WHY.get(method, f"{type(self).__name__} has no {method}"))
+        if method in _WHY:
+            raise Unsupported(_WHY[method])
+        super()._not(method)
 
     # --- names --------------------------------------------------------------------------------------------------------------
 
