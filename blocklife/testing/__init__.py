@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = door(
         "scenarios._cases": "run_files",
         "scenarios._driver": "Driver EngineSetup EngineStep LookedUp Problem RequestProgress SettledPlan Unsupported "
         "forward_pass",
+        "scenarios._embedded_driver": "EmbeddedDriver Scheduled",
         "scenarios._format": "Scenario parse_scenario",
         "scenarios._our_driver": "OurDriver",
         "scenarios._running": "Outcome ScenarioVerdict run_scenario",

@@ -12,6 +12,7 @@ from blocklife.testing.scenarios._cases import (run_files as run_files)
 from blocklife.testing.scenarios._driver import (Driver as Driver, EngineSetup as EngineSetup, EngineStep as EngineStep,
     LookedUp as LookedUp, Problem as Problem, RequestProgress as RequestProgress, SettledPlan as SettledPlan,
     Unsupported as Unsupported, forward_pass as forward_pass)
+from blocklife.testing.scenarios._embedded_driver import (EmbeddedDriver as EmbeddedDriver, Scheduled as Scheduled)
 from blocklife.testing.scenarios._format import (Scenario as Scenario, parse_scenario as parse_scenario)
 from blocklife.testing.scenarios._our_driver import (OurDriver as OurDriver)
 from blocklife.testing.scenarios._running import (Outcome as Outcome, ScenarioVerdict as ScenarioVerdict, run_scenario
