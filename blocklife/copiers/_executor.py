@@ -85,7 +85,7 @@ class Executor:
         *what: What,
         entered: Job | None = None,
         left: Job | None = None,
-        hook: Callable[[Transition], object] | None = None,
+        hook: Callable[[Transition], None] | None = None,
     ) -> Subscription[Transition]:
         """Register a hook for this worker's share of every job: ``executor.on(JobLife.submit, JobLife.finish)``.
 
@@ -168,7 +168,7 @@ class Executor:
             self._submit(share)
         for job in wanted:
             running = self._running.get(job)
-            if running is not None and running.life.can(JobLife.flush.name):
+            if running is not None and running.life.can(JobLife.flush):
                 running.life.flush()
         if queued and isinstance(self.copier, QueuesWaits):
             self.copier.fence(wanted)

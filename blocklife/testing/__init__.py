@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = door(
         "_fake_device": "FakeDevice FakeEvent FakeStream StuckError",
         "exploring._explore": "Bounds Counterexample Exploration Verdict explore",
         "exploring._model": "Broken Kind Model Property",
+        "exploring._own_lifecycles": "Fired LifecycleExploration explore_lifecycle",
         "exploring._story": "Story retell tell",
         "exploring._walk": "Walked walk",
         "plugin._hooks": "MakeLedger MakeVisit",

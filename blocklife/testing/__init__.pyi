@@ -5,6 +5,8 @@ from blocklife.testing._fake_device import (FakeDevice as FakeDevice, FakeEvent 
 from blocklife.testing.exploring._explore import (Bounds as Bounds, Counterexample as Counterexample, Exploration as
     Exploration, Verdict as Verdict, explore as explore)
 from blocklife.testing.exploring._model import (Broken as Broken, Kind as Kind, Model as Model, Property as Property)
+from blocklife.testing.exploring._own_lifecycles import (Fired as Fired, LifecycleExploration as LifecycleExploration,
+    explore_lifecycle as explore_lifecycle)
 from blocklife.testing.exploring._story import (Story as Story, retell as retell, tell as tell)
 from blocklife.testing.exploring._walk import (Walked as Walked, walk as walk)
 from blocklife.testing.plugin._hooks import (MakeLedger as MakeLedger, MakeVisit as MakeVisit)
