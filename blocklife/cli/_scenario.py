@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,13 @@ from blocklife.cli._common import (
     Parser,
     file,
     put_out,
+    source,
     stopping,
     telling,
+    wrapped,
 )
 from blocklife.errors import MisuseError
+from blocklife.testing.scenarios._shipped import meant
 
 if TYPE_CHECKING:
     from blocklife.testing.scenarios._running import ScenarioVerdict
@@ -53,8 +57,8 @@ def add_options(parser: Parser) -> None:
     shown.describe("Print scenario files as they are.")
     said = "files, folders, or names of built-in scenarios, such as A01, or vllm or sglang for a folder"
     for each in (run, listed):
-        each.add_argument("files", nargs="*", type=file, metavar="FILE", help=f"{said} (default: all but these)")
-    shown.add_argument("files", nargs="+", type=file, metavar="FILE", help="files, or names of built-in scenarios")
+        each.add_argument("files", nargs="*", type=_scenario, metavar="FILE", help=f"{said} (default: all but these)")
+    shown.add_argument("files", nargs="+", type=_scenario, metavar="FILE", help="files, or names of built-in scenarios")
     run.add_argument("--driver", metavar="MODULE:CLASS", help="the engine to run them against (default: our own)")
     run.add_argument("-v", "--verbose", action="store_true", help="print each step with its transitions")
     run.add_argument("--json", action="store_true", help="print one JSON line for each run")
@@ -66,6 +70,11 @@ def add_options(parser: Parser) -> None:
     run.set_defaults(run=_run)
     listed.set_defaults(run=_list)
     shown.set_defaults(run=_show)
+
+
+def _scenario(text: str) -> str:
+    """A file, a folder or the name of a built-in scenario."""
+    return text if os.path.lexists(meant(file(text))) else source(text, "name a scenario file, or a folder of them")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -104,7 +113,7 @@ def _run_all(args: argparse.Namespace) -> int:
 
     lines = list(told(runs(), log=args.verbose, as_json=args.json))
     for line in lines:
-        print(line)
+        print(line if args.json else wrapped(line))
     if interrupted:
         return INTERRUPTED
     return _status(verdicts)
@@ -124,7 +133,7 @@ def _list(args: argparse.Namespace) -> int:
     from blocklife.testing.scenarios._telling import list_files, list_methods, list_records
 
     for line in (list_methods if args.methods else list_records if args.json else list_files)(args.files):
-        print(line)
+        print(line if args.json else wrapped(line, 8))
     return OK
 
 

@@ -18,10 +18,9 @@ from blocklife.testing.scenarios._format import Scenario, read_scenario
 from blocklife.testing.scenarios._kinds import Value
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
+from blocklife.testing.scenarios._shipped import SHIPPED as SHIPPED
+from blocklife.testing.scenarios._shipped import meant
 
-SHIPPED = Path(__file__).parent / "cases"
-"""The scenarios of the package; those for engines that decide for themselves are in its folders ``vllm`` and
-``sglang``."""
 _SIZES = ("blocks", "slots", "jobs", "seed")
 """Settings that every engine has."""
 
@@ -36,22 +35,11 @@ def files_of(paths: Sequence[str]) -> list[Path]:
     `MisuseError` if there is no scenario.
     """
     found: list[Path] = []
-    for path in map(_meant, paths or [str(SHIPPED)]):
+    for path in map(meant, paths or [str(SHIPPED)]):
         found += sorted(path.glob("*.toml")) if os.path.isdir(path) else [path]
     if not found:
         raise MisuseError(f"{', '.join(paths)}: no scenario there")
     return found
-
-
-def _meant(text: str) -> Path:
-    path = Path(text)
-    if os.path.lexists(path) or path.is_absolute() or ".." in path.parts:
-        return path
-    shipped = SHIPPED / path
-    if os.path.isdir(shipped):
-        return shipped
-    shipped = shipped.with_name(f"{shipped.name.removesuffix('.toml')}.toml")
-    return shipped if os.path.isfile(shipped) else path
 
 
 def planned(paths: Sequence[str] = ()) -> list[tuple[Scenario, dict[str, Value]]]:
