@@ -43,6 +43,9 @@ def as_machine(lifecycle: type[Lifecycle] | Table, *, model: object | None = Non
     Refuses: ``transitions.MachineError`` where the state has no row for the event; False where no guard held;
     `MisuseError` where the payload lacks a parameter of a guard. The state has not changed then.
 
+    Not kept: an event without guards takes any payload, or none; the bodies of the edges do not run; and mypy knows neither the
+    triggers nor the type of a state, so that a misspelt trigger is found when it is called.
+
     Without a *model* the machine is its own model.
     """
     table = _table_of(lifecycle)

@@ -160,7 +160,7 @@ StateT = TypeVar("StateT", bound=enum.Enum)
 def natures(states: type[StateT], given: Mapping[StateT, Nature]) -> Mapping[enum.Enum, Nature]:
     """The table *given*, read-only. Raises `DefinitionError` unless it has a row for every state and for nothing else."""
     if unknown := [state for state in given if not isinstance(state, states)]:
-        raise DefinitionError(f"{unknown[0]} is no state of {states.__name__}")
+        raise DefinitionError(f"{unknown[0]} is not a state of {states.__name__}")
     if forgotten := [state.name for state in states if state not in given]:
         raise DefinitionError(f"{states.__name__}: no row for {', '.join(forgotten)}; give each a tone and its traits")
     return MappingProxyType({state: given[state] for state in states})

@@ -61,6 +61,9 @@ CALLED = (
     Called("draw all -o machines.html", needs="pygraphviz"),
     Called("draw slot -o slot.svg", needs="pygraphviz"),
     Called("draw slot -o slot.png", needs="pygraphviz"),
+    Called("recording view run.jsonl", says="run.html"),
+    Called("completion bash", says="complete -o default -F _blocklife blocklife"),
+    Called("completion zsh", says="bashcompinit"),
     Called("spec --check", status=2, says="in a checkout"),
 )
 

@@ -219,8 +219,8 @@ class Later:
 
 
 WRONG: dict[str, tuple[Callable[[LampLife], object], str]] = {
-    "a coroutine": (lambda lamp: lamp.on(hook=later), "hook later: it would only make a coroutine"),
-    "an object with a coroutine": (lambda lamp: lamp.on(hook=Later()), "it would only make a coroutine"),
+    "a coroutine": (lambda lamp: lamp.on(hook=later), "hook later is a coroutine function: calling it would not run it"),  # type: ignore[arg-type]
+    "an object with a coroutine": (lambda lamp: lamp.on(hook=Later()), "is a coroutine function"),  # type: ignore[arg-type]
     "no function": (lambda lamp: lamp.on(hook="print"), "a hook is a function, not 'print'"),  # type: ignore[arg-type]
     "an event of another lifecycle": (lambda lamp: lamp.on(OtherLife.press), r"OtherLife\.press: nothing of it can be heard"),
     "another lifecycle": (lambda lamp: lamp.on(BlockLife), "BlockLife: nothing of it can be heard here"),
@@ -233,9 +233,9 @@ WRONG: dict[str, tuple[Callable[[LampLife], object], str]] = {
         "a hook goes behind hook=, or below @",
     ),
     "no lifecycle": (lambda lamp: lamp.on("press"), "'press': nothing of it can be heard"),  # type: ignore[arg-type]
-    "a foreign state": (lambda lamp: lamp.on(entered=Block.FREED), "FREED.* is no state of LampLife"),
-    "no state": (lambda lamp: lamp.on(left="OFF"), r"'OFF' is no state of LampLife \(give the member of the enum\)"),  # type: ignore[arg-type]
-    "a list": (lambda lamp: lamp.on(left=[1]), r"\[1\] is no state of LampLife"),  # type: ignore[arg-type]
+    "a foreign state": (lambda lamp: lamp.on(entered=Block.FREED), "FREED.* is not a state of LampLife"),
+    "no state": (lambda lamp: lamp.on(left="OFF"), r"'OFF' is not a state of LampLife \(pass the enum member\)"),  # type: ignore[arg-type]
+    "a list": (lambda lamp: lamp.on(left=[1]), r"\[1\] is not a state of LampLife"),  # type: ignore[arg-type]
     "what no row does": (
         lambda lamp: lamp.on(LampLife.release, left=Lamp.OFF),
         r"no row of release leaves Lamp\.OFF: this hook would never run",
@@ -333,7 +333,7 @@ def test_pool_gives_the_places_from_which_an_event_can_start() -> None:
     assert pool.handle(LampLife.release).ids.tolist() == [1, 2]
     with pytest.raises(MisuseError, match="place 0 is OFF, not ON or DIM"):
         pool.handle(LampLife.release, [0])
-    with pytest.raises(MisuseError, match=r"OtherLife\.press is no event of LampLife"):
+    with pytest.raises(MisuseError, match=r"OtherLife\.press is not an event of LampLife"):
         pool.handle(OtherLife.press)
 
 
@@ -356,11 +356,11 @@ def test_who_comes_or_goes_while_hooks_run_changes_the_next_step() -> None:
 def test_pool_refuses_what_is_no_event_handle_or_lifecycle() -> None:
     """In one line with the remedy, and nothing has changed."""
     pool = Pool(LampLife, 2)
-    with pytest.raises(MisuseError, match=r"LampLife: 'press' is no event \(name it by its class, LampLife\.press\)"):
+    with pytest.raises(MisuseError, match=r"LampLife: 'press' is not an event \(name it by its class, LampLife\.press\)"):
         pool.fire("press", pool.handle(Lamp.OFF))  # type: ignore[arg-type]
-    with pytest.raises(MisuseError, match=r"LampLife\.press: \[0, 1\] is no handle \(pool\.take"):
+    with pytest.raises(MisuseError, match=r"LampLife\.press: \[0, 1\] is not a handle \(pool\.handle"):
         pool.fire(LampLife.press, [0, 1])  # type: ignore[arg-type]
-    with pytest.raises(MisuseError, match="is no lifecycle"):
+    with pytest.raises(MisuseError, match="is not a lifecycle"):
         Pool(Lamp, 2)  # type: ignore[arg-type]
 
     assert pool.column.count()[Lamp.OFF] == 2

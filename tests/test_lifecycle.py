@@ -967,7 +967,7 @@ def test_pool_refuses_an_event_of_another_lifecycle() -> None:
     pool = Pool(DoorLife, 3)
     fire: Callable[..., object] = pool.fire
 
-    with pytest.raises(MisuseError, match=r"LampLife.light is no event of DoorLife"):
+    with pytest.raises(MisuseError, match=r"LampLife.light is not an event of DoorLife"):
         fire(LampLife.light, pool.handle(Door.CLOSED))
 
 
@@ -1040,7 +1040,7 @@ def test_pool_takes_and_moves_nothing_at_all() -> None:
 def test_pool_refuses_a_state_of_another_lifecycle() -> None:
     """A pool of doors has no place that is ON."""
     for ids in (None, [0]):
-        with pytest.raises(MisuseError, match="is no state of DoorLife"):
+        with pytest.raises(MisuseError, match="is not a state of DoorLife"):
             Pool(DoorLife, 4).handle(Lamp.ON, ids)
 
 
@@ -1116,3 +1116,13 @@ def test_row_reads_as_an_arrow() -> None:
 
     assert [str(row) for row in rows] == ["LOCKED --unlock [knows]--> CLOSED"]
     assert DoorLife.unlock.event.rows_of(Door.OPEN) == ()
+
+
+def test_event_says_its_name() -> None:
+    """Errors print what somebody wrote, and no address of memory."""
+
+    def lonely(_: object) -> None:
+        """Stands outside a class."""
+
+    assert repr(DoorLife.unlock) == "DoorLife.unlock"
+    assert repr(edge(Door.CLOSED, to=Door.LOCKED)(lonely)) == "<edge lonely>"

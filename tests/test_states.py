@@ -434,7 +434,7 @@ def test_natures_of_another_machine_are_refused() -> None:
     """A row belongs to the machine of its table."""
     given: dict[enum.Enum, Nature] = {state: Nature(Tone.REST) for state in (*Slot, Block.FREED)}
 
-    with pytest.raises(DefinitionError, match=r"^Block.FREED is no state of Slot$"):
+    with pytest.raises(DefinitionError, match=r"^Block.FREED is not a state of Slot$"):
         natures(Slot, given)
 
 

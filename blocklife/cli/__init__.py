@@ -1,7 +1,7 @@
 """The command line: one module for each command.
 
-Exit status: 0 all is well, 1 the run found something wrong (or a page is stale), 2 bad input or options, 3 a search hit a bound
-before it was finished, 130 after Ctrl-C. Errors go to standard error, in one line.
+Exit status: 0 all is well, 1 the run found something wrong (or a page is stale), 2 bad input or options, 3 the search stopped
+at a limit, 130 after Ctrl-C. Errors go to standard error, in one line.
 
 The name and help line of a command are in the table `COMMANDS`; everything else is in its module, which is imported when the
 command is called. So a command imports only what it uses, and the help imports none of them.
@@ -31,12 +31,17 @@ COMMANDS: Mapping[str, str] = {
     "spec": "check or write the generated parts of specs/; print a model for SPIN",
     "size": "say how many tokens of a model the vLLM connector's host memory holds",
     "store": "check that a store for content below the host tier keeps its promises",
+    "completion": "print a script that completes commands and options in bash or zsh",
     "doctor": "show what is installed, what works on this machine, and what to install for more",
 }
 """Each command with its line in the help."""
 
+READS: Mapping[str, str] = {"replay": "", "check": "name a world as a TOML file, or a pinned one with --world"}
+"""Commands whose first word is a file to read, with the remedy if there is none of that name."""
+
 _STATUS = """\
-exit status: 0 all is well, 1 something is wrong or stale, 2 bad input or options, 3 a search hit a bound, 130 after Ctrl-C
+exit status: 0 all is well, 1 something is wrong or stale, 2 bad input or options, 3 the search stopped at a
+limit, 130 after Ctrl-C
 Errors are one line on standard error; then there is no report, not even with --json.
 """
 
@@ -55,11 +60,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The parser of the command line; a command adds its options when it is parsed."""
     parser = Parser(prog="blocklife")
     parser.describe("Typed state machines for the life of every KV-cache block.", _STATUS)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and whether the core is compiled")
-    add_commands(parser, COMMANDS, "blocklife.cli._")
+    add_commands(parser, COMMANDS, "blocklife.cli._", READS)
     return parser
 
 
@@ -96,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         _check_stdout()
-        args = _parser().parse_args(argv)
+        args = make_parser().parse_args(argv)
         status: int = args.run(args)
         print(end="", flush=True)
     except MisuseError as problem:

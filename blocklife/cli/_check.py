@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from blocklife.cli._common import OK, Parser, file, number, whole
+from blocklife.cli._common import OK, Parser, file, number, whole, wrapped
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ examples:
   blocklife check world.toml --write DIR            on a violation: story, scenario, program and diagram
   blocklife check --walk 100000 --seed 7            a long walk through a world too large to enumerate
   blocklife check --json | jq .states               one JSON report
-exit status: 0 all holds, 1 something is violated, 2 bad input, 3 a bound was hit before the end, 130 after Ctrl-C
+exit status: 0 all holds, 1 something is violated, 2 bad input, 3 the search stopped at a limit, 130 after Ctrl-C
 """
 
 _PREFIX = "word_"
@@ -64,6 +64,7 @@ def add_options(parser: Parser) -> None:
     add(
         "--write", type=file, metavar="DIR", help="on a violation, write story.txt and counterexample.toml, .py and .mmd to DIR"
     )
+    add("-v", "--verbose", action="store_true", help="name the rows that were never taken")
     add("--json", action="store_true", help="print one JSON report instead of tables; with --list a line for each world")
     parser.set_defaults(run=_check)
 
@@ -110,7 +111,7 @@ def _check(args: argparse.Namespace) -> int:
 
 _WORLD, _BOUNDS = "what describes a world", ("--max-states", "--max-depth", "--max-seconds")
 _GOES_WITH: Mapping[str, frozenset[str]] = {
-    "": frozenset({_WORLD, "--all", "--write", "--processes", *_BOUNDS}),
+    "": frozenset({_WORLD, "--verbose", "--all", "--write", "--processes", *_BOUNDS}),
     "--walk": frozenset({_WORLD, "--seed", "--write"}),
     "--list": frozenset(),
 }
@@ -120,7 +121,7 @@ _GOES_WITH: Mapping[str, frozenset[str]] = {
 def _given(args: argparse.Namespace) -> list[str]:
     """The options that were given."""
     found = [_WORLD] if args.file or args.world or _words_given(args) else []
-    for option in ("--list", "--walk", "--seed", "--all", "--write", "--processes", *_BOUNDS):
+    for option in ("--list", "--walk", "--verbose", "--seed", "--all", "--write", "--processes", *_BOUNDS):
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None and value is not False:
             found.append(option)
@@ -159,9 +160,9 @@ def world_of(args: argparse.Namespace) -> WorldSettings:
     if args.faults is not None:
         given[FAULTS] = parse_faults(args.faults) if args.faults.strip() else {}
     if not given:
-        return make_world(words, args.file or "check")
+        return make_world(words, args.file or "the world")
     _blame_options(given)
-    return make_world({**words, **given}, "check")
+    return make_world({**words, **given}, "the world")
 
 
 def _blame_options(given: Mapping[str, Value]) -> None:
@@ -189,5 +190,5 @@ def _list(*, as_json: bool) -> int:
             print(json.dumps(record))
         else:
             size = f"{each.counts.states:,} states{', large' if each.large else ''}"
-            print(f"{each.name} ({size}): {each.about}\n    {said(each.settings)}")
+            print(wrapped(f"{each.name} ({size}): {each.about}\n    {said(each.settings)}", 8))
     return OK

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import enum
+import errno
 import importlib
 import os
+import shutil
 import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, NoReturn, TextIO
@@ -23,8 +25,18 @@ if TYPE_CHECKING:
 
 OK, WRONG, BAD_INPUT, INCOMPLETE, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit statuses of a command."""
+PIPE_WIDTH = 140
+"""How wide tables may be where no terminal says it."""
 EVERY = 15.0
 """Seconds between two lines of progress."""
+
+
+class Help(argparse.HelpFormatter):
+    """Descriptions are wrapped as options are; examples keep their lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n".join(line if line.startswith(" ") else fill(line, width, indent) for line in text.split("\n"))
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,15 +44,33 @@ class Parser(argparse.ArgumentParser):
 
     module: str | None = None
     """The module whose `add_options` adds the options when something is parsed; None if they are already there."""
+    reads: str | None = None
+    """The remedy if its first word is a file that is not there: that is seen before the module is imported. None: no file."""
 
     if not TYPE_CHECKING:  # mypy keeps the signatures of the base
 
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **{"formatter_class": Help, **kwargs})
+
         def parse_known_args(self, args=None, namespace=None):
             """Parse, after adding the options of the module."""
-            if self.module is not None:
-                module, self.module = self.module, None
-                importlib.import_module(module).add_options(self)
+            if self.reads is not None and args and args[0] and not args[0].startswith("-") and "\0" not in args[0]:
+                source(args[0], self.reads)  # what is no name at all is refused with the name of its argument
+            self.complete()
             return super().parse_known_args(args, namespace)
+
+        def _check_value(self, action, value):
+            """As argparse, with the nearest choice."""
+            if action.choices is not None and value not in action.choices:
+                what = "unknown command" if isinstance(action, argparse._SubParsersAction) else "invalid choice:"
+                problem = f"{what} {value!r} ({suggestion(str(value), map(str, action.choices))})"
+                raise argparse.ArgumentError(None if what == "unknown command" else action, problem)
+
+    def complete(self) -> None:
+        """Add the options of the module, if they are not there yet."""
+        if self.module is not None:
+            module, self.module = self.module, None
+            importlib.import_module(module).add_options(self)
 
     def commands(self, description: str) -> Callable[[str, str], Parser]:
         """Have commands: returns how one is added, by its name and its line of help."""
@@ -50,9 +80,8 @@ class Parser(argparse.ArgumentParser):
         return lambda name, said: actions.add_parser(name, help=said)
 
     def describe(self, description: str, examples: str = "") -> None:
-        """Set the help text above and below the options, with line breaks kept."""
+        """Set the help text above the options, which is wrapped, and below them, with its lines kept."""
         self.description, self.epilog = description, examples
-        self.formatter_class = argparse.RawDescriptionHelpFormatter
 
     def exit(self, status: int = OK, message: str | None = None) -> NoReturn:
         """Leave, once the help is written: where it cannot be, that is an error like any other."""
@@ -61,20 +90,45 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong, and exit."""
-        self.exit(BAD_INPUT, one_line(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
+        self.exit(BAD_INPUT, one_line(f"blocklife: {message} (see {self.prog} --help)") + "\n")
 
 
-def add_commands(parser: Parser, commands: Mapping[str, str], prefix: str) -> None:
-    """Give a parser commands, each a name and a line of help; module *prefix* and name is imported when it is called."""
+def add_commands(parser: Parser, commands: Mapping[str, str], prefix: str, reads: Mapping[str, str]) -> None:
+    """Give a parser commands, each a name and a line of help; module *prefix* and name is imported when it is called.
+
+    *reads*: the commands whose first word is a file to read, each with the remedy if it is not there.
+    """
     add = parser.commands(parser.description or "")
     for name, said in commands.items():
-        add(name, said).module = f"{prefix}{name}"
+        command = add(name, said)
+        command.module, command.reads = f"{prefix}{name}", reads.get(name)
 
 
 def print_help(parser: argparse.ArgumentParser) -> int:
-    """Print the help if no command is given."""
-    parser.print_help()
-    return OK
+    """Print the help as an error: a command is missing."""
+    if sys.stderr is not None:
+        parser.print_help(sys.stderr)
+    return BAD_INPUT
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What there is to choose from, the nearest first."""
+    import difflib
+
+    names = list(known)
+    near = difflib.get_close_matches(name.lower(), names, 1)
+    return f"did you mean {near[0]}? choose from {', '.join(names)}" if near else f"choose from {', '.join(names)}"
+
+
+def wrapped(text: str, indent: int = 4) -> str:
+    """Lines for standard output: on a terminal wrapped at its width, continued so many columns in; elsewhere as they are."""
+    if not sys.stdout.isatty():
+        return text
+    import textwrap
+
+    width = max(20 + indent, shutil.get_terminal_size().columns)
+    fill = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False).fill
+    return "\n".join(fill(line) for line in text.split("\n"))
 
 
 def complain(message: str) -> None:
@@ -108,6 +162,13 @@ def file(text: str) -> str:
     """The name of a file."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file")
+    return text
+
+
+def source(text: str, remedy: str = "") -> str:
+    """The name of a file that is there to be read; - is standard input."""
+    if file(text) != "-" and not os.path.lexists(text):
+        raise MisuseError(f"{text}: {os.strerror(errno.ENOENT)}" + (f" ({remedy})" if remedy else ""))
     return text
 
 

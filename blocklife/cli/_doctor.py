@@ -30,7 +30,7 @@ from attrs import frozen
 
 from blocklife import __version__
 from blocklife.cli import _built as built
-from blocklife.cli._common import OK, WRONG, Parser, check_writable, put_out, write_whole
+from blocklife.cli._common import OK, WRONG, Parser, check_writable, put_out, wrapped, write_whole
 from blocklife.errors import MisuseError
 from blocklife.extras import to_install
 
@@ -162,7 +162,7 @@ def _doctor(args: argparse.Namespace) -> int:
     for check in CHECKS:
         found.append(check.made())
         if not args.json:
-            put_out(f"{found[-1]}\n")
+            put_out(f"{wrapped(str(found[-1]), _NAME_WIDTH + 1)}\n")
     broken = [each.name for each in found if each.verdict is CheckOutcome.BROKEN]
     if args.json:
         core = built.examine()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from blocklife.cli._common import OK, Parser, file, put_out, reading, refuse_overwriting, write_whole
+from blocklife.cli._common import OK, Parser, file, put_out, reading, refuse_overwriting, suggestion, write_whole
 from blocklife.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _draw(args: argparse.Namespace) -> int:
     if args.output != "-":
         write_whole(args.output, drawn)
     elif isinstance(drawn, bytes) and sys.stdout.isatty():
-        raise MisuseError(f"{chosen} is no text for a terminal (name a file with -o, or pipe it)")
+        raise MisuseError(f"{chosen} is not text for a terminal (name a file with -o, or pipe it)")
     else:
         put_out(drawn)
     return OK
@@ -142,8 +142,6 @@ def _draw(args: argparse.Namespace) -> int:
 
 def _format(name: str | None, output: str) -> str:
     """The format that is meant: by its name, by the ending of the file, or the default for standard output."""
-    from blocklife.cli._lifecycles import suggestion
-
     ending = "" if output == "-" else Path(output).suffix.lower()
     ended = next((each for each, endings in FORMATS.items() if ending in endings), None)
     if name is None:
@@ -152,22 +150,21 @@ def _format(name: str | None, output: str) -> str:
         if ended is None:
             endings = ", ".join(one for each in FORMATS.values() for one in each)
             said = f"the ending {ending} names no format" if ending else "it has no ending that names a format"
-            raise MisuseError(f"{output}: {said} (there are {endings}; or name one with --format)")
+            raise MisuseError(f"{output}: {said} (choose from {endings}; or name one with --format)")
         return ended
     if name.lower() not in FORMATS:
-        raise MisuseError(f"no format {name!r} ({suggestion(name, FORMATS)})")
+        raise MisuseError(f"unknown format {name!r} ({suggestion(name, FORMATS)})")
     if ended not in (None, name.lower()):
         raise MisuseError(f"{output}: the ending says {ended}, --format {name.lower()} (leave one of them out)")
     return name.lower()
 
 
 def _sheet(args: argparse.Namespace, tables: Mapping[str, Table]) -> Sheet:
-    from blocklife.cli._lifecycles import suggestion
     from blocklife.drawing import Marks, Panel, Theme, picture
     from blocklife.states import COUPLINGS
 
     if args.theme not in THEMES:
-        raise MisuseError(f"no theme {args.theme!r} ({suggestion(args.theme, THEMES)})")
+        raise MisuseError(f"unknown theme {args.theme!r} ({suggestion(args.theme, THEMES)})")
     theme = None if args.theme == "auto" else Theme[args.theme.upper()]
     marks, charts = _overlay(args, tables, theme)
     couplings = () if args.plain else COUPLINGS

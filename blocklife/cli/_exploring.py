@@ -14,6 +14,7 @@ from blocklife.cli._common import (
     INCOMPLETE,
     INTERRUPTED,
     OK,
+    PIPE_WIDTH,
     WRONG,
     check_writable,
     complain,
@@ -67,13 +68,10 @@ def explore_world(settings: WorldSettings, args: argparse.Namespace) -> int:
         written = [_written(each, where) for each, where in zip(found, places, strict=True)]
         print(json.dumps(_record(world, args.world, exploration, written)))
         return _status(exploration)
-    _print(world, exploration)
+    _print(world, exploration, verbose=args.verbose)
     for each, where in zip(found, places, strict=True):  # what was found is printed before anything is written
         print(f"\n--- {each.counterexample.rule}: {len(each.story.steps)} steps ---\n\n{each.story}", flush=True)
         _print_files(_written(each, where))
-    for bound in exploration.bounds_hit:
-        print(f"bound hit: {bound}")
-    print(f"\n{_conclusion(exploration)}")
     return _status(exploration)
 
 
@@ -196,7 +194,7 @@ def _never(world: World) -> dict[str, list[str]]:
 def _record(world: World, pinned: str | None, found: Exploration[Action], stories: Sequence[Refuted]) -> dict[str, object]:
     from blocklife.testing.worlds._format import words_of
 
-    never = _never(world)
+    never, meanings = _never(world), _meanings(world)
     return {
         "world": words_of(world.settings),
         "name": pinned,
@@ -211,7 +209,12 @@ def _record(world: World, pinned: str | None, found: Exploration[Action], storie
         "states_per_second": round(found.states_per_second),
         "calls": world.core_calls,
         "properties": [
-            {"name": name, "kind": found.kinds.get(name, "step"), "verdict": verdict.name.lower()}
+            {
+                "name": name,
+                "kind": found.kinds.get(name, "step"),
+                "verdict": verdict.name.lower(),
+                "means": meanings.get(name, ""),
+            }
             for name, verdict in found.verdicts.items()
         ],
         "counterexamples": [
@@ -237,44 +240,60 @@ def _print_files(found: Refuted) -> None:
         print(f"note: {note}")
 
 
-def _print(world: World, found: Exploration[Action]) -> None:
+def _meanings(world: World) -> dict[str, str]:
+    """What each property and rule says, in a phrase."""
+    from blocklife.testing.worlds._cross_checks import MEANINGS
+
+    return {**MEANINGS, **{each.name: each.doc for each in world.properties()}}
+
+
+def _print(world: World, found: Exploration[Action], *, verbose: bool) -> None:
+    """The verdict, what it is about, and each property with its own."""
     from rich.console import Console
     from rich.table import Table
 
     from blocklife.testing.worlds._format import said
 
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
     console.begin_capture()  # so that print meets a reader that has gone, or a full disk, and not rich
-    console.print(f"{said(world.settings)}\n")
+    console.print(_conclusion(found))
+    for bound in found.bounds_hit:
+        console.print(f"stopped at a limit: {bound}")
+    console.print(f"\n{said(world.settings)}\n")
+    meanings = _meanings(world)
+    table = Table(box=None, pad_edge=False)
+    for title in ("property", "kind", "verdict"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("means")
+    for name, verdict in found.verdicts.items():
+        told = verdict.name if verdict.name == "VIOLATED" else verdict.name.lower()
+        table.add_row(name, found.kinds.get(name, "step").replace("_", " "), told, meanings.get(name, ""))
+    console.print(table)
+    console.print()
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column()
     table.add_row("states", f"{found.states:,}")
     table.add_row("edges", f"{found.edges:,}")
     table.add_row("depth", f"{found.depth:,}")
-    table.add_row("speed", f"{found.states_per_second:,.0f} states a second, {found.seconds:.1f} s")
+    table.add_row("speed", f"{found.states_per_second:,.0f} states per second, {found.seconds:.1f} s")
     table.add_row("calls", f"{world.core_calls:,} of the real code")
     console.print(table)
     console.print()
-    _print_rows(console.print, world)
-    console.print()
-    table = Table(box=None, pad_edge=False)
-    for title in ("property", "kind", "verdict"):
-        table.add_column(title)
-    for name, verdict in found.verdicts.items():
-        told = verdict.name if verdict.name == "VIOLATED" else verdict.name.lower()
-        table.add_row(name, found.kinds.get(name, "step").replace("_", " "), told)
-    console.print(table)
-    print(console.end_capture(), end="")
+    _print_rows(console.print, world, verbose=verbose)
+    print("".join(f"{line.rstrip()}\n" for line in console.end_capture().splitlines()), end="")
 
 
-def _print_rows(say: Callable[[str], None], world: World) -> None:
-    """How many rows of the tables were taken, and which were not."""
+def _print_rows(say: Callable[[str], None], world: World, *, verbose: bool) -> None:
+    """How many rows of the tables were taken; and which were not, if that is wanted."""
     never = _never(world)
     rows = sum(map(len, world.coverage().values()))
     missing = sum(map(len, never.values()))
-    say(f"{rows - missing} of {rows} rows of the tables were taken" + (", never:" if missing else ""))
-    for name, each in never.items():
+    more = (", never:" if verbose else " (-v names the others)") if missing else ""
+    say(f"{rows - missing} of {rows} rows of the tables were taken{more}")
+    for name, each in never.items() if verbose else ():
         for row in each:
             say(f"  {name} {row}")
 

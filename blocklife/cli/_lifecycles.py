@@ -7,13 +7,13 @@ does not end up in a drawing.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
 
+from blocklife.cli._common import suggestion
 from blocklife.drawing._spec import OURS
 from blocklife.errors import MisuseError
 from blocklife.lifecycle import Lifecycle, Table
@@ -38,14 +38,7 @@ def table_named(name: str) -> Table:
         return OURS[name]
     if ":" in name:
         return _imported(name)
-    raise MisuseError(f"no machine {name!r} ({suggestion(name, (*OURS, ALL))}, or write module:Class)")
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """What there is, the nearest first."""
-    names = list(known)
-    near = difflib.get_close_matches(name.lower(), names, 1)
-    return f"did you mean {near[0]}? there are {', '.join(names)}" if near else f"there are {', '.join(names)}"
+    raise MisuseError(f"unknown machine {name!r} ({suggestion(name, (*OURS, ALL))}, or give module:Class)")
 
 
 def _short(key: str, table: Table, taken: Iterable[str]) -> str:
@@ -91,7 +84,7 @@ def _table_of(name: str, attribute: str, found: object) -> Table:
         table = getattr(found, "table", None)
     else:
         raise MisuseError(
-            f"{name}: {attribute} is no Lifecycle (it is {_kind(found)}; write class Door(Lifecycle, initial=...))"
+            f"{name}: {attribute} is not a Lifecycle (it is {_kind(found)}; write class Door(Lifecycle, initial=...))"
         )
     if table is None or not table.states:
         raise MisuseError(f"{name}: {attribute} has no states (write class Door(Lifecycle, initial=...))")

@@ -16,6 +16,7 @@ import attrs
 
 from blocklife.cli._common import (
     OK,
+    PIPE_WIDTH,
     Parser,
     complain,
     file,
@@ -24,6 +25,7 @@ from blocklife.cli._common import (
     put_out,
     reading,
     refuse_overwriting,
+    source,
     whole,
     write_whole,
     writing_whole,
@@ -58,7 +60,7 @@ def add_options(parser: Parser) -> None:
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     for add, (name, said) in zip((_add_check, _add_show, _add_stats, _add_view, _add_perfetto), COMMANDS.items(), strict=True):
         command = actions.add_parser(name, help=said)
-        command.add_argument("file", type=file, metavar="FILE", help="the recording; - is standard input")
+        command.add_argument("file", type=source, metavar="FILE", help="the recording; - is standard input")
         add(command)
 
 
@@ -184,7 +186,9 @@ def _format(args: argparse.Namespace) -> str:
     ended = _ENDINGS.get(ending)
     if asked is None and ended is None:
         said = f"the ending {ending}" if ending else "no ending"
-        raise MisuseError(f"{args.output}: {said} names no format (there are {', '.join(_ENDINGS)}; or name one with --format)")
+        raise MisuseError(
+            f"{args.output}: {said} names no format (choose from {', '.join(_ENDINGS)}; or name one with --format)"
+        )
     if asked is not None and ended not in (None, asked):
         raise MisuseError(f"{args.output}: the ending says {ended}, the options {asked} (leave one of them out)")
     return asked or ended or "text"
@@ -244,8 +248,6 @@ def _chosen(lives: Lives, told: Wanted, args: argparse.Namespace) -> list[Life]:
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 16
 """So many characters show how a number changed over a run."""
-_PIPE_WIDTH = 140
-"""How wide tables may be where no terminal says it."""
 
 
 def _add_stats(parser: Parser) -> None:
@@ -286,7 +288,7 @@ def _print(run: RunStatistics, machines: list[MachineStatistics]) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = _PIPE_WIDTH
+        console.width = PIPE_WIDTH
     console.begin_capture()  # so that we meet a reader that has gone, or a full disk, and not rich
     took = "" if run.seconds is None else f" in {spell_time(run.seconds)}"
     told = f"{run.name}: {run.steps:,} steps in {run.commits:,} commits, {run.last_plan:,} plans{took}"
@@ -365,13 +367,14 @@ def _add_view(parser: Parser) -> None:
         "places they touch, refusals, the first illegal line, and the diagrams of the machines.",
         """\
 examples:
-  blocklife recording view run.jsonl -o page.html   open page.html in any browser; it needs nothing else
+  blocklife recording view run.jsonl                write run.html; any browser opens it, and it needs nothing else
   blocklife recording view run.jsonl -o page.html --plans 100-180
                                                     a part of a long run
 exit status: 0 the page is written (it also shows whether the run is legal), 2 bad input, 130 after Ctrl-C
 """,
     )
-    parser.add_argument("-o", "--output", type=file, required=True, metavar="PAGE.html", help="the page; - is standard output")
+    said = "the page; - is standard output (default: beside the recording, with the ending .html)"
+    parser.add_argument("-o", "--output", type=file, metavar="PAGE.html", help=said)
     parser.add_argument("--plans", metavar="A-B", help="only these plans (default: all)")
     parser.add_argument(
         "--max-events", type=whole, metavar="N", help="refuse to show more transitions than this (default 1000000)"
@@ -388,18 +391,27 @@ def _view(args: argparse.Namespace) -> int:
     if most < 1:
         raise MisuseError(f"--max-events {most}: a page shows at least one transition (give a number of at least 1)")
     settings = ViewSettings(_plans(args.plans), most)
-    refuse_overwriting(args.output, args.file)
+    output = args.output or _page_beside(args.file)
+    refuse_overwriting(output, args.file)
     with open_recording(args.file) as recording, reading() as progress:
         verdict, lives = check_lives(recording, progress)
     page = view(lives, verdict, settings, _drawings())
-    if args.output == "-":
+    if output == "-":
         put_out(page)
         return OK
-    write_whole(args.output, page)
+    write_whole(output, page)
     wrong = verdict.illegal
     told = "" if wrong is None else f"; NOT legal: line {wrong.line}: {wrong.message}"
-    print(printable(f"{Path(args.output)}: {len(page) / 1e6:.1f} MB{told}"))
+    print(printable(f"{Path(output)}: {len(page) / 1e6:.1f} MB{told}"))
     return OK
+
+
+def _page_beside(recording: str) -> str:
+    """Where the page of a recording goes if nothing is said."""
+    if recording == "-":
+        raise MisuseError("a recording from standard input has no file to write the page beside (name one with -o)")
+    path = Path(recording)
+    return str((path.with_suffix("") if path.suffix == ".gz" else path).with_suffix(".html"))
 
 
 def _plans(text: str | None) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,13 @@ from blocklife.cli._common import (
     Parser,
     file,
     put_out,
+    source,
     stopping,
     telling,
+    wrapped,
 )
 from blocklife.errors import MisuseError
+from blocklife.testing.scenarios._shipped import meant
 
 if TYPE_CHECKING:
     from blocklife.testing.scenarios._running import ScenarioVerdict
@@ -53,8 +57,8 @@ def add_options(parser: Parser) -> None:
     shown.describe("Print scenario files as they are.")
     said = "files, folders, or names of built-in scenarios, such as A01, or vllm or sglang for a folder"
     for each in (run, listed):
-        each.add_argument("files", nargs="*", type=file, metavar="FILE", help=f"{said} (default: all but these)")
-    shown.add_argument("files", nargs="+", type=file, metavar="FILE", help="files, or names of built-in scenarios")
+        each.add_argument("files", nargs="*", type=_scenario, metavar="FILE", help=f"{said} (default: all but these)")
+    shown.add_argument("files", nargs="+", type=_scenario, metavar="FILE", help="files, or names of built-in scenarios")
     run.add_argument("--driver", metavar="MODULE:CLASS", help="the engine to run them against (default: our own)")
     run.add_argument("-v", "--verbose", action="store_true", help="print each step with its transitions")
     run.add_argument("--json", action="store_true", help="print one JSON line for each run")
@@ -66,6 +70,11 @@ def add_options(parser: Parser) -> None:
     run.set_defaults(run=_run)
     listed.set_defaults(run=_list)
     shown.set_defaults(run=_show)
+
+
+def _scenario(text: str) -> str:
+    """A file, a folder or the name of a built-in scenario."""
+    return text if os.path.lexists(meant(file(text))) else source(text, "name a scenario file, or a folder of them")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -82,28 +91,29 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _run_all(args: argparse.Namespace) -> int:
-    from blocklife.testing.scenarios._cases import run_files
-    from blocklife.testing.scenarios._running import driver_named
+    from blocklife.testing.scenarios._cases import planned
+    from blocklife.testing.scenarios._our_driver import OurDriver
+    from blocklife.testing.scenarios._running import driver_named, run_scenario
     from blocklife.testing.scenarios._telling import told
 
     verdicts: list[ScenarioVerdict] = []
     interrupted = False
+    driver = OurDriver if args.driver is None else driver_named(args.driver)
+    plan = planned(args.files)
 
     def runs() -> Iterator[ScenarioVerdict]:
         nonlocal interrupted
-        found = run_files(args.files, log=args.verbose) if driver is None else run_files(args.files, driver, log=args.verbose)
         with stopping() as stop, telling("scenario") as tell:
-            for each in found:
-                verdicts.append(each)
-                tell(lambda: f"{len(verdicts)} runs")
-                yield each
+            for scenario, variant in plan:
+                verdicts.append(run_scenario(scenario, driver, variant, log=args.verbose))
+                tell(lambda: f"{len(verdicts)} of {len(plan)} runs", len(verdicts), len(plan))
+                yield verdicts[-1]
                 if interrupted := stop():
                     return
 
-    driver = None if args.driver is None else driver_named(args.driver)
     lines = list(told(runs(), log=args.verbose, as_json=args.json))
     for line in lines:
-        print(line)
+        print(line if args.json else wrapped(line))
     if interrupted:
         return INTERRUPTED
     return _status(verdicts)
@@ -123,7 +133,7 @@ def _list(args: argparse.Namespace) -> int:
     from blocklife.testing.scenarios._telling import list_files, list_methods, list_records
 
     for line in (list_methods if args.methods else list_records if args.json else list_files)(args.files):
-        print(line)
+        print(line if args.json else wrapped(line, 8))
     return OK
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 
-from blocklife.cli._common import INTERRUPTED, OK, WRONG, Parser, stopping, telling
+from blocklife.cli._common import INTERRUPTED, OK, WRONG, Parser, stopping, telling, wrapped
 from blocklife.errors import MisuseError
 
 _EXAMPLES = """\
@@ -47,10 +47,10 @@ def _check(args: argparse.Namespace) -> int:
     if args.list:
         for name in store_checks():
             says = CHECKS[name].says
-            print(json.dumps({"name": name, "says": says}) if args.json else f"{name:<34}{says}")
+            print(json.dumps({"name": name, "says": says}) if args.json else wrapped(f"{name:<34}{says}", 34))
         return OK
     if args.address is None:
-        raise MisuseError("store check: names no store (give fs:DIR, mooncake:HOST:PORT or package.module:factory)")
+        raise MisuseError("no store is named (give fs:DIR, mooncake:HOST:PORT or package.module:factory)")
     verdicts: list[StoreCheckVerdict] = []
     interrupted = False
     answers, total = sys.stdout, len(args.only) or len(store_checks())

@@ -85,7 +85,7 @@ class Executor:
         *what: What,
         entered: Job | None = None,
         left: Job | None = None,
-        hook: Callable[[Transition], object] | None = None,
+        hook: Callable[[Transition], None] | None = None,
     ) -> Subscription[Transition]:
         """Register a hook for this worker's share of every job: ``executor.on(JobLife.submit, JobLife.finish)``.
 
@@ -190,7 +190,7 @@ class Executor:
         """The engine waits for these jobs."""
         for job in jobs:
             running = self._running.get(job)
-            if running is not None and running.life.can(JobLife.flush.name):
+            if running is not None and running.life.can(JobLife.flush):
                 running.life.flush()
 
     def report(self) -> Report:

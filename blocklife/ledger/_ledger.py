@@ -163,12 +163,12 @@ class Ledger(edge.NotCopied):
         *what: What,
         entered: Block | Slot | Job | Request | None = None,
         left: Block | Slot | Job | Request | None = None,
-        hook: Callable[[LedgerTransition], object] | None = None,
+        hook: Callable[[LedgerTransition], None] | None = None,
     ) -> Subscription[LedgerTransition]:
         """Register a hook for committed steps, ``ledger.on(entered=Block.STALE, hook=print)``; see `Hooks.on`."""
         return self._calls.hooks.on(*what, entered=entered, left=left, hook=hook)
 
-    def on_refusal(self, hook: Callable[[Refusal], object] | None = None) -> Subscription[Refusal]:
+    def on_refusal(self, hook: Callable[[Refusal], None] | None = None) -> Subscription[Refusal]:
         """Register a hook for events that a table refuses (not for lack of room, unknown names or lives that are over)."""
         return Subscription(self._calls.refusals, hook=hook)
 

@@ -35,10 +35,12 @@ compiled row directly, so that a guarded batch is one table look-up. For this re
 element by element (``>``, ``&``) and not ``and`` or ``if``.
 """
 
+from blocklife.errors import DefinitionError, MisuseError, RefusedError
 from blocklife.lifecycle._column import Column, Facts, Ids, Rows
+from blocklife.lifecycle._handle import Handle
 from blocklife.lifecycle._hooks import Hooks, Listeners, Move, Subscription, Transition, What
 from blocklife.lifecycle._lifecycle import MAX_GUARDS, MAX_ROWS, Edge, Lifecycle, edge, painted, painters
-from blocklife.lifecycle._pool import Handle, Pool
+from blocklife.lifecycle._pool import Pool
 from blocklife.lifecycle._table import REFUSED, Event, Guard, Row, Table, guard
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "MAX_ROWS",
     "REFUSED",
     "Column",
+    "DefinitionError",
     "Edge",
     "Event",
     "Facts",
@@ -55,8 +58,10 @@ __all__ = [
     "Ids",
     "Lifecycle",
     "Listeners",
+    "MisuseError",
     "Move",
     "Pool",
+    "RefusedError",
     "Row",
     "Rows",
     "Subscription",

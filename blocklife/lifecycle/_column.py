@@ -130,7 +130,7 @@ class Column:
         *what: What,
         entered: enum.Enum | None = None,
         left: enum.Enum | None = None,
-        hook: Callable[[Transition], object] | None = None,
+        hook: Callable[[Transition], None] | None = None,
     ) -> Subscription[Transition]:
         """Register a hook for the steps that `fire` and `tell` report: of some events (all by default), into or out of a state.
 

@@ -122,7 +122,6 @@ class Transition:
 
 RecordT = TypeVar("RecordT")
 TransitionT = TypeVar("TransitionT", bound=Transition)
-HookT = TypeVar("HookT", bound=Callable[..., object])
 
 
 class Subscription(Generic[RecordT]):
@@ -138,10 +137,10 @@ class Subscription(Generic[RecordT]):
         self,
         among: Listeners[RecordT],
         wanted: Mapping[str, bytes] = NO_ROWS,
-        hook: Callable[[RecordT], object] | None = None,
+        hook: Callable[[RecordT], None] | None = None,
     ) -> None:
         self._among = among
-        self._hook: Callable[[RecordT], object] | None = None
+        self._hook: Callable[[RecordT], None] | None = None
         self.wanted = wanted
         """For each machine, one byte per row: whether the hook wants it. None if no table decides."""
         self.heard: list[RecordT] = []
@@ -149,8 +148,8 @@ class Subscription(Generic[RecordT]):
         if hook is not None:
             self._register(hook)
 
-    def __call__(self, hook: HookT) -> HookT:
-        """Register *hook* (the decorator form)."""
+    def __call__(self, hook: Callable[[RecordT], None]) -> Callable[[RecordT], None]:
+        """Register *hook* (the decorator form), and return it."""
         self._register(hook)
         return hook
 
@@ -174,14 +173,14 @@ class Subscription(Generic[RecordT]):
             except BaseException as problem:
                 errors.hold(self._hook, problem)
 
-    def _register(self, hook: Callable[[RecordT], object]) -> None:
+    def _register(self, hook: Callable[[RecordT], None]) -> None:
         if self._hook is not None:
             raise MisuseError("this subscription has a hook already; call on(...) again for another")
         if not callable(hook):
             raise MisuseError(f"a hook is a function, not {hook!r}")
         if runs_later(hook) or runs_later(getattr(type(hook), "__call__", None)):  # noqa: B004 - its code is asked for
             raise MisuseError(
-                f"hook {getattr(hook, '__name__', hook)}: it would only make a coroutine, and never run "
+                f"hook {getattr(hook, '__name__', hook)} is a coroutine function: calling it would not run it "
                 "(pass a plain function; it may put what it hears into a queue that a task reads)"
             )
         self._hook = hook
@@ -237,7 +236,7 @@ class Hooks(Listeners[TransitionT]):
         *what: What,
         entered: enum.Enum | None = None,
         left: enum.Enum | None = None,
-        hook: Callable[[TransitionT], object] | None = None,
+        hook: Callable[[TransitionT], None] | None = None,
     ) -> Subscription[TransitionT]:
         """Register a hook for steps of these lifecycles or events (all by default), into *entered*, out of *left*.
 
@@ -287,8 +286,8 @@ class Hooks(Listeners[TransitionT]):
         for state in (entered, left):
             if state is not None and not any(state in table.states for table in tables):
                 known = ", ".join(table.name for table in tables)
-                hint = " (give the member of the enum)" if isinstance(state, str) else ""
-                raise MisuseError(f"{state!r} is no state of {known}{hint}")
+                hint = " (pass the enum member)" if isinstance(state, str) else ""
+                raise MisuseError(f"{state!r} is not a state of {known}{hint}")
         named = [getattr(each, "__name__", "") if (event := _event_of(each)) is None else event.name for each in what]
         events = ", ".join(named) or "any event"
         ways = [f"enters {entered}"] if entered is not None else []

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, ClassVar, Concatenate, Generic, NoReturn, Para
 from attrs import frozen
 
 from blocklife.errors import DefinitionError, MisuseError
-from blocklife.lifecycle._hooks import Hooks, Subscription, Transition, What
+from blocklife.lifecycle._hooks import AnyEdge, Hooks, Subscription, Transition, What
 from blocklife.lifecycle._table import Event, Guard, Row, Table, runs_later
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import TypeVar as TypeVarWithDefault
+
+    from blocklife.lifecycle._handle import Handle
 
     StateT_co = TypeVarWithDefault("StateT_co", bound=enum.Enum, covariant=True, default=enum.Enum)
 else:
@@ -112,6 +116,9 @@ class Edge(_Descriptor, Generic[SourceT, TargetT, P]):
             raise DefinitionError(f"edge {self.name} stands outside a Lifecycle class")
         return self._event
 
+    def __repr__(self) -> str:
+        return f"<edge {self.name}>" if self._event is None else f"{self._event.table.name}.{self.name}"
+
     def _compiled(self, event: Event, fire: Callable[..., None]) -> None:
         self._event = event
         if not TYPE_CHECKING:
@@ -124,6 +131,10 @@ class Edge(_Descriptor, Generic[SourceT, TargetT, P]):
         @overload
         def __get__(self, machine: Lifecycle, owner: type) -> Callable[P, None]: ...
         def __get__(self, machine: object, owner: type) -> object: ...
+
+        # what a pool takes behind this event (`FiresBatch`, `FiresEach`): mypy then names the handle that does not fit
+        def _batch(self, handle: Handle[SourceT], /, *args: P.args, **kwargs: P.kwargs) -> TargetT: ...
+        def _each(self, handle: Handle[SourceT], /, **payload: NDArray[np.generic]) -> TargetT: ...
 
 
 # --- machines -----------------------------------------------------------------------------------------------------------
@@ -169,16 +180,20 @@ class Lifecycle(Generic[StateT_co]):
         *what: What,
         entered: enum.Enum | None = None,
         left: enum.Enum | None = None,
-        hook: Callable[[Transition], object] | None = None,
+        hook: Callable[[Transition], None] | None = None,
     ) -> Subscription[Transition]:
         """Register a hook for the steps of this machine: of some of its events (all by default), into or out of a state.
 
         A hook runs after the commit and the body of the edge, and gets a `Transition`. It cannot undo the step: the machine is
         in its new state, and an error of a hook reaches the caller after all have run. See `Hooks.on`.
         """
-        if self._hooks is None:
-            self._hooks = Hooks({self.table.name: self.table})
-        return self._hooks.on(*what, entered=entered, left=left, hook=hook)
+        own: Hooks[Transition] | None = vars(self).get("_hooks")
+        if own is None:
+            own = Hooks({self.table.name: self.table})
+            for each in self._hooks or ():  # those of the class hear every machine
+                own.add(each)
+            self._hooks = own
+        return own.on(*what, entered=entered, left=left, hook=hook)
 
     def report_to(self, hooks: Hooks[Transition], place: int, **context: object) -> None:
         """Report the steps of this machine to the hooks of an owner, as place *place*; *context* is added to every payload."""
@@ -192,9 +207,12 @@ class Lifecycle(Generic[StateT_co]):
             if hooks.hears(table.name, row):
                 hooks.notify([Transition(table, event, [self._place], row, {**self._context, **payload})])
 
-    def can(self, event: str) -> bool:
-        """Whether *event* has a row in this state, whatever the guards say."""
-        return bool(self.table.event(event).rows_of(self.state))
+    def can(self, event: AnyEdge | str) -> bool:
+        """Whether an event has a row in this state, whatever the guards say: ``door.can(DoorLife.lock)``, or its name."""
+        found = self.table.event(event) if isinstance(event, str) else getattr(event, "event", None)
+        if not isinstance(found, Event) or found.table is not self.table:
+            raise MisuseError(f"{event!r} is not an event of {self.table.name}")
+        return bool(found.rows_of(self.state))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.state.name}>"

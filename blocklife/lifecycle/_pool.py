@@ -5,15 +5,15 @@ from __future__ import annotations
 import enum
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, Never, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Never, ParamSpec, Protocol, TypeVar, cast, overload
 
 import numpy as np
-from attrs import field, frozen
 from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError, RefusedError
 from blocklife.lifecycle._column import Column
+from blocklife.lifecycle._handle import Handle
 from blocklife.lifecycle._hooks import Subscription, Transition, What
 from blocklife.lifecycle._lifecycle import Edge, Lifecycle
 from blocklife.lifecycle._table import Table
@@ -22,21 +22,23 @@ P = ParamSpec("P")
 SourceT = TypeVar("SourceT", bound=enum.Enum)
 TargetT = TypeVar("TargetT", bound=enum.Enum)
 StateT_co = TypeVar("StateT_co", bound=enum.Enum, covariant=True)
+TargetT_co = TypeVar("TargetT_co", bound=enum.Enum, covariant=True)
 
 
-@frozen(eq=False)
-class Handle(Generic[StateT_co]):
-    """Some places of a pool in one state, or in states from which one event starts.
+class FiresBatch(Protocol[P, TargetT_co]):
+    """An event, by what `Pool.fire` takes behind it: a handle on places in its states, and its payload."""
 
-    It becomes invalid when any of its places takes a step.
-    """
+    if TYPE_CHECKING:
 
-    ids: NDArray[np.int64]
-    stamps: NDArray[np.uint32] = field(repr=False)
-    pool: Pool = field(repr=False)
+        def _batch(self, *args: P.args, **kwargs: P.kwargs) -> TargetT_co: ...
 
-    def __len__(self) -> int:
-        return len(self.stamps)
+
+class FiresEach(Protocol[P, TargetT_co]):
+    """An event, by what `Pool.fire_each` takes behind it: a handle on places in its states, and arrays by name."""
+
+    if TYPE_CHECKING:
+
+        def _each(self, *args: P.args, **kwargs: P.kwargs) -> TargetT_co: ...
 
 
 class Pool:
@@ -47,7 +49,7 @@ class Pool:
 
     def __init__(self, lifecycle: type[Lifecycle], size: int) -> None:
         if not isinstance(getattr(lifecycle, "table", None), Table):
-            raise MisuseError(f"a pool: {lifecycle!r} is no lifecycle (give the class that has the edges)")
+            raise MisuseError(f"a pool: {lifecycle!r} is not a lifecycle (give the class that has the edges)")
         if size < 1:
             raise MisuseError(f"a pool of {lifecycle.__name__}: the size must be at least 1, not {size}")
         self.column = Column(lifecycle.table, size)
@@ -71,12 +73,12 @@ class Pool:
         table = self.column.table
         if isinstance(state, Edge):
             if state.event.table is not table:
-                raise MisuseError(f"{state.event.table.name}.{state.name} is no event of {table.name}")
+                raise MisuseError(f"{state.event.table.name}.{state.name} is not an event of {table.name}")
             among = list(dict.fromkeys(row.source for row in state.event.rows))
         elif isinstance(state, enum.Enum) and state in table.index:
             among = [state]
         else:
-            raise MisuseError(f"{state!r} is no state of {table.name}")
+            raise MisuseError(f"{state!r} is not a state of {table.name}")
         there = np.isin(self.column.view, [table.index[each] for each in among])
         if ids is None:
             return self._handle(np.flatnonzero(there).astype(np.int64))
@@ -90,20 +92,26 @@ class Pool:
             raise MisuseError(f"{table.name}: place {place} is {self.column.at(place).name}, not {wanted}")
         return self._handle(chosen)
 
-    def fire(
-        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Handle[TargetT]:
-        """Move the whole batch with one payload. Refuses, and changes nothing, if a place has moved since or has no row."""
-        self._check_batch(fired, handle)
-        payload = inspect.signature(fired.method).bind(None, *args, **kwargs)
-        payload.apply_defaults()
-        return self._move(fired, handle, payload.arguments)
+    def fire(self, fired: FiresBatch[P, TargetT_co], /, *args: P.args, **kwargs: P.kwargs) -> Handle[TargetT_co]:
+        """Move a whole batch with one payload: ``pool.fire(DoorLife.lock, handle, 4711)``.
 
-    def fire_each(
-        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], /, **payload: NDArray[np.generic]
-    ) -> Handle[TargetT]:
-        """Move the batch with a payload of arrays, one value per place."""
-        self._check_batch(fired, handle)
+        *args*: the handle, and the payload of the event behind it. Refuses, and changes nothing, if a place has moved since or
+        has no row.
+        """
+        edge, handle, rest = self._batch(fired, args)
+        payload = inspect.signature(edge.method).bind(None, *rest, **kwargs)
+        payload.apply_defaults()
+        return cast(Handle[TargetT_co], self._move(edge, handle, payload.arguments))
+
+    def fire_each(self, fired: FiresEach[P, TargetT_co], /, *args: P.args, **kwargs: P.kwargs) -> Handle[TargetT_co]:
+        """Move a batch with arrays as its payload, one value a place: ``pool.fire_each(DoorLife.lock, closed, code=them)``."""
+        edge, handle, _ = self._batch(fired, args)
+        moved = self._move_each(edge, handle, cast(Mapping[str, NDArray[np.generic]], kwargs))
+        return cast(Handle[TargetT_co], moved)
+
+    def _move_each(
+        self, fired: Edge[enum.Enum, enum.Enum, ...], handle: Handle[enum.Enum], payload: Mapping[str, NDArray[np.generic]]
+    ) -> Handle[enum.Enum]:
         missing = set(fired.event.parameters) ^ set(payload)
         if missing:
             raise MisuseError(f"{fired.name} takes {', '.join(fired.event.parameters) or 'nothing'}; check {sorted(missing)}")
@@ -117,7 +125,7 @@ class Pool:
         *what: What,
         entered: enum.Enum | None = None,
         left: enum.Enum | None = None,
-        hook: Callable[[Transition], object] | None = None,
+        hook: Callable[[Transition], None] | None = None,
     ) -> Subscription[Transition]:
         """Register a hook for batches: of some events (all by default), into or out of a state.
 
@@ -125,22 +133,26 @@ class Pool:
         """
         return self.column.on(*what, entered=entered, left=left, hook=hook)
 
-    def _check_batch(self, fired: object, handle: object) -> None:
-        """Refuse what is no event, and what is no handle."""
+    def _batch(
+        self, fired: object, args: Sequence[object]
+    ) -> tuple[Edge[enum.Enum, enum.Enum, ...], Handle[enum.Enum], Sequence[object]]:
+        """The event, the handle and the rest; refuses what is not an event, and what is not a handle."""
         name = self.column.table.name
         if not isinstance(fired, Edge):
             raise MisuseError(
-                f"{name}: {fired!r} is no event (name it by its class, {name}.{next(iter(self.column.table.events))})"
+                f"{name}: {fired!r} is not an event (name it by its class, {name}.{next(iter(self.column.table.events))})"
             )
-        if not isinstance(handle, Handle):
-            raise MisuseError(f"{name}.{fired.name}: {handle!r} is no handle (pool.take(...) gives one)")
+        if not args or not isinstance(args[0], Handle):
+            given = repr(args[0]) if args else "nothing"
+            raise MisuseError(f"{name}.{fired.name}: {given} is not a handle (pool.handle(...) gives one)")
+        return fired, args[0], args[1:]
 
     def _move(
-        self, fired: Edge[SourceT, TargetT, P], handle: Handle[SourceT], payload: Mapping[str, object]
-    ) -> Handle[TargetT]:
+        self, fired: Edge[enum.Enum, enum.Enum, ...], handle: Handle[enum.Enum], payload: Mapping[str, object]
+    ) -> Handle[enum.Enum]:
         table = self.column.table
         if fired.event.table is not table:
-            raise MisuseError(f"{fired.event.table.name}.{fired.name} is no event of {table.name}")
+            raise MisuseError(f"{fired.event.table.name}.{fired.name} is not an event of {table.name}")
         if handle.pool is not self:
             raise MisuseError(f"{table.name}: the handle belongs to another pool")
         moved_on = self._stamps[handle.ids] != handle.stamps
@@ -155,7 +167,7 @@ class Pool:
             raise column.refusal_among(fired.event, ids, refusal, payload) from None
         column.commit(ids, rows)
         self._stamps[ids] += np.uint32(1)
-        moved: Handle[TargetT] = Handle(ids, self._stamps[ids], self)
+        moved: Handle[enum.Enum] = Handle(ids, self._stamps[ids], self)
         column.notify(fired.event, ids, rows, payload)
         return moved
 

@@ -240,7 +240,6 @@ def _parsed(text: str) -> Group:
             case "mamba", [block_tokens] if not drafter:
                 return Mamba(block_tokens)
     raise MisuseError(
-        f"{text[:40]!r} is no group: write full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK, tokens as whole "
-        f"numbers of at most {_MAX_DIGITS} digits, {_DRAFTER} behind attention with a drafter's layers, and commas between "
-        f"groups"
+        f"{text[:40]!r} is not a valid group; expected full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK, tokens "
+        f"of at most {_MAX_DIGITS} digits, {_DRAFTER} behind attention with a drafter's layers, and commas between groups"
     )

@@ -8,7 +8,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.lifecycle import Row
 from blocklife.offload._state import SchedulerState
-from blocklife.offload.records import Progress
+from blocklife.offload.records import Keys, Progress
 
 
 class OffloadRequests:
@@ -30,6 +30,11 @@ class OffloadRequests:
         """The progress of a request, in tokens."""
         row, table = self._state.tracked(name).row, self._state.progress
         return Progress(table.known_of(row), table.computed_of(row), table.in_flight_of(row))
+
+    def keys(self, name: str) -> Keys:
+        """The key function of a request, as it was added with it."""
+        keys: Keys = self._state.tracked(name).keys
+        return keys
 
     def running(self) -> list[str]:
         """The requests that can be grown, in the order in which they were added."""

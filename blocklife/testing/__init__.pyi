@@ -5,6 +5,8 @@ from blocklife.testing._fake_device import (FakeDevice as FakeDevice, FakeEvent 
 from blocklife.testing.exploring._explore import (Bounds as Bounds, Counterexample as Counterexample, Exploration as
     Exploration, Verdict as Verdict, explore as explore)
 from blocklife.testing.exploring._model import (Broken as Broken, Kind as Kind, Model as Model, Property as Property)
+from blocklife.testing.exploring._own_lifecycles import (Fired as Fired, LifecycleExploration as LifecycleExploration,
+    explore_lifecycle as explore_lifecycle)
 from blocklife.testing.exploring._story import (Story as Story, retell as retell, tell as tell)
 from blocklife.testing.exploring._walk import (Walked as Walked, walk as walk)
 from blocklife.testing.plugin._hooks import (MakeLedger as MakeLedger, MakeVisit as MakeVisit)
@@ -12,6 +14,7 @@ from blocklife.testing.scenarios._cases import (run_files as run_files)
 from blocklife.testing.scenarios._driver import (Driver as Driver, EngineSetup as EngineSetup, EngineStep as EngineStep,
     LookedUp as LookedUp, Problem as Problem, RequestProgress as RequestProgress, SettledPlan as SettledPlan,
     Unsupported as Unsupported, forward_pass as forward_pass)
+from blocklife.testing.scenarios._embedded_driver import (EmbeddedDriver as EmbeddedDriver, Scheduled as Scheduled)
 from blocklife.testing.scenarios._format import (Scenario as Scenario, parse_scenario as parse_scenario)
 from blocklife.testing.scenarios._our_driver import (OurDriver as OurDriver)
 from blocklife.testing.scenarios._running import (Outcome as Outcome, ScenarioVerdict as ScenarioVerdict, run_scenario

@@ -22,22 +22,19 @@ from blocklife.testing import (
 
 
 class YourDriver(Driver):
+    block_tokens = BLOCK
     refusals = (ValueError,)
     hasty = False
     """Set by ``pytest --hasty``."""
 
     def start(self, world: EngineSetup) -> None:
-        self.only(
-            world, groups=f"full:{BLOCK}", contract="hold", scheduling="sync", mode="eager", blocks_per_chunk=1, deadline=1000
-        )
+        self.only(world, groups=f"full:{BLOCK}", contract="hold", scheduling="sync", mode="eager", blocks_per_chunk=1)
         self.only(world, load_within_tokens=0, state_drafts=0)
-        self.engine = Engine(world.blocks, world.slots, world.workers, self.hasty)
+        self.engine = Engine(world.blocks, world.slots, world.workers, self.hasty, world.deadline)
         self.plans, self.weights, self.taken = 0, "", list[int]()
 
     def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
-        if tokens is not None or reply:
-            raise Unsupported("requests here never end by themselves")
-        self.engine.arrive(request, prompt)
+        self.engine.arrive(request, prompt, tokens, reply)
 
     def step(
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
@@ -58,9 +55,10 @@ class YourDriver(Driver):
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
         ended = Ended()
-        self.engine.settle(sampled)
+        self.engine.settle(sampled, ended)
         for each in reports:
             self.engine.land(each.job, each.worker, each.ok, ended)
+        self.engine.quiet(self.engine.waited)
         return SettledPlan(loaded=tuple(ended.loaded), failed=tuple(ended.failed))
 
     def table(self, request: str, group: int) -> list[int]:
@@ -87,15 +85,25 @@ class YourDriver(Driver):
         self.weights = f"@{generation}"
 
     def sleep(self) -> None:
-        """Nothing is found on the device: there is nothing to forget, and nothing to bring back."""
+        """Nothing is found on the device, so there is nothing to forget; the next step waits for all copies."""
+        for name in self.engine.running:
+            self.engine.give_way(name)
+        self.engine.waits_for = list(self.engine.copies)
 
-    wake = sleep
+    def wake(self) -> None:
+        """There is nothing to bring back."""
 
     def forget_on_device(self, contents: Sequence[str]) -> None:
-        self.sleep()
+        """Nothing is found there."""
 
     def crowd_host(self, slots: int) -> bool:
         return self.engine.make_room(slots)
+
+    def advance(self, steps: int) -> None:
+        self.engine.now += steps
+
+    def prove_quiet(self, jobs: Sequence[int]) -> None:
+        self.engine.quiet(jobs)
 
     def pin(self, holder: str, contents: Sequence[str]) -> None:
         self.engine.pins += [(holder, _text(each)) for each in contents]
@@ -107,7 +115,7 @@ class YourDriver(Driver):
         self.engine.evict(*map(_text, contents))
 
     def enter(self, request: str, *, waiting: bool = False) -> None:
-        self.engine.requests[request] = Request("", 0, waits=waiting)
+        self.engine.requests[request] = Request("", 0, 1, waits=waiting)
 
     def allocate(self, request: str, count: int, group: int = 0) -> list[int]:
         self.taken += (taken := self.engine.take(request, count))
@@ -115,6 +123,20 @@ class YourDriver(Driver):
 
     def free(self, request: str, blocks: Sequence[int]) -> None:
         self.engine.take_back(request, blocks)
+
+    def seal(self, blocks: Sequence[int], contents: Sequence[str]) -> None:
+        """A text is all that this engine knows of content, and `plan_store` brings it."""
+
+    def plan_store(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
+        if len(blocks) != 1:
+            raise Unsupported("a copy has one block here")
+        return self.engine.store(request, blocks[0], _text(contents[0]))
+
+    def request_state(self, request: str) -> str:
+        found = self.engine.requests.get(request)
+        if found is None or not found.waits:
+            return "FINISHED" if found is None else "LOADING" if found.loading else "RUNNING"
+        return "PREEMPTED" if found.gave_way else "WAITING"
 
     def tokens(self, request: str) -> str:
         return self.engine.said[request]

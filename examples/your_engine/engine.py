@@ -24,6 +24,8 @@ class Request:
     """All tokens that it has, and will have."""
     known: int
     """How many of them are known by now: the prompt, and what was sampled."""
+    goal: int
+    """How many it has when it is over."""
     waits: bool = True
     computed: int = 0
     ahead: int = 0
@@ -33,6 +35,7 @@ class Request:
     """Its loads that are out."""
     failed: bool = False
     """One of them has failed."""
+    gave_way: bool = False
 
     def text(self, position: int) -> str:
         """What a full block is found by: all tokens up to its end."""
@@ -51,8 +54,11 @@ class Copy:
     text: str
     left: set[int]
     """Workers that have not reported."""
+    since: float = 0
     failed: bool = False
     wanted: bool = True
+    late: bool = False
+    """It is past its deadline: nobody counts on it any more, and what it touches is not given away."""
 
 
 @frozen
@@ -85,6 +91,9 @@ class Engine:
     num_slots: int
     num_workers: int = 1
     hasty: bool = False
+    deadline: float = 1000
+    """Steps after which a copy has failed."""
+    now: float = 0
     free: deque[int] = field(init=False)
     empty: deque[int] = field(init=False)
     """Slots without content."""
@@ -100,6 +109,10 @@ class Engine:
     leaving: set[int] = field(factory=set)
     """Blocks that nobody holds and a copy touches."""
     waits_for: list[int] = field(factory=list)
+    waited: list[int] = field(factory=list)
+    """Copies that the workers of the step which is out wait for."""
+    queued: list[Copy] = field(factory=list)
+    """Those that the next step has to tell its workers of."""
     made: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -110,11 +123,16 @@ class Engine:
     def waiting(self) -> list[str]:
         return [name for name, each in self.requests.items() if each.waits]
 
+    @property
+    def running(self) -> list[str]:
+        return [name for name, each in self.requests.items() if not each.waits]
+
     # --- requests -----------------------------------------------------------------------------------------------------------
 
-    def arrive(self, name: str, prompt: str) -> None:
-        self.said[name] = prompt + chr(ord("A") + len(self.said) % 26) * MADE_UP
-        self.requests[name] = Request(self.said[name], len(prompt))
+    def arrive(self, name: str, prompt: str, goal: int | None = None, reply: str = "") -> None:
+        """It samples this reply, or a letter of its own again and again."""
+        self.said[name] = prompt + (reply or chr(ord("A") + len(self.said) % 26) * MADE_UP)
+        self.requests[name] = Request(self.said[name], len(prompt), goal or len(self.said[name]))
 
     def finish(self, name: str) -> None:
         self.give(self.requests.pop(name).blocks)
@@ -122,11 +140,11 @@ class Engine:
     def give_way(self, name: str) -> None:
         """Everything that a request has computed is lost; the next step waits for its stores."""
         self.waits_for += [each.number for each in self.copies.values() if each.owner == name and not each.loads]
-        self.start_again(name)
+        self.start_again(name, gave_way=True)
 
-    def start_again(self, name: str) -> None:
+    def start_again(self, name: str, *, gave_way: bool = False) -> None:
         was = self.requests[name]
-        self.requests[name] = Request(was.said, was.known)
+        self.requests[name] = Request(was.said, was.known, was.goal, gave_way=gave_way)
         self.give(was.blocks)
 
     def reset(self, *, drain: bool = False) -> None:
@@ -134,7 +152,7 @@ class Engine:
         if drain and self.copies:
             raise ValueError(f"{len(self.copies)} copies are out")
         for name in self.requests:
-            self.start_again(name)
+            self.start_again(name, gave_way=True)
         for copy in self.copies.values():
             copy.wanted = False
         for text in list(self.host):
@@ -149,8 +167,10 @@ class Engine:
         for name in preempt:
             self.give_way(name)
         self.pins = [each for each in self.pins if each[0] != "lookup"]
-        did = Step(waits_for=self.waits_for)
-        self.waits_for = []
+        did = Step(waits_for=self.waits_for, copies=self.queued)
+        self.waited, self.waits_for, self.queued = self.waits_for, [], []
+        for copy in did.copies:
+            copy.since = self.now
         for name, request in self.requests.items():
             if not request.waits and not request.loading:
                 did.copies.extend(self._store(name, request))
@@ -161,13 +181,21 @@ class Engine:
                 self._admit(name, (let_in or {}).get(name, 0), did)
         return did
 
-    def settle(self, sampled: Mapping[str, int] | None = None) -> None:
-        """The step is over: its tokens are computed, and as many were sampled; without a word, one."""
-        for name, request in self.requests.items():
+    def settle(self, sampled: Mapping[str, int] | None = None, ended: Ended | None = None) -> None:
+        """The step is over: its tokens are computed, and as many were sampled; without a word, one. Late copies have failed."""
+        for copy in [each for each in self.copies.values() if not each.late and self.now - each.since > self.deadline]:
+            copy.late, copy.wanted = True, False
+            if copy.loads and self.host.get(copy.text) == copy.slot:
+                self.forget(copy.text)
+            if copy.owner in self.requests and copy.number in self.requests[copy.owner].loading:
+                self._loaded(copy, self.requests[copy.owner], ended or Ended(), failed=True)
+        for name, request in list(self.requests.items()):
             end, request.ahead = request.computed + request.ahead, 0
             if end > request.computed and end >= request.known:
                 request.known += (sampled or {}).get(name, 1)
             request.computed = min(end, max(request.computed, request.known - 1))  # what was drafted wrongly is computed again
+            if request.known >= request.goal:
+                self.finish(name)
 
     def _compute(self, name: str, request: Request, count: int, did: Step) -> bool:
         end = request.computed + count
@@ -232,7 +260,7 @@ class Engine:
             if request.text(position) not in self.host:
                 break
             found.append(request.text(position))
-        if any(each.loads and each.text in found for each in self.copies.values()):
+        if any(each.loads and not each.late and each.text in found for each in self.copies.values()):
             return None
         for text in found:
             self.host[text] = self.host.pop(text)
@@ -274,6 +302,13 @@ class Engine:
 
     # --- copies -------------------------------------------------------------------------------------------------------------
 
+    def store(self, name: str, block: int, text: str) -> int:
+        """Copy a block of a request under this text in the next step. Raises `ValueError` where there is no room."""
+        if not self.make_room(1):
+            raise ValueError(f"the host has no room for {text}")
+        self.queued.append(self._copy(name, False, self.requests[name].blocks.index(block), self.empty.popleft(), text))
+        return self.queued[-1].number
+
     def _store(self, name: str, request: Request) -> list[Copy]:
         """One copy for each full block that the host lacks."""
         made: list[Copy] = []
@@ -287,7 +322,7 @@ class Engine:
     def _copy(self, name: str, loads: bool, position: int, slot: int, text: str) -> Copy:
         self.made += 1
         block = self.requests[name].blocks[position]
-        copy = Copy(self.made, name, loads, block, slot, text, left=set(range(self.num_workers)))
+        copy = Copy(self.made, name, loads, block, slot, text, left=set(range(self.num_workers)), since=self.now)
         self.copies[copy.number] = copy
         return copy
 
@@ -306,18 +341,24 @@ class Engine:
             self.free.append(copy.block)
         if not copy.loads and copy.wanted and not copy.failed and copy.text not in self.host:
             self.host[copy.text] = copy.slot
-        elif copy.loads and copy.failed and self.host.get(copy.text) == copy.slot:
+        elif copy.loads and copy.failed and not copy.late and self.host.get(copy.text) == copy.slot:
             self.forget(copy.text)
         elif self.host.get(copy.text) != copy.slot:
             self.empty.append(copy.slot)
         request = self.requests.get(copy.owner)
         if request is not None and number in request.loading:
-            self._loaded(copy, request, ended or Ended())
+            self._loaded(copy, request, ended or Ended(), failed=copy.failed)
 
-    def _loaded(self, copy: Copy, request: Request, ended: Ended) -> None:
+    def quiet(self, numbers: Collection[int]) -> None:
+        """These copies do not run any more, whatever is reported of them."""
+        for number in numbers:
+            for worker in range(self.num_workers):
+                self.land(number, worker, ok=False)
+
+    def _loaded(self, copy: Copy, request: Request, ended: Ended, *, failed: bool) -> None:
         """One load of a request less; after the last one it computes the rest, or begins again."""
         request.loading.remove(copy.number)
-        request.failed = request.failed or copy.failed
+        request.failed = request.failed or failed
         if request.loading:
             return
         if request.failed:

@@ -92,7 +92,7 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPat
         ("check --world clients-fence", "blocklife: check: 1,0"),
         ("check --walk 300 --seed 1", "of 300 steps"),
         ("replay --requests 5", "of 5 requests"),
-        ("scenario run A01", "blocklife: scenario: 1 runs"),
+        ("scenario run A01", "blocklife: scenario: 1 of 4 runs"),
     ],
 )
 def test_long_runs_tell_how_far_they_are(

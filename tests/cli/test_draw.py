@@ -183,17 +183,20 @@ def test_draw_draws_lifecycles_of_one_name_apart(folder: Path, capsys: Capture) 
     [
         (
             "blok",
-            f"no machine 'blok' (did you mean block? there are {MACHINE_NAMES}, or write module:Class)",
+            f"unknown machine 'blok' (did you mean block? choose from {MACHINE_NAMES}, or give module:Class)",
         ),
-        ("", f"no machine '' (there are {MACHINE_NAMES}, or write module:Class)"),
+        ("", f"unknown machine '' (choose from {MACHINE_NAMES}, or give module:Class)"),
         ("doors:", "doors:: write module:Class"),
         (":DoorLife", ":DoorLife: write module:Class"),
         ("doors.py:DoorLife", "doors.py:DoorLife: a module, not a file (write doors:DoorLife)"),
         ("dors:DoorLife", "dors:DoorLife: no module dors (it is looked for in the present folder too)"),
         ("doors.way:DoorLife", "doors.way:DoorLife: no module doors.way (it is looked for in the present folder too)"),
-        ("doors:DorLife", "doors:DorLife: doors has no DorLife (did you mean DoorLife? there are DoorLife)"),
-        ("doors:Door", "doors:Door: Door is no Lifecycle (it is the class Door; write class Door(Lifecycle, initial=...))"),
-        ("doors:number", "doors:number: number is no Lifecycle (it is of type int; write class Door(Lifecycle, initial=...))"),
+        ("doors:DorLife", "doors:DorLife: doors has no DorLife (did you mean DoorLife? choose from DoorLife)"),
+        ("doors:Door", "doors:Door: Door is not a Lifecycle (it is the class Door; write class Door(Lifecycle, initial=...))"),
+        (
+            "doors:number",
+            "doors:number: number is not a Lifecycle (it is of type int; write class Door(Lifecycle, initial=...))",
+        ),
         ("doors:Lifecycle", "doors:Lifecycle: Lifecycle has no states (write class Door(Lifecycle, initial=...))"),
         ("broken:DoorLife", "broken:DoorLife: broken cannot be imported (ZeroDivisionError: division by zero)"),
         ("leaving:DoorLife", "leaving:DoorLife: leaving cannot be imported (SystemExit: 3)"),
@@ -220,11 +223,11 @@ def test_draw_says_which_lifecycles_there_are(name: str, complaint: str, folder:
     ("argv", "complaint"),
     [
         (("job", "--format", "markup"), "markup holds one lifecycle, not slot, job (name one of them)"),
-        (("--format", "sgv"), "no format 'sgv' (did you mean svg? there are text, table, mermaid, dot, svg, png, html"),
-        (("--theme", "drak"), "no theme 'drak' (did you mean dark? there are auto, light, dark)"),
+        (("--format", "sgv"), "unknown format 'sgv' (did you mean svg? choose from text, table, mermaid, dot, svg, png, html"),
+        (("--theme", "drak"), "unknown theme 'drak' (did you mean dark? choose from auto, light, dark)"),
         (("-o", "slot.svg", "--format", "png"), "slot.svg: the ending says svg, --format png (leave one of them out)"),
-        (("-o", "slot"), "slot: it has no ending that names a format (there are .txt, .md, .mmd, "),
-        (("-o", "slot.jpg"), "slot.jpg: the ending .jpg names no format (there are .txt, .md, .mmd, "),
+        (("-o", "slot"), "slot: it has no ending that names a format (choose from .txt, .md, .mmd, "),
+        (("-o", "slot.jpg"), "slot.jpg: the ending .jpg names no format (choose from .txt, .md, .mmd, "),
     ],
 )
 def test_draw_refuses_in_one_line(argv: tuple[str, ...], complaint: str, folder: Path, capsys: Capture) -> None:
@@ -263,7 +266,7 @@ def test_draw_refuses_pixels_on_a_terminal() -> None:
     piped = subprocess.run([*COMMAND, "slot", "--format", "png"], capture_output=True, cwd=ROOT, check=False)
 
     assert told.returncode == 2
-    assert told.stderr == b"blocklife: png is no text for a terminal (name a file with -o, or pipe it)\n"
+    assert told.stderr == b"blocklife: png is not text for a terminal (name a file with -o, or pipe it)\n"
     assert (piped.returncode, piped.stderr) == (0, b"")
     assert piped.stdout.startswith(BEGINS["png"])
 

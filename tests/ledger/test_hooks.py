@@ -202,13 +202,13 @@ def hear(_: Transition) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Ledger], object], str]] = {
-    "a coroutine": (lambda ledger: ledger.on(hook=later), "hook later: it would only make a coroutine"),
-    "a coroutine for refusals": (lambda ledger: ledger.on_refusal(later), "only make a coroutine"),  # type: ignore[arg-type]
+    "a coroutine": (lambda ledger: ledger.on(hook=later), "hook later is a coroutine function: calling it"),  # type: ignore[arg-type]
+    "a coroutine for refusals": (lambda ledger: ledger.on_refusal(later), "is a coroutine function"),  # type: ignore[arg-type]
     "no function": (lambda ledger: ledger.on(BlockLife, hook=3), "a hook is a function, not 3"),  # type: ignore[arg-type]
     "a lifecycle of one's own": (lambda ledger: ledger.on(LampLife), "LampLife: nothing of it can be heard here"),
     "an event of one's own": (lambda ledger: ledger.on(LampLife.press), r"LampLife\.press: nothing of it"),
     "a name": (lambda ledger: ledger.on("block"), "'block': nothing of it can be heard"),  # type: ignore[arg-type]
-    "a foreign state": (lambda ledger: ledger.on(entered=Lamp.ON), "is no state of BlockLife, SlotLife"),  # type: ignore[arg-type]
+    "a foreign state": (lambda ledger: ledger.on(entered=Lamp.ON), "is not a state of BlockLife, SlotLife"),  # type: ignore[arg-type]
     "a state of another machine": (
         lambda ledger: ledger.on(BlockLife.seal, entered=Slot.READY),
         r"no row of seal enters Slot\.READY: this hook would never run",

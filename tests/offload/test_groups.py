@@ -272,7 +272,7 @@ def test_text_names_the_groups_in_their_order() -> None:
 def test_text_that_is_no_geometry_is_refused(text: str, part: str) -> None:
     """The message quotes the part that could not be read, and says what can be."""
     with pytest.raises(
-        MisuseError, match=r"is no group: write full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK"
+        MisuseError, match=r"is not a valid group; expected full:BLOCK, swa:BLOCK:WINDOW, local:BLOCK:PART or mamba:BLOCK"
     ) as refused:
         Geometry.parse(text)
 

@@ -180,7 +180,7 @@ def test_command_of_a_page_is_one(block: Block, command: str) -> None:
 def parse(words: list[str]) -> None:
     """Give it to the parser of the command line. What a file holds is not asked."""
     with pytest.raises(SystemExit) if words in (["--help"], ["--version"]) else contextlib.nullcontext():
-        cli._parser().parse_args(words)
+        cli.make_parser().parse_args(words)
 
 
 def made(words: list[str]) -> None:
@@ -231,7 +231,7 @@ def test_command_in_running_text_exists(page: Path, quoted: str, capsys: pytest.
 
 def help_of(path: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
-        cli._parser().parse_args([*path, "--help"])
+        cli.make_parser().parse_args([*path, "--help"])
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -239,7 +239,7 @@ def help_of(path: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def is_command(path: list[str], capsys: pytest.CaptureFixture[str]) -> bool:
     """Whether the help of these words is another than that of the words before the last."""
     try:
-        cli._parser().parse_args([*path, "--help"])
+        cli.make_parser().parse_args([*path, "--help"])
     except SystemExit as ended:
         return ended.code == 0 and capsys.readouterr().out.startswith(f"usage: blocklife {' '.join(path)} ")
     return False

@@ -6,13 +6,20 @@ That another engine runs the suite by it is shown by the page `scenario-driver.m
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from blocklife.errors import MisuseError
-from blocklife.testing import Driver, EngineSetup, OurDriver, Unsupported
+from blocklife.ledger import Completion, Result
+from blocklife.testing import Driver, EmbeddedDriver, EngineSetup, OurDriver, Outcome, Unsupported, run_files
 from blocklife.testing.scenarios._running import driver_named
+from blocklife.testing.scenarios._telling import summary
 from tests import wrong_engines as wrong
 
 
@@ -74,3 +81,53 @@ def test_driver_that_cannot_be_is_refused(name: str, said: str) -> None:
         driver_named(name)
 
     assert said in str(raised.value)
+
+
+# --- an engine on our scheduler ----------------------------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def mini(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[EmbeddedDriver]]:
+    """The driver of the example's engine."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield importlib.import_module("embedded_driver").MiniDriver
+    for name in ("embedded_driver", "embed_in_an_engine"):
+        del sys.modules[name]
+
+
+def test_embedded_engine_holds_what_the_page_says(mini: type[EmbeddedDriver]) -> None:
+    """Nothing is of another policy: what our own engine decides this one decides, too."""
+    *_, safety, policy = summary(list(run_files(driver=mini)))
+    page = " ".join((EXAMPLES.parent / "specs/scenario-driver.md").read_text(encoding="utf-8").split())
+
+    assert safety == "safety: 37 of 51 scenarios hold, 14 need what the engine cannot have"
+    assert policy == "policy: 14 of 17 scenarios hold, 3 need what the engine cannot have"
+    assert "37 of the 51 safety scenarios hold. The other 14 need" in page
+
+
+def test_embedded_engine_that_trusts_failed_copies_is_unsafe(mini: type[EmbeddedDriver]) -> None:
+    """The device, and not the ledger, says what a place holds."""
+
+    class Trusting(mini):  # type: ignore[valid-type,misc]
+        def settled(self, plan: int, *, completions: Sequence[Completion], **more: object) -> object:
+            good = [evolve(each, result=Result.OK) for each in completions]
+            return super().settled(plan, completions=good, **more)
+
+    outcomes = {each.outcome for each in run_files(["A11", "B05"], Trusting)}
+
+    assert Outcome.UNSAFE in outcomes
+
+
+def test_embedded_engine_that_computes_what_nobody_said_is_told(mini: type[EmbeddedDriver]) -> None:
+    """A range that ends behind the known tokens has no content."""
+
+    class Beyond(mini):  # type: ignore[valid-type,misc]
+        def said(self, request: str) -> Sequence[int]:
+            return list(super().said(request))[:-1]
+
+    (verdict, *_) = [each for each in run_files(["A01"], Beyond) if each.outcome is not Outcome.NOT_APPLICABLE]
+
+    assert verdict.outcome is Outcome.FAILED
+    assert "request a: tokens up to 9 are computed, and it has 8 (see said)" in verdict.message

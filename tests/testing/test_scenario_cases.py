@@ -34,8 +34,8 @@ from blocklife.testing import (
     run_files,
     run_scenario,
 )
-from blocklife.testing.scenarios._cases import METHODS, SHIPPED, files_of, needs, worlds
-from blocklife.testing.scenarios._running import read_scenario
+from blocklife.testing.scenarios._cases import SHIPPED, files_of, worlds
+from blocklife.testing.scenarios._running import METHODS, needs, read_scenario
 from blocklife.testing.scenarios._telling import list_files, list_methods, list_records, summary, told
 from blocklife.testing.scenarios._words import REQUIRED
 from tests.wrong_engines import Wrong
@@ -407,8 +407,8 @@ def test_told_is_what_the_command_prints() -> None:
     assert short == [
         "not applicable: 2 runs: places are never swapped between tiers: a job copies, and both ends stay pinned until it is "
         "over (A10)",
-        "safety: 1 of 2 scenarios hold, 1 is not applicable",
         "4 runs: 2 hold, 0 unsafe, 0 fail, 0 of another policy, 2 not applicable",
+        "safety: 1 of 2 scenarios hold, 1 needs what the engine cannot have",
     ]
     assert any(line.startswith("A10 (contract=fence): not applicable: /") for line in long)
     assert "  step 4 (line 26): evict contents=[abcd]  # B keeps it" in long
@@ -418,11 +418,22 @@ def test_told_is_what_the_command_prints() -> None:
 
 
 def test_summary_counts_scenarios_by_what_they_test() -> None:
-    """One that holds in one variant and not in another does not hold; of many names some are enough."""
+    """One that holds in one variant and not in another does not hold; of many names some are enough.
 
-    def verdict(name: str, tests: str, outcome: Outcome, reason: str = "") -> ScenarioVerdict:
+    A method that is missing counts only for scenarios of which no variant runs.
+    """
+
+    def verdict(name: str, tests: str, outcome: Outcome, reason: str = "", lacks: tuple[str, ...] = ()) -> ScenarioVerdict:
         return ScenarioVerdict(
-            scenario=name, title="", tests=tests, path="", variant={}, outcome=outcome, message=reason, reason=reason
+            scenario=name,
+            title="",
+            tests=tests,
+            path="",
+            variant={},
+            outcome=outcome,
+            message=reason,
+            reason=reason,
+            lacks=lacks,
         )
 
     found = [
@@ -431,15 +442,27 @@ def test_summary_counts_scenarios_by_what_they_test() -> None:
         verdict("B", "safety", Outcome.HELD),
         verdict("B", "safety", Outcome.UNSAFE, "I1"),
         verdict("C", "policy", Outcome.OTHER_POLICY, "later"),
+        verdict("C", "policy", Outcome.OTHER_POLICY, "later"),
         *(verdict(f"D{number}", "policy", Outcome.NOT_APPLICABLE, "no host") for number in range(11)),
+        verdict("E", "policy", Outcome.NOT_APPLICABLE, "no pin", ("pin", "unpin", "count")),
+        verdict("F", "policy", Outcome.NOT_APPLICABLE, "no count", ("count",)),
+        verdict("F", "policy", Outcome.NOT_APPLICABLE, "no host"),
+        verdict("A", "safety", Outcome.NOT_APPLICABLE, "no swap", ("swap",)),
     ]
 
     assert list(summary(found)) == [
-        "not applicable: 11 runs: no host (D0, D1, D2, D3, D4, D5, D6, D7 and 3 more)",
+        "another policy: 2 runs: later (C)",
+        "not applicable: 12 runs: no host (D0, D1, D2, D3, D4, D5, D6, D7 and 4 more)",
         "not applicable: 1 run: no time (A)",
+        "not applicable: 1 run: no pin (E)",
+        "not applicable: 1 run: no count (F)",
+        "not applicable: 1 run: no swap (A)",
+        "21 runs: 2 hold, 1 unsafe, 0 fail, 2 of another policy, 16 not applicable",
+        "add count: 1 more scenario (F)",
+        "add pin, unpin: 1 more scenario (E)",
         "safety: 1 of 2 scenarios hold, 1 does not (B)",
-        "policy: 0 of 12 scenarios hold, 1 does not (C), 11 are not applicable",
-        "16 runs: 2 hold, 1 unsafe, 0 fail, 1 of another policy, 12 not applicable",
+        "policy: 0 of 14 scenarios hold, 1 does not (C), 2 need a method that the driver lacks, "
+        "11 need what the engine cannot have",
     ]
 
 
@@ -520,3 +543,70 @@ def test_fault_that_cannot_be_seen_is_not_applicable() -> None:
     assert {each.message for each in verdicts if each.variant["events"] == "shared"} == {
         "breaking I6 cannot be seen: Claimless has no claims"
     }
+
+
+class Sixteen(OurDriver):
+    """Blocks of 16 tokens, whatever a world says."""
+
+    block_tokens = 16
+
+
+class SixteenFull(Sixteen):
+    def start(self, world: EngineSetup) -> None:
+        self.only(world, groups="full:16", contract="fence", scheduling="sync")
+        super().start(world)
+
+
+def test_scenarios_are_scaled_to_the_blocks_of_an_engine() -> None:
+    """Those that count single tokens, and worlds that no whole number makes larger, are what such an engine cannot have."""
+    verdicts = list(run_files(driver=SixteenFull))
+    reasons = {each.scenario: each.reason for each in verdicts if each.outcome is Outcome.NOT_APPLICABLE}
+    ran = {each.scenario for each in verdicts if each.outcome is not Outcome.NOT_APPLICABLE}
+
+    assert all(each.outcome in (Outcome.HELD, Outcome.NOT_APPLICABLE) for each in verdicts)
+    assert len(ran) > 40
+    assert not ran & {"A35", "B01", "B02", "B21", "B22", "S4c"}
+    assert reasons["A35"] == "blocks always have 16 tokens here, and the case counts single tokens"
+    assert reasons["B07"] == "groups is always full:16 here"
+
+
+@pytest.mark.parametrize("name", ["B05", "B06", "S1", "S4"])
+def test_windows_and_states_are_scaled_too(name: str) -> None:
+    """Everything in a world that counts tokens becomes larger by the same factor."""
+    assert {each.outcome for each in run_files([name], Sixteen)} == {Outcome.HELD}
+
+
+def test_blocks_that_no_whole_number_makes_are_refused() -> None:
+    """Not even a larger block is a multiple of every other."""
+
+    class Six(OurDriver):
+        block_tokens = 6
+
+    assert {each.reason for each in run_files(["A01"], Six)} == {
+        "blocks always have 6 tokens here, and full:4 cannot be scaled to that"
+    }
+
+
+def test_case_that_says_that_it_counts_tokens_does() -> None:
+    """Scaled all the same, each of them fails: no case is kept from other engines without need."""
+    for name in ("A35", "B01", "B02", "B21", "B22", "S4c"):
+        scenario = evolve(read_scenario(FILES[name]), scales=True)
+        runs = [run_scenario(scenario, Sixteen, variant) for variant in scenario.each_variant()]
+        assert any(each.outcome is not Outcome.HELD for each in runs), name
+
+
+def test_verdict_names_every_method_that_is_missing() -> None:
+    """Also those that the run would have come to later."""
+
+    class Few(OurDriver):
+        pin = Driver.pin
+        evict = Driver.evict
+
+    (verdict, *_) = run_files(["A20"], Few)
+    (other, *_) = run_files(["A10"], OurDriver)
+
+    assert verdict.reason == "Few has no pin"
+    assert verdict.lacks == ("pin", "evict")
+    assert verdict.record()["lacks"] == ("pin", "evict")
+    assert other.outcome is Outcome.NOT_APPLICABLE
+    assert other.lacks == ()  # it says why: there is nothing to add

@@ -239,7 +239,7 @@ def test_world_is_read_as_it_is_written(pinned: Pinned) -> None:
         ({"contract": "maybe"}, "w.toml: contract must be one of fence, hold, not 'maybe'"),
         ({"policy": "fifo"}, f"w.toml: policy must be one of {', '.join(BUILT_IN)}, not 'fifo'"),
         ({"deadline": -1}, "w.toml: deadline must be above 0, not -1"),
-        ({"groups": "half:1"}, "w.toml: 'half:1' is no group"),
+        ({"groups": "half:1"}, "w.toml: 'half:1' is not a valid group"),
         ({"requests": "ab.c"}, "w.toml: requests must be a list of texts like 'ab.c', not 'ab.c'"),
         ({"requests": [1]}, "w.toml: requests must be a list of texts"),
         ({"requests": ["abc"]}, "w.toml: request 'abc': write prompt and output"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from blocklife.ledger import Batch, GroupTransfer, Jobs, Ledger, Store
 from blocklife.ledger.jobs import Allocated, InFlight, Loading, Planned, Sealed
-from blocklife.lifecycle import Column, Edge, Handle, Lifecycle, Pool, edge, guard
+from blocklife.lifecycle import Column, Edge, Handle, Lifecycle, Pool, Transition, edge, guard
 from blocklife.states import Block, BlockLife
 
 
@@ -113,26 +113,44 @@ def payloads(door: DoorLife) -> None:
 
 
 def handles(pool: Pool, opened: Handle[Literal[Door.OPEN]], closed: Handle[Closed], blocks: Handle[Block]) -> None:
-    pool.fire(DoorLife.lock, opened, 1)  # E: misc
-    pool.fire(DoorLife.unlock, closed, 1)  # E: misc
+    pool.fire(DoorLife.lock, opened, 1)  # E: arg-type
+    pool.fire(DoorLife.unlock, closed, 1)  # E: arg-type
     pool.fire(DoorLife.lock, closed, "1")  # E: arg-type
     pool.fire(DoorLife.lock, closed)  # E: call-arg
     pool.fire(DoorLife.lock, closed, 1, True)  # E: call-arg
     pool.fire(DoorLife.lock, closed, 1, slam=True)  # E: call-arg
     pool.fire(DoorLife.lok, closed, 1)  # E: attr-defined
-    pool.fire(LampLife.light, closed)  # E: misc
-    pool.fire(BlockLife.acquire, closed)  # E: misc
-    pool.fire(DoorLife.open, blocks)  # E: misc
+    pool.fire(LampLife.light, closed)  # E: arg-type
+    pool.fire(BlockLife.acquire, closed)  # E: arg-type
+    pool.fire(DoorLife.open, blocks)  # E: arg-type
     pool.fire(DoorLife.open.method, closed)  # E: arg-type
-    pool.fire_each(DoorLife.unlock, closed, code=np.ones(1))  # E: misc
+    pool.fire_each(DoorLife.unlock, closed, code=np.ones(1))  # E: arg-type
     pool.fire_each(DoorLife.lock, closed, code=[1])  # E: arg-type
     wrong: Handle[Locked] = pool.fire(DoorLife.open, closed)  # E: arg-type
     taken: Handle[Open] = pool.handle(DoorLife.unlock)  # E: arg-type
-    pool.fire(DoorLife.open, pool.fire(DoorLife.open, closed))  # E: misc
+    pool.fire(DoorLife.open, pool.fire(DoorLife.open, closed))  # E: arg-type
     pool.handle(Door.CLOSED, ["1"])  # E: list-item
     pool.handle("CLOSED")  # E: call-overload
     closed.ids = opened.ids  # E: misc
     print(wrong, taken)
+
+
+def takes_text(told: str) -> None: ...
+
+
+async def runs_later(told: Transition) -> None: ...
+
+
+def hooks(pool: Pool, door: DoorLife, column: Column, ledger: Ledger) -> None:
+    door.on(hook=takes_text)  # E: arg-type
+    door.on()(takes_text)  # E: arg-type
+    pool.on(DoorLife.lock)(takes_text)  # E: arg-type
+    column.on(entered=Door.OPEN)(takes_text)  # E: arg-type
+    door.on(hook=runs_later)  # E: arg-type
+    pool.on()(runs_later)  # E: arg-type
+    ledger.on(hook=takes_text)  # E: arg-type
+    door.can(Door.OPEN)  # E: arg-type
+    door.can(DoorLife.lok)  # E: attr-defined
 
 
 def columns(column: Column) -> None:

@@ -11,6 +11,7 @@ pytest finds it through its entry point. ``pytest --help`` lists the options, ``
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from blocklife.testing.scenarios import OUR_DRIVER
 
 if TYPE_CHECKING:
     from blocklife.ledger import Checking, Contract, Ledger
+    from blocklife.lifecycle import Lifecycle
     from blocklife.testing.plugin._coverage import Coverage
     from blocklife.testing.plugin._visit import Visit
     from blocklife.testing.scenarios._kinds import Value
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from blocklife.testing.worlds._engine import Settings
 
 REPORT, REQUIRE, DRIVER = "--blocklife-report", "--blocklife-require-rows", "blocklife_driver"
+OWN = "blocklife_lifecycles"
 _HANDED_OVER = "blocklife_coverage"
 """Under which name a worker of pytest-xdist hands over what it has covered."""
 _LISTED = 12
@@ -44,10 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="tell which states and rows of the four tables the ledgers of this run have taken; as JSON in FILE (.json)",
+        help="tell which states and rows of the four tables, and of your own lifecycles, were taken; as JSON in FILE (.json)",
     )
-    group.addoption(REQUIRE, action="store_true", help="fail the run if a row of the four tables was never taken, and name it")
+    group.addoption(REQUIRE, action="store_true", help="fail the run if a row of these tables was never taken, and name it")
     parser.addini(DRIVER, f"module:Class of the engine that scenario files are run against (default {OUR_DRIVER})", default="")
+    parser.addini(OWN, "module:Class of each lifecycle of your own that the report counts, too", type="linelist")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,7 +65,22 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"{REPORT} {report}: there is no folder {Path(report).parent} (make it, or name another)")
     from blocklife.testing.plugin._coverage import Coverage
 
-    config.pluginmanager.register(_Reporter(config, Coverage(), report or "", require=require), "blocklife-coverage")
+    coverage = Coverage(own={each.table.name: each for each in map(_own_lifecycle, config.getini(OWN))})
+    config.pluginmanager.register(_Reporter(config, coverage, report or "", require=require), "blocklife-coverage")
+
+
+def _own_lifecycle(name: str) -> type[Lifecycle]:
+    """The lifecycle that ``module:Class`` names."""
+    from blocklife.lifecycle import Lifecycle
+
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise pytest.UsageError(f"{OWN}: {name}: {problem} (write module:Class, one a line)") from problem
+    if not isinstance(found, type) or not issubclass(found, Lifecycle):
+        raise pytest.UsageError(f"{OWN}: {name} is not a Lifecycle")
+    return found
 
 
 # --- fixtures ---------------------------------------------------------------------------------------------------------------
@@ -159,7 +178,8 @@ class _Reporter:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, and the rows that were never taken."""
         write = terminalreporter.write_line
-        terminalreporter.section(f"blocklife: {self.coverage.ledgers} ledgers")
+        own = [f"{len(self.coverage.own)} lifecycles of your own"] if self.coverage.own else []
+        terminalreporter.section(f"blocklife: {', '.join([f'{self.coverage.ledgers} ledgers', *own])}")
         for line in self.coverage.lines():
             write(line)
         never = self.coverage.never()

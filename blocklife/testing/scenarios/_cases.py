@@ -8,7 +8,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,12 +18,9 @@ from blocklife.testing.scenarios._format import Scenario, read_scenario
 from blocklife.testing.scenarios._kinds import Value
 from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
+from blocklife.testing.scenarios._shipped import SHIPPED as SHIPPED
+from blocklife.testing.scenarios._shipped import meant
 
-SHIPPED = Path(__file__).parent / "cases"
-"""The scenarios of the package; those for engines that decide for themselves are in its folders ``vllm`` and
-``sglang``."""
-METHODS = tuple(name for name, each in vars(Driver).items() if inspect.isfunction(each) and not name.startswith("_"))
-"""Every method of a driver, in the order of the protocol."""
 _SIZES = ("blocks", "slots", "jobs", "seed")
 """Settings that every engine has."""
 
@@ -39,40 +35,27 @@ def files_of(paths: Sequence[str]) -> list[Path]:
     `MisuseError` if there is no scenario.
     """
     found: list[Path] = []
-    for path in map(_meant, paths or [str(SHIPPED)]):
+    for path in map(meant, paths or [str(SHIPPED)]):
         found += sorted(path.glob("*.toml")) if os.path.isdir(path) else [path]
     if not found:
         raise MisuseError(f"{', '.join(paths)}: no scenario there")
     return found
 
 
-def _meant(text: str) -> Path:
-    path = Path(text)
-    if os.path.lexists(path) or path.is_absolute() or ".." in path.parts:
-        return path
-    shipped = SHIPPED / path
-    if os.path.isdir(shipped):
-        return shipped
-    shipped = shipped.with_name(f"{shipped.name.removesuffix('.toml')}.toml")
-    return shipped if os.path.isfile(shipped) else path
+def planned(paths: Sequence[str] = ()) -> list[tuple[Scenario, dict[str, Value]]]:
+    """The runs of these files, or of the package's scenarios: each variant of each. A malformed file is refused."""
+    return [(scenario, variant) for scenario in map(read_scenario, files_of(paths)) for variant in scenario.each_variant()]
 
 
 def run_files(
     paths: Sequence[str] = (), driver: Callable[[], Driver] = OurDriver, *, log: bool = False
 ) -> Iterator[ScenarioVerdict]:
     """Run every variant of every file, or of the package's scenarios. A malformed file is refused before anything runs."""
-    scenarios = [read_scenario(path) for path in files_of(paths)]
-    for scenario in scenarios:
-        for variant in scenario.each_variant():
-            yield run_scenario(scenario, driver, variant, log=log)
+    for scenario, variant in planned(paths):
+        yield run_scenario(scenario, driver, variant, log=log)
 
 
 # --- what a scenario needs --------------------------------------------------------------------------------------------------
-
-
-def needs(scenario: Scenario) -> tuple[str, ...]:
-    """The methods of a driver without which the scenario is not applicable, besides the required ones."""
-    return tuple(each for each in METHODS if each in scenario.needs)
 
 
 def worlds(scenario: Scenario) -> dict[str, tuple[Value, ...]]:

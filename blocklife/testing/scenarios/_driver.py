@@ -44,6 +44,11 @@ NOBODY = 0
 class Unsupported(Exception):  # noqa: N818 - it is an answer, not an error
     """This engine cannot do what a scenario asks for; the message says why."""
 
+    def __init__(self, message: str = "", *, method: str = "") -> None:
+        """*method*: the one of `Driver` that the driver does not have; empty where the engine itself lacks something."""
+        super().__init__(message)
+        self.method = method
+
 
 NUMBER_MAX = 10**9
 USUAL = Policies(pending_wait=inf)
@@ -214,6 +219,10 @@ class Driver:
     refusals: tuple[type[Exception], ...] = ()
     """The engine's own errors by which it refuses a call, having changed nothing: the refusal that a scenario expects."""
 
+    block_tokens: int | None = None
+    """Tokens of a block, for an engine that cannot have another size. Worlds are scaled to it, with all that counts tokens:
+    `full:4` becomes `full:16`, and a prompt has four equal letters for each of its own. None: blocks are as a world says."""
+
     @staticmethod
     def only(world: EngineSetup, **settings: str | int | bool) -> None:
         """For `start`: raises `Unsupported` unless the world has these settings, which the engine cannot change."""
@@ -277,7 +286,7 @@ class Driver:
         self._not("preempt")
 
     @verb()
-    def draft(self, request: kinds.RequestName, guess: str) -> None:
+    def draft(self, request: kinds.RequestName, guess: kinds.Guess) -> None:
         """A drafter guesses tokens behind the known ones of a running request. Its next step computes these too, and what it
         samples follows: the right guesses and one token more. Wrong guesses leave wrong content on the device.
 
@@ -535,4 +544,4 @@ class Driver:
         self._not("transitions")
 
     def _not(self, method: str) -> NoReturn:
-        raise Unsupported(f"{type(self).__name__} has no {method}")
+        raise Unsupported(f"{type(self).__name__} has no {method}", method=method)

@@ -108,6 +108,8 @@ class Scenario:
     end: Mapping[str, Value] = field(factory=dict)
     end_policy: Mapping[str, Value] = field(factory=dict)
     """What engines may do otherwise."""
+    scales: bool = True
+    """Whether it can be told in blocks of another size."""
     path: str = field(default="", eq=False)
     end_line: int = field(default=0, eq=False)
     needs: frozenset[str] = field(default=frozenset(), eq=False, repr=False)
@@ -119,8 +121,21 @@ class Scenario:
             yield dict(zip(self.variants, values, strict=True))
 
 
-TOP = ("id", "title", "source", "tests", "invariants", "story", "world", "variants", "step", "end")
-"""The keys of a file."""
+TOP: Mapping[str, str] = {
+    "id": "a short name",
+    "title": "one sentence: what must be so",
+    "source": "where the case is from, such as the number of a public report",
+    "tests": "`safety` or `policy`",
+    "invariants": "the rules that it is about",
+    "story": "what happens, for a reader",
+    "scales": "false: it counts single tokens, so that an engine whose blocks have another size cannot have its world; others "
+    "are scaled to that size",
+    "world": "a table of settings",
+    "variants": "a table of lists: the scenario is run once for each combination",
+    "step": "the steps, in their order",
+    "end": "a table of what must hold at the end",
+}
+"""The keys of a file, with what each means."""
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------------
@@ -245,6 +260,7 @@ class _ScenarioReader:
         return Scenario(
             **texts,
             tests=self.tests,
+            scales=data.get("scales") is not False,
             invariants=tuple(map(str, invariants)),
             world=world,
             variants=self.variants,
@@ -275,6 +291,8 @@ class _ScenarioReader:
         if not isinstance(found, str) or found not in TESTS:
             self.fail(f"tests must be {known}, not {shown(found)}", "tests")
         self.tests = found
+        if type(data.get("scales", True)) is not bool:
+            self.fail(f"'scales' must be true or false, not {shown(data['scales'])}", "scales")
 
     def table(self, found: object) -> dict[str, Value]:
         """The table of a section."""
@@ -436,8 +454,9 @@ def write_scenario(scenario: Scenario) -> str:
     """A file that reads as this scenario."""
     head = {"id": scenario.id, "title": scenario.title, "tests": scenario.tests}
     more = {"source": scenario.source, "invariants": list(scenario.invariants), "story": scenario.story}
+    scales = {} if scenario.scales else {"scales": False}
     variants = {key: list(each) for key, each in scenario.variants.items()}
-    parts = [[*_keys(head), *_keys(_filled(more))]]
+    parts = [[*_keys(head), *_keys(_filled(more)), *_keys(scales)]]
     parts += [[f"[{name}]", *_keys(each)] for name, each in (("world", scenario.world), ("variants", variants)) if each]
     parts += [["[[step]]", *_step_lines(each)] for each in scenario.steps]
     if scenario.end or scenario.end_policy:

@@ -8,9 +8,9 @@ from itertools import zip_longest
 
 from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._driver import LookedUp
-from blocklife.testing.scenarios._kinds import COMPARED, Value
+from blocklife.testing.scenarios._kinds import COMPARED, GARBAGE, Value
 from blocklife.testing.scenarios._names import StageError
-from blocklife.testing.scenarios._stage import GARBAGE, Stage, worded
+from blocklife.testing.scenarios._stage import Stage, worded
 from blocklife.testing.scenarios._words import EXPECTATIONS, expectation
 from blocklife.testing.scenarios._words import check_expectations as check_expectations  # from here, all of them are known
 from blocklife.testing.worlds._device import CopyOrder

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NoReturn, TypeAlias
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 Value: TypeAlias = "str | int | float | bool | Sequence[Value] | Mapping[str, Value]"
 """Any value of a TOML file, except dates."""
@@ -31,6 +31,8 @@ LETTERS_MAX = 4096
 NUMBER_MAX = 10**9
 NO_COPY = "nobody"
 """The copy that nobody made."""
+GARBAGE = "garbage"
+"""Content that is not valid."""
 
 COUNTS: Mapping[str, str] = {
     "free": "blocks that can be handed out without a wait",
@@ -159,6 +161,8 @@ class ValueKind:
     """Takes what is `Known`, the value and the path of its key."""
     needs: tuple[str, ...] = ()
     """Methods of a driver that whoever writes such a value needs."""
+    scaled: Callable[[Value, int], Value] = field(default=lambda value, _: value, repr=False)
+    """The same value in a world in which each token of this one is so many."""
 
 
 # --- how kinds are made -----------------------------------------------------------------------------------------------------
@@ -172,8 +176,8 @@ def _typed(said: str, wanted: type) -> ValueKind:
     return ValueKind(said, check)
 
 
-def number(most: int = NUMBER_MAX, *, needs: tuple[str, ...] = ()) -> ValueKind:
-    """A count."""
+def number(most: int = NUMBER_MAX, *, needs: tuple[str, ...] = (), tokens: bool = False) -> ValueKind:
+    """A count, of *tokens* or of anything else."""
 
     def check(known: Known, value: Value, *path: str) -> None:
         if type(value) is not int:
@@ -182,7 +186,36 @@ def number(most: int = NUMBER_MAX, *, needs: tuple[str, ...] = ()) -> ValueKind:
             bound = "at least 0" if value < 0 else f"at most {most:,}"
             known.refuse(f"{path[-1]!r} must be {bound}, not {value}", *path)
 
-    return ValueKind("a whole number", check, needs)
+    kind = ValueKind("a whole number", check, needs)
+    return evolve(kind, scaled=_times) if tokens else kind
+
+
+def _times(value: Value, factor: int) -> Value:
+    return value * factor if isinstance(value, int) else value
+
+
+def _repeated(value: Value, factor: int) -> Value:
+    """A text of which each letter stands for a token."""
+    return "".join(letter * factor for letter in str(value))
+
+
+def scaled_name(value: Value, factor: int) -> Value:
+    """The name of a thing, or of content: letters in it are tokens."""
+    text = str(value)
+    if text in (GARBAGE, NO_COPY) or BLOCK_NAME.fullmatch(text) or COPY_NAME.fullmatch(text):
+        return text
+    if slot := SLOT_NAME.fullmatch(text):
+        return f"the slot of {scaled_content(slot[1], factor)}"
+    return text
+
+
+def scaled_content(value: Value, factor: int) -> Value:
+    """Content: a block of a request, or the letters that it holds."""
+    text = str(value)
+    if text == GARBAGE or BLOCK_NAME.fullmatch(text):
+        return text
+    group, colon, letters = text.rpartition(":")
+    return f"{group}{colon}{_repeated(letters, factor)}"
 
 
 def one_of(*choices: str) -> ValueKind:
@@ -203,7 +236,7 @@ def _or(text: str, kind: ValueKind) -> ValueKind:
         if value != text:
             kind.check(known, value, *path)
 
-    return ValueKind(kind.said, check)
+    return ValueKind(kind.said, check, scaled=lambda value, factor: value if value == text else kind.scaled(value, factor))
 
 
 def _named(kind: str, said: str) -> ValueKind:
@@ -217,7 +250,7 @@ def _named(kind: str, said: str) -> ValueKind:
             other = f"it is the name of a {found}" if found else f"nothing has this name so far{known.near(value)}"
             known.refuse(f"{value!r} is not {said} ({other})", *path)
 
-    return ValueKind(said, check)
+    return ValueKind(said, check, scaled=scaled_name)
 
 
 def _list_of(said: str, kind: ValueKind) -> ValueKind:
@@ -225,7 +258,10 @@ def _list_of(said: str, kind: ValueKind) -> ValueKind:
         for each in known.list_of(value, *path):
             kind.check(known, each, *path)
 
-    return ValueKind(said, check)
+    def scaled(value: Value, factor: int) -> Value:
+        return [kind.scaled(each, factor) for each in value] if isinstance(value, Sequence) else value
+
+    return ValueKind(said, check, scaled=scaled)
 
 
 def _table_of(said: str, keys: ValueKind, values: ValueKind) -> ValueKind:
@@ -234,7 +270,12 @@ def _table_of(said: str, keys: ValueKind, values: ValueKind) -> ValueKind:
             keys.check(known, key, *path, key)
             values.check(known, each, *path, key)
 
-    return ValueKind(said, check)
+    def scaled(value: Value, factor: int) -> Value:
+        if not isinstance(value, Mapping):
+            return value
+        return {str(keys.scaled(key, factor)): values.scaled(each, factor) for key, each in value.items()}
+
+    return ValueKind(said, check, scaled=scaled)
 
 
 def _list_or(lists: ValueKind, other: ValueKind, said: str = "") -> ValueKind:
@@ -243,7 +284,10 @@ def _list_or(lists: ValueKind, other: ValueKind, said: str = "") -> ValueKind:
     def check(known: Known, value: Value, *path: str) -> None:
         (lists if isinstance(value, list) else other).check(known, value, *path)
 
-    return ValueKind(said or other.said, check)
+    def scaled(value: Value, factor: int) -> Value:
+        return (lists if isinstance(value, list) else other).scaled(value, factor)
+
+    return ValueKind(said or other.said, check, scaled=scaled)
 
 
 # --- checks of single values ------------------------------------------------------------------------------------------------
@@ -326,19 +370,21 @@ def _counted(known: Known, value: Value, *path: str) -> None:
 TEXT = _typed("a text", str)
 FLAG = _typed("true or false", bool)
 NUMBER = number()
+TOKEN_COUNT = number(tokens=True)
 WORKER = ValueKind("the number of a worker", _worker)
 REQUEST = ValueKind("the name of a request", _request)
 REQUESTS = _list_of("a list of requests", REQUEST)
 NEW_REQUEST = ValueKind("a text", _new_request)
-LETTERS = ValueKind("a text", _letters)
+LETTERS = ValueKind("a text", _letters, scaled=_repeated)
+GUESS = evolve(TEXT, scaled=_repeated)
 BLOCK = _named("block", "a block, like 'block 0 of a'")
 BLOCKS = _list_of("a list of blocks", BLOCK)
 COPY = _or(NO_COPY, _named("job", "a copy, like 'the store of a'"))
 COPIES = _list_of("a list of copies", COPY)
-CONTENT = ValueKind("a content", _content)
+CONTENT = ValueKind("a content", _content, scaled=scaled_content)
 CONTENTS = _list_of("a list of contents", CONTENT)
 NUMBERS = _list_of("a list of whole numbers", NUMBER)
-TOKENS = _table_of("a table of requests with numbers", REQUEST, NUMBER)
+TOKENS = _table_of("a table of requests with numbers", REQUEST, TOKEN_COUNT)
 LET_IN = _list_or(REQUESTS, TOKENS, "a list of requests, or a table of them with numbers")
 OFFER = _table_of("a table of numbers", TEXT, NUMBER)
 
@@ -347,6 +393,8 @@ NewRequest: TypeAlias = Annotated[str, NEW_REQUEST]
 RequestName: TypeAlias = Annotated[str, REQUEST]
 RequestNames: TypeAlias = Annotated[Sequence[str], REQUESTS]
 Letters: TypeAlias = Annotated[str, LETTERS]
+Guess: TypeAlias = Annotated[str, GUESS]
+TokenCount: TypeAlias = Annotated[int, TOKEN_COUNT]
 BlockNames: TypeAlias = Annotated[Sequence[str], BLOCKS]
 Block: TypeAlias = Annotated[int, BLOCK]
 Blocks: TypeAlias = Annotated[Sequence[int], BLOCKS]
@@ -365,11 +413,12 @@ Times: TypeAlias = Annotated[int, number(10_000)]
 Many: TypeAlias = Annotated[int, number(100_000)]
 Report: TypeAlias = Annotated[str, one_of("sent", "twice", "lost")]
 
-_HIT = _or("deferred", NUMBER)
+_HIT = _or("deferred", TOKEN_COUNT)
 Hits: TypeAlias = Annotated[Mapping[str, int | str], _table_of("a table of requests with numbers or 'deferred'", REQUEST, _HIT)]
 _STATE = _list_or(_list_of("a list of states", TEXT), TEXT)
 States: TypeAlias = Annotated[
-    Mapping[str, str | Sequence[str]], _table_of("a table of things with their states", ValueKind("a thing", _thing), _STATE)
+    Mapping[str, str | Sequence[str]],
+    _table_of("a table of things with their states", ValueKind("a thing", _thing, scaled=scaled_name), _STATE),
 ]
 Holds: TypeAlias = Annotated[Mapping[str, str], _table_of("a table of blocks with contents", BLOCK, CONTENT)]
 Sizes: TypeAlias = Annotated[Mapping[str, Sequence[int]], _table_of("a table of copies with lists of numbers", COPY, NUMBERS)]

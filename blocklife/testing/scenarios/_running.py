@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -41,6 +42,7 @@ from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._kinds import Value, plain
 from blocklife.testing.scenarios._names import ScenarioNames, StageError
 from blocklife.testing.scenarios._our_driver import OurDriver
+from blocklife.testing.scenarios._scaling import factor_of, scaled_scenario, scaled_settings
 from blocklife.testing.scenarios._stage import AnswerError, Stage, UnmetError
 from blocklife.testing.scenarios._verbs import VerbStage
 from blocklife.testing.scenarios._words import REQUIRED
@@ -82,6 +84,8 @@ class Outcome(enum.Enum):
 
 WRONG = frozenset({Outcome.UNSAFE, Outcome.OTHER_POLICY, Outcome.FAILED})
 """The outcomes of a run that did not hold."""
+METHODS = tuple(name for name, each in vars(Driver).items() if inspect.isfunction(each) and not name.startswith("_"))
+"""Every method of a driver, in the order of the protocol."""
 NOT_SO = {SAFETY: Outcome.UNSAFE, POLICY: Outcome.OTHER_POLICY}
 """The outcome of an unmet expectation, by what the scenario tests."""
 
@@ -100,7 +104,9 @@ class ScenarioVerdict:
     message: str = ""
     """Where it failed and why; empty if it holds."""
     reason: str = ""
-    """Why it is not applicable, without the place, so that equal reasons can be counted."""
+    """Why it does not hold or is not applicable, without the place, so that equal reasons can be counted."""
+    lacks: tuple[str, ...] = ()
+    """Where a method of the driver was missing: all methods that the scenario needs and the driver does not have."""
     steps: int = 0
     """Steps that were taken."""
     log: tuple[str, ...] = field(default=(), repr=False)
@@ -119,11 +125,17 @@ class ScenarioVerdict:
 class _Over(Exception):  # noqa: N818 - how a run ends
     """The run is over, with this outcome."""
 
-    def __init__(self, outcome: Outcome, message: str = "", reason: str = "") -> None:
+    def __init__(self, outcome: Outcome, message: str = "", reason: str = "", method: str = "") -> None:
         super().__init__(message)
         self.outcome = outcome
         self.message = message
         self.reason = reason
+        self.method = method
+
+    @classmethod
+    def unsupported(cls, reason: Unsupported, where: str = "") -> _Over:
+        """The end of a run that the engine cannot do."""
+        return cls(Outcome.NOT_APPLICABLE, f"{where}: {reason}" if where else str(reason), str(reason), reason.method)
 
 
 def run_scenario(
@@ -148,7 +160,9 @@ def run_scenario(
     except SystemExit as left:
         raise DriverError(f"{run.where}: the driver exits with {left.code!r} ({_RAISES})") from left
     if run.differs and end.outcome in (Outcome.HELD, Outcome.OTHER_POLICY):
-        end = _Over(Outcome.OTHER_POLICY, "; ".join([*run.differs, *([end.message] if end.message else [])]))
+        end = _Over(
+            Outcome.OTHER_POLICY, "; ".join([*run.differs, *([end.message] if end.message else [])]), end.reason or run.reason
+        )
     return ScenarioVerdict(
         scenario=scenario.id,
         title=scenario.title,
@@ -158,6 +172,7 @@ def run_scenario(
         outcome=end.outcome,
         message=end.message,
         reason=end.reason,
+        lacks=lacking(scenario, run.driver) if end.method else (),
         steps=run.taken,
         log=tuple(run.lines),
     )
@@ -180,10 +195,25 @@ def _traceback(problem: BaseException) -> list[str]:
     return "".join(found.format()).splitlines()
 
 
+def settings_of(scenario: Scenario, variant: Mapping[str, Value]) -> dict[str, Value]:
+    """The settings of the world of one variant."""
+    return {**scenario.world, **{key: value for key, value in variant.items() if key in SETTINGS}}
+
+
 def world_of(scenario: Scenario, variant: Mapping[str, Value]) -> EngineSetup:
     """The world of one variant."""
-    settings = {**scenario.world, **{key: value for key, value in variant.items() if key in SETTINGS}}
-    return EngineSetup.of(settings)
+    return EngineSetup.of(settings_of(scenario, variant))
+
+
+def needs(scenario: Scenario) -> tuple[str, ...]:
+    """The methods of a driver without which the scenario is not applicable, besides the required ones."""
+    return tuple(each for each in METHODS if each in scenario.needs)
+
+
+def lacking(scenario: Scenario, driver: object) -> tuple[str, ...]:
+    """Those of them that a driver does not have: it leaves them as `Driver` has them, or is no subclass and has none."""
+    found = ((each, getattr(type(driver), each, None)) for each in needs(scenario))
+    return tuple([each for each, own in found if own in (None, getattr(Driver, each))])
 
 
 class _ScenarioRun:
@@ -197,8 +227,11 @@ class _ScenarioRun:
         self.taken = 0
         self.differs: list[str] = []
         """Unmet policies, in a scenario that tests safety."""
+        self.reason = ""
+        """The first of them, without its place."""
         self.where = scenario.path
         """The step that is being taken, for messages."""
+        self.driver: object = None
 
     def all(self, make: Callable[[], Driver]) -> None:
         """Take every step of this variant, and check the end. Raises `_Over` if the run ends early."""
@@ -220,19 +253,33 @@ class _ScenarioRun:
         try:
             driver = make()
         except Unsupported as reason:
-            raise _Over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
+            raise _Over.unsupported(reason) from reason
         except BlocklifeError:
             raise
         except Exception as problem:
             raise DriverError(f"{self.where}: the driver cannot be made ({_in_words(problem)})") from problem
+        self.driver = driver
         try:
-            return VerbStage(driver, world_of(self.scenario, self.variant))
+            return VerbStage(driver, EngineSetup.of(self.scaled(getattr(driver, "block_tokens", None))))
         except Unsupported as reason:
-            raise _Over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
+            raise _Over.unsupported(reason) from reason
         except (BlocklifeError, StageError) as problem:
             raise _Over(Outcome.FAILED, f"{self.where}: the engine cannot be made: {problem}") from problem
         except Exception as problem:
             raise self.raised("the engine cannot be made: it raises", problem) from problem
+
+    def scaled(self, block_tokens: int | None) -> Mapping[str, Value]:
+        """The settings of the world; for an engine whose blocks have one size they, and all steps, are scaled to it."""
+        settings = settings_of(self.scenario, self.variant)
+        if block_tokens is None:
+            return settings
+        factor = factor_of(str(settings.get("groups", EngineSetup().groups)), block_tokens)
+        if factor == 1:
+            return settings
+        if not self.scenario.scales:
+            raise Unsupported(f"blocks always have {block_tokens} tokens here, and the case counts single tokens")
+        self.scenario = scaled_scenario(self.scenario, factor)
+        return scaled_settings(settings, factor)
 
     def one(self, stage: VerbStage, step: ScenarioStep) -> None:
         """Take one step, and check its expectations; if it fails, its note becomes part of the message."""
@@ -295,7 +342,7 @@ class _ScenarioRun:
             try:
                 stage.driver.claims()
             except Unsupported as reason:
-                raise _Over(Outcome.NOT_APPLICABLE, f"breaking {step.fault} cannot be seen: {reason}", str(reason)) from None
+                raise _Over.unsupported(reason, f"breaking {step.fault} cannot be seen") from None
         raise self.not_so(f"expected {step.fault} to be broken; every rule holds")
 
     def expect(self, stage: VerbStage, expected: Mapping[str, Value]) -> None:
@@ -313,6 +360,7 @@ class _ScenarioRun:
                 continue
             if problem:
                 self.differs.append(f"{self.where}: {problem}")
+                self.reason = self.reason or problem
                 self.say(f"    another policy: {problem}")
 
     @contextlib.contextmanager
@@ -323,7 +371,7 @@ class _ScenarioRun:
         except _Over:
             raise
         except Unsupported as reason:
-            raise self.over(Outcome.NOT_APPLICABLE, str(reason), str(reason)) from reason
+            raise _Over.unsupported(reason, self.where) from reason
         except DeviceFault as fault:
             outcome = Outcome.UNSAFE if fault.rule in MEMORY_RULES else Outcome.FAILED
             raise self.over(outcome, f"a rule is broken: {stage.names.in_words(str(fault))}") from fault
@@ -340,9 +388,9 @@ class _ScenarioRun:
         except Exception as problem:
             raise self.raised("the engine raises", problem) from problem
 
-    def over(self, outcome: Outcome, message: str, reason: str = "") -> _Over:
+    def over(self, outcome: Outcome, message: str) -> _Over:
         """The end of a run at this step."""
-        return _Over(outcome, f"{self.where}: {message}", reason)
+        return _Over(outcome, f"{self.where}: {message}", message)
 
     def not_so(self, message: str) -> _Over:
         """The end of a run with an unmet expectation."""

@@ -19,6 +19,7 @@ from attrs import define, field
 
 from blocklife.offload import Geometry, Mamba
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp, Problem, Unsupported
+from blocklife.testing.scenarios._kinds import GARBAGE
 from blocklife.testing.scenarios._names import ScenarioNames, SeenCopy, StageError
 from blocklife.testing.worlds._device import Content, Device, DeviceFault, Landing, Pass
 
@@ -26,7 +27,6 @@ LIMIT = 64
 """The most steps to wait for a condition."""
 PLACES_MAX = 10_000_000
 """The most blocks and host places of all workers together: the device simulates each of them."""
-GARBAGE = "garbage"
 _FEW = 8
 """How many values an error lists."""
 AnswerT = TypeVar("AnswerT")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from blocklife.offload._fields import usual
-from blocklife.testing.scenarios._cases import METHODS, files_of, needs, worlds
+from blocklife.testing.scenarios._cases import files_of, worlds
 from blocklife.testing.scenarios._driver import SETTINGS, EngineSetup
-from blocklife.testing.scenarios._format import COMMON, TESTS, VERBS, Scenario, read_scenario
+from blocklife.testing.scenarios._format import COMMON, TESTS, TOP, VERBS, Scenario, read_scenario
 from blocklife.testing.scenarios._kinds import COUNTS, plain
-from blocklife.testing.scenarios._running import WRONG, Outcome, ScenarioVerdict
+from blocklife.testing.scenarios._running import METHODS, WRONG, Outcome, ScenarioVerdict, needs
 from blocklife.testing.scenarios._words import EXPECTATIONS, REQUIRED
 
 _NAMED = 8
@@ -29,45 +30,75 @@ _COUNTED: Mapping[Outcome, str] = {
 
 
 def told(verdicts: Iterable[ScenarioVerdict], *, log: bool = False, as_json: bool = False) -> Iterator[str]:
-    """The output of ``scenario run``: every run that did not hold, with *log* all runs, and a summary."""
-    found = []
+    """The output of ``scenario run``: runs that did not hold, each reason once; with *log* all runs; and a summary."""
+    found, reasons = [], set[tuple[Outcome, str]]()
     for each in verdicts:
         found.append(each)
         if as_json:
             yield json.dumps(each.record())
         elif log:
             yield from (f"{each.scenario}: {each.title}", *(f"  {line}" for line in each.log), str(each), "")
-        elif each.outcome in WRONG:
+        elif each.outcome in WRONG and (each.outcome, each.reason) not in reasons:
+            reasons.add((each.outcome, each.reason))
             yield str(each)
     if not as_json:
         yield from summary(found)
 
 
 def summary(verdicts: Sequence[ScenarioVerdict]) -> Iterator[str]:
-    """Each reason why runs were not applicable; how many scenarios hold, by what they test; the number of each outcome."""
-    reasons = Counter(each.reason for each in verdicts if each.outcome is Outcome.NOT_APPLICABLE)
-    for reason, count in reasons.most_common():
-        names = dict.fromkeys(each.scenario for each in verdicts if each.reason == reason)
-        yield f"not applicable: {_runs(count)}: {reason} ({_names(list(names))})"
+    """Each reason of several runs that did not hold, or of runs that were not applicable; the number of each outcome; which
+    methods would open more scenarios; how many scenarios hold, by what they test.
+    """
+    reasons = Counter((each.outcome, each.reason) for each in verdicts if each.outcome is not Outcome.HELD)
+    for (outcome, reason), count in sorted(reasons.most_common(), key=lambda each: each[0][0] is Outcome.NOT_APPLICABLE):
+        if count > 1 or outcome is Outcome.NOT_APPLICABLE:
+            names = dict.fromkeys(each.scenario for each in verdicts if (each.outcome, each.reason) == (outcome, reason))
+            yield f"{outcome.value}: {_runs(count)}: {reason} ({_names(list(names))})"
+    counts = Counter(each.outcome for each in verdicts)
+    yield f"{_runs(len(verdicts))}: {', '.join(f'{counts[outcome]} {said}' for outcome, said in _COUNTED.items())}"
+    lacks = {each.scenario: frozenset(each.lacks) for each in verdicts if each.lacks}
+    for name in {each.scenario for each in verdicts if each.outcome in WRONG or each.outcome is Outcome.HELD}:
+        lacks.pop(name, None)
+    for methods, opened in islice(_openings(lacks), _NAMED):
+        yield f"add {', '.join(methods)}: {len(opened)} more scenario{'s' * (len(opened) != 1)} ({_names(opened)})"
     for tests in TESTS:
         among = [each for each in verdicts if each.tests == tests]
         if among:
-            yield f"{tests}: {_scenarios(among)}"
-    counts = Counter(each.outcome for each in verdicts)
-    yield f"{_runs(len(verdicts))}: {', '.join(f'{counts[outcome]} {said}' for outcome, said in _COUNTED.items())}"
+            yield f"{tests}: {_scenarios(among, lacks)}"
 
 
-def _scenarios(verdicts: Sequence[ScenarioVerdict]) -> str:
+def _scenarios(verdicts: Sequence[ScenarioVerdict], lacks: Collection[str]) -> str:
     """Counts of scenarios. One holds if some run of it holds and none fails; runs that are not applicable do not count."""
     by_name: dict[str, set[Outcome]] = {}
     for each in verdicts:
         by_name.setdefault(each.scenario, set()).add(each.outcome)
     wrong = [name for name, outcomes in by_name.items() if outcomes & WRONG]
     held = [name for name, outcomes in by_name.items() if Outcome.HELD in outcomes and name not in wrong]
-    rest = len(by_name) - len(wrong) - len(held)
+    methods = sum(name in lacks for name in by_name)
+    rest = len(by_name) - len(wrong) - len(held) - methods
     said = f"{len(held)} of {len(by_name)} scenarios hold"
     said += f", {len(wrong)} {'does' if len(wrong) == 1 else 'do'} not ({_names(wrong)})" if wrong else ""
-    return said + (f", {rest} {'is' if rest == 1 else 'are'} not applicable" if rest else "")
+    said += f", {methods} need{'s' * (methods == 1)} a method that the driver lacks" if methods else ""
+    return said + (f", {rest} need{'s' * (rest == 1)} what the engine cannot have" if rest else "")
+
+
+def _openings(lacks: Mapping[str, frozenset[str]]) -> Iterator[tuple[list[str], list[str]]]:
+    """An order in which few methods open many scenarios, by what each lacks: methods, and the scenarios that lack no more.
+
+    Each time those that open the most scenarios for each of them; the first opens what lacks nothing.
+    """
+    left, have, row = dict(lacks), frozenset[str](), frozenset[str]()
+
+    def opened(methods: frozenset[str]) -> list[str]:
+        return sorted(name for name, needed in left.items() if needed <= have | methods)
+
+    while left:
+        if found := opened(row):
+            yield [name for name in METHODS if name in row], found
+        have |= row
+        left = {name: needed for name, needed in left.items() if name not in found}
+        missing = sorted({needed - have for needed in left.values()}, key=sorted)
+        row = max(missing, key=lambda methods: len(opened(methods)) / len(methods), default=row)
 
 
 def _runs(count: int) -> str:
@@ -144,6 +175,7 @@ def tables() -> Iterator[str]:
         known = [(f"`{each.name}`", each.kind.said, each.doc) for each in EXPECTATIONS.values() if each.about == about]
         yield from _table(f"Expectations: {about}", ("key", "value", "means"), known)
     yield from _table("Counts", ("key", "counts"), _words(COUNTS))
+    yield from _table("Keys of a file", ("key", "means"), _words(TOP))
     yield from _table("Keys of every step", ("key", "means"), _words(COMMON))
     settings = [(f"`{name}`", usual(default), SETTINGS[name].told) for name, default in EngineSetup().words().items()]
     yield from _table("Settings of a world", ("key", "default", "means"), settings)
@@ -161,22 +193,7 @@ def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> It
 
 
 def methods_table() -> Iterator[str]:
-    """An order in which few methods open many scenarios, as `specs/scenario-driver.md` prints it, line by line.
-
-    Each row has the methods that open the most scenarios for each of them.
-    """
-    left = {each.id: frozenset(needs(each)) for each in _read([])}
-    have, row = frozenset[str](), frozenset[str]()
-
-    def opened(methods: frozenset[str]) -> list[str]:
-        return sorted(name for name, needed in left.items() if needed <= have | methods)
-
+    """An order in which few methods open many scenarios, as `specs/scenario-driver.md` prints it, line by line."""
     yield from ("| methods | open |", "| --- | --- |")
-    while left:
-        found = opened(row)
-        said = [name for name in METHODS if name in row] or REQUIRED
-        yield f"| {', '.join(f'`{name}`' for name in said)} | {', '.join(found)} |"
-        have |= row
-        left = {name: needed for name, needed in left.items() if name not in found}
-        missing = sorted({needed - have for needed in left.values()}, key=sorted)
-        row = max(missing, key=lambda methods: len(opened(methods)) / len(methods), default=row)
+    for methods, names in _openings({each.id: frozenset(needs(each)) for each in _read([])}):
+        yield f"| {', '.join(f'`{name}`' for name in methods or REQUIRED)} | {', '.join(names)} |"

@@ -62,7 +62,11 @@ class VerbStage(Stage):
     # --- verbs: the engine --------------------------------------------------------------------------------------------------
 
     def do_arrive(
-        self, request: kinds.NewRequest, prompt: kinds.Letters, tokens: int | None = None, reply: kinds.Letters = ""
+        self,
+        request: kinds.NewRequest,
+        prompt: kinds.Letters,
+        tokens: kinds.TokenCount | None = None,
+        reply: kinds.Letters = "",
     ) -> None:
         """A request arrives with a prompt, one letter per token, and waits. `tokens`: it ends when it has so many in all.
         `reply`: what it will sample; then it ends.
@@ -103,7 +107,7 @@ class VerbStage(Stage):
         self.settle_one(sampled)
 
     @verb(needs="progress")
-    def do_compute(self, request: kinds.RequestName, tokens: int) -> None:
+    def do_compute(self, request: kinds.RequestName, tokens: kinds.TokenCount) -> None:
         """Steps in which only this request computes, until exactly so many of its tokens are settled and none is in flight."""
         for _ in range(LIMIT):
             now = self.driver.progress(request)
@@ -258,7 +262,7 @@ class VerbStage(Stage):
     # --- verbs: scenes ------------------------------------------------------------------------------------------------------
 
     @verb("scenes", needs="finish sleep wake progress pending")
-    def do_prepare(self, prompt: kinds.Letters, stride: int | None = None) -> None:
+    def do_prepare(self, prompt: kinds.Letters, stride: kinds.TokenCount | None = None) -> None:
         """The content of a prompt is stored in the host, and the device is empty afterwards. `stride`: tokens per step."""
         name = f"prepared~{len(self.prepared) + 1}"
         self.prepared.append(name)

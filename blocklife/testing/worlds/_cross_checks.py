@@ -63,6 +63,28 @@ BELOW = "below"
 """The rule that the store below has nothing wrong; and that, where nothing goes wrong, all that the host tier has is there."""
 LAWFUL = "lawful"
 """The rule that the calls of an engine that keeps the contract are never refused."""
+MEANINGS: Mapping[str, str] = {
+    "I1": "a block that a copy reads or writes is not free, and has no new owner but behind a wait",
+    "I3": "only reports that are expected count",
+    "I4": "no count falls below zero, and nobody releases what it does not hold",
+    "I5": "a job ends exactly once, within its deadline",
+    "I6": "content is read only after every byte has arrived",
+    "I7": "what a lookup counted on is pinned until it is used",
+    "I8": "only settled content is stored, under its own key",
+    "I9": "nothing shared changes before every worker has reported",
+    "I10": "preemption and reset secure places against running copies first",
+    "I12": "every waiting state has a step that leads on",
+    "I13": "free, cached, held, copying and quarantined places add up to the pool",
+    "I14": "no content is stored twice, and none is lost to a later store",
+    "I15": "the group sizes of a job add up to its places",
+    LAST_STEP: "with the policy flush, the last step waits for every job",
+    KEPT: "where there is room, all final content reaches the host tier",
+    TOLD: "hooks hear of every transition, in order, and of nothing else",
+    WAITS: "no request waits longer than it may",
+    BELOW: "the store below has nothing wrong, and all that the host tier has if nothing goes wrong",
+    LAWFUL: "calls of an engine that keeps the contract are never refused",
+}
+"""What each rule says, in a phrase."""
 
 
 @define(eq=False)

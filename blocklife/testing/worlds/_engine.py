@@ -23,8 +23,7 @@ looked ahead (`_contents`), so that a hit without a proof is seen.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -34,21 +33,11 @@ from blocklife.copiers._sharing import Sharing
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
     Checking,
-    Completion,
     Contract,
-    Direction,
-    JobId,
-    Launched,
     Ledger,
     LedgerTransition,
     Limits,
-    Plan,
-    Result,
-    TierTransfer,
-    Transfer,
 )
-from blocklife.ledger import Worker as Rank
-from blocklife.ledger._ids import ID_MASK, NULL
 from blocklife.ledger._snapshot import Names
 from blocklife.offload import (
     BelowPolicies,
@@ -65,11 +54,10 @@ from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.records import Keys, TailKeys
 from blocklife.offload.replacement import BUILT_IN
 from blocklife.states import ADMISSIBLE, Request
-from blocklife.states import Job as JobState
 from blocklife.testing.worlds import _second_owner as second
-from blocklife.testing.worlds._contents import beginning, looking_ahead
-from blocklife.testing.worlds._device import Content, CopyOrder, Landing, Orders, Pass
-from blocklife.testing.worlds._tier import Entry, TierIndex
+from blocklife.testing.worlds._device import Landing, Orders
+from blocklife.testing.worlds._passes import Passes
+from blocklife.testing.worlds._tier import TierIndex
 
 LONG_OVER = 0
 """The job number, in late reports, of every job that is over and forgotten."""
@@ -173,7 +161,7 @@ class Stepped(NamedTuple):
     """Waiting requests whose lookup has to wait for a copy."""
 
 
-class Engine:
+class Engine(Passes):
     """One scheduler, and the texts of its requests.
 
     Besides the scheduler's state it keeps only these texts, which never change.
@@ -182,19 +170,18 @@ class Engine:
     def __init__(self, settings: Settings, *, own_pool: bool = True, state_drafts: int | None = None) -> None:
         """*own_pool*: as of a ledger. *state_drafts*: how many drafts have states beside them; left out: all of them."""
         self.settings = settings
-        self.geometry = settings.geometry
         if state_drafts is None:
-            state_drafts = settings.drafts if any(isinstance(each, Mamba) for each in self.geometry.groups) else 0
+            state_drafts = settings.drafts if any(isinstance(each, Mamba) for each in settings.geometry.groups) else 0
         limits = Limits(
             num_blocks=settings.num_blocks + 1,
             num_slots=settings.num_slots,
             max_jobs=settings.max_jobs,
             max_requests=settings.max_requests,
-            num_groups=len(self.geometry.groups),
+            num_groups=len(settings.geometry.groups),
             num_workers=settings.num_workers,
             max_journal=256,
         )
-        self.ledger = Ledger(
+        ledger = Ledger(
             limits,
             contract=settings.contract,
             deadline=settings.deadline,
@@ -202,54 +189,23 @@ class Engine:
             own_pool=own_pool,
             errors="raise",
         )
-        self.tier = HostTier(self.ledger, settings.replacement)
+        self.tier = HostTier(ledger, settings.replacement)
         policies = evolve(settings.policies, plans_ahead=int(settings.asynchronous), state_drafts=state_drafts)
         self.index = None if settings.below is None else TierIndex()
         """What the scheduler knows of the store below."""
-        self.entries: Mapping[Entry, int] = {}
-        """The numbers of the entries of that store; set by whoever has the store."""
-        self.scheduler = OffloadScheduler(
-            self.ledger, self.tier, self.geometry, policies, below=self.index, below_policies=settings.below
+        super().__init__(
+            OffloadScheduler(ledger, self.tier, settings.geometry, policies, below=self.index, below_policies=settings.below),
+            drafts=settings.drafts,
         )
         self.now = 0.0
-        self.weights = ""
-        """The weights that the workers compute with now, as known to the engine."""
-        self.texts: dict[str, str] = {}
         self._keys: dict[str, Keys] = {}
         self._tails: dict[str, TailKeys] = {}
-        self._prompts: dict[str, int] = {}
         self.told: list[LedgerTransition] = []
         """Every commit that hooks have heard of since the last `thaw`, or since it was cleared."""
-        self._handed_out: list[int] = []
-        self._groups = range(len(self.geometry.groups))
-        self._ahead = [bool(proof) for proof in self.geometry.tail_proofs]
-        """The groups whose content depends on the letter behind it."""
-        self.ledger.on(hook=self._hear)
 
     def _hear(self, told: LedgerTransition) -> None:
         self.told.append(told)
-        if told.event == "allocate":
-            self._handed_out += [int(each) for each in told.places]
-
-    # --- content ------------------------------------------------------------------------------------------------------------
-
-    def content(self, group: int, text: str) -> Content:
-        """The content of a block that ends with the last token of *text*, under the present weights."""
-        return self.content_of(f"{group}:{text}".encode(), self.weights)
-
-    def _up_to(self, group: int, text: str, end: int) -> Content:
-        """What a block holds whose last computed letter is the one before *end*."""
-        return self.content(group, looking_ahead(text, end) if self._ahead[group] else text[:end])
-
-    @property
-    def agrees(self) -> Callable[[Content, Content], bool]:
-        """Whether a place holds what it has to hold: all of it or, beside layers of a drafter, its beginning."""
-        return beginning(self.geometry.block_tokens[0]) if any(self._ahead) else operator.eq
-
-    @staticmethod
-    def content_of(key: bytes, weights: str) -> Content:
-        """The content that a key stands for under given weights."""
-        return f"{key.decode()}@{weights}" if weights else key.decode()
+        super()._hear(told)
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 
@@ -287,11 +243,6 @@ class Engine:
 
     def _state(self, name: str) -> Request:
         return self.ledger.requests.state(name)
-
-    def renew(self, weights: str) -> list[str]:
-        """Change the weights: nothing computed with the former ones may be found again."""
-        self.weights = weights
-        return self.scheduler.reset(generation=weights)
 
     def tell(self, verb: str, name: str) -> None:
         """What happens to one request: *abort*, *preempt*, *lend* or *give_back*."""
@@ -338,13 +289,8 @@ class Engine:
         hits, refused, deferred = self._let_in(chosen, begin, wants, stop_at_refusal=admit is None)
         self._hand_off(begin, wants)
         plan = self.scheduler.build_plan(self.now)
-        orders = self._orders(plan, begin, wants)
+        orders = self.orders(plan, begin, wants)
         return Stepped(orders, self.take_handed_out(), hits, tuple(short), tuple(refused), tuple(deferred))
-
-    def take_handed_out(self) -> tuple[int, ...]:
-        """The blocks handed out since this was last asked: by a step, or to a request that writes behind a tail."""
-        found, self._handed_out = tuple(self._handed_out), []
-        return found
 
     def _end(self, name: str) -> int:
         found = self.scheduler.requests.progress(name)
@@ -352,7 +298,7 @@ class Engine:
 
     def _want(self, name: str, begin: int) -> int:
         """The tokens that a request gets: those known and not computed; when planning ahead, at least one."""
-        left = max(self.scheduler.requests.progress(name).known + self.settings.drafts - begin, int(self.settings.asynchronous))
+        left = max(self.scheduler.requests.progress(name).known + self.drafts - begin, int(self.settings.asynchronous))
         left = min(left, len(self.texts[name]) - 1 - begin)
         return left if self.settings.step_tokens is None else min(left, self.settings.step_tokens)
 
@@ -412,65 +358,16 @@ class Engine:
                 if isinstance(each, Mamba) and count and not end % each.block_tokens:
                     self.scheduler.hand_off(name, group, end)
 
-    def _doubts(self, wants: Mapping[str, int]) -> dict[str, int]:
-        """The scheduled requests that run behind a load within a step whose plan has not settled, each with its job."""
-        if not self.settings.policies.load_within_tokens:
-            return {}
-        jobs = self.ledger.jobs
-        live = {
-            job.owner: job.number for job in jobs.alive() if job.direction is Direction.LOAD and job.state is JobState.AWAITED
-        }
-        return {name: live[name] for name in wants if self._state(name) is Request.LOADING}
-
     def ends_inside(self, name: str | None) -> bool:
         """Whether what is loaded for a request ends with a tail: its last block is not full."""
         if name is None or name not in self.scheduler.requests or self._state(name) is not Request.LOADING:
             return False
         return self.ledger.requests.size(name, 0) > self.scheduler.requests.sealed_blocks(name, 0)
 
-    def _forward(self, begin: Mapping[str, int], wants: Mapping[str, int]) -> Pass:
-        """The forward pass of these requests: what it has to find, and what it writes."""
-        reads: list[tuple[int, Content]] = []
-        writes: list[tuple[int, Content]] = []
-        for name, count in wants.items():
-            if count:
-                for group in self._groups:
-                    self._forward_of(name, group, begin[name], begin[name] + count, reads, writes)
-        for host, group, end, block in second.read(self.ledger, self.geometry):
-            reads.append((block, self.content(group, self.texts[host][:end])))
-        return Pass(tuple(reads), tuple(writes))
-
-    def _forward_of(
-        self, name: str, group: int, begin: int, end: int, reads: list[tuple[int, Content]], writes: list[tuple[int, Content]]
-    ) -> None:
-        size, text = self.geometry.block_tokens[group], self.texts[name]
-        table = self.ledger.requests.table(name, group)
-        final = self.scheduler.requests.sealed_blocks(name, group)
-        if isinstance(self.geometry.groups[group], Mamba):
-            needed = self.geometry.needed(group, begin)
-            reads += [(table[position] & ID_MASK, self.content(group, text[:begin])) for position in needed]
-            guessed = self._guessed(name, end)
-            drafts = self.scheduler.policies.state_drafts
-            first = max(begin, min(end, self.scheduler.requests.progress(name).known) - 1) if drafts else end - 1
-            for last in range(first, end):  # the state of each draft has a block of its own
-                writes.append((table[last // size] & ID_MASK, self.content(group, guessed[: last + 1])))
-            return
-        for position in self.geometry.needed(group, begin):
-            stop = (position + 1) * size if position < final else min(begin, (position + 1) * size)
-            reads.append((table[position] & ID_MASK, self._up_to(group, text, stop)))
-        # recomputing a final block writes the same bytes again
-        guessed, first = self._guessed(name, end), max(begin // size, final)
-        if self.geometry.drafters[group] and self.settings.drafts and begin > self._prompts[name]:
-            first = begin - 1
-        for position in range(first, -(-end // size)):
-            if table[position] == NULL:
-                raise MisuseError(f"request {name}: token {end - 1} is computed into the null block")
-            writes.append((table[position] & ID_MASK, self._up_to(group, guessed, min(end, (position + 1) * size))))
-
     def _guessed(self, name: str, end: int) -> str:
         """The first *end* letters of a text as this step computes them: from the first wrong guess on they are no letters."""
-        if not self.settings.drafts:
-            return self.texts[name]
+        if not self.drafts:
+            return super()._guessed(name, end)
         text, known = self.texts[name][:end], self.scheduler.requests.progress(name).known
         right = known + self._right(name, end)
         return text if end <= known else text[:right] + "?" * (end - right)
@@ -489,28 +386,6 @@ class Engine:
                 found[name] = 1 + self._right(name, progress.computed + progress.in_flight)
         return found
 
-    def _orders(self, plan: Plan, begin: Mapping[str, int], wants: Mapping[str, int]) -> Orders:
-        loads, stores = ([_order(each) for each in transfers] for transfers in (plan.loads, plan.stores))
-        below = tuple([self._order_below(each) for each in (*plan.promotes, *plan.demotes)])
-        found = self._doubts(wants)
-        sure = {name: count for name, count in wants.items() if name not in found} if found else wants
-        doubts = tuple([(job, self._forward(begin, {name: wants[name]})) for name, job in found.items()])
-        flushes, forward = tuple(job.number for job in plan.flushes), self._forward(begin, sure)
-        return Orders(plan.number, flushes, tuple(loads), tuple(stores), forward, below, doubts)
-
-    def _order_below(self, transfer: TierTransfer) -> CopyOrder:
-        """The order for one job between slots and the store below: each entry has as many parts as a slot."""
-        contents = zip(transfer.groups, transfer.keys, strict=True)
-        entries = self._parts([self.entries[transfer.space, group, key] for group, key in contents])
-        places = self._parts(_plain(transfer.slots))
-        promotes = transfer.direction is Direction.PROMOTE
-        source, target = (entries, places) if promotes else (places, entries)
-        return CopyOrder(transfer.job.number, promotes, source, target, below=True)
-
-    def _parts(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        size = self.geometry.blocks_per_chunk
-        return tuple([number * size + part for number in numbers for part in range(size)])
-
     def settle(
         self,
         reports: Iterable[Landing] = (),
@@ -522,37 +397,19 @@ class Engine:
 
         *launched* names (job, worker) of copies that have begun to run.
         """
-        ledger = self.ledger
-        if sampled is None and self.settings.drafts:
+        if sampled is None and self.drafts:
             sampled = self._sampled()
         settled = self.scheduler.settle(
             self.scheduler.plans_out[0],
             self.now,
             sampled=sampled or {},
-            launched=[Launched(JobId(ledger.incarnation, job), Rank(worker)) for job, worker in launched],
+            launched=self.launches(launched),
             completions=[self.completion(each) for each in reports],
         )
         for name in self.running():
             if self.scheduler.requests.progress(name).known >= len(self.texts[name]):
                 self.scheduler.finish(name)
         return settled
-
-    def completion(self, landing: Landing) -> Completion:
-        """A worker's report of a landing. One of a job long forgotten names another incarnation of the ledger."""
-        ledger = self.ledger
-        job = JobId(ledger.incarnation, landing.job)
-        if landing.job == LONG_OVER:
-            job = JobId(ledger.incarnation + 1, max(1, ledger.jobs.last_number))
-        missing = self._missing(landing) if landing.missing else ()
-        return Completion(job, Rank(landing.worker), Result.OK if landing.ok else Result.FAILED, missing)
-
-    def _missing(self, landing: Landing) -> tuple[int, ...]:
-        """The positions of slots that did not come whole: a slot may lack blocks that no hit can read."""
-        job, size, required = self.ledger.jobs.get(landing.job), self.geometry.blocks_per_chunk, self.scheduler._stores.required
-        if job is None:
-            return ()
-        parts = [divmod(at, size) for at in landing.missing]
-        return tuple(dict.fromkeys([slot for slot, part in parts if part >= size - required[job.slot_groups[slot]]]))
 
     # --- as a value ---------------------------------------------------------------------------------------------------------
 
@@ -567,13 +424,3 @@ class Engine:
         self._handed_out = []
         self.told.clear()
         self.scheduler.restore(saved)
-
-
-def _plain(ids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(int(each) for each in ids)
-
-
-def _order(transfer: Transfer) -> CopyOrder:
-    """The order for one job."""
-    stores = transfer.direction is Direction.STORE
-    return CopyOrder(transfer.job.number, stores, _plain(transfer.source), _plain(transfer.target), transfer.group_sizes)

@@ -46,9 +46,9 @@ from blocklife.testing.worlds._cross_checks import (
     names_tail,
 )
 from blocklife.testing.worlds._device import Device, DeviceFault, DeviceMemo, FrozenDevice, Landing, renamed
-from blocklife.testing.worlds._engine import LONG_OVER
 from blocklife.testing.worlds._next_actions import FAULT_AT, STEP, Env, NextActions
 from blocklife.testing.worlds._next_actions import State as State
+from blocklife.testing.worlds._passes import LONG_OVER
 from blocklife.testing.worlds._settings import Script as Script
 from blocklife.testing.worlds._settings import WorldSettings as WorldSettings
 from blocklife.testing.worlds._store_below import WorldStore

@@ -94,7 +94,7 @@ class WorkerWatch(PartWatch):
         if share is None:
             self._violate("I3", f"job {number} is launched, but no step named it", number)
             return
-        if not share.life.can(JobLife.submit.name):
+        if not share.life.can(JobLife.submit):
             self._violate("I3", f"job {number} is launched a second time", number)
             return
         if is_store and share.step == self.steps and not share.is_waited:
@@ -108,7 +108,7 @@ class WorkerWatch(PartWatch):
         """The host has waited for these jobs."""
         for number in numbers:
             share = self.shares.get(number)
-            if share is not None and share.life.can(JobLife.flush.name):
+            if share is not None and share.life.can(JobLife.flush):
                 share.life.flush()
                 self._note(share, "is waited for")
 
