@@ -213,6 +213,7 @@ spec: $(VENV)/.dev  ## write the generated parts of specs/, the page of all refu
 	@$(BIN)/blocklife spec --write
 	@$(BIN)/python -m tests.ledger.refusals
 	@$(BIN)/python -m tests.project.doors
+	@$(BIN)/python -m tests.project.run_picture
 	@$(BIN)/python -m tests.project.alerts
 
 # The same sources give the same bytes: no date of today goes in. Nothing is fetched, now or when a page is read.

@@ -23,6 +23,7 @@ from blocklife.drawing import _spec as spec
 from blocklife.drawing._spec import OURS
 from blocklife.extras import to_install
 from blocklife.states import MACHINES
+from tests.project.run_picture import PICTURE, drawn
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
@@ -330,10 +331,12 @@ def test_drawing_that_is_spoiled_missing_or_strange_is_named_and_repaired(copied
 
 
 def test_drawings_are_shown_by_the_pages_that_they_belong_to() -> None:
-    """Each machine's page shows its drawing, and the README the plain one."""
+    """Each machine's page shows its drawing, the front page the plain one, and the README what a run did of it."""
     for name in MACHINES:
         assert f"](drawings/{name}.svg)" in (SPECS / f"{name}.md").read_text(encoding="utf-8")
-    assert 'src="specs/drawings/life.svg"' in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "](drawings/life.svg)" in (SPECS / "README.md").read_text(encoding="utf-8")
+    assert PICTURE.read_bytes() == drawn()
+    assert f'src="{PICTURE.relative_to(ROOT).as_posix()}"' in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_drawing_page_names_every_format() -> None:
