@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 CASES = "blocklife/testing/scenarios/cases/"
 PAGES = ("specs/**/*", f"{CASES}**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md")
 """What the site is made of. specs/ is its root, scenarios lie beside their page, and everything else keeps its folder."""
-ENDINGS = (".md", ".py", ".svg", ".json", ".toml", ".css", ".js")
+ENDINGS = (".md", ".py", ".svg", ".csv", ".json", ".toml", ".css", ".js")
 _LINK = re.compile(r"\[(?P<said>[^\[\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>(?:#[^)\s]*)?)\)")
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 """A search for a word leads to pages that tell of it, and not to each program, scenario or draft of a report that has it."""
