@@ -41,7 +41,7 @@ them.
 | to do this | run |
 | --- | --- |
 | judge all mutants, and write the table and this page | `make mutants` |
-| judge those with `PART` in their name | `python -m tests.proof.mutants PART` |
+| judge those with a text in their name | `python -m tests.proof.mutants TEXT` |
 | run tests with one mutant planted | `pytest -p tests.proof.plugin --mutant NAME` |
 
 A mutant that no world finds gets its test in the last column, by hand; what is wrong under it is not unsafe, but not as it
