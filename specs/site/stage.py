@@ -26,6 +26,9 @@ ENDINGS = (".md", ".py", ".svg", ".csv", ".json", ".toml", ".css", ".js")
 _LINK = re.compile(r"\[(?P<said>[^\[\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>(?:#[^)\s]*)?)\)")
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 """A search for a word leads to pages that tell of it, and not to each program, scenario or draft of a report that has it."""
+_SEARCHED_LAST = "---\nsearch:\n  boost: 0.2\n---\n\n"
+RECORDS = ("mutants.md", "source-mutants.md", "vllm-behaviour.md")
+"""Pages of names of tests and of counts: whoever searches for a word wants the page that explains it, before these."""
 _DRAWING = re.compile(r"(?m)^!\[[^\]\n]*\]\(([^)\s]+\.svg)\)$")
 _MERMAID = re.compile(r"(?ms)^```mermaid\n(.*?)^```$")
 
@@ -100,8 +103,9 @@ def stage(target: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = with_links(path.read_text(encoding="utf-8"), name)
-            is_draft = path.parent.name == "vllm-findings"
-            place.write_text((_NOT_SEARCHED if is_draft else "") + folded(opened(text)), encoding="utf-8")
+            is_draft, is_record = path.parent.name == "vllm-findings", path.name in RECORDS
+            front = _NOT_SEARCHED if is_draft else _SEARCHED_LAST if is_record else ""
+            place.write_text(front + folded(opened(text)), encoding="utf-8")
         elif path.suffix in (".py", ".toml"):
             place.write_text(as_page(path), encoding="utf-8")
         else:
