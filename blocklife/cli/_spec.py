@@ -56,7 +56,6 @@ def parts() -> dict[str, str]:
     from blocklife.offload.replacement import replacements_table
     from blocklife.testing.scenarios._telling import methods_table, tables
     from blocklife.testing.worlds._format import faults_table, words_table
-    from blocklife.testing.worlds._pinned import worlds_table
 
     lines = {
         "policies": knobs_table(Policies),
@@ -66,6 +65,5 @@ def parts() -> dict[str, str]:
         "scenarios.words": tables(),
         "worlds.words": words_table(),
         "worlds.faults": faults_table(),
-        "worlds.pinned": worlds_table(),
     }
     return generated({name: "".join(f"{line}\n" for line in made) for name, made in lines.items()})

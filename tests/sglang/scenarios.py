@@ -1,6 +1,6 @@
 """``python -m tests.sglang.run --python VERSION -m tests.sglang.scenarios``: how this release does on the scenarios.
 
-It prints one line for each; with ``--write`` it writes the release's column into `specs/scenarios/sglang/releases.csv`, and with
+It prints one line for each; with ``--write`` it writes the release's column of `specs/scenarios/sglang/releases.csv`, and with
 the newest release also `above.csv`: how it does on the cases that are not written for SGLang.
 """
 

@@ -1,8 +1,8 @@
 """Scenarios run against vLLM's real schedulers and connectors, in the release under which these tests run.
 
-Goal: red and green stand where `specs/scenarios/vllm/releases.csv` says, and a red one is red for the reason that it says. Method:
-its table is the expectation of every file, contract and release; bugs that no release has are planted in vLLM's connectors and
-must be found. Scenarios made up for vLLM: `tests/behind/test_scenarios.py`.
+Goal: red and green stand where `specs/scenarios/vllm/releases.csv` says, and a red one is red for the reason that it says.
+Method: the table is the expectation of every file, contract and release; bugs that no release has are planted in vLLM's
+connectors and must be found. Scenarios made up for vLLM: `tests/behind/test_scenarios.py`.
 """
 
 from __future__ import annotations
