@@ -17,7 +17,6 @@ from pathlib import Path
 from attrs import define, field
 
 from blocklife.connector_states import LINKER_MACHINES, REQUEST_MACHINES
-from blocklife.drawing._mermaid import mermaid
 from blocklife.drawing._picture import Panel, picture
 from blocklife.drawing._svg import svg
 from blocklife.drawing._tables import (
@@ -58,13 +57,8 @@ def _states(table: Table) -> str:
     return state_table(table, {trait.name.lower(): has(trait) for trait in traits}) + "\n" + meanings
 
 
-def _drawing(table: Table) -> str:
-    return f"```mermaid\n{mermaid([Panel(picture(table))], meanings=False)}```\n"
-
-
 _PARTS: Mapping[str, Callable[[Table], str]] = {
     "states": _states,
-    "drawing": _drawing,
     "matrix": state_event_table,
     "events": event_table,
     "guards": guard_table,

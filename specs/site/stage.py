@@ -4,7 +4,7 @@ Rules of this file:
 
 * A page reads the same in a checkout and on the site. Links are written for the checkout, and led here to where a page lies
   on the site.
-* No sentence is added. Text that needs a script to be drawn is folded away, for nothing is fetched while a page is read.
+* No sentence is added, and nothing is fetched while a page is read.
 * The same sources give the same bytes.
 """
 
@@ -30,7 +30,6 @@ _SEARCHED_LAST = "---\nsearch:\n  boost: 0.2\n---\n\n"
 RECORDS = ("mutants.md", "source-mutants.md", "vllm-behaviour.md")
 """Pages of names of tests and of counts: whoever searches for a word wants the page that explains it, before these."""
 _DRAWING = re.compile(r"(?m)^!\[[^\]\n]*\]\(([^)\s]+\.svg)\)$")
-_MERMAID = re.compile(r"(?ms)^```mermaid\n(.*?)^```$")
 
 
 def place_of(path: str) -> str:
@@ -60,16 +59,6 @@ def with_links(text: str, path: str) -> str:
         return f"[{said}]({posixpath.relpath(place_of(target), here)}{found['anchor']})"
 
     return _LINK.sub(lead, text)
-
-
-def folded(text: str) -> str:
-    """A page whose Mermaid text is folded away; a drawing stands above it."""
-
-    def fold(found: re.Match[str]) -> str:
-        inside = "".join(f"    {line}\n" for line in ("```text", *found[1].splitlines(), "```"))
-        return f'??? note "Mermaid"\n\n{inside}'
-
-    return _MERMAID.sub(fold, text)
 
 
 def opened(text: str) -> str:
@@ -105,7 +94,7 @@ def stage(target: Path) -> None:
             text = with_links(path.read_text(encoding="utf-8"), name)
             is_draft, is_record = path.parent.name == "vllm-findings", path.name in RECORDS
             front = _NOT_SEARCHED if is_draft else _SEARCHED_LAST if is_record else ""
-            place.write_text(front + folded(opened(text)), encoding="utf-8")
+            place.write_text(front + opened(text), encoding="utf-8")
         elif path.suffix in (".py", ".toml"):
             place.write_text(as_page(path), encoding="utf-8")
         else:
