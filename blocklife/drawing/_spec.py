@@ -11,7 +11,7 @@ import enum
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from attrs import define, field
@@ -66,9 +66,16 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 }
 
 
+def _parts_of(machine: str, table: Table) -> Iterator[str]:
+    """What is printed of a table. Rows have numbers only in the ledger's machines; of the others the matrix says all of it."""
+    without = {"rows"} if machine not in MACHINES else set()
+    without |= set() if any(row.guard for row in table.rows) else {"guards"}
+    yield from (part for part in _PARTS if part not in without)
+
+
 def generated(others: Mapping[str, str]) -> dict[str, str]:
     """Every generated part by its name, as it should be: those of the machines, and tables of others."""
-    parts = {f"{machine}.{part}": make(table) for machine, table in OURS.items() for part, make in _PARTS.items()}
+    parts = {f"{machine}.{part}": _PARTS[part](table) for machine, table in OURS.items() for part in _parts_of(machine, table)}
     parts |= {"couplings": coupling_table(COUPLINGS), **others}
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
     return {name: f"\n{text}\n" for name, text in parts.items()}
