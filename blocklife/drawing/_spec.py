@@ -1,8 +1,8 @@
 """The generated parts of ``specs/``: checking whether they are up to date, and updating them.
 
 A part is between two lines, ``<!-- generated: block.states -->`` and ``<!-- end -->``. Everything between them is made from the
-tables; everything outside is written by hand and never touched. The files in ``specs/drawings/`` are generated as a whole; if
-the folder exists, all of them must.
+tables; everything outside is written by hand and never touched. The files in ``specs/drawings/``, and tables that are too long
+for a page, are generated as a whole; if their folder exists, all of them must.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def drawings() -> Mapping[str, str]:
     return drawn
 
 
-def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
-    """What is wrong with the generated parts below *root*, one line each; nothing if all are up to date.
+def stale(root: Path, wanted: Mapping[str, str], tables: Mapping[str, str] | None = None) -> list[str]:
+    """What is wrong with the generated parts below *root*, one line each; nothing if all are up to date. *tables*: whole files.
 
     Finds parts that are out of date, markers that are unknown, malformed, unclosed or without a beginning, parts that no
     file has, and drawings that are missing, out of date, or unknown.
@@ -101,23 +101,25 @@ def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
     found = [f"{path}:{line}: {problem}" for path, page in pages for line, problem in sorted([*page.broken, *page.stale])]
     found += [f"{root}: no file has the generated part {name}" for name in wanted if name not in seen]
     folder = root / DRAWINGS
-    for path, drawn in _drawn(folder):
-        if not path.is_file():
-            found.append(f"{path}: the drawing is missing ({_HINT})")
-        elif not _is(path, drawn):
-            found.append(f"{path}: the drawing is out of date ({_HINT})")
+    for what, whole in (("drawing", _drawn(folder)), ("table", _whole(root, tables or {}))):
+        for path, text in whole:
+            if not path.is_file():
+                found.append(f"{path}: the {what} is missing ({_HINT})")
+            elif not _is(path, text):
+                found.append(f"{path}: the {what} is out of date ({_HINT})")
     strange = sorted(path for path in folder.iterdir() if path.name not in drawings()) if folder.is_dir() else []
     return found + [f"{path}: nothing is drawn under this name (remove it)" for path in strange]
 
 
-def write(root: Path, wanted: Mapping[str, str]) -> list[str]:
+def write(root: Path, wanted: Mapping[str, str], tables: Mapping[str, str] | None = None) -> list[str]:
     """Update every generated part below *root*; returns the files that changed.
 
     A file is replaced as a whole or not at all. A file with broken markers is left as it is; `stale` reports it.
     """
     pages = [(path, _SpecPage.of(read_text(path), wanted)) for path in _files(root)]
     texts = [(path, page.renewed) for path, page in pages if not page.broken]
-    changed = [(path, text) for path, text in (*texts, *_drawn(root / DRAWINGS)) if not (path.is_file() and _is(path, text))]
+    whole = (*_drawn(root / DRAWINGS), *_whole(root, tables or {}))
+    changed = [(path, text) for path, text in (*texts, *whole) if not (path.is_file() and _is(path, text))]
     for path, text in changed:
         _replace(path, text)
     return [str(path) for path, _ in changed]
@@ -130,6 +132,11 @@ def _files(root: Path) -> list[Path]:
 def _drawn(folder: Path) -> list[tuple[Path, str]]:
     """The drawings that a folder should have; nothing if there is no such folder."""
     return [(folder / name, drawn) for name, drawn in drawings().items()] if folder.is_dir() else []
+
+
+def _whole(root: Path, tables: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """The tables below a folder that are files of their own, where there is a folder for them."""
+    return [(root / name, text) for name, text in tables.items() if (root / name).parent.is_dir()]
 
 
 def _is(path: Path, text: str) -> bool:

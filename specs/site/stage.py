@@ -11,6 +11,7 @@ Rules of this file:
 from __future__ import annotations
 
 import ast
+import csv
 import posixpath
 import re
 import shutil
@@ -23,6 +24,8 @@ CASES = "blocklife/testing/scenarios/cases/"
 PAGES = ("specs/**/*", f"{CASES}**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md")
 """What the site is made of. specs/ is its root, scenarios lie beside their page, and everything else keeps its folder."""
 ENDINGS = (".md", ".py", ".svg", ".csv", ".json", ".toml", ".css", ".js")
+PAGED = (".py", ".toml", ".csv")
+"""What becomes a page of the site."""
 _LINK = re.compile(r"\[(?P<said>[^\[\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>(?:#[^)\s]*)?)\)")
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 """A search for a word leads to pages that tell of it, and not to each program, scenario or draft of a report that has it."""
@@ -33,9 +36,9 @@ _DRAWING = re.compile(r"(?m)^!\[[^\]\n]*\]\(([^)\s]+\.svg)\)$")
 
 
 def place_of(path: str) -> str:
-    """Where a file of the repository lies on the site. A program or a scenario becomes a page, which shows it."""
+    """Where a file of the repository lies on the site. A program, a scenario or a table becomes a page, which shows it."""
     path = f"scenarios/{path.removeprefix(CASES)}" if path.startswith(CASES) else path.removeprefix("specs/")
-    return path + (".md" if path.endswith((".py", ".toml")) else "")
+    return path + (".md" if path.endswith(PAGED) else "")
 
 
 def title_of(path: str) -> str:
@@ -76,6 +79,20 @@ def as_page(path: Path) -> str:
     return f"{_NOT_SEARCHED}# {path.name}\n\n{said}`{path.relative_to(ROOT).as_posix()}`:\n\n```{language}\n{source}```\n"
 
 
+def as_table(path: Path) -> str:
+    """A table of data as a page."""
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *rows = ([_cell(cell) for cell in row] for row in csv.reader(file))
+    lines = [f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *rows)]
+    return f"{_NOT_SEARCHED}# {path.name}\n\n`{path.relative_to(ROOT).as_posix()}`:\n\n{''.join(lines)}"
+
+
+def _cell(text: str) -> str:
+    """Text of a table as it stands there, but for what is between backticks, which is code."""
+    plain = re.sub(r"[^\w\s`.,:;/()=+-]|_", lambda found: f"&#{ord(found[0])};", text)
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", plain)
+
+
 def sources() -> Iterator[Path]:
     """Every file that the site shows, each once, in the order of their names."""
     found = {path for pattern in PAGES for path in ROOT.glob(pattern) if path.suffix in ENDINGS}
@@ -95,8 +112,8 @@ def stage(target: Path) -> None:
             is_draft, is_record = path.parent.name == "vllm-findings", path.name in RECORDS
             front = _NOT_SEARCHED if is_draft else _SEARCHED_LAST if is_record else ""
             place.write_text(front + opened(text), encoding="utf-8")
-        elif path.suffix in (".py", ".toml"):
-            place.write_text(as_page(path), encoding="utf-8")
+        elif path.suffix in PAGED:
+            place.write_text(as_table(path) if path.suffix == ".csv" else as_page(path), encoding="utf-8")
         else:
             shutil.copyfile(path, place)
 

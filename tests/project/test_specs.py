@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blocklife.cli._spec import parts
+from blocklife.cli._spec import parts, tables
 from blocklife.drawing import _spec as spec
 from blocklife.drawing._spec import OURS
 from blocklife.errors import BlocklifeError
@@ -53,7 +53,22 @@ def change(page: Path, old: str, new: str) -> int:
 
 def test_specs_are_fresh() -> None:
     """What is generated is what the tables say now."""
-    assert not (stale := spec.stale(SPECS, parts())), f"{len(stale)} parts are out of date (run: make spec): {', '.join(stale)}"
+    assert not (stale := spec.stale(SPECS, parts(), tables())), (
+        f"{len(stale)} parts are out of date (run: make spec): {', '.join(stale)}"
+    )
+
+
+def test_spec_table_that_is_a_file_is_checked_and_written(copied: Path) -> None:
+    """As a whole, like a drawing."""
+    table = copied / "scenarios" / "words.csv"
+    before = table.read_bytes()
+    table.write_text("kind,word\n", encoding="utf-8")
+
+    assert spec.stale(copied, parts(), tables()) == [f"{table}: the table is out of date (run: blocklife spec --write)"]
+    table.unlink()
+    assert spec.stale(copied, parts(), tables()) == [f"{table}: the table is missing (run: blocklife spec --write)"]
+    assert spec.write(copied, parts(), tables()) == [str(table)]
+    assert table.read_bytes() == before
 
 
 def test_spec_part_that_was_tampered_with_is_named_and_repaired(copied: Path) -> None:
