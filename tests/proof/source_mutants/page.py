@@ -146,7 +146,8 @@ def _survivors(run: Run) -> list[str]:
 
 
 def _away(run: Run) -> list[tuple[str, str]]:
-    return [(_code(each.name), need_of(each.name)) for each in run.away]
+    found = Counter(each.name.partition(" ")[0] for each in run.away)
+    return [(f"{count} in `{module}`", need_of(module)) for module, count in sorted(found.items())]
 
 
 def _by_place(run: Run, kind: str, place_of: Callable[[str], str], last: str, rest: Sequence[Judgement]) -> list[str]:
