@@ -107,8 +107,8 @@ explore: $(VENV)/.dev mutants  ## the deeper runs: large worlds, all mutants fro
 	@$(BIN)/python -m pytest $(SPREAD) -m slow $(ARGS)
 	@$(BIN)/blocklife check --walk 200000 --seed 1
 
-mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write specs/mutants.md
-	@$(BIN)/python -m tests.proof.mutants --page specs/mutants.md
+mutants: $(VENV)/.dev  ## judge every mutant in every small world, and write specs/mutants.csv
+	@$(BIN)/python -m tests.proof.mutants --write
 
 promela: $(BIN)/python  ## print a small world of the ledger for SPIN (WORLD='deadlines,contract=hold')
 	@$(BIN)/python -m tests.proof.judges $(WORLD)

@@ -45,7 +45,7 @@ class SessionState(enum.Enum):
     GOING = "it computes, or waits for its turn; or it is no session"
     STOPPED = "it holds its blocks and waits for the next part of its text"
     OVERRUN = "it has stopped, and its Mamba state has taken in the token that it takes back"
-    ASTRAY = "it goes on from such a state: nothing of it is stored"
+    ASTRAY = "it continues from such a state: nothing of it is stored"
 
 
 @enum.unique
@@ -54,7 +54,7 @@ class Trust(enum.Enum):
 
     DOUBTED = "the step that brings it has not reported"
     REFUTED = "it has failed, and the engine computes it again"
-    SETTLED = "it was right, or the request is over or began anew"
+    SETTLED = "it was right, or the request is over or has started again"
 
 
 @enum.unique

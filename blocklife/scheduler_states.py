@@ -37,7 +37,7 @@ class Patience(enum.Enum):
 
     RESTED = "it has not waited for it since its last answer or admission"
     WAITING = "it waits, until a moment that is set"
-    SPENT = "it has waited in vain, and goes on without"
+    SPENT = "its time is over, and it continues without"
 
 
 @enum.unique
@@ -45,7 +45,7 @@ class Ending(enum.Enum):
     """Whether the end of a request was asked for."""
 
     OVER = "no request, or it has left"
-    STAYS = "it goes on"
+    STAYS = "it continues"
     FINISHING = "it has finished, and a plan that is out still writes for it"
     ABORTING = "it was ended early, and a plan that is out still writes for it"
 

@@ -432,7 +432,7 @@ class BlockLife(Lifecycle, initial=Block.FREED):
     @edge(Block.FLUSHED, to=Block.QUARANTINED, when=is_overdue)
     @edge(Block.FLUSHED, to=Block.STALE)
     def release(self, refs: int, overdue: int) -> None:
-        """One request lets go."""
+        """One request releases it."""
 
     @edge(Block.LOADING, to=Block.SEALED, when=arrived)
     @edge(Block.LOADING, to=Block.QUARANTINED, when=own_overdue)
@@ -494,7 +494,7 @@ class SlotLife(Lifecycle, initial=Slot.EMPTY):
     @edge(Slot.STALE, to=Slot.STALE, when=pinned)
     @edge(Slot.STALE, to=Slot.EMPTY)
     def unpin(self, pins: int) -> None:
-        """A load, a demotion, or a lookup, lets go."""
+        """A load, a demotion or a lookup no longer needs it."""
 
     @edge(Slot.READY, to=Slot.EMPTY, when=unpinned)
     def evict(self, pins: int) -> None:
@@ -774,7 +774,7 @@ COUPLINGS: tuple[Coupling, ...] = (
         "job.finish(demote)",
         (Job.DONE, Job.FAILED, Job.CANCELLED),
         ("slot.unpin",),
-        "The end of a demotion, good or bad, lets go of the slots; their content stays.",
+        "The end of a demotion, good or bad, unpins the slots; their content stays.",
     ),
     Coupling(
         "promotion-ended",

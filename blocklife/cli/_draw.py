@@ -111,7 +111,7 @@ def add_options(parser: Parser) -> None:
     run = "show what a run did: rows taken and never taken, time in each state, refusals"
     add("--recording", type=file, metavar="FILE", help=run)
     add("--coverage", type=file, metavar="FILE.json", help="show what tests cover, from a report of pytest --blocklife-report")
-    guards = "show which guards tests miss when switched off, from specs/mutants.md"
+    guards = "show which guards tests miss when switched off, from specs/mutants.csv"
     add("--mutants", type=file, metavar="FILE", help=guards)
     parser.set_defaults(run=_draw)
 

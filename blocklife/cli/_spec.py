@@ -38,11 +38,11 @@ def _spec(args: argparse.Namespace) -> int:
         raise MisuseError(
             f"{root}: no such folder (the pages are in a checkout of blocklife: go there, or name it with --root)"
         )
-    wanted = parts()
+    wanted, whole = parts(), tables()
     if args.write:
-        for name in write(root, wanted):
+        for name in write(root, wanted, whole):
             print(f"wrote {name}")
-    problems = stale(root, wanted)
+    problems = stale(root, wanted, whole)
     for problem in problems:
         print(problem, file=sys.stderr)
     return WRONG if problems else OK
@@ -55,9 +55,8 @@ def parts() -> dict[str, str]:
     from blocklife.offload import BelowPolicies, Policies
     from blocklife.offload._fields import knobs_table
     from blocklife.offload.replacement import replacements_table
-    from blocklife.testing.scenarios._telling import methods_table, tables
-    from blocklife.testing.worlds._format import faults_table, words_table
-    from blocklife.testing.worlds._pinned import worlds_table
+    from blocklife.testing.scenarios._telling import methods_table
+    from blocklife.testing.worlds._format import faults_table
     from blocklife.watch._metrics import watch_metrics_table
 
     lines = {
@@ -67,9 +66,13 @@ def parts() -> dict[str, str]:
         "policies.below": knobs_table(BelowPolicies),
         "replacements": replacements_table(),
         "scenarios.methods": methods_table(),
-        "scenarios.words": tables(),
-        "worlds.words": words_table(),
         "worlds.faults": faults_table(),
-        "worlds.pinned": worlds_table(),
     }
     return generated({name: "".join(f"{line}\n" for line in made) for name, made in lines.items()})
+
+
+def tables() -> dict[str, str]:
+    """Every generated table that is a file of its own, by its path below the pages."""
+    from blocklife.testing.scenarios._telling import words_as_csv
+
+    return {"scenarios/words.csv": words_as_csv()}

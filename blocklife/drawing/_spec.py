@@ -1,8 +1,8 @@
 """The generated parts of ``specs/``: checking whether they are up to date, and updating them.
 
 A part is between two lines, ``<!-- generated: block.states -->`` and ``<!-- end -->``. Everything between them is made from the
-tables; everything outside is written by hand and never touched. The files in ``specs/drawings/`` are generated as a whole; if
-the folder exists, all of them must.
+tables; everything outside is written by hand and never touched. The files in ``specs/drawings/``, and tables that are too long
+for a page, are generated as a whole; if their folder exists, all of them must.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import enum
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from attrs import define, field
 
 from blocklife.connector_states import LINKER_MACHINES, REQUEST_MACHINES
-from blocklife.drawing._mermaid import mermaid
 from blocklife.drawing._picture import Panel, picture
 from blocklife.drawing._svg import svg
 from blocklife.drawing._tables import (
@@ -58,13 +57,8 @@ def _states(table: Table) -> str:
     return state_table(table, {trait.name.lower(): has(trait) for trait in traits}) + "\n" + meanings
 
 
-def _drawing(table: Table) -> str:
-    return f"```mermaid\n{mermaid([Panel(picture(table))], meanings=False)}```\n"
-
-
 _PARTS: Mapping[str, Callable[[Table], str]] = {
     "states": _states,
-    "drawing": _drawing,
     "matrix": state_event_table,
     "events": event_table,
     "guards": guard_table,
@@ -72,9 +66,16 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 }
 
 
+def _parts_of(machine: str, table: Table) -> Iterator[str]:
+    """What is printed of a table. Rows have numbers only in the ledger's machines; of the others the matrix says all of it."""
+    without = {"rows"} if machine not in MACHINES else set()
+    without |= set() if any(row.guard for row in table.rows) else {"guards"}
+    yield from (part for part in _PARTS if part not in without)
+
+
 def generated(others: Mapping[str, str]) -> dict[str, str]:
     """Every generated part by its name, as it should be: those of the machines, and tables of others."""
-    parts = {f"{machine}.{part}": make(table) for machine, table in OURS.items() for part, make in _PARTS.items()}
+    parts = {f"{machine}.{part}": _PARTS[part](table) for machine, table in OURS.items() for part in _parts_of(machine, table)}
     parts |= {"couplings": coupling_table(COUPLINGS), **others}
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
     return {name: f"\n{text}\n" for name, text in parts.items()}
@@ -89,8 +90,8 @@ def drawings() -> Mapping[str, str]:
     return drawn
 
 
-def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
-    """What is wrong with the generated parts below *root*, one line each; nothing if all are up to date.
+def stale(root: Path, wanted: Mapping[str, str], tables: Mapping[str, str] | None = None) -> list[str]:
+    """What is wrong with the generated parts below *root*, one line each; nothing if all are up to date. *tables*: whole files.
 
     Finds parts that are out of date, markers that are unknown, malformed, unclosed or without a beginning, parts that no
     file has, and drawings that are missing, out of date, or unknown.
@@ -100,23 +101,25 @@ def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
     found = [f"{path}:{line}: {problem}" for path, page in pages for line, problem in sorted([*page.broken, *page.stale])]
     found += [f"{root}: no file has the generated part {name}" for name in wanted if name not in seen]
     folder = root / DRAWINGS
-    for path, drawn in _drawn(folder):
-        if not path.is_file():
-            found.append(f"{path}: the drawing is missing ({_HINT})")
-        elif not _is(path, drawn):
-            found.append(f"{path}: the drawing is out of date ({_HINT})")
+    for what, whole in (("drawing", _drawn(folder)), ("table", _whole(root, tables or {}))):
+        for path, text in whole:
+            if not path.is_file():
+                found.append(f"{path}: the {what} is missing ({_HINT})")
+            elif not _is(path, text):
+                found.append(f"{path}: the {what} is out of date ({_HINT})")
     strange = sorted(path for path in folder.iterdir() if path.name not in drawings()) if folder.is_dir() else []
     return found + [f"{path}: nothing is drawn under this name (remove it)" for path in strange]
 
 
-def write(root: Path, wanted: Mapping[str, str]) -> list[str]:
+def write(root: Path, wanted: Mapping[str, str], tables: Mapping[str, str] | None = None) -> list[str]:
     """Update every generated part below *root*; returns the files that changed.
 
     A file is replaced as a whole or not at all. A file with broken markers is left as it is; `stale` reports it.
     """
     pages = [(path, _SpecPage.of(read_text(path), wanted)) for path in _files(root)]
     texts = [(path, page.renewed) for path, page in pages if not page.broken]
-    changed = [(path, text) for path, text in (*texts, *_drawn(root / DRAWINGS)) if not (path.is_file() and _is(path, text))]
+    whole = (*_drawn(root / DRAWINGS), *_whole(root, tables or {}))
+    changed = [(path, text) for path, text in (*texts, *whole) if not (path.is_file() and _is(path, text))]
     for path, text in changed:
         _replace(path, text)
     return [str(path) for path, _ in changed]
@@ -129,6 +132,11 @@ def _files(root: Path) -> list[Path]:
 def _drawn(folder: Path) -> list[tuple[Path, str]]:
     """The drawings that a folder should have; nothing if there is no such folder."""
     return [(folder / name, drawn) for name, drawn in drawings().items()] if folder.is_dir() else []
+
+
+def _whole(root: Path, tables: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """The tables below a folder that are files of their own, where there is a folder for them."""
+    return [(root / name, text) for name, text in tables.items() if (root / name).parent.is_dir()]
 
 
 def _is(path: Path, text: str) -> bool:

@@ -127,7 +127,7 @@ class BelowPolicies:
     demote: Demote = knob(Demote.EAGER, "when content of the host tier goes to the store below")
     max_wait: float = knob(
         32.0,
-        "how long a request waits for content from below before it goes on without, in the engine's unit of time",
+        "how long a request waits for content from below before it continues without, in the engine's unit of time",
         endless=False,
     )
     max_slots: int = knob(256, "maximum number of slots being copied in each direction", least=1)
@@ -137,7 +137,7 @@ class BelowPolicies:
     )
     lazy_slots: int = knob(64, "in lazy mode, how many of the slots that will be evicted next are kept below", least=1)
     max_told: int = knob(
-        0, "of how many contents of the store below events tell at a time; 0: they tell of host memory only", endless=False
+        0, "how many contents of the store below events report at a time; 0: only host memory is reported", endless=False
     )
 
     @property

@@ -4,13 +4,14 @@ Rules of this file:
 
 * A page reads the same in a checkout and on the site. Links are written for the checkout, and led here to where a page lies
   on the site.
-* No sentence is added. Text that needs a script to be drawn is folded away, for nothing is fetched while a page is read.
+* No sentence is added, and nothing is fetched while a page is read.
 * The same sources give the same bytes.
 """
 
 from __future__ import annotations
 
 import ast
+import csv
 import posixpath
 import re
 import shutil
@@ -22,18 +23,22 @@ ROOT = Path(__file__).parents[2]
 CASES = "blocklife/testing/scenarios/cases/"
 PAGES = ("specs/**/*", f"{CASES}**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md")
 """What the site is made of. specs/ is its root, scenarios lie beside their page, and everything else keeps its folder."""
-ENDINGS = (".md", ".py", ".svg", ".json", ".yml", ".toml", ".css", ".js")
+ENDINGS = (".md", ".py", ".svg", ".csv", ".json", ".yml", ".toml", ".css", ".js")
+PAGED = (".py", ".toml", ".csv")
+"""What becomes a page of the site."""
 _LINK = re.compile(r"\[(?P<said>[^\[\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>(?:#[^)\s]*)?)\)")
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 """A search for a word leads to pages that tell of it, and not to each program, scenario or draft of a report that has it."""
+_SEARCHED_LAST = "---\nsearch:\n  boost: 0.2\n---\n\n"
+RECORDS = ("mutants.md", "source-mutants.md", "vllm-behaviour.md")
+"""Pages of names of tests and of counts: whoever searches for a word wants the page that explains it, before these."""
 _DRAWING = re.compile(r"(?m)^!\[[^\]\n]*\]\(([^)\s]+\.svg)\)$")
-_MERMAID = re.compile(r"(?ms)^```mermaid\n(.*?)^```$")
 
 
 def place_of(path: str) -> str:
-    """Where a file of the repository lies on the site. A program or a scenario becomes a page, which shows it."""
+    """Where a file of the repository lies on the site. A program, a scenario or a table becomes a page, which shows it."""
     path = f"scenarios/{path.removeprefix(CASES)}" if path.startswith(CASES) else path.removeprefix("specs/")
-    return path + (".md" if path.endswith((".py", ".toml")) else "")
+    return path + (".md" if path.endswith(PAGED) else "")
 
 
 def title_of(path: str) -> str:
@@ -59,16 +64,6 @@ def with_links(text: str, path: str) -> str:
     return _LINK.sub(lead, text)
 
 
-def folded(text: str) -> str:
-    """A page whose Mermaid text is folded away; a drawing stands above it."""
-
-    def fold(found: re.Match[str]) -> str:
-        inside = "".join(f"    {line}\n" for line in ("```text", *found[1].splitlines(), "```"))
-        return f'??? note "Mermaid"\n\n{inside}'
-
-    return _MERMAID.sub(fold, text)
-
-
 def opened(text: str) -> str:
     """A page whose drawings open by themselves when they are clicked: there they are as large as they are."""
     return _DRAWING.sub(r"[\g<0>](\1)", text)
@@ -82,6 +77,20 @@ def as_page(path: Path) -> str:
         said = re.sub(r"(?m)::$", ":", ast.get_docstring(ast.parse(source)) or "") + "\n\n"
         language = "python"
     return f"{_NOT_SEARCHED}# {path.name}\n\n{said}`{path.relative_to(ROOT).as_posix()}`:\n\n```{language}\n{source}```\n"
+
+
+def as_table(path: Path) -> str:
+    """A table of data as a page."""
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *rows = ([_cell(cell) for cell in row] for row in csv.reader(file))
+    lines = [f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *rows)]
+    return f"{_NOT_SEARCHED}# {path.name}\n\n`{path.relative_to(ROOT).as_posix()}`:\n\n{''.join(lines)}"
+
+
+def _cell(text: str) -> str:
+    """Text of a table as it stands there, but for what is between backticks, which is code."""
+    plain = re.sub(r"[^\w\s`.,:;/()=+-]|_", lambda found: f"&#{ord(found[0])};", text)
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", plain)
 
 
 def sources() -> Iterator[Path]:
@@ -100,10 +109,11 @@ def stage(target: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = with_links(path.read_text(encoding="utf-8"), name)
-            is_draft = path.parent.name == "vllm-findings"
-            place.write_text((_NOT_SEARCHED if is_draft else "") + folded(opened(text)), encoding="utf-8")
-        elif path.suffix in (".py", ".toml"):
-            place.write_text(as_page(path), encoding="utf-8")
+            is_draft, is_record = path.parent.name == "vllm-findings", path.name in RECORDS
+            front = _NOT_SEARCHED if is_draft else _SEARCHED_LAST if is_record else ""
+            place.write_text(front + opened(text), encoding="utf-8")
+        elif path.suffix in PAGED:
+            place.write_text(as_table(path) if path.suffix == ".csv" else as_page(path), encoding="utf-8")
         else:
             shutil.copyfile(path, place)
 

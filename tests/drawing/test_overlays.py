@@ -29,7 +29,7 @@ from blocklife.recording import Recorder, RunStatistics, count_file
 from blocklife.states import MACHINES
 from blocklife.testing.plugin._coverage import Coverage
 from tests.proof.mutants.judging import Judgement
-from tests.proof.mutants.table import page
+from tests.proof.mutants.table import TABLE, rows_of, table
 from tests.recordings import step, written
 from tests.worlds import in_flight, make_ledger, report
 
@@ -180,7 +180,7 @@ JUDGED = (
 
 def as_page(path: Path, tests: Mapping[str, str] = MappingProxyType({})) -> str:
     """As `make mutants` writes it."""
-    path.write_text(page(JUDGED, tests))
+    path.write_text(table(rows_of(JUDGED, tests)))
     return str(path)
 
 
@@ -193,7 +193,7 @@ def row_of(source: str, event: str, target: str) -> int:
 
 def test_marks_of_mutants_tell_how_soon_each_guard_is_missed(tmp_path: Path) -> None:
     """A found mutant has its steps, the soonest the most weight; those that nothing finds sound the alarm."""
-    marks = marks_of_mutants(read_mutants(as_page(tmp_path / "mutants.md")), "job")
+    marks = marks_of_mutants(read_mutants(as_page(tmp_path / "mutants.csv")), "job")
     done, again = marks.rows[row_of("IN_FLIGHT", "finish", "DONE")], marks.rows[row_of("IN_FLIGHT", "finish", "IN_FLIGHT")]
     alarmed = {row for row, mark in marks.rows.items() if mark.emphasis is Emphasis.ALARM}
 
@@ -213,7 +213,7 @@ def test_marks_of_mutants_tell_how_soon_each_guard_is_missed(tmp_path: Path) -> 
 
 def test_marks_of_mutants_tell_which_a_test_finds(tmp_path: Path) -> None:
     """Tests that find a mutant are known too; what neither a world nor a test finds survives."""
-    path = as_page(tmp_path / "mutants.md", {JUDGED[3].mutant: "tests/test_x.py::test_y[a|b]"})
+    path = as_page(tmp_path / "mutants.csv", {JUDGED[3].mutant: "tests/test_x.py::test_y[a|b]"})
     marks = marks_of_mutants(read_mutants(path), "job")
 
     assert marks.rows[row_of("IN_FLIGHT", "finish", "DONE")].note == "9 steps"
@@ -224,11 +224,11 @@ def test_marks_of_mutants_tell_which_a_test_finds(tmp_path: Path) -> None:
 
 
 def test_marks_of_our_own_mutants_have_every_guard() -> None:
-    """The page of this repository is read, and tells of every guarded row; none survives."""
-    judged = read_mutants(str(Path(__file__).parents[2] / "specs" / "mutants.md"))
-    for machine, table in MACHINES.items():
+    """The table of this repository is read, and tells of every guarded row; none survives."""
+    judged = read_mutants(str(TABLE))
+    for machine, rules in MACHINES.items():
         marks = marks_of_mutants(judged, machine)
-        assert marks.rows.keys() == {row.index for row in table.rows if row.guard}
+        assert marks.rows.keys() == {row.index for row in rules.rows if row.guard}
         assert not any(mark.emphasis is Emphasis.ALARM for mark in marks.rows.values())
 
 
@@ -236,12 +236,12 @@ def test_marks_of_our_own_mutants_have_every_guard() -> None:
     ("text", "message"),
     [
         ("# A page\n\n| a | b |\n", "it has no mutants"),
-        ("| `job.finish from A to B without more` | calm | I9 | 4 |\n", "is no guard of job"),
+        ("mutant,world,rule,steps\njob.finish from A to B without more,calm,I9,4\n", "is no guard of job"),
     ],
 )
 def test_mutants_of_something_else_are_refused(text: str, message: str, tmp_path: Path) -> None:
     """What is no list of mutants, or one of other tables, is refused with its file and a remedy."""
-    path = tmp_path / "mutants.md"
+    path = tmp_path / "mutants.csv"
     path.write_text(text)
     with pytest.raises(MisuseError, match=message) as raised:
         marks_of_mutants(read_mutants(str(path)), "job")
@@ -340,14 +340,14 @@ def test_draw_lays_coverage_and_mutants_over(
     recorded: tuple[Path, Ledger], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both give a drawing with their title."""
-    cov, mutants = covered(tmp_path / "cov.json", recorded[1]), as_page(tmp_path / "mutants.md")
+    cov, mutants = covered(tmp_path / "cov.json", recorded[1]), as_page(tmp_path / "mutants.csv")
     first = main(["draw", "job", "--coverage", cov, "--format", "svg"])
     second = main(["draw", "job", "--mutants", mutants, "--format", "svg"])
     told = capsys.readouterr().out
 
     assert (first, second) == (0, 0)
     assert "covered by cov.json" in told
-    assert "mutants of mutants.md" in told
+    assert "mutants of mutants.csv" in told
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blocklife.cli._spec import parts
+from blocklife.cli._spec import parts, tables
 from blocklife.drawing import _spec as spec
 from blocklife.drawing._spec import OURS
 from blocklife.errors import BlocklifeError
@@ -53,7 +54,22 @@ def change(page: Path, old: str, new: str) -> int:
 
 def test_specs_are_fresh() -> None:
     """What is generated is what the tables say now."""
-    assert not (stale := spec.stale(SPECS, parts())), f"{len(stale)} parts are out of date (run: make spec): {', '.join(stale)}"
+    assert not (stale := spec.stale(SPECS, parts(), tables())), (
+        f"{len(stale)} parts are out of date (run: make spec): {', '.join(stale)}"
+    )
+
+
+def test_spec_table_that_is_a_file_is_checked_and_written(copied: Path) -> None:
+    """As a whole, like a drawing."""
+    table = copied / "scenarios" / "words.csv"
+    before = table.read_bytes()
+    table.write_text("kind,word\n", encoding="utf-8")
+
+    assert spec.stale(copied, parts(), tables()) == [f"{table}: the table is out of date (run: blocklife spec --write)"]
+    table.unlink()
+    assert spec.stale(copied, parts(), tables()) == [f"{table}: the table is missing (run: blocklife spec --write)"]
+    assert spec.write(copied, parts(), tables()) == [str(table)]
+    assert table.read_bytes() == before
 
 
 def test_spec_part_that_was_tampered_with_is_named_and_repaired(copied: Path) -> None:
@@ -343,18 +359,27 @@ MISTAKES: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize(("mistake", "message"), rows_of("engine-contract.md", "## What is refused"), ids=lambda cell: cell)
+def refusals() -> list[list[str]]:
+    """The mistakes that the contract lists, each with the message."""
+    with (SPECS / "refusals.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+@pytest.mark.parametrize(("mistake", "message"), refusals(), ids=lambda cell: cell)
 def test_contract_quotes_what_is_really_said(mistake: str, message: str) -> None:
-    """Each mistake of the page is made, and answered as the page says."""
+    """Each mistake of the table is made, and answered as it says; the page quotes one of them."""
     with pytest.raises(BlocklifeError) as raised:
         MISTAKES[mistake]()
 
-    assert f"`{raised.value}`" == message
+    assert str(raised.value) == message
 
 
 def test_contract_tells_every_mistake() -> None:
-    """None that is made here is left out there."""
-    assert [row[0] for row in rows_of("engine-contract.md", "## What is refused")] == list(MISTAKES)
+    """None that is made here is left out there, and what the page quotes is one of them."""
+    page = (SPECS / "engine-contract.md").read_text(encoding="utf-8")
+
+    assert [mistake for mistake, _ in refusals()] == list(MISTAKES)
+    assert any(f"`{message}`" in page for _, message in refusals())
 
 
 @pytest.mark.parametrize("row", rows_of("offload.md", "A hit has one length"), ids=lambda row: f"{row[0]} by {row[1]}")

@@ -248,7 +248,7 @@ def forgetful(patch: pytest.MonkeyPatch) -> None:
 def test_ledger_world_finds_a_planted_bug(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], text: str
 ) -> None:
-    """Two mistakes with a store below that no mutant makes; `specs/mutants.md` has those that these worlds find otherwise."""
+    """Two mistakes with a store below that no mutant makes; `specs/mutants.csv` has those that these worlds find otherwise."""
     plant(monkeypatch)
     found = explore(LedgerWorld(LedgerSettings.parse(text)), Bounds(max_states=40_000))
 

@@ -1,8 +1,8 @@
 """Mutants: the list is read off the rules, each one changes the code and nothing stays behind, and the page tells the truth.
 
-Goal: no rule that could be taken away unseen. Method: what `specs/mutants.md` says of each mutant is asked again: it is
+Goal: no rule that could be taken away unseen. Method: what `specs/mutants.csv` says of each mutant is asked again: it is
 planted, and the world that is named breaks the rule that is named after just as many steps, or the test that is named
-(`caught.toml`) fails. Judging all of them from nothing, in all worlds, is `make mutants`.
+fails. Judging all of them from nothing, in all worlds, is `make mutants`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.proof.mutants.judging import (
     judge_all,
 )
 from tests.proof.mutants.planting import Mutant, all_mutants, mutant_named, planted, seed_mutants, watched
-from tests.proof.mutants.table import PageRow, holes, line, page, read_caught, read_page
+from tests.proof.mutants.table import PAGE, Row, holes, line, page, read_caught, read_table, rows_of, table
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "specs" / "mutants.md"
 MUTANTS = {each.name: each for each in all_mutants()}
-ROWS = read_page(PAGE.read_text(encoding="utf-8"))
+ROWS = read_table()
+BY_WORLD = [row for row in ROWS if row.world]
 CAUGHT = read_caught()
 GROUNDS = grounds()
 TINY = WorldSettings(faults=Faults(fail=1, preempt=1))
@@ -136,35 +136,29 @@ def test_watched_code_does_what_it_did() -> None:
     assert "Endings.reset without _stores.clear()" not in reached
 
 
-# --- the page -----------------------------------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------------------------------
 
 
-def test_page_names_every_mutant_once() -> None:
+def test_table_has_every_mutant_once() -> None:
     """Found by a world or found by a test: one of the two, and no survivor."""
-    named = Counter([*(row.mutant for row in ROWS), *CAUGHT])
-
-    assert set(named.values()) == {1}
-    assert set(named) == set(MUTANTS)
+    assert [(row.mutant, row.kind) for row in ROWS] == [(each.name, each.kind) for each in MUTANTS.values()]
+    assert [row.mutant for row in ROWS if bool(row.world) == bool(row.test)] == []
 
 
-def test_page_gives_every_test() -> None:
-    """What no world finds stands there with its test, and nothing stands there without."""
-    text = PAGE.read_text(encoding="utf-8").replace("\\|", "|")
-
-    assert "## Holes" not in text
-    for mutant, test in CAUGHT.items():
-        assert f"| `{mutant}` | `{test}` |\n" in text
+def test_page_counts_the_rows_of_the_table() -> None:
+    """It has no row of its own."""
+    assert PAGE.read_text(encoding="utf-8") == page(ROWS), "out of date (run: make mutants)"
 
 
 @pytest.mark.sampled(every=16, first=3)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.mutant)
-def test_mutant_is_found(row: PageRow, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The world that the page names breaks that rule, after exactly as many steps as it says."""
+@pytest.mark.parametrize("row", BY_WORLD, ids=lambda row: row.mutant)
+def test_mutant_is_found(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world that the table names breaks that rule, after exactly as many steps as it says."""
     monkeypatch.setattr(judging, "SECONDS_MAX", 10.0)  # what hangs there is known to hang
     with planted(MUTANTS[row.mutant]):
         ran = explored(GROUNDS[row.world])
 
-    assert (ran.verdict, ran.rule, len(ran.actions)) == (Verdict.VIOLATED, row.rule, row.length), ran.message
+    assert (ran.verdict, ran.rule, len(ran.actions)) == (Verdict.VIOLATED, row.rule, row.steps), ran.message
 
 
 # --- the tests that find the others -----------------------------------------------------------------------------------------
@@ -252,27 +246,27 @@ def test_holes_are_mutants_without_counterexample_or_test() -> None:
     assert line(judged[1]) == "every world holds: open, NOT FOUND"
 
 
-def test_page_is_read_as_it_was_written() -> None:
-    """Bars in a name are no columns."""
+def test_table_is_read_as_it_was_written() -> None:
+    """A test stands only where no world finds the mutant; one that nothing finds is counted on the page."""
     judged = [
-        Judgement("a.b|c without d", "guard", "tiny", "I1", "said"),
+        Judgement('a.b,c without "d"', "guard", "tiny,x", "I1", "said", ("a", "b")),
         Judgement("x", "step"),
-        Judgement("y|z", "step"),
+        Judgement("y", "step"),
     ]
-    text = page(judged, {"y|z": "test_a.py::test_a[1|2]"})
+    rows = rows_of(judged, {"y": "test_a.py::test_a[1,2]", 'a.b,c without "d"': "test_a.py::test_b"})
 
-    assert read_page(text) == [PageRow("a.b|c without d", "tiny", "I1", 0)]
-    assert "3 mutants: found by a world 1, by a test 1." in text
-    assert "by no world and no test\n\n| mutant | in all worlds |\n| --- | --- |\n| `x` | every rule holds |" in text
-    assert "| `y\\|z` | `test_a.py::test_a[1\\|2]` |" in text
-    with pytest.raises(MisuseError, match="has no mutant that is found"):
-        read_page("# Mutants\n")
+    assert rows[0] == Row('a.b,c without "d"', "guard", "tiny,x", "I1", 2)
+    assert read_table(table(rows)) == rows
+    assert "3 mutants: 1 are found by a world, 1 by a test." in page(rows)
+    assert "without one of its statements | 2 | 0 | 1 | 1 |\n" in page(rows)
+    with pytest.raises(MisuseError, match="has no mutant"):
+        read_table(table([]))
 
 
 def test_seeds_are_the_five_released_fixes() -> None:
     """Each of them is found in a plain world, not by a test written for it."""
     assert [each.name[:2] for each in seed_mutants()] == ["S1", "S2", "S3", "S4", "S5"]
-    assert {row.mutant[:2] for row in ROWS if MUTANTS[row.mutant].kind == "seed"} == {"S1", "S2", "S3", "S4", "S5"}
+    assert {row.mutant[:2] for row in BY_WORLD if row.kind == "seed"} == {"S1", "S2", "S3", "S4", "S5"}
 
 
 def test_verdict_of_a_ground_is_that_of_its_world() -> None:

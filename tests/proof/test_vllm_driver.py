@@ -1,14 +1,14 @@
-"""The driver of vLLM as far as it needs no vLLM: its refusals, its page of results, its files, and the forward pass.
+"""The driver of vLLM as far as it needs no vLLM: its refusals, its tables of results, its files, and the forward pass.
 
 Goal: what is claimed of vLLM is one table, whose rows and files agree, and whoever lacks vLLM is told so in one line. Method:
-the page is read as the tests under vLLM read it (`tests/vllm/test_scenarios.py`); its files run against our own engine; a
+the tables are read as the tests under vLLM read them (`tests/vllm/test_scenarios.py`); its files run against our own engine; a
 worker's block tables are fed with what vLLM's scheduler would send.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib.util
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from tests.proof.drivers.vllm.driver import RELEASES, VllmDriver
 
 ROOT = Path(__file__).parents[2]
 FOLDER = SHIPPED / "vllm"
-PAGE = ROOT / "specs" / "scenarios" / "vllm" / "README.md"
+TABLES = ROOT / "specs" / "scenarios" / "vllm"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 DRIVER = "tests.proof.drivers.vllm:VllmDriver"
 
@@ -52,22 +52,17 @@ class Row:
 
 def rows() -> list[Row]:
     """The table of results."""
-    text = PAGE.read_text(encoding="utf-8")
-    found = re.findall(r"^\| (.*) \|$", text[text.index("| case | contract |") :], re.MULTILINE)
-    table = [line.split(" | ") for line in found[: [len(line.split(" | ")) for line in found].index(2)]]
-    releases = table[0][2:]
-    return [
-        Row(cells[0][1 : cells[0].index("]")], cells[1], dict(zip(releases, cells[2:], strict=True))) for cells in table[2:]
-    ]
+    with (TABLES / "releases.csv").open(encoding="utf-8", newline="") as file:
+        return [Row(cells.pop("case"), cells.pop("contract"), cells) for cells in csv.DictReader(file)]
 
 
 def without_words() -> set[str]:
-    """The cases that the page calls not expressible."""
-    text = PAGE.read_text(encoding="utf-8")
-    return set(re.findall(r"^\| ([ABS]\d+[a-z]?) \| ", text, re.MULTILINE))
+    """The cases that are not expressible, each of which has a reason."""
+    with (TABLES / "not_expressible.csv").open(encoding="utf-8", newline="") as file:
+        return {cells["case"] for cells in csv.DictReader(file) if cells["why"]}
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------------
+# --- the tables -------------------------------------------------------------------------------------------------------------
 
 
 def test_every_file_has_a_row_for_each_contract_it_runs_with() -> None:

@@ -1,12 +1,13 @@
 """``python -m tests.sglang.run --python VERSION -m tests.sglang.scenarios``: how this release does on the scenarios.
 
-It prints one line for each; with ``--write`` it writes the release's column into `specs/scenarios/sglang/README.md`, and with
-the newest release also how it does on the cases of the page above that.
+It prints one line for each; with ``--write`` it writes the release's column of `specs/scenarios/sglang/releases.csv`, and with
+the newest release also `above.csv`: how it does on the cases that are not written for SGLang.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import logging
 import re
 import sys
@@ -20,7 +21,7 @@ from blocklife.testing.scenarios._running import read_scenario, world_of
 from tests.behind.shelf import PROJECT
 from tests.programs import with_fixed_hashes
 
-PAGE = PROJECT / "specs" / "scenarios" / "sglang" / "README.md"
+TABLES = PROJECT / "specs" / "scenarios" / "sglang"
 FOLDER = SHIPPED / "sglang"
 RELEASES = ("0.5.23", "0.5.20", "0.5.14", "0.5.13.post1")
 NEWEST = RELEASES[0]
@@ -29,8 +30,6 @@ UNEQUAL = ("A16", "G3", "G4")
 """Scenarios with several ranks: they are run with equal and with unequal hosts."""
 _STEP = re.compile(r"(?:: step (\d+) \(\w+\)|(: at the end)): (.*)", re.DOTALL)
 _RULE = re.compile(r"a rule is broken: (I\d+)")
-_START, _STOP = "<!-- from tests/sglang/scenarios.py: {} -->", "<!-- as far as here -->"
-_FILE = "../../../blocklife/testing/scenarios/cases"
 
 
 @frozen
@@ -43,9 +42,7 @@ class Row:
     @property
     def name(self) -> str:
         """What stands in the first column."""
-        title = read_scenario(FOLDER / f"{self.case}.toml").title.removesuffix(", as SGLang is driven")
-        said = f"[{self.case}]({_FILE}/sglang/{self.case}.toml) {title[0].lower()}{title[1:]}"
-        return said + (", with unequal hosts" if self.driver == DRIVERS[1] else "")
+        return self.case + (", unequal hosts" if self.driver == DRIVERS[1] else "")
 
 
 def rows() -> list[Row]:
@@ -108,25 +105,20 @@ def cell(found: Iterable[ScenarioVerdict]) -> str:
     return "; ".join(parts) + ("; else holds" if "holds" in groups else "")
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------------
+# --- the tables -------------------------------------------------------------------------------------------------------------
 
 
 def table(name: str) -> tuple[list[str], list[list[str]]]:
-    """The header and the lines of one table of the page, cell by cell."""
-    text = PAGE.read_text(encoding="utf-8")
-    part = text[text.index(_START.format(name)) :]
-    lines = [line[2:-2].split(" | ") for line in part[: part.index(_STOP)].splitlines() if line.startswith("| ")]
-    return lines[0], lines[2:]
+    """The header and the lines of one table, cell by cell."""
+    with (TABLES / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        header, *lines = csv.reader(file)
+    return header, lines
 
 
 def write(name: str, header: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """Put a table into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    start = text.index(_START.format(name))
-    stop = text.index(_STOP, start)
-    made = [header, ["---"] * len(header), *lines]
-    body = "\n".join(f"| {' | '.join(line)} |" for line in made)
-    PAGE.write_text(f"{text[:start]}{_START.format(name)}\n\n{body}\n\n{text[stop:]}", encoding="utf-8")
+    """Write a table."""
+    with (TABLES / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *lines])
 
 
 def cells_of(release: str) -> dict[str, str]:
@@ -148,13 +140,8 @@ def write_column(release: str, found: dict[str, str]) -> None:
 
 
 def cases_above() -> list[str]:
-    """The cases of the page above."""
+    """The cases in the folder above."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
-
-
-def name_above(case: str) -> str:
-    """What stands in the first column for one of them."""
-    return f"[{case}]({_FILE}/{case}.toml)"
 
 
 def above(cases: Iterable[str] | None = None) -> Iterator[tuple[str, str]]:
@@ -168,9 +155,9 @@ def above(cases: Iterable[str] | None = None) -> Iterator[tuple[str, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run them. Exit status 1 if any cell differs from the page."""
+    """Run them. Exit status 1 if any cell differs from the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.sglang.scenarios", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write what was found into the page")
+    parser.add_argument("--write", action="store_true", help="write what was found into the tables")
     arguments = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
     from tests.proof.drivers.sglang import SglangDriver
@@ -184,13 +171,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.write:
         write_column(release, found)
     if release == NEWEST:
-        others = [[name_above(case), text] for case, text in above()]
+        others = [[case, text] for case, text in above()]
         if arguments.write:
             write("above", ["case", f"in {NEWEST}"], others)
         else:
             differs = differs or others != table("above")[1]
     if differs:
-        print("the page says something else (write it with --write)", file=sys.stderr)
+        print("the tables say something else (write it with --write)", file=sys.stderr)
     return int(differs)
 
 

@@ -1,6 +1,6 @@
 """Scenarios run against SGLang's real scheduler, tree and cache controller, in the release under which these tests run.
 
-Goal: red and green stand where `specs/scenarios/sglang/README.md` says, and a red one is red for the reason that it says.
+Goal: red and green stand where `specs/scenarios/sglang/releases.csv` says, and a red one is red for the reason that it says.
 Method: its table is the expectation of every case and release; each case also finds a fault that is planted in the newest
 release, under the rule that it is about. Those made up for SGLang: `tests/behind/test_scenarios.py`.
 """
@@ -45,14 +45,14 @@ times = 4
 """
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------------
+# --- the tables ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.case}-{row.driver}")
-def test_case_ends_as_the_page_says(row: Row) -> None:
+def test_case_ends_as_the_table_says(row: Row) -> None:
     """In every variant; what fails fails with the rule, and in the step, of its cell."""
     if RELEASE not in scenarios.RELEASES:
-        pytest.skip(f"the page has no column for SGLang {RELEASE}")
+        pytest.skip(f"the table has no column for SGLang {RELEASE}")
     found = scenarios.verdicts(row.case, row.driver)
     print(*found, sep="\n")
 
@@ -61,11 +61,11 @@ def test_case_ends_as_the_page_says(row: Row) -> None:
 
 @only_newest
 @pytest.mark.parametrize("case", scenarios.cases_above())
-def test_case_of_the_page_above_ends_as_the_page_says(case: str) -> None:
+def test_case_of_the_folder_above_ends_as_the_table_says(case: str) -> None:
     """With SGLang's contract; none of them is unsafe, and each that cannot be run says why."""
     ((_, found),) = scenarios.above([case])
 
-    assert [scenarios.name_above(case), found] in scenarios.table("above")[1]
+    assert [case, found] in scenarios.table("above")[1]
     assert "unsafe" not in found
 
 
@@ -125,7 +125,7 @@ PLANTED: Mapping[str, tuple[Plant, str]] = {
     "S2": (FAULTS["load_not_waited_for"].plant, "a rule is broken: I6"),
     "S5": (looks_when_it_computes, "pending: ticking must go on"),
 }
-"""By case: what is planted, and what it is found by. G3 is run with unequal hosts, which the page has a row for."""
+"""By case: what is planted, and what it is found by. G3 is run with unequal hosts, which the table has a row for."""
 
 
 def planted(plant: Plant) -> Callable[[], SglangDriver]:
@@ -141,7 +141,7 @@ def planted(plant: Plant) -> Callable[[], SglangDriver]:
 @only_newest
 @pytest.mark.parametrize("case", PLANTED)
 def test_planted_fault_is_found(case: str) -> None:
-    """In one variant at least, under its rule; the page says that the case holds without it."""
+    """In one variant at least, under its rule; the table says that the case holds without it."""
     plant, words = PLANTED[case]
     scenario = read_scenario(FOLDER / f"{case}.toml")
     found = [run_scenario(scenario, planted(plant), each) for each in scenario.each_variant()]

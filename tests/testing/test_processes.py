@@ -29,16 +29,15 @@ from blocklife.testing.exploring._model import ActionT
 from tests.programs import HANGS_S
 from tests.proof.ledger_world.settings import LedgerSettings
 from tests.proof.ledger_world.world import LedgerWorld
-from tests.proof.mutants.planting import mutant_named, planted, seed_mutants
-from tests.proof.mutants.table import PageRow, read_page
+from tests.proof.mutants.planting import mutant_named, planted
+from tests.proof.mutants.table import Row, read_table
 
 pytestmark = pytest.mark.skipif(
     "fork" not in multiprocessing.get_all_start_methods(), reason="processes share a search only where the system can fork"
 )
 
 HERE = Path(__file__).parents[2]
-PAGE = HERE / "specs" / "mutants.md"
-SEEDS = [row for row in read_page(PAGE.read_text(encoding="utf-8")) if row.mutant in {each.name for each in seed_mutants()}]
+SEEDS = [row for row in read_table() if row.kind == "seed"]
 
 
 class At(NamedTuple):
@@ -154,11 +153,11 @@ def test_processes_find_what_one_finds_in_a_world_of_the_ledger() -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("row", SEEDS, ids=lambda row: row.mutant[:2])
-def test_processes_find_the_same_counterexample(row: PageRow, every: bool) -> None:
+def test_processes_find_the_same_counterexample(row: Row, every: bool) -> None:
     """Of planted bugs: the rule, what it says, every action, and how much was seen by then."""
     with planted(mutant_named(row.mutant)):
         one, *others = [
-            explore(World(pinned_world(row.world).settings), Bounds(max_depth=row.length + 1), every=every, processes=number)
+            explore(World(pinned_world(row.world).settings), Bounds(max_depth=row.steps + 1), every=every, processes=number)
             for number in (1, 2, 3)
         ]
 

@@ -1,8 +1,8 @@
-"""The scenarios for SGLang as far as they need no SGLang: their files, the page of results, and the driver's refusal.
+"""The scenarios for SGLang as far as they need no SGLang: their files, the tables of results, and the driver's refusal.
 
 Goal: what is claimed of SGLang is one table, whose lines and files agree, and the files speak of engines and not of SGLang
-alone. Method: the page is read as the tests under SGLang read it (`tests/sglang/test_scenarios.py`); its files run against our
-own engine.
+alone. Method: the tables are read as the tests under SGLang read them (`tests/sglang/test_scenarios.py`); its files run
+against our own engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blocklife.testing import OurDriver, Outcome, run_scenario
 from blocklife.testing.scenarios._cases import SHIPPED, files_of
 from blocklife.testing.scenarios._running import driver_named, read_scenario, world_of
 from tests.proof.drivers.sglang import SglangDriver, SkewedSglangDriver
-from tests.sglang.scenarios import FOLDER, RELEASES, cases_above, name_above, rows, table
+from tests.sglang.scenarios import FOLDER, RELEASES, cases_above, rows, table
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 DRIVER = "tests.proof.drivers.sglang:SglangDriver"
@@ -43,11 +43,11 @@ def test_every_cell_holds_or_names_a_rule_and_a_step() -> None:
     assert any("I" in cell for line in lines for cell in line[1:])
 
 
-def test_every_case_of_the_page_above_has_a_line() -> None:
+def test_every_case_of_the_folder_above_has_a_line() -> None:
     """With what it shows, or a reason."""
     _, lines = table("above")
 
-    assert [line[0] for line in lines] == [name_above(case) for case in cases_above()]
+    assert [line[0] for line in lines] == cases_above()
     assert all(line[1] for line in lines)
 
 

@@ -1,8 +1,8 @@
 """Scenarios run against vLLM's real schedulers and connectors, in the release under which these tests run.
 
-Goal: red and green stand where `specs/scenarios/vllm/README.md` says, and a red one is red for the reason that it says. Method:
-its table is the expectation of every file, contract and release; bugs that no release has are planted in vLLM's connectors and
-must be found. Scenarios made up for vLLM: `tests/behind/test_scenarios.py`.
+Goal: red and green stand where `specs/scenarios/vllm/releases.csv` says, and a red one is red for the reason that it says.
+Method: the table is the expectation of every file, contract and release; bugs that no release has are planted in vLLM's
+connectors and must be found. Scenarios made up for vLLM: `tests/behind/test_scenarios.py`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def said(verdict: ScenarioVerdict) -> str:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.case}-{row.contract}")
-def test_case_ends_as_the_page_says(row: Row) -> None:
+def test_case_ends_as_the_table_says(row: Row) -> None:
     """In every variant; what fails fails with the rule or the words of its cell, what is not expressible says so."""
     if RELEASE not in row.cells:
-        pytest.skip(f"the page has no column for vLLM {RELEASE}")
+        pytest.skip(f"the table has no column for vLLM {RELEASE}")
     cell, _, only = row.cells[RELEASE].partition(" (")
     for verdict in runs(row.case, row.contract):
         print(verdict)
@@ -58,7 +58,7 @@ def test_case_ends_as_the_page_says(row: Row) -> None:
 
 
 def test_cases_that_are_not_expressible_never_hold_by_chance() -> None:
-    """Those that the page has a reason for do not hold when their own files are run; of A11 and S4c a half does."""
+    """Those that have a reason do not hold when their own files are run; of A11 and S4c a half does."""
     files = [str(FOLDER.parent / f"{name}.toml") for name in sorted(without_words() - {"A11", "S4c", *AS_THEY_ARE})]
     verdicts = list(run_files(files, VllmDriver))
     print(*summary(verdicts), sep="\n")

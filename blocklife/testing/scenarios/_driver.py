@@ -520,7 +520,7 @@ class Driver:
         self._not("pending")
 
     def count(self, what: str) -> int:
-        """One of the counts of `specs/scenarios/README.md`."""
+        """One of the counts of `specs/scenarios/words.csv`."""
         self._not("count")
 
     def windows(self) -> list[int | None]:

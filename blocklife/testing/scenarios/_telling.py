@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -161,35 +163,25 @@ def _read(paths: Sequence[str]) -> Iterator[Scenario]:
 # --- the pages ----------------------------------------------------------------------------------------------------------------
 
 
-def tables() -> Iterator[str]:
-    """All words as `specs/scenarios/README.md` prints them, line by line."""
+def words_as_csv() -> str:
+    """All words of the format, as `specs/scenarios/words.csv` has them: kind, word, what it takes or its default, meaning."""
+    text = io.StringIO()
+    to = csv.writer(text, lineterminator="\n")
+    to.writerow(("kind", "word", "takes", "means"))
     for section in ("the engine", "scenes", "single blocks", "of other engines"):
-        takes = [
-            (verb, [f"`{each.name}`" + ("" if each.needed else "?") for each in verb.parameters] + ["`as`"] * bool(verb.binds))
-            for verb in VERBS.values()
-            if verb.section == section
-        ]
-        rows = [(f"`{verb.name}`", ", ".join(given) or "-", verb.doc) for verb, given in takes]
-        yield from _table(f"Verbs: {section}", ("verb", "takes", "does"), rows)
+        for verb in (each for each in VERBS.values() if each.section == section):
+            given = [each.name + "?" * (not each.needed) for each in verb.parameters] + ["as"] * bool(verb.binds)
+            to.writerow((f"verb: {section}", verb.name, ", ".join(given), verb.doc))
     for about in dict.fromkeys(each.about for each in EXPECTATIONS.values()):
-        known = [(f"`{each.name}`", each.kind.said, each.doc) for each in EXPECTATIONS.values() if each.about == about]
-        yield from _table(f"Expectations: {about}", ("key", "value", "means"), known)
-    yield from _table("Counts", ("key", "counts"), _words(COUNTS))
-    yield from _table("Keys of a file", ("key", "means"), _words(TOP))
-    yield from _table("Keys of every step", ("key", "means"), _words(COMMON))
-    settings = [(f"`{name}`", usual(default), SETTINGS[name].told) for name, default in EngineSetup().words().items()]
-    yield from _table("Settings of a world", ("key", "default", "means"), settings)
-    yield from _table("What a scenario tests", ("`tests`", "means"), _words(TESTS))
-    yield ""
-
-
-def _words(words: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(f"`{name}`", doc) for name, doc in words.items()]
-
-
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield from ("", f"### {title}", "", f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |")
-    yield from (f"| {' | '.join(row)} |" for row in rows)
+        for key in (each for each in EXPECTATIONS.values() if each.about == about):
+            to.writerow((f"expectation: {about}", key.name, key.kind.said, key.doc))
+    for kind, words in (("count", COUNTS), ("key of a file", TOP), ("key of every step", COMMON), ("tests", TESTS)):
+        to.writerows((kind, name, "", doc) for name, doc in words.items())
+    to.writerows(
+        ("setting of a world", name, f"default: {usual(default)}", SETTINGS[name].told)
+        for name, default in EngineSetup().words().items()
+    )
+    return text.getvalue()
 
 
 def methods_table() -> Iterator[str]:

@@ -254,15 +254,6 @@ PYTHON_IMPORTS = (
 """The imports that the lines of `as_python` need."""
 
 
-def words_table() -> Iterator[str]:
-    """The words as `specs/testing.md` prints them, line by line."""
-    yield from ("| key | default | means |", "| --- | --- | --- |")
-    yield f"| `{REQUESTS}` | a.bc, a.bd | the requests that may arrive, as prompt.output, one letter a token |"
-    for word in WORDS:
-        yield f"| `{word.name}` | {word.default_said} | {word.knob.told} |"
-    yield f"| `{FAULTS}` | none | a table: how often each fault may happen |"
-
-
 def faults_table() -> Iterator[str]:
     """The faults as `specs/testing.md` prints them, line by line."""
     yield from ("| fault | meaning |", "| --- | --- |")

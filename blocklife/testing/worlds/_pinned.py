@@ -64,9 +64,3 @@ def pinned_world(name: str) -> Pinned:
         if each.name == name:
             return each
     raise MisuseError(f"world {name!r}: there is none (there are {', '.join(each.name for each in WORLDS)})")
-
-
-def worlds_table() -> Iterator[str]:
-    """The worlds as `specs/testing.md` prints them, line by line."""
-    yield from ("| world | what can happen there |", "| --- | --- |")
-    yield from (f"| {each.name}{' (large)' if each.large else ''} | {each.about} |" for each in WORLDS)

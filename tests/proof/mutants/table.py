@@ -1,55 +1,77 @@
-"""The table of mutants as a page: the world that finds each, after how many steps, or the test that does.
+"""The table of mutants, specs/mutants.csv: the world that finds each, after how many steps, or the test that does.
 
 Rules of this file:
 
-* The page is written from judgements, and can be read back, so that a test can check whether it is still true.
-* A mutant that no world finds needs a test that fails under it; without one it is a hole, and the page says so. The tests are
-  in `caught.toml`, with rows ``"mutant" = "tests/test_x.py::test_y"``, and a test plants each of these mutants.
+* Rows are written from judgements, and can be read back, so that a test can check whether they are still true.
+* A mutant that no world finds needs a test that fails under it; without one it is a hole. The test is written into the last
+  column by hand and stays there, and a test plants each of these mutants.
+* The page has the counts and no row.
 * A step whose mutant makes no observable difference is not needed: delete it.
 """
 
 from __future__ import annotations
 
-import tomllib
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import asdict, fields, frozen
 
 from blocklife.errors import MisuseError
 from tests.proof.mutants.judging import Judgement
 
-CAUGHT = Path(__file__).parents[1] / "caught.toml"
-_HEAD = (
-    "# Mutants\n\n"
-    "Every guard of a table, every effect of a coupling, every cleanup step of the ledger and the scheduler, and five released "
-    "fixes, each switched off in turn.\n"
-    "`make mutants` plants one after the other and explores the small worlds until one of them does not hold; "
-    "*steps* is the length of a shortest counterexample there.\n"
-    "The list is derived from the tables and the source. "
-    "Mutants that no world finds are found by a test: `pytest -p tests.proof.plugin --mutant NAME` runs with one planted.\n"
-    "It writes this page, too, and tests check each row again.\n"
-)
-_COLUMNS = "| mutant | found in | breaks | steps |\n| --- | --- | --- | ---: |\n"
+TABLE = Path(__file__).parents[3] / "specs" / "mutants.csv"
+PAGE = TABLE.with_suffix(".md")
+_PAGE = """# Mutants
+
+A mutant is the code with one rule switched off. Every guard of a table, every effect of a coupling, every cleanup step of
+the kernel, the ledger and the scheduler is switched off in turn, and so are five released fixes. Something must notice each:
+either a small world breaks an invariant, or a named test fails. The list is derived from the tables and the source.
+
+{counted}.
+
+| kind | what is switched off | mutants | found by a world | found by a test | found by nothing |
+| --- | --- | ---: | ---: | ---: | ---: |
+{rows}
+[mutants.csv](mutants.csv) has a row for each: the world that finds it, the rule that breaks there and the steps of a shortest
+counterexample, or the test that fails. `blocklife draw block --mutants specs/mutants.csv` draws the guards of a machine with
+them.
+
+| to do this | run |
+| --- | --- |
+| judge all mutants, and write the table and this page | `make mutants` |
+| judge those with a text in their name | `python -m tests.proof.mutants TEXT` |
+| run tests with one mutant planted | `pytest -p tests.proof.plugin --mutant NAME` |
+
+A mutant that no world finds gets its test in the last column, by hand; what is wrong under it is not unsafe, but not as it
+should be. Tests ask each row again: the world must break that rule after exactly as many steps, or the test must fail.
+
+[source-mutants.md](source-mutants.md) is about small random changes of the code between these rules.
+"""
 _KINDS = {
-    "guard": "Guards: a row is taken although its guard does not hold",
-    "effect": "Effects: one machine takes its step, and the other does not",
-    "step": "Cleanup steps: a function that ends something runs without one of its statements",
-    "seed": "Seeds: the code as it was before a released fix",
+    "guard": "a guard: its row is taken although the guard does not hold",
+    "effect": "an effect of a coupling: one machine takes its step, and the other does not",
+    "step": "a cleanup step: a function that ends something runs without one of its statements",
+    "seed": "a released fix: the code as it was before",
 }
-_BY_TESTS = "## Found by a test: every rule holds, but something else is wrong\n\n| mutant | test |\n| --- | --- |\n"
-_HOLES = "## Holes: found by no world and no test\n\n| mutant | in all worlds |\n| --- | --- |\n"
 _NONE: Mapping[str, str] = {}
 
 
 @frozen
-class PageRow:
-    """One row of the page."""
+class Row:
+    """One row of the table, in the order of its columns."""
 
     mutant: str
-    world: str
-    rule: str
-    length: int
+    kind: str
+    world: str = ""
+    """The small world that finds it; empty if none does."""
+    rule: str = ""
+    """What breaks there."""
+    steps: int = 0
+    """Of a shortest counterexample."""
+    test: str = ""
+    """The test that fails, where no world finds it."""
 
 
 def line(judgement: Judgement, tests: Mapping[str, str] = _NONE) -> str:
@@ -82,39 +104,50 @@ def counted(judgements: Sequence[Judgement], tests: Mapping[str, str]) -> str:
     return f"{len(judgements)} mutants: found by a world {len(found)}, by a test {len(tested)}"
 
 
-def page(judgements: Sequence[Judgement], tests: Mapping[str, str] = _NONE) -> str:
-    """The whole page."""
-    parts = [_HEAD, f"{counted(judgements, tests)}.\n"]
-    for kind, title in _KINDS.items():
-        rows = [each for each in judgements if each.kind == kind and each.is_found]
-        lines = [f"| `{_safe(each.mutant)}` | {each.world} | {each.rule} | {len(each.actions)} |\n" for each in rows]
-        parts.append(f"## {title}\n\n{_COLUMNS}{''.join(lines)}")
-    rest = [each for each in judgements if not each.is_found]
-    lines = [f"| `{_safe(each.mutant)}` | `{_safe(tests[each.mutant])}` |\n" for each in rest if each.mutant in tests]
-    parts.append(_BY_TESTS + "".join(lines))
-    if missed := [each for each in rest if each.mutant not in tests]:
-        parts.append(_HOLES + "".join(f"| `{_safe(each.mutant)}` | every rule holds |\n" for each in missed))
-    return "\n".join(parts)
+def rows_of(judgements: Iterable[Judgement], tests: Mapping[str, str] = _NONE) -> list[Row]:
+    """The rows of judgements, in their order. A test is named only where no world finds the mutant."""
+    return [
+        Row(each.mutant, each.kind, each.world, each.rule, len(each.actions))
+        if each.is_found
+        else Row(each.mutant, each.kind, test=tests.get(each.mutant, ""))
+        for each in judgements
+    ]
 
 
-def read_page(text: str) -> list[PageRow]:
-    """The mutants that a page lists as found. Raises MisuseError if there are none."""
-    found: list[PageRow] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.replace("\\|", "\0").strip("|").split("|")]
-        if line.startswith("| `") and len(cells) == 4 and cells[3].isdecimal():
-            mutant = cells[0].strip("`").replace("\0", "|")
-            found.append(PageRow(mutant, cells[1], cells[2], int(cells[3])))
+def table(rows: Iterable[Row]) -> str:
+    """The table as CSV."""
+    text = io.StringIO()
+    to = csv.DictWriter(text, [each.name for each in fields(Row)], lineterminator="\n")
+    to.writeheader()
+    to.writerows(asdict(row) for row in rows)
+    return text.getvalue()
+
+
+def read_table(text: str | None = None) -> list[Row]:
+    """The rows of a table, by default of ours. Raises MisuseError if there are none."""
+    lines = TABLE.read_text(encoding="utf-8") if text is None else text
+    found = [
+        Row(mutant, kind, world, rule, int(steps), test)
+        for mutant, kind, world, rule, steps, test in csv.reader(io.StringIO(lines).readlines()[1:])
+    ]
     if not found:
-        raise MisuseError("the page has no mutant that is found (write it again: make mutants)")
+        raise MisuseError("the table has no mutant (write it again: make mutants)")
     return found
 
 
-def _safe(text: str) -> str:
-    return text.replace("|", "\\|")
+def page(rows: Sequence[Row]) -> str:
+    """The page, with the counts of a table."""
+    lines = []
+    for kind, about in _KINDS.items():
+        own = [row for row in rows if row.kind == kind]
+        by_world, by_test = sum(bool(row.world) for row in own), sum(bool(row.test) for row in own)
+        counts = (len(own), by_world, by_test, len(own) - by_world - by_test)
+        lines.append(f"| {kind} | {about} | {' | '.join(map(str, counts))} |\n")
+    by_world, by_test = sum(bool(row.world) for row in rows), sum(bool(row.test) for row in rows)
+    told = f"{len(rows)} mutants: {by_world} are found by a world, {by_test} by a test"
+    return _PAGE.format(counted=told, rows="".join(lines))
 
 
 def read_caught() -> dict[str, str]:
     """The test that fails under each mutant that no world finds."""
-    found: dict[str, str] = tomllib.loads(CAUGHT.read_text(encoding="utf-8"))
-    return found
+    return {row.mutant: row.test for row in read_table() if row.test}

@@ -14,10 +14,6 @@ from tests.proof.source_mutants.operators import Mutant
 
 CONNECTOR = "## The connector under vLLM"
 ARGUED = Path(__file__).with_name("argued.toml")
-REASONS = (
-    "Each changes nothing that anyone could notice, or nothing that is promised. "
-    "The reasons stand in `tests/proof/source_mutants/argued.toml`, by the text of the statement."
-)
 
 
 def read_argued(path: Path = ARGUED) -> dict[str, str]:
@@ -90,9 +86,9 @@ def with_connector(before: str, run: Run) -> str:
         "",
         CONNECTOR,
         "",
-        "Its other files are executed only by tests that need vLLM. Those of them that start no server judge them "
+        "The files of the connector that only tests under vLLM execute are drawn separately, and judged by those tests "
         "(`tests/vllm/test_connector*.py`, `tests/vllm/test_behaviour*.py`).",
-        "`make source-mutants` does so where vLLM is fetched (`make vllm`), and else leaves this part as it is.",
+        "`make source-mutants` does so where vLLM is fetched (`make vllm`), and otherwise leaves this part as it is.",
         *_judged(run, "file", lambda name: name.partition(" ")[0], ("left", run.survivors), "### {} of the connector"),
     ]
     return before.partition(f"\n{CONNECTOR}\n")[0] + "\n".join(lines) + "\n"
@@ -103,22 +99,22 @@ def page(run: Run) -> str:
     lines = [
         "# Mutants of the source",
         "",
-        "Small changes of the code that should make a test fail: a comparison moved by one, `and` for `or`, a sign, a number",
-        "one off, a call or an assignment dropped, a condition negated, a `not` removed, `break` for `continue`, a `None`.",
-        "They are drawn by chance from the kernel, the ledger, the offload scheduler, lifecycles, copiers and the connector.",
-        f"Each is judged by the tests that execute its line, the cheapest, of {run.most_s:g} seconds at most.",
-        "[mutants.md](mutants.md) is the other list: there the rules of the tables are switched off, all of them.",
-        "This page is written by `make source-mutants` (`ARGS='--seed 7'` draws others).",
+        "Small random changes of the source, each of which should make a test fail: a comparison moved by one, `and` for `or`,",
+        "a sign, a number one off, a call or an assignment dropped, a condition negated, `break` for `continue`, a `None`.",
+        "They are drawn from the kernel, the ledger, the offload scheduler, lifecycles, copiers and the connector. Each is",
+        f"judged by the tests that execute its line, the cheapest first, up to {run.most_s:g} seconds of processor time.",
+        "[mutants.md](mutants.md) is the other list: there every named rule is switched off.",
         "",
-        "Two kept-up tools were tried on `blocklife/ledger/_edge.py`. mutmut 3.8 puts all mutants as methods beside the real "
-        "ones, so that tests which look at the methods of a class fail before anything is changed; cosmic-ray 8.7 makes 784 "
-        "mutants, 452 of them one comparison for another (`<` for `is`) and none that drops a statement, and starts all tests "
-        "anew for each.",
+        "`make source-mutants` writes this page (`ARGS='--seed 7'` draws others). *Argued away* are changes that nobody could",
+        "notice; `tests/proof/source_mutants/argued.toml` has the reason for each.",
+        "",
+        "mutmut 3.8 and cosmic-ray 8.7 were tried first. mutmut adds methods to the classes, which our tests of the surface",
+        "refuse; cosmic-ray drops no statements, and starts all tests again for each of its mutants.",
         *_judged(run, "room", room_of, ("not judged", run.away), "## {}"),
         "",
         "## Left out",
         "",
-        "Modules of which no test executes anything here, and single mutants in lines that none executes.",
+        "Modules of which no test executes anything here, and mutants in lines that need what is not here.",
         "",
         *_table(("left out", "its tests need"), [*sorted(run.left_out.items()), *_away(run)]),
     ]
@@ -133,7 +129,6 @@ def _judged(
     return [
         *("", _told(run, f"{name}: {len(those)}"), "", *_by_place(run, kind, place_of, name, those)),
         *("", title.format("Survivors"), "", *_survivors(run)),
-        *("", title.format("Argued away"), "", REASONS, "", *_argued(run)),
     ]
 
 
@@ -150,14 +145,9 @@ def _survivors(run: Run) -> list[str]:
     return _table(("mutant", "tests asked"), rows) or ["None."]
 
 
-def _argued(run: Run) -> list[str]:
-    return _table(("mutant", "why no test fails"), [(_code(name), why) for name, why in sorted(run.argued.items())]) or [
-        "None."
-    ]
-
-
 def _away(run: Run) -> list[tuple[str, str]]:
-    return [(_code(each.name), need_of(each.name)) for each in run.away]
+    found = Counter(each.name.partition(" ")[0] for each in run.away)
+    return [(f"{count} in `{module}`", need_of(module)) for module, count in sorted(found.items())]
 
 
 def _by_place(run: Run, kind: str, place_of: Callable[[str], str], last: str, rest: Sequence[Judgement]) -> list[str]:

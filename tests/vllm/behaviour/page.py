@@ -1,11 +1,11 @@
-"""The page of specs/ that tells the table: what it is, how it is run, one row a test function, and what was counted."""
+"""The page of specs/ about the table: how its tests are run, what was counted, and what ours does not do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.vllm.behaviour.table import VERDICTS, Entry, Table
+from tests.vllm.behaviour.table import VERDICTS, Table
 
 PAGE = Path(__file__).parents[3] / "specs" / "vllm-behaviour.md"
 
@@ -13,9 +13,7 @@ _HEAD = Path(__file__).with_name("head.txt").read_text(encoding="utf-8")
 """What stands above the tables; in braces what is counted."""
 
 _LACKS = """\
-## What theirs does and ours does not
-
-Beside what is excluded; each was found by these tests.
+## What our connector does not do
 
 | what | tests |
 | --- | --- |
@@ -31,7 +29,7 @@ def rendered(table: Table) -> str:
         counts="\n".join(_counts(table)),
         files=" ".join(files),
     )
-    return "\n".join([head, *_lacks(table), *_themes(table)])
+    return "\n".join([head, *_lacks(table)])
 
 
 def _counts(table: Table) -> Iterator[str]:
@@ -48,37 +46,15 @@ def _count(total: tuple[int, int]) -> str:
 
 
 def _lacks(table: Table) -> Iterator[str]:
-    """What is missing, with the tests that ask for it."""
+    """What is missing, with the tests that ask for it: what an entry lacks, or why it is excluded."""
     yield _LACKS.rstrip()
-    for lack in dict.fromkeys(entry.lacks for entry in table.entries if entry.lacks):
-        tests = dict.fromkeys(entry.test for entry in table.entries if entry.lacks == lack)
+    missing: dict[str, dict[str, None]] = {}
+    for entry in table.entries:
+        if lack := entry.lacks or (entry.why if entry.verdict == "excluded" else ""):
+            missing.setdefault(lack, {})[entry.test] = None
+    for lack, tests in missing.items():
         yield f"| {lack} | {', '.join(f'`{_short(test)}`' for test in tests)} |"
     yield ""
-
-
-def _themes(table: Table) -> Iterator[str]:
-    """A table for each theme."""
-    for theme in table.themes:
-        entries = [entry for entry in table.entries if entry.theme == theme.name]
-        yield f"## {theme.title}\n"
-        yield "| test | cases | verdict | |\n| --- | ---: | --- | --- |"
-        yield from map(_row, entries)
-        yield ""
-
-
-def _row(entry: Entry) -> str:
-    which = f" {', '.join(f'`[{case}]`' for case in entry.cases)}" if entry.cases else ""
-    return f"| `{entry.test}`{which} | {entry.count} | {entry.verdict} | {'; '.join(_said(entry))} |"
-
-
-def _said(entry: Entry) -> Iterator[str]:
-    """What stands in the last column."""
-    if entry.by:
-        yield ", ".join(f"`{_short(name)}`" for name in entry.by)
-    if entry.why:
-        yield entry.why
-    if entry.lacks:
-        yield f"not: {entry.lacks}"
 
 
 def _short(name: str) -> str:
