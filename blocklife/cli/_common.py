@@ -157,7 +157,7 @@ def file(text: str) -> str:
     return text
 
 
-class Source(str):
+class InputFile(str):
     """The name of a file that is to be read; - is standard input."""
 
     __slots__ = ("remedy",)
@@ -169,9 +169,9 @@ class Source(str):
             raise MisuseError(f"{self}: {os.strerror(errno.ENOENT)}" + (f" ({self.remedy})" if self.remedy else ""))
 
 
-def source(text: str, remedy: str = "") -> Source:
+def source(text: str, remedy: str = "") -> InputFile:
     """The name of a file to read, with what to do if it is not there: `check_sources` sees that before a command begins."""
-    found = Source(file(text))
+    found = InputFile(file(text))
     found.remedy = remedy
     return found
 
@@ -180,7 +180,7 @@ def check_sources(args: argparse.Namespace) -> None:
     """Refuse a file to read that is not there, before the command imports what it works with."""
     for value in vars(args).values():
         for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, Source):
+            if isinstance(each, InputFile):
                 each.check()
 
 
