@@ -23,6 +23,13 @@ def one_line(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
+def plain_repr(thing: object) -> str:
+    """The repr of a thing, without its address in memory."""
+    import re
+
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
+
+
 class BlocklifeError(Exception):
     """Base class of all errors that blocklife raises on purpose."""
 

@@ -44,7 +44,7 @@ def read_text(path: str | Path, hint: str = "") -> str:
         data = _read(path)
         return data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as problem:
-        raise MisuseError(f"{path}: it is no text: byte {problem.start + 1} is not UTF-8{said}") from None
+        raise MisuseError(f"{path}: it is not text: byte {problem.start + 1} is not UTF-8{said}") from None
     except OSError as problem:
         raise MisuseError(f"{path}: {problem.strerror or problem}{said}") from problem
     except ValueError as problem:  # a zero byte in its name

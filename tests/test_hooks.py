@@ -364,3 +364,29 @@ def test_pool_refuses_what_is_no_event_handle_or_lifecycle() -> None:
         Pool(Lamp, 2)  # type: ignore[arg-type]
 
     assert pool.column.count()[Lamp.OFF] == 2
+
+
+class Nameless:
+    """Its repr has an address of memory, and it cannot be called."""
+
+
+def test_no_error_prints_an_address_of_memory() -> None:
+    """Whatever was given by mistake is said without it."""
+    lamp, pool, thing = LampLife(), Pool(LampLife, 2), Nameless()
+    mistakes: list[Callable[[], object]] = [
+        lambda: lamp.on(hook=thing),  # type: ignore[arg-type]
+        lambda: lamp.on(hook=Later()),  # type: ignore[arg-type]
+        lambda: lamp.on(thing),  # type: ignore[arg-type]
+        lambda: lamp.on(entered=thing),  # type: ignore[arg-type]
+        lambda: lamp.can(thing),  # type: ignore[arg-type]
+        lambda: LampLife(thing),  # type: ignore[arg-type]
+        lambda: Pool(thing, 1),  # type: ignore[arg-type]
+        lambda: pool.handle(thing),  # type: ignore[call-overload]
+        lambda: pool.fire(thing),  # type: ignore[arg-type]
+        lambda: pool.fire(LampLife.press, thing),  # type: ignore[arg-type]
+    ]
+    for mistake in mistakes:
+        with pytest.raises(MisuseError) as told:
+            mistake()
+        assert "0x" not in str(told.value)
+        assert "tests.test_hooks." in str(told.value)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from blocklife import __version__
-from blocklife.cli._common import BAD_INPUT, INTERRUPTED, OK, Parser, add_commands, complain
+from blocklife.cli._common import BAD_INPUT, INTERRUPTED, OK, Parser, add_commands, check_sources, complain, source
 from blocklife.errors import MisuseError
 
 COMMANDS: Mapping[str, str] = {
@@ -65,7 +65,7 @@ def make_parser() -> Parser:
     parser = Parser(prog="blocklife")
     parser.describe("Typed state machines for the life of every KV-cache block.", _STATUS)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and whether the core is compiled")
-    add_commands(parser, COMMANDS, "blocklife.cli._", READS)
+    add_commands(parser, COMMANDS, "blocklife.cli._")
     return parser
 
 
@@ -102,7 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         _check_stdout()
-        args = make_parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        if len(words) > 1 and words[0] in READS and words[1] and not words[1].startswith("-") and "\0" not in words[1]:
+            source(words[1], READS[words[0]]).check()  # before the options are imported
+        args = make_parser().parse_args(words)
+        check_sources(args)
         status: int = args.run(args)
         print(end="", flush=True)
     except MisuseError as problem:

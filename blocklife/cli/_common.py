@@ -44,8 +44,6 @@ class Parser(argparse.ArgumentParser):
 
     module: str | None = None
     """The module whose `add_options` adds the options when something is parsed; None if they are already there."""
-    reads: str | None = None
-    """The remedy if its first word is a file that is not there: that is seen before the module is imported. None: no file."""
 
     if not TYPE_CHECKING:  # mypy keeps the signatures of the base
 
@@ -54,8 +52,6 @@ class Parser(argparse.ArgumentParser):
 
         def parse_known_args(self, args=None, namespace=None):
             """Parse, after adding the options of the module."""
-            if self.reads is not None and args and args[0] and not args[0].startswith("-") and "\0" not in args[0]:
-                source(args[0], self.reads)  # what is no name at all is refused with the name of its argument
             self.complete()
             return super().parse_known_args(args, namespace)
 
@@ -93,15 +89,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, one_line(f"blocklife: {message} (see {self.prog} --help)") + "\n")
 
 
-def add_commands(parser: Parser, commands: Mapping[str, str], prefix: str, reads: Mapping[str, str]) -> None:
-    """Give a parser commands, each a name and a line of help; module *prefix* and name is imported when it is called.
-
-    *reads*: the commands whose first word is a file to read, each with the remedy if it is not there.
-    """
+def add_commands(parser: Parser, commands: Mapping[str, str], prefix: str) -> None:
+    """Give a parser commands, each a name and a line of help; module *prefix* and name is imported when it is called."""
     add = parser.commands(parser.description or "")
     for name, said in commands.items():
-        command = add(name, said)
-        command.module, command.reads = f"{prefix}{name}", reads.get(name)
+        add(name, said).module = f"{prefix}{name}"
 
 
 def print_help(parser: argparse.ArgumentParser) -> int:
@@ -165,11 +157,31 @@ def file(text: str) -> str:
     return text
 
 
-def source(text: str, remedy: str = "") -> str:
-    """The name of a file that is there to be read; - is standard input."""
-    if file(text) != "-" and not os.path.lexists(text):
-        raise MisuseError(f"{text}: {os.strerror(errno.ENOENT)}" + (f" ({remedy})" if remedy else ""))
-    return text
+class InputFile(str):
+    """The name of a file that is to be read; - is standard input."""
+
+    __slots__ = ("remedy",)
+    remedy: str
+
+    def check(self) -> None:
+        """Refuse a file that is not there."""
+        if self != "-" and not os.path.lexists(self):
+            raise MisuseError(f"{self}: {os.strerror(errno.ENOENT)}" + (f" ({self.remedy})" if self.remedy else ""))
+
+
+def source(text: str, remedy: str = "") -> InputFile:
+    """The name of a file to read, with what to do if it is not there: `check_sources` sees that before a command begins."""
+    found = InputFile(file(text))
+    found.remedy = remedy
+    return found
+
+
+def check_sources(args: argparse.Namespace) -> None:
+    """Refuse a file to read that is not there, before the command imports what it works with."""
+    for value in vars(args).values():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, InputFile):
+                each.check()
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ def add_options(parser: Parser) -> None:
 
 def _scenario(text: str) -> str:
     """A file, a folder or the name of a built-in scenario."""
-    return text if os.path.lexists(meant(file(text))) else source(text, "name a scenario file, or a folder of them")
+    return file(text) if os.path.lexists(meant(file(text))) else source(text, "name a scenario file, or a folder of them")
 
 
 def _run(args: argparse.Namespace) -> int:

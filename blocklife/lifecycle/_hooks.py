@@ -19,7 +19,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from blocklife.errors import MisuseError
+from blocklife.errors import MisuseError, plain_repr
 from blocklife.hook_errors import HookErrors
 from blocklife.lifecycle._table import Event, Row, Table, runs_later
 
@@ -177,10 +177,11 @@ class Subscription(Generic[RecordT]):
         if self._hook is not None:
             raise MisuseError("this subscription has a hook already; call on(...) again for another")
         if not callable(hook):
-            raise MisuseError(f"a hook is a function, not {hook!r}")
+            raise MisuseError(f"a hook is a function, not {plain_repr(hook)}")
         if runs_later(hook) or runs_later(getattr(type(hook), "__call__", None)):  # noqa: B004 - its code is asked for
+            name = getattr(hook, "__name__", None) or plain_repr(hook)
             raise MisuseError(
-                f"hook {getattr(hook, '__name__', hook)} is a coroutine function: calling it would not run it "
+                f"hook {name} is a coroutine function: calling it would not run it "
                 "(pass a plain function; it may put what it hears into a queue that a task reads)"
             )
         self._hook = hook
@@ -263,7 +264,7 @@ class Hooks(Listeners[TransitionT]):
         found: dict[str, list[Row]] = {}
         for each in what:
             event = _event_of(each)
-            said = getattr(each, "__name__", repr(each)) if event is None else f"{event.table.name}.{event.name}"
+            said = getattr(each, "__name__", plain_repr(each)) if event is None else f"{event.table.name}.{event.name}"
             table: object = getattr(each, "table", None) if event is None else event.table
             machine = next((name for name, known in self._tables.items() if known is table), None)
             if machine is None or not isinstance(table, Table):
@@ -287,7 +288,7 @@ class Hooks(Listeners[TransitionT]):
             if state is not None and not any(state in table.states for table in tables):
                 known = ", ".join(table.name for table in tables)
                 hint = " (pass the enum member)" if isinstance(state, str) else ""
-                raise MisuseError(f"{state!r} is not a state of {known}{hint}")
+                raise MisuseError(f"{plain_repr(state)} is not a state of {known}{hint}")
         named = [getattr(each, "__name__", "") if (event := _event_of(each)) is None else event.name for each in what]
         events = ", ".join(named) or "any event"
         ways = [f"enters {entered}"] if entered is not None else []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Concatenate, Generic, NoReturn, Para
 
 from attrs import frozen
 
-from blocklife.errors import DefinitionError, MisuseError
+from blocklife.errors import DefinitionError, MisuseError, plain_repr
 from blocklife.lifecycle._hooks import AnyEdge, Hooks, Subscription, Transition, What
 from blocklife.lifecycle._table import Event, Guard, Row, Table, runs_later
 
@@ -74,7 +74,7 @@ class edge(Generic[SourceT, TargetT]):  # noqa: N801 - it is used as a decorator
         below = method.pending if isinstance(method, Edge) else ()
         written = method.method if isinstance(method, Edge) else method
         if not inspect.isfunction(written) or runs_later(written):
-            raise DefinitionError(f"an edge must be a plain method, not {written!r}")
+            raise DefinitionError(f"an edge must be a plain method, not {plain_repr(written)}")
         here = tuple(_Pending(source, self._to, self._when) for source in self._sources)
         if not here:
             raise DefinitionError(f"edge {written.__name__}: name at least one state it starts from")
@@ -167,7 +167,7 @@ class Lifecycle(Generic[StateT_co]):
         found = self.table.index.get(at)
         if found is None:
             known = ", ".join(state.name for state in self.table.states)
-            raise MisuseError(f"{self.table.name}: it cannot begin at {at!r} (its states are {known})")
+            raise MisuseError(f"{self.table.name}: it cannot begin at {plain_repr(at)} (its states are {known})")
         self._at = found
 
     @property
@@ -211,7 +211,7 @@ class Lifecycle(Generic[StateT_co]):
         """Whether an event has a row in this state, whatever the guards say: ``door.can(DoorLife.lock)``, or its name."""
         found = self.table.event(event) if isinstance(event, str) else getattr(event, "event", None)
         if not isinstance(found, Event) or found.table is not self.table:
-            raise MisuseError(f"{event!r} is not an event of {self.table.name}")
+            raise MisuseError(f"{plain_repr(event)} is not an event of {self.table.name}")
         return bool(found.rows_of(self.state))
 
     def __repr__(self) -> str:
@@ -275,7 +275,9 @@ def compile_table(
     for each in edges:
         for row in each.pending:
             if row.guard is not None and not isinstance(row.guard, Guard):
-                raise DefinitionError(f"{name}.{each.name}: {row.guard!r} is not a guard (decorate the predicate with @guard)")
+                raise DefinitionError(
+                    f"{name}.{each.name}: {plain_repr(row.guard)} is not a guard (decorate the predicate with @guard)"
+                )
             rows.append(Row(len(rows) + 1, each.name, row.source, row.target, row.guard))
     if len(rows) > MAX_ROWS:
         raise DefinitionError(f"{name}: {len(rows)} rows; a table holds {MAX_ROWS}")

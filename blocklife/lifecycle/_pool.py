@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Never, ParamSpec, Protocol, TypeVar, cast, ove
 import numpy as np
 from numpy.typing import NDArray
 
-from blocklife.errors import MisuseError, RefusedError
+from blocklife.errors import MisuseError, RefusedError, plain_repr
 from blocklife.lifecycle._column import Column
 from blocklife.lifecycle._handle import Handle
 from blocklife.lifecycle._hooks import Subscription, Transition, What
@@ -49,7 +49,7 @@ class Pool:
 
     def __init__(self, lifecycle: type[Lifecycle], size: int) -> None:
         if not isinstance(getattr(lifecycle, "table", None), Table):
-            raise MisuseError(f"a pool: {lifecycle!r} is not a lifecycle (give the class that has the edges)")
+            raise MisuseError(f"a pool: {plain_repr(lifecycle)} is not a lifecycle (give the class that has the edges)")
         if size < 1:
             raise MisuseError(f"a pool of {lifecycle.__name__}: the size must be at least 1, not {size}")
         self.column = Column(lifecycle.table, size)
@@ -78,7 +78,7 @@ class Pool:
         elif isinstance(state, enum.Enum) and state in table.index:
             among = [state]
         else:
-            raise MisuseError(f"{state!r} is not a state of {table.name}")
+            raise MisuseError(f"{plain_repr(state)} is not a state of {table.name}")
         there = np.isin(self.column.view, [table.index[each] for each in among])
         if ids is None:
             return self._handle(np.flatnonzero(there).astype(np.int64))
@@ -139,11 +139,10 @@ class Pool:
         """The event, the handle and the rest; refuses what is not an event, and what is not a handle."""
         name = self.column.table.name
         if not isinstance(fired, Edge):
-            raise MisuseError(
-                f"{name}: {fired!r} is not an event (name it by its class, {name}.{next(iter(self.column.table.events))})"
-            )
+            one = next(iter(self.column.table.events))
+            raise MisuseError(f"{name}: {plain_repr(fired)} is not an event (name it by its class, {name}.{one})")
         if not args or not isinstance(args[0], Handle):
-            given = repr(args[0]) if args else "nothing"
+            given = plain_repr(args[0]) if args else "nothing"
             raise MisuseError(f"{name}.{fired.name}: {given} is not a handle (pool.handle(...) gives one)")
         return fired, args[0], args[1:]
 

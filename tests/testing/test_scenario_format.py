@@ -109,7 +109,7 @@ def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MisuseError, match=r"none\.toml: No such file or directory \(name a scenario file"):
         read_scenario(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(MisuseError, match=r"bytes\.toml: it is no text: byte 1 is not UTF-8 \(name a"):
+    with pytest.raises(MisuseError, match=r"bytes\.toml: it is not text: byte 1 is not UTF-8 \(name a"):
         read_scenario(tmp_path / "bytes.toml")
 
 
