@@ -126,7 +126,16 @@ def diagram(lives: Lives, chosen: Sequence[Life], title: str = "") -> Diagram:
     items = list(_DiagramItems(lives, shown).items())
     if len(shown) < len(chosen):
         items.insert(0, Band(f"{counted(len(chosen) - len(shown), 'older life', 'older lives')} not shown", faint=True))
-    return Diagram(PARTIES, tuple(items), title)
+    return Diagram(_taking_part(items), tuple(items), title)
+
+
+def _taking_part(items: Sequence[Item]) -> tuple[Party, ...]:
+    """The parties that items name, and the ledger always: a story of one place seldom needs all of them."""
+    named = {LEDGER.key}
+    for item in items:
+        if not isinstance(item, Band):
+            named |= set(item.over) if isinstance(item, Note) else {item.source, item.target}
+    return tuple(party for party in PARTIES if party.key in named)
 
 
 def _entries(lives: Lives, life: Life) -> list[int | Fold]:

@@ -452,6 +452,17 @@ def test_page_stands_alone_and_explains_every_state_event_and_guard(table: Table
         assert " ".join(told.split()) in told_words
 
 
+def test_page_of_several_machines_leads_to_each() -> None:
+    """Its links name the machines and the couplings, and each leads to its section; one machine alone needs no such line."""
+    several = page([Panel(picture(table, name, COUPLINGS)) for name, table in MACHINES.items()])
+    nav = several.partition("<nav>")[2].partition("</nav>")[0]
+    links = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', nav)
+
+    assert [name for _, name in links] == [*MACHINES, "couplings"]
+    assert [to for to, _ in links if several.count(f'<section id="{to}">') != 1] == []
+    assert "<nav" not in page([panel(MACHINES["block"])])
+
+
 @every_table
 @pytest.mark.parametrize("columns", [None, 60, 200])
 def test_terminal_shows_every_pair_in_lines_that_fit(table: Table, columns: int | None) -> None:

@@ -277,6 +277,20 @@ def unescaped(text: str) -> str:
     return re.sub(r"#(\d+);", lambda each: chr(int(each.group(1))), text)
 
 
+def test_sequence_has_the_parties_that_take_part(lives: Lives) -> None:
+    """In their order; none without a message or a note, but the ledger; and not all stories need the same ones."""
+    told = list(drawn(lives))
+    for sequence in told:
+        named = {LEDGER.key}
+        for item in sequence.items:
+            if isinstance(item, Message):
+                named |= {item.source, item.target}
+            elif isinstance(item, Note):
+                named |= set(item.over)
+        assert sequence.parties == tuple(party for party in PARTIES if party.key in named)
+    assert len({sequence.parties for sequence in told}) > 1
+
+
 def test_mermaid_says_what_the_sequence_says(lives: Lives) -> None:
     """Parties, messages and notes come back as they were, in order; nothing else stands there, and it is ASCII."""
     for sequence in drawn(lives):

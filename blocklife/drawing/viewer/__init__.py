@@ -25,11 +25,19 @@ __all__ = ["MAX_EVENTS", "ViewSettings", "view"]
 _SCRIPTS = ("data.js", "paint.js", "page.js", "panel.js")
 
 
-def view(lives: Lives, verdict: CheckVerdict, settings: ViewSettings, drawings: Mapping[str, str] | None = None) -> str:
+def view(
+    lives: Lives,
+    verdict: CheckVerdict,
+    settings: ViewSettings,
+    drawings: Mapping[str, str] | None = None,
+    *,
+    undrawn: str = "",
+) -> str:
     """The page. *drawings* has an SVG for each machine, in which states are named by ``data-state`` and rows by ``data-row``;
-    a machine without one is shown as a list of its states. Raises `MisuseError` if there is nothing, or too much, to show.
+    a machine without one is shown as a list of its states, below the sentence *undrawn*, which says why. Raises `MisuseError`
+    if there is nothing, or too much, to show.
     """
-    told = told_run(lives, verdict, settings, drawings or {})
+    told = {**told_run(lives, verdict, settings, drawings or {}), "undrawn": undrawn}
     gaps = {
         "title": elements.escaped(str(told["name"])),
         "style": elements.themed(_part("page.css"), lambda each: _colours(each.value), None),
