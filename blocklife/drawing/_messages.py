@@ -16,10 +16,11 @@ from attrs import define, evolve, field, frozen
 from blocklife.drawing._picture import tone_of
 from blocklife.drawing._sequence import Band, Item, Message, Note, Party, Way
 from blocklife.drawing._sequence import PartySequence as Diagram
+from blocklife.lifecycle import Tone
 from blocklife.recording._lives import Life, Lives, RecordedRefusal, RecordedStep
 from blocklife.recording._reader import OVER
 from blocklife.recording._story import Fold, counted, folded, heading
-from blocklife.states import MACHINES, Tone
+from blocklife.states import MACHINES
 
 REQUEST, SCHEDULER, LEDGER, COPIER, WORKER = PARTIES = (
     Party("R", "request"),

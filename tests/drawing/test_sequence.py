@@ -31,10 +31,11 @@ from blocklife.drawing._sequence import Band, Item, Message, Note, Party, PartyS
 from blocklife.drawing._sequence_svg import SIZE, TITLE_SIZE, svg
 from blocklife.drawing._text_width import prose_width
 from blocklife.ledger import GroupTransfer, Store
+from blocklife.lifecycle import Tone
 from blocklife.recording import Lives, Recorder, open_recording
 from blocklife.recording._lives import RecordedStep
 from blocklife.recording._story import ENTRIES_MAX, Fold, folded
-from blocklife.states import MACHINES, Tone
+from blocklife.states import MACHINES
 from tests.recordings import read, recorded
 from tests.worlds import keys, make_ledger, ready, report, sealed, store
 

@@ -16,9 +16,9 @@ from blocklife.drawing import _elements as elements
 from blocklife.drawing._picture import Emphasis
 from blocklife.drawing._theme import Palette
 from blocklife.drawing.viewer._run import MAX_EVENTS, ViewSettings, told_run
+from blocklife.lifecycle import Tone
 from blocklife.recording._checking import CheckVerdict
 from blocklife.recording._lives import Lives
-from blocklife.states import Tone
 
 __all__ = ["MAX_EVENTS", "ViewSettings", "view"]
 
