@@ -56,7 +56,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from blocklife.errors import DefinitionError
-from blocklife.lifecycle import Event, Lifecycle, Row, Table, edge, guard
+from blocklife.lifecycle import Event, Lifecycle, Row, Table, Tone, edge, guard
 
 
 @enum.unique
@@ -132,17 +132,6 @@ class Trait(enum.Enum):
     OVER = "final: no other state follows"
 
 
-@enum.unique
-class Tone(enum.Enum):
-    """The kind of a state. Each tone has its colour in drawings."""
-
-    REST = "at rest"
-    USE = "in use"
-    COPY = "a copy is planned or runs"
-    TROUBLE = "given up, though a copy may still touch it"
-    OVER = "ended"
-
-
 @frozen(init=False)
 class Nature:
     """The properties of one state."""
@@ -204,7 +193,7 @@ JOBS = natures(
         Job.UNWANTED: Nature(Tone.TROUBLE, Trait.OUT),
         Job.QUARANTINED: Nature(Tone.TROUBLE, Trait.OUT),
         Job.DONE: Nature(Tone.OVER, Trait.OVER),
-        Job.FAILED: Nature(Tone.OVER, Trait.OVER),
+        Job.FAILED: Nature(Tone.FAILED, Trait.OVER),
         Job.CANCELLED: Nature(Tone.OVER, Trait.OVER),
     },
 )

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from blocklife.errors import DefinitionError, MisuseError, RefusedError
-from blocklife.lifecycle import MAX_GUARDS, REFUSED, Column, Edge, Event, Guard, Lifecycle, Pool, Row, Table, edge, guard
+from blocklife.lifecycle import MAX_GUARDS, REFUSED, Column, Edge, Event, Guard, Lifecycle, Pool, Row, Table, Tone, edge, guard
 from blocklife.states import MACHINES, Block, BlockLife
 
 CODE = 4711
@@ -109,10 +109,11 @@ def define(
     initial: object = Lamp.OFF,
     finals: Sequence[object] = (),
     bases: tuple[type, ...] = (Lifecycle,),
+    tones: Mapping[object, object] | None = None,
 ) -> type:
     """Make a class as a class statement would, from parts that the types would not let through."""
     make: Callable[..., type] = type(Lifecycle)
-    return make("Wrong", bases, dict(body), initial=initial, finals=finals)
+    return make("Wrong", bases, dict(body), initial=initial, finals=finals, tones=tones or {})
 
 
 def row(*sources: object, to: object, when: object = None) -> Callable[[object], object]:
@@ -186,6 +187,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "unknown state": (lambda: define(lamp(to="ON")), "'ON' is not a state of Lamp"),
     "foreign enum": (lambda: define(lamp(to=Door.OPEN)), "Door.OPEN: .* is not a state of Lamp"),
     "foreign final": (lambda: define(lamp(), finals=[Door.OPEN]), "is not a state of Lamp"),
+    "foreign tone": (lambda: define(lamp(), tones={Door.OPEN: Tone.OVER}), "is not a state of Lamp"),
+    "no tone": (lambda: define(lamp(), tones={Lamp.ON: "red"}), "tone of ON is 'red' .give a Tone: REST, USE, COPY, "),
     "initial is no state": (lambda: define(lamp(), initial=3), "must be a member of an enum, not 3"),
     "no edge": (lambda: define({}), "no edge is defined"),
     "unreachable": (lambda: define(lamp(to=Lamp.OFF)), "no way leads from OFF to ON"),

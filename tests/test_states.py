@@ -20,7 +20,7 @@ from attrs import evolve
 from blocklife import states
 from blocklife.errors import DefinitionError, RefusedError
 from blocklife.ledger import jobs
-from blocklife.lifecycle import Column, Lifecycle, Row, Table
+from blocklife.lifecycle import Column, Lifecycle, Row, Table, Tone
 from blocklife.states import (
     COPYING,
     COUPLINGS,
@@ -38,7 +38,6 @@ from blocklife.states import (
     RequestLife,
     Slot,
     SlotLife,
-    Tone,
     Trait,
     coupled,
     ends_life,
@@ -372,7 +371,7 @@ TRAITS: Mapping[type[enum.Enum], Mapping[str, str]] = {
 TONES = {
     Block: "REST REST USE COPY COPY USE COPY COPY COPY TROUBLE TROUBLE",
     Slot: "REST COPY USE TROUBLE TROUBLE",
-    Job: "REST COPY COPY TROUBLE TROUBLE OVER OVER OVER",
+    Job: "REST COPY COPY TROUBLE TROUBLE OVER FAILED OVER",
     Request: "REST USE COPY REST OVER",
 }
 

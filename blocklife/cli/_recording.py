@@ -395,7 +395,8 @@ def _view(args: argparse.Namespace) -> int:
     refuse_overwriting(output, args.file)
     with open_recording(args.file) as recording, reading() as progress:
         verdict, lives = check_lives(recording, progress)
-    page = view(lives, verdict, settings, _drawings())
+    drawings, undrawn = _drawings()
+    page = view(lives, verdict, settings, drawings, undrawn=undrawn)
     if output == "-":
         put_out(page)
         return OK
@@ -423,17 +424,18 @@ def _plans(text: str | None) -> tuple[int, int] | None:
     return int(first), int(last or first)
 
 
-def _drawings() -> Mapping[str, str]:
-    """The diagrams of the four machines; none where Graphviz is not there, and then the page lists the states."""
+def _drawings() -> tuple[Mapping[str, str], str]:
+    """The diagrams of the four machines; none where Graphviz is not there, and then why the page lists the states."""
     from blocklife.drawing._picture import Panel, picture
     from blocklife.drawing._svg import svg
     from blocklife.states import MACHINES
 
     try:
-        return {name: svg([Panel(picture(table, name))]) for name, table in MACHINES.items()}
+        return {name: svg([Panel(picture(table, name))]) for name, table in MACHINES.items()}, ""
     except MisuseError as problem:
-        complain(f"no diagrams, lists instead: {problem}")
-        return {}
+        undrawn = f"no diagrams, lists instead: {problem}"
+        complain(undrawn)
+        return {}, f"{undrawn[0].upper()}{undrawn[1:]}."
 
 
 # --- perfetto ------------------------------------------------------------------------------------------------------------

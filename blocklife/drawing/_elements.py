@@ -8,7 +8,7 @@ from blocklife.drawing._layout import PILL, SMALL, Box, Point, Role, TextPiece
 from blocklife.drawing._picture import Emphasis
 from blocklife.drawing._text_width import fixed_width
 from blocklife.drawing._theme import Palette, Theme
-from blocklife.states import Tone
+from blocklife.lifecycle import Tone
 
 FIXED_FONT = "'Fira Mono',ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
 PROSE_FONT = "FiraGO,system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif"

@@ -26,7 +26,7 @@ from blocklife.drawing._picture import Arrow, Label, Node, Panel
 from blocklife.drawing._text_width import fixed_width
 from blocklife.errors import MisuseError
 from blocklife.extras import to_install
-from blocklife.states import Tone
+from blocklife.lifecycle import Tone
 
 TITLE, TEXT, SMALL = 13.0, 11.0, 8.5
 """Sizes of letters: names of states, labels, numbers of couplings."""

@@ -10,7 +10,8 @@ from blocklife.drawing import _elements as elements
 from blocklife.drawing._layout import Box, Point
 from blocklife.drawing._picture import Emphasis, Panel
 from blocklife.drawing._text_width import BOLD, prose_width, wrapped
-from blocklife.states import Coupling, Tone
+from blocklife.lifecycle import Tone
+from blocklife.states import Coupling
 
 SIZE = 11.0
 LINE = 15.0

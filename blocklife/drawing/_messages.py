@@ -16,10 +16,11 @@ from attrs import define, evolve, field, frozen
 from blocklife.drawing._picture import tone_of
 from blocklife.drawing._sequence import Band, Item, Message, Note, Party, Way
 from blocklife.drawing._sequence import PartySequence as Diagram
+from blocklife.lifecycle import Tone
 from blocklife.recording._lives import Life, Lives, RecordedRefusal, RecordedStep
 from blocklife.recording._reader import OVER
 from blocklife.recording._story import Fold, counted, folded, heading
-from blocklife.states import MACHINES, Tone
+from blocklife.states import MACHINES
 
 REQUEST, SCHEDULER, LEDGER, COPIER, WORKER = PARTIES = (
     Party("R", "request"),
@@ -126,7 +127,16 @@ def diagram(lives: Lives, chosen: Sequence[Life], title: str = "") -> Diagram:
     items = list(_DiagramItems(lives, shown).items())
     if len(shown) < len(chosen):
         items.insert(0, Band(f"{counted(len(chosen) - len(shown), 'older life', 'older lives')} not shown", faint=True))
-    return Diagram(PARTIES, tuple(items), title)
+    return Diagram(_taking_part(items), tuple(items), title)
+
+
+def _taking_part(items: Sequence[Item]) -> tuple[Party, ...]:
+    """The parties that items name, and the ledger always: a story of one place seldom needs all of them."""
+    named = {LEDGER.key}
+    for item in items:
+        if not isinstance(item, Band):
+            named |= set(item.over) if isinstance(item, Note) else {item.source, item.target}
+    return tuple(party for party in PARTIES if party.key in named)
 
 
 def _entries(lives: Lives, life: Life) -> list[int | Fold]:

@@ -26,6 +26,11 @@ def page(panels: Sequence[Panel], theme: Theme | None = None, charts: Mapping[st
     title = "Lifecycle: " + ", ".join(panel.picture.name for panel in panels)
     parts = [_section(panel, charts.get(panel.picture.name, "")) for panel in panels]
     couplings = {each.name: each for panel in panels for each in panel.picture.couplings}
+    leads = [(slug(panel.picture.name), panel.picture.name) for panel in panels] + (
+        [("couplings", "couplings")] if couplings else []
+    )
+    links = " ".join(f'<a href="#{to}">{escaped(name)}</a>' for to, name in leads)
+    nav = f"<nav>{links}</nav>\n" if len(leads) > 1 else ""
     if couplings:
         numbers = numbers_of(panels)
         table = as_html(couplings_of([couplings[name] for name in numbers], numbers))
@@ -34,7 +39,7 @@ def page(panels: Sequence[Panel], theme: Theme | None = None, charts: Mapping[st
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escaped(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<style>\n{elements.themed(_SHAPES, lambda each: _colours(each.value), theme)}</style>\n</head>\n"
-        f"<body>\n<main>\n<h1>{escaped(title)}</h1>\n<figure>\n{svg(panels, theme)}</figure>\n"
+        f"<body>\n<main>\n<h1>{escaped(title)}</h1>\n{nav}<figure>\n{svg(panels, theme)}</figure>\n"
         + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -54,6 +59,9 @@ def _section(panel: Panel, chart: str) -> str:
 _SHAPES = f"""\
 body{{margin:0;font:15px/1.5 {elements.PROSE_FONT}}}
 main{{max-width:980px;margin:0 auto;padding:16px}}
+nav{{position:sticky;top:0;padding:6px 0;display:flex;flex-wrap:wrap;gap:4px 16px}}
+nav a{{color:inherit}}
+section{{scroll-margin-top:40px}}
 figure{{margin:0 0 24px;overflow-x:auto}}
 figure svg{{max-width:100%;height:auto}}
 .wide{{overflow-x:auto;margin-bottom:20px}}
@@ -65,7 +73,7 @@ code{{font-family:{elements.FIXED_FONT};font-size:12px;white-space:nowrap}}
 
 def _colours(palette: Palette) -> str:
     rules = [
-        f"body{{background:{palette.ground};color:{palette.text}}}",
+        f"body,nav{{background:{palette.ground};color:{palette.text}}}",
         f"th,td{{border-color:{palette.rule}}}th{{background:{palette.panel}}}",
         f".guard{{color:{palette.guard}}}.refused{{color:{palette.faint}}}",
         *(f".{emphasis.name.lower()}{{color:{tint.text}}}" for emphasis, tint in palette.emphases.items()),

@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
-from blocklife.lifecycle import Guard, Row, Table
-from blocklife.states import NATURES, Coupling, Tone, ends_life
+from blocklife.lifecycle import Guard, Row, Table, Tone
+from blocklife.states import NATURES, Coupling, ends_life
 
 
 def tone_of(table: Table, state: enum.Enum) -> Tone:
-    """The tone of one state; in a user's own lifecycle the first state is at rest and the final ones are over."""
-    if (nature := NATURES.get(state)) is not None:
-        return nature.tone
-    return Tone.OVER if state in table.finals else Tone.REST if state is table.initial else Tone.USE
+    """The tone of one state: of the ledger's by its nature, of all others as the lifecycle says."""
+    nature = NATURES.get(state)
+    return table.tone(state) if nature is None else nature.tone
 
 
 @frozen

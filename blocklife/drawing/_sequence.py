@@ -16,7 +16,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from blocklife.drawing._mermaid import escaped
-from blocklife.states import Tone
+from blocklife.lifecycle import Tone
 
 
 class Way(enum.Enum):

@@ -18,7 +18,7 @@ from blocklife.drawing import _elements as elements
 from blocklife.drawing._sequence import Band, Item, Message, Note, PartySequence, Way
 from blocklife.drawing._text_width import prose_width, wrapped
 from blocklife.drawing._theme import Palette, Theme
-from blocklife.states import Tone
+from blocklife.lifecycle import Tone
 
 SIZE, LINE = 12.0, 16.0
 """Size of the letters, and from one line of text to the next."""

@@ -83,11 +83,11 @@ def generated(others: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def drawings() -> Mapping[str, str]:
-    """Every generated drawing, by file name: each machine, those of the ledger with their couplings, and the block without."""
+    """Every generated drawing, by file name: each machine; those of the ledger with their couplings, and without, too."""
     couplings = {machine: COUPLINGS if machine in MACHINES else () for machine in OURS}
     drawn = {f"{machine}.svg": svg([Panel(picture(table, machine, couplings[machine]))]) for machine, table in OURS.items()}
-    drawn["life.svg"] = svg([Panel(picture(MACHINES["block"], "block"))])
-    return drawn
+    plain = {f"{machine}-plain.svg": svg([Panel(picture(table, machine))]) for machine, table in MACHINES.items()}
+    return drawn | plain
 
 
 def stale(root: Path, wanted: Mapping[str, str], tables: Mapping[str, str] | None = None) -> list[str]:

@@ -1,6 +1,6 @@
 """All colours of drawings, pages and terminals. No other file names a colour; a test checks this.
 
-A drawing of a lifecycle colours a state by its `Tone`, of which there are five. Pages and charts of a run must tell all states
+A drawing of a lifecycle colours a state by its `Tone`, of which there are six. Pages and charts of a run must tell all states
 of a machine apart, so there each state name has a colour of its own.
 """
 
@@ -15,7 +15,8 @@ from attrs import frozen
 
 from blocklife.drawing._picture import Emphasis
 from blocklife.errors import DefinitionError
-from blocklife.states import NATURES, Tone
+from blocklife.lifecycle import Tone
+from blocklife.states import NATURES
 
 
 @frozen
@@ -65,6 +66,7 @@ class Theme(enum.Enum):
             Tone.COPY: Tint("#6639ba", "#8f63d9", "#f3ecff"),
             Tone.TROUBLE: Tint("#b3201f", "#d9534a", "#ffebe9"),
             Tone.OVER: Tint("#0b5f63", "#2c9297", "#def5f5"),
+            Tone.FAILED: Tint("#8f3400", "#d9702b", "#fff1e2"),
         },
         emphases={
             Emphasis.PLAIN: Tint("#1f2328", "#818b98", "#ffffff"),
@@ -88,6 +90,7 @@ class Theme(enum.Enum):
             Tone.COPY: Tint("#d2a8ff", "#8957e5", "#2a1a47"),
             Tone.TROUBLE: Tint("#ff9d95", "#da5a52", "#48171a"),
             Tone.OVER: Tint("#76d9dc", "#2c9297", "#0c3335"),
+            Tone.FAILED: Tint("#ffb784", "#d9702b", "#3d2008"),
         },
         emphases={
             Emphasis.PLAIN: Tint("#e6edf3", "#7d8590", "#0d1117"),
@@ -104,6 +107,7 @@ TERMINAL_TONES: Mapping[Tone, str] = {
     Tone.COPY: "magenta",
     Tone.TROUBLE: "red",
     Tone.OVER: "cyan",
+    Tone.FAILED: "yellow",
 }
 TERMINAL_EMPHASES: Mapping[Emphasis, str] = {
     Emphasis.USED: "blue",

@@ -41,7 +41,7 @@ from blocklife.lifecycle._handle import Handle
 from blocklife.lifecycle._hooks import Hooks, Listeners, Move, Subscription, Transition, What
 from blocklife.lifecycle._lifecycle import MAX_GUARDS, MAX_ROWS, Edge, Lifecycle, edge, painted, painters
 from blocklife.lifecycle._pool import Pool
-from blocklife.lifecycle._table import REFUSED, Event, Guard, Row, Table, guard
+from blocklife.lifecycle._table import REFUSED, Event, Guard, Row, Table, Tone, guard
 
 __all__ = [
     "MAX_GUARDS",
@@ -66,6 +66,7 @@ __all__ = [
     "Rows",
     "Subscription",
     "Table",
+    "Tone",
     "Transition",
     "What",
     "edge",

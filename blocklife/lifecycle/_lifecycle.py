@@ -16,7 +16,7 @@ from attrs import frozen
 
 from blocklife.errors import DefinitionError, MisuseError, plain_repr
 from blocklife.lifecycle._hooks import AnyEdge, Hooks, Subscription, Transition, What
-from blocklife.lifecycle._table import Event, Guard, Row, Table, runs_later
+from blocklife.lifecycle._table import Event, Guard, Row, Table, Tone, runs_later
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +145,8 @@ class Lifecycle(Generic[StateT_co]):
 
     ``class DoorLife(Lifecycle[Door], initial=Door.CLOSED, finals={...})``. The enum of the states, given as type parameter, is
     the type of `state`. A state without outgoing rows must be final. Every state must be reachable, and from every state there
-    must be a way to a final state, or to the initial one if none is final.
+    must be a way to a final state, or to the initial one if none is final. ``tones={Door.BROKEN: Tone.FAILED}`` says as what
+    drawings show a state; `Table.tone` has what they do otherwise.
     """
 
     table: ClassVar[Table]
@@ -154,11 +155,18 @@ class Lifecycle(Generic[StateT_co]):
     _place: int = 0
     _context: Mapping[str, object] = {}
 
-    def __init_subclass__(cls, *, initial: enum.Enum, finals: Iterable[enum.Enum] = (), **rest: object) -> None:
+    def __init_subclass__(
+        cls,
+        *,
+        initial: enum.Enum,
+        finals: Iterable[enum.Enum] = (),
+        tones: Mapping[enum.Enum, Tone] = types.MappingProxyType({}),
+        **rest: object,
+    ) -> None:
         super().__init_subclass__(**rest)
         if any(issubclass(base, Lifecycle) and base is not Lifecycle for base in cls.__bases__):
             raise DefinitionError(f"{cls.__name__}: a lifecycle cannot extend another; write its rows out")
-        cls.table = compile_table(cls, initial, frozenset(finals), _edges_of(cls))
+        cls.table = compile_table(cls, initial, frozenset(finals), types.MappingProxyType(dict(tones)), _edges_of(cls))
         cls._at = cls.table.index[initial]
 
     def __init__(self, at: StateT_co | None = None) -> None:
@@ -255,6 +263,7 @@ def compile_table(
     cls: type[Lifecycle],
     initial: enum.Enum,
     finals: frozenset[enum.Enum],
+    tones: Mapping[enum.Enum, Tone],
     edges: Sequence[Edge[enum.Enum, enum.Enum, ...]],
 ) -> Table:
     """Check the definition of *cls*, compile it, and set the generated methods on the class."""
@@ -262,14 +271,17 @@ def compile_table(
     if not isinstance(initial, enum.Enum):
         raise DefinitionError(f"{name}: the initial state must be a member of an enum, not {initial!r}")
     states = tuple(type(initial))
-    table = Table(name, inspect.cleandoc(cls.__doc__ or ""), states, initial, finals)
+    table = Table(name, inspect.cleandoc(cls.__doc__ or ""), states, initial, finals, tones)
     if len(states) != len(type(initial).__members__):
         raise DefinitionError(f"{name}: two states of {type(initial).__name__} have the same value")
     if not edges:
         raise DefinitionError(f"{name}: no edge is defined")
-    for state in [*finals, *(end for each in edges for row in each.pending for end in (row.source, row.target))]:
+    for state in [*finals, *tones, *(end for each in edges for row in each.pending for end in (row.source, row.target))]:
         if not isinstance(state, type(initial)):
             raise DefinitionError(f"{name}: {state!r} is not a state of {type(initial).__name__}")
+    for state, tone in tones.items():
+        if not isinstance(tone, Tone):
+            raise DefinitionError(f"{name}: the tone of {state.name} is {tone!r} (give a Tone: {', '.join(Tone.__members__)})")
 
     rows: list[Row] = []
     for each in edges:

@@ -166,6 +166,18 @@ class Event:
         return np.frombuffer(index.tobytes().translate(self.lut.ljust(256, b"\0")), dtype=np.uint8)
 
 
+@enum.unique
+class Tone(enum.Enum):
+    """The kind of a state. Each has its colour in drawings, whose legend has these words."""
+
+    REST = "at rest"
+    USE = "in use"
+    COPY = "a copy is planned or runs"
+    TROUBLE = "in trouble"
+    OVER = "ended"
+    FAILED = "ended in failure"
+
+
 @frozen(eq=False)
 class Table:
     """A checked and compiled lifecycle, with everything that drawing, exploring and exporting need."""
@@ -175,6 +187,8 @@ class Table:
     states: tuple[enum.Enum, ...]
     initial: enum.Enum
     finals: frozenset[enum.Enum]
+    tones: Mapping[enum.Enum, Tone] = MappingProxyType({})
+    """The tones that the definition gives; `tone` has those of all states."""
     rows: tuple[Row, ...] = field(init=False, factory=tuple)
     events: Mapping[str, Event] = field(init=False, factory=dict)
 
@@ -187,6 +201,11 @@ class Table:
     def targets(self) -> bytes:
         """Target state by row index; the first byte (`REFUSED`) is never used."""
         return bytes([0, *(self.index[row.target] for row in self.rows)])
+
+    def tone(self, state: enum.Enum) -> Tone:
+        """The tone of a state: as defined, or else OVER for a final state, REST for the initial one, and USE for all others."""
+        usual = Tone.OVER if state in self.finals else Tone.REST if state is self.initial else Tone.USE
+        return self.tones.get(state, usual)
 
     def row(self, index: int) -> Row:
         """The row with that number."""

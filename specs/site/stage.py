@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+FRONT = "specs/README.md"
 CASES = "blocklife/testing/scenarios/cases/"
 PAGES = ("specs/**/*", f"{CASES}**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md")
 """What the site is made of. specs/ is its root, scenarios lie beside their page, and everything else keeps its folder."""
@@ -32,7 +33,11 @@ _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _SEARCHED_LAST = "---\nsearch:\n  boost: 0.2\n---\n\n"
 RECORDS = ("mutants.md", "source-mutants.md", "vllm-behaviour.md")
 """Pages of names of tests and of counts: whoever searches for a word wants the page that explains it, before these."""
+_ALONE = "---\nhide:\n  - navigation\n  - toc\n---\n\n"
+"""The front page has no lists beside it: its first screen is for what this is."""
 _DRAWING = re.compile(r"(?m)^!\[[^\]\n]*\]\(([^)\s]+\.svg)\)$")
+LEAST = 760.0
+"""Pixels: a drawing is shown at least so wide, or as wide as it is, and scrolls where there is less room."""
 
 
 def place_of(path: str) -> str:
@@ -64,9 +69,18 @@ def with_links(text: str, path: str) -> str:
     return _LINK.sub(lead, text)
 
 
-def opened(text: str) -> str:
-    """A page whose drawings open by themselves when they are clicked: there they are as large as they are."""
-    return _DRAWING.sub(r"[\g<0>](\1)", text)
+def opened(text: str, folder: Path) -> str:
+    """A page whose drawings scroll where they do not fit, and open by themselves when they are clicked.
+
+    *folder*: where the page lies in the checkout.
+    """
+
+    def open_(found: re.Match[str]) -> str:
+        drawn = (folder / found[1]).read_text(encoding="utf-8")
+        wide = float(re.search(r'<svg[^>]* width="([\d.]+)"', drawn)[1])  # type: ignore[index]  # each of ours says it
+        return f'[{found[0]}{{ style="--least: {min(LEAST, wide):g}px" }}]({found[1]}){{ .drawing }}'
+
+    return _DRAWING.sub(open_, text)
 
 
 def as_page(path: Path) -> str:
@@ -110,8 +124,8 @@ def stage(target: Path) -> None:
         if path.suffix == ".md":
             text = with_links(path.read_text(encoding="utf-8"), name)
             is_draft, is_record = path.parent.name == "vllm-findings", path.name in RECORDS
-            front = _NOT_SEARCHED if is_draft else _SEARCHED_LAST if is_record else ""
-            place.write_text(front + opened(text), encoding="utf-8")
+            front = _NOT_SEARCHED if is_draft else _SEARCHED_LAST if is_record else _ALONE if name == FRONT else ""
+            place.write_text(front + opened(text, path.parent), encoding="utf-8")
         elif path.suffix in PAGED:
             place.write_text(as_table(path) if path.suffix == ".csv" else as_page(path), encoding="utf-8")
         else:

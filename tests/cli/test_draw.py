@@ -133,12 +133,13 @@ def test_draw_without_a_format_prints_text_that_a_terminal_shows(capsys: Capture
 
 def test_draw_plain_leaves_the_couplings_out(capsys: Capture) -> None:
     """Neither a number on a label nor a legend of couplings is left."""
-    whole = call(capsys, "block", "--format", "svg")[1]
-    plain = call(capsys, "block", "--format", "svg", "--plain")[1]
+    for name in MACHINES:
+        whole = call(capsys, name, "--format", "svg")[1]
+        plain = call(capsys, name, "--format", "svg", "--plain")[1]
 
-    assert "bl-coupling" in whole
-    assert "bl-coupling" not in plain
-    assert plain.encode() == (SPECS / "drawings" / "life.svg").read_bytes()
+        assert "bl-coupling" in whole
+        assert "bl-coupling" not in plain
+        assert plain.encode() == (SPECS / "drawings" / f"{name}-plain.svg").read_bytes()
 
 
 def test_draw_theme_settles_the_colours(capsys: Capture) -> None:
@@ -331,10 +332,11 @@ def test_drawing_that_is_spoiled_missing_or_strange_is_named_and_repaired(copied
 
 
 def test_drawings_are_shown_by_the_pages_that_they_belong_to() -> None:
-    """Each machine's page shows its drawing, the front page the plain one, and the README what a run did of it."""
+    """Each machine's page shows its plain drawing, then that with couplings; the README and the front page what a run did."""
     for name in MACHINES:
-        assert f"](drawings/{name}.svg)" in (SPECS / f"{name}.md").read_text(encoding="utf-8")
-    assert "](drawings/life.svg)" in (SPECS / "README.md").read_text(encoding="utf-8")
+        page = (SPECS / f"{name}.md").read_text(encoding="utf-8")
+        assert 0 < page.find(f"](drawings/{name}-plain.svg)") < page.find(f"](drawings/{name}.svg)")
+    assert "](measurements/run.svg)" in (SPECS / "README.md").read_text(encoding="utf-8")
     assert PICTURE.read_bytes() == drawn()
     assert f'src="{PICTURE.relative_to(ROOT).as_posix()}"' in (ROOT / "README.md").read_text(encoding="utf-8")
 

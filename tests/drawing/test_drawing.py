@@ -23,8 +23,8 @@ from blocklife.drawing import Emphasis, Mark, Marks, Panel, Theme, dot, mermaid,
 from blocklife.drawing._mermaid import KEYWORDS, escaped
 from blocklife.drawing._picture import Arrow, Label, tone_of
 from blocklife.drawing._tables import REFUSAL, panel_tables
-from blocklife.lifecycle import Lifecycle, Table, edge, guard
-from blocklife.states import COUPLINGS, MACHINES, Block, Job, Tone, coupled
+from blocklife.lifecycle import Lifecycle, Table, Tone, edge, guard
+from blocklife.states import COUPLINGS, MACHINES, Block, Job, coupled
 from tests.drawing.outline import Outline
 
 
@@ -266,6 +266,40 @@ def test_picture_of_a_class_without_words_has_none() -> None:
     assert picture(Quiet.table, "Quiet", COUPLINGS).couplings == picture(MACHINES["block"], "block").couplings == ()
 
 
+def test_picture_has_the_tones_that_a_lifecycle_of_ones_own_gives() -> None:
+    """A failure is not drawn as a success; without a word every final state is over, whatever its name."""
+
+    class Fetch(enum.Enum):
+        QUEUED = "waits"
+        DONE = "all there"
+        FAILED = "not there"
+
+    class Plain(Lifecycle[Fetch], initial=Fetch.QUEUED, finals={Fetch.DONE, Fetch.FAILED}):
+        @edge(Fetch.QUEUED, to=Fetch.DONE)
+        def land(self) -> None: ...
+
+        @edge(Fetch.QUEUED, to=Fetch.FAILED)
+        def lose(self) -> None: ...
+
+    class Toned(
+        Lifecycle[Fetch],
+        initial=Fetch.QUEUED,
+        finals={Fetch.DONE, Fetch.FAILED},
+        tones={Fetch.FAILED: Tone.FAILED, Fetch.QUEUED: Tone.COPY},
+    ):
+        @edge(Fetch.QUEUED, to=Fetch.DONE)
+        def land(self) -> None: ...
+
+        @edge(Fetch.QUEUED, to=Fetch.FAILED)
+        def lose(self) -> None: ...
+
+    assert [node.tone for node in picture(Plain.table).nodes] == [Tone.REST, Tone.OVER, Tone.OVER]
+    assert [node.tone for node in picture(Toned.table).nodes] == [Tone.COPY, Tone.OVER, Tone.FAILED]
+    drawn = svg([Panel(picture(Toned.table))])
+    assert ('class="bl-box bl-failed"' in drawn, Tone.FAILED.value in drawn) == (True, True)
+    assert Tone.FAILED.value not in svg([Panel(picture(Plain.table))])
+
+
 @pytest.mark.parametrize("name", MACHINES)
 def test_picture_marks_the_couplings_that_the_ledger_looks_up(name: str) -> None:
     """Every coupling that ``coupled`` finds for a row stands on that row as one of its causes."""
@@ -297,7 +331,7 @@ def test_picture_names_the_couplings_that_force_a_row() -> None:
         (MACHINES["block"], Block.SEALED, Tone.USE),
         (MACHINES["block"], Block.IN_FLIGHT, Tone.COPY),
         (MACHINES["block"], Block.QUARANTINED, Tone.TROUBLE),
-        (MACHINES["job"], Job.FAILED, Tone.OVER),
+        (MACHINES["job"], Job.FAILED, Tone.FAILED),
         (OddLife.table, Oddity.NOTE, Tone.REST),
         (OddLife.table, Oddity.End, Tone.USE),
         (OddLife.table, Oddity.NOTE_, Tone.OVER),
@@ -450,6 +484,17 @@ def test_page_stands_alone_and_explains_every_state_event_and_guard(table: Table
     assert [word for word in words if word not in told_words] == []
     for told in (*(event.doc for event in table.events.values()), "A note that is below.", "a title"):
         assert " ".join(told.split()) in told_words
+
+
+def test_page_of_several_machines_leads_to_each() -> None:
+    """Its links name the machines and the couplings, and each leads to its section; one machine alone needs no such line."""
+    several = page([Panel(picture(table, name, COUPLINGS)) for name, table in MACHINES.items()])
+    nav = several.partition("<nav>")[2].partition("</nav>")[0]
+    links = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', nav)
+
+    assert [name for _, name in links] == [*MACHINES, "couplings"]
+    assert [to for to, _ in links if several.count(f'<section id="{to}">') != 1] == []
+    assert "<nav" not in page([panel(MACHINES["block"])])
 
 
 @every_table

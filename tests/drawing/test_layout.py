@@ -18,7 +18,8 @@ from blocklife.drawing._layout import WIDTH_MAX, Box, MachineLayout, Point, RowL
 from blocklife.drawing._picture import Arrow, Label, Node
 from blocklife.drawing._text_width import FIXED, fixed_width, prose_width, wrapped
 from blocklife.errors import DefinitionError
-from blocklife.states import COUPLINGS, MACHINES, Tone
+from blocklife.lifecycle import Tone
+from blocklife.states import COUPLINGS, MACHINES
 
 every_machine = pytest.mark.parametrize("name", MACHINES)
 

@@ -31,10 +31,11 @@ from blocklife.drawing._sequence import Band, Item, Message, Note, Party, PartyS
 from blocklife.drawing._sequence_svg import SIZE, TITLE_SIZE, svg
 from blocklife.drawing._text_width import prose_width
 from blocklife.ledger import GroupTransfer, Store
+from blocklife.lifecycle import Tone
 from blocklife.recording import Lives, Recorder, open_recording
 from blocklife.recording._lives import RecordedStep
 from blocklife.recording._story import ENTRIES_MAX, Fold, folded
-from blocklife.states import MACHINES, Tone
+from blocklife.states import MACHINES
 from tests.recordings import read, recorded
 from tests.worlds import keys, make_ledger, ready, report, sealed, store
 
@@ -275,6 +276,20 @@ def parsed(text: str) -> list[re.Match[str]]:
 
 def unescaped(text: str) -> str:
     return re.sub(r"#(\d+);", lambda each: chr(int(each.group(1))), text)
+
+
+def test_sequence_has_the_parties_that_take_part(lives: Lives) -> None:
+    """In their order; none without a message or a note, but the ledger; and not all stories need the same ones."""
+    told = list(drawn(lives))
+    for sequence in told:
+        named = {LEDGER.key}
+        for item in sequence.items:
+            if isinstance(item, Message):
+                named |= {item.source, item.target}
+            elif isinstance(item, Note):
+                named |= set(item.over)
+        assert sequence.parties == tuple(party for party in PARTIES if party.key in named)
+    assert len({sequence.parties for sequence in told}) > 1
 
 
 def test_mermaid_says_what_the_sequence_says(lives: Lives) -> None:

@@ -22,7 +22,8 @@ from blocklife.drawing._picture import Arrow, Label, Node
 from blocklife.drawing._png import SCALE
 from blocklife.drawing._svg import row_told, slug
 from blocklife.drawing._theme import Tint
-from blocklife.states import COUPLINGS, MACHINES, Tone
+from blocklife.lifecycle import Tone
+from blocklife.states import COUPLINGS, MACHINES
 
 ROOT = Path(__file__).parents[2]
 NS = {"svg": "http://www.w3.org/2000/svg"}

@@ -15,8 +15,10 @@ import os
 import random
 import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 from blocklife.cli import main
 from blocklife.drawing._theme import STATE_COLOURS, state_colours
 from blocklife.drawing.viewer._packing import packed
+from blocklife.extras import to_install
 from blocklife.recording import Lives, Recorder
 from blocklife.states import COUPLINGS, MACHINES
 from tests.programs import HANGS_S
@@ -568,13 +571,16 @@ def test_page_filters_by_place_job_request_state_and_plans(run: Made, opening: A
     assert touched | {f"job {load.id}", f"request {request.id}"} <= set(page.shown()) < set(everything)
     page.page.click("#clear")
 
-    page.page.click("#legend button:has-text('QUARANTINED') >> nth=0")
+    names: list[str] = page.js("[...document.querySelectorAll('#legend [data-keep]')].map((each) => each.textContent)")
+    assert sorted(names) == sorted({state.name for table in MACHINES.values() for state in table.states})
+    page.page.click("#legend button:has-text('QUARANTINED')")  # of every machine that has it
     wanted = {
-        f"block {place}"
+        f"{machine} {place}"
         for machine, place in lives.places
-        if machine == "block" and any(lives.step(index).target == "QUARANTINED" for index in lives.steps_of(machine, place))
+        if any(lives.step(index).target == "QUARANTINED" for index in lives.steps_of(machine, place))
     }
-    assert set(page.shown()) == wanted != set()
+    assert set(page.shown()) == wanted
+    assert {"block", "job"} <= {lane.split()[0] for lane in wanted}
     page.page.click("#clear")
     assert page.shown() == everything
 
@@ -794,6 +800,51 @@ def test_overview_tells_the_most_that_ever_were_busy(folder: Path, run: Made, op
         assert page.js("Array.from(run.most)") == wanted
         assert page.js(_PEAKS) == [[most] * 3 for most in wanted]
     assert busiest(brief.lives)["block"] == 4
+
+
+_WORDS_OF_OVERVIEW = """
+(() => {
+  const told = [], fill = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y, most = Infinity) {
+    const wide = Math.min(most, this.measureText(text).width);
+    told.push([text, this.textAlign === "right" ? x - wide : x, this.textAlign === "right" ? x : x + wide]);
+    fill.call(this, text, x, y, most);
+  };
+  run.most.fill(1234567);
+  overviewImage = null;
+  paintOverview();
+  CanvasRenderingContext2D.prototype.fillText = fill;
+  return told;
+})()
+"""
+
+
+@browsing
+def test_overview_has_its_words_left_of_the_frame(run: Made, opening: Any) -> None:
+    """The name and the number of each machine, however large, lie beside each other and not below the frame."""
+    page = opening(run.page)
+    told, gutter = page.js(_WORDS_OF_OVERVIEW), page.js("GUTTER")
+
+    assert [text for text, _, _ in told] == [text for name in MACHINES for text in (f"{name}s", "≤ 1,234,567")]
+    for (_, _, ends), (_, begins, last) in zip(told[::2], told[1::2], strict=True):
+        assert ends < begins < last < gutter - 2  # the frame is a line of 1.5
+
+
+@browsing
+def test_page_says_why_it_has_lists_instead_of_diagrams(
+    run: Made, opening: Any, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Graphviz there is a list of states, and above it what to install; with it there is no such word."""
+    page = tmp_path / "list.html"
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)
+    assert main(["recording", "view", str(run.recording), "-o", str(page)]) == 0
+    why = opening(page).page.locator("#diagram p").inner_text()
+
+    assert why.startswith("No diagrams, lists instead: drawing svg needs pygraphviz")
+    assert to_install("draw") in why
+    assert why[1:].rstrip(".") in capsys.readouterr().err
+    if find_spec("pygraphviz"):
+        assert run.said["undrawn"] == ""
 
 
 @browsing

@@ -94,11 +94,30 @@ def test_page_begins_with_its_title(page: Path) -> None:
 
 def test_links_by_the_name_of_a_file_get_its_title(staged: Path) -> None:
     """On the site nobody knows files; where a link has words of its own they stay."""
-    front = (staged / "README.md").read_text(encoding="utf-8")
+    front, pages = ((staged / name).read_text(encoding="utf-8") for name in ("README.md", "pages.md"))
 
-    assert "| [Install](install.md) |" in front
+    assert "| [Install](install.md) |" in pages
     assert "[Install it](install.md)" in front
     assert "[What an engine does](engine-contract.md)" in (staged / "offload.md").read_text(encoding="utf-8")
+
+
+def test_drawings_scroll_on_a_phone_and_open_by_themselves(staged: Path) -> None:
+    """Each is a link to itself, in a box in which it is at least as wide as its text needs; none is made wider than it is."""
+    block = (staged / "block.md").read_text(encoding="utf-8")
+    told = {page: page.read_text(encoding="utf-8") for page in staged.rglob("*.md")}
+    shown = [
+        (page, line) for page, text in told.items() for line in text.splitlines() if re.search(r"!\[[^]]*\]\(\S+\.svg\)", line)
+    ]
+    form = re.compile(r'\[!\[[^]]+\]\((\S+\.svg)\)\{ style="--least: (\S+)px" \}\]\((\S+)\)\{ \.drawing \}')
+
+    assert len(shown) > 15
+    for page, line in shown:
+        found = form.fullmatch(line)
+        assert found, f"{page.name}: {line}"
+        wide = re.search(r'width="([\d.]+)"', (page.parent / found[1]).read_text(encoding="utf-8"))
+        assert wide
+        assert (found[3], float(found[2])) == (found[1], min(760.0, float(wide[1])))
+    assert "--least: 760px" in block
 
 
 def test_site_lies_where_its_links_say(staged: Path) -> None:

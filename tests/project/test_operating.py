@@ -17,6 +17,7 @@ import pytest
 from blocklife.cli import main
 from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector._config import ALIASES, keys
+from blocklife.errors import RefusedError
 from tests.project.pages import ROOT, blocks_of
 from tests.vllm.releases import CHECKSUMS
 
@@ -167,6 +168,30 @@ def test_front_page_has_the_example_of_the_readme() -> None:
 
     assert front == readme
     assert [len(each.splitlines()) <= 24 for each in readme] == [True]
+
+
+def test_front_page_begins_like_the_readme() -> None:
+    """What it is, the gain, both commands and the refusal are those of the README, and stand before anything else."""
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    fold = FRONT[: FRONT.index("\n## ")]
+    blocks = re.findall(r"(?ms)^```\w+\n(.*?)^```$", fold)
+    gain = r"\*\*A hit in host memory is ([\d.]+) times faster\*\*"
+
+    assert [block.split()[0] for block in blocks] == ["$", "$", "RefusedError"]
+    assert [said for said in (FRONT.split("\n\n")[1], *blocks) if " ".join(said.split()) not in readme] == []
+    assert re.findall(gain, fold) == re.findall(gain, readme) == re.findall(r": ([\d.]+) times faster", FRONT)
+    assert "](measurements/run.svg)" in fold
+
+
+def test_front_page_shows_what_its_example_is_told() -> None:
+    """Whoever seals the block at the example's first assertion gets this very refusal."""
+    (block,) = (each for each in blocks_of(SPECS / "README.md") if each.language == "python")
+    program, _, _ = block.text.partition("assert ")
+    program = program.replace('ledger.allocate("second", 1)\n', 'again = ledger.allocate("second", 1)\n')
+    with pytest.raises(RefusedError) as refused:
+        exec(f"{program}ledger.seal(again, [b'other'])", {})  # a page of ours
+
+    assert f"\nRefusedError {refused.value}\n" in FRONT
 
 
 def test_front_page_quotes_what_was_measured() -> None:

@@ -161,7 +161,7 @@ assert explore(world, processes=1).verdict is Verdict.HOLDS
 taken = world.coverage()["block"]
 assert all(taken[row.index] for row in BlockLife.table.rows if Block.WIPED in (row.source, row.target))
 assert "BLOCK_WIPED" in promela(LedgerSettings.parse("verbs=wipe"))
-assert all("WIPED" in text for name, text in drawings().items() if name in ("block.svg", "life.svg"))
+assert all("WIPED" in text for name, text in drawings().items() if name in ("block.svg", "block-plain.svg"))
 """
 
 

@@ -16,20 +16,28 @@ from blocklife.drawing import _elements as elements
 from blocklife.drawing._picture import Emphasis
 from blocklife.drawing._theme import Palette
 from blocklife.drawing.viewer._run import MAX_EVENTS, ViewSettings, told_run
+from blocklife.lifecycle import Tone
 from blocklife.recording._checking import CheckVerdict
 from blocklife.recording._lives import Lives
-from blocklife.states import Tone
 
 __all__ = ["MAX_EVENTS", "ViewSettings", "view"]
 
 _SCRIPTS = ("data.js", "paint.js", "page.js", "panel.js")
 
 
-def view(lives: Lives, verdict: CheckVerdict, settings: ViewSettings, drawings: Mapping[str, str] | None = None) -> str:
+def view(
+    lives: Lives,
+    verdict: CheckVerdict,
+    settings: ViewSettings,
+    drawings: Mapping[str, str] | None = None,
+    *,
+    undrawn: str = "",
+) -> str:
     """The page. *drawings* has an SVG for each machine, in which states are named by ``data-state`` and rows by ``data-row``;
-    a machine without one is shown as a list of its states. Raises `MisuseError` if there is nothing, or too much, to show.
+    a machine without one is shown as a list of its states, below the sentence *undrawn*, which says why. Raises `MisuseError`
+    if there is nothing, or too much, to show.
     """
-    told = told_run(lives, verdict, settings, drawings or {})
+    told = {**told_run(lives, verdict, settings, drawings or {}), "undrawn": undrawn}
     gaps = {
         "title": elements.escaped(str(told["name"])),
         "style": elements.themed(_part("page.css"), lambda each: _colours(each.value), None),

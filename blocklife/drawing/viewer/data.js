@@ -60,6 +60,7 @@ class Run {
     this.name = /** @type {string} */ (said.name);
     this.about = /** @type {string} */ (said.about);
     this.notes = /** @type {string[]} */ (said.notes);
+    this.undrawn = /** @type {string} why there are lists of states instead of diagrams */ (said.undrawn);
     this.machines = /** @type {Machine[]} */ (said.machines);
     this.couplings = /** @type {Coupling[]} */ (said.couplings);
     this.violation = /** @type {Violation | null} */ (said.violation);

@@ -367,7 +367,10 @@ function paintOverview() {
     run.machines.forEach((machine, i) => {
       made.fillStyle = look.faint;
       made.fillText(`${machine.name}s`, 22, tall * (i + 0.5));
-      made.fillText(`≤ ${run.most[i].toLocaleString("en")}`, 76, tall * (i + 0.5));
+      const ends = 22 + made.measureText(`${machine.name}s`).width + 6;
+      made.textAlign = "right";
+      made.fillText(`≤ ${run.most[i].toLocaleString("en")}`, GUTTER - 7, tall * (i + 0.5), GUTTER - 7 - ends); // left of the frame
+      made.textAlign = "left";
       made.fillStyle = look.ground;
       made.fillRect(GUTTER, tall * i + 1, wide - GUTTER - 14, tall - 2);
       paintStack(made, whole, look, i, GUTTER, tall * i + 2, wide - GUTTER - 14, tall - 4);
@@ -572,8 +575,9 @@ function listenToControls() {
   find("legend").addEventListener("click", (/** @type {Event} */ event) => {
     const chosen = /** @type {HTMLElement} */ (event.target).closest("[data-keep]");
     if (!chosen) return;
-    const state = Number(chosen.getAttribute("data-keep"));
-    if (!seen.keep.delete(state)) seen.keep.add(state);
+    const states = kept(chosen);
+    const is_kept = states.every((state) => seen.keep.has(state));
+    for (const state of states) is_kept ? seen.keep.delete(state) : seen.keep.add(state);
     overviewImage = null;
     markLegend();
     layOut();

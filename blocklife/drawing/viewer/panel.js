@@ -159,7 +159,7 @@ function chooseTab(machine) {
   }
   const diagram = find("diagram");
   diagram.innerHTML =
-    svg || `<ul>${states.map((each) => `<li data-state="${safe(each.name)}"><b>${safe(each.name)}</b> <span>${safe(each.about)}</span></li>`).join("")}</ul>`;
+    svg || `<p>${safe(run.undrawn)}</p><ul>${states.map((each) => `<li data-state="${safe(each.name)}"><b>${safe(each.name)}</b> <span>${safe(each.about)}</span></li>`).join("")}</ul>`;
   diagram.setAttribute("aria-label", `${name}: ${about}`);
   find("close").hidden = !svg;
   for (const each of diagram.querySelectorAll("svg [data-state]")) addSwatch(each, states);
@@ -210,14 +210,13 @@ function toggleClose() {
 
 function makeLegend() {
   const legend = find("legend");
-  legend.innerHTML = run.machines
-    .map((machine, i) => {
-      const states = machine.states.map((state, k) => {
-        const colour = look.dark ? state.dark : state.light;
-        const title = safe(state.about);
-        return `<button type="button" data-keep="${run.offset[i] + k}" title="${title}"><i style="background:${colour}"></i>${safe(state.name)}</button>`;
+  legend.innerHTML = [...statesByName()]
+    .map(([group, states]) => {
+      const buttons = [...states].map(([name, { colour, numbers, about }]) => {
+        const title = safe(about.join("\n"));
+        return `<button type="button" data-keep="${numbers}" title="${title}"><i style="background:${colour}"></i>${safe(name)}</button>`;
       });
-      return `<div><span>${safe(machine.name)}</span>${states.join("")}</div>`;
+      return `<div><span>${safe(group)}</span>${buttons.join("")}</div>`;
     })
     .join("");
   const marks = [`<div><span>marks</span>${markSaid("store", "store")}${markSaid("load", "load")}${markSaid("failed", "failed or given up")}`];
@@ -226,6 +225,29 @@ function makeLegend() {
   if (run.violation) marks.push(markSaid("alarm", "not legal"));
   legend.insertAdjacentHTML("beforeend", `${marks.join("")}</div>`);
   markLegend();
+}
+
+/** The states of each machine alone, then those whose name, and so whose colour, several machines have. */
+function statesByName() {
+  const named = new Map();
+  run.machines.forEach((machine, i) => {
+    machine.states.forEach((state, k) => {
+      const one = named.get(state.name) ?? { colour: look.dark ? state.dark : state.light, numbers: [], about: [], of: [] };
+      one.numbers.push(run.offset[i] + k);
+      one.about.push(`${machine.name}: ${state.about}`);
+      one.of.push(machine.name);
+      named.set(state.name, one);
+    });
+  });
+  const groups = new Map([...run.machines.map((machine) => machine.name), "several"].map((group) => [group, new Map()]));
+  for (const [name, state] of named) groups.get(state.of.length > 1 ? "several" : state.of[0]).set(name, state);
+  for (const [group, states] of groups) if (!states.size) groups.delete(group);
+  return groups;
+}
+
+/** The states that a button of the legend stands for, by number. @param {Element} button */
+function kept(button) {
+  return String(button.getAttribute("data-keep")).split(",").map(Number);
 }
 
 /** A mark as it stands in the lanes. @param {string} kind @param {string} text */
@@ -244,7 +266,7 @@ function markSaid(kind, text) {
 
 function markLegend() {
   for (const each of document.querySelectorAll("[data-keep]")) {
-    each.setAttribute("aria-pressed", String(seen.keep.has(Number(each.getAttribute("data-keep")))));
+    each.setAttribute("aria-pressed", String(kept(each).every((state) => seen.keep.has(state))));
   }
 }
 

@@ -9,7 +9,7 @@ from attrs import frozen
 from blocklife.drawing import Theme
 from blocklife.drawing import _elements as elements
 from blocklife.drawing._layout import Box
-from blocklife.states import Tone
+from blocklife.lifecycle import Tone
 from tests.model.bench.records import Report, Row, Source, Spread
 
 WIDTH = 900.0
