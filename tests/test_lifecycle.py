@@ -1054,16 +1054,40 @@ def test_pool_refuses_a_state_of_another_lifecycle() -> None:
         ({"knocks": np.ones(3), "force": np.ones(3)}, "enter takes knocks; check .'force'."),
         ({"knocks": np.ones(2)}, r"enter: knocks has shape \(2,\), for 3 places"),
         ({"knocks": np.ones((3, 3))}, r"enter: knocks has shape \(3, 3\), for 3 places"),
+        ({"knocks": [0, 1, 2]}, r"enter: knocks is of type list \(give an array: np.asarray\(...\)\)"),
     ],
 )
-def test_pool_checks_the_names_and_sizes_of_arrays(payload: dict[str, NDArray[np.generic]], reason: str) -> None:
+def test_pool_checks_the_names_and_sizes_of_arrays(payload: dict[str, object], reason: str) -> None:
     """A payload of arrays has exactly the event's names, and one value per place."""
     pool = Pool(DoorLife, 3)
 
     with pytest.raises(MisuseError, match=reason):
-        pool.fire_each(DoorLife.enter, pool.handle(Door.CLOSED), **payload)
+        pool.fire_each(DoorLife.enter, pool.handle(Door.CLOSED), **payload)  # type: ignore[arg-type]  # some are wrong
 
     assert pool.column.count()[Door.CLOSED] == 3
+
+
+def test_guard_that_judges_all_places_at_once_is_refused() -> None:
+    """Its one answer would go to all of them; nothing has moved. A payload for all places is judged once, as ever."""
+
+    @guard
+    def brave(watts: int) -> bool:
+        return bool(np.all(watts))
+
+    class BraveLife(Lifecycle, initial=Lamp.OFF):
+        @edge(Lamp.OFF, to=Lamp.ON, when=brave)
+        def light(self, watts: int) -> None: ...
+
+        @edge(Lamp.ON, to=Lamp.OFF)
+        def dim(self) -> None: ...
+
+    pool = Pool(BraveLife, 2)
+    off = pool.handle(BraveLife.light)
+
+    with pytest.raises(DefinitionError, match="guard brave cannot judge a batch: it answers once for all places"):
+        pool.fire_each(BraveLife.light, off, watts=np.array([1, 1]))
+    assert pool.column.count()[Lamp.OFF] == 2
+    assert len(pool.fire(BraveLife.light, off, 1)) == 2
 
 
 def test_pool_says_what_an_event_without_payload_takes() -> None:

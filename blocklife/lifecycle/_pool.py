@@ -104,7 +104,11 @@ class Pool:
         return cast(Handle[TargetT_co], self._move(edge, handle, payload.arguments))
 
     def fire_each(self, fired: FiresEach[P, TargetT_co], /, *args: P.args, **kwargs: P.kwargs) -> Handle[TargetT_co]:
-        """Move a batch with arrays as its payload, one value a place: ``pool.fire_each(DoorLife.lock, closed, code=them)``."""
+        """Move a batch with arrays as its payload, one value a place: ``pool.fire_each(DoorLife.lock, closed, code=them)``.
+
+        Refuses: MisuseError for a payload that is not an array with one value a place, DefinitionError for a guard that answers
+        once for all places.
+        """
         edge, handle, _ = self._batch(fired, args)
         moved = self._move_each(edge, handle, cast(Mapping[str, NDArray[np.generic]], kwargs))
         return cast(Handle[TargetT_co], moved)
@@ -116,9 +120,11 @@ class Pool:
         if missing:
             raise MisuseError(f"{fired.name} takes {', '.join(fired.event.parameters) or 'nothing'}; check {sorted(missing)}")
         for name, values in payload.items():
+            if not isinstance(values, np.ndarray):
+                raise MisuseError(f"{fired.name}: {name} is of type {type(values).__name__} (give an array: np.asarray(...))")
             if np.shape(values) != (len(handle),):
                 raise MisuseError(f"{fired.name}: {name} has shape {np.shape(values)}, for {len(handle)} places")
-        return self._move(fired, handle, payload)
+        return self._move(fired, handle, payload, each_place=True)
 
     def on(
         self,
@@ -147,7 +153,12 @@ class Pool:
         return fired, args[0], args[1:]
 
     def _move(
-        self, fired: Edge[enum.Enum, enum.Enum, ...], handle: Handle[enum.Enum], payload: Mapping[str, object]
+        self,
+        fired: Edge[enum.Enum, enum.Enum, ...],
+        handle: Handle[enum.Enum],
+        payload: Mapping[str, object],
+        *,
+        each_place: bool = False,
     ) -> Handle[enum.Enum]:
         table = self.column.table
         if fired.event.table is not table:
@@ -159,7 +170,7 @@ class Pool:
             place = int(handle.ids[moved_on][0])
             state = self.column.at(place).name
             raise MisuseError(f"{self.column.thing(place)}: this handle was used up, it is {state} now (take a new handle)")
-        column, ids, facts = self.column, handle.ids, fired.event.facts(payload)
+        column, ids, facts = self.column, handle.ids, fired.event.facts(payload, each_place=each_place)
         try:
             rows = column.ask(fired.event, ids, facts)
         except RefusedError as refusal:

@@ -138,8 +138,11 @@ class Event:
         """The bit of one guard, as a mask."""
         return 1 << self.guards.index(wanted)
 
-    def facts(self, payload: Mapping[str, object]) -> int | NDArray[np.uint8]:
-        """The facts of one payload: a number, or an array if a value of the payload is an array."""
+    def facts(self, payload: Mapping[str, object], *, each_place: bool = False) -> int | NDArray[np.uint8]:
+        """The facts of one payload: a number, or an array if a value of the payload is an array.
+
+        *each_place*: the values have one entry a place. Refuses: DefinitionError for a guard that cannot judge them so.
+        """
         total = np.zeros((), dtype=np.uint8)
         for bit, each in enumerate(self.guards):
             chosen = {name: payload[name] for name in each.parameters}
@@ -149,6 +152,11 @@ class Event:
                 raise DefinitionError(
                     f"guard {each.name} cannot judge a batch: {problem} (write it with &, | and comparisons)"
                 ) from problem
+            if each_place and chosen and holds.ndim == 0:
+                raise DefinitionError(
+                    f"guard {each.name} cannot judge a batch: it answers once for all places "
+                    "(write it with &, | and comparisons)"
+                )
             total = total | (holds.view(np.uint8) << np.uint8(bit))
         return int(total) if total.ndim == 0 else total
 
