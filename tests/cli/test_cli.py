@@ -557,7 +557,7 @@ def test_cli_spec_checks_and_writes(tmp_path: Path, capsys: Capture) -> None:
     copy = shutil.copytree(ROOT / "specs", tmp_path / "specs")
     page = copy / "slot.md"
     text = page.read_text(encoding="utf-8")
-    page.write_text(text.replace("<!-- generated: slot.events -->\n", "<!-- generated: slot.events -->\nMore.\n"), encoding="utf-8")
+    page.write_text(text.replace("generated: slot.events -->\n", "generated: slot.events -->\nMore.\n"), encoding="utf-8")
     fresh, _, _ = call(capsys, "spec", "--check", "--root", str(ROOT / "specs"))
     stale, _, problems = call(capsys, "spec", "--check", "--root", str(copy))
     written, names, _ = call(capsys, "spec", "--write", "--root", str(copy))
