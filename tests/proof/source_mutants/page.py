@@ -88,7 +88,7 @@ def with_connector(before: str, run: Run) -> str:
         "",
         "The files of the connector that only tests under vLLM execute are drawn separately, and judged by those tests "
         "(`tests/vllm/test_connector*.py`, `tests/vllm/test_behaviour*.py`).",
-        "`make source-mutants` does so where vLLM is fetched (`make vllm`), and otherwise leaves this part as it is.",
+        "`make source-mutants` does so if vLLM is fetched (`make vllm`).",
         *_judged(run, "room", room_of, ("left", run.survivors), "### {} of the connector"),
     ]
     return before.partition(f"\n{CONNECTOR}\n")[0] + "\n".join(lines) + "\n"
