@@ -55,7 +55,6 @@ def parts() -> dict[str, str]:
     from blocklife.offload import BelowPolicies, Policies
     from blocklife.offload._fields import knobs_table
     from blocklife.offload.replacement import replacements_table
-    from blocklife.testing.scenarios._telling import methods_table
     from blocklife.testing.worlds._format import faults_table
     from blocklife.watch._metrics import watch_metrics_table
 
@@ -65,7 +64,6 @@ def parts() -> dict[str, str]:
         "policies": knobs_table(Policies),
         "policies.below": knobs_table(BelowPolicies),
         "replacements": replacements_table(),
-        "scenarios.methods": methods_table(),
         "worlds.faults": faults_table(),
     }
     return generated({name: "".join(f"{line}\n" for line in made) for name, made in lines.items()})
@@ -73,6 +71,6 @@ def parts() -> dict[str, str]:
 
 def tables() -> dict[str, str]:
     """Every generated table that is a file of its own, by its path below the pages."""
-    from blocklife.testing.scenarios._telling import words_as_csv
+    from blocklife.testing.scenarios._telling import methods_as_csv, words_as_csv
 
-    return {"scenarios/words.csv": words_as_csv()}
+    return {"scenarios/methods.csv": methods_as_csv(), "scenarios/words.csv": words_as_csv()}

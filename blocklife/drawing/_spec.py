@@ -24,7 +24,6 @@ from blocklife.drawing._tables import (
     event_table,
     guard_table,
     markdown,
-    row_table,
     state_event_table,
     state_table,
 )
@@ -62,20 +61,18 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
     "matrix": state_event_table,
     "events": event_table,
     "guards": guard_table,
-    "rows": row_table,
 }
 
 
-def _parts_of(machine: str, table: Table) -> Iterator[str]:
-    """What is printed of a table. Rows have numbers only in the ledger's machines; of the others the matrix says all of it."""
-    without = {"rows"} if machine not in MACHINES else set()
-    without |= set() if any(row.guard for row in table.rows) else {"guards"}
+def _parts_of(table: Table) -> Iterator[str]:
+    """What is printed of a table. Its rows are in the matrix, those of one cell in their order."""
+    without = set() if any(row.guard for row in table.rows) else {"guards"}
     yield from (part for part in _PARTS if part not in without)
 
 
 def generated(others: Mapping[str, str]) -> dict[str, str]:
     """Every generated part by its name, as it should be: those of the machines, and tables of others."""
-    parts = {f"{machine}.{part}": _PARTS[part](table) for machine, table in OURS.items() for part in _parts_of(machine, table)}
+    parts = {f"{machine}.{part}": _PARTS[part](table) for machine, table in OURS.items() for part in _parts_of(table)}
     parts |= {"couplings": coupling_table(COUPLINGS), **others}
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
     return {name: f"\n{text}\n" for name, text in parts.items()}

@@ -557,7 +557,7 @@ def test_cli_spec_checks_and_writes(tmp_path: Path, capsys: Capture) -> None:
     copy = shutil.copytree(ROOT / "specs", tmp_path / "specs")
     page = copy / "slot.md"
     text = page.read_text(encoding="utf-8")
-    page.write_text(text.replace("<!-- generated: slot.rows -->\n", "<!-- generated: slot.rows -->\nMore.\n"), encoding="utf-8")
+    page.write_text(text.replace("generated: slot.events -->\n", "generated: slot.events -->\nMore.\n"), encoding="utf-8")
     fresh, _, _ = call(capsys, "spec", "--check", "--root", str(ROOT / "specs"))
     stale, _, problems = call(capsys, "spec", "--check", "--root", str(copy))
     written, names, _ = call(capsys, "spec", "--write", "--root", str(copy))
@@ -565,7 +565,7 @@ def test_cli_spec_checks_and_writes(tmp_path: Path, capsys: Capture) -> None:
 
     assert fresh == 0
     assert stale == 1
-    assert "slot.rows is out of date" in problems
+    assert "slot.events is out of date" in problems
     assert (written, names) == (0, f"wrote {page}\n")
     assert (again, nothing) == (0, "")
 

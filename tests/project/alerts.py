@@ -14,12 +14,10 @@ SEVERITIES = {"page": "Urgent", "ticket": "Ticket", "info": "Tuning"}
 
 
 def told(alert: Alert) -> Iterator[str]:
-    """One alert: a heading that its runbook link leads to, what it means, what to do first, and the query."""
+    """One alert: a heading that its runbook link leads to, what it means, and what to do first. The file has the query."""
     when = "at once" if alert.after == "0m" else f"when it lasts {alert.after}"
     yield f"#### {alert.name}\n\n"
-    yield f"*{SEVERITIES[alert.severity]}, {when}.* {alert.summary}\n\n"
-    yield f"**Do first:** {alert.action}\n\n"
-    yield f"```text\n{alert.expr}\n```\n\n"
+    yield f"*{SEVERITIES[alert.severity]}, {when}.* {alert.summary} **Do first:** {alert.action}\n\n"
 
 
 def section() -> str:

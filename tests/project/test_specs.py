@@ -89,12 +89,12 @@ def test_spec_part_that_was_tampered_with_is_named_and_repaired(copied: Path) ->
 def test_spec_part_that_is_empty_is_filled(copied: Path) -> None:
     """A new page needs nothing but the two markers."""
     page = copied / "new.md"
-    page.write_text("# New\n\n<!-- generated: slot.rows -->\n<!-- end -->\n\nProse.\n", encoding="utf-8")
+    page.write_text("# New\n\n<!-- generated: slot.events -->\n<!-- end -->\n\nProse.\n", encoding="utf-8")
 
     assert len(spec.stale(copied, parts())) == 1
     assert spec.write(copied, parts()) == [str(page)]
     assert spec.stale(copied, parts()) == []
-    assert page.read_text(encoding="utf-8").startswith("# New\n\n<!-- generated: slot.rows -->\n\n| row |")
+    assert page.read_text(encoding="utf-8").startswith("# New\n\n<!-- generated: slot.events -->\n\n| event |")
     assert page.read_text(encoding="utf-8").endswith("|\n\n<!-- end -->\n\nProse.\n")
 
 

@@ -321,7 +321,7 @@ def test_each_part_of_the_page_leaves_the_other_as_it_is() -> None:
     assert "Seed 4: 1 of 90 mutants. **Found: 1 of 1" in other
     assert "Seed 3: 3 of 70 mutants. **Found: 1 of 3 (33.3 %)**; 0 of them because" in other
     assert "argued away: 0; left: 2." in other
-    assert "| `blocklife/engines/vllm/connector/config.py` | 2 | 0 | 0 | 2 |" in other
+    assert "| `blocklife/engines/vllm/connector` | 3 | 1 | 0 | 2 |" in other
 
 
 def test_two_parts_judge_every_module_of_the_connector_once() -> None:

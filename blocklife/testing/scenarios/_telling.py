@@ -184,8 +184,11 @@ def words_as_csv() -> str:
     return text.getvalue()
 
 
-def methods_table() -> Iterator[str]:
-    """An order in which few methods open many scenarios, as `specs/scenario-driver.md` prints it, line by line."""
-    yield from ("| methods | open |", "| --- | --- |")
+def methods_as_csv() -> str:
+    """An order in which few methods open many scenarios: `specs/scenarios/methods.csv`."""
+    text = io.StringIO()
+    to = csv.writer(text, lineterminator="\n")
+    to.writerow(("methods", "open"))
     for methods, names in _openings({each.id: frozenset(needs(each)) for each in _read([])}):
-        yield f"| {', '.join(f'`{name}`' for name in methods or REQUIRED)} | {', '.join(names)} |"
+        to.writerow((" ".join(methods or REQUIRED), " ".join(names)))
+    return text.getvalue()

@@ -88,8 +88,8 @@ def with_connector(before: str, run: Run) -> str:
         "",
         "The files of the connector that only tests under vLLM execute are drawn separately, and judged by those tests "
         "(`tests/vllm/test_connector*.py`, `tests/vllm/test_behaviour*.py`).",
-        "`make source-mutants` does so where vLLM is fetched (`make vllm`), and otherwise leaves this part as it is.",
-        *_judged(run, "file", lambda name: name.partition(" ")[0], ("left", run.survivors), "### {} of the connector"),
+        "`make source-mutants` does so if vLLM is fetched (`make vllm`).",
+        *_judged(run, "room", room_of, ("left", run.survivors), "### {} of the connector"),
     ]
     return before.partition(f"\n{CONNECTOR}\n")[0] + "\n".join(lines) + "\n"
 
@@ -107,9 +107,6 @@ def page(run: Run) -> str:
         "",
         "`make source-mutants` writes this page (`ARGS='--seed 7'` draws others). *Argued away* are changes that nobody could",
         "notice; `tests/proof/source_mutants/argued.toml` has the reason for each.",
-        "",
-        "mutmut 3.8 and cosmic-ray 8.7 were tried first. mutmut adds methods to the classes, which our tests of the surface",
-        "refuse; cosmic-ray drops no statements, and starts all tests again for each of its mutants.",
         *_judged(run, "room", room_of, ("not judged", run.away), "## {}"),
         "",
         "## Left out",
