@@ -209,12 +209,15 @@ test-mooncake: $(MOONCAKE)/.made  ## the store over Mooncake with its real maste
 bench-mooncake: $(MOONCAKE)/.made  ## how fast content moves to Mooncake and back, beside its client alone
 	@$(MOONCAKE)/bin/python -m tests.tiers.bench_mooncake $(ARGS)
 
-spec: $(VENV)/.dev  ## write the generated parts of specs/, the page of all refusals, the stubs of the doors, and the alerts on their page
+spec: $(VENV)/.dev  ## write all that is generated: parts and tables of specs/, the page of all refusals, the stubs of the doors
 	@$(BIN)/blocklife spec --write
 	@$(BIN)/python -m tests.ledger.refusals
 	@$(BIN)/python -m tests.project.doors
 	@$(BIN)/python -m tests.project.run_picture
 	@$(BIN)/python -m tests.project.alerts
+	@$(BIN)/python -m tests.project.mistakes
+	@$(BIN)/python -m tests.project.windows
+	@$(BIN)/python -m tests.vllm.behaviour --write
 
 # The same sources give the same bytes: no date of today goes in. Nothing is fetched, now or when a page is read.
 docs: $(VENV)/.docs  ## the documentation as a site, in build/site: open build/site/index.html
