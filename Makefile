@@ -42,7 +42,7 @@ LONG := tests/both_ways $(addprefix tests/proof/test_,ledger_world.py mutants.py
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   $(addprefix tests/project/test_monitoring.py::test_,promtool_takes_the_alerts_and_finds_each_play_as_it_is_written \
     plays_notice_an_alert_that_is_spoiled) \
-  tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
+  tests/project/test_examples.py tests/project/test_recipes_in_a_copy.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
 .PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
@@ -209,12 +209,15 @@ test-mooncake: $(MOONCAKE)/.made  ## the store over Mooncake with its real maste
 bench-mooncake: $(MOONCAKE)/.made  ## how fast content moves to Mooncake and back, beside its client alone
 	@$(MOONCAKE)/bin/python -m tests.tiers.bench_mooncake $(ARGS)
 
-spec: $(VENV)/.dev  ## write the generated parts of specs/, the page of all refusals, the stubs of the doors, and the alerts on their page
+spec: $(VENV)/.dev  ## write all that is generated: parts and tables of specs/, the page of all refusals, the stubs of the doors
 	@$(BIN)/blocklife spec --write
 	@$(BIN)/python -m tests.ledger.refusals
 	@$(BIN)/python -m tests.project.doors
 	@$(BIN)/python -m tests.project.run_picture
 	@$(BIN)/python -m tests.project.alerts
+	@$(BIN)/python -m tests.project.mistakes
+	@$(BIN)/python -m tests.project.windows
+	@$(BIN)/python -m tests.vllm.behaviour --write
 
 # The same sources give the same bytes: no date of today goes in. Nothing is fetched, now or when a page is read.
 docs: $(VENV)/.docs  ## the documentation as a site, in build/site: open build/site/index.html

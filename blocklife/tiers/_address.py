@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from blocklife._theirs import factory_in, is_dotted, module_named, told
 from blocklife.errors import MisuseError
 from blocklife.tiers._protocol import ContentStore
 
@@ -17,7 +15,6 @@ _MOONCAKE_FORM = "mooncake:HOST:PORT?segment=64M&buffer=0&protocol=tcp&device=&h
 _SIZE = re.compile(r"([0-9]{1,20})([KMGT]?)")
 """No disk and no memory needs more digits; beyond some thousands, Python itself refuses to read them."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MOONCAKE_OPTIONS = frozenset({"segment", "buffer", "protocol", "device", "host"})
 _METHODS = ("register", "exists", "put", "get", "close")
 
@@ -59,11 +56,6 @@ def split_files(address: str) -> tuple[str, int | None]:
     return (folder, bound)
 
 
-def told(problem: BaseException) -> str:
-    """What code of somebody else has raised, in a few words."""
-    return f"{type(problem).__name__}: {problem}"
-
-
 def _open_files(address: str, _rest: str) -> ContentStore:
     from blocklife.tiers._files import FileStore
 
@@ -96,35 +88,19 @@ def _open_mooncake(address: str, rest: str) -> ContentStore:
 
 def _open_factory(address: str, _rest: str) -> ContentStore:
     module, _, name = address.partition(":")
-    if not _FACTORY.fullmatch(module) or not _FACTORY.fullmatch(name):
+    if not is_dotted(module) or not is_dotted(name):
         raise MisuseError(f"store {address!r}: there is no store {module!r} (give {_FORMS})")
-    if os.getcwd() not in sys.path and "" not in sys.path:  # a module of the present folder, as for other commands
-        sys.path.insert(0, os.getcwd())
-    # what is imported and called is somebody else's code, which may raise anything, and may even leave the program
+    option = f"store {address!r}"
+    make = factory_in(module_named(module, option), name, option)
     try:
-        found: object = importlib.import_module(module)
-    except ImportError as problem:
-        raise MisuseError(f"store {address!r}: {module} cannot be imported: {problem}") from problem
-    except (Exception, SystemExit) as problem:
-        raise MisuseError(f"store {address!r}: {module} cannot be imported: {told(problem)}") from problem
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError as problem:
-        raise MisuseError(f"store {address!r}: {problem}") from problem
-    except (Exception, SystemExit) as problem:
-        raise MisuseError(f"store {address!r}: {name} raised {told(problem)}") from problem
-    if not callable(found):
-        raise MisuseError(f"store {address!r}: {name} cannot be called (name a function or a class)")
-    try:
-        store = found()
+        store = make()
         missing = [each for each in _METHODS if not callable(getattr(store, each, None))]
     except MisuseError:
         raise
     except (Exception, SystemExit) as problem:
-        raise MisuseError(f"store {address!r}: {name} raised {told(problem)}") from problem
+        raise MisuseError(f"{option}: {name} raised {told(problem)}") from problem
     if missing:
-        raise MisuseError(f"store {address!r}: what {name} returns has no {missing[0]} (see blocklife.tiers.ContentStore)")
+        raise MisuseError(f"{option}: what {name} returns has no {missing[0]} (see blocklife.tiers.ContentStore)")
     return cast("ContentStore", store)
 
 

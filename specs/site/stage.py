@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FRONT = "specs/README.md"
 CASES = "blocklife/testing/scenarios/cases/"
-PAGES = ("specs/**/*", f"{CASES}**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md")
+PAGES = ("specs/**/*", f"{CASES}**/*", "examples/*", "examples/*/*", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """What the site is made of. specs/ is its root, scenarios lie beside their page, and everything else keeps its folder."""
 ENDINGS = (".md", ".py", ".svg", ".csv", ".json", ".yml", ".toml", ".css", ".js")
 PAGED = (".py", ".toml", ".csv")

@@ -172,7 +172,7 @@ def test_cli_help_of_a_group_names_its_commands(capsys: Capture) -> None:
         (["replay", "--groups", "full:16", "--block-tokens", "128"], "--block-tokens 128 and --groups full:16 both name"),
         (["replay", "--groups", "half:16"], "--groups: 'half:16' is not a valid group; expected full:BLOCK"),
         (["replay", "--mode", "idle"], "invalid choice: 'idle'"),
-        (["replay", "--policy", "fifo"], "invalid choice: 'fifo'"),
+        (["replay", "--policy", "nonesuch"], "replacement 'nonesuch': unknown (known are "),
         (["replay", "--async=2"], "ignored explicit argument '2'"),
         (["replay", "--faults", "fail=2"], "fault rate fail: 2.0 is not a share"),
         (["replay", "--requests", "0"], "--requests must be at least 1"),

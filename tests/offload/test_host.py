@@ -401,8 +401,8 @@ def test_policy_names_are_taken_once() -> None:
     """Nobody replaces a policy under its users; an unknown name is told which ones there are."""
     with pytest.raises(MisuseError, match="'lru': the name is in use"):
         register("lru", Arc)
-    with pytest.raises(MisuseError, match=rf"'fifo': unknown \(known are {', '.join(sorted(BUILT_IN))}"):
-        HostTier(make_ledger(), "fifo")
+    with pytest.raises(MisuseError, match=rf"'nonesuch': unknown \(known are {', '.join(sorted(BUILT_IN))}"):
+        HostTier(make_ledger(), "nonesuch")
     assert isinstance(replacement("lru", 3), Lru)
     assert isinstance(replacement("arc", 3), Arc)
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 import pytest
+import yaml
 
+from blocklife.cli import COMMANDS
 from blocklife.cli._draw import FORMATS
 from blocklife.offload import Policies, replacement
 from blocklife.offload.replacement import BUILT_IN
+from blocklife.testing import Driver
+from blocklife.testing.scenarios._words import verb, verbs_of
+from tests.project.makefile import modules_of, prerequisites_of
 from tests.project.test_links import missing
+from tests.project.test_recipe_of_a_state import SAID
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "blocklife"
@@ -36,14 +45,28 @@ def test_contributing_says_for_each_step_what_fails() -> None:
     assert [row for row in rows if not row[3] and row[0] != "1"] == []
 
 
-def test_contributing_quotes_what_an_import_says() -> None:
-    """A sentence by which an import is said to fail is one of the package."""
-    package = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    cells = re.findall(r"the import: ([^|;]+)", PAGE)
-    quoted = [each for cell in cells for each in re.findall(r"`([^`]+)`", cell)]
+def without_kind() -> str:
+    """What is said of a verb whose parameter says nothing of its values."""
 
-    assert len(quoted) > 4
-    assert [each for each in quoted if each not in package] == []
+    class Wrong(Driver):
+        @verb()
+        def slow(self, requests: Sequence[str]) -> None:
+            """Which of them are what?"""
+
+    with pytest.raises(TypeError) as refused:
+        verbs_of(Wrong, Driver)
+    return str(refused.value)
+
+
+def test_contributing_quotes_what_is_said() -> None:
+    """A message that a recipe quotes is part of one that the test of the recipe, or this one, has provoked."""
+    said = [*(sentence for _, _, sentence in SAID), without_kind()]
+    cells = re.findall(r"(?:the import: |says that )([^|;]+)", PAGE)
+    quoted = {each for cell in cells for each in re.findall(r"`([^`]+)`", cell)}
+
+    assert len(quoted) > 6
+    assert [each for each in quoted if not any(each in sentence for sentence in said)] == []
+    assert [sentence for sentence in said if not any(each in sentence for each in quoted)] == []
 
 
 def test_check_leaves_out_what_exists() -> None:
@@ -59,6 +82,43 @@ def test_check_leaves_out_what_exists() -> None:
 
     assert left_out
     assert [each for each in left_out if missing(each)] == []
+
+
+# --- what a contributor's tools read --------------------------------------------------------------------------------------
+
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+TEMPLATES = [*sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md")), ROOT / ".github" / "PULL_REQUEST_TEMPLATE.md"]
+
+
+def test_hooks_are_parts_of_check() -> None:
+    """Each calls make for what `make check` begins with, and for nothing that is not here: no repository is named."""
+    assert [repository["repo"] for repository in HOOKS] == ["local"]
+    hooks = HOOKS[0]["hooks"]
+
+    assert all(hook["language"] == "system" and hook["pass_filenames"] is False for hook in hooks)
+    assert [hook["entry"] for hook in hooks] == [f"make --silent {each}" for each in prerequisites_of(ROOT, "check")]
+
+
+@pytest.mark.parametrize("part", [hook["entry"].split()[-1] for hook in HOOKS[0]["hooks"]])
+def test_hook_runs(part: str) -> None:
+    """What make runs for it, without making an environment first."""
+    commands = modules_of(ROOT, part)
+
+    assert commands
+    for words in commands:
+        ran = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, (words, ran.stdout + ran.stderr)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_templates_name_what_exists(template: Path) -> None:
+    """Files, targets of make and commands; and each says where a vulnerability goes, or is a wish."""
+    text = template.read_text(encoding="utf-8")
+
+    assert [name for name in re.findall(r"[\w./-]+\.md", text) if not (ROOT / name).exists()] == []
+    assert set(re.findall(r"`make (\w+)", text)) <= set(re.findall(r"^(\w+):", MAKEFILE, flags=re.MULTILINE))
+    assert set(re.findall(r"[`>]blocklife ([a-z]+)", text)) <= set(COMMANDS)
+    assert "SECURITY.md" in text or template.name == "wish.md"
 
 
 # --- what recipes ask for ------------------------------------------------------------------------------------------------

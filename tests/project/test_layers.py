@@ -32,6 +32,7 @@ TRUNK = (
     "core",
     "ledger",
     "files",
+    "_theirs",
     "recording",
     "offload",
     "copiers",

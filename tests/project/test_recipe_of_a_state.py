@@ -83,31 +83,36 @@ IMPORTS = "import blocklife.drawing._theme, tests.proof.ledger_world.world"
 """What fails at the import if a step is missing."""
 
 
-@pytest.mark.parametrize(
-    ("step", "instead", "sentence"),
-    [
-        ("nature", "{}", "Block: no row for WIPED; give each a tone and its traits"),
-        (
-            "nature",
-            "        Block.WIPED: Nature(Tone.REST),\n{}",
-            "Block.WIPED: block.allocate is never refused there, so its traits have to be FREE",
-        ),
-        ("row to it", "{}", "BlockLife: no way leads from FREED to WIPED (write a row)"),
-        (
-            "row from it",
-            "{}",
-            "BlockLife: no way leads from WIPED to the initial state FREED "
-            "(write a row, or declare final states if it may end)",
-        ),
-        ("colour", "{}", "no colour is given to WIPED; write a light and a dark one into STATE_COLOURS"),
-        (
-            "verb",
-            "{}",
-            "block.wipe: nothing takes this event; write the verb Ledger.wipe(), which gets a list of blocks, "
-            "or a row of COUPLINGS that has it as an effect",
-        ),
-    ],
-)
+SAID = [
+    ("nature", "{}", "Block: no row for WIPED; give each a tone and its traits"),
+    (
+        "nature",
+        "        Block.WIPED: Nature(Tone.REST),\n{}",
+        "Block.WIPED: block.allocate is never refused there, so its traits have to be FREE",
+    ),
+    ("row to it", "{}", "BlockLife: no way leads from FREED to WIPED (write a row)"),
+    (
+        "row from it",
+        "{}",
+        "BlockLife: no way leads from WIPED to the initial state FREED (write a row, or declare final states if it may end)",
+    ),
+    (
+        "row from it",
+        "    @edge(Block.WIPED, to=Block.ALLOCATED, when=fenced)\n{}",
+        "Block.WIPED: its traits are FREE, so block.allocate needs a row there without a guard",
+    ),
+    ("colour", "{}", "no colour is given to WIPED; write a light and a dark one into STATE_COLOURS"),
+    (
+        "verb",
+        "{}",
+        "block.wipe: nothing takes this event; write the verb Ledger.wipe(), which gets a list of blocks, "
+        "or a row of COUPLINGS that has it as an effect",
+    ),
+]
+"""Each step that may be forgotten, what then stands there, and what is said; CONTRIBUTING quotes from it."""
+
+
+@pytest.mark.parametrize(("step", "instead", "sentence"), SAID)
 def test_step_that_is_left_out_is_named_at_import(step: str, instead: str, sentence: str, tmp_path: Path) -> None:
     """Nobody who forgets one searches for it: the last line says what is missing, and where it goes."""
     grown(tmp_path, step, instead)

@@ -192,7 +192,10 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "true": ({"host_pages": True}, "host_pages must be a whole number of at least 1, not True"),
     "bytes": ({"host_bytes": "much"}, "host_bytes must be a whole number of bytes, or a text like '64GiB', not 'much'"),
     "none": ({"host_bytes": "0.5"}, "host_bytes must be a whole number of bytes"),
-    "policy": ({"host_pages": 1, "policy": "fifo"}, f"policy must be one of {POLICIES}, or a name that was registered before"),
+    "policy": (
+        {"host_pages": 1, "policy": "none"},
+        f"policy must be one of {POLICIES}, or a name that was registered before",
+    ),
     "movers": ({"host_pages": 1, "movers": []}, "linker_extra_config: movers must be an object with num_runs, run_bytes, load"),
     "deadline": ({"host_pages": 1, "deadline_s": 0}, "deadline_s must be a number of seconds above 0, not 0"),
     "checking": ({"host_pages": 1, "checking": "hard"}, "checking must be one of strict, count, off, not 'hard'"),

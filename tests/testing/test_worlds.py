@@ -237,7 +237,7 @@ def test_world_is_read_as_it_is_written(pinned: Pinned) -> None:
         ({"max_requests": 1}, "w.toml: 2 requests may come, and there is room for 1 (max_requests)"),
         ({"async": 1}, "w.toml: async must be true or false, not 1"),
         ({"contract": "maybe"}, "w.toml: contract must be one of fence, hold, not 'maybe'"),
-        ({"policy": "fifo"}, f"w.toml: policy must be one of {', '.join(BUILT_IN)}, not 'fifo'"),
+        ({"policy": "nonesuch"}, f"w.toml: policy must be one of {', '.join(BUILT_IN)}, not 'nonesuch'"),
         ({"deadline": -1}, "w.toml: deadline must be above 0, not -1"),
         ({"groups": "half:1"}, "w.toml: 'half:1' is not a valid group"),
         ({"requests": "ab.c"}, "w.toml: requests must be a list of texts like 'ab.c', not 'ab.c'"),

@@ -378,7 +378,7 @@ def test_replay_is_clean_in_a_random_world(seed: int) -> None:
         ({"blocks_per_chunk": 0}, "--blocks-per-chunk must be at least 1"),
         ({"blocks_per_chunk": 65}, "--blocks-per-chunk can be at most 64"),
         ({"block_tokens": 0}, "--block-tokens must be at least 1"),
-        ({"policy": "fifo"}, "replacement 'fifo': unknown"),
+        ({"policy": "nonesuch"}, "replacement 'nonesuch': unknown"),
         ({"host_slots": 1 << 28, "blocks_per_chunk": 64}, "x --blocks-per-chunk 64"),
     ],
     ids=str,

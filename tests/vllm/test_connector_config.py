@@ -140,8 +140,8 @@ def test_config_understands_some_keys_of_the_offloading_connector() -> None:
         ({"host_blocks": 1, "max_load_failures": -1}, "max_load_failures must be a whole number of at least 0, not -1"),
         ({"host_blocks": 1, "policy": 3}, f"policy must be one of {POLICIES}, or a name that was registered before, not 3"),
         (
-            {"host_blocks": 1, "policy": "fifo"},
-            f"policy must be one of {POLICIES}, or a name that was registered before, not 'fifo'",
+            {"host_blocks": 1, "policy": "nonesuch"},
+            f"policy must be one of {POLICIES}, or a name that was registered before, not 'nonesuch'",
         ),
     ],
 )

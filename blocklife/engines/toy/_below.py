@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import attrs
 
+from blocklife._theirs import told
 from blocklife.engines.toy._memory import Bytes
 from blocklife.engines.toy._options import BelowOptions
 from blocklife.errors import MisuseError
@@ -28,7 +29,6 @@ from blocklife.tiers import (
     StoreCopier,
     open_store,
 )
-from blocklife.tiers._address import told
 
 MODEL = "blocklife-toy"
 CONTENT = "words 1"

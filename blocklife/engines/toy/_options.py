@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from attrs import field, fields, frozen
 
+from blocklife._theirs import factory_in, is_dotted, module_named, told
 from blocklife.copiers._faults import FaultRates
 from blocklife.engines.toy._memory import WORD_BYTES
 from blocklife.engines.toy._workload import HASH_TOKENS
@@ -15,7 +18,7 @@ from blocklife.extras import to_install
 from blocklife.ledger import Checking, Contract
 from blocklife.offload import BelowPolicies, FullAttention, Geometry, Mode
 from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
-from blocklife.offload.replacement import BUILT_IN, replacement
+from blocklife.offload.replacement import BUILT_IN, Replacement, register, replacement, replacements
 from blocklife.tiers import StoreFaultRates
 
 if TYPE_CHECKING:
@@ -94,7 +97,11 @@ class ReplayOptions:
     blocks_per_chunk: int | None = option(None, "blocks that are offloaded as one (default 1)", type=int, metavar="N")
     mode: Mode = option(Mode.EAGER, "store chunks as they fill, or when they are about to be evicted")
     asynchronous: bool = option(False, "plan each step while the previous one runs", flag="--async")
-    policy: str = option("lru", "eviction policy of the host tier", choices=BUILT_IN)
+    policy: str = option(
+        "lru",
+        f"eviction policy of the host tier: {', '.join(BUILT_IN)}, one that is registered, or module:name, for what a module "
+        "registers by that name, or makes when it is called with the number of slots",
+    )
     copier: str = option(
         "cpu",
         "what moves the bytes: cpu between numpy arrays, torch between CPU tensors and host memory, cuda between the "
@@ -145,7 +152,7 @@ class ReplayOptions:
             raise MisuseError("--gpu-blocks must be at least 2: block 0 is the null block and is never handed out")
         if self.block_bytes % WORD_BYTES:
             raise MisuseError(f"--block-bytes must be a multiple of {WORD_BYTES}, not {self.block_bytes}")
-        replacement(self.policy, 1)  # refuses a name that is not registered
+        _know_policy(self.policy)
         for name, share in (("verify", self.verify), ("abort", self.abort)):
             if share is not None and not 0.0 <= share <= 1.0:
                 raise MisuseError(f"--{name} must be a share from 0 to 1, not {share}")
@@ -176,6 +183,27 @@ class ReplayOptions:
                 f"--workers {self.workers} x (--gpu-blocks {self.gpu_blocks} + {slots}) x --block-bytes {self.block_bytes} "
                 f"need {needed / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB (lower one)"
             )
+
+
+def _know_policy(name: str) -> None:
+    """Refuse a policy that cannot be made. One that ``module:name`` names is registered under that text."""
+    module, colon, what = name.partition(":")
+    if name in replacements() or not colon:
+        replacement(name, 1)
+        return
+    option = f"--policy {name}"
+    if not is_dotted(module) or not what:
+        raise MisuseError(f"{option}: there is no such module (write module:name, such as my_policies:NewestFirst)")
+    home = module_named(module, option)
+    make: Callable[[int], Replacement]
+    make = partial(replacement, what) if what in replacements() else factory_in(home, what, option)
+    try:
+        replacement(make(1), 1)
+    except MisuseError as problem:
+        raise MisuseError(f"{option}: {problem}") from problem
+    except (Exception, SystemExit) as problem:
+        raise MisuseError(f"{option}: {what}(1) raised {told(problem)}") from problem
+    register(name, make)
 
 
 def device_for(copier: str) -> TensorDevice | None:

@@ -76,7 +76,8 @@ def check_address(address: str, *, names: Iterable[str] = (), timeout_s: float =
     Refuses: MisuseError for an address that opens no store, for a store that cannot be closed, and for files with a
     bound where something is kept already.
     """
-    from blocklife.tiers._address import split_files, told
+    from blocklife._theirs import told
+    from blocklife.tiers._address import split_files
 
     capacity = split_files(address)[1] if address.startswith("fs:") else None
     store = open_store(address)
