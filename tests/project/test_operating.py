@@ -70,6 +70,16 @@ def test_page_names_keys_that_exist(key: str) -> None:
     assert key in (*keys(), *ALIASES) or f'"{key}"' in source
 
 
+def test_each_way_back_says_what_it_costs_and_how_to_verify_it() -> None:
+    """A list a part, no table: its last column, which says whether it worked, would be out of sight on a phone."""
+    section = PAGE[PAGE.index("## Rolling back") : PAGE.index("**`/reset_prefix_cache`**")]
+    parts = re.findall(r"(?m)^\*\*(.+)\*\*\n\n((?:\* .+\n)+)", section)
+
+    assert len(parts) >= 8
+    assert all(re.findall(r"(?m)^\* (\w+): ", listed) == ["Do", "Lost", "Verify"] for _, listed in parts)
+    assert "|" not in section.replace("metrics | grep", "")
+
+
 # --- what is supported -------------------------------------------------------------------------------------------------
 
 
