@@ -43,7 +43,7 @@ def test_sizes_of_the_page_are_those_of_the_command(tmp_path: Path, capsys: pyte
             assert main(words) == 0
             assert capsys.readouterr().out == answer.text, block
             found += 1
-    assert found == 3
+    assert found == 4
 
 
 def test_figures_of_the_page_are_those_that_were_measured() -> None:
