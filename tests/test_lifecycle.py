@@ -233,7 +233,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "subclass of a lifecycle": (lambda: define({}, bases=(LampLife,)), "a lifecycle cannot extend another"),
     "edge on a non-function": (lambda: lamp(method=staticmethod(nothing)), "must be a plain method, not <staticmethod"),
-    "edge on a coroutine": (lambda: lamp(method=_later), "must be a plain method"),
+    "edge on a coroutine": (
+        lambda: lamp(method=_later),
+        "edge light: the body runs at once; it cannot be async or a generator",
+    ),
+    "no initial state": (
+        lambda: define_without_initial(),
+        r"DoorLife: it has no initial state .write class DoorLife.Lifecycle, initial",
+    ),
     "guard that is a coroutine": (lambda: guard(cast("Callable[[], bool]", _later)), "a guard answers at once"),
     "edge without a source": (lambda: edge(to=Lamp.ON)(nothing), "name at least one state it starts from"),
     "edge outside a class": (lambda: _edge_of(lamp()["light"]).event, "light stands outside a Lifecycle class"),
@@ -247,6 +254,11 @@ def _edge_of(value: object) -> Edge[Lamp, Lamp, ...]:
 
 async def _later() -> bool:
     return True
+
+
+def define_without_initial() -> object:
+    """A class whose keyword was forgotten, which mypy would see."""
+    return type("DoorLife", (Lifecycle,), lamp())
 
 
 def _loop() -> dict[str, object]:
@@ -1104,8 +1116,13 @@ def test_pool_wrong_arguments_change_nothing() -> None:
     handle = pool.handle(Door.CLOSED)
     fire: Callable[..., object] = pool.fire
 
-    for positional, named in (((), {}), ((1, 2), {}), ((), {"cod": 1})):
-        with pytest.raises(TypeError):
+    for positional, named, problem in (
+        ((), {}, "missing a required argument: 'code'"),
+        ((1, 2), {}, "too many positional arguments"),
+        ((), {"cod": 1}, "missing a required argument: 'code'"),
+        ((1,), {"cod": 1}, "got an unexpected keyword argument 'cod'"),
+    ):
+        with pytest.raises(TypeError, match=rf"^DoorLife\.lock: {problem} \(behind the handle it takes code, slam\)$"):
             fire(DoorLife.lock, handle, *positional, **named)
     assert len(pool.fire(DoorLife.lock, handle, CODE)) == 3
 

@@ -12,7 +12,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,8 @@ examples:
   blocklife draw job --format mermaid               for Markdown
   blocklife draw slot -o slot.png --theme dark      a bitmap, where SVG cannot be shown
   blocklife draw mymodule:DoorLife -o door.svg      a lifecycle of your own
+  blocklife draw mymodule:DoorLife --coverage report.json
+                                                    what tests cover, from pytest --blocklife-report=report.json
   blocklife draw block -o run.svg --recording run.jsonl
                                                     what a run did: rows taken, time in states, refusals
 exit status: 0 drawn; 2 bad input, or the file cannot be written
@@ -173,7 +175,9 @@ def _sheet(args: argparse.Namespace, tables: Mapping[str, Table]) -> Sheet:
     return Sheet(panels, tables, theme, charts, columns)
 
 
-def _overlay(args: argparse.Namespace, machines: Iterable[str], theme: Theme | None) -> tuple[dict[str, Marks], dict[str, str]]:
+def _overlay(
+    args: argparse.Namespace, machines: Mapping[str, Table], theme: Theme | None
+) -> tuple[dict[str, Marks], dict[str, str]]:
     """What is laid over each machine, and the charts of a run."""
     from blocklife.drawing import _overlays as overlays
 
@@ -189,7 +193,7 @@ def _overlay(args: argparse.Namespace, machines: Iterable[str], theme: Theme | N
         return {name: overlays.marks_of_run(run, name) for name in machines}, charts
     if args.coverage:
         report = overlays.read_coverage(args.coverage)
-        return {name: overlays.marks_of_coverage(report, name) for name in machines}, {}
+        return {name: overlays.marks_of_coverage(report, name, table) for name, table in machines.items()}, {}
     if args.mutants:
         judged = overlays.read_mutants(args.mutants)
         return {name: overlays.marks_of_mutants(judged, name) for name in machines}, {}

@@ -169,19 +169,27 @@ def read_coverage(path: str) -> CoverageReport:
     return CoverageReport(path, ledgers, rows, states)
 
 
-def marks_of_coverage(report: CoverageReport, machine: str) -> Marks:
-    """The marks of test coverage: which rows and states of a machine the ledgers of a test run have covered."""
-    table = check_machine(machine, "a coverage report")
-    rows, states = report.rows.get(machine), report.states.get(machine)
+def marks_of_coverage(report: CoverageReport, machine: str, table: Table) -> Marks:
+    """The marks of test coverage: which rows and states of a machine a test run has covered.
+
+    A machine of the ledger is in a report by its name, and was counted by ledgers; any other is there by that of its table.
+    """
+    is_of_ledger = MACHINES.get(machine) is table
+    counted = machine if is_of_ledger else table.name
+    rows, states = report.rows.get(counted), report.states.get(counted)
+    if rows is None or states is None:
+        how = "run tests that use a ledger" if is_of_ledger else "name your own in pytest.ini, under blocklife_lifecycles"
+        raise MisuseError(f"{report.name}: it does not count {machine}, only {', '.join(report.rows) or 'nothing'} ({how})")
     spelt = {str(row) for row in table.rows}
-    if rows is None or states is None or rows.keys() != spelt or states.keys() != {state.name for state in table.states}:
+    if rows.keys() != spelt or states.keys() != {state.name for state in table.states}:
         raise MisuseError(f"{report.name}: it is of another version of {machine} ({_CARETAKER})")
     most = max(rows.values())
     marks = {row.index: _covered(rows[str(row)], most, "taken") for row in table.rows}
     entered = {name: _covered(times, max(states.values()), "entered") for name, times in states.items()}
     never = sum(not times for times in rows.values())
+    who = f"{report.ledgers:,} ledgers" if is_of_ledger else "The machines and pools"
     notes = [
-        f"{report.ledgers:,} ledgers of a test run were counted: beside a row stands how often they took it, beside a state "
+        f"{who} of a test run were counted: beside a row stands how often they took it, beside a state "
         "how many steps led to it, or back to it.",
         f"{machine}: {len(rows) - never} of {len(rows)} rows are covered.",
     ]

@@ -73,8 +73,10 @@ class edge(Generic[SourceT, TargetT]):  # noqa: N801 - it is used as a decorator
         """Add these rows above the rows that *method* already has."""
         below = method.pending if isinstance(method, Edge) else ()
         written = method.method if isinstance(method, Edge) else method
-        if not inspect.isfunction(written) or runs_later(written):
+        if not inspect.isfunction(written):
             raise DefinitionError(f"an edge must be a plain method, not {plain_repr(written)}")
+        if runs_later(written):
+            raise DefinitionError(f"edge {written.__name__}: the body runs at once; it cannot be async or a generator")
         here = tuple(_Pending(source, self._to, self._when) for source in self._sources)
         if not here:
             raise DefinitionError(f"edge {written.__name__}: name at least one state it starts from")
@@ -155,19 +157,22 @@ class Lifecycle(Generic[StateT_co]):
     _place: int = 0
     _context: Mapping[str, object] = {}
 
-    def __init_subclass__(
-        cls,
-        *,
-        initial: enum.Enum,
-        finals: Iterable[enum.Enum] = (),
-        tones: Mapping[enum.Enum, Tone] = types.MappingProxyType({}),
-        **rest: object,
-    ) -> None:
-        super().__init_subclass__(**rest)
-        if any(issubclass(base, Lifecycle) and base is not Lifecycle for base in cls.__bases__):
-            raise DefinitionError(f"{cls.__name__}: a lifecycle cannot extend another; write its rows out")
-        cls.table = compile_table(cls, initial, frozenset(finals), types.MappingProxyType(dict(tones)), _edges_of(cls))
-        cls._at = cls.table.index[initial]
+    if TYPE_CHECKING:  # mypy refuses a class without `initial`; Python's own words for it would not say what to write
+
+        def __init_subclass__(
+            cls,
+            *,
+            initial: enum.Enum,
+            finals: Iterable[enum.Enum] = (),
+            tones: Mapping[enum.Enum, Tone] = types.MappingProxyType({}),
+            **rest: object,
+        ) -> None: ...
+
+    else:
+
+        def __init_subclass__(cls, *, initial=None, finals=(), tones=types.MappingProxyType({}), **rest):
+            super().__init_subclass__(**rest)
+            _define(cls, initial, frozenset(finals), types.MappingProxyType(dict(tones)))
 
     def __init__(self, at: StateT_co | None = None) -> None:
         if at is None:
@@ -233,6 +238,19 @@ class Lifecycle(Generic[StateT_co]):
 
 
 # --- tables -------------------------------------------------------------------------------------------------------------
+
+
+def _define(
+    cls: type[Lifecycle], initial: enum.Enum | None, finals: frozenset[enum.Enum], tones: Mapping[enum.Enum, Tone]
+) -> None:
+    """Give a new class its table."""
+    name = cls.__name__
+    if any(issubclass(base, Lifecycle) and base is not Lifecycle for base in cls.__bases__):
+        raise DefinitionError(f"{name}: a lifecycle cannot extend another; write its rows out")
+    if initial is None:
+        raise DefinitionError(f"{name}: it has no initial state (write class {name}(Lifecycle, initial=...))")
+    cls.table = compile_table(cls, initial, finals, tones, _edges_of(cls))
+    cls._at = cls.table.index[initial]
 
 
 def _edges_of(cls: type[Lifecycle]) -> list[Edge[enum.Enum, enum.Enum, ...]]:

@@ -99,7 +99,11 @@ class Pool:
         has no row.
         """
         edge, handle, rest = self._batch(fired, args)
-        payload = inspect.signature(edge.method).bind(None, *rest, **kwargs)
+        try:
+            payload = inspect.signature(edge.method).bind(None, *rest, **kwargs)
+        except TypeError as problem:
+            takes = ", ".join(edge.event.parameters) or "nothing"
+            raise TypeError(f"{edge!r}: {problem} (behind the handle it takes {takes})") from None
         payload.apply_defaults()
         return cast(Handle[TargetT_co], self._move(edge, handle, payload.arguments))
 

@@ -45,7 +45,7 @@ def config(folder: Path, given: object) -> str:
 
 def words(folder: Path, given: object, options: str = "") -> list[str]:
     """The words of a call, with 64 GiB unless the options say otherwise."""
-    host = () if "--host-bytes" in options else ("--host-bytes", "64GiB")
+    host = () if "--host-bytes" in options or "--tokens" in options else ("--host-bytes", "64GiB")
     return ["size", "--model", config(folder, given), *host, *options.split()]
 
 
@@ -119,11 +119,41 @@ def test_size_is_what_arithmetic_says(
         (LLAMA, "--host-bytes 64Gb64", "--host-bytes must be a whole number of bytes, or a text like '64GiB'"),
         (LLAMA, "--host-bytes 1MiB", "holds no chunk, which takes 2097152 bytes"),
         (LLAMA, "--kv-cache-dtype nvfp4", "--kv-cache-dtype must be one of auto, bfloat16"),
+        (DEEPSEEK, "--kv-cache-dtype fp8_ds_mla", "fp8_ds_mla: vLLM takes it for sparse attention only"),
+        (LLAMA, "--tokens 0", "--tokens must be a whole number from 1"),
+        (LLAMA, "--tokens 1000000000000", "can be"),
+        (LLAMA, "--tokens 1000 --host-bytes 64GiB", "--host-bytes: not allowed with argument --tokens"),
     ],
 )
 def test_size_refuses_what_it_cannot_know(given: object, options: str, why: str, tmp_path: Path, capsys: Capture) -> None:
     """One line, and no number."""
     assert why in refused(capsys, *words(tmp_path, given, options))
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1_000_000])
+@pytest.mark.parametrize(
+    ("given", "options", "chunk_tokens"),
+    [
+        (LLAMA, "--tp 16", 16),
+        (LLAMA, "--blocks-per-chunk 4", 64),
+        (DEEPSEEK, "--tp 8 --block-size 64 --kv-cache-dtype fp8", 64),
+    ],
+)
+def test_size_from_tokens_is_the_least_that_holds_them(
+    given: object, options: str, chunk_tokens: int, tokens: int, tmp_path: Path, capsys: Capture
+) -> None:
+    """The other way round says the same; with one byte less there is a chunk less, and not enough."""
+    asked = json.loads(call(capsys, *words(tmp_path, given, f"--tokens {tokens} {options}"), "--json")[1])
+    lines = call(capsys, *words(tmp_path, given, f"--tokens {tokens} {options}"))[1]
+    exact, less = (f"--host-bytes {asked['host_bytes'] - short} {options}" for short in (0, 1))
+
+    assert asked["tokens"] == -(-tokens // chunk_tokens) * chunk_tokens
+    assert json.loads(call(capsys, *words(tmp_path, given, exact), "--json")[1]) == asked
+    assert lines.endswith(f'set           "host_bytes": {asked["host_bytes"]}, which is whole chunks for {tokens:,} tokens\n')
+    if tokens <= chunk_tokens:
+        assert "holds no chunk" in refused(capsys, *words(tmp_path, given, less))
+    else:
+        assert json.loads(call(capsys, *words(tmp_path, given, less), "--json")[1])["tokens"] < tokens
 
 
 def test_size_takes_a_quantized_cache_whose_kind_is_named(tmp_path: Path, capsys: Capture) -> None:
@@ -135,6 +165,9 @@ def test_size_takes_a_quantized_cache_whose_kind_is_named(tmp_path: Path, capsys
 def test_size_needs_a_file(tmp_path: Path, capsys: Capture) -> None:
     assert "No such file" in refused(capsys, "size", "--model", str(tmp_path / "none"), "--host-bytes", "1GiB")
     assert "required: --model" in refused(capsys, "size", "--host-bytes", "1GiB")
+    assert "one of the arguments --host-bytes --tokens is required" in refused(
+        capsys, "size", "--model", config(tmp_path, LLAMA)
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_marks_of_coverage_tell_what_tests_take(
 ) -> None:
     """A report of one ledger covers what its recording took."""
     found = read_coverage(covered(tmp_path / "cov.json", recorded[1]))
-    marks = marks_of_coverage(found, machine)
+    marks = marks_of_coverage(found, machine, MACHINES[machine])
     wanted = marks_of_run(run, machine)
 
     assert {row: (mark.emphasis, mark.note) for row, mark in marks.rows.items()} == {
@@ -147,7 +147,7 @@ def test_marks_of_coverage_tell_what_tests_take(
             {"blocklife": "coverage", "ledgers": 1, "machines": {"block": {"rows": {"x": -1}}}},
             "the rows of block are not counted",
         ),
-        ({"blocklife": "coverage", "ledgers": 1, "machines": {}}, "it is of another version of block"),
+        ({"blocklife": "coverage", "ledgers": 1, "machines": {}}, "it does not count block, only nothing .run tests"),
         (
             {"blocklife": "coverage", "ledgers": 1, "machines": {"block": {"rows": {"A --b--> C": 1}, "states": {}}}},
             "it is of another version of block",
@@ -159,7 +159,7 @@ def test_coverage_of_something_else_is_refused(said: object, message: str, tmp_p
     path = tmp_path / "cov.json"
     path.write_text(json.dumps(said))
     with pytest.raises(MisuseError, match=message) as raised:
-        marks_of_coverage(read_coverage(str(path)), "block")
+        marks_of_coverage(read_coverage(str(path)), "block", MACHINES["block"])
 
     assert str(raised.value).startswith(f"{path}: ")
 
@@ -360,7 +360,10 @@ def test_draw_lays_coverage_and_mutants_over(
             ["tests.drawing.test_notebook:DoorLife", "--recording", "{run}"],
             "DoorLife: a recording tells of block, slot, job, request only",
         ),
-        (["tests.drawing.test_notebook:DoorLife", "--coverage", "{cov}"], "DoorLife: a coverage report tells of block"),
+        (
+            ["tests.drawing.test_notebook:DoorLife", "--coverage", "{cov}"],
+            "cov: it does not count DoorLife, only block, slot, job, request (name your own in pytest.ini",
+        ),
         (["tests.drawing.test_notebook:DoorLife", "--mutants", "{mutants}"], "DoorLife: a list of mutants tells of block"),
         (["job", "--mutants", "{mutants}", "--coverage", "{cov}"], "not allowed with"),
     ],

@@ -43,7 +43,7 @@ def test_sizes_of_the_page_are_those_of_the_command(tmp_path: Path, capsys: pyte
             assert main(words) == 0
             assert capsys.readouterr().out == answer.text, block
             found += 1
-    assert found == 2
+    assert found == 3
 
 
 def test_figures_of_the_page_are_those_that_were_measured() -> None:
@@ -68,6 +68,16 @@ def test_page_names_keys_that_exist(key: str) -> None:
 
     assert f"`{key}`" in PAGE or f'"{key}"' in PAGE
     assert key in (*keys(), *ALIASES) or f'"{key}"' in source
+
+
+def test_each_way_back_says_what_it_costs_and_how_to_verify_it() -> None:
+    """A list a part, no table: its last column, which says whether it worked, would be out of sight on a phone."""
+    section = PAGE[PAGE.index("## Rolling back") : PAGE.index("**`/reset_prefix_cache`**")]
+    parts = re.findall(r"(?m)^\*\*(.+)\*\*\n\n((?:\* .+\n)+)", section)
+
+    assert len(parts) >= 8
+    assert all(re.findall(r"(?m)^\* (\w+): ", listed) == ["Do", "Lost", "Verify"] for _, listed in parts)
+    assert "|" not in section.replace("metrics | grep", "")
 
 
 # --- what is supported -------------------------------------------------------------------------------------------------

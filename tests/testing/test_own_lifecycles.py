@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+import sys
 from pathlib import Path
 
 import pytest
 
+from blocklife.cli import main
 from blocklife.lifecycle import Lifecycle, MisuseError, edge, guard
 from blocklife.states import Block, BlockLife
 from blocklife.testing import Verdict, explore_lifecycle
+from tests.project.pages import ROOT, blocks_of
 from tests.testing.test_plugin import run
 
 
@@ -153,8 +156,48 @@ def test_report_counts_machines_and_pools_of_ones_own(lamps: Path) -> None:
     assert '"OFF --light--> ON": 7' in (lamps / "out.json").read_text(encoding="utf-8")
 
 
+def test_report_is_laid_over_a_drawing_of_ones_own(
+    lamps: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The row that is taken has its number, the other stands out; a machine that no ledger moved is refused."""
+    run(lamps, "--blocklife-report=out.json")
+    monkeypatch.chdir(lamps)
+    monkeypatch.syspath_prepend(str(lamps))
+    try:
+        status = main(["draw", "lamps:LampLife", "--coverage", "out.json", "--format", "table"])
+        drawn = capsys.readouterr().out
+        refused = main(["draw", "block", "--coverage", "out.json"])
+    finally:
+        sys.modules.pop("lamps", None)
+
+    assert (status, refused) == (0, 2)
+    assert "taken 7 times" in drawn
+    assert "no test has taken it" in drawn
+    assert "LampLife: 1 of 2 rows are covered." in drawn
+    assert "The machines and pools of a test run were counted" in drawn
+    assert "out.json: it does not count block, only LampLife (run tests that use a ledger)" in capsys.readouterr().err
+
+
+def test_page_has_a_configuration_that_plain_pytest_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands there, beside the module, where the folder itself is not on Python's path."""
+    blocks = [each.text for each in blocks_of(ROOT / "specs" / "own-lifecycles.md")]
+    (tmp_path / "adapters.py").write_text(blocks[0], encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text(next(each for each in blocks if each.startswith("[pytest]")), encoding="utf-8")
+    (tmp_path / "test_adapters.py").write_text("def test_nothing(): ...\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    ran = run(tmp_path, "--blocklife-report")
+
+    assert ran.code == 0, ran.text
+    assert "AdapterLife" in ran.text
+
+
 @pytest.mark.parametrize(
-    ("name", "said"), [("lamps:Lamp", "lamps:Lamp is not a Lifecycle"), ("lamps", "(write module:Class, one a line)")]
+    ("name", "said"),
+    [
+        ("lamps:Lamp", "lamps:Lamp is not a Lifecycle"),
+        ("lamps", "(write module:Class, one a line)"),
+        ("lumps:LampLife", "No module named 'lumps' (if it lies beside pytest.ini, add the line pythonpath = . there)"),
+    ],
 )
 def test_what_is_not_a_lifecycle_is_an_error_of_usage(lamps: Path, name: str, said: str) -> None:
     """One line, before any test runs."""

@@ -76,6 +76,9 @@ def _own_lifecycle(name: str) -> type[Lifecycle]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as problem:
+        hint = "if it lies beside pytest.ini, add the line pythonpath = . there"
+        raise pytest.UsageError(f"{OWN}: {name}: {problem} ({hint})") from problem
     except (ImportError, AttributeError, ValueError) as problem:
         raise pytest.UsageError(f"{OWN}: {name}: {problem} (write module:Class, one a line)") from problem
     if not isinstance(found, type) or not issubclass(found, Lifecycle):

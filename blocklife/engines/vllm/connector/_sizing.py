@@ -20,6 +20,8 @@ from blocklife.files import parse_json, read_text
 
 NUMBER_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Bytes of a number of the KV cache, by vLLM's ``kv_cache_dtype``. Unless it is told otherwise it loads float32 as 16 bits."""
+SPARSE_LAYOUTS = frozenset({"fp8_ds_mla", "nvfp4_ds_mla"})
+"""Of those, the ones that only backends of sparse attention take: latent, scales and positions of a token are one record."""
 LATENT_MODELS = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"})
 """Models, by ``model_type``, whose layers keep one latent of ``kv_lora_rank + qk_rope_head_dim`` numbers for a token."""
 _PLAIN = frozenset({"full_attention", "attention"})
@@ -144,14 +146,16 @@ class HostSize:
 
     @classmethod
     def of(cls, model: ModelCache, config: ConnectorConfig, *, ranks: int, block_tokens: int, number_bytes: int) -> HostSize:
-        """Compute it. Refuses: ranks among which heads cannot be divided; less memory than one chunk."""
+        """Compute it: of the memory that *config* gives, or of what its ``host_blocks`` take.
+
+        Refuses: ranks among which heads cannot be divided; less memory than one chunk."""
         for heads, what in ((model.attention_heads, "attention heads"), (model.kv_heads, "KV heads")):
             if heads % ranks and (what == "attention heads" or ranks % heads):
                 raise MisuseError(f"--tp {ranks}: {heads} {what} cannot be divided among so many ranks (give another number)")
         alike = ranks if model.is_latent else ranks_with_heads_alike(ranks, model.kv_heads, [model.name])
         block = _block_bytes(model, ranks, block_tokens, number_bytes)
         slots = config.num_slots(block, ranks // alike)
-        given = config.host_bytes or 0
+        given = config.host_bytes or slots * config.blocks_per_chunk * block * (ranks // alike)
         return cls(model, ranks, block_tokens, number_bytes, given, alike, slots, config.blocks_per_chunk)
 
     @property
