@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -102,9 +103,9 @@ def test_embedded_engine_holds_what_the_page_says(mini: type[EmbeddedDriver]) ->
     *_, safety, policy = summary(list(run_files(driver=mini)))
     page = " ".join((EXAMPLES.parent / "specs/scenario-driver.md").read_text(encoding="utf-8").split())
 
-    assert safety == "safety: 37 of 51 scenarios hold, 14 need what the engine cannot have"
+    assert safety == "safety: 38 of 52 scenarios hold, 14 need what the engine cannot have"
     assert policy == "policy: 14 of 17 scenarios hold, 3 need what the engine cannot have"
-    assert "37 of the 51 safety scenarios hold. The other 14 need" in page
+    assert "38 of the 52 safety scenarios hold. The other 14 need" in page
 
 
 def test_embedded_engine_that_trusts_failed_copies_is_unsafe(mini: type[EmbeddedDriver]) -> None:
@@ -118,6 +119,22 @@ def test_embedded_engine_that_trusts_failed_copies_is_unsafe(mini: type[Embedded
     outcomes = {each.outcome for each in run_files(["A11", "B05"], Trusting)}
 
     assert Outcome.UNSAFE in outcomes
+
+
+def test_embedded_engine_whose_keys_forget_the_prefix_is_unsafe(
+    mini: type[EmbeddedDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of a block's own tokens: a block behind one prefix is found behind another, on the device and in the host."""
+
+    def blind(self: Any, group: int, start: int, stop: int) -> list[bytes]:
+        return [bytes([group, *self.tokens[at * 4 : at * 4 + 4]]) for at in range(start, stop)]
+
+    monkeypatch.setattr(sys.modules["embed_in_an_engine"].Sequence, "keys", blind)
+    verdicts = [each for each in run_files(["B23"], mini) if each.outcome is not Outcome.NOT_APPLICABLE]
+    print(*verdicts, sep="\n")
+
+    assert {each.variant["found"] for each in verdicts} == {"on the device", "in the host"}
+    assert {each.outcome for each in verdicts} == {Outcome.UNSAFE}
 
 
 def test_embedded_engine_that_computes_what_nobody_said_is_told(mini: type[EmbeddedDriver]) -> None:
