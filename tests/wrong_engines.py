@@ -237,3 +237,20 @@ class Thrifty(OurDriver):
 
     def start(self, world: EngineSetup) -> None:
         super().start(evolve(world, policies=evolve(world.policies, prompt_only=True)))
+
+
+class PrefixBlind(OurDriver):
+    """Names a block by its own tokens, whatever stands before it."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        know = self.engine.know
+
+        def know_blindly(name: str, text: str, prompt: int) -> None:
+            know(name, text, prompt)
+            sizes = self.engine.geometry.block_tokens
+            self.engine._keys[name] = lambda group, start, stop: [
+                f"{group}:{text[at * sizes[group] : (at + 1) * sizes[group]]}".encode() for at in range(start, stop)
+            ]
+
+        setattr(self.engine, "know", know_blindly)  # noqa: B010 - a method

@@ -44,6 +44,8 @@ class Parser(argparse.ArgumentParser):
 
     module: str | None = None
     """The module whose `add_options` adds the options when something is parsed; None if they are already there."""
+    is_command = False
+    """Whether it parses what stands behind a command; it refuses what it does not know itself, and points to its own help."""
 
     if not TYPE_CHECKING:  # mypy keeps the signatures of the base
 
@@ -53,7 +55,10 @@ class Parser(argparse.ArgumentParser):
         def parse_known_args(self, args=None, namespace=None):
             """Parse, after adding the options of the module."""
             self.complete()
-            return super().parse_known_args(args, namespace)
+            found, others = super().parse_known_args(args, namespace)
+            if others and self.is_command:
+                self.error(f"unrecognized arguments: {' '.join(others)}")
+            return found, others
 
         def _check_value(self, action, value):
             """As argparse, with the nearest choice."""
@@ -73,7 +78,13 @@ class Parser(argparse.ArgumentParser):
         self.description = description
         actions = self.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
         self.set_defaults(run=lambda _: print_help(self))
-        return lambda name, said: actions.add_parser(name, help=said)
+
+        def add(name: str, said: str) -> Parser:
+            parser: Parser = actions.add_parser(name, help=said)
+            parser.is_command = True
+            return parser
+
+        return add
 
     def describe(self, description: str, examples: str = "") -> None:
         """Set the help text above the options, which is wrapped, and below them, with its lines kept."""

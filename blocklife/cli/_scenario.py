@@ -23,7 +23,7 @@ from blocklife.cli._common import (
     wrapped,
 )
 from blocklife.errors import MisuseError
-from blocklife.testing.scenarios._shipped import meant
+from blocklife.testing.scenarios._shipped import meant, near
 
 if TYPE_CHECKING:
     from blocklife.testing.scenarios._running import ScenarioVerdict
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 OTHER_POLICY = INCOMPLETE
 """The status where an engine decides otherwise, and nothing worse was seen."""
 
+_REMEDY = "name a scenario file, or a folder of them"
 _EXAMPLES = """\
 examples:
   blocklife scenario run                            all built-in scenarios, every variant
@@ -74,7 +75,10 @@ def add_options(parser: Parser) -> None:
 
 def _scenario(text: str) -> str:
     """A file, a folder or the name of a built-in scenario."""
-    return file(text) if os.path.lexists(meant(file(text))) else source(text, "name a scenario file, or a folder of them")
+    if os.path.lexists(meant(file(text))):
+        return text
+    said = f"near are {', '.join(found)}" if (found := near(text)) else "or name a scenario of the package"
+    return source(text, f"{_REMEDY}; {said}: see blocklife scenario list")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -142,5 +146,5 @@ def _show(args: argparse.Namespace) -> int:
     from blocklife.testing.scenarios._cases import files_of
 
     for path in files_of(args.files):
-        put_out(read_text(path, "name a scenario file, or a folder of them"))
+        put_out(read_text(path, _REMEDY))
     return OK

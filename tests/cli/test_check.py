@@ -453,8 +453,18 @@ def test_scenarios_that_are_not_there_are_named(
     name = command.partition(" ")[2]
 
     assert refused(capsys, "scenario", *command.split()) == (
-        f"blocklife: {name}: No such file or directory (name a scenario file, or a folder of them)"
+        f"blocklife: {name}: No such file or directory (name a scenario file, or a folder of them; or name a scenario of the "
+        "package: see blocklife scenario list)"
     )
+
+
+@pytest.mark.parametrize(("name", "said"), [("A99", "near are A39"), ("a01", "near are A01, "), ("VLLM", "near are vllm")])
+def test_scenario_that_is_misspelt_is_named_with_the_nearest(name: str, said: str, capsys: Capture) -> None:
+    """Who writes a name hears of names."""
+    assert f"blocklife: {name}: No such file or directory (name a scenario file, or a folder of them; {said}" in (
+        told := refused(capsys, "scenario", "run", name)
+    )
+    assert told.endswith(": see blocklife scenario list)")
 
 
 _SCENARIO = """\

@@ -157,7 +157,9 @@ def test_cli_help_of_a_group_names_its_commands(capsys: Capture) -> None:
     ("argv", "message"),
     [
         (["fly"], "unknown command 'fly' (choose from replay, check, "),
-        (["replay", "--wings", "2"], "unrecognized arguments: --wings"),
+        (["replay", "--wings", "2"], "unrecognized arguments: --wings (see blocklife replay --help)"),
+        (["scenario", "run", "--wings", "A01"], "unrecognized arguments: --wings (see blocklife scenario run --help)"),
+        (["--wings", "scenario", "list"], "unrecognized arguments: --wings (see blocklife --help)"),
         (["workload", "eat"], "unknown command 'eat' (choose from generate)"),
         (["spec"], "--check --write is required"),
         (["spec", "--check", "--write"], "not allowed with argument"),

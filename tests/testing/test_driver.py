@@ -9,14 +9,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Result
+from blocklife.offload import OffloadScheduler
 from blocklife.testing import Driver, EmbeddedDriver, EngineSetup, OurDriver, Outcome, Unsupported, run_files
 from blocklife.testing.scenarios._running import driver_named
 from blocklife.testing.scenarios._telling import summary
@@ -102,9 +104,21 @@ def test_embedded_engine_holds_what_the_page_says(mini: type[EmbeddedDriver]) ->
     *_, safety, policy = summary(list(run_files(driver=mini)))
     page = " ".join((EXAMPLES.parent / "specs/scenario-driver.md").read_text(encoding="utf-8").split())
 
-    assert safety == "safety: 37 of 51 scenarios hold, 14 need what the engine cannot have"
+    assert safety == "safety: 38 of 52 scenarios hold, 14 need what the engine cannot have"
     assert policy == "policy: 14 of 17 scenarios hold, 3 need what the engine cannot have"
-    assert "37 of the 51 safety scenarios hold. The other 14 need" in page
+    assert "38 of the 52 safety scenarios hold. The other 14 need" in page
+
+
+def test_skeleton_of_the_page_drives_the_engine_of_the_example(mini: type[EmbeddedDriver]) -> None:
+    """What a reader copies calls no right engine unsafe."""
+    page = (EXAMPLES.parent / "specs/scenario-driver.md").read_text(encoding="utf-8")
+    code = page.partition("## An engine on our scheduler")[2].partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {"MyEngine": sys.modules["embed_in_an_engine"].Engine, "Sequence": Sequence, "Mapping": Mapping}
+    exec(code.replace("block_tokens = 16", "block_tokens = 4"), names)
+    verdicts = [*run_files(["A04", "A13", "A33", "A35", "A50", "B07", "S3"], names["MyDriver"])]
+
+    assert {each.outcome for each in verdicts} == {Outcome.HELD, Outcome.NOT_APPLICABLE}
+    assert {each.scenario for each in verdicts if each.outcome is Outcome.HELD} >= {"A04", "A13", "A33", "A50", "B07", "S3"}
 
 
 def test_embedded_engine_that_trusts_failed_copies_is_unsafe(mini: type[EmbeddedDriver]) -> None:
@@ -118,6 +132,69 @@ def test_embedded_engine_that_trusts_failed_copies_is_unsafe(mini: type[Embedded
     outcomes = {each.outcome for each in run_files(["A11", "B05"], Trusting)}
 
     assert Outcome.UNSAFE in outcomes
+
+
+def test_embedded_engine_whose_keys_forget_the_prefix_is_unsafe(
+    mini: type[EmbeddedDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of a block's own tokens: a block behind one prefix is found behind another, on the device and in the host."""
+
+    def blind(self: Any, group: int, start: int, stop: int) -> list[bytes]:
+        return [bytes([group, *self.tokens[at * 4 : at * 4 + 4]]) for at in range(start, stop)]
+
+    monkeypatch.setattr(sys.modules["embed_in_an_engine"].Sequence, "keys", blind)
+    verdicts = [each for each in run_files(["B23"], mini) if each.outcome is not Outcome.NOT_APPLICABLE]
+    print(*verdicts, sep="\n")
+
+    assert {each.variant["found"] for each in verdicts} == {"on the device", "in the host"}
+    assert {each.outcome for each in verdicts} == {Outcome.UNSAFE}
+
+
+SAYS: Mapping[str, tuple[Callable[[EngineSetup], EngineSetup], str]] = {
+    "contract": (lambda world: evolve(world, contract="hold"), "contract=fence, your ledger and scheduler have contract=hold"),
+    "deadline": (lambda world: evolve(world, deadline=9), "deadline=1000, your ledger and scheduler have deadline=9"),
+    "groups": (
+        lambda world: evolve(world, groups="full:4,mamba:4"),
+        "groups=full:4, your ledger and scheduler have groups=full:4,mamba:4",
+    ),
+    "chunks and jobs": (
+        lambda world: evolve(world, blocks_per_chunk=2, jobs=99),
+        "blocks_per_chunk=1, jobs=16, your ledger and scheduler have blocks_per_chunk=2, jobs=99",
+    ),
+    "policies": (
+        lambda world: evolve(world, policies=evolve(world.policies, prompt_only=True)),
+        "prompt_only=False, your ledger and scheduler have prompt_only=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_engine_that_is_not_made_as_the_world_says_is_not_applicable(mini: type[EmbeddedDriver], case: str) -> None:
+    """It is not called unsafe for what its driver did not pass on; the reason says which settings."""
+    change, said = SAYS[case]
+
+    class Other(mini):  # type: ignore[valid-type,misc]
+        def start(self, world: EngineSetup) -> None:
+            self.wanted = world
+            super().start(change(world))
+
+        def embed(self, _world: EngineSetup, scheduler: OffloadScheduler) -> None:
+            super().embed(self.wanted, scheduler)
+
+    verdict = next(run_files(["A01"], Other))
+
+    assert verdict.outcome is Outcome.NOT_APPLICABLE
+    assert verdict.reason == f"the world wants {said} (make them so in start, or refuse it with only)"
+
+
+@pytest.mark.parametrize(("case", "method"), [("A33", "end"), ("A50", "give_way"), ("A13", "sent_back")])
+def test_list_method_that_is_left_out_is_named(mini: type[EmbeddedDriver], case: str, method: str) -> None:
+    """The engine then acts on a request that the scheduler has let go of."""
+    without = type("Without", (mini,), {method: getattr(EmbeddedDriver, method)})
+    found = [each for each in run_files([case], without) if each.outcome is Outcome.FAILED]
+    print(*found, sep="\n")
+
+    assert any(f"; the driver leaves out {method}, so that the engine's own lists do not hear of it" in str(e) for e in found)
 
 
 def test_embedded_engine_that_computes_what_nobody_said_is_told(mini: type[EmbeddedDriver]) -> None:

@@ -448,11 +448,11 @@ def test_example_holds_as_many_scenarios_as_its_readme_says(monkeypatch: pytest.
         del sys.modules[name]
 
     assert safety == (
-        "safety: 26 of 51 scenarios hold, 1 does not (B17), 7 need a method that the driver lacks, "
+        "safety: 27 of 52 scenarios hold, 1 shows another policy (B17), 7 need a method that the driver lacks, "
         "17 need what the engine cannot have"
     )
-    assert "Of the 51 safety scenarios 26 hold and none is unsafe; 7 need a method" in text
-    assert policy.startswith("policy: 1 of 17 scenarios hold, 4 do not (A32, A45, B16, S5), ")
+    assert "Of the 52 safety scenarios 27 hold and none is unsafe; 7 need a method" in text
+    assert policy.startswith("policy: 1 of 17 scenarios hold, 4 show another policy (A32, A45, B16, S5), ")
     assert "Of the 17 policy scenarios 1 holds, and in 4 the engine has another policy" in text
     assert {"A01", "A02", "A03"} <= hasty
     assert len((EXAMPLE / "driver.py").read_text(encoding="utf-8").splitlines()) < 180

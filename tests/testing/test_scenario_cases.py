@@ -36,6 +36,7 @@ from blocklife.testing import (
 )
 from blocklife.testing.scenarios._cases import SHIPPED, files_of, worlds
 from blocklife.testing.scenarios._running import METHODS, needs, read_scenario
+from blocklife.testing.scenarios._shipped import near
 from blocklife.testing.scenarios._telling import list_files, list_methods, list_records, summary, told
 from blocklife.testing.scenarios._words import REQUIRED
 from tests.wrong_engines import Wrong
@@ -94,6 +95,9 @@ def test_names_stand_for_the_scenarios_of_the_package(tmp_path: Path, monkeypatc
     assert files_of(["A01", "S1.toml"]) == [FILES["A01"], FILES["S1"]]
     assert files_of(["vllm"]) == sorted((SHIPPED / "vllm").glob("*.toml"))
     assert files_of(["vllm/V1"]) == [SHIPPED / "vllm" / "V1.toml"]
+    assert near("A99") == ["A39"]
+    assert near("a01.toml")[0] == "A01"
+    assert near("VLLM/v1")[0] == "vllm/V1"
     assert files_of(["A99", "../A01", "vllm/../A01"]) == [Path("A99"), Path("../A01"), Path("vllm/../A01")]
     (tmp_path / "A01").write_text(SCENE, encoding="utf-8")
     assert files_of(["A01"]) == [Path("A01")]
@@ -461,7 +465,7 @@ def test_summary_counts_scenarios_by_what_they_test() -> None:
         "add count: 1 more scenario (F)",
         "add pin, unpin: 1 more scenario (E)",
         "safety: 1 of 2 scenarios hold, 1 does not (B)",
-        "policy: 0 of 14 scenarios hold, 1 does not (C), 2 need a method that the driver lacks, "
+        "policy: 0 of 14 scenarios hold, 1 shows another policy (C), 2 need a method that the driver lacks, "
         "11 need what the engine cannot have",
     ]
 
@@ -506,6 +510,14 @@ def test_device_fault_is_what_a_broken_rule_raises() -> None:
 
 
 STATUSES = {"holds": ('do = "check"', 0), "is unsafe": (NOT_SO, 1), "raises": ('do = "wake"', 1), "differs": (UNLIKE[9:], 3)}
+
+
+def test_scenario_of_another_policy_is_not_counted_with_the_unsafe() -> None:
+    """It is told as what it is; one that is unsafe in another variant does not hold."""
+    other, unsafe = run(UNLIKE), run(f"{UNLIKE}[[step]]\n{NOT_SO}")
+
+    assert list(summary([other]))[-1] == "safety: 0 of 1 scenarios hold, 1 shows another policy (X)"
+    assert list(summary([other, unsafe]))[-1] == "safety: 0 of 1 scenarios hold, 1 does not (X)"
 
 
 @pytest.mark.parametrize("case", STATUSES)

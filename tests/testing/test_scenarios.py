@@ -285,6 +285,7 @@ CAN_FAIL: dict[str, type[OurDriver]] = {
     "B17": wrong.Certain,
     "B18": wrong.Forgetful,
     "B19": wrong.Gullible,
+    "B23": wrong.PrefixBlind,
 }
 """A wrong engine for each case that no bug is planted for."""
 

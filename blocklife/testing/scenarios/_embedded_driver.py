@@ -9,6 +9,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -35,7 +36,8 @@ from blocklife.ledger import (
 from blocklife.ledger import Worker as Rank
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
-from blocklife.offload import OffloadScheduler, Settled
+from blocklife.offload import Geometry, OffloadScheduler, Settled
+from blocklife.offload._fields import written
 from blocklife.offload.records import Hit
 from blocklife.states import (
     BLANK,
@@ -51,6 +53,7 @@ from blocklife.states import (
     states_with,
 )
 from blocklife.testing.scenarios._driver import (
+    POLICIES,
     Driver,
     EngineSetup,
     EngineStep,
@@ -98,9 +101,9 @@ class Scheduled:
 class EmbeddedDriver(Driver):
     """An engine built on `OffloadScheduler`, as scenarios see it: subclass it, and hand over the engine.
 
-    To write are `start`, which makes the engine and calls `embed`; `add`, `schedule`, `settled` and `said`; and `end`,
-    `give_way` and `sent_back` if the engine has lists of its own. All other methods of `Driver` are here, except `draft`.
-    The engine's copier has nothing to do: the runner simulates copies and forward passes.
+    To write are `start`, which makes the engine as the world says and calls `embed`; `add`, `schedule`, `settled` and `said`;
+    and `end`, `give_way` and `sent_back`, unless the engine has no lists of its own. All other methods of `Driver` are here,
+    except `draft`. The engine's copier has nothing to do: the runner simulates copies and forward passes.
     """
 
     own_words = True
@@ -140,20 +143,35 @@ class EmbeddedDriver(Driver):
         self._not("said")
 
     def end(self, request: str, *, aborted: bool) -> None:
-        """A request is over, or its client is gone. Left out, only the scheduler hears of it."""
+        """A request is over, or its client is gone. Left out, only the scheduler hears of it, and no list of the engine."""
+        self._untold[request] = "end"
         (self.scheduler.abort if aborted else self.scheduler.finish)(request)
 
     def give_way(self, request: str) -> None:
-        """A request is preempted between two steps. Left out, only the scheduler hears of it."""
+        """A request is preempted between two steps. Left out, only the scheduler hears of it, and no list of the engine."""
+        self._untold[request] = "give_way"
         self.scheduler.preempt(request)
 
     def sent_back(self, requests: Sequence[str]) -> None:
-        """These requests hold nothing any more, and wait: all content was forgotten, the engine sleeps, or a worker is lost."""
+        """These requests hold nothing any more, and wait: all content was forgotten, the engine sleeps, or a worker is lost.
+
+        Left out, no list of the engine hears of it.
+        """
+        self._untold.update(dict.fromkeys(requests, "sent_back"))
 
     # --- the engine ---------------------------------------------------------------------------------------------------------
 
     def embed(self, world: EngineSetup, scheduler: OffloadScheduler) -> None:
-        """Take a new engine's scheduler; `start` calls it. `ledger`, `scheduler`, `tier` and `world` are there from then on."""
+        """Take a new engine's scheduler; `start` calls it. `ledger`, `scheduler`, `tier` and `world` are there from then on.
+
+        Raises `Unsupported` if they are not made as the world says. What evicts in the host tier may be the engine's own.
+        """
+        wanted, found = _wanted(world), _found_in(scheduler)
+        if other := {name: each for name, each in found.items() if each != wanted[name]}:
+            raise Unsupported(
+                f"the world wants {', '.join(f'{name}={wanted[name]}' for name in other)}, your ledger and scheduler have "
+                f"{', '.join(f'{name}={each}' for name, each in other.items())} (make them so in start, or refuse it with only)"
+            )
         self._begin(world, Passes(scheduler))
 
     def _begin(self, world: EngineSetup, passes: Passes) -> None:
@@ -163,6 +181,8 @@ class EmbeddedDriver(Driver):
         """The engine's time, in steps."""
         self._crowd = 0
         self._heard: list[str] = []
+        self._untold: dict[str, str] = {}
+        """The requests of which the engine may not have heard, as the driver leaves this method out."""
         self._keys: dict[str, bytes] = {}
         """The key of each content that a request has had, and back."""
         self._names: dict[tuple[int, bytes], str] = {}
@@ -180,6 +200,7 @@ class EmbeddedDriver(Driver):
         if reply:
             raise Unsupported("the engine samples what it likes, and no reply that is given")
         self._learned = {key: count for key, count in self._learned.items() if key[0] != request}
+        self._untold.pop(request, None)
         self.add(request, list(map(ord, prompt)), len(prompt) + SAID if tokens is None else tokens)
         self._learn()
 
@@ -189,7 +210,8 @@ class EmbeddedDriver(Driver):
         if self.scheduler.asleep:  # there is nothing to schedule, and copies to wait for
             found = Scheduled(plan=self.scheduler.build_plan(self.now), computes={})
         else:
-            found = self.schedule(compute, let_in, preempt)
+            with self._untold_named():
+                found = self.schedule(compute, let_in, preempt)
         self._learn()
         begin = {name: tokens.start for name, tokens in found.computes.items()}
         wants = {name: len(tokens) for name, tokens in found.computes.items()}
@@ -198,6 +220,19 @@ class EmbeddedDriver(Driver):
                 raise MisuseError(f"request {name}: tokens up to {tokens.stop} are computed, and it has {known} (see said)")
         orders = self.passes.orders(found.plan, begin, wants)
         return self._told(orders, self.passes.take_handed_out(), found.hits, found.no_room)
+
+    @contextlib.contextmanager
+    def _untold_named(self) -> Iterator[None]:
+        """A refusal that names a request of which the engine was not told says which method is left out."""
+        try:
+            yield
+        except MisuseError as problem:
+            for name, method in self._untold.items():
+                if f"request {name}:" in str(problem):
+                    raise MisuseError(
+                        f"{problem}; the driver leaves out {method}, so that the engine's own lists do not hear of it"
+                    ) from problem
+            raise
 
     def _told(self, orders: Orders, handed_out: tuple[int, ...], hits: Mapping[str, Hit], no_room: Iterable[str]) -> EngineStep:
         """The step, with what the ledger knows of its copies."""
@@ -216,12 +251,13 @@ class EmbeddedDriver(Driver):
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
-        found = self.settled(
-            self.scheduler.plans_out[0],
-            launched=self.passes.launches(launched),
-            completions=[self.passes.completion(each) for each in reports],
-            sampled=sampled,
-        )
+        with self._untold_named():
+            found = self.settled(
+                self.scheduler.plans_out[0],
+                launched=self.passes.launches(launched),
+                completions=[self.passes.completion(each) for each in reports],
+                sampled=sampled,
+            )
         self._learn()
         return SettledPlan(loaded=found.loaded, failed=found.failed, ended=found.ended)
 
@@ -587,6 +623,28 @@ class EmbeddedDriver(Driver):
     def _name(self, group: int, key: bytes) -> str:
         """The content that is found by a key, without its weights."""
         return self._names.get((group, key)) or key.decode()
+
+
+def _wanted(world: EngineSetup) -> dict[str, object]:
+    """What the ledger and the scheduler of this world have, by setting."""
+    return {**world.words(), "groups": str(Geometry.parse(world.groups, world.blocks_per_chunk))}
+
+
+def _found_in(scheduler: OffloadScheduler) -> dict[str, object]:
+    """The same, as they were made. One who may plan ahead need not."""
+    ledger, limits = scheduler.ledger, scheduler.ledger.limits
+    return {
+        "groups": str(scheduler.geometry),
+        "blocks_per_chunk": scheduler.geometry.blocks_per_chunk,
+        "blocks": limits.num_blocks - 1,
+        "slots": limits.num_slots,
+        "workers": limits.num_workers,
+        "jobs": limits.max_jobs,
+        "contract": written(ledger.contract),
+        "pool": "own" if ledger.own_pool else "engine",
+        "deadline": ledger._core.deadline_after,
+        **{each.name: written(getattr(scheduler.policies, each.name)) for each in POLICIES},
+    }
 
 
 def _found(hit: Hit) -> LookedUp:

@@ -20,3 +20,14 @@ def meant(text: str) -> Path:
         return shipped
     shipped = shipped.with_name(f"{shipped.name.removesuffix('.toml')}.toml")
     return shipped if os.path.isfile(shipped) else path
+
+
+def near(text: str) -> list[str]:
+    """The names of scenarios and folders of the package that are most like this one, at most three."""
+    import difflib
+
+    paths = [
+        path.relative_to(SHIPPED).with_suffix("") for path in SHIPPED.rglob("*") if path.is_dir() or path.suffix == ".toml"
+    ]
+    names = {path.as_posix().lower(): path.as_posix() for path in sorted(paths)}
+    return [names[each] for each in difflib.get_close_matches(text.removesuffix(".toml").lower(), names, 3)]

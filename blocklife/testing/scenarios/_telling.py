@@ -70,16 +70,18 @@ def summary(verdicts: Sequence[ScenarioVerdict]) -> Iterator[str]:
 
 
 def _scenarios(verdicts: Sequence[ScenarioVerdict], lacks: Collection[str]) -> str:
-    """Counts of scenarios. One holds if some run of it holds and none fails; runs that are not applicable do not count."""
+    """Counts of scenarios. One holds if some run of it holds and none is wrong; runs that are not applicable do not count."""
     by_name: dict[str, set[Outcome]] = {}
     for each in verdicts:
         by_name.setdefault(each.scenario, set()).add(each.outcome)
-    wrong = [name for name, outcomes in by_name.items() if outcomes & WRONG]
-    held = [name for name, outcomes in by_name.items() if Outcome.HELD in outcomes and name not in wrong]
+    wrong = [name for name, outcomes in by_name.items() if outcomes & WRONG - {Outcome.OTHER_POLICY}]
+    other = [name for name, outcomes in by_name.items() if Outcome.OTHER_POLICY in outcomes and name not in wrong]
+    held = [name for name, outcomes in by_name.items() if Outcome.HELD in outcomes and name not in {*wrong, *other}]
     methods = sum(name in lacks for name in by_name)
-    rest = len(by_name) - len(wrong) - len(held) - methods
+    rest = len(by_name) - len(wrong) - len(other) - len(held) - methods
     said = f"{len(held)} of {len(by_name)} scenarios hold"
     said += f", {len(wrong)} {'does' if len(wrong) == 1 else 'do'} not ({_names(wrong)})" if wrong else ""
+    said += f", {len(other)} show{'s' * (len(other) == 1)} another policy ({_names(other)})" if other else ""
     said += f", {methods} need{'s' * (methods == 1)} a method that the driver lacks" if methods else ""
     return said + (f", {rest} need{'s' * (rest == 1)} what the engine cannot have" if rest else "")
 
