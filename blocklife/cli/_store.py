@@ -12,13 +12,14 @@ from blocklife.errors import MisuseError
 
 _EXAMPLES = """\
 examples:
-  blocklife store check fs:/data/kv-check:48M       every check, against files in a folder of their own
+  blocklife store check fs:/data/kv-check:48M       every check, against files in a folder
   blocklife store check my_package.module:factory   against a store of your own
   blocklife store check fs:/data/kv --only any_key  one of them; may be given more than once
   blocklife store check --list                      what is checked
 exit status: 0 no check fails, 1 some fail, 2 there is no such store or check, 130 after Ctrl-C
-What a check puts it takes away again, where the store can. Checks of its room need a store of 2 MiB to 64 MiB. A bound counts
-for all that is in a folder: with BYTES the folder must be empty, so that nothing that is in use is evicted.
+What a check puts it takes away again, where the store can. A folder that was no store before is left as it was, and removed if
+it was not there. Checks of its room need a store of 2 MiB to 64 MiB. A bound counts for all that is in a folder: with BYTES the
+folder must be empty, so that nothing that is in use is evicted.
 """
 
 

@@ -44,7 +44,8 @@ _ENTRY = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{1,8}\.[0-9a-f]{9,32}")
 _HARMLESS = re.compile(rf"lost\+found|{LOCK}|\.{MARKER}\.[0-9a-f]{{16}}")
 """What may be in a folder that is about to become a store."""
-_PARTS = tuple(f"{number:02x}" for number in range(256))
+PARTS = tuple(f"{number:02x}" for number in range(256))
+"""The subfolders that there can be."""
 _TOKEN = secrets.token_hex(4)
 _NUMBERS = itertools.count()
 """With the number of the process, these make the names of unfinished files differ, in containers that share a folder, too."""
@@ -217,7 +218,7 @@ class Folder:
 
     def walk(self, now_ns: int, stale_ns: int) -> Iterator[FoundEntry]:
         """All entries. Removes unfinished files that are older than *stale_ns* and that nobody writes."""
-        for part in _PARTS:
+        for part in PARTS:
             try:
                 descriptor = os.open(part, _OPEN_FOLDER, dir_fd=self._root)
             except OSError as problem:

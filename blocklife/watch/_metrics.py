@@ -25,12 +25,14 @@ from blocklife.errors import one_line
 from blocklife.watch._options import setting
 from blocklife.watch._violations import RULES
 
-VIOLATIONS = "Illegal steps of the engine that blocklife has seen, by rule."
+VIOLATIONS = "Illegal steps of the engine that blocklife has seen, by rule. Investigate any rise."
 COUNTED = {
-    "steps": "Steps of a connector that blocklife has watched.",
+    "steps": "Steps of a connector that blocklife has watched. It rises while requests are served.",
     "jobs": "Jobs that the watch has seen end.",
-    "blocks_believed": "Blocks whose content arrived unseen by the watch.",
-    "copies_not_followed": "Blocks of copies that the watch could not follow, only wait for.",
+    "blocks_believed": "Blocks whose content arrived unseen by the watch, and is taken to be right. A rise is no fault of the "
+    "engine: less of it is checked.",
+    "copies_not_followed": "Blocks of copies that the watch could not follow, only wait for. A rise is no fault of the engine: "
+    "less of it is checked.",
 }
 """The counts other than violations: name and description."""
 LEFT_OUT = "Watches that do not follow a kind of memory, or of events, of their engine, by its name."

@@ -98,3 +98,26 @@ def test_page_has_every_metric() -> None:
         name.removeprefix("vllm:kv_offload_") for name in METRICS
     ]
     assert {f"vllm:blocklife_watch_{name}_total" for name in re.findall(r"(?m)^\| `(\w+)` \| [A-Z]", TEXT)} >= set(watches())
+
+
+def test_page_says_what_each_value_of_a_label_stands_for() -> None:
+    """All but the numbers of groups; no meaning belongs to a value that is not there."""
+    for name, metric in METRICS.items():
+        values = {value for label, values in metric.labels.items() if label != "group" for value in values}
+        assert metric.means.keys() == values, name
+        (row,) = re.findall(rf"(?m)^\| `{name.removeprefix('vllm:kv_offload_')}`<br>.*$", TEXT)
+        assert [value for value, meaning in metric.means.items() if f"<br>*{value}*: {meaning}." not in row] == []
+
+
+def test_every_cause_of_a_flush_is_a_series_from_the_start() -> None:
+    """What the scheduler and the ledger count is what the label lists; *asked* is the default, for engines' own calls."""
+    found = {"within the step"}
+    for room in ("core", "offload", "ledger"):
+        for path in sorted((ROOT / "blocklife" / room).glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "flush":
+                    found |= {
+                        each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    }
+
+    assert found == set(METRICS["vllm:kv_offload_flushes"].labels["cause"])

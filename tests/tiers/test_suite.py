@@ -177,7 +177,7 @@ def test_command_lists_the_checks(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "says"),
     [
         (["fs:"], "is no address"),
-        ([], "names no store (give fs:DIR"),
+        ([], "no store is named (give fs:DIR"),
         (["fs:here", "--only", "speed"], "there is no check 'speed'"),
         (["tests.tiers.broken:opening_fails"], "opening_fails raised OSError: only once"),
         (["tests.tiers.awkward:Unclosed"], "close raised RuntimeError: still busy"),
@@ -243,6 +243,50 @@ def test_replay_reports_although_its_store_cannot_be_closed(capsys: pytest.Captu
     captured = capsys.readouterr()
     assert json.loads(captured.out)["requests"] == 20
     assert captured.err == "blocklife: --below: close raised RuntimeError: still busy\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--only", "speed"), ("--only", "capacity_is_kept")], ids=" ".join)
+@pytest.mark.parametrize("there", [None, "", "lock", "lost+found", "lock lost+found"], ids=repr)
+def test_command_leaves_a_folder_as_it_was(there: str | None, words: Sequence[str], tmp_path: Path) -> None:
+    """A folder that it made goes, with those around it; in one that was there, names, contents and rights are the same."""
+    folder = tmp_path / "some" / "where"
+    if there is not None:
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+        for name in there.split():
+            (folder / name).write_bytes(b"")
+    before = traces(tmp_path)
+
+    assert main(["store", "check", f"fs:{folder}:2M", *words]) == (2 if "speed" in words else 0)
+    assert traces(tmp_path) == before
+
+
+def traces(folder: Path) -> dict[str, int]:
+    """All below a folder, with the rights of each."""
+    return {str(path.relative_to(folder)): path.stat().st_mode for path in folder.rglob("*")}
+
+
+def test_checks_remove_nothing_of_a_store_or_of_others(tmp_path: Path) -> None:
+    """A store stays one, a foreign folder is refused untouched, and what comes in meanwhile is kept with its marker."""
+    store, foreign, busy = tmp_path / "store", tmp_path / "foreign", tmp_path / "busy"
+    FileStore(store).close()
+    (foreign / "ab").mkdir(parents=True)
+    with pytest.raises(MisuseError, match="is no store and not empty"):
+        check_address(f"fs:{foreign}")
+    assert [each.verdict for each in check_address(f"fs:{store}", names=["any_key"])] == [PASSED]
+    made = check_address(f"fs:{busy}", names=["any_key", "small_values"])
+    next(made)
+    arena = Arena(1 << 20)
+    kept = FileStore(busy)
+    arena.join(kept)
+    arena.put(kept, "a", bytes(1000))
+    assert [each.verdict for each in made] == [PASSED]
+    kept.close()
+
+    assert (store / "blocklife-store").is_file()
+    assert (foreign / "ab").is_dir()
+    assert (busy / "blocklife-store").is_file()
+    assert len(list(busy.glob("??/*"))) == 1
 
 
 def test_command_evicts_nothing_of_a_folder_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import torch
 from attrs import evolve
 from vllm.config import VllmConfig
 from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -30,7 +31,7 @@ from blocklife.engines.vllm.connector import _alike as alike
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._messages import WorkerReport
-from blocklife.engines.vllm.connector._sizing import LATENT_MODELS, HostSize, ModelCache
+from blocklife.engines.vllm.connector._sizing import LATENT_MODELS, SPARSE_LAYOUTS, HostSize, ModelCache
 from blocklife.errors import MisuseError
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.connector_worlds import FULL, ROOMY, WINDOW, prompt
@@ -215,6 +216,14 @@ def test_size_of_a_block_is_what_vllm_makes_of_it(
     ):
         size = HostSize.of(model, config, ranks=ranks, block_tokens=16, number_bytes=number_bytes)
         assert size.rank_block_bytes == spec.page_size_bytes * model.layers
+
+
+@pytest.mark.parametrize("name", ["FLASHMLA", "FLASHMLA_SPARSE", "TRITON_MLA"])
+def test_layouts_that_size_refuses_are_those_of_sparse_attention(name: str) -> None:
+    """Backends of dense latents do not take them, so that no model whose size is known has them."""
+    backend = AttentionBackendEnum[name].get_class()
+
+    assert bool(SPARSE_LAYOUTS.intersection(backend.supported_kv_cache_dtypes)) is backend.is_sparse()
 
 
 @pytest.mark.parametrize("kind", sorted(LATENT_MODELS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import secrets
 import threading
@@ -11,6 +12,7 @@ from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.testing.tiers import _checks
+from blocklife.testing.tiers._traces import left_as_found
 from blocklife.testing.tiers._trial import (
     CHECKS,
     CheckDefinition,
@@ -73,24 +75,37 @@ def check_store(
 def check_address(address: str, *, names: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> Iterator[StoreCheck]:
     """Make the checks with the store that an address names; see `check_store`.
 
+    A folder that becomes a file store for this is no store afterwards, and is removed if it was not there.
+
     Refuses: MisuseError for an address that opens no store, for a store that cannot be closed, and for files with a
     bound where something is kept already.
     """
     from blocklife._theirs import told
     from blocklife.tiers._address import split_files
 
-    capacity = split_files(address)[1] if address.startswith("fs:") else None
-    store = open_store(address)
-    used = store.statistics().used_bytes if isinstance(store, FileStore) else 0
-    try:
-        store.close()
-    except (Exception, SystemExit) as problem:
-        raise MisuseError(f"store {address!r}: close raised {told(problem)}") from problem
+    folder, capacity = split_files(address) if address.startswith("fs:") else (None, None)
+    with _left_as_found(folder):
+        store = open_store(address)
+        used = store.statistics().used_bytes if isinstance(store, FileStore) else 0
+        try:
+            store.close()
+        except (Exception, SystemExit) as problem:
+            raise MisuseError(f"store {address!r}: close raised {told(problem)}") from problem
     if capacity is not None and used:
         # the bound counts for the whole folder, and every check puts: it would make room at the cost of what others keep
         hint = "give an empty folder; without BYTES, the checks of its room are skipped"
         raise MisuseError(f"store {address!r}: {used:,} bytes are kept there already, which the checks could evict ({hint})")
-    return check_store(lambda: open_store(address), capacity=capacity, names=names, timeout_s=timeout_s, address=address)
+    checks = check_store(lambda: open_store(address), capacity=capacity, names=names, timeout_s=timeout_s, address=address)
+    return _in_folder(folder, checks)
+
+
+def _left_as_found(folder: str | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if folder is None else left_as_found(folder)
+
+
+def _in_folder(folder: str | None, checks: Iterator[StoreCheck]) -> Iterator[StoreCheck]:
+    with _left_as_found(folder):
+        yield from checks
 
 
 def assert_store(make: MakeStore, *, capacity: int | None = None, address: str = "") -> None:

@@ -44,6 +44,8 @@ class Metric:
     labels: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Each label with all its values; for groups, whose number only the scheduler side knows, the one that every model has."""
     buckets: tuple[float, ...] = ()
+    means: Mapping[str, str] = field(factory=dict)
+    """What each value of the labels stands for."""
     every: int = COUNTS_EVERY
     """Steps between two times that it is told, while requests are served."""
 
@@ -63,7 +65,16 @@ def key_of(*values: str) -> str:
 
 
 DIRECTIONS = tuple(each.name.lower() for each in Direction)
-SLOTS = ("empty", "evictable", "pinned", "writing", "freeing_soon", "quarantined")
+SLOTS = {
+    "empty": "nothing is in it",
+    "evictable": "content that can be loaded, and makes room when a store needs it",
+    "pinned": "content that a load, a lookup or a demotion needs now, so that it stays",
+    "writing": "a store or a promotion fills it",
+    "freeing_soon": "forgotten content that a copy or a lookup still needs; empty after that",
+    "quarantined": "a copy is past its deadline and may still write it: unusable until its worker proves it quiet. "
+    "A rise is bad",
+}
+"""The states of a slot, as `TierStatistics` has them, and what each means."""
 _SIZES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 _SYNC_DELAYS = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0)
 _ASYNC_DELAYS = (1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
@@ -83,7 +94,14 @@ DEMOTIONS = {
     "lost": "lost",
 }
 ANSWERS = {"hit": "hits", "miss": "misses", "retry": "retries", "refused": "refused", "given up": "given_up"}
-FAULTS = ("damaged", "foreign", "failed", "skipped", "hung")
+FAULTS = {
+    "damaged": "what the store brought was cut or changed",
+    "foreign": "what it brought was made for something else",
+    "failed": "it could not do it, or not in time",
+    "skipped": "not tried, because the store was down",
+    "hung": "a call did not come back in time",
+}
+"""Kinds of faults, as `MovedBelow` has them, and what each means."""
 
 METRICS: Mapping[str, Metric] = {
     each.name: each
@@ -111,7 +129,9 @@ METRICS: Mapping[str, Metric] = {
             "Blocks of host memory in which a load found other bytes than were stored (host_checksums).",
         ),
         Metric(PREFIX + "lookups", MetricKind.COUNTER, "Lookups of waiting requests, including deferred ones."),
-        Metric(PREFIX + "deferred_lookups", MetricKind.COUNTER, "Lookups that were deferred until a copy has landed."),
+        Metric(
+            PREFIX + "deferred_lookups", MetricKind.COUNTER, "Lookups that were deferred until a copy has landed. No error."
+        ),
         Metric(
             PREFIX + "overdue_requests",
             MetricKind.COUNTER,
@@ -134,18 +154,34 @@ METRICS: Mapping[str, Metric] = {
             PREFIX + "flushes",
             MetricKind.COUNTER,
             "Copies that a step had to wait for, by cause.",
-            {"cause": ("handed out", "preempted", "last step")},
+            {"cause": ("handed out", "preempted", "last step", "within the step", "sleep")},
+            means={
+                "handed out": "its block goes to another request. Often: the cache of the device is small for this traffic",
+                "preempted": "its request was preempted",
+                "last step": "the engine has nothing left to do, so nothing is held up",
+                "within the step": "a load that the same step reads",
+                "sleep": "the engine goes to sleep",
+            },
         ),
         Metric(
             PREFIX + "jobs",
             MetricKind.COUNTER,
             "Copies that are over, by direction and how they ended.",
             {"direction": DIRECTIONS, "state": ("done", "failed", "cancelled")},
+            means={
+                "store": "from the device to host memory",
+                "load": "from host memory to the device",
+                "demote": "from host memory to the store below",
+                "promote": "from the store below to host memory",
+                "done": "every worker moved every byte",
+                "failed": "a worker failed, or reported too late. A rise is bad",
+                "cancelled": "given up; nothing was used",
+            },
         ),
         Metric(
             PREFIX + "stale_blocks",
             MetricKind.COUNTER,
-            "Blocks that were not stored because their content was gone when their turn came.",
+            "Blocks that were not stored because their content was gone when their turn came. No error: a later hit is lost.",
         ),
         Metric(
             PREFIX + "violations",
@@ -162,18 +198,32 @@ METRICS: Mapping[str, Metric] = {
             MetricKind.COUNTER,
             "Bytes put into the store below host memory, and brought from there.",
             {"direction": ("demoted", "promoted")},
+            means={"demoted": "put there", "promoted": "brought from there"},
         ),
         Metric(
             PREFIX + "below_promotions",
             MetricKind.COUNTER,
             "Chunks that were wanted from the store below, by what became of it.",
             {"outcome": tuple(PROMOTIONS)},
+            means={
+                "promoted": "brought into host memory",
+                "missing": "not there whole when it was fetched",
+                "failed": "the copy failed. A rise is bad",
+                "no room": "host memory had no slot for it",
+            },
         ),
         Metric(
             PREFIX + "below_demotions",
             MetricKind.COUNTER,
             "Chunks that were to go to the store below, by what became of it.",
             {"outcome": tuple(DEMOTIONS)},
+            means={
+                "demoted": "put there",
+                "there already": "the store had it",
+                "refused": "the store did not take it, for lack of room, say",
+                "failed": "the copy failed. A rise is bad",
+                "lost": "evicted from host memory, or forgotten, before its turn. A rise: the store is too slow",
+            },
         ),
         Metric(
             PREFIX + "below_lookups",
@@ -181,12 +231,20 @@ METRICS: Mapping[str, Metric] = {
             "Questions of lookups and demotions whether the store below has a chunk, by answer: refused and given up are "
             "misses, too.",
             {"answer": tuple(ANSWERS)},
+            means={
+                "hit": "every rank's part is there",
+                "miss": "it is not",
+                "retry": "it is being found out; asked again",
+                "refused": "not asked: the store was down, or too many questions waited. A rise is bad",
+                "given up": "the store has not answered in time. A rise is bad",
+            },
         ),
         Metric(
             PREFIX + "below_faults",
             MetricKind.COUNTER,
             "What the store below did not do, in chunks of one worker (hung: in calls).",
-            {"kind": FAULTS},
+            {"kind": tuple(FAULTS)},
+            means=FAULTS,
         ),
         Metric(
             PREFIX + "below_overdue_requests",
@@ -203,7 +261,8 @@ METRICS: Mapping[str, Metric] = {
             PREFIX + "host_slots",
             MetricKind.GAUGE,
             "Chunks of host memory, by what they hold.",
-            {"state": SLOTS},
+            {"state": tuple(SLOTS)},
+            means=SLOTS,
             every=GAUGES_EVERY,
         ),
     )
@@ -215,5 +274,8 @@ def metrics_table() -> Iterator[str]:
     yield from ("| metric, type, updated | meaning, and labels |", "| --- | --- |")
     for metric in METRICS.values():
         kind = f"{metric.kind.name.lower()}, every {metric.every} steps"
-        labels = [f"`{label}`: {', '.join(values)}" for label, values in metric.labels.items()]
+        labels = []
+        for label, values in metric.labels.items():
+            told = [f"*{value}*: {metric.means[value]}." for value in values] if metric.means else [", ".join(values)]
+            labels.append(f"`{label}`: {told[0]}" if len(told) == 1 else "<br>".join([f"`{label}`:", *told]))
         yield f"| `{metric.name.removeprefix(PREFIX)}`<br>{kind} | {'<br>'.join([metric.help, *labels])} |"
