@@ -29,7 +29,7 @@ from tests.programs import HANGS_S
 from tests.project.pages import PAGES, ROOT, Block, blocks_of, prose_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-LANGUAGES = {"python", "console", "toml", "json", "mermaid", "text"}
+LANGUAGES = {"python", "console", "toml", "json", "text"}
 PROGRAMS = {
     "vllm",
     "sglang",
