@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import enum
-import errno
 import importlib
 import os
 import shutil
@@ -176,8 +175,11 @@ class InputFile(str):
 
     def check(self) -> None:
         """Refuse a file that is not there."""
-        if self != "-" and not os.path.lexists(self):
-            raise MisuseError(f"{self}: {os.strerror(errno.ENOENT)}" + (f" ({self.remedy})" if self.remedy else ""))
+        if self != "-":
+            try:
+                os.lstat(self)
+            except OSError as problem:
+                raise MisuseError(f"{self}: {problem.strerror}" + (f" ({self.remedy})" if self.remedy else "")) from None
 
 
 def source(text: str, remedy: str = "") -> InputFile:

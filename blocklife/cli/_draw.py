@@ -35,7 +35,7 @@ examples:
   blocklife draw slot -o slot.png --theme dark      a bitmap, where SVG cannot be shown
   blocklife draw mymodule:DoorLife -o door.svg      a lifecycle of your own
   blocklife draw mymodule:DoorLife --coverage report.json
-                                                    what tests cover, from pytest --blocklife-report=report.json
+                                                    what tests cover, from a report of pytest
   blocklife draw block -o run.svg --recording run.jsonl
                                                     what a run did: rows taken, time in states, refusals
 exit status: 0 drawn; 2 bad input, or the file cannot be written
