@@ -1,4 +1,4 @@
-"""Code of somebody else that an option names as ``module:name``: it is imported, and what it raises becomes one sentence."""
+"""User code that an option names as ``module:name``: importing it, with one sentence for whatever it raises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def told(problem: BaseException) -> str:
-    """What code of somebody else has raised, in a few words."""
+    """What user code has raised, in a few words."""
     return f"{type(problem).__name__}: {problem}"
 
 
@@ -25,10 +25,15 @@ def is_dotted(name: str) -> bool:
     return _DOTTED.fullmatch(name) is not None
 
 
+def look_here() -> None:
+    """Modules are looked for in the present folder, too, from now on."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
 def module_named(module: str, option: str) -> ModuleType:
     """A module, which is looked for in the present folder, too. Refuses: MisuseError that begins with *option*."""
-    if os.getcwd() not in sys.path and "" not in sys.path:  # a module of the present folder, as for other commands
-        sys.path.insert(0, os.getcwd())
+    look_here()
     # it may raise anything, and may even leave the program
     try:
         return importlib.import_module(module)

@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, str] = {
 """Each command with its line in the help."""
 
 READS: Mapping[str, str] = {"replay": "", "check": "name a world as a TOML file, or a pinned one with --world"}
-"""Commands whose first word is a file to read, with the remedy if there is none of that name."""
+"""Commands whose first argument is a file to read, each with what the refusal advises if that file does not exist."""
 
 _STATUS = """\
 exit status: 0 all is well, 1 something is wrong or stale, 2 bad input or options, 3 the search stopped at a

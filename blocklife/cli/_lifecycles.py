@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
+from blocklife._theirs import look_here
 from blocklife.cli._common import suggestion
 from blocklife.drawing._spec import OURS
 from blocklife.errors import MisuseError
@@ -55,8 +56,7 @@ def _imported(name: str) -> Table:
         raise MisuseError(f"{name}: write module:Class")
     if module.endswith(".py") or "/" in module:
         raise MisuseError(f"{name}: a module, not a file (write {os.path.basename(module).removesuffix('.py')}:{attribute})")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    look_here()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             home = importlib.import_module(module)

@@ -590,16 +590,16 @@ def test_cli_imports_little(words: list[str], status: int) -> None:
 # --- terminals and signals ----------------------------------------------------------------------------------------------
 
 
-def on_terminal(*argv: str, both: bool = False) -> tuple[int, str]:
-    """Run with standard error (and output) on a terminal; the status and what the terminal was sent."""
+def on_terminal(*argv: str, both: bool = False, only_output: bool = False, columns: int = 120) -> tuple[int, str]:
+    """Run with standard error on a terminal, with *both* or with *only_output*; the status and what the terminal was sent."""
     ours, theirs = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     with subprocess.Popen(
         [*COMMAND, *argv],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
-        stdout=theirs if both else subprocess.DEVNULL,
-        stderr=theirs,
+        stdout=theirs if both or only_output else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if only_output else theirs,
         env=env,
     ) as process:
         os.close(theirs)

@@ -6,7 +6,6 @@ Method: a pseudo-terminal of a chosen width; a real bash that completes; the mod
 from __future__ import annotations
 
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -17,36 +16,17 @@ import pytest
 
 from blocklife.cli import COMMANDS, main
 from blocklife.cli._common import wrapped
-from tests.cli.test_cli import COMMAND, ROOT, Capture, call, refused
+from tests.cli.test_cli import COMMAND, ROOT, Capture, call, on_terminal, refused
 from tests.programs import HANGS_S
 
 BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 
-def on_terminal(*argv: str, columns: int = 80) -> list[str]:
-    """Run with standard output on a terminal of this width; its lines."""
-    ours, theirs = pty.openpty()
-    env = {**os.environ, "TERM": "dumb", "COLUMNS": str(columns), "PYTHONPATH": str(ROOT)}
-    found = b""
-    with subprocess.Popen([*COMMAND, *argv], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=theirs, env=env) as process:
-        os.close(theirs)
-        while True:
-            try:
-                more = os.read(ours, 1 << 16)
-            except OSError:  # how Linux says that the other end is closed
-                break
-            if not more:
-                break
-            found += more
-        os.close(ours)
-        process.wait(HANGS_S)
-    return found.decode().replace("\r\n", "\n").splitlines()
-
-
 @pytest.mark.parametrize("argv", ["scenario list A01 A02 A50", "check --list", "store check --list", "scenario run A10 A41"])
 def test_long_lines_are_wrapped_at_the_width(argv: str) -> None:
     """In a terminal no line is cut in the middle of a word, and a line that goes on is set in."""
-    lines = on_terminal(*argv.split(), columns=60)
+    _, text = on_terminal(*argv.split(), only_output=True, columns=60)
+    lines = text.replace("\r\n", "\n").splitlines()
 
     assert max(map(len, lines)) <= 60
     assert any(line.startswith("    ") for line in lines)

@@ -108,7 +108,7 @@ class _PlacesModel:
         return [Property(name, Kind.ALWAYS, name, always=wrong(name, holds)) for name, holds in self.always.items()]
 
     def rules(self) -> Sequence[str]:
-        """There is none but the table, which refuses."""
+        """None: the table itself refuses illegal steps."""
         return ()
 
 

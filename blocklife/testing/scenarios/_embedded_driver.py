@@ -143,19 +143,25 @@ class EmbeddedDriver(Driver):
         self._not("said")
 
     def end(self, request: str, *, aborted: bool) -> None:
-        """A request is over, or its client is gone. Left out, only the scheduler hears of it, and no list of the engine."""
+        """A request has finished, or its client is gone.
+
+        Without this method of your own the scheduler is told, and the lists of your engine are not.
+        """
         self._untold[request] = "end"
         (self.scheduler.abort if aborted else self.scheduler.finish)(request)
 
     def give_way(self, request: str) -> None:
-        """A request is preempted between two steps. Left out, only the scheduler hears of it, and no list of the engine."""
+        """A request is preempted between two steps.
+
+        Without this method of your own the scheduler is told, and the lists of your engine are not.
+        """
         self._untold[request] = "give_way"
         self.scheduler.preempt(request)
 
     def sent_back(self, requests: Sequence[str]) -> None:
         """These requests hold nothing any more, and wait: all content was forgotten, the engine sleeps, or a worker is lost.
 
-        Left out, no list of the engine hears of it.
+        Without this method of your own the lists of your engine are not told.
         """
         self._untold.update(dict.fromkeys(requests, "sent_back"))
 

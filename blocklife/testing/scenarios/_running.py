@@ -19,13 +19,12 @@ import contextlib
 import enum
 import importlib
 import inspect
-import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 
 from attrs import asdict, field, frozen
 
+from blocklife._theirs import look_here
 from blocklife.errors import BlocklifeError, CapacityError, InvariantError, MisuseError
 from blocklife.testing.scenarios._driver import SETTINGS, Driver, EngineSetup, Unsupported
 from blocklife.testing.scenarios._format import (
@@ -433,8 +432,7 @@ def driver_named(name: str) -> Callable[[], Driver]:
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise MisuseError(f"--driver {name}: write module:Class")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    look_here()
     try:
         found = getattr(importlib.import_module(module), attribute)
     except SystemExit as left:
