@@ -42,7 +42,7 @@ LONG := tests/both_ways $(addprefix tests/proof/test_,ledger_world.py mutants.py
   tests/recording/test_perfetto.py::test_trace_is_written_in_bounded_memory \
   $(addprefix tests/project/test_monitoring.py::test_,promtool_takes_the_alerts_and_finds_each_play_as_it_is_written \
     plays_notice_an_alert_that_is_spoiled) \
-  tests/project/test_examples.py tests/project/test_recipes_in_a_copy.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
+  tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
 .PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help

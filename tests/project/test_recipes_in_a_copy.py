@@ -15,8 +15,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.project.makefile import modules_of
 from tests.project.test_recipe_of_a_state import ROOT, STEPS
+
+pytestmark = pytest.mark.slow  # a minute of processor time each; what is forgotten is also found by `test_recipe_of_a_state`
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LEFT_BEHIND = shutil.ignore_patterns(
