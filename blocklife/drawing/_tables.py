@@ -152,7 +152,7 @@ def sections(panel: Panel) -> Iterator[Grid]:
 
 
 def couplings_of(couplings: Iterable[Coupling], numbers: Mapping[str, int] | None = None) -> Grid:
-    """Couplings: what causes each, into which states, what follows, why, and the mutants that show it."""
+    """Couplings: what causes each, into which states, what follows, and why."""
     rows = [
         [
             _prose(str(numbers[each.name]) if numbers else ""),
@@ -161,11 +161,10 @@ def couplings_of(couplings: Iterable[Coupling], numbers: Mapping[str, int] | Non
             _names([state.name for state in each.into], "any state"),
             [[Piece(As.NAME, (effect,))] for effect in each.effects],
             _prose(each.why),
-            [[Piece(As.NAME, (each.without(effect),))] for effect in each.effects],
         ]
         for each in couplings
     ]
-    heading = ["number", "coupling", "when", "leads into", "then, in this order", "why", "deleted from the row by"]
+    heading = ["number", "coupling", "when", "leads into", "then, in this order", "why"]
     return Grid("Couplings", heading, rows, ("number",))
 
 
@@ -278,7 +277,7 @@ def guard_table(table: Table) -> str:
 
 
 def coupling_table(couplings: Iterable[Coupling]) -> str:
-    """Every coupling: what causes it, into which states, what follows, why, and the mutants that show it."""
+    """Every coupling: what causes it, into which states, what follows, and why."""
     return as_markdown(couplings_of(couplings))
 
 
