@@ -66,7 +66,7 @@ def _prose(text: str) -> Cell:
     return [[Piece(As.PROSE, (text,))]] if text else []
 
 
-def _names(names: Sequence[str], otherwise: str = "nothing") -> Cell:
+def _names(names: Sequence[str], otherwise: str = "") -> Cell:
     return [[Piece(As.NAME, tuple(names))]] if names else _prose(otherwise)
 
 
@@ -114,7 +114,8 @@ def _states(panel: Panel) -> Grid:
 
 
 def _words(title: str, words: Iterable[Explained], heading: Sequence[str]) -> Grid:
-    return Grid(title, heading, [[_names([word.name]), _names(word.reads), _prose(word.about)] for word in words])
+    rows = [[_names([word.name]), _names(word.reads), _prose(word.about)] for word in words]
+    return Grid(title, heading, rows, ("payload",))
 
 
 def _rows(panel: Panel) -> Grid:
@@ -125,10 +126,10 @@ def _rows(panel: Panel) -> Grid:
             _prose(str(label.row)),
             _names([arrow.source]),
             _names([label.event]),
-            _names([label.guard] if label.guard is not None else [], ""),
+            _names([label.guard] if label.guard is not None else []),
             _names([arrow.target]),
-            _names(label.causes, ""),
-            _names(label.follows, ""),
+            _names(label.causes),
+            _names(label.follows),
             *_mark_cells(panel.marks.row(label)),
         ]
         for label, arrow in labels
