@@ -66,9 +66,11 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 
 
 def _parts_of(machine: str, table: Table) -> Iterator[str]:
-    """What is printed of a table. The rows of the ledger's are in a matrix, too; those of the others in the drawing alone."""
+    """What is printed of a table: of one beside the ledger the states alone, since its drawing has everything else."""
+    if machine not in MACHINES:
+        yield "states"
+        return
     without = set() if any(row.guard for row in table.rows) else {"guards"}
-    without |= set() if machine in MACHINES else {"matrix"}
     yield from (part for part in _PARTS if part not in without)
 
 
