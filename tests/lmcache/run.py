@@ -15,6 +15,8 @@ from tests.lmcache.releases import DEFAULT, HERE, Shelf
 from tests.programs import HANGS_S
 
 PROGRAM = "tests.lmcache.run"
+EXAMPLE = PROJECT / "examples" / "your_engine"
+"""The engine in front of LMCache, where scenarios are run (`tests.proof.drivers.lmcache`)."""
 NOT_OURS = ("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 """Warnings that come with importing LMCache and what it imports; all others are errors, as in the project's other tests."""
 OURS = ("--timeout", str(HANGS_S), *(word for warning in NOT_OURS for word in ("-W", warning)))
@@ -24,7 +26,7 @@ OURS = ("--timeout", str(HANGS_S), *(word for warning in NOT_OURS for word in ("
 def surroundings(shelf: Shelf, release: str, around: Mapping[str, str]) -> dict[str, str]:
     """The environment variables under which a release runs, given those *around*."""
     fixed = {
-        "PYTHONPATH": os.pathsep.join([str(shelf.source(release)), *ON_PATH]),
+        "PYTHONPATH": os.pathsep.join([str(shelf.source(release)), str(EXAMPLE), *ON_PATH]),
         "CUDA_VISIBLE_DEVICES": "",
         "LMCACHE_TRACK_USAGE": "false",
         "LMCACHE_LOG_LEVEL": "CRITICAL",

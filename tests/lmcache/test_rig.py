@@ -35,7 +35,7 @@ def test_release_is_clean_in_random_traffic(world: str) -> None:
 @pytest.mark.parametrize("world", UNKIND)
 def test_unkind_timing_shows_what_is_known(world: str) -> None:
     """At least one seed shows each of it."""
-    verdicts = [judge(world, UNKIND[world], seed, STEPS) for seed in SEEDS]
+    verdicts = [judge(world, UNKIND[world], seed, STEPS) for seed in range(20)]
     print(*verdicts, sep="\n")
 
     shown = {what for each in verdicts for what in ("corruptions", "gone", "leak") if getattr(each, what)}

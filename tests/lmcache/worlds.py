@@ -15,7 +15,7 @@ class WorldSpec:
     """All that decides how LMCache is built. Two rigs of one spec and one seed do the same."""
 
     chunk_tokens: int = 4
-    places: int = field(default=24, validator=validators.ge(2))
+    places: int = field(default=24, validator=validators.ge(1))
     """Of L1, one for each chunk and worker."""
     workers: int = field(default=1, validator=validators.ge(1))
     adapters: tuple[int, ...] = (64,)
