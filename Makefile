@@ -191,8 +191,10 @@ test-lmcache: $(VENV)/.dev lmcache  ## our tests under LMCache's real storage ma
 	  $(AGAIN) -m tests.lmcache.run $$release $(SPREAD) $(ARGS) || exit 1; \
 	done
 
-nightly-lmcache: $(VENV)/.dev lmcache  ## the same with all that is slow
+nightly-lmcache: $(VENV)/.dev lmcache  ## the same with all that is slow, all planted bugs, and half a million places under the watch
 	@$(MAKE) --silent test-lmcache ARGS="$(NIGHTLY)"
+	@$(BIN)/python -m tests.lmcache.run --python $(firstword $(LMCACHE)) -m tests.lmcache.planted
+	@$(BIN)/python -m tests.lmcache.run --python $(firstword $(LMCACHE)) -m tests.lmcache.nightly
 
 model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8 GB in all, once
 	@$(BIN)/python -m tests.model.fetch

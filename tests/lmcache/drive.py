@@ -69,7 +69,7 @@ def judge(name: str, world: World, seed: int, steps: int, on_engine: Callable[[E
         verified=rig.witness.verified,
         stored=stored,
         loaded=loaded,
-        places=rig.counts["written"] + rig.counts["read"] + stored + loaded,
+        places=rig.places,
         gone=rig.counts["hits that were gone"],
         raised=raised,
         corruptions=tuple(rig.witness.corruptions),

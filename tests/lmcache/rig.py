@@ -85,7 +85,6 @@ class Rig:
         for name in [name for name in self.activities if not self.requests[name].ended]:
             self.activities.pop(name).close()  # type: ignore[attr-defined]  # a generator
             self.requests[name].ended = True
-            self.engine.lookup.end_session(name)
         self._busy.clear()
         self.turns.clock.now += 1.0
         self.engine.transfer.reap_stale_instances(0.5, 0.5)
@@ -208,6 +207,12 @@ class Rig:
         busy = [store["pending_keys_count"], store["in_flight_task_count"], prefetch["in_flight_request_count"]]
         busy += [prefetch["submission_queue_size"], prefetch["pending_queue_size"]]
         return not self.activities and not any(busy) and not any(each.tasks for each in self.engine.adapters)
+
+    @property
+    def places(self) -> int:
+        """Places that were written, read, stored and loaded."""
+        moved = sum(sum(each.moved.values()) for each in self.engine.adapters)
+        return self.counts["written"] + self.counts["read"] + moved
 
     def step(self) -> None:
         """Whatever could go on does so with its chance, in an order that is drawn; then the clock goes on."""

@@ -45,6 +45,11 @@ class TurnThread(Thread):
         self.error: BaseException | None = None
         """What it has died of."""
 
+    @property
+    def loop(self) -> str:
+        """What it runs: ``_store_loop``, say."""
+        return str(getattr(self._target, "__name__", ""))  # type: ignore[attr-defined]  # a thread's own
+
     def start(self) -> None:
         """Begin, and wait until it rests for the first time."""
         super().start()
