@@ -1,7 +1,7 @@
-"""Scenarios that are written for no engine, run against LMCache's L1 behind the example engine.
+"""Scenarios run against LMCache's L1 behind the example engine: those from its own threads, and those of no engine.
 
-Goal: green and red stand where `specs/scenarios/lmcache/above.csv` says. Method: its table is the expectation of every case;
-what is unsafe is LMCache's own, and is listed here with the reason.
+Goal: green and red stand where the tables in `specs/scenarios/lmcache` say. Method: a table is the expectation of every case;
+what is unsafe is LMCache's own, and is listed here with the reason. Each case from its threads goes red with a fault.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from lmcache.v1.distributed.error import L1Error
 
 from tests.behind.scenario_tables import as_they_are, cases_above, table
+from tests.lmcache.scenarios import CASES, own
 from tests.proof.drivers.lmcache import LMCacheDriver, LMEngine
 
 LMCACHES = {
@@ -20,6 +22,17 @@ LMCACHES = {
     "A50": "a forced clear gives a place away that is written, or read",
 }
 """Cases that LMCache fails, and why."""
+RED = {"L1": "I1, step 8", "L2": "unsafe: expected a refusal; it was done, step 5"}
+"""Cases from its threads that it fails."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_case_from_a_thread_ends_as_the_table_says(case: str) -> None:
+    """It holds, or LMCache has the fault still."""
+    ((_, found),) = own(cases=[case])
+
+    assert [case, found] in table("lmcache", "releases")[1]
+    assert found == RED.get(case, "holds")
 
 
 @pytest.mark.parametrize("case", cases_above())
@@ -59,6 +72,37 @@ class Hasty(LMCacheDriver):
             return found
 
         engine.places.l1.reserve_write = reserved
+
+
+class Keeping(LMCacheDriver):
+    """An LMCache that hears no reader's end."""
+
+    def lives_on(self, engine: LMEngine) -> None:
+        engine.places.l1.finish_read = lambda keys, read_locks=1: dict.fromkeys(keys, L1Error.SUCCESS)
+
+
+class Leaking(LMCacheDriver):
+    """An LMCache that gives no memory back."""
+
+    def lives_on(self, engine: LMEngine) -> None:
+        kept: list[object] = []
+        engine.places.l1._memory_manager.free = kept.extend
+
+
+@pytest.mark.parametrize(
+    ("driver", "case", "words"),
+    [
+        (Keeping, "L3", "abcd is locked, step 7"),
+        (Hasty, "L4", "I6, step 3"),
+        (Hasty, "L5", "I6, step 3"),
+        (Leaking, "L6", "cannot be found in the host"),
+    ],
+)
+def test_planted_fault_is_found_by_a_case_from_a_thread(driver: type[LMCacheDriver], case: str, words: str) -> None:
+    """The table says that these hold without it; L1 and L2 find what LMCache has itself."""
+    ((_, found),) = own(driver, [case])
+
+    assert words in found
 
 
 @pytest.mark.parametrize(("driver", "case", "words"), [(Unlocked, "A21", "I7|expected"), (Hasty, "A28", "I6")])
