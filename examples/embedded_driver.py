@@ -35,6 +35,7 @@ class MiniDriver(EmbeddedDriver):
             max_jobs=world.jobs,
         )
         self.engine = Engine(geometry, limits, Contract[world.contract.upper()], world.deadline, world.policies)
+        self.engine.executor.close()  # scenarios make many engines, and their copies are simulated: no thread stays
         self.embed(world, self.engine.offload)
 
     def add(self, request: str, prompt: Sequence[int], goal: int) -> None:

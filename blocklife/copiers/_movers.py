@@ -125,4 +125,4 @@ USUAL = MoverTable(
 )
 """The points at which a probe measures; and what is taken where it could not measure, as one H100 would have it: alone, its
 kernel loads runs of 32 KiB 1.3 times as fast as a batch and runs of 16 KiB ten times, and stores runs of 8 KiB four times as
-fast and runs of 16 KiB twice (specs/measurements/h100.md)."""
+fast and runs of 16 KiB twice (specs/measurements.md)."""

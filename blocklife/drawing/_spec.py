@@ -46,14 +46,15 @@ _HINT = "run: blocklife spec --write"
 def _states(table: Table) -> str:
     """The states, what each means, and its traits."""
 
-    def has(trait: Trait) -> Callable[[enum.Enum], str]:
-        return lambda state: "yes" if trait in NATURES[state].traits else ""
+    def traits_of(state: enum.Enum) -> str:
+        return ", ".join(trait.name.lower() for trait in Trait if trait in NATURES[state].traits)
 
-    if not NATURES.keys() & set(table.states):
-        return state_table(table, {})
-    traits = [trait for trait in Trait if any(trait in NATURES[state].traits for state in table.states)]
-    meanings = markdown(["trait", "means"], [[trait.name.lower(), trait.value] for trait in traits])
-    return state_table(table, {trait.name.lower(): has(trait) for trait in traits}) + "\n" + meanings
+    return state_table(table, {"traits": traits_of} if NATURES.keys() & set(table.states) else {})
+
+
+def _traits() -> str:
+    """What each trait means."""
+    return markdown(["trait", "means"], [[trait.name.lower(), trait.value] for trait in Trait])
 
 
 _PARTS: Mapping[str, Callable[[Table], str]] = {
@@ -64,16 +65,19 @@ _PARTS: Mapping[str, Callable[[Table], str]] = {
 }
 
 
-def _parts_of(table: Table) -> Iterator[str]:
-    """What is printed of a table. Its rows are in the matrix, those of one cell in their order."""
+def _parts_of(machine: str, table: Table) -> Iterator[str]:
+    """What is printed of a table: of one beside the ledger the states alone, since its drawing has everything else."""
+    if machine not in MACHINES:
+        yield "states"
+        return
     without = set() if any(row.guard for row in table.rows) else {"guards"}
     yield from (part for part in _PARTS if part not in without)
 
 
 def generated(others: Mapping[str, str]) -> dict[str, str]:
     """Every generated part by its name, as it should be: those of the machines, and tables of others."""
-    parts = {f"{machine}.{part}": _PARTS[part](table) for machine, table in OURS.items() for part in _parts_of(table)}
-    parts |= {"couplings": coupling_table(COUPLINGS), **others}
+    parts = {f"{machine}.{part}": _PARTS[part](table) for machine, table in OURS.items() for part in _parts_of(machine, table)}
+    parts |= {"couplings": coupling_table(COUPLINGS), "traits": _traits(), **others}
     # Blank lines, so that a Markdown reader takes neither marker for a part of the table.
     return {name: f"\n{text}\n" for name, text in parts.items()}
 

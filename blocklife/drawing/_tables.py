@@ -66,7 +66,7 @@ def _prose(text: str) -> Cell:
     return [[Piece(As.PROSE, (text,))]] if text else []
 
 
-def _names(names: Sequence[str], otherwise: str = "nothing") -> Cell:
+def _names(names: Sequence[str], otherwise: str = "") -> Cell:
     return [[Piece(As.NAME, tuple(names))]] if names else _prose(otherwise)
 
 
@@ -114,7 +114,8 @@ def _states(panel: Panel) -> Grid:
 
 
 def _words(title: str, words: Iterable[Explained], heading: Sequence[str]) -> Grid:
-    return Grid(title, heading, [[_names([word.name]), _names(word.reads), _prose(word.about)] for word in words])
+    rows = [[_names([word.name]), _names(word.reads), _prose(word.about)] for word in words]
+    return Grid(title, heading, rows, ("payload",))
 
 
 def _rows(panel: Panel) -> Grid:
@@ -125,10 +126,10 @@ def _rows(panel: Panel) -> Grid:
             _prose(str(label.row)),
             _names([arrow.source]),
             _names([label.event]),
-            _names([label.guard] if label.guard is not None else [], ""),
+            _names([label.guard] if label.guard is not None else []),
             _names([arrow.target]),
-            _names(label.causes, ""),
-            _names(label.follows, ""),
+            _names(label.causes),
+            _names(label.follows),
             *_mark_cells(panel.marks.row(label)),
         ]
         for label, arrow in labels
@@ -152,7 +153,7 @@ def sections(panel: Panel) -> Iterator[Grid]:
 
 
 def couplings_of(couplings: Iterable[Coupling], numbers: Mapping[str, int] | None = None) -> Grid:
-    """Couplings: what causes each, into which states, what follows, why, and the mutants that show it."""
+    """Couplings: what causes each, into which states, what follows, and why."""
     rows = [
         [
             _prose(str(numbers[each.name]) if numbers else ""),
@@ -161,11 +162,10 @@ def couplings_of(couplings: Iterable[Coupling], numbers: Mapping[str, int] | Non
             _names([state.name for state in each.into], "any state"),
             [[Piece(As.NAME, (effect,))] for effect in each.effects],
             _prose(each.why),
-            [[Piece(As.NAME, (each.without(effect),))] for effect in each.effects],
         ]
         for each in couplings
     ]
-    heading = ["number", "coupling", "when", "leads into", "then, in this order", "why", "deleted from the row by"]
+    heading = ["number", "coupling", "when", "leads into", "then, in this order", "why"]
     return Grid("Couplings", heading, rows, ("number",))
 
 
@@ -278,7 +278,7 @@ def guard_table(table: Table) -> str:
 
 
 def coupling_table(couplings: Iterable[Coupling]) -> str:
-    """Every coupling: what causes it, into which states, what follows, why, and the mutants that show it."""
+    """Every coupling: what causes it, into which states, what follows, and why."""
     return as_markdown(couplings_of(couplings))
 
 

@@ -7,6 +7,7 @@ releases are asked of the code that refuses them. Alerts and the dashboard have 
 from __future__ import annotations
 
 import ast
+import csv
 import re
 import tomllib
 from itertools import pairwise
@@ -43,7 +44,7 @@ def test_sizes_of_the_page_are_those_of_the_command(tmp_path: Path, capsys: pyte
             assert main(words) == 0
             assert capsys.readouterr().out == answer.text, block
             found += 1
-    assert found == 3
+    assert found == 2
 
 
 def test_figures_of_the_page_are_those_that_were_measured() -> None:
@@ -52,9 +53,8 @@ def test_figures_of_the_page_are_those_that_were_measured() -> None:
         r"a host tier of (\d+) blocks brought (\d+) tokens, one of (\d+) blocks\s(\d+), and one of (\d+) blocks (\d+)", PAGE
     )
     assert found is not None
-    measured = (SPECS / "vllm-connector.md").read_text(encoding="utf-8")
-    table = measured[measured.index("| host blocks | policy |") :].split("\n\n")[0]
-    rows = re.findall(r"(?m)^\| (\d+) \| arc \| \d+ \| (\d+) \|", table)
+    with (SPECS / "measurements" / "vllm-hits.csv").open(encoding="utf-8", newline="") as file:
+        rows = [(row["host blocks"], row["Blocklife"]) for row in csv.DictReader(file) if row["policy"] == "arc"]
 
     assert list(zip(found.groups()[::2], found.groups()[1::2], strict=True)) == rows
 
@@ -137,8 +137,9 @@ def test_remedies_of_the_page_are_those_of_the_connector() -> None:
 
 def refusals() -> list[tuple[str, str]]:
     """What the connector refuses: the message and the remedy of each."""
-    source = (CONNECTOR / "_cache.py").read_text(encoding="utf-8")
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_refuse"]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(CONNECTOR.glob("*.py"))]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes if ast.unparse(node.func) == "refusal"]
     return [(ast.unparse(call.args[0]), ast.literal_eval(call.args[1])) for call in calls]
 
 

@@ -1,7 +1,7 @@
 """Published faults of SGLang that have a story: the watch names each ahead of the harm, and mended releases are silent.
 
-Goal: one more row of the table in `specs/sglang-watch.md`. Method: each story of `published` is told in every release under a
-watch that counts, so that the harm comes, too.
+Goal: one more row of `specs/measurements/sglang-watch-found.csv`. Method: each story of `published` is told in every release
+under a watch that counts, so that the harm comes, too.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ RULES_OF = {name: set(rules) for name, rules in known("sglang")["rules"].items()
 """What each planted fault is called. A page that is freed twice is named by what happens to it next."""
 
 KNOWN = known("sglang")["watched"]
-"""What the watch finds in releases with published faults; `specs/sglang-watch.md` has the threads."""
+"""What the watch finds in releases with published faults; `specs/measurements/sglang-watch-found.csv` has the threads."""
 
 
 @pytest.mark.parametrize("world", sorted(KNOWN.get(RELEASE, {})))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def test_embedded_engine_holds_what_the_page_says(mini: type[EmbeddedDriver]) ->
     *_, safety, policy = summary(list(run_files(driver=mini)))
     page = " ".join((EXAMPLES.parent / "specs/scenario-driver.md").read_text(encoding="utf-8").split())
 
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("blocklife")]
     assert safety == "safety: 38 of 52 scenarios hold, 14 need what the engine cannot have"
     assert policy == "policy: 14 of 17 scenarios hold, 3 need what the engine cannot have"
     assert "38 of the 52 safety scenarios hold. The other 14 need" in page

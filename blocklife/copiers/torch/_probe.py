@@ -50,7 +50,7 @@ same as the one above it is not measured again."""
 WORTH = {Direction.LOAD: 1.2, Direction.STORE: 3.0}
 """How many times as fast as the copy engines a kernel must be to be worth its multiprocessors. Time to first token waits for
 loads, and nothing for stores, which run beside the forward pass: there a kernel slowed a matrix product by a tenth, and at 16
-KiB it stored no more than a batch (specs/measurements/h100.md)."""
+KiB it stored no more than a batch (specs/measurements.md)."""
 
 HOPELESS = 2.0
 """Slices that took so many times as long as the best are not measured with more runs: each costs the host the same."""

@@ -25,9 +25,8 @@ TABLE = Path(__file__).parents[3] / "specs" / "mutants.csv"
 PAGE = TABLE.with_suffix(".md")
 _PAGE = """# Mutants
 
-A mutant is the code with one rule switched off. Every guard of a table, every effect of a coupling, every cleanup step of
-the kernel, the ledger and the scheduler is switched off in turn, and so are five released fixes. Something must notice each:
-either a small world breaks an invariant, or a named test fails. The list is derived from the tables and the source.
+A mutant is the code with one rule switched off. Something must notice each: either a small world breaks an invariant, or a
+named test fails. The list is derived from the tables and the source of the kernel, the ledger and the scheduler.
 
 {counted}.
 
@@ -35,8 +34,7 @@ either a small world breaks an invariant, or a named test fails. The list is der
 | --- | --- | ---: | ---: | ---: | ---: |
 {rows}
 [mutants.csv](mutants.csv) has a row for each: the world that finds it, the rule that breaks there and the steps of a shortest
-counterexample, or the test that fails. `blocklife draw block --mutants specs/mutants.csv` draws the guards of a machine with
-them.
+counterexample, or the test that fails.
 
 | to do this | run |
 | --- | --- |
@@ -44,8 +42,8 @@ them.
 | judge those with a text in their name | `python -m tests.proof.mutants TEXT` |
 | run tests with one mutant planted | `pytest -p tests.proof.plugin --mutant NAME` |
 
-A mutant that no world finds gets its test in the last column, by hand; what is wrong under it is not unsafe, but not as it
-should be. Tests ask each row again: the world must break that rule after exactly as many steps, or the test must fail.
+A mutant that no world finds gets its test in the last column, by hand. Tests ask each row again: the world must break that
+rule after exactly as many steps, or the test must fail.
 
 [source-mutants.md](source-mutants.md) is about small random changes of the code between these rules.
 """

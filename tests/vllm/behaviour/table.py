@@ -119,9 +119,9 @@ class Table:
                 found.append(f"{entry.test} {' '.join(entry.cases)}: {count} cases, and the table says {entry.count}")
         return found
 
-    def total(self, verdict: str, theme: str | None = None) -> tuple[int, int]:
+    def total(self, verdict: str) -> tuple[int, int]:
         """Entries and cases with one verdict."""
-        chosen = [each for each in self.entries if each.verdict == verdict and theme in (None, each.theme)]
+        chosen = [each for each in self.entries if each.verdict == verdict]
         return len(chosen), sum(each.count for each in chosen)
 
 

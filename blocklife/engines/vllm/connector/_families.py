@@ -67,12 +67,11 @@ def key_of(*values: str) -> str:
 DIRECTIONS = tuple(each.name.lower() for each in Direction)
 SLOTS = {
     "empty": "nothing is in it",
-    "evictable": "content that can be loaded, and makes room when a store needs it",
-    "pinned": "content that a load, a lookup or a demotion needs now, so that it stays",
+    "evictable": "content that can be loaded, or makes room for a store",
+    "pinned": "content that a load, a lookup or a demotion needs now",
     "writing": "a store or a promotion fills it",
     "freeing_soon": "forgotten content that a copy or a lookup still needs; empty after that",
-    "quarantined": "a copy is past its deadline and may still write it: unusable until its worker proves it quiet. "
-    "A rise is bad",
+    "quarantined": "unusable: a copy past its deadline may still write it. A rise is bad",
 }
 """The states of a slot, as `TierStatistics` has them, and what each means."""
 _SIZES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
@@ -120,8 +119,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             PREFIX + "failed_loads",
             MetricKind.COUNTER,
-            "Loads that failed. With kv_load_failure_policy fail, vLLM's default, the request ends with an error; with "
-            "recompute it is computed again.",
+            "Loads that failed: the request ends with an error, or is computed again (kv_load_failure_policy).",
         ),
         Metric(
             PREFIX + "host_damaged",
@@ -135,7 +133,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             PREFIX + "overdue_requests",
             MetricKind.COUNTER,
-            "Requests that computed what others were storing or loading, after waiting for it as long as they may.",
+            "Requests that have waited as long as they may for what others store or load, and compute it.",
         ),
         Metric(
             PREFIX + "lookup_sync_delay_seconds",
@@ -181,7 +179,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             PREFIX + "stale_blocks",
             MetricKind.COUNTER,
-            "Blocks that were not stored because their content was gone when their turn came. No error: a later hit is lost.",
+            "Blocks whose content was gone when they were to be stored. No error: a later hit is lost.",
         ),
         Metric(
             PREFIX + "violations",
@@ -191,7 +189,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             PREFIX + "hook_errors",
             MetricKind.COUNTER,
-            "Errors of hooks and of a replacement policy of your own. They changed nothing; the log names the code.",
+            "Errors of your hooks and replacement policy. They changed nothing; the log names the code.",
         ),
         Metric(
             PREFIX + "below_bytes",
@@ -228,8 +226,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             PREFIX + "below_lookups",
             MetricKind.COUNTER,
-            "Questions of lookups and demotions whether the store below has a chunk, by answer: refused and given up are "
-            "misses, too.",
+            "Questions whether the store below has a chunk, by answer; refused and given up are misses, too.",
             {"answer": tuple(ANSWERS)},
             means={
                 "hit": "every rank's part is there",
@@ -249,7 +246,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             PREFIX + "below_overdue_requests",
             MetricKind.COUNTER,
-            "Requests that went on without content from below, after waiting as long as they may.",
+            "Requests that have waited as long as they may for content from below, and go on without.",
         ),
         Metric(
             PREFIX + "below_outages", MetricKind.COUNTER, "How often the scheduler has given the store below up for a while."
@@ -271,9 +268,9 @@ METRICS: Mapping[str, Metric] = {
 
 def metrics_table() -> Iterator[str]:
     """The metrics as `specs/metrics.md` prints them, line by line."""
-    yield from ("| metric, type, updated | meaning, and labels |", "| --- | --- |")
+    yield from ("| metric, type | meaning, and labels |", "| --- | --- |")
     for metric in METRICS.values():
-        kind = f"{metric.kind.name.lower()}, every {metric.every} steps"
+        kind = metric.kind.name.lower() + (f", every {metric.every} steps" if metric.every != COUNTS_EVERY else "")
         labels = []
         for label, values in metric.labels.items():
             told = [f"*{value}*: {metric.means[value]}." for value in values] if metric.means else [", ".join(values)]
