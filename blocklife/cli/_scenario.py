@@ -56,7 +56,7 @@ def add_options(parser: Parser) -> None:
     )
     listed.describe("List what each scenario is about, whether it tests safety or a policy, and which methods it needs.")
     shown.describe("Print scenario files as they are.")
-    said = "files, folders, or names of built-in scenarios, such as A01, or vllm or sglang for a folder"
+    said = "files, folders, or names of built-in scenarios, such as A01, or vllm, sglang or lmcache for a folder"
     for each in (run, listed):
         each.add_argument("files", nargs="*", type=_scenario, metavar="FILE", help=f"{said} (default: all but these)")
     shown.add_argument("files", nargs="+", type=_scenario, metavar="FILE", help="files, or names of built-in scenarios")

@@ -33,6 +33,7 @@ LANGUAGES = {"python", "console", "toml", "json", "text"}
 PROGRAMS = {
     "vllm",
     "sglang",
+    "lmcache",
     "spin",
     "apt",
     "mooncake_master",
@@ -45,9 +46,9 @@ PROGRAMS = {
     "promtool",
     "curl",
 }
-"""What a command may begin with. The first six are other people's, and only their name is looked at."""
+"""What a command may begin with. The first seven are other people's, and only their name is looked at."""
 TARGETS = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
-VARIABLES = {"ARGS", "VLLM", "SGLANG", "SOURCES", "PYTHON", "WORLD"}
+VARIABLES = {"ARGS", "VLLM", "SGLANG", "LMCACHE", "SOURCES", "PYTHON", "WORLD"}
 
 
 def of(language: str) -> list[Block]:

@@ -54,6 +54,7 @@ ONLY_IN = {
     "transitions": ("machines.py",),
     "vllm": ("engines/vllm/",),
     "sglang": ("engines/sglang/",),
+    "lmcache": ("engines/lmcache/",),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
 }

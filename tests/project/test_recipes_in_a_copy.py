@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow  # a minute of processor time each; what is forgot
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LEFT_BEHIND = shutil.ignore_patterns(
-    ".git", ".venv*", ".vllm", ".sglang", ".model", ".source-mutants", ".hypothesis", ".*_cache", "__pycache__", "*.so",
-    "build", "dist", "node_modules",
+    ".git", ".venv*", ".vllm", ".sglang", ".lmcache", ".model", ".source-mutants", ".hypothesis", ".*_cache", "__pycache__",
+    "*.so", "build", "dist", "node_modules",
 )  # fmt: skip
 """What is fetched, built or kept."""
 
