@@ -52,8 +52,8 @@ def parts() -> dict[str, str]:
     """Every generated part of the pages, by name."""
     from blocklife.drawing._spec import generated
     from blocklife.engines.vllm.connector._families import metrics_table
+    from blocklife.knobs import knobs_table
     from blocklife.offload import BelowPolicies, Policies
-    from blocklife.offload._fields import knobs_table
     from blocklife.offload.replacement import replacements_table
     from blocklife.testing.worlds._format import faults_table
     from blocklife.watch._metrics import watch_metrics_table

@@ -16,7 +16,6 @@ from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._driver import Driver, EngineSetup
 from blocklife.testing.scenarios._format import Scenario, read_scenario
 from blocklife.testing.scenarios._kinds import Value
-from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
 from blocklife.testing.scenarios._shipped import SHIPPED as SHIPPED
 from blocklife.testing.scenarios._shipped import meant
@@ -48,7 +47,7 @@ def planned(paths: Sequence[str] = ()) -> list[tuple[Scenario, dict[str, Value]]
 
 
 def run_files(
-    paths: Sequence[str] = (), driver: Callable[[], Driver] = OurDriver, *, log: bool = False
+    paths: Sequence[str] = (), driver: Callable[[], Driver] | None = None, *, log: bool = False
 ) -> Iterator[ScenarioVerdict]:
     """Run every variant of every file, or of the package's scenarios. A malformed file is refused before anything runs."""
     for scenario, variant in planned(paths):

@@ -30,9 +30,8 @@ from typing import Annotated, NoReturn
 
 from attrs import evolve, field, frozen
 
-from blocklife.offload import Policies
-from blocklife.offload._fields import Knob, Plain, knob, knobs, written
-from blocklife.offload.replacement import BUILT_IN
+from blocklife.knobs import Knob, Plain, knob, knobs, written
+from blocklife.policies import BUILT_IN, Policies
 from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._words import verb
 from blocklife.testing.worlds._device import Device, Landing, Orders, Pass

@@ -23,7 +23,7 @@ from attrs import define, field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
-from blocklife.offload import Geometry
+from blocklife.groups import Geometry
 from blocklife.testing.scenarios._driver import NUMBER_MAX, SETTINGS, Driver, EngineSetup
 from blocklife.testing.scenarios._judge import check_expectations
 from blocklife.testing.scenarios._kinds import NEW_REQUEST, TEXT, Known, Value, nearest, one_of, shown

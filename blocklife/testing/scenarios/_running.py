@@ -26,6 +26,7 @@ from attrs import asdict, field, frozen
 
 from blocklife._theirs import look_here
 from blocklife.errors import BlocklifeError, CapacityError, InvariantError, MisuseError
+from blocklife.testing.scenarios import OUR_DRIVER
 from blocklife.testing.scenarios._driver import SETTINGS, Driver, EngineSetup, Unsupported
 from blocklife.testing.scenarios._format import (
     MEMORY_RULES,
@@ -40,7 +41,6 @@ from blocklife.testing.scenarios._format import (
 from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._kinds import Value, plain
 from blocklife.testing.scenarios._names import ScenarioNames, StageError
-from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._scaling import factor_of, scaled_scenario, scaled_settings
 from blocklife.testing.scenarios._stage import AnswerError, Stage, UnmetError
 from blocklife.testing.scenarios._verbs import VerbStage
@@ -139,12 +139,12 @@ class _Over(Exception):  # noqa: N818 - how a run ends
 
 def run_scenario(
     scenario: Scenario,
-    driver: Callable[[], Driver] = OurDriver,
+    driver: Callable[[], Driver] | None = None,
     variant: Mapping[str, Value] | None = None,
     *,
     log: bool = False,
 ) -> ScenarioVerdict:
-    """Run one scenario in one variant (the first, if none is named) against a new engine."""
+    """Run one scenario in one variant (the first, if none is named) against a new engine, our own if no driver is given."""
     chosen = next(scenario.each_variant()) if variant is None else variant
     if set(chosen) != set(scenario.variants):
         raise MisuseError(
@@ -153,7 +153,7 @@ def run_scenario(
     run = _ScenarioRun(scenario, chosen, log=log)
     end = _Over(Outcome.HELD)
     try:
-        run.all(driver)
+        run.all(driver or driver_named(OUR_DRIVER))
     except _Over as over:
         end = over
     except SystemExit as left:

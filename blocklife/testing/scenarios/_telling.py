@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from blocklife.offload._fields import usual
+from blocklife.knobs import usual
 from blocklife.testing.scenarios._cases import files_of, worlds
 from blocklife.testing.scenarios._driver import SETTINGS, EngineSetup
 from blocklife.testing.scenarios._format import COMMON, TESTS, TOP, VERBS, Scenario, read_scenario

@@ -33,8 +33,8 @@ from blocklife.engines.vllm.connector._shapes import CacheShape
 from blocklife.engines.vllm.connector._store import StoreBelow
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.errors import MisuseError
+from blocklife.groups import Group
 from blocklife.offload import FullAttention, FullHit, Geometry, LocalAttention, Mamba, Mode, SlidingWindow
-from blocklife.offload._groups import Group
 from blocklife.tiers import Identity
 
 if TYPE_CHECKING:
