@@ -55,6 +55,7 @@ def parts() -> dict[str, str]:
     from blocklife.knobs import knobs_table
     from blocklife.offload import BelowPolicies, Policies
     from blocklife.offload.replacement import replacements_table
+    from blocklife.testing.scenarios._telling import groups_table
     from blocklife.testing.worlds._format import faults_table
     from blocklife.watch._metrics import watch_metrics_table
 
@@ -64,6 +65,7 @@ def parts() -> dict[str, str]:
         "policies": knobs_table(Policies),
         "policies.below": knobs_table(BelowPolicies),
         "replacements": replacements_table(),
+        "suite.groups": groups_table(),
         "worlds.faults": faults_table(),
     }
     return generated({name: "".join(f"{line}\n" for line in made) for name, made in lines.items()})

@@ -34,7 +34,7 @@ from blocklife.testing import (
     run_files,
     run_scenario,
 )
-from blocklife.testing.scenarios._cases import SHIPPED, files_of, worlds
+from blocklife.testing.scenarios._cases import SHIPPED, chosen, files_of, worlds
 from blocklife.testing.scenarios._running import METHODS, needs, read_scenario
 from blocklife.testing.scenarios._shipped import near
 from blocklife.testing.scenarios._telling import list_files, list_methods, list_records, summary, told
@@ -84,7 +84,7 @@ def test_run_files_reads_everything_first(tmp_path: Path) -> None:
     with pytest.raises(MisuseError, match="no scenario there"):
         next(run_files([str(tmp_path / "empty")]))
     with pytest.raises(MisuseError, match="no scenario there"):
-        list(list_files([str(tmp_path / "empty")]))
+        chosen([str(tmp_path / "empty")])
 
 
 def test_names_stand_for_the_scenarios_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,9 +489,9 @@ def test_note_of_a_failing_step_is_said() -> None:
 
 def test_list_says_what_there_is_and_what_it_needs() -> None:
     """Two lines a file; by method; and one object a file for machines."""
-    lines = list(list_files([]))
-    methods = {line.split()[0]: line.split()[1:] for line in list_methods([])}
-    records = {each["scenario"]: each for each in map(json.loads, list_records([]))}
+    lines = list(list_files(chosen()))
+    methods = {line.split()[0]: line.split()[1:] for line in list_methods(chosen())}
+    records = {each["scenario"]: each for each in map(json.loads, list_records(chosen()))}
     at = lines.index("A14 (safety): A report for a job whose owner is gone, or that nobody knows, is counted and no accident "
                      "(vllm#43226); I3; 4 variants")  # fmt: skip
 

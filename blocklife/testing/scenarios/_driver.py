@@ -212,6 +212,11 @@ def forward_pass(
 class Driver:
     """An engine as scenarios see it. Subclass it, or write a class with the methods that you have."""
 
+    engine_name: str = ""
+    """The name of the engine, for reports."""
+    version: str = ""
+    """The release of the engine, for reports and for lists of known failures."""
+
     own_words = False
     """Whether refusals have blocklife's messages; otherwise the wording that a scenario expects is not compared."""
 

@@ -108,13 +108,20 @@ class ScenarioVerdict:
     """Where a method of the driver was missing: all methods that the scenario needs and the driver does not have."""
     steps: int = 0
     """Steps that were taken."""
+    engine: str = ""
+    """The name of the engine, as its driver gives it."""
+    release: str = ""
+    """The release of the engine, likewise."""
+    expected: str = ""
+    """The public thread of this failure, if a list of known failures has it."""
     log: tuple[str, ...] = field(default=(), repr=False)
     """Every step with its transitions, if requested."""
 
     def __str__(self) -> str:
         which = ", ".join(f"{key}={plain(value)}" for key, value in self.variant.items())
         said = f": {self.message}" if self.message else ""
-        return f"{self.scenario}{f' ({which})' if which else ''}: {self.outcome.value}{said}"
+        known = f" (expected: {self.expected})" if self.expected else ""
+        return f"{self.scenario}{f' ({which})' if which else ''}: {self.outcome.value}{said}{known}"
 
     def record(self) -> dict[str, object]:
         """The verdict as data for JSON."""
@@ -173,6 +180,8 @@ def run_scenario(
         reason=end.reason,
         lacks=lacking(scenario, run.driver) if end.method else (),
         steps=run.taken,
+        engine=str(getattr(run.driver, "engine_name", "")),
+        release=str(getattr(run.driver, "version", "")),
         log=tuple(run.lines),
     )
 

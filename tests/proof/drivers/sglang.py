@@ -130,6 +130,7 @@ class _ToldStore:
 class SglangDriver(driver.Driver):
     """SGLang, in the release that can be imported."""
 
+    engine_name = "SGLang"
     host_skew = 0
     """Pages that the last of several ranks has less in its host."""
 
