@@ -415,7 +415,7 @@ def test_told_is_what_the_command_prints() -> None:
         "safety: 1 of 2 scenarios hold, 1 needs what the engine cannot have",
     ]
     assert any(line.startswith("A10 (contract=fence): not applicable: /") for line in long)
-    assert "  step 4 (line 26): evict contents=[abcd]  # B keeps it" in long
+    assert "  step 4 (line 27): evict contents=[abcd]  # B keeps it" in long
     assert any(line.startswith("      refused: slot 0: ") for line in long)
     assert [each["outcome"] for each in objects] == ["not_applicable", "not_applicable", "held", "held"]
     assert [bool(each["reason"]) for each in objects] == [True, True, False, False]
@@ -492,7 +492,7 @@ def test_list_says_what_there_is_and_what_it_needs() -> None:
     lines = list(list_files(chosen()))
     methods = {line.split()[0]: line.split()[1:] for line in list_methods(chosen())}
     records = {each["scenario"]: each for each in map(json.loads, list_records(chosen()))}
-    at = lines.index("A14 (safety): A report for a job whose owner is gone, or that nobody knows, is counted and no accident "
+    at = lines.index("A14 (safety, reports): A report for a job whose owner is gone, or that nobody knows, is counted and no accident "
                      "(vllm#43226); I3; 4 variants")  # fmt: skip
 
     assert len(lines) == 2 * len(FILES)
