@@ -492,8 +492,8 @@ def test_list_says_what_there_is_and_what_it_needs() -> None:
     lines = list(list_files(chosen()))
     methods = {line.split()[0]: line.split()[1:] for line in list_methods(chosen())}
     records = {each["scenario"]: each for each in map(json.loads, list_records(chosen()))}
-    at = lines.index("A14 (safety, reports): A report for a job whose owner is gone, or that nobody knows, is counted and no accident "
-                     "(vllm#43226); I3; 4 variants")  # fmt: skip
+    at = lines.index("A14 (safety, reports): A report for a job whose owner is gone, or that nobody knows, is counted and no "
+                     "accident (vllm#43226); I3; 4 variants")  # fmt: skip
 
     assert len(lines) == 2 * len(FILES)
     assert lines[at + 1] == "    needs worlds contract=fence|hold, scheduling=sync|async; methods finish"
