@@ -231,6 +231,7 @@ spec: $(VENV)/.dev  ## write all that is generated: parts and tables of specs/, 
 	@$(BIN)/python -m tests.project.alerts
 	@$(BIN)/python -m tests.project.mistakes
 	@$(BIN)/python -m tests.project.windows
+	@$(BIN)/python -m tests.project.engines
 	@$(BIN)/python -m tests.vllm.behaviour --write
 
 # The same sources give the same bytes: no date of today goes in. Nothing is fetched, now or when a page is read.

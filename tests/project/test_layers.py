@@ -21,6 +21,9 @@ FILE_LINES_MAX = 900
 TRUNK = (
     "_doors",
     "errors",
+    "knobs",
+    "groups",
+    "policies",
     "extras",
     "hook_errors",
     "threads",
@@ -60,7 +63,20 @@ ONLY_IN = {
 }
 """Packages of others, and the only files that may name them."""
 
-PURE = ("errors", "lifecycle", "states", "scheduler_states", "connector_states", "watch_states", "core", "ledger", "offload")
+PURE = (
+    "errors",
+    "knobs",
+    "groups",
+    "policies",
+    "lifecycle",
+    "states",
+    "scheduler_states",
+    "connector_states",
+    "watch_states",
+    "core",
+    "ledger",
+    "offload",
+)
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "uuid", "threading", "multiprocessing", "concurrent", "asyncio", "queue"}
     | {"os", "io", "pathlib", "tempfile", "shutil", "socket", "subprocess", "signal", "logging"}
