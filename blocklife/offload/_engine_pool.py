@@ -233,7 +233,9 @@ class EnginePool:
         self._rows.place(self._progress, grown)
 
     def _give_back(self, blocks: Iterable[int]) -> None:
-        """Blocks are handed out: release those that requests hold which are over and still in a plan; they are not stored.
+        """Blocks are handed out: release those that requests hold which are over and still in a plan.
+
+        Stores of them that were planned go on, and the hand-out waits for these; nothing more of them is stored.
 
         An engine may hand a block out before the last step is over that computes it, as vLLM does where it is a producer alone:
         what that step still writes to it comes before all that the next one does.

@@ -49,9 +49,22 @@ def test_window_of_an_ended_request_that_is_short_for_the_engine_stays() -> None
     assert engine.ledger.blocks.state(5) is not Block.ALLOCATED
 
 
-def test_block_that_the_engine_frees_early_cannot_be_handed_out_before_it_has_left() -> None:
-    """The control: without the call the ledger refuses the hand-out."""
+def test_block_that_is_handed_out_while_the_last_step_of_its_request_is_out_is_given_back() -> None:
+    """An engine that is a producer alone does so. What was promised to be stored from there is, and the step waits for it."""
     engine = ended()
+    reads = engine.ledger.blocks.job(5)
+    engine.add("b", [(5,)], 2)
+    plan = engine.scheduler.build_plan(0)
+
+    assert engine.held() == [0, 0, 3, 4, 0]
+    assert engine.held("b") == [5]
+    assert reads in {job.number for job in plan.flushes}
+
+
+def test_block_of_a_request_that_runs_cannot_be_handed_out() -> None:
+    """Only those that are over give back."""
+    engine = PoolRig("swa:2:4", 10)
+    engine.add("a", [(1, 2, 3, 4, 5)], 8)
     with pytest.raises(MisuseError, match="block 3: cannot ALLOCATE"):
         engine.add("b", [(3,)], 2)
 
