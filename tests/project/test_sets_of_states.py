@@ -44,6 +44,8 @@ class Reader:
 
     def state(self, node: ast.expr) -> Member | None:
         """The state that an expression stands for: a member, its code in a table, its name, or a name for these."""
+        if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+            return None
         path = ast.unparse(node)
         if path in self.names:
             return self.names[path]
