@@ -26,7 +26,7 @@ cdef class Admissions:
     cpdef expect(self, name, tokens, spans, keys)
     @cython.locals(loading=dict)
     cpdef end_load(self, name)
-    cpdef enter(self, name, Tracked tracked, hit, long long tokens)
+    cpdef enter(self, name, Tracked tracked, hit, tokens)
     cpdef list in_doubt(self)
     cpdef bint waits_on(self, Tracked tracked) except -1
     cpdef bint may_wait(self, Py_ssize_t row) except -1

@@ -117,8 +117,8 @@ class Admissions:
             if loading.get(content) == name:
                 del loading[content]
 
-    def enter(self, name: str, tracked: Tracked, hit: Hit, tokens: int) -> None:
-        """Set up an admitted request; without *tokens* it does not run yet."""
+    def enter(self, name: str, tracked: Tracked, hit: Hit, tokens: int | None) -> None:
+        """Set up an admitted request; with None for *tokens* it does not run yet."""
         row, table = tracked.row, self._progress
         if name in self._state.pinned:
             self._state.unpin(name)
@@ -131,7 +131,7 @@ class Admissions:
             self._state.waiting_loads[name] = hit
         else:
             self._ledger.admit(name)
-        if not tokens:
+        if tokens is None:
             return
         table.run(row, hit.compute_from)
         table.wanted[row] = tokens

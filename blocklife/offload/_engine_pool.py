@@ -19,7 +19,7 @@ hit holds it, so the only loss is one source of a store; and content that was no
 Copies on write. vLLM keeps a prefix that ends inside a block in a block of its own, because the request writes on: at that
 token a state is copied to a block that is in no table, and a hit on it is copied to the block that the hit's request gets. The
 ledger hears of the target of such a copy as of any block that is handed out, so that the step waits for an older copy that
-still reads it. From the target of the first kind the tail of a group of states is stored: nobody writes there.
+still reads it (`handed_out`). From the target of the first kind the tail of a group of states is stored: nobody writes there.
 """
 
 from __future__ import annotations
@@ -226,9 +226,27 @@ class EnginePool:
     def record_growth(self) -> None:
         """Report to the ledger what the engine has appended to tables since the last call."""
         grown = self._grown
-        if grown.rows:
-            self._grown = StepGrowth()
-            self._rows.place(self._progress, grown)
+        if not grown.rows:
+            return
+        self._grown = StepGrowth()
+        self._give_back([block for own in grown.fresh for block in own])
+        self._rows.place(self._progress, grown)
+
+    def _give_back(self, blocks: Iterable[int]) -> None:
+        """Blocks are handed out: release those that requests hold which are over and still in a plan; they are not stored.
+
+        An engine may hand a block out before the last step is over that computes it, as vLLM does where it is a producer alone:
+        what that step still writes to it comes before all that the next one does.
+        """
+        ending = sorted(self._stays.ending)
+        taken = {block for block in blocks if block != NULL and self._blocks.refs(block)} if ending else set()
+        for row in ending:
+            name = self._state.names[row]
+            for group in self._state.groups if taken else ():
+                held = self._ledger.requests.table(name, group)
+                positions = [at for at, life in enumerate(held) if life != NULL and block_of(life) in taken]
+                if positions:
+                    self._ledger.release(name, positions, group)
 
     @verb
     def promise(self) -> None:
@@ -330,7 +348,7 @@ class EnginePool:
         if tracked is not None and (key is None or end > self._progress.bound(tracked.row, end)):
             tracked, key = None, None
         held = [] if tracked is None else [each for each in self._ledger.requests.table(name, group) if block_of(each) == block]
-        life = held[0] if held else self._copied_to(block, group, key)
+        life = held[0] if held else self._hand_out(block, group, key)
         if tracked is None or key is None or not life:
             return
         if held and self._ledger.blocks.of(life) in _OPEN:
@@ -340,19 +358,25 @@ class EnginePool:
             self._stores.offer([Chunk(name, group, key, [life], tail=True)])
 
     @verb
-    def copied_to(self, blocks: Iterable[int]) -> None:
-        """The step copies to these blocks first; those that no request holds were handed out, and are free again."""
-        for block in blocks:
-            if not self._ledger.blocks.refs(block) and self._ledger.blocks.state(block) not in BLANK:
-                self._copied_to(block, 0, None)
+    def handed_out(self, blocks: Iterable[int]) -> None:
+        """These blocks were handed out for something that has no content here: the target of a copy, a group without keys.
 
-    def _copied_to(self, block: int, group: int, key: bytes | None) -> int:
-        """A block was handed out to nobody, and filled by a copy. With *key* it keeps that. Returns its life; 0 if it is over.
+        For the ledger those that no request holds are free again at once; what is done to them waits for older copies.
+        """
+        blocks, known = list(blocks), self._blocks
+        self._give_back(blocks)
+        for block in blocks:
+            if not known.refs(block) and known.state(block) not in BLANK:
+                self._hand_out(block, 0, None)
+
+    def _hand_out(self, block: int, group: int, key: bytes | None) -> int:
+        """A block was handed out to no request. With *key* a copy fills it with that. Returns its life; 0 if it is over.
 
         A request that lives as long as this call holds it. If an older copy still reads the block, the step waits for it, and
         the content is not known to be final before the block may be handed out again: then it is not kept.
         """
-        ledger, holder = self._ledger, f"a copy to block {block}"
+        self._give_back([block])
+        ledger, holder = self._ledger, f"the holder of block {block}"
         while holder in ledger.requests:
             holder += "'"
         ledger.add_request(holder)

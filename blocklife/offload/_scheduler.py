@@ -247,7 +247,8 @@ class OffloadScheduler(edge.NotCopied):
         runs *tokens* tokens from ``hit.compute_from`` on in this step, is RUNNING, and the call returns True. If the ledger
         owns the pool, blocks are taken and allocated here; otherwise `place` must have reported them.
         With ``hit.within`` it does both: the load is planned, the plan of this step waits for it, and the request runs in this
-        step, LOADING until the plan settles; the call returns True.
+        step, LOADING until the plan settles; the call returns True. An engine that owns the pool may compute what is there once
+        more, for memory that is not offloaded: then it may run no new token in this step.
         Refuses: `CapacityError` if there is no room or a block of the device hit was handed out meanwhile; the request then
         waits and holds nothing, and blocks placed for it are released.
         """
@@ -265,8 +266,8 @@ class OffloadScheduler(edge.NotCopied):
             raise MisuseError(f"request {name}: its lookup is deferred (look it up again when a copy has landed)")
         loads = hit.tokens > hit.device_tokens
         runs = hit.within or not loads
-        if runs and tokens < 1:
-            raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least 1)")
+        if runs and tokens < (least := int(self.ledger.own_pool)):
+            raise MisuseError(f"request {name}: cannot run {tokens} tokens (at least {least})")
         end = hit.compute_from + tokens if runs else hit.tokens
         known = self._progress.known_of(tracked.row)
         if self._state.has_states and end > known + self.policies.state_drafts:
@@ -290,7 +291,7 @@ class OffloadScheduler(edge.NotCopied):
                 self.ledger.roll_back(name)
                 self._admissions.note_placed(name, tracked.row)
             raise
-        self._admissions.enter(name, tracked, hit, tokens if runs else 0)
+        self._admissions.enter(name, tracked, hit, tokens if runs else None)
         return runs
 
     @verb

@@ -137,8 +137,9 @@ def test_remedies_of_the_page_are_those_of_the_connector() -> None:
 
 def refusals() -> list[tuple[str, str]]:
     """What the connector refuses: the message and the remedy of each."""
-    source = (CONNECTOR / "_cache.py").read_text(encoding="utf-8")
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "_refuse"]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(CONNECTOR.glob("*.py"))]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes if ast.unparse(node.func) == "refusal"]
     return [(ast.unparse(call.args[0]), ast.literal_eval(call.args[1])) for call in calls]
 
 

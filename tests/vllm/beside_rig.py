@@ -46,7 +46,7 @@ def _both(other: Mapping[str, object], *, first: bool) -> Callable[..., KVTransf
             children.reverse()
         return KVTransferConfig(
             kv_connector="MultiConnector",
-            kv_role="kv_both",
+            kv_role=ours.kv_role,
             kv_connector_extra_config={"connectors": children},
             engine_id="rig",
         )
@@ -71,8 +71,9 @@ class BesideRig(ConnectorRig):
             engine, "_transfer_config", _both({**SECOND, "kv_connector_extra_config": asdict(habits)}, first=first)
         ):
             super().__init__(spec, seed, **more)
-        self.second.states = next((group.block_tokens for group in spec.groups if group.kind == "mamba"), 0)
-        self.second.windows = any(group.kind in ("swa", "local") for group in spec.groups)
+        units = {group.kind: group.window or group.block_tokens for group in spec.groups}
+        self.second.states = units.get("mamba", 0) or units.get("ring", 0)
+        self.second.windows = any(group.kind in ("swa", "recent", "local") for group in spec.groups)
         for rank in self.ranks:
             assert rank.worker is not None
             for each in rank.worker.connector.sub_connectors:

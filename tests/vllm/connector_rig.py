@@ -244,9 +244,9 @@ class ConnectorRig(Rig):
         row = self._batch._rows[name]
         if row.computed <= row.prompt_tokens:
             return
-        for group, table in zip(self.spec.groups, row.tables, strict=True):
+        for group, table in [each for each in zip(self.spec.groups, row.tables, strict=True) if each[0].drafter]:
             block = table[(row.computed - 1) // group.block_tokens]
-            if group.drafter and block and any(copier.reads(block) for copier in self.copiers):
+            if block and any(copier.reads(block) for copier in self.copiers):
                 raise AssertionError(f"request {name}: block {block} is written again while a store reads it")
 
     def _judge_guesses(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:

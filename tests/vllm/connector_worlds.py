@@ -17,7 +17,7 @@ ROOMY = WorldSpec((FULL,), num_gpu_blocks=64, host_blocks=96)
 _DATA = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
 SETS = {
     name: {model: tuple(map(group, texts)) for model, texts in _DATA[name].items()}
-    for name in ("models", "drafters", "guessing", "tails")
+    for name in ("models", "drafters", "guessing", "tails", "latents", "unnamed", "replays")
 }
 """Sets of models, which are groups by name."""
 WORLDS = {name: WorldSpec(**{**world, "lag": Lag(*world["lag"])}) for name, world in _DATA["worlds"].items()}

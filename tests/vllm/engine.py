@@ -52,13 +52,17 @@ def row_words(groups: Sequence[GroupSpec]) -> int:
     return lcm(*(group.block_tokens for group in groups))
 
 
-def _group(group: GroupSpec) -> Group:
+def _group(group: GroupSpec) -> Group | making.Ring | making.Replayed:
     if group.kind == "mamba":
         return Mamba(group.block_tokens)
+    if group.kind == "ring":
+        return making.Ring(group.block_tokens)
     if group.window is None:
         return FullAttention(group.block_tokens, drafter=group.drafter)
     if group.kind == "local":
         return LocalAttention(group.block_tokens, group.window)
+    if group.kind == "replay":
+        return making.Replayed(group.block_tokens, group.window)
     return SlidingWindow(group.block_tokens, group.window, drafter=group.drafter)
 
 
@@ -78,6 +82,7 @@ def shape_of(spec: WorldSpec, folder: str = "") -> making.Shape:
         priority=spec.priority,
         hash_tokens=spec.hash_tokens,
         alike=spec.alike,
+        latents=tuple(at for at, group in enumerate(spec.groups) if group.kind in ("latents", "recent")),
     )
     return evolve(shape, transfer=_transfer_config(spec, shape, folder))
 
@@ -106,7 +111,7 @@ def _transfer_config(spec: WorldSpec, shape: making.Shape, folder: str) -> KVTra
         if spec.blocks_per_chunk > 1:
             extra["block_size"] = spec.blocks_per_chunk * spec.groups[0].block_tokens
     extra.update(spec.extra_config)
-    return KVTransferConfig(kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra, engine_id=engine, **more)
+    return KVTransferConfig(kv_connector=name, kv_role=spec.role, kv_connector_extra_config=extra, engine_id=engine, **more)
 
 
 def resets_connector(scheduler: Scheduler) -> bool:

@@ -27,6 +27,7 @@ from attrs import asdict, define, evolve, field, frozen
 
 from tests.programs import importing, natural, positive, stoppable, with_fixed_hashes
 from tests.vllm.below_rig import PACE_S
+from tests.vllm.mend_copies import mend_copies
 from tests.vllm.worlds import GroupSpec, Kind, Lag, WorldSpec
 
 with importing("tests.vllm.fuzz", __name__):
@@ -101,6 +102,11 @@ class Case:
             "windows": "swa" in kinds,
             "states": "mamba" in kinds,
             "local attention": "local" in kinds,
+            "latents": "latents" in kinds,
+            "windows over latents": "recent" in kinds,
+            "rings": "ring" in kinds,
+            "replays": "replay" in kinds,
+            "a producer or a consumer": spec.role != "kv_both",
             "blocks of several sizes": len({group.block_tokens for group in spec.groups}) > 1,
             "chunks": spec.blocks_per_chunk > 1,
             "hits inside blocks": spec.hash_tokens,
@@ -149,6 +155,9 @@ ORDERS: Sequence[Sequence[Kind]] = (
     *(("mamba",), ("mamba", "full"), ("full", "mamba", "mamba"), ("mamba", "full", "mamba"), ("mamba", "swa", "full")),
     *(("full", "swa", "mamba", "mamba"), ("swa", "full"), ("swa", "swa"), ("swa", "mamba"), ("full", "full")),
     ("local", "full"),
+    *(("latents",), ("latents", "recent"), ("recent", "latents", "recent"), ("latents", "mamba"), ("full", "ring")),
+    *(("ring", "latents"), ("latents", "ring", "recent"), ("full", "swa", "ring"), ("ring", "full", "mamba")),
+    *(("latents", "replay"), ("replay", "latents", "ring"), ("ring", "latents", "latents", "replay")),
 )
 """Groups as no model has had them yet: states or windows first, several of a kind, no full attention."""
 CONTEXTS = (
@@ -274,6 +283,8 @@ def _with_rarities(case: Case, rng: Random) -> Case:
     if MINOR >= 33 and plain and rng.random() < 0.2:
         case = _with_other_groups(case, rng)
     spec, extra = case.spec, dict(case.spec.extra_config)
+    if (role := Random(f"{case.seed}/role")).random() < 0.15:
+        spec = evolve(spec, role=role.choice(("kv_producer", "kv_consumer")))
     if rng.random() < 0.15:
         extra |= {key: rng.choice(values) for key, values in TIGHT.items() if rng.random() < 0.5}
         spec = evolve(spec, host_blocks=max(spec.blocks_per_chunk, rng.choice((4, 9, 16))))
@@ -294,8 +305,11 @@ def _with_rarities(case: Case, rng: Random) -> Case:
 
 def _with_other_groups(case: Case, rng: Random) -> Case:
     """The same with groups of `ORDERS`, and without what does not go with them."""
-    groups = _groups(rng, case.guesses, [kinds for kinds in ORDERS if case.guesses is None or "local" not in kinds])
+    hard = {"local", "ring", "replay"} if case.guesses else set()  # the rig has no guesses in rings
+    groups = _groups(rng, case.guesses, [kinds for kinds in ORDERS if not hard & {*kinds}])
     kinds = {group.kind for group in groups}
+    if "replay" in kinds:  # with its first runner vLLM has none, and it takes a prefix whole or not at all
+        case = evolve(case, second_runner=True, naps=False, sessions=False)
     states, spec, second = "mamba" in kinds, case.spec, case.second
     extra = {key: value for key, value in spec.extra_config.items() if key != "full_hit" or kinds == {"full"}}
     if second is not None and second.fails:
@@ -320,10 +334,14 @@ def _groups(rng: Random, guesses: str | None, chosen: Sequence[Sequence[Kind]] |
     size = rng.choice((4, 6))
     # vLLM asks the groups beside full attention for one window; a part of local attention has whole blocks
     windows = {"swa": rng.randint(5, 16), "local": size * rng.randint(1, 3)}
-    attending = [number for number, kind in enumerate(kinds) if kind != "mamba"]
+    windows |= {"recent": windows["swa"], "ring": 2, "replay": rng.choice((4, 8))}
+    if "replay" in kinds:  # windows of whole blocks, of which a block of the others has several
+        even, sizes = False, {**dict.fromkeys(kinds, rng.choice((4, 8))), "replay": 4}
+    sizes["ring"] = 2
+    attending = [number for number, kind in enumerate(kinds) if kind not in ("mamba", "ring", "replay")]
     drafter = rng.choice(attending) if guesses == "eagle" and attending else None
     return tuple(
-        GroupSpec(kind, size if even else sizes[kind], windows.get(kind), drafter=number == drafter)
+        GroupSpec(kind, size if even and kind != "ring" else sizes[kind], windows.get(kind), drafter=number == drafter)
         for number, kind in enumerate(kinds)
     )
 
@@ -402,6 +420,8 @@ def _engine(case: Case) -> Iterator[None]:
             with_guesses(patch, case.guesses)
         if case.events:
             send_events(patch)
+        if case.spec.hash_tokens is not None and any(group.drafter for group in case.spec.groups):
+            mend_copies(patch)
         if case.depth is not None:
             patch.setattr(VllmConfig, "max_concurrent_batches", case.depth)
         yield

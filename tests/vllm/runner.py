@@ -55,6 +55,9 @@ class Row:
     """Where in its table the states of the last step begin; None for a request that comes fresh."""
     state_behind: int = 0
     """How many entries behind that its running state is: that of the last guess that was right."""
+    kept_from: int = 0
+    """From here to *kept_to* the content of groups with keys is there already, and the others are computed once more."""
+    kept_to: int = 0
     rejected: dict[int, int] = field(factory=dict)
     """How many guesses were wrong in steps whose output the scheduler has not taken in, by step."""
 
@@ -88,6 +91,7 @@ class Batch:
         self._texts = texts
         self._rows: dict[str, Row] = {}
         self._state_tokens = next((group.block_tokens for group in groups if group.kind == "mamba"), None)
+        self._replays = next((group.window or 0 for group in groups if group.kind == "replay"), 0)
 
     def turns(self, output: Output, guess: Callable[[Row], Sequence[int]] | None = None) -> list[Turn]:
         """Take in one scheduler output. Returns what the requests of this step do; *guess* returns the guesses of one."""
@@ -98,7 +102,10 @@ class Batch:
             known = len(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
             prompt = len(new.prompt_token_ids)
             text = self._texts[new.req_id]
-            self._rows[new.req_id] = Row(new.req_id, text, prompt, tables, new.num_computed_tokens, known)
+            self._rows[new.req_id] = row = Row(new.req_id, text, prompt, tables, new.num_computed_tokens, known)
+            if self._replays and new.num_computed_tokens:
+                row.kept_from = getattr(new, "replay_start", 0)
+                row.kept_to = row.kept_from + self._replays
         self._take_cached(output.scheduled_cached_reqs)
         for name in (*(output.preempted_req_ids or ()), *output.scheduled_cached_reqs.resumed_req_ids):
             if name in self._rows:
@@ -165,7 +172,8 @@ class Forward:
     """The forward pass on one worker's memory."""
 
     def __init__(self, groups: Sequence[GroupSpec], memory: Memory, rank: int, witness: Witness) -> None:
-        self._attention = [(at, group) for at, group in enumerate(groups) if group.kind != "mamba"]
+        self._attention = [(at, group) for at, group in enumerate(groups) if group.kind not in ("mamba", "ring")]
+        self._rings = [(at, group) for at, group in enumerate(groups) if group.kind == "ring"]
         self._states = [(at, group) for at, group in enumerate(groups) if group.kind == "mamba"]
         self._memory = memory
         self._rank = rank
@@ -184,6 +192,8 @@ class Forward:
             for turn in turns:
                 self._carry_state(turn, at, group)
         for turn in turns:
+            for at, group in self._rings:
+                self._turn_ring(turn, at, group)
             for at, group in self._attention:
                 self._write(turn, at, group)
             for at, group in self._states:
@@ -206,10 +216,13 @@ class Forward:
 
     def _write(self, turn: Turn, at: int, group: GroupSpec) -> None:
         tokens = group.block_tokens
-        first, last = turn.start // tokens, -(-turn.stop // tokens)
+        start = turn.start if group.kind == "replay" else max(turn.start, turn.row.kept_to)
+        if start >= turn.stop:
+            return
+        first, last = start // tokens, -(-turn.stop // tokens)
         ids, rows = self._rows(turn.row.tables[at], group, first, last)
-        prints = self._prints(turn, at, group, turn.start)
-        rows[turn.start - first * tokens : turn.stop - first * tokens] = prints[:, None]
+        prints = self._prints(turn, at, group, start)
+        rows[start - first * tokens : turn.stop - first * tokens] = prints[:, None]
         self._memory.device[ids] = rows.reshape(len(ids), -1)
         for index in (index for index, block in enumerate(ids) if not block):
             self._wrong(turn, at, (first + index) * tokens, first + index, 0)
@@ -219,6 +232,8 @@ class Forward:
         start = 0 if group.window is None else max(0, turn.start - group.window + 1)
         if group.kind == "local" and group.window is not None:
             start = turn.start // group.window * group.window
+        if group.kind == "replay":
+            start = max(start, turn.row.kept_from)
         first, last = start // tokens, -(-turn.stop // tokens)
         ids, rows = self._rows(turn.row.tables[at], group, first, last)
         prints = self._prints(turn, at, group, start)
@@ -230,6 +245,18 @@ class Forward:
             for index in np.flatnonzero(wrong.reshape(-1, tokens).any(axis=1)).tolist():
                 token = int(np.flatnonzero(wrong[index * tokens : (index + 1) * tokens])[0])
                 self._wrong(turn, at, (first + index) * tokens + token, first + index, ids[index])
+
+    def _turn_ring(self, turn: Turn, at: int, group: GroupSpec) -> None:
+        """Read the tokens of the ring that are not compressed yet, and write those of the step over the oldest ones."""
+        ids, rows = self._rows(turn.row.tables[at], group, 0, 1)
+        size, start = group.block_tokens, max(turn.start - turn.start % (group.window or 1), turn.row.kept_from)
+        kept = turn.row.text.prints(at, start, turn.start) ^ self._memory.salt
+        self._count(1)
+        if not ids[0] or (rows[np.arange(start, turn.start) % size] != kept[:, None]).any():
+            self._wrong(turn, at, start, 0, ids[0])
+        first = max(turn.start, turn.stop - size)
+        rows[np.arange(first, turn.stop) % size] = (turn.row.text.prints(at, first, turn.stop) ^ self._memory.salt)[:, None]
+        self._memory.device[ids] = rows.reshape(1, -1)
 
     def _carry_state(self, turn: Turn, at: int, group: GroupSpec) -> None:
         """Move the state of the last step to the block that this step ends in, if that is another one, and check it."""

@@ -262,6 +262,8 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         assert self._memory is not None
         text = Text(copy.tokens, Beside(copy.salt))
         for number, (group, table) in enumerate(zip(self._groups, copy.tables, strict=True)):
+            if not group.is_found_again:
+                continue
             if group.kind == "mamba":
                 if stop == len(copy.tokens) > start and (block := table[(stop - 1) // group.block_tokens]):
                     yield block, -1, text.state(number, stop)

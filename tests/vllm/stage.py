@@ -183,7 +183,7 @@ class Stage:
     @property
     def groups(self) -> int:
         """How many the model has."""
-        return len(self.rig.spec.groups)
+        return len(self.rig.side.offload.geometry.groups)
 
     @property
     def requests(self) -> Any:
@@ -370,7 +370,8 @@ class Stage:
 
     def walk(self, requests: int = 30, resets: bool = True, stops: bool = False) -> None:
         """Random traffic, to the end; the engine may *stop*, for a load has failed that its step was to read."""
-        assert self.rig.side.offload.geometry.drafters == tuple(each.drafter for each in self.rig.spec.groups)
+        named = tuple(each.drafter for each in self.rig.spec.groups if each.is_found_again)
+        assert self.rig.side.offload.geometry.drafters == named
         try:
             walk(self.rig, self.rig.seed, requests, resets=resets)
         except RuntimeError as error:

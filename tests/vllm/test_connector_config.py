@@ -31,6 +31,7 @@ from blocklife.engines.vllm import _versions as versions
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._groups import geometry_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.offload import FullHit, LastStep, Mode
@@ -207,7 +208,6 @@ def _pretend(config: object, path: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("kv_transfer_config.kv_role", "kv_consumer", "kv_role='kv_consumer' is not offered (use kv_role='kv_both')"),
         ("model_config.is_diffusion", True, "a diffusion model is not offered"),
         ("parallel_config.pipeline_parallel_size", 2, "host_bytes with pipeline_parallel_size=2: blocks differ in size"),
         ("parallel_config.enable_fault_tolerance", True, "fault tolerance is not offered"),
@@ -286,12 +286,12 @@ def test_connector_knows_the_groups_of_a_drafter() -> None:
     rig = ConnectorRig(evolve(WORLD, groups=(GroupSpec("full"), GroupSpec("swa", window=9), GroupSpec("mamba"))))
     groups = rig.engine.kv_cache_config.kv_cache_groups
     groups[1].is_eagle_group = True
-    found = cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+    found = geometry_of(rig.engine.kv_cache_config, rig.side.config)
     groups[2].is_eagle_group = True
 
     assert found.drafters == (False, True, False)
     with pytest.raises(MisuseError, match="group 2 holds states of a drafter"):
-        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+        geometry_of(rig.engine.kv_cache_config, rig.side.config)
 
 
 def test_connector_refuses_a_model_without_a_cache() -> None:
@@ -309,11 +309,11 @@ def test_connector_refuses_kinds_of_groups_that_it_does_not_know() -> None:
     group = rig.engine.kv_cache_config.kv_cache_groups[0]
     group.kv_cache_spec = CrossAttentionSpec(block_size=4, num_kv_heads=1, head_size=1, dtype=torch.float32)
     with pytest.raises(MisuseError, match=r"CrossAttentionSpec\) is no kind of group that is offered"):
-        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+        geometry_of(rig.engine.kv_cache_config, rig.side.config)
 
     group.kv_cache_spec = MambaSpec(block_size=4, shapes=((4,),), dtypes=(torch.float32,))
     with pytest.raises(MisuseError, match="mamba_cache_mode='none'"):
-        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+        geometry_of(rig.engine.kv_cache_config, rig.side.config)
 
 
 def test_connector_refuses_a_group_of_several_kinds() -> None:
@@ -324,7 +324,7 @@ def test_connector_refuses_a_group_of_several_kinds() -> None:
     rig.engine.kv_cache_config.kv_cache_groups[0].kv_cache_spec = UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs=specs)
 
     with pytest.raises(MisuseError, match="group 0 has layers of 2 kinds"):
-        cache.geometry_of(rig.engine.kv_cache_config, rig.side.config)
+        geometry_of(rig.engine.kv_cache_config, rig.side.config)
 
 
 def test_block_takes_the_pages_of_all_layers_of_its_group() -> None:

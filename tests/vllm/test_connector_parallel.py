@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import pytest
 from attrs import evolve
 
-from blocklife.engines.vllm.connector import _cache as cache
+from blocklife.engines.vllm.connector._groups import geometry_of
 from blocklife.engines.vllm.connector._worker import ConnectorWorker
 from blocklife.errors import MisuseError
 from blocklife.ledger import Direction
@@ -74,12 +74,12 @@ def test_blocks_of_each_group_cover_the_tokens_of_all_ranks_once() -> None:
         engine.shape_of(evolve(ROOMY, groups=(GroupSpec("full", 36), GroupSpec("swa", 4, 16))))
     ).kv_cache_groups
     config.kv_cache_groups[:] = groups
-    shared = cache.geometry_of(config, rig.side.config, 2).groups
+    shared = geometry_of(config, rig.side.config, 2).groups
     if engine.MINOR < 31:  # there every group is shared out
         assert shared == (FullAttention(72), SlidingWindow(8, 16))
         return
     groups[1].kv_cache_spec = dataclasses.replace(groups[1].kv_cache_spec, dcp_sharded=False)
-    whole = cache.geometry_of(config, rig.side.config, 2).groups
+    whole = geometry_of(config, rig.side.config, 2).groups
 
     assert shared == (FullAttention(72), SlidingWindow(8, 16))
     assert whole == (FullAttention(72), SlidingWindow(4, 16))

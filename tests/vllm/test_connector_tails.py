@@ -313,7 +313,7 @@ def test_walk_finds_a_tail_that_is_final_for_ever(monkeypatch: pytest.MonkeyPatc
 
 def test_walk_finds_a_copy_that_nobody_was_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the targets of copies are not reported, so that no step waits for what still reads them."""
-    monkeypatch.setattr(EnginePool, "copied_to", lambda _self, _blocks: None)
+    monkeypatch.setattr(EnginePool, "handed_out", lambda _self, _blocks: None)
     monkeypatch.setattr(EnginePool, "hand_off_tail", lambda _self, _name, _group, _end, _block: None)
 
     assert goes_wrong() != "nothing"

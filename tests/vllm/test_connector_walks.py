@@ -39,6 +39,62 @@ room-for-few-requests model=full_and_window ahead=* seed=7 max_num_seqs=3 kind=h
 zeroed-first since=33 model=full_and_state|all ahead=* seed=5 second_runner=yes blocks_per_chunk=1|2 lag=2-6
     # the second runner zeroes a block before it waits for the store that reads it: the result of such a store is discarded
     listen abandon; walk 60 resets=no; then len(heard) > 3 and loaded > 0
+# --- an engine that is a producer or a consumer of content alone
+roles model=* ahead=* seed=1|2 world_size=2 role=kv_producer|kv_consumer
+    # vLLM hands out the blocks of a producer's requests while the last step that computes them is out
+    walk; then stored > 0
+roles-beside-another model=full|full_and_window ahead=* seed=0|1 world_size=2 role=kv_producer|kv_consumer
+    with beside=any,within:0.3,asks_again:0.1
+    walk; then stored > 0 and second.told.chosen
+roles-with-drafters of=drafters model=shared|own|own_window|window_and_drafter ahead=* seed=1|2 num_gpu_blocks=40 guesses=eagle
+    with role=kv_producer|kv_consumer
+    walk 60; then stored > 0
+roles-and-tails since=33 world=tails of=tails model=full_and_state|two_of_each ahead=* seed=1|2 role=kv_producer|kv_consumer
+    walk 60; then stored > 0
+roles-and-failing-copies model=* ahead=yes seed=3 role=kv_producer fails=load:0.2,store:0.2 recompute=yes|no
+    walk; then ended["FAILED"] > 0
+roles-and-rings of=unnamed model=ring|ring_and_window ahead=yes seed=1|2 role=kv_producer num_gpu_blocks=30 lag=2-6
+    walk 60; then stored > 0
+# --- groups over latents, and groups whose blocks have nothing that is found again
+latents of=latents model=with_a_window|of_three_sizes|with_states ahead=* seed=1|3 world_size=2
+    with host_blocks=200 num_gpu_blocks=60
+    walk 60; then stored > 0 and loaded > 0
+latents-and-failing-copies of=latents ahead=* seed=3 fails=load:0.2,store:0.2 recompute=yes|no
+    with model=with_a_window|of_three_sizes|with_states
+    walk; then ended["FAILED"] > 0
+rings of=unnamed model=ring|ring_first|ring_and_window|ring_and_state ahead=* seed=1|2|3 world_size=2 num_gpu_blocks=30
+    # the ring of a request may be any block, also one that a store still reads
+    walk; then stored > 0 and loaded > 0
+rings-beside-much-traffic of=unnamed ahead=* seed=4|5 num_gpu_blocks=30 max_num_seqs=3 lag=2-6
+    with model=ring|ring_first|ring_and_window|ring_and_state
+    with blocks_per_chunk=1|2 late_fences=yes
+    walk 60; then stored > 0
+rings-and-failing-copies of=unnamed ahead=* seed=6 num_gpu_blocks=30 fails=load:0.2,store:0.2 recompute=yes
+    with model=ring|ring_first|ring_and_window|ring_and_state
+    walk; then ended["FAILED"] > 0
+rings-zeroed-first since=33 of=unnamed model=ring_and_state ahead=* seed=5 second_runner=yes num_gpu_blocks=30 lag=2-6
+    walk 60 resets=no; then stored > 0
+rings-beside-another of=unnamed model=ring|ring_first ahead=* seed=0|1 world_size=2 num_gpu_blocks=40 first=no|yes
+    with beside=any,within:0.3,asks_again:0.1
+    walk; then stored > 0 and second.told.chosen
+rings-within-steps of=unnamed model=ring|ring_and_window ahead=* seed=1|2 num_gpu_blocks=30 sync_load_budget_bytes=1GiB
+    walk; then flushes["within the step"] > 0
+replays since=33 of=replays ahead=* seed=1|2|3 world_size=2 num_gpu_blocks=60 host_blocks=100 second_runner=yes
+    with model=replay|replay_and_ring|ring,_latents_and_replay
+    # vLLM computes the end of a hit once more, and leaves what is stored as it is
+    walk 60; then stored > 0 and loaded > 0
+replays-in-parts since=33 of=replays ahead=* seed=4|5 num_gpu_blocks=60 host_blocks=100 second_runner=yes part_tokens=3
+    with model=replay|replay_and_ring|ring,_latents_and_replay
+    with blocks_per_chunk=1|2
+    walk 60; then stored > 0 and loaded > 0
+replays-and-failing-copies since=33 of=replays ahead=* seed=6 num_gpu_blocks=60 host_blocks=100 second_runner=yes
+    with model=replay|replay_and_ring|ring,_latents_and_replay
+    with fails=load:0.2,store:0.2 recompute=yes|no
+    walk 60; then ended["FAILED"] > 0
+replays-within-steps since=33 of=replays ahead=* seed=1|2 num_gpu_blocks=60 host_blocks=100 second_runner=yes
+    with model=replay|replay_and_ring|ring,_latents_and_replay
+    with sync_load_budget_bytes=1GiB
+    walk 60; then flushes["within the step"] > 0
 # --- guesses: what was guessed wrong is junk, and is never stored
 drafts model=full|window|full_and_window seed=7 num_gpu_blocks=30 guesses=ngram|mtp
     # without layers of a drafter nothing is kept back for it

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from attrs import field, frozen, validators
 
 from tests.behind.worlds import read
 
-Kind = Literal["full", "swa", "local", "mamba"]
+Kind = Literal["full", "latents", "swa", "recent", "local", "mamba", "ring", "replay"]
+"""The kind of attention of a group. *latents* is *full*, and *recent* is *swa*, of latents instead of keys and values. *ring*
+is one block for each request, with its last tokens; *replay* is *recent*, and computed once more behind each hit. Of these two
+nothing is found again."""
+WITH_WINDOW: tuple[Kind, ...] = ("swa", "recent", "local", "ring", "replay")
 Connector = Literal["offloading", "simple", "blocklife"]
 Extra = Mapping[str, object]
 
@@ -32,17 +36,23 @@ TEXT_ALONE = Beside()
 class GroupSpec:
     """One KV-cache group: layers that share a block layout and an attention kind."""
 
-    kind: Kind = field(validator=validators.in_(("full", "swa", "local", "mamba")))
+    kind: Kind = field(validator=validators.in_(get_args(Kind)))
     block_tokens: int = field(default=4, validator=validators.ge(1))
     window: int | None = field(default=None)
-    """Tokens that a sliding window sees, the query's own included, or of a part of local attention; None for other kinds."""
+    """Tokens that a sliding window sees, the query's own included; of a part of local attention; that are compressed together
+    out of a ring; None for other kinds."""
     drafter: bool = field(default=False)
     """Whether layers of a drafter are among those of the group."""
 
     @window.validator
     def _window_belongs_to_swa(self, attribute: object, value: int | None) -> None:
-        if (value is None) is (self.kind in ("swa", "local")):
-            raise ValueError(f"a group of kind {self.kind} with window {value} (only swa and local have one, and need it)")
+        if (value is None) is (self.kind in WITH_WINDOW):
+            raise ValueError(f"a group of kind {self.kind} with window {value} (only {', '.join(WITH_WINDOW)} need one)")
+
+    @property
+    def is_found_again(self) -> bool:
+        """Whether its content has keys."""
+        return self.kind not in ("ring", "replay")
 
 
 @frozen
@@ -80,6 +90,8 @@ class WorldSpec:
     """Whether newer releases keep every block of a window and every state in the prefix cache, and not only where a prompt
     ends, which is their default; older releases always do."""
     connector: Connector | None = "offloading"
+    role: str = "kv_both"
+    """What vLLM is told that the engine does with content, beside others that make or use it (``kv_role``)."""
     extra_config: Extra = field(factory=dict)
     priority: bool = False
     """Whether a request says how urgent it is, instead of who comes first."""

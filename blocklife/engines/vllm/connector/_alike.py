@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
     iter_layer_specs,
 )
@@ -64,7 +65,7 @@ def sharing_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, places_p
 def _ranks_of(spec: KVCacheSpec, vllm_config: VllmConfig) -> int:
     """How many neighbouring ranks of tensor parallelism hold the same of a layer."""
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    if type(spec) is MLAAttentionSpec:
+    if type(spec) is MLAAttentionSpec or (type(spec) is SlidingWindowMLASpec and getattr(spec, "max_tp_shards", None) == 1):
         return int(ranks)
     if not isinstance(spec, AttentionSpec) or type(spec) not in _HEADS:
         return 1

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* Everything that is not known to work is refused here, when the engine starts. Each refusal says what to do.
-* Kinds of groups are compared by exact type: in a subclass, a block may hold something else.
+* Everything that is not known to work is refused here or in `_groups`, when the engine starts. Each refusal says what to do.
+* What is computed from groups is computed from those that are offered, unless vLLM decides it: then from all.
 """
 
 from __future__ import annotations
@@ -13,63 +13,50 @@ import os
 from typing import TYPE_CHECKING
 
 import vllm
-from attrs import evolve
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
-from vllm.v1.kv_cache_interface import (
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
-    iter_layer_specs,
-)
+from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs, iter_layer_specs
 
 from blocklife.engines.vllm.connector._alike import ranks_alike
 from blocklife.engines.vllm.connector._config import ConnectorConfig
+from blocklife.engines.vllm.connector._groups import (
+    check_ends,
+    check_states,
+    geometry_of,
+    offered_groups,
+    refusal,
+    replay_tokens,
+    with_tails,
+)
 from blocklife.engines.vllm.connector._scheduler import incarnation_of
 from blocklife.engines.vllm.connector._shapes import CacheShape
 from blocklife.engines.vllm.connector._store import StoreBelow
 from blocklife.engines.vllm.connector.releases._release import release
-from blocklife.errors import MisuseError
-from blocklife.offload import FullAttention, FullHit, Geometry, LocalAttention, Mamba, Mode, SlidingWindow
-from blocklife.offload._groups import Group
 from blocklife.tiers import Identity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
-
-
-_FULL = (FullAttentionSpec, MLAAttentionSpec)
-
-
-def _refuse(what: str, remedy: str) -> MisuseError:
-    return MisuseError(f"blocklife connector: {what} ({remedy})")
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
     """Refuse settings that the connector does not support, whatever the kinds of groups."""
-    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
-    role = None if transfer is None else transfer.kv_role
-    if role != "kv_both":
-        raise _refuse(f"kv_role={role!r} is not offered", "use kv_role='kv_both'")
+    parallel = vllm_config.parallel_config
     if parallel.enable_fault_tolerance:
-        raise _refuse("fault tolerance is not offered: a step that fails takes the workers' reports with it", "switch it off")
+        raise refusal("fault tolerance is not offered: a step that fails takes the workers' reports with it", "switch it off")
     if not kv_cache_config.kv_cache_groups:
-        raise _refuse("there is nothing to offload of a model without a KV cache", "leave the connector out")
+        raise refusal("there is nothing to offload of a model without a KV cache", "leave the connector out")
     if kv_cache_config.hisparse_host_num_blocks is not None:
-        raise _refuse("HiSparse is not offered", "switch it off")
+        raise refusal("HiSparse is not offered", "switch it off")
     if vllm_config.model_config.enable_sleep_mode and not release().tells_of_sleep:
-        raise _refuse("sleep mode is not offered: before 0.33 vLLM does not tell of it", "leave enable_sleep_mode off")
+        raise refusal("sleep mode is not offered: before 0.33 vLLM does not tell of it", "leave enable_sleep_mode off")
     if release().has_auxiliary_outputs(vllm_config):
-        raise _refuse("auxiliary outputs are not offered", "switch them off")
+        raise refusal("auxiliary outputs are not offered", "switch them off")
     if vllm_config.model_config.is_diffusion:
-        raise _refuse("a diffusion model is not offered: a step of it samples many tokens, or none", "leave the connector out")
+        raise refusal("a diffusion model is not offered: a step of it samples many tokens, or none", "leave the connector out")
     spec = vllm_config.speculative_config
     if spec is not None and kv_cache_config.has_mamba_layers and not release().guesses_beside_states:
-        raise _refuse("speculative decoding with Mamba layers is not offered before 0.33", "switch it off")
+        raise refusal("speculative decoding with Mamba layers is not offered before 0.33", "switch it off")
 
 
 def schedules_alone(vllm_config: VllmConfig) -> bool:
@@ -78,96 +65,12 @@ def schedules_alone(vllm_config: VllmConfig) -> bool:
     return bool(parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1)
 
 
-def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig, context_ranks: int = 1) -> Geometry:
-    """The groups of the model. Refuses kinds of groups that the offload scheduler does not know.
-
-    With decode context parallelism each of *context_ranks* has its share of the tokens of a block, which covers as many more.
-    """
-    groups = [_group(number, group, context_ranks) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
-    if config.policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN and any(not isinstance(each, FullAttention) for each in groups):
-        raise _refuse("full_hit=recompute_last_token needs full attention in every group", "use drop_last_block")
-    return Geometry(groups, config.blocks_per_chunk)
-
-
-def _group(number: int, group: KVCacheGroupSpec, context_ranks: int) -> Group:
-    if group.host_resident or not group.enable_kv_transfer or not group.kv_cache_spec.prefix_cacheable:
-        raise _refuse(
-            f"group {number} has blocks that cannot be cached by their content, which is not offered", "use another connector"
-        )
-    kinds = {_kind(number, spec, context_ranks) for spec in iter_layer_specs(group.kv_cache_spec)}
-    if len(kinds) != 1:
-        raise _refuse(f"group {number} has layers of {len(kinds)} kinds, which is not offered", "use another connector")
-    kind = kinds.pop()
-    if not group.is_eagle_group:
-        return kind
-    if isinstance(kind, Mamba | LocalAttention):
-        what = "states" if isinstance(kind, Mamba) else "local attention"
-        raise _refuse(f"group {number} holds {what} of a drafter, which is not offered", "switch speculative decoding off")
-    return evolve(kind, drafter=True)
-
-
 def checks_host(vllm_config: VllmConfig, config: ConnectorConfig) -> bool:
     """Whether host memory is checked. Refuses it where each worker has a scheduler of its own: sums are made at another time on
     each, and all schedulers must decide alike."""
     if config.host_checksums and schedules_alone(vllm_config):
-        raise _refuse("host_checksums with external_launcher is not offered", "use mp or ray, or leave it out")
+        raise refusal("host_checksums with external_launcher is not offered", "use mp or ray, or leave it out")
     return config.host_checksums
-
-
-def reports_blocks(kv_cache_config: KVCacheConfig) -> bool:
-    """Whether failed loads are reported by block: with one group of full attention. With a window, vLLM would continue from
-    blocks that it has freed: there it must compute from the start. A stage may have no layer of the group."""
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        return False
-    specs = iter_layer_specs(kv_cache_config.kv_cache_groups[0].kv_cache_spec)
-    return all(type(spec) in _FULL for spec in specs)
-
-
-def _kind(number: int, spec: KVCacheSpec, context_ranks: int) -> Group:
-    """The kind of attention of a KV-cache spec."""
-    what = f"group {number} ({type(spec).__name__})"
-    tokens = resolve_dcp_kv_block_size(spec, context_ranks)
-    if type(spec) is MambaSpec:
-        if spec.mamba_cache_mode != "align":
-            raise _refuse(
-                f"{what} has mamba_cache_mode={spec.mamba_cache_mode!r}",
-                "use mamba_cache_mode='align', which prefix caching brings",
-            )
-        return Mamba(tokens)
-    if type(spec) is SlidingWindowSpec:
-        return SlidingWindow(tokens, spec.sliding_window + spec.extra_retained_tokens)
-    if type(spec) is ChunkedLocalAttentionSpec:
-        return LocalAttention(tokens, spec.attention_chunk_size)
-    if type(spec) in _FULL:
-        return FullAttention(tokens)
-    raise _refuse(
-        f"{what} is no kind of group that is offered",
-        "full attention, MLA, sliding windows, chunked local attention and Mamba are",
-    )
-
-
-def _check_states(geometry: Geometry, block_tokens: int) -> None:
-    """Refuse states that vLLM would take for those of another token."""
-    for number, group in enumerate(geometry.groups):
-        if isinstance(group, Mamba) and group.block_tokens != block_tokens:
-            raise _refuse(
-                f"group {number} has states of {group.block_tokens} tokens, and vLLM cuts prompts at blocks of {block_tokens}: "
-                "it would take a state that lies before the end of its block for the one at the end",
-                "use one block size",
-            )
-
-
-def with_tails(geometry: Geometry, hash_tokens: int, config: ConnectorConfig) -> Geometry:
-    """The same groups, with prefixes that end inside a block where vLLM's hashes are of fewer tokens than a block.
-
-    That needs a Mamba group, blocks of one size, and no windows; chunks of one block; and stores that are not lazy. Elsewhere
-    such prefixes are hits on the device only.
-    """
-    sizes, kinds = set(geometry.block_tokens), {type(group) for group in geometry.groups}
-    fine = Mamba in kinds and kinds <= {Mamba, FullAttention} and len(sizes) == 1 and hash_tokens < min(sizes)
-    if not fine or geometry.blocks_per_chunk > 1 or config.policies.mode is Mode.LAZY:
-        return geometry
-    return evolve(geometry, tail_tokens=hash_tokens)
 
 
 def block_bytes(kv_cache_config: KVCacheConfig) -> int:
@@ -187,7 +90,7 @@ def num_slots(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
     """The number of chunks that every worker has room for. Refuses ``host_bytes`` if workers have blocks of different sizes."""
     stages = vllm_config.parallel_config.pipeline_parallel_size
     if stages > 1 and config.host_blocks is None:
-        raise _refuse(f"host_bytes with pipeline_parallel_size={stages}: blocks differ in size", "give host_blocks")
+        raise refusal(f"host_bytes with pipeline_parallel_size={stages}: blocks differ in size", "give host_blocks")
     return config.num_slots(block_bytes(kv_cache_config), _num_parts(vllm_config, kv_cache_config))
 
 
@@ -233,31 +136,34 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     check_engine(vllm_config, kv_cache_config)
     checks_host(vllm_config, config)
     context_ranks = vllm_config.parallel_config.decode_context_parallel_size
-    geometry = geometry_of(kv_cache_config, config, context_ranks)
+    groups, offered = offered_groups(kv_cache_config)
+    geometry = geometry_of(offered, config, context_ranks)
+    check_ends(kv_cache_config, geometry, context_ranks)
     kv_events = vllm_config.kv_events_config
     events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
     transfer = vllm_config.kv_transfer_config
     hash_tokens = release().hash_tokens(vllm_config, kv_cache_config)
     inside = release().hits_inside_blocks(kv_cache_config, hash_tokens, context_ranks)
     if context_ranks > 1 and inside:
-        raise _refuse(
+        raise refusal(
             f"decode_context_parallel_size={context_ranks} with Mamba layers is not offered: there vLLM hits prefixes inside a "
             "block that the ranks share",
             "use decode_context_parallel_size=1",
         )
     if inside and not release().keeps_tails:
-        raise _refuse(
+        raise refusal(
             f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered before 0.33",
             "leave prefix_match_unit at the block size",
         )
-    _check_states(geometry, vllm_config.cache_config.block_size)
+    check_states(geometry, vllm_config.cache_config.block_size)
     guesses = vllm_config.speculative_config is not None
     return CacheShape(
+        groups=groups,
         geometry=with_tails(geometry, hash_tokens, config),
         tokens_per_hash=hash_tokens,
         hashes_per_block=tuple(tokens // hash_tokens for tokens in geometry.block_tokens),
         num_blocks=kv_cache_config.num_blocks,
-        num_slots=num_slots(vllm_config, kv_cache_config, config),
+        num_slots=num_slots(vllm_config, offered, config),
         num_workers=1 if schedules_alone(vllm_config) else vllm_config.parallel_config.world_size,
         max_running=vllm_config.scheduler_config.max_num_seqs,
         max_batches=vllm_config.max_concurrent_batches,
@@ -267,10 +173,11 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
         self_describing=events and config.self_describing_kv_events,
         zeroes_first=vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing,
         names_sessions=release().names_sessions and (not guesses or release().rewinds_sessions),
-        below=below_of(vllm_config, kv_cache_config, config),
+        below=below_of(vllm_config, offered, config),
         lands_in_step=schedules_alone(vllm_config),
-        load_within_tokens=_load_within_tokens(vllm_config, kv_cache_config, config),
-        state_drafts=_state_drafts(kv_cache_config),
+        load_within_tokens=_load_within_tokens(vllm_config, offered, config),
+        state_drafts=_state_drafts(offered),
+        replay_tokens=replay_tokens(kv_cache_config),
     )
 
 
@@ -288,7 +195,7 @@ def _load_within_tokens(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig,
     """
     transfer = vllm_config.kv_transfer_config
     if config.sync_load_budget_bytes and transfer is not None and transfer.kv_load_failure_policy == "recompute":
-        raise _refuse(
+        raise refusal(
             "sync_load_budget_bytes with kv_load_failure_policy='recompute' is not offered: vLLM leaves the blocks of a failed "
             "load where other requests hit them",
             "leave it out, or use the policy 'fail'",
@@ -307,16 +214,16 @@ def below_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     if config.below is None:
         return None
     if (stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
-        raise _refuse(f"below with pipeline_parallel_size={stages} is not offered: blocks differ in size", "leave below out")
+        raise refusal(f"below with pipeline_parallel_size={stages} is not offered: blocks differ in size", "leave below out")
     if schedules_alone(vllm_config):
-        raise _refuse(
+        raise refusal(
             "below with external_launcher is not offered: a store answers each worker's scheduler at another time, and all of "
             "them must decide alike",
             "use mp or ray, or leave below out",
         )
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm.startswith("xxhash") and os.getenv("PYTHONHASHSEED") is None:
-        raise _refuse(
+        raise refusal(
             f"below with prefix_caching_hash_algo={algorithm!r}: its hashes differ from process to process, so that nothing "
             "would be found again",
             "set PYTHONHASHSEED to the same value everywhere, or use sha256",

@@ -30,6 +30,7 @@ from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._alike import sharing_of
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._events import described, event_groups, extra_keys, told
+from blocklife.engines.vllm.connector._groups import left_out, offered_groups, reports_blocks
 from blocklife.engines.vllm.connector._layers import asks_before_layers, check_layers, load_parts
 from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._metrics import BlocklifePromMetrics, BlocklifeStats, Meter, Payload
@@ -98,9 +99,12 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler: ConnectorScheduler | None = None
         self._worker: ConnectorWorker | None = None
         self._meter: Meter | None = None
+        groups, offered = offered_groups(kv_cache_config)
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = ConnectorScheduler(cache.shape_of(vllm_config, kv_cache_config, self.config), self.config)
-            logger.info("blocklife: %s", cache.host_memory_told(vllm_config, kv_cache_config, self.config))
+            logger.info("blocklife: %s", cache.host_memory_told(vllm_config, offered, self.config))
+            if groups.others:
+                logger.warning("blocklife: %s", left_out(kv_cache_config))
             if (
                 self.config.below is not None
                 and not self.config.sleep_keeps_host
@@ -113,10 +117,10 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._meter = Meter(self._scheduler)
             if self._scheduler.shape.self_describing:
                 self._scheduler.describe_events(extra_keys)
-            self._event_groups = event_groups(kv_cache_config)
+            self._event_groups = event_groups(kv_cache_config, groups)
         else:
             cache.check_engine(vllm_config, kv_cache_config)
-            shape = _worker_shape(vllm_config, kv_cache_config, self.config)
+            shape = _worker_shape(vllm_config, offered, self.config, reports_blocks=reports_blocks(kv_cache_config))
             self._worker = ConnectorWorker(shape, self.make_copier(), _PinningLog(), _say_damage)
 
     def make_copier(self) -> MakeCopier:
@@ -163,7 +167,8 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """Take vLLM's block tables, which tell whose blocks another connector still uses."""
         super().bind_kv_cache_manager(kv_cache_manager)
-        self.scheduler.beside.bind(kv_cache_manager.get_block_ids)
+        groups, tables_of = self.scheduler.shape.groups, kv_cache_manager.get_block_ids
+        self.scheduler.beside.bind(lambda request_id: groups.tables(tables_of(request_id)))
 
     def on_new_request(self, request: Request) -> None:
         """A new request; it may limit what is stored and loaded for it (``max_offload_tokens``, ``max_load_tokens``)."""
@@ -236,7 +241,8 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         events, describer = self.scheduler.take_events(), self.scheduler.known.describer
         if not events:
             return []
-        return list(told(events) if describer is None else described(describer.describe(events), self._event_groups))
+        groups = self._event_groups
+        return list(told(events, groups) if describer is None else described(describer.describe(events), groups))
 
     def get_kv_connector_stats(self) -> BlocklifeStats | None:
         """The metrics of this step; all are collected on the scheduler side, which receives the workers' reports."""
@@ -359,7 +365,9 @@ def _free_blocks(pool: BlockPool) -> Iterable[int]:
         block = block.next_free_block
 
 
-def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> WorkerShape:
+def _worker_shape(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig, *, reports_blocks: bool
+) -> WorkerShape:
     groups = []
     for group in kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
@@ -371,7 +379,7 @@ def _worker_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, confi
         num_blocks=kv_cache_config.num_blocks,
         num_places=cache.num_slots(vllm_config, kv_cache_config, config) * config.blocks_per_chunk,
         groups=tuple(groups),
-        reports_blocks=cache.reports_blocks(kv_cache_config),
+        reports_blocks=reports_blocks,
         lock_step=alone,
         blocks_per_chunk=config.blocks_per_chunk,
         below=cache.below_of(vllm_config, kv_cache_config, config),

@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec
 from vllm.v1.request import Request
 
 from blocklife.engines.vllm.connector._described import Description, ExtraKeys
-from blocklife.engines.vllm.connector._shapes import VllmRequest
+from blocklife.engines.vllm.connector._shapes import OfferedGroups, VllmRequest
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.offload import EventKind, TierEvent
 
@@ -35,16 +35,20 @@ if TYPE_CHECKING:
 
 @frozen
 class EventGroup:
-    """What an event that describes itself says of its group."""
+    """What an event says of its group."""
 
+    number: int
+    """vLLM's."""
     kind: str
     window: int | None
 
 
-def event_groups(kv_cache_config: KVCacheConfig) -> list[EventGroup]:
-    """The groups of a model, as vLLM classifies them."""
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    return [EventGroup(get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)) for spec in specs]
+def event_groups(kv_cache_config: KVCacheConfig, offered: OfferedGroups) -> list[EventGroup]:
+    """The groups that are offered, as vLLM classifies them."""
+    specs = [(number, kv_cache_config.kv_cache_groups[number].kv_cache_spec) for number in offered.numbers]
+    return [
+        EventGroup(number, get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)) for number, spec in specs
+    ]
 
 
 def extra_keys(request: VllmRequest, start: int, stop: int, block_tokens: int) -> ExtraKeys | None:
@@ -59,10 +63,14 @@ def extra_keys(request: VllmRequest, start: int, stop: int, block_tokens: int) -
     return tuple(found) if any(each is not None for each in found) else None
 
 
-def told(events: Iterable[TierEvent]) -> Iterator[KVCacheEvent]:
+def told(events: Iterable[TierEvent], groups: Sequence[EventGroup]) -> Iterator[KVCacheEvent]:
     """The same events as vLLM's event classes, in order."""
     for event in events:
-        yield _placeholder(event, None) if event.kind is EventKind.STORED else _removed(event, event.keys)
+        group = groups[event.group]
+        if event.kind is EventKind.STORED:
+            yield _placeholder(event, group, described=False)
+        else:
+            yield _removed(event, group, event.keys)
 
 
 def described(events: Iterable[tuple[TierEvent, Description | None]], groups: Sequence[EventGroup]) -> Iterator[KVCacheEvent]:
@@ -70,9 +78,9 @@ def described(events: Iterable[tuple[TierEvent, Description | None]], groups: Se
     for event, description in events:
         group = groups[event.group]
         if event.kind is EventKind.REMOVED:
-            yield _removed(event, event.keys if description is None else description.hashes)
+            yield _removed(event, group, event.keys if description is None else description.hashes)
         elif description is None:
-            yield _placeholder(event, group)
+            yield _placeholder(event, group, described=True)
         else:
             yield _stored(event, description, group)
 
@@ -88,13 +96,13 @@ def _stored(event: TierEvent, description: Description, group: EventGroup) -> Bl
         medium=_medium(event),
         lora_name=name,
         extra_keys=release().event_extra_keys(description.extra_keys),
-        group_idx=event.group,
+        group_idx=group.number,
         kv_cache_spec_kind=group.kind,
         kv_cache_spec_sliding_window=group.window,
     )
 
 
-def _placeholder(event: TierEvent, group: EventGroup | None) -> BlockStored:
+def _placeholder(event: TierEvent, group: EventGroup, *, described: bool) -> BlockStored:
     """Contents of which nothing is known but their keys; a window or a state is never told as more."""
     return BlockStored(
         block_hashes=_hashes(event.keys),
@@ -104,14 +112,14 @@ def _placeholder(event: TierEvent, group: EventGroup | None) -> BlockStored:
         lora_id=None,
         medium=_medium(event),
         lora_name=None,
-        group_idx=event.group,
-        kv_cache_spec_kind=None if group is None else group.kind,
-        kv_cache_spec_sliding_window=None if group is None else group.window,
+        group_idx=group.number,
+        kv_cache_spec_kind=group.kind if described else None,
+        kv_cache_spec_sliding_window=group.window if described else None,
     )
 
 
-def _removed(event: TierEvent, hashes: Iterable[bytes]) -> BlockRemoved:
-    return BlockRemoved(block_hashes=_hashes(hashes), medium=_medium(event), group_idx=event.group)
+def _removed(event: TierEvent, group: EventGroup, hashes: Iterable[bytes]) -> BlockRemoved:
+    return BlockRemoved(block_hashes=_hashes(hashes), medium=_medium(event), group_idx=group.number)
 
 
 def _medium(event: TierEvent) -> str:

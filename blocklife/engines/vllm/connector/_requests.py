@@ -38,6 +38,14 @@ class ConnectorRequest:
     owed_since: float = 0.0
     """While a reply is OWED: when the first lookup began that was put off."""
     session: SessionLife = field(factory=SessionLife)
+    replays: int = 0
+    """Tokens before the end of its hit that vLLM still computes once more, for groups that are left out."""
+
+    def new_of(self, scheduled: int) -> int:
+        """Of the tokens that a step computes, those whose content was not there; what it computes once more is done then."""
+        again = min(self.replays, scheduled)
+        self.replays -= again
+        return scheduled - again
 
     @property
     def is_owed(self) -> bool:

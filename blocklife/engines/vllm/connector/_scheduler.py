@@ -238,7 +238,7 @@ class ConnectorScheduler:
         if tracked.name not in self.offload.requests:
             self.requests.release(tracked.name)
         elif not self.shape.one_a_step:  # a step that computes it, and maybe guesses, is out
-            self._step.last_windows[tracked.name] = [_leading_nulls(table) for table in tables]
+            self._step.last_windows[tracked.name] = [_leading_nulls(table) for table in self.shape.groups.tables(tables)]
 
     @property
     def is_serving(self) -> bool:

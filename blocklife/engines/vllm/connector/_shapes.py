@@ -53,6 +53,11 @@ class VllmRequest(Protocol):
         ...
 
     @property
+    def replay_start(self) -> int:
+        """Where vLLM has begun to compute the end of its hit once more, from 0.33 on; 0 if it does not."""
+        ...
+
+    @property
     def skip_reading_prefix_cache(self) -> bool:
         """Whether it must not use the prefix cache."""
         ...
@@ -167,11 +172,33 @@ class SchedulerOutput(Protocol):
         ...
 
 
+@frozen
+class OfferedGroups:
+    """Which of vLLM's groups have a group here; groups are numbered from 0 on here, without those left out.
+
+    The blocks of the others are memory of their request alone: they are not stored, loaded or found, but they are handed out.
+    """
+
+    numbers: tuple[int, ...]
+    """vLLM's number of each group, in its order."""
+    others: tuple[int, ...] = ()
+    """vLLM's numbers of the groups that are left out."""
+
+    def tables(self, given: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Of a list of blocks for each of vLLM's groups, those for the groups here."""
+        return [given[number] for number in self.numbers] if self.others else given
+
+    def unnamed(self, given: Sequence[Sequence[int]]) -> list[int]:
+        """The blocks of the groups that are left out."""
+        return [block for number in self.others for block in given[number] if block]
+
+
 @frozen(kw_only=True)
 class CacheShape:
     """What the scheduler side needs to know about the engine."""
 
     geometry: Geometry
+    groups: OfferedGroups
     hashes_per_block: tuple[int, ...]
     """For each group, how many of a request's hashes one block spans."""
     tokens_per_hash: int
@@ -202,6 +229,8 @@ class CacheShape:
     """Whether no step ends before its copies, because each worker has a scheduler of its own and all must decide alike."""
     load_within_tokens: int = 0
     """How many tokens a step may load before its forward pass (`ConnectorConfig.sync_load_budget_bytes`)."""
+    replay_tokens: int = 0
+    """How many tokens before the end of a hit are computed once more, for groups that are left out; their content stays."""
 
 
 PeekFree = Callable[[int], Iterable[int]]

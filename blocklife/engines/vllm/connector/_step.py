@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from blocklife.connector_states import STOPPED, WRONG, Arrival, SessionState
 from blocklife.engines.vllm.connector._doubts import Doubts
 from blocklife.engines.vllm.connector._known import Admission, KnownRequests
+from blocklife.engines.vllm.connector._requests import ConnectorRequest
 from blocklife.engines.vllm.connector._shapes import BlockTables, SchedulerOutput, VllmRequest
 from blocklife.errors import MisuseError
 from blocklife.ledger._ids import NULL
@@ -35,6 +36,7 @@ class ScheduledStep:
         self._doubts = doubts
         self._shape, self._offload, self._pool, self._requests = known.shape, known.offload, known.pool, known.requests
         self._ledger, self._beside = known.ledger, known.beside
+        self._groups = known.shape.groups
         self.has_states = any(isinstance(group, Mamba) for group in known.shape.geometry.groups)
         """Whether groups have states, which cannot go back."""
         self.last_windows: dict[str, list[int]] = {}
@@ -43,11 +45,15 @@ class ScheduledStep:
         right behind the token at which the request stops."""
         self._copied: list[int] = []
         """The targets of copies ahead of the forward pass of the step being made."""
+        self._unnamed: list[int] = []
+        """The blocks that groups which are left out have got in it."""
 
     def allocated(self, request: VllmRequest, tables: BlockTables, external_tokens: int) -> None:
         """The engine has allocated blocks to a request that it admits or loads, or whose load is over."""
         tracked = self._known.tracked(request)
-        ids = tuple(list(group) for group in tables.get_block_ids())
+        given = tables.get_block_ids()
+        self._unnamed += self._groups.unnamed(given)
+        ids = tuple(list(group) for group in self._groups.tables(given))
         self._known.admissions[request.request_id] = Admission(tracked, ids, external_tokens)
         if external_tokens and tracked.hit is not None:
             self._pool.expect_load(tracked.name)
@@ -90,6 +96,9 @@ class ScheduledStep:
             pool.overwrite(output.new_block_ids_to_zero)
         if self.has_states or self._copied:
             self._hand_off(output, reached)
+        if self._unnamed:
+            pool.handed_out(self._unnamed)
+            self._unnamed.clear()
         return loads
 
     def _hand_off_reached(self, output: SchedulerOutput) -> set[tuple[str, int, int]]:
@@ -106,7 +115,8 @@ class ScheduledStep:
             if tracked is None or tracked.session.state in WRONG or tracked.name not in self._offload.requests:
                 continue
             computed = self._offload.requests.progress(tracked.name).computed
-            for group, block, boundary in states:
+            for number, block, boundary in states:
+                group = self._groups.numbers.index(number)
                 if boundary <= computed and not boundary % self._shape.geometry.block_tokens[group]:
                     self._pool.hand_off_state(tracked.name, group, boundary, block)
                     found.add((request_id, group, boundary))
@@ -119,28 +129,32 @@ class ScheduledStep:
         if (state := output.kv_connector_block_state) is not None:
             for request_id, states in state.boundary_state_offloads.items():
                 if (tracked := self._requests.by_id.get(request_id)) is not None and tracked.session.state not in WRONG:
-                    for group, block, boundary in states:
+                    for number, block, boundary in states:
+                        group = self._groups.numbers.index(number)
                         if boundary % size[group]:  # a session leaves no tails
                             pool.hand_off_tail("" if tracked.is_session else tracked.name, group, boundary, block)
                             kept.add(block)
                         elif (request_id, group, boundary) not in reached:
                             pool.hand_off_state(tracked.name, group, boundary, block)
         if self._copied:
-            pool.copied_to([block for block in self._copied if block not in kept])
+            pool.handed_out([block for block in self._copied if block not in kept])
 
     def _extend(self, output: SchedulerOutput, going_on: Iterable[Admission]) -> None:
         """Report the blocks that running requests got in this step."""
         cached, doubts, requests = output.scheduled_cached_reqs, bool(self._doubts.open), self._requests.by_id
         ids, added, resumed = cached.req_ids, cached.new_block_ids, cached.resumed_req_ids
         for at in range(len(ids)):
-            tables = added[at]
-            if tables is not None and ids[at] not in resumed:
-                tracked = requests[ids[at]]
+            given = added[at]
+            if given is not None and ids[at] not in resumed:
+                tracked, tables = requests[ids[at]], self._groups.tables(given)
+                self._unnamed += self._groups.unnamed(given)
                 self._grow(tracked.name, tables)
                 if doubts:
                     self._doubts.grown(tracked.request, [block for table in tables for block in table if block != NULL])
         for each in going_on:  # its load is over, or its session continues: its blocks stay where they are
             name = each.tracked.name
+            if each.tracked.arrival.state is Arrival.LANDED:
+                self._note_replay(each.tracked)
             self._requests.schedule(each.tracked)
             if each.tracked.is_session:
                 self._known.go_on(each.tracked)
@@ -163,8 +177,10 @@ class ScheduledStep:
         """The running requests scheduled for another number of tokens than one; 0 for those not scheduled."""
         found: dict[str, int] = {}
         for request_id, count in scheduled.items():
-            if count != 1 and self._offload.requests.is_running(name := self._requests.by_id[request_id].name):
-                found[name] = count
+            if count != 1 or self._shape.replay_tokens:
+                tracked = self._requests.by_id[request_id]
+                if self._offload.requests.is_running(tracked.name):
+                    found[tracked.name] = tracked.new_of(count)
         num_coming = len([each for each in coming if each.tracked.request.request_id in scheduled])
         waiting = [each.name for each in self._requests.landed.values()]  # to the ledger, they run
         if self._offload.requests.num_running + num_coming - len(waiting) > len(scheduled):
@@ -178,7 +194,7 @@ class ScheduledStep:
         loads = False
         placed: list[tuple[Admission, Hit]] = []
         for each in coming:
-            hit = self._hit_of(each)
+            hit = self._hit_of(each, runs=each.tracked.request.request_id in scheduled)
             if hit.device_tokens and self._pool.is_new(self._hit_blocks(each, hit)):
                 loads |= self._record_placed(placed, scheduled)  # so that it can share content that others compute in this step
                 placed = []
@@ -200,7 +216,7 @@ class ScheduledStep:
                 self._requests.receive(tracked)
                 self._beside.others.receive(tracked.name, hit)
             else:
-                loads |= not self._offload.admit(tracked.name, hit, tokens)
+                loads |= not self._offload.admit(tracked.name, hit, tracked.new_of(tokens))
                 if each.external_tokens:
                     tracked.arrival.load()
             if tracked.is_session and not self._shape.names_sessions:
@@ -215,11 +231,11 @@ class ScheduledStep:
         stops = [hit.device_tokens // tokens for tokens in self._shape.geometry.block_tokens]
         return [block for table, stop in zip(admission.tables, stops, strict=True) for block in table[:stop]]
 
-    def _hit_of(self, admission: Admission) -> Hit:
+    def _hit_of(self, admission: Admission, *, runs: bool) -> Hit:
         """The hit that an admitted request starts from."""
         tracked, request = admission.tracked, admission.tracked.request
         name, hit = self._known.enter(tracked, runs=True), tracked.hit
-        tracked.hit = None
+        tracked.hit, tracked.replays = None, 0
         if hit is not None and name and not self._pool.is_current(hit):
             hit = None  # vLLM lets it in although another connector is still looking, and has not asked this one in this step
         self._requests.schedule(tracked)
@@ -232,11 +248,12 @@ class ScheduledStep:
                 f"{0 if hit is None else hit.host_tokens} (another connector around it must not change what it promises)"
             )
         if external and hit is not None:
+            self._note_replay(tracked, runs=runs)
             return hit
-        computed = request.num_computed_tokens
+        computed = self._note_replay(tracked, runs=runs)
         if self._ends_inside(admission):
             return self._pool.device_hit(name, request.num_tokens, computed)
-        if hit is None or hit.host_tokens:
+        if hit is None or hit.host_tokens or (self._shape.replay_tokens and computed < hit.compute_from):
             # a load failed in part, and vLLM keeps the blocks that were on the device before it; or vLLM does not use the hit
             hit = self._pool.device_hit(name, request.num_tokens, computed if hit is None else min(hit.device_tokens, computed))
         if computed < hit.compute_from:
@@ -245,6 +262,16 @@ class ScheduledStep:
                 "(a feature that this connector does not offer)"
             )
         return self._beside.others.brought(name, hit, computed) if computed > hit.compute_from else hit
+
+    def _note_replay(self, tracked: ConnectorRequest, *, runs: bool = True) -> int:
+        """A request begins; if it *runs* in this step, note what vLLM computes once more of it.
+
+        Returns the token up to which its content is there.
+        """
+        request, again = tracked.request, self._shape.replay_tokens
+        computed = request.num_computed_tokens
+        tracked.replays = again if runs and again and 0 < request.replay_start == computed else 0
+        return computed + tracked.replays
 
     def _ends_inside(self, admission: Admission) -> bool:
         """Whether a request continues inside a block that the step copies for it: a hit on the device, not told to lookups."""
@@ -268,7 +295,7 @@ class ScheduledStep:
         for each in self._known.admissions.values():
             if each.tracked.arrival.state is Arrival.RECEIVING:
                 self._requests.schedule(each.tracked)
-                others.received(each.tracked.name, each.tracked.request.num_computed_tokens)
+                others.received(each.tracked.name, self._note_replay(each.tracked))
         for name in others.take_wrong():
             request = self._requests.by_name[name].request
             self._pool.go_on(name, request.num_tokens, request.num_prompt_tokens, request.num_computed_tokens)

@@ -40,6 +40,8 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     KVCacheTensor,
     MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 from vllm.v1.request import Request
@@ -81,11 +83,26 @@ def _model() -> str:
     return _folders[0].name
 
 
+@frozen
+class Ring:
+    """One block for each request, with its last tokens, from 0.32 on."""
+
+    block_tokens: int
+
+
+@frozen
+class Replayed:
+    """A window over latents that is computed once more behind each hit, from 0.33 on."""
+
+    block_tokens: int
+    window_tokens: int
+
+
 @frozen(kw_only=True)
 class Shape:
     """The settings of the engine."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Group | Ring | Replayed, ...]
     num_blocks: int
     """The null block included."""
     max_num_seqs: int
@@ -106,6 +123,8 @@ class Shape:
 
     alike: int = 1
     """How many neighbouring workers hold the same content: the model has so many times fewer heads than there are workers."""
+    latents: Sequence[int] = ()
+    """The groups of full attention and of windows that keep latents instead of keys and values, by number."""
 
     @property
     def page_bytes(self) -> int:
@@ -113,10 +132,21 @@ class Shape:
         return max(group.block_tokens for group in self.groups) * TOKEN_BYTES
 
 
-def _page_spec(group: Group, page_bytes: int, guesses: int = 0) -> KVCacheSpec:
+def _page_spec(group: Group | Ring | Replayed, page_bytes: int, guesses: int = 0, *, latents: bool = False) -> KVCacheSpec:
     """vLLM's description of a group."""
     heads = page_bytes // (group.block_tokens * TOKEN_BYTES)
     layout = {"block_size": group.block_tokens, "num_kv_heads": heads, "head_size": 1, "dtype": torch.float32}
+    flat = {**layout, "num_kv_heads": 1, "head_size": heads * TOKEN_BYTES // 4}
+    if isinstance(group, Ring):
+        from vllm.v1.kv_cache_interface import CircularBufferSpec
+
+        return CircularBufferSpec(head_size_v=0, **flat)
+    if isinstance(group, Replayed):
+        return SlidingWindowMLASpec(sliding_window=group.window_tokens, bounded_replay=True, **flat)
+    if latents and isinstance(group, FullAttention):
+        return MLAAttentionSpec(**flat)
+    if latents and isinstance(group, SlidingWindow):
+        return SlidingWindowMLASpec(sliding_window=group.window_tokens, **flat)
     if isinstance(group, FullAttention):
         return FullAttentionSpec(**layout)
     if isinstance(group, LocalAttention):
@@ -136,7 +166,10 @@ def _page_spec(group: Group, page_bytes: int, guesses: int = 0) -> KVCacheSpec:
 def cache_of(shape: Shape) -> KVCacheConfig:
     """The layout of the cache: one layer a group, all of them in the same blocks."""
     page, size = shape.page_bytes, shape.page_bytes * shape.num_blocks
-    groups = [KVCacheGroupSpec([f"layer{at}"], _page_spec(group, page, shape.guesses)) for at, group in enumerate(shape.groups)]
+    groups = [
+        KVCacheGroupSpec([f"layer{at}"], _page_spec(group, page, shape.guesses, latents=at in shape.latents))
+        for at, group in enumerate(shape.groups)
+    ]
     for each, group in zip(groups, shape.groups, strict=True):
         if isinstance(group, FullAttention | SlidingWindow) and group.drafter:
             each.is_eagle_group = True
@@ -150,7 +183,7 @@ def cache_of(shape: Shape) -> KVCacheConfig:
 
 def config_of(shape: Shape) -> VllmConfig:
     """The configuration of the whole engine."""
-    block_tokens = min(group.block_tokens for group in shape.groups)
+    block_tokens = min(group.block_tokens for group in shape.groups if not isinstance(group, Ring))
     caching = CacheConfig(block_size=block_tokens, enable_prefix_caching=shape.prefix_caching)
     caching.kv_cache_layout = "LBNHC"
     config = VllmConfig(
