@@ -89,7 +89,7 @@ def _count(identity: object, attribute: object, value: int) -> None:
 
 @frozen(kw_only=True)
 class Identity:
-    """What content was made for. Two processes share content exactly if all fields are equal."""
+    """What content was made for. Two processes share content if all fields are equal; *uneven* slots may differ in size."""
 
     model: str = field(validator=_named)
     """The model and its weights, as exactly as the operator can say: a name and a revision, or a hash."""
@@ -99,7 +99,9 @@ class Identity:
     """The groups of the cache, such as ``full:16,swa:16:1024``."""
     blocks_per_chunk: int = field(validator=_count)
     slot_bytes: int = field(validator=_count)
-    """Bytes of one slot of one rank: the payload of an entry."""
+    """Bytes of one slot of this rank: the payload of an entry."""
+    uneven: bool = field(default=False)
+    """Whether other ranks have slots of other sizes, as on the stages of a pipeline. Then the fingerprint leaves sizes out."""
     num_ranks: int = field(validator=_count)
     """How many parts content has: one for each rank, or for each group of ranks that share slots."""
     layout: str = field(default="", validator=_text)
@@ -111,7 +113,7 @@ class Identity:
 
     def __attrs_post_init__(self) -> None:
         texts = (self.model, self.dtype, self.groups, self.layout, self.generation)
-        numbers = (FORMAT_VERSION, self.blocks_per_chunk, self.slot_bytes, self.num_ranks)
+        numbers = (FORMAT_VERSION, self.blocks_per_chunk, 0 if self.uneven else self.slot_bytes, self.num_ranks)
         parts = [*(text.encode("utf-8", "surrogatepass") for text in texts), *(_LENGTH.pack(number) for number in numbers)]
         made = hashlib.blake2b(_prefixed(*parts), digest_size=32, person=b"blocklife model").digest()
         object.__setattr__(self, "fingerprint", made)

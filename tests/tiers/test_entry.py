@@ -158,6 +158,17 @@ def test_entry_for_something_else_is_foreign() -> None:
         assert verdict(packed(other)) is EntryVerdict.FOREIGN
 
 
+def test_ranks_with_slots_of_other_sizes_share_names_and_not_entries() -> None:
+    """The stages of a pipeline: each finds its own part by the same identity, and what has another size is no part of it."""
+    first, second = (attrs.evolve(IDENTITY, uneven=True, slot_bytes=size) for size in (40, 48))
+    name = first.name(b"space", 0, 1, b"key")
+
+    assert first.fingerprint == second.fingerprint != IDENTITY.fingerprint
+    assert name == second.name(b"space", 0, 1, b"key")
+    assert verdict(packed(first, name), first, name) is EntryVerdict.GOOD
+    assert verdict(packed(first, name), second, name) is EntryVerdict.DAMAGED
+
+
 def test_pack_refuses_memory_of_another_size() -> None:
     with pytest.raises(MisuseError, match="295 bytes for one of 296"):
         pack(memoryview(bytearray(295)), IDENTITY, NAME)

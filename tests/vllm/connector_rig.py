@@ -35,7 +35,8 @@ from tests.vllm.device import Text
 from tests.vllm.lag_copier import LagCopier
 from tests.vllm.rig import Rank, Rig, Scheduler
 from tests.vllm.runner import JUNK, Row, Turn
-from tests.vllm.worlds import WorldSpec
+from tests.vllm.traffic import differing
+from tests.vllm.worlds import TEXT_ALONE, WorldSpec
 
 EVERY_TOKEN = range(1 << 20)
 """As tokens that end an answer: it ends with the next one."""
@@ -312,15 +313,19 @@ def with_guesses(monkeypatch: pytest.MonkeyPatch, method: str = "ngram") -> None
     monkeypatch.setattr(making, "VllmConfig", with_drafts)
 
 
-def walk(rig: ConnectorRig, seed: int, requests: int = 30, *, resets: bool = True) -> None:
-    """Random requests with common beginnings, aborts and resets, to the end; checked after every step."""
+def walk(rig: ConnectorRig, seed: int, requests: int = 30, *, resets: bool = True, differs: bool = False) -> None:
+    """Random requests with common beginnings, aborts and resets, to the end; checked after every step.
+
+    If what is beside their tokens *differs*, requests with the same tokens have other salts, adapters or images.
+    """
     rng = Random(f"{seed}/walk")
     families = [[rng.randrange(10, 1000) for _ in range(40)] for _ in range(3)]
     most, left = 2 * rig.spec.max_num_seqs, requests
     for _ in range(10_000):
         while left and len(rig.running) < rng.randint(1, most):
             tail = [rng.randrange(10, 1000) for _ in range(rng.choice((0, 0, 1, 3, 9)))]
-            rig.add(rng.choice(families)[: rng.randint(1, 40)] + tail, rng.randint(1, 14))
+            prompt, answer = rng.choice(families)[: rng.randint(1, 40)] + tail, rng.randint(1, 14)
+            rig.add(prompt, answer, beside=differing(rng, len(prompt)) if differs else TEXT_ALONE)
             left -= 1
         chance = rng.random()
         if chance < 0.04 and rig.running:

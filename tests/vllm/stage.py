@@ -368,12 +368,12 @@ class Stage:
         self.rig.renew_weights()
         core.wake_up() if wakes else core.resume_scheduler()
 
-    def walk(self, requests: int = 30, resets: bool = True, stops: bool = False) -> None:
+    def walk(self, requests: int = 30, resets: bool = True, stops: bool = False, differs: bool = False) -> None:
         """Random traffic, to the end; the engine may *stop*, for a load has failed that its step was to read."""
         named = tuple(each.drafter for each in self.rig.spec.groups if each.is_found_again)
         assert self.rig.side.offload.geometry.drafters == named
         try:
-            walk(self.rig, self.rig.seed, requests, resets=resets)
+            walk(self.rig, self.rig.seed, requests, resets=resets, differs=differs)
         except RuntimeError as error:
             if not stops or "a load failed that its step was to read" not in str(error):
                 raise
@@ -464,11 +464,20 @@ def _below(spec: WorldSpec, **more: Any) -> BelowRig:
     return BelowRig(spec, str(spec.extra_config["below"]), **more)
 
 
+class StagesBelowRig(BelowRig, ParallelRig):
+    """A rig whose workers are stages of a pipeline, over a store below."""
+
+
+def _stages_below(spec: WorldSpec, **more: Any) -> BelowRig:
+    return StagesBelowRig(spec, str(spec.extra_config["below"]), **more)
+
+
 KINDS: Mapping[str, Callable[..., ConnectorRig]] = {
     "plain": ConnectorRig,
     "hurried": Hurried,
     "failing": FailingRig,
     "below": _below,
+    "stages_below": _stages_below,
     "beside": BesideRig,
     "parallel": ParallelRig,
 }
@@ -489,7 +498,8 @@ def _made_by(own: dict[str, str]) -> tuple[Callable[..., ConnectorRig], dict[str
     if "parallel" in own or "lacks" in own:
         ranks = (each.split(":") for each in own.pop("lacks", "").split("/") if each)
         lacking = {int(rank): tuple(map(int, groups.split("+"))) for rank, groups in ranks}
-        kind, more = "parallel", {**more, "parallel": Parallel(**pairs(own.pop("parallel", "")), lacking=lacking)}
+        kind = "stages_below" if kind == "below" else "parallel"
+        more = {**more, "parallel": Parallel(**pairs(own.pop("parallel", "")), lacking=lacking)}
     return KINDS[kind], more
 
 

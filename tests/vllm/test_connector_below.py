@@ -62,6 +62,13 @@ another-engine-hits-what-the-first-one-has-computed ahead=* blocks_per_chunk=1|2
     # its host tier is empty, and the store has every rank's part; every byte that it reads is right
     ask 50 2; then below.demoted > 0 and below.promoted == 0; another; ask 50 2
     then below.promoted > 0 and loaded > 0 and below.overdue_requests == 0
+stages-of-a-pipeline-have-parts-of-different-sizes-below ahead=* model=full_and_window|full_and_state world_size=2 lag=0-3
+    with lacks=0:1|1:0|0:1/1:0|1:0+1 blocks_per_chunk=1|2 dense_retention=yes
+    # a stage has the layers of some groups: each stage's part of a chunk has the bytes that it has there
+    ask 50 2; then below.demoted > 0; another; ask 50 2
+    then below.promoted > 0 and loaded > 0 and below.missing == 0
+stages-that-are-divided-otherwise-share-nothing model=full_and_window world_size=2 lacks=0:1
+    ask 40 2; another world_size=4; ask 40 2; then (below.promoted, below.missing) == (0, 0) and below.demoted > 0
 ranks-that-hold-the-same-have-one-part-below ahead=* model=full|full_and_window world_size=4 alike=2 lag=0-3
     with blocks_per_chunk=1|2 dense_retention=yes
     # each slot goes below, and comes back, by the rank that writes it
@@ -372,12 +379,6 @@ def test_hashes_that_differ_from_process_to_process_are_refused(
     make()
     monkeypatch.delenv("PYTHONHASHSEED")
     with pytest.raises(MisuseError, match="hashes differ from process to process"):
-        make()
-
-
-def test_stages_of_a_pipeline_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    configured(monkeypatch, lambda config: setattr(config.parallel_config, "pipeline_parallel_size", 2))
-    with pytest.raises(MisuseError, match="below with pipeline_parallel_size=2 is not offered"):
         make()
 
 

@@ -7,8 +7,12 @@ has to show by its end.
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from tests.behind.scenes import Scene
+from tests.proof.drivers.vllm import making
+from tests.vllm.connector_rig import ConnectorRig, walk
+from tests.vllm.connector_worlds import CROWDED
 from tests.vllm.stage import play, scenes
 
 SCENES = scenes(
@@ -39,6 +43,11 @@ room-for-few-requests model=full_and_window ahead=* seed=7 max_num_seqs=3 kind=h
 zeroed-first since=33 model=full_and_state|all ahead=* seed=5 second_runner=yes blocks_per_chunk=1|2 lag=2-6
     # the second runner zeroes a block before it waits for the store that reads it: the result of such a store is discarded
     listen abandon; walk 60 resets=no; then len(heard) > 3 and loaded > 0
+# --- requests with the same tokens whose content differs: salts, LoRA adapters, images
+what-is-beside-the-tokens model=full|full_and_window|full_and_state ahead=* seed=1|2 encoder_tokens=64 host_blocks=120
+    walk 60 differs=yes; then stored > 0 and loaded > 0
+what-is-beside-latents of=latents model=with_a_window|with_states ahead=* seed=1|2 encoder_tokens=64 host_blocks=120
+    walk 60 differs=yes; then stored > 0 and loaded > 0
 # --- an engine that is a producer or a consumer of content alone
 roles model=* ahead=* seed=1|2 world_size=2 role=kv_producer|kv_consumer
     # vLLM hands out the blocks of a producer's requests while the last step that computes them is out
@@ -240,3 +249,18 @@ tails-of-a-drafter-and-failing-copies since=33 world=tails num_gpu_blocks=60 see
 def test_connector_walks(scene: Scene) -> None:
     """Nothing is wrong at any step, nothing is left at the end, and what the walk is about has happened."""
     play(scene)
+
+
+@pytest.mark.parametrize(("left_out", "nothing"), [("adapter", None), ("images", ())])
+def test_walk_finds_content_of_another_tenant(left_out: str, nothing: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the hashes of blocks do not cover what is beside the tokens."""
+    make = making.request_of
+    monkeypatch.setattr(making, "request_of", lambda *given, **more: make(*given, **{**more, left_out: nothing}))
+    spec = evolve(CROWDED, encoder_tokens=64, host_blocks=120)
+
+    def walks() -> None:
+        for seed in range(5):
+            walk(ConnectorRig(spec, seed), seed, 60, differs=True)
+
+    with pytest.raises(AssertionError, match="reads wrong bytes"):
+        walks()

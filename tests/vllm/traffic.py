@@ -47,6 +47,12 @@ QUIET = Habits(**asdict(traffic.QUIET), abort=0.0, reset=0.0, reset_running=0.0,
 """Traffic without aborts, resets and refusals; without memory pressure too, if the world has room."""
 
 
+def differing(rng: Random, tokens: int) -> Beside:
+    """One of few salts or adapters, or an image at the start of a text of so many tokens."""
+    which = rng.choice("ab")
+    return rng.choice((TEXT_ALONE, Beside(salt=which), Beside(adapter=which), Beside(images=[(which, 0, min(3, tokens))])))
+
+
 def longest_text(spec: WorldSpec) -> int:
     """Tokens that a request of this world can have so that it fits into the pool alone, as an engine asks of its model length.
 
@@ -113,12 +119,7 @@ class Traffic(traffic.Traffic[Rig, Habits]):
         return busy
 
     def _ask(self, prompt: list[int], max_tokens: int) -> None:
-        self.rig.add(prompt, max_tokens, beside=self._beside(len(prompt)) if self._differs else TEXT_ALONE)
-
-    def _beside(self, tokens: int) -> Beside:
-        """One of few salts or adapters, or an image at the start of the text."""
-        rng, which = self._rng, self._rng.choice("ab")
-        return rng.choice((TEXT_ALONE, Beside(salt=which), Beside(adapter=which), Beside(images=[(which, 0, min(3, tokens))])))
+        self.rig.add(prompt, max_tokens, beside=differing(self._rng, len(prompt)) if self._differs else TEXT_ALONE)
 
     def _reset(self) -> None:
         rng, habits = self._rng, self.habits

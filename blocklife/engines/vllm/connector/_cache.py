@@ -209,12 +209,10 @@ def _load_within_tokens(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig,
 def below_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> StoreBelow | None:
     """The store below and for what content it is used; the scheduler side and all workers get the same. None without one.
 
-    Refuses: stages of a pipeline, and hashes that differ from process to process.
+    Refuses: a scheduler for each worker, and hashes that differ from process to process.
     """
     if config.below is None:
         return None
-    if (stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
-        raise refusal(f"below with pipeline_parallel_size={stages} is not offered: blocks differ in size", "leave below out")
     if schedules_alone(vllm_config):
         raise refusal(
             "below with external_launcher is not offered: a store answers each worker's scheduler at another time, and all of "
@@ -237,7 +235,8 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
     """For which content entries are made: all that could make their bytes mean something else, rather too much than too little.
 
     How many blocks the device has is not part of it: servers with different memory share content. Neither is the configuration
-    of the model's layers: a worker's copy of it may have changed while the model was loaded.
+    of the model's layers: a worker's copy of it may have changed while the model was loaded. A stage of a pipeline has a
+    part of the layers: how they are divided stands for them.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     weights = f"random, seed {model.seed}" if vllm_config.load_config.load_format == "dummy" else ""
@@ -252,9 +251,14 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
         ("hashes", cache.prefix_caching_hash_algo),
         ("model", model.code_revision, model.quantization, model.max_model_len, overrides),
         ("rows", "by block, layers in a row"),
-        ("groups", [(group.layer_names, repr(group.kv_cache_spec)) for group in kv_cache_config.kv_cache_groups]),
     )
-    parallel = vllm_config.parallel_config
+    parallel, held = vllm_config.parallel_config, kv_cache_config.kv_cache_groups
+    if (stages := parallel.pipeline_parallel_size) > 1:
+        groups = ",".join(str(group.kv_cache_spec.block_size) for group in held)
+        layout = (*layout, ("stages", stages, os.getenv("VLLM_PP_LAYER_PARTITION")))
+    else:
+        groups = ",".join(map(str, geometry_of(kv_cache_config, config, parallel.decode_context_parallel_size).groups))
+        layout = (*layout, ("groups", [(group.layer_names, repr(group.kv_cache_spec)) for group in held]))
     context = parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
     if context != (1, 1):
         layout = (*layout, ("context", *context, parallel.cp_kv_cache_interleave_size))
@@ -266,9 +270,10 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
     return Identity(
         model=" ".join(filter(None, (model.model, model.revision, weights))),
         dtype=f"{model.dtype} {cache.cache_dtype}",
-        groups=",".join(map(str, geometry_of(kv_cache_config, config, context[0]).groups)),
+        groups=groups,
         blocks_per_chunk=config.blocks_per_chunk,
         slot_bytes=block_bytes(kv_cache_config) * config.blocks_per_chunk,
+        uneven=stages > 1,
         num_ranks=_num_parts(vllm_config, kv_cache_config),
         layout=hashlib.blake2b(repr(layout).encode(), digest_size=32).hexdigest(),
         generation=config.below_generation,

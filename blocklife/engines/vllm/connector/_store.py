@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 from vllm.logger import init_logger
 
 from blocklife.copiers import Sharing
@@ -122,19 +122,19 @@ class CopiedStore:
     def __init__(
         self, below: StoreBelow, host: HostMemory, blocks_per_chunk: int, worker: Worker, shared: Sharing | None = None
     ) -> None:
-        wanted, found = below.identity.slot_bytes, host.row_bytes * blocks_per_chunk
-        if found != wanted:
+        identity, found = below.identity, host.row_bytes * blocks_per_chunk
+        if identity.uneven:
+            identity = evolve(identity, slot_bytes=found)
+        if found != identity.slot_bytes:
             raise MisuseError(
-                f"blocklife connector: a chunk has {found} bytes on worker {worker}, and {wanted} by vLLM's configuration: its "
-                "content cannot be named for a store below (leave below out)"
+                f"blocklife connector: a chunk has {found} bytes on worker {worker}, and {identity.slot_bytes} by vLLM's "
+                "configuration: its content cannot be named for a store below (leave below out)"
             )
         slots = host.num_places // blocks_per_chunk
         memory = host.rows[: slots * blocks_per_chunk].numpy().reshape(slots, -1)
         self._store = below.open()
         gets, puts = CircuitBreaker(), CircuitBreaker()
-        self.copier = StoreCopier(
-            self._store, memory, below.identity, worker=worker, shared=shared, breaker=gets, put_breaker=puts
-        )
+        self.copier = StoreCopier(self._store, memory, identity, worker=worker, shared=shared, breaker=gets, put_breaker=puts)
         self._told = MovedBelow()
         self._logs = [
             OutageLog(below.address, breaker, f"Worker {worker}", without, partial(self._why, what))
