@@ -16,6 +16,7 @@ AGAIN  := $(BIN)/python -m tests.again $(BIN)/python
 ARGS   ?=
 VLLM   ?= 0.33.0 0.30.0 0.21.0
 SGLANG ?= 0.5.23 0.5.20 0.5.14 0.5.13.post1
+LMCACHE ?= 0.5.6
 
 # The releases that the connector supports; the older ones in VLLM are for the watch.
 TAKEN  := 0.33.0 0.32.0 0.31.0 0.30.0
@@ -48,7 +49,7 @@ LONG := tests/both_ways $(addprefix tests/proof/test_,ledger_world.py mutants.py
     plays_notice_an_alert_that_is_spoiled) \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang lmcache test-lmcache nightly-lmcache model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -186,6 +187,19 @@ test-sglang: $(VENV)/.dev sglang  ## our tests under SGLang's real scheduler and
 	@if test -d .sglang/sources; then $(AGAIN) -m tests.sglang.run --theirs $(firstword $(SGLANG)) -n 2; \
 	else echo "SGLang's own tests are not here (make sglang SOURCES=a checkout of it)"; fi
 
+lmcache: $(BIN)/python  ## fetch LMCache's multi-process mode for tests: 0.4 GB, once (LMCACHE='0.5.6', say)
+	@$(BIN)/python -m tests.lmcache.fetch $(LMCACHE)
+
+test-lmcache: $(VENV)/.dev lmcache  ## our tests under LMCache's real storage manager, in process and as a server of its own
+	@for release in $(LMCACHE); do \
+	  $(AGAIN) -m tests.lmcache.run $$release $(SPREAD) $(ARGS) || exit 1; \
+	done
+
+nightly-lmcache: $(VENV)/.dev lmcache  ## the same with all that is slow, all planted bugs, and half a million places under the watch
+	@$(MAKE) --silent test-lmcache ARGS="$(NIGHTLY)"
+	@$(BIN)/python -m tests.lmcache.run --python $(firstword $(LMCACHE)) -m tests.lmcache.planted
+	@$(BIN)/python -m tests.lmcache.run --python $(firstword $(LMCACHE)) -m tests.lmcache.nightly
+
 model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8 GB in all, once
 	@$(BIN)/python -m tests.model.fetch
 
@@ -221,6 +235,7 @@ spec: $(VENV)/.dev  ## write all that is generated: parts and tables of specs/, 
 	@$(BIN)/python -m tests.project.alerts
 	@$(BIN)/python -m tests.project.mistakes
 	@$(BIN)/python -m tests.project.windows
+	@$(BIN)/python -m tests.project.engines
 	@$(BIN)/python -m tests.vllm.behaviour --write
 
 # The same sources give the same bytes: no date of today goes in. Nothing is fetched, now or when a page is read.

@@ -3,7 +3,7 @@
 `EmbeddedDriver` knows the ledger and the scheduler; what is written here is how this engine is made and steered. Copies and
 forward passes are simulated: a copy lands when a scenario says so, and what each place holds is compared. Prints::
 
-    0 of 419 runs are unsafe
+    0 of 439 runs are unsafe
 
 `blocklife scenario run --driver embedded_driver:MiniDriver`, in this folder, says the same in full.
 """

@@ -47,7 +47,7 @@ CALLED = (
     Called("check --max-states 20", status=3, says="states"),
     Called("check --list", says="clients-fence"),
     Called("check --walk 50 --seed 1"),
-    Called("scenario list", says="A01 (safety)"),
+    Called("scenario list", says="A01 (safety, full-pool"),
     Called("scenario list --methods", says="finish"),
     Called("scenario show A01", says='tests = "safety"'),
     Called("scenario run A01 vllm/V1", says="0 unsafe"),

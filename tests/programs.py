@@ -16,7 +16,7 @@ from typing import NoReturn, ParamSpec
 
 P = ParamSpec("P")
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "lmcache": "LMCache"}
 """Their packages, and their names. The programs for one lie in the folder of tests that is called like its package."""
 
 

@@ -254,3 +254,40 @@ class PrefixBlind(OurDriver):
             ]
 
         setattr(self.engine, "know", know_blindly)  # noqa: B010 - a method
+
+
+class Remembering(OurDriver):
+    """Believes that a block still has what it had before somebody else got it."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self.had: dict[int, str] = {}
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        blocks, places = super().claims()
+        self.had |= blocks
+        return self.had, places
+
+
+class Overbooked(Wrong):
+    """Lets who finds no room compute in the first block of somebody else."""
+
+    def told(self, found: EngineStep) -> EngineStep:
+        taken = [self.table(name, 0)[0] for name in self.ledger.requests if self.table(name, 0)][: len(found.no_room)]
+        reads, writes = found.orders.forward
+        wrong = [(block, f"0:{self.engine.texts[name][:4]}") for block, name in zip(taken, found.no_room, strict=False)]
+        forward = found.orders.forward._replace(reads=reads, writes=(*writes, *wrong))
+        return evolve(found, orders=found.orders._replace(forward=forward), handed_out=(*found.handed_out, *taken))
+
+
+class Transposed(Wrong):
+    """Takes the first group of a copy for the second, where both have the same shape."""
+
+    def told(self, found: EngineStep) -> EngineStep:
+        stores = tuple(
+            order._replace(source=(*order.source[order.sizes[0] :], *order.source[: order.sizes[0]]))
+            if len(set(order.sizes)) == 1
+            else order
+            for order in found.orders.stores
+        )
+        return evolve(found, orders=found.orders._replace(stores=stores))

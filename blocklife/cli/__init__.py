@@ -14,7 +14,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from blocklife import __version__
@@ -87,25 +87,30 @@ def _name(file: object) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    return run_with(make_parser, argv)
+
+
+def run_with(make: Callable[[], Parser], argv: Sequence[str] | None) -> int:
+    """Run one command of a parser and return its exit status; an error is one line."""
     stdout = sys.stdout
     if not isinstance(stdout, io.TextIOWrapper):
-        return _run(argv)
+        return _run(make, argv)
     before = stdout.errors
     stdout.reconfigure(errors="backslashreplace")  # spells out what it cannot encode: names of files, titles
     try:
-        return _run(argv)
+        return _run(make, argv)
     finally:
         if not stdout.closed:
             stdout.reconfigure(errors=before)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(make: Callable[[], Parser], argv: Sequence[str] | None) -> int:
     try:
         _check_stdout()
         words = sys.argv[1:] if argv is None else argv
         if len(words) > 1 and words[0] in READS and words[1] and not words[1].startswith("-") and "\0" not in words[1]:
             source(words[1], READS[words[0]]).check()  # before the options are imported
-        args = make_parser().parse_args(words)
+        args = make().parse_args(words)
         check_sources(args)
         status: int = args.run(args)
         print(end="", flush=True)

@@ -47,7 +47,7 @@ CORE = (
     "offload._below",
     "offload._endings",
     "offload._engine_pool",
-    "offload._groups",
+    "groups",
     "offload._host",
     "offload._lookup",
     "offload._offers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import enum
-import importlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -245,7 +245,8 @@ class Telling:
 @contextlib.contextmanager
 def telling(name: str) -> Iterator[Telling]:
     """Tell of a run until it is over, and remove the line then."""
-    if not getattr(sys.stderr, "isatty", bool)():  # stderr may be None
+    # stderr may be None, and rich is not there where only the scenarios are installed
+    if not getattr(sys.stderr, "isatty", bool)() or importlib.util.find_spec("rich") is None:
         yield Telling(name, None)
         return
     from rich.console import Console

@@ -29,7 +29,7 @@ from blocklife.cli._common import (
 )
 from blocklife.cli._workload import DEFAULT_REQUESTS
 from blocklife.errors import MisuseError
-from blocklife.offload._fields import Knob, knobs, written
+from blocklife.knobs import Knob, knobs, written
 
 if TYPE_CHECKING:
     from blocklife.copiers._faults import FaultRates

@@ -52,9 +52,10 @@ def parts() -> dict[str, str]:
     """Every generated part of the pages, by name."""
     from blocklife.drawing._spec import generated
     from blocklife.engines.vllm.connector._families import metrics_table
+    from blocklife.knobs import knobs_table
     from blocklife.offload import BelowPolicies, Policies
-    from blocklife.offload._fields import knobs_table
     from blocklife.offload.replacement import replacements_table
+    from blocklife.testing.scenarios._telling import groups_table
     from blocklife.testing.worlds._format import faults_table
     from blocklife.watch._metrics import watch_metrics_table
 
@@ -64,6 +65,7 @@ def parts() -> dict[str, str]:
         "policies": knobs_table(Policies),
         "policies.below": knobs_table(BelowPolicies),
         "replacements": replacements_table(),
+        "suite.groups": groups_table(),
         "worlds.faults": faults_table(),
     }
     return generated({name: "".join(f"{line}\n" for line in made) for name, made in lines.items()})

@@ -16,7 +16,7 @@ from math import inf
 from typing import TypeVar
 
 from blocklife.errors import MisuseError
-from blocklife.offload._fields import Knob
+from blocklife.knobs import Knob
 from blocklife.offload.replacement import replacements
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)

@@ -43,11 +43,12 @@ from blocklife.core._tables import (
 )
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.hook_errors import HookErrors, OnError
+from blocklife.knobs import check_member
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._checks import Checks
 from blocklife.ledger._ids import NULL, Lives
 from blocklife.ledger._journal import Journal, anew, verb
-from blocklife.ledger._limits import Checking, Contract, Limits, Statistics, check_member
+from blocklife.ledger._limits import Checking, Contract, Limits, Statistics
 from blocklife.ledger._planning import Planning
 from blocklife.ledger._refusals import some
 from blocklife.ledger._rows import RowVerbs

@@ -28,12 +28,6 @@ class Checking(enum.Enum):
     OFF = "couplings are not checked again"
 
 
-def check_member(name: str, value: object, kind: type[enum.Enum]) -> None:
-    """Refuse anything but a member of the enumeration: a text with its name would silently mean another."""
-    if not isinstance(value, kind):
-        raise MisuseError(f"{name} must be one of {', '.join(map(str, kind))}, not {value!r}")
-
-
 def _positive(instance: object, attribute: object, value: int) -> None:
     name = getattr(attribute, "name", "value")
     if type(value) is not int or value < 1:

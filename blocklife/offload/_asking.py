@@ -14,8 +14,8 @@ from functools import partial
 from blocklife.core._progress import EntrySpans, PlanTokens, Span
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
+from blocklife.groups import FullAttention, Mamba
 from blocklife.ledger import _edge as edge
-from blocklife.offload._groups import FullAttention, Mamba
 from blocklife.offload._state import KeysGiven, SchedulerState, Tracked
 from blocklife.offload.records import Hit
 

@@ -26,9 +26,9 @@ from attrs import frozen
 
 from blocklife.core._columns import Change
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.knobs import knob
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger import _edge as edge
-from blocklife.offload._fields import knob
 from blocklife.offload._host import HostTier
 from blocklife.offload._lookup import Answer
 from blocklife.offload.records import BelowStatistics

@@ -11,7 +11,7 @@ from blocklife.offload._admissions import Admissions
 from blocklife.offload._asking import Asking
 from blocklife.offload._offers import Offers
 from blocklife.offload._state import SchedulerState, Tracked
-from blocklife.offload.records import LastStep
+from blocklife.policies import LastStep
 from blocklife.states import Request
 
 

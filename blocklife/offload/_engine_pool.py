@@ -30,13 +30,13 @@ from blocklife.core._progress import EntrySpans, spans_of
 from blocklife.core._steps import StepGrowth
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
+from blocklife.groups import Mamba
 from blocklife.ledger import Batch, Direction, Placement
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._journal import call, verb
 from blocklife.ledger.jobs import Allocated, Jobs
 from blocklife.ledger.records import Completion, JobId, Launched
 from blocklife.ledger.views import block_of
-from blocklife.offload._groups import Mamba
 from blocklife.offload._scheduler import OffloadScheduler
 from blocklife.offload._stores import Chunk
 from blocklife.offload.records import Hit, Settled

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from blocklife.core._progress import EntrySpans
 from blocklife.core._steps import StoreTurn
 from blocklife.errors import MisuseError
+from blocklife.groups import Mamba
 from blocklife.ledger._ids import NULL
 from blocklife.ledger._rows import SealedContent
 from blocklife.ledger.jobs import Allocated, Batch
 from blocklife.offload._asking import Asking
-from blocklife.offload._groups import Mamba
 from blocklife.offload._state import SchedulerState, Tracked
 from blocklife.offload._stores import Chunk
-from blocklife.offload.records import Mode
+from blocklife.policies import Mode
 from blocklife.states import KEYED, Block
 
 

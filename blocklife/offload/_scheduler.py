@@ -28,6 +28,7 @@ from functools import partial
 from attrs import evolve
 
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.groups import Geometry
 from blocklife.ledger import Ledger, Plan
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._journal import anew, call, verb
@@ -36,22 +37,13 @@ from blocklife.ledger._snapshot import Names
 from blocklife.ledger.records import Completion, Launched, Placement, Worker
 from blocklife.offload import _edge as ours
 from blocklife.offload._below import BelowIndex, BelowPolicies, check_index
-from blocklife.offload._groups import Geometry
 from blocklife.offload._host import HostTier
 from blocklife.offload._requests import OffloadRequests
 from blocklife.offload._snapshot import SavedScheduler, names_of, put_back, take
 from blocklife.offload._state import SchedulerState, Tracked
 from blocklife.offload._steps import SchedulerSteps
-from blocklife.offload.records import (
-    FullHit,
-    Hit,
-    Keys,
-    OffloadStatistics,
-    Placed,
-    Policies,
-    Settled,
-    TailKeys,
-)
+from blocklife.offload.records import Hit, Keys, OffloadStatistics, Placed, Settled, TailKeys
+from blocklife.policies import FullHit, Policies
 from blocklife.states import Request
 
 _NOBODY: Mapping[str, int] = {}

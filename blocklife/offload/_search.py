@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from blocklife.groups import Geometry, LocalAttention, Mamba, SlidingWindow
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.ledger.views import BlocksView, SlotsView
 from blocklife.offload._below import TierBelow
-from blocklife.offload._groups import Geometry, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier, code_at
 from blocklife.offload._lookup import Answer, Answers, Found, Unit, Units, common_length
-from blocklife.offload.records import FullHit, Hit, Policies, TailKeys
+from blocklife.offload.records import Hit, TailKeys
+from blocklife.policies import FullHit, Policies
 from blocklife.states import Job
 
 _HIT, _MISS, _PENDING, _RETRY = Answer.HIT.code, Answer.MISS.code, Answer.PENDING.code, Answer.RETRY.code

@@ -10,16 +10,17 @@ from blocklife.core._columns import zeros
 from blocklife.core._progress import GroupTokens, TokenProgress
 from blocklife.core._tables import ENDLESS
 from blocklife.errors import MisuseError
+from blocklife.groups import Geometry, Group, LocalAttention, Mamba, SlidingWindow
 from blocklife.ledger import Ledger
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._edge import NotCopied
 from blocklife.offload._below import BelowIndex, BelowPolicies, TierBelow
-from blocklife.offload._groups import Geometry, Group, LocalAttention, Mamba, SlidingWindow
 from blocklife.offload._host import HostTier
 from blocklife.offload._search import Search
 from blocklife.offload._stays import Stays
 from blocklife.offload._stores import StoreLine
-from blocklife.offload.records import FullHit, Hit, Keys, Mode, Policies, TailKeys
+from blocklife.offload.records import Hit, Keys, TailKeys
+from blocklife.policies import FullHit, Mode, Policies
 from blocklife.states import ADMISSIBLE, Request
 
 HandedState: TypeAlias = tuple[str, int, int, int]

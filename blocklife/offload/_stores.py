@@ -18,13 +18,13 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 from typing import TypeAlias
 
+from blocklife.groups import Geometry
 from blocklife.ledger import Direction, Ledger
 from blocklife.ledger._ids import NULL
 from blocklife.ledger.jobs import JobColumns
 from blocklife.ledger.views import block_of
-from blocklife.offload._groups import Geometry
 from blocklife.offload._host import HostTier
-from blocklife.offload.records import Mode, Policies
+from blocklife.policies import Mode, Policies
 from blocklife.states import COPYING, KEYED, STORE_READS, Block, BlockLife, Job, Slot, Trait, states_with
 
 _CANCELLED = Job.CANCELLED  # members of an enumeration are slow to find

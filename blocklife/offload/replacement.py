@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard
 from blocklife.core._columns import listed, longer, zeros
 from blocklife.core._tables import MOST_PLACE
 from blocklife.errors import MisuseError
+from blocklife.policies import REPLACEMENTS
 
 Name: TypeAlias = tuple[int, bytes]
 """What a slot holds: (group, key)."""
@@ -375,25 +376,15 @@ def _from_front(order: Iterable[int], evictable: Callable[[int], bool], passed: 
 
 
 _METHODS = ("insert", "touch", "remove", "victims")
-_OURS: Mapping[str, tuple[Callable[[int], Replacement], str]] = {
-    "lru": (lambda num_slots: Lru(), "the least recently used"),
-    "arc": (
-        Arc,
-        "adaptive: one list of what was used once, one of what was used again; keys that come back after eviction show which "
-        "list was too short (Megiddo and Modha, 2003). A scan cannot evict everything that is used repeatedly.",
-    ),
-}
-"""The built-in policies by name, with what each evicts first."""
-_factories = {name: factory for name, (factory, _) in _OURS.items()}
-
-BUILT_IN = tuple(_OURS)
-"""The names of the built-in policies, for options and scenarios."""
+_MAKERS: Mapping[str, Callable[[int], Replacement]] = {"lru": lambda num_slots: Lru(), "arc": Arc}
+"""What makes each built-in policy; `REPLACEMENTS` says what it evicts first."""
+_factories = {name: _MAKERS[name] for name in REPLACEMENTS}
 
 
 def replacements_table() -> Iterator[str]:
     """The built-in policies as `specs/offload.md` prints them, line by line."""
     yield from ("| replacement | evicts first |", "| --- | --- |")
-    yield from (f"| `{name}` | {says} |" for name, (_, says) in _OURS.items())
+    yield from (f"| `{name}` | {says} |" for name, says in REPLACEMENTS.items())
 
 
 def register(name: str, factory: Callable[[int], Replacement]) -> None:

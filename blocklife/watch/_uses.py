@@ -219,6 +219,12 @@ class UsedSlots:
         elif used.key not in job.good:
             self.odd("I6", f"slot {slot} is published, although {job.name} has failed to promote into it", job, slot)
 
+    def renamed(self, key: bytes, new: bytes) -> None:
+        """Content that came under one key is found under another, which has no slot, from now on."""
+        if (slot := self._where.pop(key, None)) is not None:
+            self._where[new] = slot
+            self._used[slot].key = new
+
     def dropped(self, keys: Iterable[bytes]) -> None:
         """The engine gives slots back whose content did not arrive."""
         for slot, used in self._known(keys):
@@ -373,9 +379,17 @@ class UsedSlots:
         """The engine has ended a step. What was reserved for these jobs was told of already."""
         for job in kept_back:
             self._pending.difference_update(job.slots)
+        self.ask_pending()
+        self.ask_loose()
+
+    def ask_pending(self) -> None:
+        """What is reserved for promotions must have its jobs now."""
         for slot in sorted(self._pending):
             self.odd("I5", f"slot {slot} is reserved for a promotion, and no job brings it", slot=slot)
         self._pending.clear()
+
+    def ask_loose(self) -> None:
+        """What is held for jobs of tiers must have its jobs now."""
         for slot in sorted(self._loose):
             used = self._used[slot]
             self.odd("I4", f"slot {slot} is held for a job of a tier, and there is none", slot=slot)

@@ -18,7 +18,7 @@ _LABEL = re.compile(r"(?m)^(?=(?:Edges|Needs|Refuses|Raises|Returns|Holds|Next|R
 _INIT = "__init__"
 _ATTRS = {"attrs.define", "attrs.frozen", "attrs.mutable", "attr.s"}
 _FIELDS = {"attrs.field", "attr.ib"}
-_KNOB = "blocklife.offload._fields.knob"
+_KNOB = "blocklife.knobs.knob"
 """A field that is declared with its default and its sentence, in this order."""
 
 

@@ -1,6 +1,6 @@
 """What the tests of all engines share: where they are fetched to and run from, random traffic, planted bugs, and the tools.
 
-`tests.vllm`, `tests.sglang` and `tests.model` have what is one engine's own.
+`tests.vllm`, `tests.sglang`, `tests.lmcache` and `tests.model` have what is one engine's own.
 """
 
 from __future__ import annotations

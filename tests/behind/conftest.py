@@ -16,7 +16,7 @@ NEED_ENGINE = {"test_planted_bugs.py", "test_scenarios.py"}
 def why_not(name: str) -> str | None:
     """Why a module is not run here, if it is not."""
     if (engine := engine_here()) is None:
-        return "no engine is here (make test-vllm test-sglang)" if name in NEED_ENGINE else None
+        return "no engine is here (make test-vllm test-sglang test-lmcache)" if name in NEED_ENGINE else None
     if name not in NEED_ENGINE:
         return "it needs no engine (make unit runs it)"
     why: str | None = import_module(f"tests.{engine}.conftest").out_of_place(name)

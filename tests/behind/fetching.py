@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ PAUSE_S = 10.0
 """A command that says nothing new is known to be still at work after so long."""
 INSTALL = ("-m", "pip", "install", "--no-deps", "--no-compile")
 """What stands behind the interpreter. Of large packages little is imported, and that is compiled then."""
+CPU_TORCH = "import sys, torch; sys.exit(torch.version.cuda is not None)"
+"""A program that fails where torch is not the CPU build."""
 _TOLD = re.compile(
     r"\s*(Collecting \S+|(Downloading|Using cached) \S+ \(.*\)|Preparing metadata|Installing collected packages)"
 )
@@ -229,6 +232,15 @@ def downloaded(
     if len(brought) != 1:
         raise FetchError(f"{what}: pip brought {len(brought)} packages, not one")
     return brought[0]
+
+
+def unpacked(what: str, wheel: Path, tree: Path) -> None:
+    """All of a *wheel*, in the *tree* that is made."""
+    try:
+        with zipfile.ZipFile(wheel) as opened:
+            opened.extractall(tree)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise FetchError(f"{what}: the wheel cannot be unpacked: {error}") from error
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the programs that run a fetched release have in common: ``python -m tests.vllm.run``, ``python -m tests.sglang.run``."""
+"""What the programs that run a fetched release have in common: ``python -m tests.vllm.run``, say."""
 
 from __future__ import annotations
 

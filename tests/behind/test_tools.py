@@ -184,7 +184,7 @@ WHOLE = {
         *("vllm/__init__.py", "tests/a.py", "pyproject.toml", "LICENSE"),
         *(f"vllm-{RELEASE}+cpu.dist-info/METADATA", "facebook/opt-125m/config.json"),
     },
-    "sglang": {"sglang/__init__.py", f"sglang-{RELEASE}.dist-info/METADATA"},
+    **{each: {f"{each}/__init__.py", f"{each}-{RELEASE}.dist-info/METADATA"} for each in ("sglang", "lmcache")},
 }
 """All files of a release: of vLLM the kept parts and both stand-ins."""
 

@@ -35,11 +35,12 @@ def source_package(path: Path, names: Iterable[str] = INSIDE) -> Path:
     return path
 
 
-def wheel(path: Path, files: Mapping[str, str] = {"sglang/__init__.py": "pass\n" * 99}, transformers: str = "") -> Path:
-    """A wheel of SGLang that has these files and wants this version of transformers."""
+def wheel(path: Path, files: Mapping[str, str] | None = None, transformers: str = "", package: str = "sglang") -> Path:
+    """A wheel of a *package* that has these files and wants this version of transformers."""
     wants = f"Requires-Dist: torch==1.2.3\nRequires-Dist: transformers=={transformers}\n" if transformers else ""
+    inside = {f"{package}/__init__.py": "pass\n" * 99} if files is None else files
     with zipfile.ZipFile(path, "w") as archive:
-        for name, text in {**files, f"sglang-{RELEASE}.dist-info/METADATA": f"Name: sglang\n{wants}"}.items():
+        for name, text in {**inside, f"{package}-{RELEASE}.dist-info/METADATA": f"Name: {package}\n{wants}"}.items():
             archive.writestr(name, text)
     return path
 
@@ -62,7 +63,8 @@ def shelf_with(kind: type[AnyShelf], folder: Path, script: str) -> AnyShelf:
 
 def bringing(brought: Path) -> str:
     """A pip that brings this package, installs an empty one, and writes down what it was told; a program is really run."""
-    name = f"sglang-{RELEASE}-py3-none-any.whl" if brought.name == "wheel" else f"vllm-{RELEASE}.tar.gz"
+    package, _, kind = brought.name.partition(".")
+    name = f"{package}-{RELEASE}" + ("-py3-none-any.whl" if kind == "wheel" else ".tar.gz")
     return f"""
 echo "$*" >>"{brought}.calls"
 case "$3" in
@@ -112,7 +114,9 @@ class Tools:
 
     def brought(self, folder: Path) -> Path:
         """A package of a release, as an index would have it."""
-        return source_package(folder / "package") if self.package == "vllm" else wheel(folder / "wheel")
+        if self.package == "vllm":
+            return source_package(folder / "vllm.package")
+        return wheel(folder / f"{self.package}.wheel", package=self.package)
 
     def fetched(self, shelf: Shelf) -> subprocess.CompletedProcess[str]:
         """A run of the whole program that fetches, in a process of its own."""

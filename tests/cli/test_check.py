@@ -454,7 +454,7 @@ def test_scenarios_that_are_not_there_are_named(
 
     assert refused(capsys, "scenario", *command.split()) == (
         f"blocklife: {name}: No such file or directory (name a scenario file, or a folder of them; or name a scenario of the "
-        "package: see blocklife scenario list)"
+        "package: see the command list)"
     )
 
 
@@ -464,7 +464,7 @@ def test_scenario_that_is_misspelt_is_named_with_the_nearest(name: str, said: st
     assert f"blocklife: {name}: No such file or directory (name a scenario file, or a folder of them; {said}" in (
         told := refused(capsys, "scenario", "run", name)
     )
-    assert told.endswith(": see blocklife scenario list)")
+    assert told.endswith(": see the command list)")
 
 
 _SCENARIO = """\

@@ -134,7 +134,7 @@ def completed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("blocklife completion ", {"bash", "zsh"}),
         ("blocklife replay --record ", set[str]()),
         ("blocklife recording check ", set[str]()),
-        ("blocklife scenario run --driver check --j", {"--json"}),
+        ("blocklife scenario run --driver check --js", {"--json"}),
     ],
 )
 def test_bash_completes(line: str, offered: set[str], completed: Path) -> None:

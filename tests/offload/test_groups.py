@@ -13,8 +13,8 @@ import attrs
 import pytest
 
 from blocklife.errors import MisuseError
+from blocklife.groups import Group
 from blocklife.offload import FullAttention, Geometry, LocalAttention, Mamba, SlidingWindow
-from blocklife.offload._groups import Group
 from blocklife.offload._search import unit_of
 
 SMALL_WINDOWS = [(block, window, chunk) for block in (1, 2, 3, 4) for window in range(1, 26) for chunk in (1, 2, 3)]

@@ -23,7 +23,6 @@ from blocklife.offload import EventKind, Geometry, HostTier, OffloadScheduler, T
 from blocklife.offload import replacement as replacement_module
 from blocklife.offload._lookup import Answer
 from blocklife.offload.replacement import (
-    BUILT_IN,
     Arc,
     Lru,
     Name,
@@ -33,6 +32,7 @@ from blocklife.offload.replacement import (
     register,
     replacement,
 )
+from blocklife.policies import BUILT_IN
 from blocklife.states import Slot
 from tests.worlds import keys, make_ledger, ready, report, sealed, store, unchanged
 

@@ -14,8 +14,8 @@ import pytest
 from attrs import define, evolve, field, frozen
 
 from blocklife.errors import MisuseError
+from blocklife.groups import Group
 from blocklife.offload import FullAttention, Geometry, Mamba, SlidingWindow
-from blocklife.offload._groups import Group
 from blocklife.offload._lookup import Answer, Found, Unit, common_length
 from blocklife.offload._search import unit_of
 

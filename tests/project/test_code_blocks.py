@@ -23,16 +23,18 @@ from pathlib import Path
 import pytest
 
 from blocklife import __version__, cli
+from blocklife.cli import _suite
 from blocklife.testing import parse_scenario
 from blocklife.testing.worlds._format import make_world
 from tests.programs import HANGS_S
 from tests.project.pages import PAGES, ROOT, Block, blocks_of, prose_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-LANGUAGES = {"python", "console", "toml", "json", "text"}
+LANGUAGES = {"python", "console", "toml", "json", "text", "yaml"}
 PROGRAMS = {
     "vllm",
     "sglang",
+    "lmcache",
     "spin",
     "apt",
     "mooncake_master",
@@ -41,13 +43,14 @@ PROGRAMS = {
     "pytest",
     "python",
     "blocklife",
+    "blocklife-suite",
     "make",
     "promtool",
     "curl",
 }
-"""What a command may begin with. The first six are other people's, and only their name is looked at."""
+"""What a command may begin with. The first seven are other people's, and only their name is looked at."""
 TARGETS = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
-VARIABLES = {"ARGS", "VLLM", "SGLANG", "SOURCES", "PYTHON", "WORLD"}
+VARIABLES = {"ARGS", "VLLM", "SGLANG", "LMCACHE", "SOURCES", "PYTHON", "WORLD"}
 
 
 def of(language: str) -> list[Block]:
@@ -161,6 +164,17 @@ def test_json_of_a_page_can_be_read(block: Block) -> None:
     assert all(json.loads(line) for line in ([text] if text.startswith("{\n") else text.splitlines()))
 
 
+@pytest.mark.parametrize("block", of("yaml"), ids=str)
+def test_yaml_of_a_page_can_be_read(block: Block) -> None:
+    """Each program that a step of it runs is known, and takes what it is given."""
+    yaml = pytest.importorskip("yaml")
+    for step in yaml.safe_load(block.text)["steps"]:
+        words = shlex.split(step.get("run", "pip"))
+        assert words[0] in PROGRAMS
+        if words[0] == "blocklife-suite":
+            _suite.make_parser().parse_args(words[1:])
+
+
 @pytest.mark.parametrize(("block", "command"), COMMANDS, ids=lambda each: str(each).replace("\n", " "))
 def test_command_of_a_page_is_one(block: Block, command: str) -> None:
     """Its program is known, and takes what it is given."""
@@ -169,6 +183,8 @@ def test_command_of_a_page_is_one(block: Block, command: str) -> None:
     assert words[0] in PROGRAMS, f"{block}: {command}"
     if words[0] == "blocklife":
         parse(words[1:])
+    elif words[0] == "blocklife-suite":
+        _suite.make_parser().parse_args(words[1:])
     elif words[0] == "make":
         made(words[1:])
     elif words[0] == "python":
@@ -206,7 +222,7 @@ def installs(words: list[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
     assert words[0] == "install"
-    assert re.fullmatch(rf"\.(\[\w+\])?|dist/blocklife-{re.escape(__version__)}-\S+\.whl", wanted[-1])
+    assert re.fullmatch(rf"\./suite|\.(\[\w+\])?|dist/blocklife-{re.escape(__version__)}-\S+\.whl", wanted[-1])
     assert set(re.findall(r"\[(.*)\]", wanted[-1])) <= set(extras)
 
 

@@ -17,7 +17,7 @@ import yaml
 from blocklife.cli import COMMANDS
 from blocklife.cli._draw import FORMATS
 from blocklife.offload import Policies, replacement
-from blocklife.offload.replacement import BUILT_IN
+from blocklife.policies import BUILT_IN
 from blocklife.testing import Driver
 from blocklife.testing.scenarios._words import verb, verbs_of
 from tests.project.makefile import modules_of, prerequisites_of

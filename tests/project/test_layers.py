@@ -21,6 +21,9 @@ FILE_LINES_MAX = 900
 TRUNK = (
     "_doors",
     "errors",
+    "knobs",
+    "groups",
+    "policies",
     "extras",
     "hook_errors",
     "threads",
@@ -54,12 +57,26 @@ ONLY_IN = {
     "transitions": ("machines.py",),
     "vllm": ("engines/vllm/",),
     "sglang": ("engines/sglang/",),
+    "lmcache": ("engines/lmcache/",),
     "pytest": ("testing/",),
     "hypothesis": ("testing/",),
 }
 """Packages of others, and the only files that may name them."""
 
-PURE = ("errors", "lifecycle", "states", "scheduler_states", "connector_states", "watch_states", "core", "ledger", "offload")
+PURE = (
+    "errors",
+    "knobs",
+    "groups",
+    "policies",
+    "lifecycle",
+    "states",
+    "scheduler_states",
+    "connector_states",
+    "watch_states",
+    "core",
+    "ledger",
+    "offload",
+)
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "uuid", "threading", "multiprocessing", "concurrent", "asyncio", "queue"}
     | {"os", "io", "pathlib", "tempfile", "shutil", "socket", "subprocess", "signal", "logging"}

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow  # a minute of processor time each; what is forgot
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LEFT_BEHIND = shutil.ignore_patterns(
-    ".git", ".venv*", ".vllm", ".sglang", ".model", ".source-mutants", ".hypothesis", ".*_cache", "__pycache__", "*.so",
-    "build", "dist", "node_modules",
+    ".git", ".venv*", ".vllm", ".sglang", ".lmcache", ".model", ".source-mutants", ".hypothesis", ".*_cache", "__pycache__",
+    "*.so", "build", "dist", "node_modules",
 )  # fmt: skip
 """What is fetched, built or kept."""
 
@@ -105,7 +105,10 @@ FIFO = '''class Fifo:
 POLICIES = "blocklife/offload/replacement"
 A_REPLACEMENT: Mapping[int, list[Edit]] = {
     1: [(f"{POLICIES}.py", "class Arc:\n", FIFO)],
-    2: [(f"{POLICIES}.py", '    "arc": (\n', '    "fifo": (lambda num_slots: Fifo(), "what came first"),\n{}')],
+    2: [
+        ("blocklife/policies.py", '    "arc": (\n', '    "fifo": "what came first",\n{}'),
+        (f"{POLICIES}.py", '"arc": Arc}', '"fifo": lambda num_slots: Fifo(), {}'),
+    ],
     3: [(f"{POLICIES}.pxd", "cdef class Arc:\n", "cdef class Fifo:\n    cdef SlotOrder _order\n\n\n{}")],
     4: [
         (

@@ -19,7 +19,8 @@ import pytest
 
 import blocklife
 from blocklife.ledger import jobs
-from blocklife.states import OUT, OUT_AND_WANTED, STORABLE, Block, Job, Request, Slot
+from blocklife.states import ADMITTED, OUT, OUT_AND_WANTED, STORABLE, Block, Job, Request, Slot
+from blocklife.testing.scenarios import _verbs
 
 Member: TypeAlias = tuple[str, str]
 """An enum and its member, by name."""
@@ -32,6 +33,7 @@ ALLOWED = {
     ("ledger/jobs.py", "Storable"): "a type, which mypy reads and nothing can compute; compared below",
     ("ledger/jobs.py", "Submitted"): "the same",
     ("ledger/jobs.py", "Out"): "the same",
+    ("testing/scenarios/_verbs.py", "_RUNS"): "words of the driver protocol, which knows no tables; compared below",
 }
 """Where sets of states are written all the same: the file, the name that is assigned, and why."""
 
@@ -203,4 +205,5 @@ def test_types_of_handles_are_the_sets_of_their_states() -> None:
     """What mypy reads is what the traits and rows say."""
     assert set(get_args(jobs.Storable)) == STORABLE
     assert set(get_args(jobs.Submitted)) == OUT_AND_WANTED
+    assert {each.name for each in ADMITTED} == _verbs._RUNS
     assert set(get_args(jobs.Out)) == OUT

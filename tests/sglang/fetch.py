@@ -13,12 +13,12 @@ import argparse
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.behind import fetching
 from tests.behind.fetching import (
+    CPU_TORCH,
     INSTALL,
     FetchError,
     carry_out,
@@ -26,6 +26,7 @@ from tests.behind.fetching import (
     install_blocklife,
     making,
     say,
+    unpacked,
     watched,
     with_releases,
 )
@@ -36,7 +37,7 @@ WHAT = "Fetch an environment for SGLang's cache side on the CPU, and the wheels 
 SIZE = "0.5 GB to fetch and 2.3 GB on disk"
 ASKED = (
     (
-        "import sys, torch; sys.exit(torch.version.cuda is not None)",
+        CPU_TORCH,
         "torch is not the CPU build, without which SGLang's tree core in Rust is not loaded "
         "(PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS can name where a CPU build is)",
     ),
@@ -78,18 +79,9 @@ def make_release(shelf: Shelf, release: str) -> None:
         say(f"SGLang {release}: here")
     else:
         with making(shelf.source(release)) as tree:
-            unpack(download(shelf, release, tree), tree, release)
+            unpacked(f"SGLang {release}", download(shelf, release, tree), tree)
     make_transformers(shelf, release)
     ask_rust(shelf, release)
-
-
-def unpack(wheel: Path, tree: Path, release: str) -> None:
-    """All of a wheel."""
-    try:
-        with zipfile.ZipFile(wheel) as opened:
-            opened.extractall(tree)
-    except (zipfile.BadZipFile, OSError) as error:
-        raise FetchError(f"SGLang {release}: the wheel cannot be unpacked: {error}") from error
 
 
 def make_transformers(shelf: Shelf, release: str) -> None:

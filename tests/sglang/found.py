@@ -7,13 +7,12 @@ It prints one line: what is seen, or that nothing is. Exit status 0 if every sto
 
 from __future__ import annotations
 
-import argparse
-import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+from tests.behind.stories import tell
 from tests.programs import with_fixed_hashes
 
 if __name__ == "__main__":
@@ -201,32 +200,14 @@ FOUND: tuple[Story, ...] = (
 )
 
 
-def tell(program: str, about: str | None, told: Mapping[str, Callable[[], str]], argv: Sequence[str] | None) -> int:
-    """Print a line for each story that was asked for; one that shows nothing returns a text that begins with "no ".
-
-    Exit status 0 if all show something.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="instead of all: " + ", ".join(told))
-    chosen = parser.parse_args(argv).names
-    if unknown := [name for name in chosen if name not in told]:
-        parser.error(f"no story is called {unknown[0]!r} (one is {next(iter(told))})")
-    logging.disable(logging.CRITICAL)
-    status = 0
-    for name in chosen or told:
-        said = told[name]()
-        print(f"SGLang {RELEASE}: {name}: {said}", flush=True)
-        status |= said.startswith("no ")
-    return int(status)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Tell the stories."""
 
     def said(story: Story) -> str:
         return story(None)[1] or "no fault is seen"
 
-    return tell("tests.sglang.found", __doc__, {story.__name__: partial(said, story) for story in FOUND}, argv)
+    stories = {story.__name__: partial(said, story) for story in FOUND}
+    return tell("tests.sglang.found", f"SGLang {RELEASE}", __doc__, stories, argv)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ if __name__ == "__main__":
     with_fixed_hashes("tests.sglang.published")
 
 from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
-from tests.sglang.found import tell
+from tests.behind.stories import tell
+from tests.sglang.engine import RELEASE
 from tests.sglang.rig import Rig
 from tests.sglang.turns import step_aside
 from tests.sglang.worlds import WorldSpec
@@ -119,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rules = ", ".join(f"{rule} at step {step}" for rule, step in named.items())
         return f"{seen or 'no harm'} at step {rig.step_number}; named: {rules or 'nothing'}"
 
-    return tell("tests.sglang.published", __doc__, {story.__name__: partial(said, story) for story in PUBLISHED}, argv)
+    stories = {story.__name__: partial(said, story) for story in PUBLISHED}
+    return tell("tests.sglang.published", f"SGLang {RELEASE}", __doc__, stories, argv)
 
 
 if __name__ == "__main__":

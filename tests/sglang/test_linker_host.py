@@ -15,7 +15,7 @@ from blocklife.engines.sglang.linker._config import LinkerConfig
 from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Completion, JobId, Launched, Result, Worker
-from blocklife.offload.replacement import BUILT_IN
+from blocklife.policies import BUILT_IN
 from blocklife.states import Slot
 from tests.behind.scenes import Scene, scenes
 

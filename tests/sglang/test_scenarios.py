@@ -15,6 +15,7 @@ import pytest
 from blocklife.errors import MisuseError
 from blocklife.testing import EngineSetup, Outcome, ScenarioVerdict, parse_scenario, run_scenario
 from blocklife.testing.scenarios._running import read_scenario
+from tests.behind.scenario_tables import cases_above, cell, table
 from tests.proof.drivers.sglang import SglangDriver, SkewedSglangDriver
 from tests.sglang import scenarios
 from tests.sglang.engine import RELEASE
@@ -56,16 +57,16 @@ def test_case_ends_as_the_table_says(row: Row) -> None:
     found = scenarios.verdicts(row.case, row.driver)
     print(*found, sep="\n")
 
-    assert scenarios.cell(found) == scenarios.cells_of(RELEASE)[row.name]
+    assert cell(found) == scenarios.cells_of(RELEASE)[row.name]
 
 
 @only_newest
-@pytest.mark.parametrize("case", scenarios.cases_above())
+@pytest.mark.parametrize("case", cases_above())
 def test_case_of_the_folder_above_ends_as_the_table_says(case: str) -> None:
     """With SGLang's contract; none of them is unsafe, and each that cannot be run says why."""
     ((_, found),) = scenarios.above([case])
 
-    assert [case, found] in scenarios.table("above")[1]
+    assert [case, found] in table("sglang", "above")[1]
     assert "unsafe" not in found
 
 

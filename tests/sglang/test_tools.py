@@ -94,7 +94,7 @@ def test_checksum_goes_to_pip_where_it_is_known(
     """It is that of the wheel for Python 3.11; that another wheel goes unchecked is said."""
     monkeypatch.setitem(CHECKSUMS, RELEASE, "5" * 64)
     monkeypatch.setattr(sys, "version_info", (*python, 0, "final", 0))
-    brought = wheel(tmp_path / "wheel", {})
+    brought = wheel(tmp_path / "sglang.wheel", {})
     make_release(shelf_with(Shelf, tmp_path, bringing(brought)), RELEASE)
     known = python == (3, 11)
 
@@ -104,7 +104,7 @@ def test_checksum_goes_to_pip_where_it_is_known(
 
 def test_release_gets_its_own_transformers_once_and_they_go_ahead(tmp_path: Path) -> None:
     """In a folder of their own, which gets its name when they are whole; what they want comes along."""
-    brought = wheel(tmp_path / "wheel", {"sglang/__init__.py": ""}, transformers="1.2.3")
+    brought = wheel(tmp_path / "sglang.wheel", {"sglang/__init__.py": ""}, transformers="1.2.3")
     shelf = shelf_with(Shelf, tmp_path, bringing(brought))
     make_release(shelf, RELEASE)
     make_release(shelf, RELEASE)
@@ -119,7 +119,7 @@ def test_release_gets_its_own_transformers_once_and_they_go_ahead(tmp_path: Path
 
 def test_transformers_that_cannot_be_had_leave_no_folder(tmp_path: Path) -> None:
     """The release is here, and the next run asks for them again."""
-    brought = wheel(tmp_path / "wheel", {"sglang/__init__.py": ""}, transformers="1.2.3")
+    brought = wheel(tmp_path / "sglang.wheel", {"sglang/__init__.py": ""}, transformers="1.2.3")
     shelf = shelf_with(Shelf, tmp_path, bringing(brought).replace("install)", "install) echo ERROR: none; exit 1 ;; never)"))
     with pytest.raises(FetchError, match=r"^transformers 1\.2\.3: none \(all"):
         make_release(shelf, RELEASE)
@@ -153,7 +153,7 @@ def test_core_in_rust_that_a_release_goes_on_without_is_an_error(
     tmp_path: Path, adapter: str, registry: str, told: str
 ) -> None:
     """SGLang itself would go on with its other core, and every test would pass on code that nobody runs."""
-    brought = wheel(tmp_path / "wheel", {**CORE, ADAPTER: adapter, REGISTRY: registry})
+    brought = wheel(tmp_path / "sglang.wheel", {**CORE, ADAPTER: adapter, REGISTRY: registry})
     shelf = shelf_with(Shelf, tmp_path, bringing(brought))
     if told:
         for _ in range(2):  # that the release is here already does not make it better
@@ -168,7 +168,7 @@ def test_core_in_rust_that_a_release_goes_on_without_is_an_error(
 
 def test_release_without_a_core_in_rust_is_not_asked_about_it(tmp_path: Path) -> None:
     """The older ones have none; a folder of that name without a library is none either."""
-    brought = wheel(tmp_path / "wheel", {"sglang/__init__.py": "", f"{RUST}/README": ""})
+    brought = wheel(tmp_path / "sglang.wheel", {"sglang/__init__.py": "", f"{RUST}/README": ""})
     make_release(shelf_with(Shelf, tmp_path, bringing(brought) + '\ntest "$1" != -c'), RELEASE)
 
     assert "-c" not in Path(f"{brought}.calls").read_text(encoding="utf-8").split()

@@ -34,7 +34,7 @@ from blocklife.testing import (
     run_files,
     run_scenario,
 )
-from blocklife.testing.scenarios._cases import SHIPPED, files_of, worlds
+from blocklife.testing.scenarios._cases import SHIPPED, chosen, files_of, worlds
 from blocklife.testing.scenarios._running import METHODS, needs, read_scenario
 from blocklife.testing.scenarios._shipped import near
 from blocklife.testing.scenarios._telling import list_files, list_methods, list_records, summary, told
@@ -84,7 +84,7 @@ def test_run_files_reads_everything_first(tmp_path: Path) -> None:
     with pytest.raises(MisuseError, match="no scenario there"):
         next(run_files([str(tmp_path / "empty")]))
     with pytest.raises(MisuseError, match="no scenario there"):
-        list(list_files([str(tmp_path / "empty")]))
+        chosen([str(tmp_path / "empty")])
 
 
 def test_names_stand_for_the_scenarios_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +415,7 @@ def test_told_is_what_the_command_prints() -> None:
         "safety: 1 of 2 scenarios hold, 1 needs what the engine cannot have",
     ]
     assert any(line.startswith("A10 (contract=fence): not applicable: /") for line in long)
-    assert "  step 4 (line 26): evict contents=[abcd]  # B keeps it" in long
+    assert "  step 4 (line 27): evict contents=[abcd]  # B keeps it" in long
     assert any(line.startswith("      refused: slot 0: ") for line in long)
     assert [each["outcome"] for each in objects] == ["not_applicable", "not_applicable", "held", "held"]
     assert [bool(each["reason"]) for each in objects] == [True, True, False, False]
@@ -489,11 +489,11 @@ def test_note_of_a_failing_step_is_said() -> None:
 
 def test_list_says_what_there_is_and_what_it_needs() -> None:
     """Two lines a file; by method; and one object a file for machines."""
-    lines = list(list_files([]))
-    methods = {line.split()[0]: line.split()[1:] for line in list_methods([])}
-    records = {each["scenario"]: each for each in map(json.loads, list_records([]))}
-    at = lines.index("A14 (safety): A report for a job whose owner is gone, or that nobody knows, is counted and no accident "
-                     "(vllm#43226); I3; 4 variants")  # fmt: skip
+    lines = list(list_files(chosen()))
+    methods = {line.split()[0]: line.split()[1:] for line in list_methods(chosen())}
+    records = {each["scenario"]: each for each in map(json.loads, list_records(chosen()))}
+    at = lines.index("A14 (safety, reports): A report for a job whose owner is gone, or that nobody knows, is counted and no "
+                     "accident (vllm#43226); I3; 4 variants")  # fmt: skip
 
     assert len(lines) == 2 * len(FILES)
     assert lines[at + 1] == "    needs worlds contract=fence|hold, scheduling=sync|async; methods finish"

@@ -37,7 +37,7 @@ from blocklife.testing import (
     run_files,
     run_scenario,
 )
-from blocklife.testing.scenarios._cases import SHIPPED
+from blocklife.testing.scenarios._cases import SHIPPED, chosen
 from blocklife.testing.scenarios._format import SAFETY
 from blocklife.testing.scenarios._running import WRONG, DriverError, read_scenario
 from blocklife.testing.scenarios._telling import list_files
@@ -286,6 +286,10 @@ CAN_FAIL: dict[str, type[OurDriver]] = {
     "B18": wrong.Forgetful,
     "B19": wrong.Gullible,
     "B23": wrong.PrefixBlind,
+    "B24": wrong.Remembering,
+    "B25": wrong.Overbooked,
+    "B26": wrong.Transposed,
+    "B27": wrong.Stubborn,
 }
 """A wrong engine for each case that no bug is planted for."""
 
@@ -678,14 +682,14 @@ def test_variants_are_bounded(values: int, tmp_path: Path) -> None:
     variants = "".join(f"v{number} = {json.dumps([str(each) for each in range(values)])}\n" for number in range(30))
     path = tmp_path / "x.toml"
     path.write_text(f'id = "X"\ntitle = "x"\ntests = "safety"\n[variants]\n{variants}[[step]]\ndo = "check"\n')
-    for read in (list_files, run_files):
+    for read in (chosen, run_files):
         with pytest.raises(MisuseError, match=r"x\.toml:\d+: variants: there are more than 1,000 combinations \(leave values"):
             list(read([str(path)]))
     path.write_text(
         f'id = "X"\ntitle = "x"\ntests = "safety"\n[variants]\na = {["x"] * 10}\nb = {["y"] * 100}\n[[step]]\ndo = "check"\n'
     )
 
-    assert next(list_files([str(path)])) == "X (safety): x; ; 1000 variants"
+    assert next(list_files(chosen([str(path)]))) == "X (safety): x; ; 1000 variants"
 
 
 @pytest.mark.parametrize(

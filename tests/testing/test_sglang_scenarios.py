@@ -16,8 +16,9 @@ from blocklife.errors import MisuseError
 from blocklife.testing import OurDriver, Outcome, run_scenario
 from blocklife.testing.scenarios._cases import SHIPPED, files_of
 from blocklife.testing.scenarios._running import driver_named, read_scenario, world_of
+from tests.behind.scenario_tables import cases_above, table
 from tests.proof.drivers.sglang import SglangDriver, SkewedSglangDriver
-from tests.sglang.scenarios import FOLDER, RELEASES, cases_above, rows, table
+from tests.sglang.scenarios import FOLDER, RELEASES, rows
 
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 DRIVER = "tests.proof.drivers.sglang:SglangDriver"
@@ -27,7 +28,7 @@ no_sglang = pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, r
 
 def test_every_case_has_a_line_with_a_cell_for_each_release() -> None:
     """And no line is about anything else, or stands twice."""
-    header, lines = table("releases")
+    header, lines = table("sglang", "releases")
 
     assert header == ["case", *RELEASES]
     assert [line[0] for line in lines] == [row.name for row in rows()]
@@ -36,7 +37,7 @@ def test_every_case_has_a_line_with_a_cell_for_each_release() -> None:
 
 def test_every_cell_holds_or_names_a_rule_and_a_step() -> None:
     """No case of SGLang's own ends in another way."""
-    _, lines = table("releases")
+    _, lines = table("sglang", "releases")
     form = re.compile(r"holds|I\d+, step \d+( \([^()]+\); else holds)?")
 
     assert [cell for line in lines for cell in line[1:] if not form.fullmatch(cell)] == []
@@ -45,7 +46,7 @@ def test_every_cell_holds_or_names_a_rule_and_a_step() -> None:
 
 def test_every_case_of_the_folder_above_has_a_line() -> None:
     """With what it shows, or a reason."""
-    _, lines = table("above")
+    _, lines = table("sglang", "above")
 
     assert [line[0] for line in lines] == cases_above()
     assert all(line[1] for line in lines)

@@ -25,17 +25,17 @@ from numpy.typing import NDArray
 from blocklife.copiers import Sharing
 from blocklife.core._progress import TokenProgress
 from blocklife.errors import MisuseError
+from blocklife.knobs import Plain, knobs
 from blocklife.ledger import Contract
 from blocklife.ledger._rows import RowVerbs
 from blocklife.offload import Demote, FullHit, LastStep, Mamba, Mode, Policies, SlidingWindow
 from blocklife.offload._asking import Asking
-from blocklife.offload._fields import Plain, knobs
 from blocklife.offload._lookup import Answer, Unit, _Scan
 from blocklife.offload._offers import Offers
 from blocklife.offload._search import Search
 from blocklife.offload._state import Tracked
 from blocklife.offload.records import Hit, TailKeys
-from blocklife.offload.replacement import BUILT_IN
+from blocklife.policies import BUILT_IN
 from blocklife.scheduler_states import SCHEDULER_MACHINES
 from blocklife.states import MACHINES
 from blocklife.testing import Action, Counterexample, Faults, Verdict, World, WorldSettings, explore, pinned_world

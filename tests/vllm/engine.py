@@ -31,8 +31,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.request import Request, RequestStatus
 
+from blocklife.groups import Group
 from blocklife.offload import FullAttention, LocalAttention, Mamba, SlidingWindow
-from blocklife.offload._groups import Group
 from tests.proof.drivers.vllm import making
 from tests.vllm.worlds import TEXT_ALONE, Beside, GroupSpec, WorldSpec
 

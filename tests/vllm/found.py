@@ -235,6 +235,20 @@ def error_inside_a_prompt() -> Rig:
     return rig
 
 
+def ring_behind_a_full_hit() -> Rig:
+    """OffloadingConnector, a model with a ring of raw keys: where a prompt is loaded whole, its last token meets an empty ring.
+
+    1. A request of 8 tokens, two blocks, runs and is stored. The device's cache is reset.
+    2. It comes again, and all of its tokens are loaded. To say something vLLM computes the last one again, at token 7. The keys
+       of tokens 4 to 7 are compressed together there, out of the ring; it is a new block, and has none of tokens 4 to 6.
+    """
+    rig = Rig(WorldSpec((GroupSpec("full"), GroupSpec("ring", 4, 4))))
+    _ask(rig, _prompt(8))
+    rig.reset_prefix_cache()
+    _ask(rig, _prompt(8))
+    return rig
+
+
 FOUND: tuple[Story, ...] = (
     preempted_before_it_was_computed,
     partial_chunk,
@@ -246,6 +260,7 @@ FOUND: tuple[Story, ...] = (
     request_behind_lazy_stores,
     text_longer_than_the_host,
     error_inside_a_prompt,
+    ring_behind_a_full_hit,
 )
 
 

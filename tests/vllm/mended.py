@@ -148,6 +148,17 @@ def error_inside_a_prompt() -> None:
     around(OffloadingConnectorScheduler, "_calc_num_offloadable_tokens", offloadable)
 
 
+def ring_behind_a_full_hit() -> None:
+    """Behind a load of a whole prompt a request goes back to the last boundary of a block."""
+
+    def arrived(self: Any, old: Callable[..., None], request: Any) -> None:
+        old(self, request)
+        if request.num_computed_tokens == request.num_tokens - 1:
+            request.num_computed_tokens -= request.num_computed_tokens % self.block_size
+
+    around(Scheduler, "_update_waiting_for_remote_kv", arrived)
+
+
 def play(script: Path, mode: str, said: Path) -> int:
     """Run a script in a process of its own; what it prints goes to a file. Returns its exit status."""
     child = os.fork()

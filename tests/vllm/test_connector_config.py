@@ -35,7 +35,7 @@ from blocklife.engines.vllm.connector._groups import geometry_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.offload import FullHit, LastStep, Mode
-from blocklife.offload.replacement import BUILT_IN
+from blocklife.policies import BUILT_IN
 from tests.vllm.connector_rig import ConnectorRig
 from tests.vllm.worlds import GroupSpec, WorldSpec
 

@@ -17,8 +17,8 @@ from vllm.v1.request import Request
 
 from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._sources import HitTokens, sources
+from blocklife.groups import Group
 from blocklife.offload import FullAttention, Geometry, Hit, Mamba, SlidingWindow
-from blocklife.offload._groups import Group
 from tests.vllm.below_rig import BelowRig
 from tests.vllm.connector_rig import walk
 from tests.vllm.connector_worlds import CROWDED, MODELS

@@ -46,6 +46,7 @@ SAID = {
         r"5 chunks in files, 4 slots; \d steps schedule nothing; waiting: \[\]",
     ),
     "error_inside_a_prompt": (WRONG, RIGHT),
+    "ring_behind_a_full_hit": (WRONG, RIGHT),
     "request_behind_lazy_stores": (r"waiting \['big'\], while .* store [1-9]\d* blocks", r"waiting \[\], .*"),
 }
 """What each script prints behind the release, in vLLM as it is and mended."""

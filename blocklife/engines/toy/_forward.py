@@ -17,9 +17,9 @@ from attrs import define, field
 from blocklife.engines.toy._memory import Ids, Words, WorkerMemory
 from blocklife.engines.toy._sequences import RequestSequence, state_fingerprints
 from blocklife.errors import InvariantError
+from blocklife.groups import FullAttention, Geometry, Mamba
 from blocklife.ledger import Ledger
 from blocklife.ledger._ids import ID_MASK
-from blocklife.offload._groups import FullAttention, Geometry, Mamba
 
 
 @define(eq=False)

@@ -15,10 +15,11 @@ from blocklife.engines.toy._memory import WORD_BYTES
 from blocklife.engines.toy._workload import HASH_TOKENS
 from blocklife.errors import MisuseError
 from blocklife.extras import to_install
+from blocklife.groups import MAX_BLOCKS_PER_CHUNK
 from blocklife.ledger import Checking, Contract
 from blocklife.offload import BelowPolicies, FullAttention, Geometry, Mode
-from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
-from blocklife.offload.replacement import BUILT_IN, Replacement, register, replacement, replacements
+from blocklife.offload.replacement import Replacement, register, replacement, replacements
+from blocklife.policies import BUILT_IN
 from blocklife.tiers import StoreFaultRates
 
 if TYPE_CHECKING:

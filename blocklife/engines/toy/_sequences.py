@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from blocklife.engines.toy._memory import Words, mixed
 from blocklife.engines.toy._workload import HASH_TOKENS, WorkloadRequest
-from blocklife.offload._groups import Geometry
+from blocklife.groups import Geometry
 
 _PROMPT, _GENERATED, _STATE = 0, 1, 2
 _KEY = np.dtype([("hash", "<u8"), ("offset", "<u4"), ("kind", "<u2"), ("group", "<u2")])

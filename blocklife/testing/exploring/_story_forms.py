@@ -16,8 +16,8 @@ from attrs import evolve
 
 from blocklife.drawing._sequence import Item, Message, Note, Party, PartySequence, Way, mermaid
 from blocklife.errors import MisuseError
+from blocklife.knobs import written
 from blocklife.lifecycle import Tone
-from blocklife.offload._fields import written
 from blocklife.testing.exploring._story import Change, Happened, Story
 from blocklife.testing.scenarios._driver import POLICIES
 from blocklife.testing.scenarios._format import MEMORY_RULES, POLICY, RULES, SAFETY, Scenario, ScenarioStep, write_scenario

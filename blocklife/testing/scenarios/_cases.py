@@ -9,14 +9,13 @@ Rules of this file:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from blocklife.errors import MisuseError
 from blocklife.testing.scenarios._driver import Driver, EngineSetup
-from blocklife.testing.scenarios._format import Scenario, read_scenario
-from blocklife.testing.scenarios._kinds import Value
-from blocklife.testing.scenarios._our_driver import OurDriver
+from blocklife.testing.scenarios._format import ALL_GROUPS, Scenario, read_scenario
+from blocklife.testing.scenarios._kinds import Value, nearest
 from blocklife.testing.scenarios._running import ScenarioVerdict, run_scenario
 from blocklife.testing.scenarios._shipped import SHIPPED as SHIPPED
 from blocklife.testing.scenarios._shipped import meant
@@ -42,16 +41,35 @@ def files_of(paths: Sequence[str]) -> list[Path]:
     return found
 
 
-def planned(paths: Sequence[str] = ()) -> list[tuple[Scenario, dict[str, Value]]]:
-    """The runs of these files, or of the package's scenarios: each variant of each. A malformed file is refused."""
-    return [(scenario, variant) for scenario in map(read_scenario, files_of(paths)) for variant in scenario.each_variant()]
+def chosen(paths: Sequence[str] = (), groups: Sequence[str] = ()) -> list[Scenario]:
+    """The scenarios of these files, or of the package, that are in one of the groups; all where no group is given.
+
+    A malformed file and an unknown group are refused, and groups that none of them is in.
+    """
+    for each in groups:
+        if each not in ALL_GROUPS:
+            raise MisuseError(f"--group {each}: there is no such group ({nearest(each, ALL_GROUPS, 'groups')})")
+    scenarios = [each for each in map(read_scenario, files_of(paths)) if not groups or any(map(each.is_in, groups))]
+    if not scenarios:
+        raise MisuseError(f"--group {', '.join(groups)}: none of these scenarios is in it (name others, or leave it out)")
+    return scenarios
+
+
+def names_of_all(scenarios: Iterable[Scenario]) -> list[str]:
+    """The names of the package's scenarios, those of its folders too, and of these."""
+    return sorted({path.stem for path in SHIPPED.rglob("*.toml")} | {each.id for each in scenarios})
+
+
+def planned(scenarios: Iterable[Scenario]) -> list[tuple[Scenario, dict[str, Value]]]:
+    """Their runs: each variant of each."""
+    return [(scenario, variant) for scenario in scenarios for variant in scenario.each_variant()]
 
 
 def run_files(
-    paths: Sequence[str] = (), driver: Callable[[], Driver] = OurDriver, *, log: bool = False
+    paths: Sequence[str] = (), driver: Callable[[], Driver] | None = None, *, log: bool = False
 ) -> Iterator[ScenarioVerdict]:
     """Run every variant of every file, or of the package's scenarios. A malformed file is refused before anything runs."""
-    for scenario, variant in planned(paths):
+    for scenario, variant in planned(chosen(paths)):
         yield run_scenario(scenario, driver, variant, log=log)
 
 

@@ -30,9 +30,8 @@ from typing import Annotated, NoReturn
 
 from attrs import evolve, field, frozen
 
-from blocklife.offload import Policies
-from blocklife.offload._fields import Knob, Plain, knob, knobs, written
-from blocklife.offload.replacement import BUILT_IN
+from blocklife.knobs import Knob, Plain, knob, knobs, written
+from blocklife.policies import BUILT_IN, Policies
 from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._words import verb
 from blocklife.testing.worlds._device import Device, Landing, Orders, Pass
@@ -212,6 +211,11 @@ def forward_pass(
 
 class Driver:
     """An engine as scenarios see it. Subclass it, or write a class with the methods that you have."""
+
+    engine_name: str = ""
+    """The name of the engine, for reports."""
+    version: str = ""
+    """The release of the engine, for reports and for lists of known failures."""
 
     own_words = False
     """Whether refusals have blocklife's messages; otherwise the wording that a scenario expects is not compared."""

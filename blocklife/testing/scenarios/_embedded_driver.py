@@ -17,6 +17,7 @@ import numpy as np
 from attrs import asdict, field, frozen
 
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.knobs import written
 from blocklife.ledger import (
     Batch,
     Completion,
@@ -37,7 +38,6 @@ from blocklife.ledger import Worker as Rank
 from blocklife.ledger._ids import ID_MASK
 from blocklife.ledger.invariants import check
 from blocklife.offload import Geometry, OffloadScheduler, Settled
-from blocklife.offload._fields import written
 from blocklife.offload.records import Hit
 from blocklife.states import (
     BLANK,

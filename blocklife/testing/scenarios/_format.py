@@ -23,7 +23,7 @@ from attrs import define, field, fields, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
-from blocklife.offload import Geometry
+from blocklife.groups import Geometry
 from blocklife.testing.scenarios._driver import NUMBER_MAX, SETTINGS, Driver, EngineSetup
 from blocklife.testing.scenarios._judge import check_expectations
 from blocklife.testing.scenarios._kinds import NEW_REQUEST, TEXT, Known, Value, nearest, one_of, shown
@@ -102,6 +102,8 @@ class Scenario:
     source: str = ""
     story: str = ""
     invariants: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    """Those of `GROUPS` that it is in, besides the one of what it tests."""
     world: Mapping[str, Value] = field(factory=dict)
     variants: Mapping[str, tuple[Value, ...]] = field(factory=dict)
     steps: tuple[ScenarioStep, ...]
@@ -115,18 +117,39 @@ class Scenario:
     needs: frozenset[str] = field(default=frozenset(), eq=False, repr=False)
     """The methods of a driver without which it is not applicable, as the reader of its file has found."""
 
+    def is_in(self, group: str) -> bool:
+        """Whether it is in a group: `safety` and `policy` are groups, too."""
+        return group == self.tests or group in self.groups
+
     def each_variant(self) -> Iterator[dict[str, Value]]:
         """Every combination of the variants; a single empty one if there are none."""
         for values in product(*self.variants.values()):
             yield dict(zip(self.variants, values, strict=True))
 
 
+GROUPS: Mapping[str, str] = {
+    "a-b-a": "A, then B, then A again on a busy cache: what is found was in other hands meanwhile",
+    "full-pool": "a pool that is filled to the last block or slot: somebody waits, gives way or is refused",
+    "same-shape": "two layouts of the same shape: another prefix, group, number format or weights behind equal sizes or tokens",
+    "copies": "blocks and slots that a copy in flight reads or writes",
+    "reports": "reports that are late, come twice or never, or say that a copy has failed; deadlines",
+    "leaving": "requests that are preempted, aborted or over while something of them is in flight",
+    "forgetting": "resets, sleep and new weights",
+    "sharing": "content with several readers, and content that several want at once",
+    "hybrid": "several groups of KV cache, windows and states",
+    "drafts": "guessed tokens, and drafters with layers of their own",
+    "ranks": "several workers",
+}
+"""The groups that a file can name, with what each is about. Usual tests miss the first three."""
+ALL_GROUPS: Mapping[str, str] = {**TESTS, **GROUPS}
+"""These, and what a scenario tests."""
 TOP: Mapping[str, str] = {
     "id": "a short name",
     "title": "one sentence: what must be so",
     "source": "where the case is from, such as the number of a public report",
     "tests": "`safety` or `policy`",
     "invariants": "the rules that it is about",
+    "groups": "the groups that it is run with by name",
     "story": "what happens, for a reader",
     "scales": "false: it counts single tokens, so that an engine whose blocks have another size cannot have its world; others "
     "are scaled to that size",
@@ -262,6 +285,7 @@ class _ScenarioReader:
             tests=self.tests,
             scales=data.get("scales") is not False,
             invariants=tuple(map(str, invariants)),
+            groups=self.groups(data.get("groups", [])),
             world=world,
             variants=self.variants,
             steps=tuple(read),
@@ -293,6 +317,13 @@ class _ScenarioReader:
         self.tests = found
         if type(data.get("scales", True)) is not bool:
             self.fail(f"'scales' must be true or false, not {shown(data['scales'])}", "scales")
+
+    def groups(self, found: object) -> tuple[str, ...]:
+        """The groups that it is in."""
+        names = [str(each) for each in self.known.list_of(found, "groups")]
+        if unknown := [each for each in names if each not in GROUPS]:
+            self.fail(f"unknown group {unknown[0]!r} ({nearest(unknown[0], GROUPS, 'groups')})", "groups")
+        return tuple(names)
 
     def table(self, found: object) -> dict[str, Value]:
         """The table of a section."""
@@ -453,7 +484,8 @@ class _ScenarioReader:
 def write_scenario(scenario: Scenario) -> str:
     """A file that reads as this scenario."""
     head = {"id": scenario.id, "title": scenario.title, "tests": scenario.tests}
-    more = {"source": scenario.source, "invariants": list(scenario.invariants), "story": scenario.story}
+    lists = {"invariants": list(scenario.invariants), "groups": list(scenario.groups)}
+    more = {"source": scenario.source, **lists, "story": scenario.story}
     scales = {} if scenario.scales else {"scales": False}
     variants = {key: list(each) for key, each in scenario.variants.items()}
     parts = [[*_keys(head), *_keys(_filled(more)), *_keys(scales)]]

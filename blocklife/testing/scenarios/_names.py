@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
-from blocklife.offload import Geometry
+from blocklife.groups import Geometry
 from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._driver import NOBODY, Driver
 from blocklife.testing.worlds._device import CopyOrder

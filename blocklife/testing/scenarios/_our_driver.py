@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from blocklife import __version__
 from blocklife.errors import MisuseError
 from blocklife.ledger import (
     Contract,
@@ -106,6 +107,9 @@ class _ScenarioEngine(Engine):
 
 class OurDriver(EmbeddedDriver):
     """blocklife itself."""
+
+    engine_name = "blocklife"
+    version = __version__
 
     def start(self, world: EngineSetup) -> None:
         self.engine = _ScenarioEngine(world)

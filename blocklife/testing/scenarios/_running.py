@@ -26,6 +26,7 @@ from attrs import asdict, field, frozen
 
 from blocklife._theirs import look_here
 from blocklife.errors import BlocklifeError, CapacityError, InvariantError, MisuseError
+from blocklife.testing.scenarios import OUR_DRIVER
 from blocklife.testing.scenarios._driver import SETTINGS, Driver, EngineSetup, Unsupported
 from blocklife.testing.scenarios._format import (
     MEMORY_RULES,
@@ -40,7 +41,6 @@ from blocklife.testing.scenarios._format import (
 from blocklife.testing.scenarios._judge import judge, missing
 from blocklife.testing.scenarios._kinds import Value, plain
 from blocklife.testing.scenarios._names import ScenarioNames, StageError
-from blocklife.testing.scenarios._our_driver import OurDriver
 from blocklife.testing.scenarios._scaling import factor_of, scaled_scenario, scaled_settings
 from blocklife.testing.scenarios._stage import AnswerError, Stage, UnmetError
 from blocklife.testing.scenarios._verbs import VerbStage
@@ -108,13 +108,20 @@ class ScenarioVerdict:
     """Where a method of the driver was missing: all methods that the scenario needs and the driver does not have."""
     steps: int = 0
     """Steps that were taken."""
+    engine: str = ""
+    """The name of the engine, as its driver gives it."""
+    release: str = ""
+    """The release of the engine, likewise."""
+    expected: str = ""
+    """The public thread of this failure, if a list of known failures has it."""
     log: tuple[str, ...] = field(default=(), repr=False)
     """Every step with its transitions, if requested."""
 
     def __str__(self) -> str:
         which = ", ".join(f"{key}={plain(value)}" for key, value in self.variant.items())
         said = f": {self.message}" if self.message else ""
-        return f"{self.scenario}{f' ({which})' if which else ''}: {self.outcome.value}{said}"
+        known = f" (expected: {self.expected})" if self.expected else ""
+        return f"{self.scenario}{f' ({which})' if which else ''}: {self.outcome.value}{said}{known}"
 
     def record(self) -> dict[str, object]:
         """The verdict as data for JSON."""
@@ -139,12 +146,12 @@ class _Over(Exception):  # noqa: N818 - how a run ends
 
 def run_scenario(
     scenario: Scenario,
-    driver: Callable[[], Driver] = OurDriver,
+    driver: Callable[[], Driver] | None = None,
     variant: Mapping[str, Value] | None = None,
     *,
     log: bool = False,
 ) -> ScenarioVerdict:
-    """Run one scenario in one variant (the first, if none is named) against a new engine."""
+    """Run one scenario in one variant (the first, if none is named) against a new engine, our own if no driver is given."""
     chosen = next(scenario.each_variant()) if variant is None else variant
     if set(chosen) != set(scenario.variants):
         raise MisuseError(
@@ -153,7 +160,7 @@ def run_scenario(
     run = _ScenarioRun(scenario, chosen, log=log)
     end = _Over(Outcome.HELD)
     try:
-        run.all(driver)
+        run.all(driver or driver_named(OUR_DRIVER))
     except _Over as over:
         end = over
     except SystemExit as left:
@@ -173,6 +180,8 @@ def run_scenario(
         reason=end.reason,
         lacks=lacking(scenario, run.driver) if end.method else (),
         steps=run.taken,
+        engine=str(getattr(run.driver, "engine_name", "")),
+        release=str(getattr(run.driver, "version", "")),
         log=tuple(run.lines),
     )
 

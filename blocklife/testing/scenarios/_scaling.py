@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, fields
 
-from blocklife.offload import Geometry
+from blocklife.groups import Geometry
 from blocklife.testing.scenarios._driver import EngineSetup, Unsupported
 from blocklife.testing.scenarios._format import VERBS, Scenario, ScenarioStep
 from blocklife.testing.scenarios._kinds import Value, scaled_name

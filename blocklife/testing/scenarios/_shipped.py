@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 SHIPPED = Path(__file__).parent / "cases"
-"""The scenarios of the package; those for engines that decide for themselves are in its folders ``vllm`` and
-``sglang``."""
+"""The scenarios of the package; those for engines that decide for themselves are in its folders ``vllm``,
+``sglang`` and ``lmcache``."""
 
 
 def meant(text: str) -> Path:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from attrs import define, field
 
-from blocklife.offload import Geometry, Mamba
+from blocklife.groups import Geometry, Mamba
 from blocklife.testing.scenarios._driver import Driver, EngineSetup, EngineStep, LookedUp, Problem, Unsupported
 from blocklife.testing.scenarios._kinds import GARBAGE
 from blocklife.testing.scenarios._names import ScenarioNames, SeenCopy, StageError

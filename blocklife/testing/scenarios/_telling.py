@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from blocklife.offload._fields import usual
-from blocklife.testing.scenarios._cases import files_of, worlds
+from blocklife.knobs import usual
+from blocklife.testing.scenarios._cases import chosen, worlds
 from blocklife.testing.scenarios._driver import SETTINGS, EngineSetup
-from blocklife.testing.scenarios._format import COMMON, TESTS, TOP, VERBS, Scenario, read_scenario
+from blocklife.testing.scenarios._format import ALL_GROUPS, COMMON, GROUPS, TESTS, TOP, VERBS, Scenario
 from blocklife.testing.scenarios._kinds import COUNTS, plain
 from blocklife.testing.scenarios._running import METHODS, WRONG, Outcome, ScenarioVerdict, needs
 from blocklife.testing.scenarios._words import EXPECTATIONS, REQUIRED
@@ -26,6 +26,7 @@ _COUNTED: Mapping[Outcome, str] = {
     Outcome.OTHER_POLICY: "of another policy",
     Outcome.NOT_APPLICABLE: "not applicable",
 }
+_WORST_FIRST = (Outcome.UNSAFE, Outcome.FAILED, Outcome.OTHER_POLICY, Outcome.HELD)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------------
@@ -69,17 +70,29 @@ def summary(verdicts: Sequence[ScenarioVerdict]) -> Iterator[str]:
             yield f"{tests}: {_scenarios(among, lacks)}"
 
 
-def _scenarios(verdicts: Sequence[ScenarioVerdict], lacks: Collection[str]) -> str:
-    """Counts of scenarios. One holds if some run of it holds and none is wrong; runs that are not applicable do not count."""
-    by_name: dict[str, set[Outcome]] = {}
+def by_scenario(verdicts: Iterable[ScenarioVerdict]) -> dict[str, list[ScenarioVerdict]]:
+    """The runs of each scenario."""
+    found: dict[str, list[ScenarioVerdict]] = {}
     for each in verdicts:
-        by_name.setdefault(each.scenario, set()).add(each.outcome)
-    wrong = [name for name, outcomes in by_name.items() if outcomes & WRONG - {Outcome.OTHER_POLICY}]
-    other = [name for name, outcomes in by_name.items() if Outcome.OTHER_POLICY in outcomes and name not in wrong]
-    held = [name for name, outcomes in by_name.items() if Outcome.HELD in outcomes and name not in {*wrong, *other}]
-    methods = sum(name in lacks for name in by_name)
-    rest = len(by_name) - len(wrong) - len(other) - len(held) - methods
-    said = f"{len(held)} of {len(by_name)} scenarios hold"
+        found.setdefault(each.scenario, []).append(each)
+    return found
+
+
+def ending(verdicts: Iterable[ScenarioVerdict]) -> Outcome:
+    """How a scenario ends, of whose runs these are: the worst of them; runs that are not applicable do not count."""
+    found = {each.outcome for each in verdicts}
+    return next((each for each in _WORST_FIRST if each in found), Outcome.NOT_APPLICABLE)
+
+
+def _scenarios(verdicts: Sequence[ScenarioVerdict], lacks: Collection[str]) -> str:
+    """Counts of scenarios, by how they end."""
+    endings = {name: ending(among) for name, among in by_scenario(verdicts).items()}
+    wrong = [name for name, end in endings.items() if end in WRONG - {Outcome.OTHER_POLICY}]
+    other = [name for name, end in endings.items() if end is Outcome.OTHER_POLICY]
+    held = sum(end is Outcome.HELD for end in endings.values())
+    methods = sum(name in lacks for name in endings)
+    rest = len(endings) - len(wrong) - len(other) - held - methods
+    said = f"{held} of {len(endings)} scenarios hold"
     said += f", {len(wrong)} {'does' if len(wrong) == 1 else 'do'} not ({_names(wrong)})" if wrong else ""
     said += f", {len(other)} show{'s' * (len(other) == 1)} another policy ({_names(other)})" if other else ""
     said += f", {methods} need{'s' * (methods == 1)} a method that the driver lacks" if methods else ""
@@ -117,21 +130,28 @@ def _names(names: Sequence[str]) -> str:
 # --- lists --------------------------------------------------------------------------------------------------------------------
 
 
-def list_files(paths: Sequence[str]) -> Iterator[str]:
+def list_groups(scenarios: Sequence[Scenario]) -> Iterator[str]:
+    """Two lines per group of scenarios: what it is about; which of them are in it."""
+    for group, said in ALL_GROUPS.items():
+        yield f"{group}: {said}"
+        yield f"    {' '.join(each.id for each in scenarios if each.is_in(group)) or 'none'}"
+
+
+def list_files(scenarios: Sequence[Scenario]) -> Iterator[str]:
     """Two lines per scenario: its title and what it tests; the worlds and the methods that it needs."""
-    for each in _read(paths):
+    for each in scenarios:
         runs = sum(1 for _ in each.each_variant())
         source = f" ({each.source})" if each.source else ""
-        yield f"{each.id} ({each.tests}): {each.title}{source}; {', '.join(each.invariants)}; {runs} variant{'s' * (runs != 1)}"
+        kinds = ", ".join((each.tests, *each.groups))
+        yield f"{each.id} ({kinds}): {each.title}{source}; {', '.join(each.invariants)}; {runs} variant{'s' * (runs != 1)}"
         settings = [f"{key}={'|'.join(map(plain, values))}" for key, values in worlds(each).items()]
         asked = [f"worlds {', '.join(settings)}"] if settings else []
         asked += [f"methods {', '.join(needs(each))}"] if needs(each) else []
         yield f"    needs {'; '.join(asked) or 'nothing that a driver may lack'}"
 
 
-def list_methods(paths: Sequence[str]) -> Iterator[str]:
+def list_methods(scenarios: Sequence[Scenario]) -> Iterator[str]:
     """One line per method of a driver: how many scenarios need it, and which."""
-    scenarios = list(_read(paths))
     using = {method: [each.id for each in scenarios if method in needs(each)] for method in METHODS if method not in REQUIRED}
     width = max(map(len, METHODS))
     yield f"{', '.join(REQUIRED)}: all {len(scenarios)}"
@@ -147,22 +167,26 @@ def record(scenario: Scenario) -> dict[str, object]:
         "tests": scenario.tests,
         "source": scenario.source,
         "invariants": list(scenario.invariants),
+        "groups": list(scenario.groups),
         "variants": sum(1 for _ in scenario.each_variant()),
         "worlds": {key: list(values) for key, values in worlds(scenario).items()},
         "methods": list(needs(scenario)),
     }
 
 
-def list_records(paths: Sequence[str]) -> Iterator[str]:
+def list_records(scenarios: Sequence[Scenario]) -> Iterator[str]:
     """One line of JSON per scenario."""
-    yield from (json.dumps(record(each)) for each in _read(paths))
-
-
-def _read(paths: Sequence[str]) -> Iterator[Scenario]:
-    return map(read_scenario, files_of(paths))
+    yield from (json.dumps(record(each)) for each in scenarios)
 
 
 # --- the pages ----------------------------------------------------------------------------------------------------------------
+
+
+def groups_table() -> Iterator[str]:
+    """The groups that scenario files name, as `specs/suite.md` has them, line by line."""
+    scenarios = chosen()
+    yield from ("| group | is about | scenarios |", "| --- | --- | --- |")
+    yield from (f"| `{name}` | {said} | {sum(each.is_in(name) for each in scenarios)} |" for name, said in GROUPS.items())
 
 
 def words_as_csv() -> str:
@@ -177,7 +201,13 @@ def words_as_csv() -> str:
     for about in dict.fromkeys(each.about for each in EXPECTATIONS.values()):
         for key in (each for each in EXPECTATIONS.values() if each.about == about):
             to.writerow((f"expectation: {about}", key.name, key.kind.said, key.doc))
-    for kind, words in (("count", COUNTS), ("key of a file", TOP), ("key of every step", COMMON), ("tests", TESTS)):
+    for kind, words in (
+        ("count", COUNTS),
+        ("key of a file", TOP),
+        ("key of every step", COMMON),
+        ("tests", TESTS),
+        ("group", GROUPS),
+    ):
         to.writerows((kind, name, "", doc) for name, doc in words.items())
     to.writerows(
         ("setting of a world", name, f"default: {usual(default)}", SETTINGS[name].told)
@@ -191,6 +221,6 @@ def methods_as_csv() -> str:
     text = io.StringIO()
     to = csv.writer(text, lineterminator="\n")
     to.writerow(("methods", "open"))
-    for methods, names in _openings({each.id: frozenset(needs(each)) for each in _read([])}):
+    for methods, names in _openings({each.id: frozenset(needs(each)) for each in chosen()}):
         to.writerow((" ".join(methods or REQUIRED), " ".join(names)))
     return text.getvalue()

@@ -15,7 +15,6 @@ from typing import Annotated
 from attrs import define, field
 
 from blocklife.errors import CapacityError
-from blocklife.states import ADMITTED
 from blocklife.testing.scenarios import _kinds as kinds
 from blocklife.testing.scenarios._driver import NOBODY
 from blocklife.testing.scenarios._names import StageError
@@ -29,7 +28,8 @@ _PROMPTS = ("abcdefghijklmnopqrstuvwx", "abcdefghzzzzyyyyxxxxwwww", "mnopqrstuvw
 """The prompts of a walk; the first two have a common prefix."""
 _REQUESTS = 5
 """The most requests of a walk at a time."""
-_RUNS = frozenset(state.name for state in ADMITTED)
+_RUNS = frozenset({"LOADING", "RUNNING"})
+"""The states in which a request can be preempted, in the words of the driver protocol."""
 
 
 class VerbStage(Stage):

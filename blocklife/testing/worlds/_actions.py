@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from blocklife.offload._fields import knob, knobs
+from blocklife.knobs import knob, knobs
 
 
 @frozen(kw_only=True)

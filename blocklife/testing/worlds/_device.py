@@ -29,13 +29,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import compress
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import numpy as np
 from attrs import define, field, frozen
-from numpy.typing import NDArray
 
 from blocklife.errors import MisuseError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Content: TypeAlias = Hashable
 """What a place holds: any value that can be compared. None is garbage."""
@@ -72,6 +74,8 @@ class CopyOrder(NamedTuple):
         """What one worker moves of it: all of a load, and else the places that it writes."""
         if not self.stores and not self.below:
             return self
+        import numpy as np  # only here: scenarios, which share no host memory, run where there is none
+
         mine = writes(np.array(self.places, np.int64))
         source, target = (tuple(compress(side, mine)) for side in (self.source, self.target))
         return self._replace(source=source, target=target, part=tuple(np.flatnonzero(mine).tolist()))

@@ -31,6 +31,7 @@ from attrs import evolve, field, frozen
 
 from blocklife.copiers._sharing import Sharing
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.knobs import knob
 from blocklife.ledger import (
     Checking,
     Contract,
@@ -49,10 +50,9 @@ from blocklife.offload import (
     Policies,
     Settled,
 )
-from blocklife.offload._fields import knob
 from blocklife.offload._snapshot import SavedScheduler
 from blocklife.offload.records import Keys, TailKeys
-from blocklife.offload.replacement import BUILT_IN
+from blocklife.policies import BUILT_IN
 from blocklife.states import ADMISSIBLE, Request
 from blocklife.testing.worlds import _second_owner as second
 from blocklife.testing.worlds._device import Landing, Orders

@@ -16,9 +16,9 @@ from attrs import evolve, frozen
 
 from blocklife.errors import MisuseError
 from blocklife.files import parse_toml, read_text
+from blocklife.knobs import Knob, Plain, knobs, usual, written
+from blocklife.knobs import said as as_said
 from blocklife.offload import BelowPolicies, Demote, Policies
-from blocklife.offload._fields import Knob, Plain, knobs, usual, written
-from blocklife.offload._fields import said as as_said
 from blocklife.testing.worlds._actions import FAULT_DOCS
 from blocklife.testing.worlds._engine import FOREVER, USUAL, USUAL_BELOW, Settings
 from blocklife.testing.worlds._world import Faults, Script, WorldSettings

@@ -8,8 +8,8 @@ from string import ascii_lowercase
 from attrs import field, frozen
 
 from blocklife.errors import MisuseError
+from blocklife.groups import Group
 from blocklife.offload import Demote, FullAttention, LocalAttention, Mamba, Mode
-from blocklife.offload._groups import Group
 from blocklife.testing.worlds._actions import FAULT_DOCS, Acts, Faults, faults_with
 from blocklife.testing.worlds._engine import Settings
 

@@ -1,1 +1,1 @@
-"""Drivers of real engines for scenarios: `vllm:VllmDriver`, `sglang:SglangDriver`."""
+"""Drivers of real engines for scenarios: `vllm:VllmDriver`, `sglang:SglangDriver`, `lmcache:LMCacheDriver`."""

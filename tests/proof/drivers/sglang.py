@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import define
 
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.knobs import Plain
 from blocklife.offload import FullAttention, Geometry, Mode
-from blocklife.offload._fields import Plain
 from blocklife.testing import (
     CopyOrder,
     Device,
@@ -130,6 +130,7 @@ class _ToldStore:
 class SglangDriver(driver.Driver):
     """SGLang, in the release that can be imported."""
 
+    engine_name = "SGLang"
     host_skew = 0
     """Pages that the last of several ranks has less in its host."""
 

@@ -18,12 +18,12 @@ from attrs import evolve, field, fields, frozen
 from blocklife.copiers import MoverTable, read_movers
 from blocklife.engines import _options as options
 from blocklife.errors import MisuseError
+from blocklife.groups import MAX_BLOCKS_PER_CHUNK
+from blocklife.knobs import Knob, knobs
 from blocklife.ledger import Checking
 from blocklife.ledger._edge import MOST
 from blocklife.ledger._limits import MAX_JOBS, MAX_SLOTS
 from blocklife.offload import BelowPolicies, LastStep, Policies
-from blocklife.offload._fields import Knob, knobs
-from blocklife.offload._groups import MAX_BLOCKS_PER_CHUNK
 
 
 class HitSource(enum.Enum):

@@ -32,8 +32,8 @@ from vllm.v1.kv_cache_interface import (
 from blocklife.engines.vllm.connector._config import ConnectorConfig
 from blocklife.engines.vllm.connector._shapes import OfferedGroups
 from blocklife.errors import MisuseError
+from blocklife.groups import Group
 from blocklife.offload import FullAttention, FullHit, Geometry, LocalAttention, Mamba, Mode, SlidingWindow
-from blocklife.offload._groups import Group
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec

@@ -203,6 +203,10 @@ _GROWING = ("FullAttentionManager", "SlidingWindowManager", "ChunkedLocalAttenti
 """Managers whose tables grow only at the end, and have a block at every position that is read."""
 
 
+_RING = "CircularBufferManager"
+"""The manager of a group with one block for each request, for its last tokens: where a request begins it has none of them."""
+
+
 class TablesHooks:
     """Hooks on one engine. *pool* knows what was handed out in a step, *progress* what was computed."""
 
@@ -285,6 +289,9 @@ class TablesHooks:
             given = set()
         for group, manager in enumerate(self._managers if computed else ()):
             size, window = getattr(manager, "block_size", 0), getattr(manager, "sliding_window", None)
+            if type(manager).__name__ == _RING and size and computed % size and self._is_alone:
+                lacking = f"its ring in group {group} has nothing of the {computed % size} before"
+                self._watch.violate("I6", f"{name} begins at token {computed}, and {lacking}", request=name)
             if not self._grows[group] or not size or type(manager).__name__ == "ChunkedLocalAttentionManager":
                 continue
             first = max(0, computed - window + 1) // size if isinstance(window, int) else 0

@@ -123,6 +123,8 @@ class _SeenInStep:
 class VllmDriver(driver.Driver):
     """vLLM, in the release that can be imported."""
 
+    engine_name = "vLLM"
+
     def __init__(self) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise MisuseError("vLLM cannot be imported here (run this in an environment that has it, for example vLLM 0.33)")

@@ -47,8 +47,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from blocklife.groups import Group
 from blocklife.offload import FullAttention, LocalAttention, Mamba, SlidingWindow
-from blocklife.offload._groups import Group
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
 

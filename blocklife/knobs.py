@@ -16,13 +16,18 @@ import attrs
 from attrs import evolve, field, frozen
 
 from blocklife.errors import MisuseError
-from blocklife.ledger._limits import check_member
 
 ValueT = TypeVar("ValueT")
 Plain: TypeAlias = "str | int | float | bool | None"
 """A value as a text file has it: the member of an enumeration is its name in small letters; None is left out."""
 
 _WANTED = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def check_member(name: str, value: object, kind: type[enum.Enum]) -> None:
+    """Refuse anything but a member of the enumeration: a text with its name would silently mean another."""
+    if not isinstance(value, kind):
+        raise MisuseError(f"{name} must be one of {', '.join(map(str, kind))}, not {value!r}")
 
 
 @frozen(kw_only=True)

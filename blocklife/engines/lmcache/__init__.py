@@ -1,0 +1,1 @@
+"""What knows LMCache: the watch over its multi-process mode."""
