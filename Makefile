@@ -7,6 +7,10 @@ MOONCAKE := .venv-mooncake
 # pip before 25.3 builds with what the first says, later ones with what the second does.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 PIP    := $(PINNED) $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
+# Bytecode is kept, apart from the sources, also where the environment says that none is to be written: tests start hundreds of
+# processes, and one that imports vLLM compiles for ten seconds if none is there.
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/bytecode
+unexport PYTHONDONTWRITEBYTECODE
 # What fails is run once more alone; what passes then is told of as flaky.
 AGAIN  := $(BIN)/python -m tests.again $(BIN)/python
 ARGS   ?=

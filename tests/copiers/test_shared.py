@@ -149,6 +149,7 @@ def counted(run: Callable[[], object], most: float = float("inf")) -> int:
     return seen
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_that_are_killed_at_any_moment_leave_nothing_behind(seed: int, tmp_path: Path) -> None:
     """Fifty times two ranks attach, and each is killed at some call, or not: the next two always can, with the same name."""

@@ -912,6 +912,7 @@ def test_page_of_other_plans_says_that_the_run_is_not_legal(damaged: Made, openi
 
 
 @browsing
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(1280, 800), (1024, 600), (700, 900)], ids=["laptop", "small", "narrow"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_fits_the_window(run: Made, opening: Any, size: tuple[int, int], scheme: str, tmp_path: Path) -> None:

@@ -203,9 +203,19 @@ class Program:
 
 def test_what_is_told_of_a_step_is_what_is_told_one_by_one() -> None:
     """In small worlds, and in some with many blocks a call; each rare thing happens often."""
+    told_both_ways(range(12))
+
+
+@pytest.mark.slow
+def test_more_is_told_of_a_step_as_it_is_told_one_by_one() -> None:
+    """The same with more seeds."""
+    told_both_ways(range(12, 24))
+
+
+def told_both_ways(seeds: range) -> None:
     seen: Counter[str] = Counter()
     for contract in Contract:
-        for seed in range(24):
+        for seed in seeds:
             seen += Program(seed, contract, 400 if seed % 4 == 0 else 24).run()
 
     for what in ("shared", "copied, handed out", "stale", "loads", "shared at the end", "loading at the end"):

@@ -58,6 +58,7 @@ class FullDisk(io.StringIO):
             self.write(line)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(60))
 def test_failing_hooks_change_nothing(seed: int) -> None:
     """Hooks on steps, on refusals and on slots that raise, and a recorder whose disk is full: all is as without them."""
@@ -243,6 +244,7 @@ LIES: dict[str, Callable[[list[int], int], Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [*LIES, "insert", "touch", "remove"])
 @pytest.mark.parametrize("seed", range(4))
 def test_policy_that_fails_or_lies_stops_no_engine(kind: str, seed: int) -> None:
@@ -333,6 +335,7 @@ def test_index_that_fails_costs_hits_only(seed: int) -> None:
 FAILURES = (TimeoutError, asyncio.CancelledError, KeyboardInterrupt, MisuseError)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(60))
 def test_call_whose_key_function_fails_leaves_every_byte(seed: int) -> None:
     """Whatever it raises, in whichever call, at whichever of its questions: the call can be made again, and is as ever."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 import yaml
 from attrs import frozen
@@ -131,10 +132,11 @@ class Alert:
     runbook: str
 
 
-def alerts() -> list[Alert]:
+@cache
+def alerts() -> tuple[Alert, ...]:
     """The alerts that are shipped, in their order. A field that one lacks is an error."""
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
-    return [
+    return tuple(
         Alert(
             rule["alert"],
             rule["expr"].strip(),
@@ -146,7 +148,7 @@ def alerts() -> list[Alert]:
         )
         for group in groups
         for rule in group["rules"]
-    ]
+    )
 
 
 @frozen
@@ -160,11 +162,12 @@ class Play:
     """Every alert that fires at its time."""
 
 
-def plays() -> list[Play]:
+@cache
+def plays() -> tuple[Play, ...]:
     """The cases of all alerts."""
     made = []
     for case in yaml.safe_load(PLAYS.read_text(encoding="utf-8"))["tests"]:
         samples = [sample["labels"] for query in case["promql_expr_test"] for sample in query["exp_samples"]]
         fires = frozenset(name for each in samples for name in re.findall(r'alertname="(\w+)"', each))
         made.append(Play(case["name"], tuple(each["series"] for each in case["input_series"]), fires))
-    return made
+    return tuple(made)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import attrs
@@ -99,6 +100,16 @@ def test_hooks_are_parts_of_check() -> None:
     assert [hook["entry"] for hook in hooks] == [f"make --silent {each}" for each in prerequisites_of(ROOT, "check")]
 
 
+@pytest.mark.parametrize("part", [hook["entry"].split()[-1] for hook in HOOKS[0]["hooks"]])
+def test_hook_has_its_commands(part: str) -> None:
+    """Modules that are here, which `make check` and `make test` run, too, and read the files of the project."""
+    commands = modules_of(ROOT, part)
+
+    assert commands
+    assert [words for words in commands if find_spec(words[0]) is None] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [hook["entry"].split()[-1] for hook in HOOKS[0]["hooks"]])
 def test_hook_runs(part: str) -> None:
     """What make runs for it, without making an environment first."""

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,13 @@ SPOILS: Mapping[str, Callable[[Alert], str]] = {
 """Ways to write an alert wrongly."""
 
 
+@cache
+def cases_of_all() -> dict[str, Any]:
+    """The file of the plays, not to be touched."""
+    cases: dict[str, Any] = yaml.safe_load(PLAYS.read_text(encoding="utf-8"))
+    return cases
+
+
 @NEEDS_PROMTOOL
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("alert", alerts(), ids=lambda each: each.name)
@@ -158,7 +166,7 @@ def test_plays_notice_an_alert_that_is_spoiled(alert: Alert, spoil: str, tmp_pat
     if (written := SPOILS[spoil](alert)) == alert.expr:
         pytest.skip("it has no sum")
     rule = {"alert": alert.name, "expr": written, "for": alert.after}
-    cases = yaml.safe_load(PLAYS.read_text(encoding="utf-8"))
+    cases = cases_of_all()
     own = [each for each in cases["tests"] if each["name"].startswith(f"{alert.name} ")]
     for name, made in ((ALERTS.name, {"groups": [{"name": "one", "rules": [rule]}]}), (PLAYS.name, cases | {"tests": own})):
         (tmp_path / name).write_text(yaml.safe_dump(made), encoding="utf-8")

@@ -46,6 +46,8 @@ class Reader:
 
     def state(self, node: ast.expr) -> Member | None:
         """The state that an expression stands for: a member, its code in a table, its name, or a name for these."""
+        if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+            return None
         path = ast.unparse(node)
         if path in self.names:
             return self.names[path]
@@ -114,9 +116,10 @@ def sets_in(tree: ast.Module, names: Mapping[str, Member]) -> Iterator[tuple[str
     """The name that each set of states is assigned to, empty if there is none, and its line; the outermost of nested ones."""
     reader = Reader(names)
     for statement in tree.body:
-        assigned = [node for node in ast.walk(statement) if isinstance(node, ast.Assign) and len(pairs(node)) > 1]
+        nodes = list(ast.walk(statement))
+        assigned = [node for node in nodes if isinstance(node, ast.Assign) and len(pairs(node)) > 1]
         unpacked = {id(side) for node in assigned for side in (*node.targets, node.value)}
-        for node in ast.walk(statement):
+        for node in nodes:
             if id(node) not in unpacked and reader.found(node) and isinstance(node, ast.expr | ast.pattern):
                 yield _assigned(statement), node.lineno
 

@@ -166,10 +166,13 @@ def test_mutant_is_found(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_test_that_finds_a_mutant_is_there() -> None:
     """Who renames a test, or takes it away, finds its mutant without one."""
-    for test in sorted(set(CAUGHT.values())):
+    wanted: dict[str, set[str]] = {}
+    for test in CAUGHT.values():
         file, _, name = test.partition("::")
+        wanted.setdefault(file, set()).add(name.partition("[")[0])
+    for file, names in wanted.items():
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        assert name.partition("[")[0] in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}, test
+        assert names - {each.name for each in tree.body if isinstance(each, ast.FunctionDef)} == set(), file
 
 
 @pytest.mark.slow
@@ -183,18 +186,26 @@ def test_mutant_is_caught(mutant: str) -> None:
     assert ran.stdout.splitlines()[-1].startswith("1 failed in"), ran.stdout
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one", "many"])
-def test_mutant_is_planted_in_every_process_that_runs_tests(workers: tuple[str, ...]) -> None:
-    """A name that is none is an error of usage, which names the nearest."""
+def run_with(mutant: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A run of one test with a mutant."""
     chosen = "tests/ledger/test_ledger.py::test_prefix_stops_at_the_first_gap"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.plugin", *workers, chosen]
-    planted_one, none = (
-        subprocess.run([*command, "--mutant", name], cwd=ROOT, capture_output=True, text=True, check=False)
-        for name in ("verbs.drop without move_blocks()", "verbs.finish without give_ups()")
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.plugin", *options, chosen]
+    return subprocess.run([*command, "--mutant", mutant], cwd=ROOT, capture_output=True, text=True, check=False)
 
-    assert (planted_one.returncode, none.returncode) == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR)
-    assert "the nearest is 'verbs.finish without give_up()'" in none.stdout + none.stderr
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["itself", "a worker"])
+def test_mutant_is_planted_in_every_process_that_runs_tests(workers: tuple[str, ...]) -> None:
+    ran = run_with("verbs.drop without move_blocks()", *workers)
+
+    assert ran.returncode == pytest.ExitCode.TESTS_FAILED, ran.stdout + ran.stderr
+
+
+def test_run_with_a_mutant_that_is_none_is_refused() -> None:
+    """An error of usage, which names the nearest."""
+    ran = run_with("verbs.finish without give_ups()")
+
+    assert ran.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "the nearest is 'verbs.finish without give_up()'" in ran.stdout + ran.stderr
 
 
 # --- judging ------------------------------------------------------------------------------------------------------------
@@ -225,8 +236,9 @@ def test_baselines_refuse_a_world_that_does_not_hold(monkeypatch: pytest.MonkeyP
 def test_judge_all_keeps_the_order(processes: int) -> None:
     """However many processes share the work."""
     mutants = [mutant(name="one"), mutant(name="two"), mutant(name="three")]
+    calm = {"calm": ground_of(WorldSettings(requests=("ab.c",)))}
 
-    assert [each.mutant for each in judge_all(mutants, {"tiny": ground_of(TINY)}, processes)] == ["one", "two", "three"]
+    assert [each.mutant for each in judge_all(mutants, calm, processes)] == ["one", "two", "three"]
 
 
 def test_holes_are_mutants_without_counterexample_or_test() -> None:

@@ -20,10 +20,11 @@ from attrs import evolve
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Result
 from blocklife.offload import OffloadScheduler
-from blocklife.testing import Driver, EmbeddedDriver, EngineSetup, OurDriver, Outcome, Unsupported, run_files
+from blocklife.testing import Driver, EmbeddedDriver, EngineSetup, OurDriver, Outcome, ScenarioVerdict, Unsupported, run_files
 from blocklife.testing.scenarios._running import driver_named
 from blocklife.testing.scenarios._telling import summary
 from tests import wrong_engines as wrong
+from tests.project.test_examples import promised
 
 
 def test_every_method_of_a_driver_says_what_is_missing() -> None:
@@ -100,11 +101,23 @@ def mini(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[EmbeddedDriver]]:
         del sys.modules[name]
 
 
-def test_embedded_engine_holds_what_the_page_says(mini: type[EmbeddedDriver]) -> None:
-    """Nothing is of another policy: what our own engine decides this one decides, too."""
-    *_, safety, policy = summary(list(run_files(driver=mini)))
+def test_embedded_engine_holds_what_the_page_says(
+    mini: type[EmbeddedDriver], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is of another policy: what our own engine decides this one decides, too. The example prints what it promises."""
+    verdicts = list[ScenarioVerdict]()
+
+    def run_and_keep(*, driver: type[EmbeddedDriver]) -> list[ScenarioVerdict]:
+        verdicts.extend(run_files(driver=driver))
+        return verdicts
+
+    example = sys.modules["embedded_driver"]
+    monkeypatch.setattr(example, "run_files", run_and_keep)
+    example.main()
+    *_, safety, policy = summary(verdicts)
     page = " ".join((EXAMPLES.parent / "specs/scenario-driver.md").read_text(encoding="utf-8").split())
 
+    assert capsys.readouterr().out.splitlines() == promised(EXAMPLES / "embedded_driver.py")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("blocklife")]
     assert safety == "safety: 42 of 56 scenarios hold, 14 need what the engine cannot have"
     assert policy == "policy: 14 of 17 scenarios hold, 3 need what the engine cannot have"

@@ -124,6 +124,7 @@ def nobody_is_left() -> Iterable[None]:
 # --- what is found ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [2, 3])
 @pytest.mark.parametrize("name", ["clients-fence", "two-workers", "holes"])
 def test_processes_find_what_one_finds(name: str, number: int) -> None:

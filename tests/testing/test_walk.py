@@ -78,6 +78,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what walks find --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", WORLDS)
 def test_walk_finds_nothing_in_large_worlds(name: str, seed: int) -> None:

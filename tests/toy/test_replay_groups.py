@@ -342,6 +342,7 @@ in_order = cache(hybrid)
 """The same without a bug."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("checking", [Checking.STRICT, Checking.OFF], ids=lambda each: each.name.lower())
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_replay_finds_a_planted_bug_of_groups(plant: Callable[[Patch], None], checking: Checking, monkeypatch: Patch) -> None:

@@ -10,7 +10,7 @@ from blocklife.engines.vllm._versions import SUPPORTED, is_supported, minor_of
 from tests.behind.absent import absent, why_not
 
 NEED_NOTHING = {"test_tools.py"}
-NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_fuzz", "test_programs")
+NEED_CONNECTOR = ("test_connector", "test_behaviour", "test_fuzz")
 SINCE = {
     "test_behaviour_sources.py": "0.32",
     "test_behaviour_tails.py": "0.33",
@@ -22,8 +22,8 @@ SINCE = {
 NEED_WATCHED = ("test_rig", "test_scenarios", "test_watch")
 """They say what is found in vLLM's own connectors in each of `WATCHED`."""
 WATCHED = ("0.21", "0.22", "0.23", "0.33")
-NEED_NEWEST = ("test_peers", "test_planted", "test_reports", "test_tiers")
-"""They are about what is in the newest release only: bugs that are planted or were found there, tiers below the host."""
+NEED_NEWEST = ("test_peers", "test_planted", "test_programs", "test_reports", "test_tiers")
+"""They are about what is in the newest release only: bugs planted or found there, tiers below the host, benches."""
 
 
 def out_of_place(name: str) -> str | None:

@@ -119,13 +119,14 @@ def watched(mutants: Iterable[Mutant]) -> Iterator[set[str]]:
             undo()
 
 
-def all_mutants() -> list[Mutant]:
-    """All mutants, in a fixed order; no two have the same name."""
+@functools.cache
+def all_mutants() -> tuple[Mutant, ...]:
+    """All mutants, in a fixed order; no two have the same name. They are read off the sources once."""
     found = [*guard_mutants(), *effect_mutants(), *step_mutants(), *seed_mutants()]
     twice = [name for name, count in Counter(each.name for each in found).items() if count > 1]
     if twice:
         raise MisuseError(f"mutant {twice[0]}: two have this name")
-    return found
+    return tuple(found)
 
 
 def mutant_named(name: str) -> Mutant:
