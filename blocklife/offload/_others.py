@@ -80,7 +80,7 @@ class OtherOwners:
         State: RUNNING; it is not scheduled, and nothing of it is final. Next: `received`, or `preempt` if that failed.
         """
         self._state.check_held(name)
-        self._admissions.enter(name, self._state.tracked(name), hit, 0)
+        self._admissions.enter(name, self._state.tracked(name), hit, None)
 
     def received(self, name: str, computed: int) -> None:
         """The engine lets such a request run: its first *computed* tokens are there, whoever has brought them."""
