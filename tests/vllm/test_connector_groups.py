@@ -101,6 +101,13 @@ def test_ring_in_which_a_hit_could_end_is_refused() -> None:
         ConnectorRig(evolve(CROWDED, groups=(GroupSpec("full"), group("ring:8:4"))))
 
 
+def test_last_token_behind_a_whole_hit_is_not_computed_with_an_empty_ring() -> None:
+    """It would be the middle of what is compressed together, and the ring of the request is a new block."""
+    spec = evolve(CROWDED, groups=RINGS["ring"], extra_config={"full_hit": "recompute_last_token"})
+    with pytest.raises(MisuseError, match=r"recompute_last_token needs full attention in every group \(use drop_last_block\)"):
+        ConnectorRig(spec)
+
+
 @pytest.mark.skipif(MINOR < 33, reason="seen in 0.33")
 def test_sinks_do_not_even_start_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither with the connector, which refuses them, nor without: their manager does not take what all managers are given."""

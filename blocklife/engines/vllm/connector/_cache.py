@@ -138,7 +138,7 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     context_ranks = vllm_config.parallel_config.decode_context_parallel_size
     groups, offered = offered_groups(kv_cache_config)
     geometry = geometry_of(offered, config, context_ranks)
-    check_ends(kv_cache_config, geometry, context_ranks)
+    check_ends(kv_cache_config, geometry, config, context_ranks)
     kv_events = vllm_config.kv_events_config
     events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
     transfer = vllm_config.kv_transfer_config
