@@ -421,10 +421,17 @@ def test_what_could_change_bytes_changes_the_identity(
     assert after.fingerprint != before.fingerprint
 
 
-def test_settings_that_decide_what_a_stage_holds_change_the_identity(make: Make) -> None:
+def test_settings_that_decide_what_a_stage_holds_change_the_identity(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages see other layers, so that neither sizes nor specs are part of the name: the settings that decide these are."""
     rig, found = make(), []
-    for settings in ({}, {"mamba_ssm_cache_dtype": "float16"}, {"kv_cache_dtype_skip_layers": ["0"]}):
+    worlds = [
+        ("2,2", {}),
+        ("3,1", {}),
+        ("2,2", {"mamba_ssm_cache_dtype": "float16"}),
+        ("2,2", {"kv_cache_dtype_skip_layers": ["0"]}),
+    ]
+    for divided, settings in worlds:
+        monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", divided)
         config = copy.copy(rig.engine.config)
         for part, said in (("parallel_config", {"pipeline_parallel_size": 2}), ("cache_config", settings)):
             changed = copy.copy(getattr(config, part))
@@ -434,7 +441,7 @@ def test_settings_that_decide_what_a_stage_holds_change_the_identity(make: Make)
         found.append(cache._identity(config, rig.engine.kv_cache_config, rig.side.config))
 
     assert all(each.uneven for each in found)
-    assert len({each.fingerprint for each in found}) == 3
+    assert len({each.fingerprint for each in found}) == 4
 
 
 def test_scheduler_and_workers_name_a_group_alike_whose_layers_differ(make: Make) -> None:

@@ -137,7 +137,7 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     checks_host(vllm_config, config)
     context_ranks = vllm_config.parallel_config.decode_context_parallel_size
     groups, offered = offered_groups(kv_cache_config)
-    geometry = geometry_of(offered, config, context_ranks)
+    geometry = geometry_of(kv_cache_config, config, context_ranks)
     check_ends(kv_cache_config, geometry, config, context_ranks)
     kv_events = vllm_config.kv_events_config
     events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
@@ -155,7 +155,7 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
             f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered before 0.33",
             "leave prefix_match_unit at the block size",
         )
-    check_states(geometry, vllm_config.cache_config.block_size)
+    check_states(geometry, groups, vllm_config.cache_config.block_size)
     guesses = vllm_config.speculative_config is not None
     return CacheShape(
         groups=groups,

@@ -96,11 +96,12 @@ def replay_tokens(kv_cache_config: KVCacheConfig) -> int:
 
 
 def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig, context_ranks: int = 1) -> Geometry:
-    """The groups of the model. Refuses kinds of groups that the offload scheduler does not know.
+    """The groups that are offered. Refuses kinds of groups that the offload scheduler does not know, by vLLM's numbers.
 
     With decode context parallelism each of *context_ranks* has its share of the tokens of a block, which covers as many more.
     """
-    groups = [_group(number, group, context_ranks) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
+    of = offered_groups(kv_cache_config)[0]
+    groups = [_group(number, kv_cache_config.kv_cache_groups[number], context_ranks) for number in of.numbers]
     return Geometry(groups, config.blocks_per_chunk)
 
 
@@ -140,9 +141,9 @@ def _kind(number: int, spec: KVCacheSpec, context_ranks: int) -> Group:
     )
 
 
-def check_states(geometry: Geometry, block_tokens: int) -> None:
+def check_states(geometry: Geometry, offered: OfferedGroups, block_tokens: int) -> None:
     """Refuse states that vLLM would take for those of another token."""
-    for number, group in enumerate(geometry.groups):
+    for number, group in zip(offered.numbers, geometry.groups, strict=True):
         if isinstance(group, Mamba) and group.block_tokens != block_tokens:
             raise refusal(
                 f"group {number} has states of {group.block_tokens} tokens, and vLLM cuts prompts at blocks of {block_tokens}: "
