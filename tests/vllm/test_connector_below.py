@@ -424,7 +424,7 @@ def test_what_could_change_bytes_changes_the_identity(
 def test_settings_that_decide_what_a_stage_holds_change_the_identity(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages see other layers, so that neither sizes nor specs are part of the name: the settings that decide these are."""
     rig, found = make(), []
-    worlds = [
+    worlds: list[tuple[str, dict[str, object]]] = [
         ("2,2", {}),
         ("3,1", {}),
         ("2,2", {"mamba_ssm_cache_dtype": "float16"}),
@@ -433,7 +433,8 @@ def test_settings_that_decide_what_a_stage_holds_change_the_identity(make: Make,
     for divided, settings in worlds:
         monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", divided)
         config = copy.copy(rig.engine.config)
-        for part, said in (("parallel_config", {"pipeline_parallel_size": 2}), ("cache_config", settings)):
+        parts: dict[str, dict[str, object]] = {"parallel_config": {"pipeline_parallel_size": 2}, "cache_config": settings}
+        for part, said in parts.items():
             changed = copy.copy(getattr(config, part))
             for name, value in said.items():
                 object.__setattr__(changed, name, value)
