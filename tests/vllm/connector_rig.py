@@ -17,7 +17,6 @@ from unittest import mock
 import numpy as np
 import pytest
 from attrs import evolve
-from vllm import SamplingParams
 from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
@@ -31,7 +30,6 @@ from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.ledger import Direction, Worker
 from blocklife.ledger.invariants import check
 from tests.proof.drivers.vllm import making
-from tests.vllm.device import Text
 from tests.vllm.lag_copier import LagCopier
 from tests.vllm.rig import Rank, Rig, Scheduler
 from tests.vllm.runner import JUNK, Row, Turn
@@ -177,22 +175,6 @@ class ConnectorRig(Rig):
     def wants_no_prefix(self, name: str) -> None:
         """A request that was added is to be computed from its first token on, as one is that asks for its prompt's odds."""
         self.scheduler.requests[name].skip_reading_prefix_cache = True
-
-    # Sessions.
-
-    def part(self, name: str, tokens: Sequence[int], max_tokens: int) -> None:
-        """Begin a session, or go on with one that waits for more: what it said last is taken back."""
-        before = self.scheduler.requests.get(name)
-        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        sampling.update_from_generation_config({}, 2)
-        given = Request(
-            name, list(tokens), sampling, None, block_hasher=self.engine.hasher, resumable=True, arrival_time=self.step_number
-        )
-        self.scheduler.add_request(given)
-        self.prompts[name] = list((before or given).prompt_token_ids or ())
-        self.texts[name] = Text(self.prompts[name])
-        self._said[name] = []
-        self.running.add(name)
 
     def _prepare(self, rank: Rank, output: SchedulerOutput) -> None:
         if not self._zeroes_first:

@@ -13,11 +13,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from attrs import define, evolve
+from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from tests.vllm.device import Copies, Memory, Text
 from tests.vllm.engine import QUEUES_EMPTY_STEPS, Engine, resets_connector, row_words
@@ -158,6 +159,20 @@ class Rig:
         self.running.add(name)
         self.engine.add(name, prompt, max_tokens, priority, beside, transfer)
         return name
+
+    def part(self, name: str, tokens: Sequence[int], max_tokens: int) -> None:
+        """Begin a session, or go on with one that waits for more: what it said last is taken back."""
+        before = self.scheduler.requests.get(name)
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        sampling.update_from_generation_config({}, 2)
+        given = Request(
+            name, list(tokens), sampling, None, block_hasher=self.engine.hasher, resumable=True, arrival_time=self.step_number
+        )
+        self.scheduler.add_request(given)
+        self.prompts[name] = list((before or given).prompt_token_ids or ())
+        self.texts[name] = Text(self.prompts[name])
+        self._said[name] = []
+        self.running.add(name)
 
     def abort(self, name: str, late: bool = False) -> None:
         """Give a request up, between two steps or (*late*) while the next step is with the workers."""

@@ -7,11 +7,13 @@ threads. The rig's model computes the same bytes for the same text in every engi
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -19,6 +21,8 @@ from typing import Any, ClassVar
 
 import pytest
 from attrs import evolve
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 
 from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector import _store as store_below
@@ -398,6 +402,9 @@ def identity_of(rig: BelowRig) -> Identity:
         ("model_config", "hf_overrides", {"rope_theta": 7.0}),
         ("model_config", "hf_config_path", "elsewhere"),
         ("cache_config", "cache_dtype", "fp8"),
+        ("cache_config", "mamba_cache_dtype", "float16"),
+        ("cache_config", "mamba_ssm_cache_dtype", "float16"),
+        ("cache_config", "kv_cache_dtype_skip_layers", ["0"]),
         ("cache_config", "kv_cache_layout", "LBHNC"),
         ("cache_config", "prefix_caching_hash_algo", "sha256_cbor"),
         ("attention_config", "backend", "ANOTHER"),
@@ -412,6 +419,45 @@ def test_what_could_change_bytes_changes_the_identity(
     after = identity_of(make())
 
     assert after.fingerprint != before.fingerprint
+
+
+def test_settings_that_decide_what_a_stage_holds_change_the_identity(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages see other layers, so that neither sizes nor specs are part of the name: the settings that decide these are."""
+    rig, found = make(), []
+    worlds: list[tuple[str, dict[str, object]]] = [
+        ("2,2", {}),
+        ("3,1", {}),
+        ("2,2", {"mamba_ssm_cache_dtype": "float16"}),
+        ("2,2", {"kv_cache_dtype_skip_layers": ["0"]}),
+    ]
+    for divided, settings in worlds:
+        monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", divided)
+        config = copy.copy(rig.engine.config)
+        parts: dict[str, dict[str, object]] = {"parallel_config": {"pipeline_parallel_size": 2}, "cache_config": settings}
+        for part, said in parts.items():
+            changed = copy.copy(getattr(config, part))
+            for name, value in said.items():
+                object.__setattr__(changed, name, value)
+            object.__setattr__(config, part, changed)
+        found.append(cache._identity(config, rig.engine.kv_cache_config, rig.side.config))
+
+    assert all(each.uneven for each in found)
+    assert len({each.fingerprint for each in found}) == 4
+
+
+def test_scheduler_and_workers_name_a_group_alike_whose_layers_differ(make: Make) -> None:
+    """Such as latents with an indexer: the scheduler is told of one of its layers, and a worker of each."""
+    rig = make()
+    told = rig.engine.kv_cache_config
+    spec = told.kv_cache_groups[0].kv_cache_spec
+    specs = {"latents": spec, "indexer": replace(spec, head_size=2 * spec.head_size)}
+    group = KVCacheGroupSpec([*specs], UniformTypeKVCacheSpecs(block_size=spec.block_size, kv_cache_specs=specs))
+    held = replace(told, kv_cache_groups=[group])
+    shown = generate_scheduler_kv_cache_config([held])
+    worker, scheduler = (cache._identity(rig.engine.config, each, rig.side.config) for each in (held, shown))
+
+    assert shown.kv_cache_groups[0].kv_cache_spec == spec
+    assert worker.fingerprint == scheduler.fingerprint
 
 
 def test_drafter_with_other_weights_changes_the_identity(make: Make) -> None:

@@ -7,15 +7,28 @@ is not told that a block of a group without keys was handed out.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
+import torch
 from attrs import evolve
 from vllm.distributed.kv_events import MEDIUM_CPU
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 from blocklife.engines.vllm.connector._cache import shape_of
 from blocklife.engines.vllm.connector._config import ConnectorConfig
-from blocklife.engines.vllm.connector._groups import offered_groups
+from blocklife.engines.vllm.connector._connector import BlocklifeConnector
+from blocklife.engines.vllm.connector._groups import geometry_of, offered_groups
+from blocklife.engines.vllm.connector._metrics import Meter
 from blocklife.errors import MisuseError
 from blocklife.offload._engine_pool import EnginePool
 from tests.proof.drivers.vllm import making
@@ -95,10 +108,49 @@ def test_events_name_groups_as_the_engine_does() -> None:
     assert offered_groups(rig.engine.kv_cache_config)[0].others == (0,)
 
 
+def test_metrics_and_errors_name_groups_as_the_engine_does() -> None:
+    """Behind a group that is left out."""
+    rig = ConnectorRig(evolve(CROWDED, groups=RINGS["ring first"]))
+    rig.add(prompt(13), 2)
+    rig.drain()
+    rig.reset_prefix_cache()
+    rig.add(prompt(13), 2)
+    rig.drain()
+    stats = Meter(rig.side).read()
+    state = MambaSpec(block_size=4, shapes=((4,),), dtypes=(torch.float32,))
+    rig.engine.kv_cache_config.kv_cache_groups[1].kv_cache_spec = state
+
+    assert rig.loaded
+    assert stats is not None
+    assert stats.data["vllm:kv_offload_hit_blocks"] == {"1": rig.loaded}
+    with pytest.raises(MisuseError, match=r"group 1 \(MambaSpec\) has mamba_cache_mode"):
+        geometry_of(rig.engine.kv_cache_config, rig.side.config)
+
+
+def test_layers_of_several_kinds_are_seen_by_the_workers() -> None:
+    """The scheduler's half is shown the first layer of a group alone."""
+    rig = ConnectorRig(evolve(CROWDED, groups=(GroupSpec("full"),)))
+    shape = {"block_size": 4, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    specs = {"a": FullAttentionSpec(**shape), "b": SlidingWindowSpec(**shape, sliding_window=8)}
+    group = KVCacheGroupSpec([*specs], UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs=specs))
+    held = replace(rig.engine.kv_cache_config, kv_cache_groups=[group])
+
+    BlocklifeConnector(rig.engine.config, KVConnectorRole.SCHEDULER, generate_scheduler_kv_cache_config([held]))
+    with pytest.raises(MisuseError, match="group 0 has layers of 2 kinds"):
+        BlocklifeConnector(rig.engine.config, KVConnectorRole.WORKER, held)
+
+
 def test_ring_in_which_a_hit_could_end_is_refused() -> None:
     """Prefixes on the device end at multiples of all blocks, and so does what is loaded."""
     with pytest.raises(MisuseError, match=r"group 1 has blocks of 8 tokens .* hits end at multiples of 4, inside one of them"):
         ConnectorRig(evolve(CROWDED, groups=(GroupSpec("full"), group("ring:8:4"))))
+
+
+def test_last_token_behind_a_whole_hit_is_not_computed_with_an_empty_ring() -> None:
+    """It would be the middle of what is compressed together, and the ring of the request is a new block."""
+    spec = evolve(CROWDED, groups=RINGS["ring"], extra_config={"full_hit": "recompute_last_token"})
+    with pytest.raises(MisuseError, match=r"recompute_last_token needs full attention in every group \(use drop_last_block\)"):
+        ConnectorRig(spec)
 
 
 @pytest.mark.skipif(MINOR < 33, reason="seen in 0.33")

@@ -101,6 +101,24 @@ def test_a_watch_that_comes_to_an_engine_that_runs_is_silent(connector: Connecto
 # --- the bugs that releases have, and silence ---------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(RELEASE < "0.33", reason="the first release with such groups in OffloadingConnector")
+def test_session_goes_on_with_the_ring_that_it_has() -> None:
+    """vLLM names it as a new request, in the middle of what is compressed; its ring is no new block."""
+    rig = Rig(WorldSpec((GroupSpec("full"), GroupSpec("ring", 4, 4))))
+    watch = attach(rig.scheduler, STRICT)
+    rig.part("s", range(100, 106), 2)
+    while rig.scheduler.requests["s"].status.name != "WAITING_FOR_STREAMING_REQ":
+        rig.step()
+    before = rig.scheduler.requests["s"].num_computed_tokens
+    rig.part("s", range(200, 205), 2)
+    rig.step()
+
+    assert before == 7
+    assert rig.scheduler.requests["s"].num_computed_tokens > before
+    assert not rig.corruptions
+    assert not watch.violations
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.number}-{bug.rule}")
 def test_a_bug_is_named_where_it_is_and_nothing_where_it_is_not(bug: Bug) -> None:
     """The rule falls first, and no later than what is wrong without the watch; a release without the bug is silent."""

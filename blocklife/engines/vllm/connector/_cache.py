@@ -36,7 +36,7 @@ from blocklife.tiers import Identity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
@@ -137,8 +137,8 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     checks_host(vllm_config, config)
     context_ranks = vllm_config.parallel_config.decode_context_parallel_size
     groups, offered = offered_groups(kv_cache_config)
-    geometry = geometry_of(offered, config, context_ranks)
-    check_ends(kv_cache_config, geometry, context_ranks)
+    geometry = geometry_of(kv_cache_config, config, context_ranks)
+    check_ends(kv_cache_config, geometry, config, context_ranks)
     kv_events = vllm_config.kv_events_config
     events = kv_events is not None and bool(kv_events.enable_kv_cache_events)
     transfer = vllm_config.kv_transfer_config
@@ -155,7 +155,7 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
             f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered before 0.33",
             "leave prefix_match_unit at the block size",
         )
-    check_states(geometry, vllm_config.cache_config.block_size)
+    check_states(geometry, groups, vllm_config.cache_config.block_size)
     guesses = vllm_config.speculative_config is not None
     return CacheShape(
         groups=groups,
@@ -236,7 +236,7 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
 
     How many blocks the device has is not part of it: servers with different memory share content. Neither is the configuration
     of the model's layers: a worker's copy of it may have changed while the model was loaded. A stage of a pipeline has a
-    part of the layers: how they are divided stands for them.
+    part of the layers: how they are divided stands for them. Of a group whose layers differ the scheduler sees the first one.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     weights = f"random, seed {model.seed}" if vllm_config.load_config.load_format == "dummy" else ""
@@ -249,6 +249,8 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
         ("layout", kv_cache_config.kv_cache_layout or cache.kv_cache_layout),
         ("ranks", vllm_config.parallel_config.tensor_parallel_size),
         ("hashes", cache.prefix_caching_hash_algo),
+        ("states", cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype),
+        ("not quantized", *cache.kv_cache_dtype_skip_layers),
         ("model", model.code_revision, model.quantization, model.max_model_len, overrides),
         ("rows", "by block, layers in a row"),
     )
@@ -258,7 +260,7 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
         layout = (*layout, ("stages", stages, os.getenv("VLLM_PP_LAYER_PARTITION")))
     else:
         groups = ",".join(map(str, geometry_of(kv_cache_config, config, parallel.decode_context_parallel_size).groups))
-        layout = (*layout, ("groups", [(group.layer_names, repr(group.kv_cache_spec)) for group in held]))
+        layout = (*layout, ("groups", [(group.layer_names, repr(_first_spec(group))) for group in held]))
     context = parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
     if context != (1, 1):
         layout = (*layout, ("context", *context, parallel.cp_kv_cache_interleave_size))
@@ -278,3 +280,7 @@ def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: C
         layout=hashlib.blake2b(repr(layout).encode(), digest_size=32).hexdigest(),
         generation=config.below_generation,
     )
+
+
+def _first_spec(group: KVCacheGroupSpec) -> KVCacheSpec:
+    return next(iter(iter_layer_specs(group.kv_cache_spec)))

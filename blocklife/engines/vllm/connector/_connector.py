@@ -30,7 +30,7 @@ from blocklife.engines.vllm.connector import _cache as cache
 from blocklife.engines.vllm.connector._alike import sharing_of
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._events import described, event_groups, extra_keys, told
-from blocklife.engines.vllm.connector._groups import left_out, offered_groups, reports_blocks
+from blocklife.engines.vllm.connector._groups import geometry_of, left_out, offered_groups, reports_blocks
 from blocklife.engines.vllm.connector._layers import asks_before_layers, check_layers, load_parts
 from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport
 from blocklife.engines.vllm.connector._metrics import BlocklifePromMetrics, BlocklifeStats, Meter, Payload
@@ -120,6 +120,8 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._event_groups = event_groups(kv_cache_config, groups)
         else:
             cache.check_engine(vllm_config, kv_cache_config)
+            # the scheduler's half is shown the first layer of a group alone
+            geometry_of(kv_cache_config, self.config, vllm_config.parallel_config.decode_context_parallel_size)
             shape = _worker_shape(vllm_config, offered, self.config, reports_blocks=reports_blocks(kv_cache_config))
             self._worker = ConnectorWorker(shape, self.make_copier(), _PinningLog(), _say_damage)
 

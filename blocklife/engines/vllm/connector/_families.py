@@ -42,7 +42,7 @@ class Metric:
     kind: MetricKind
     help: str
     labels: Mapping[str, tuple[str, ...]] = field(factory=dict)
-    """Each label with all its values; for groups, whose number only the scheduler side knows, the one that every model has."""
+    """Each label with all its values; for groups, whose numbers only the scheduler side knows, vLLM's first one."""
     buckets: tuple[float, ...] = ()
     means: Mapping[str, str] = field(factory=dict)
     """What each value of the labels stands for."""

@@ -72,9 +72,13 @@ def _is_found_again(group: KVCacheGroupSpec) -> bool:
     return bool(not group.host_resident and group.enable_kv_transfer and group.kv_cache_spec.prefix_cacheable)
 
 
-def check_ends(kv_cache_config: KVCacheConfig, geometry: Geometry, context_ranks: int) -> None:
-    """Refuse groups that are left out if a hit could end inside one of their blocks, where vLLM never lets one end."""
-    for number in offered_groups(kv_cache_config)[0].others:
+def check_ends(kv_cache_config: KVCacheConfig, geometry: Geometry, config: ConnectorConfig, context_ranks: int) -> None:
+    """Refuse hits that could end inside a block of a window, a state, or a group that is left out: it lacks what is before."""
+    others = offered_groups(kv_cache_config)[0].others
+    is_plain = not others and all(isinstance(each, FullAttention) for each in geometry.groups)
+    if config.policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN and not is_plain:
+        raise refusal("full_hit=recompute_last_token needs full attention in every group", "use drop_last_block")
+    for number in others:
         tokens = resolve_dcp_kv_block_size(kv_cache_config.kv_cache_groups[number].kv_cache_spec, context_ranks)
         if geometry.block_alignment % tokens:
             raise refusal(
@@ -92,13 +96,12 @@ def replay_tokens(kv_cache_config: KVCacheConfig) -> int:
 
 
 def geometry_of(kv_cache_config: KVCacheConfig, config: ConnectorConfig, context_ranks: int = 1) -> Geometry:
-    """The groups of the model. Refuses kinds of groups that the offload scheduler does not know.
+    """The groups that are offered. Refuses kinds of groups that the offload scheduler does not know, by vLLM's numbers.
 
     With decode context parallelism each of *context_ranks* has its share of the tokens of a block, which covers as many more.
     """
-    groups = [_group(number, group, context_ranks) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
-    if config.policies.full_hit is FullHit.RECOMPUTE_LAST_TOKEN and any(not isinstance(each, FullAttention) for each in groups):
-        raise refusal("full_hit=recompute_last_token needs full attention in every group", "use drop_last_block")
+    of = offered_groups(kv_cache_config)[0]
+    groups = [_group(number, kv_cache_config.kv_cache_groups[number], context_ranks) for number in of.numbers]
     return Geometry(groups, config.blocks_per_chunk)
 
 
@@ -138,9 +141,9 @@ def _kind(number: int, spec: KVCacheSpec, context_ranks: int) -> Group:
     )
 
 
-def check_states(geometry: Geometry, block_tokens: int) -> None:
+def check_states(geometry: Geometry, offered: OfferedGroups, block_tokens: int) -> None:
     """Refuse states that vLLM would take for those of another token."""
-    for number, group in enumerate(geometry.groups):
+    for number, group in zip(offered.numbers, geometry.groups, strict=True):
         if isinstance(group, Mamba) and group.block_tokens != block_tokens:
             raise refusal(
                 f"group {number} has states of {group.block_tokens} tokens, and vLLM cuts prompts at blocks of {block_tokens}: "

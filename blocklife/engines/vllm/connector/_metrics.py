@@ -157,7 +157,7 @@ class Meter:
         for direction in Direction:
             for state, total in ledger.counts.ended_in(direction).items():
                 found.append(("jobs", key_of(direction.name.lower(), state.lower()), total))
-        for group, total in enumerate(counts.host_hits):
+        for group, total in zip(self.scheduler.shape.groups.numbers, counts.host_hits, strict=True):
             found.append(("hit_blocks", str(group), total))
         return found
 

@@ -289,7 +289,8 @@ class TablesHooks:
             given = set()
         for group, manager in enumerate(self._managers if computed else ()):
             size, window = getattr(manager, "block_size", 0), getattr(manager, "sliding_window", None)
-            if type(manager).__name__ == _RING and size and computed % size and self._is_alone:
+            begins = self._is_alone and name not in self._progress.going_on
+            if begins and type(manager).__name__ == _RING and size and computed % size:
                 lacking = f"its ring in group {group} has nothing of the {computed % size} before"
                 self._watch.violate("I6", f"{name} begins at token {computed}, and {lacking}", request=name)
             if not self._grows[group] or not size or type(manager).__name__ == "ChunkedLocalAttentionManager":

@@ -65,6 +65,8 @@ class EngineProgress:
         """Tokens of each request computed by the end of the step; kept until one step after the request's end."""
         self.odd: list[tuple[str, str]] = []
         """What is wrong with the last plan, and for which request."""
+        self.going_on: set[str] = set()
+        """Sessions that the last plan names as new requests: they go on, in the blocks that they have."""
         self._last: object = None
         """The last plan read, until every part of the watch has seen it."""
         self._over: Iterable[str] = ()
@@ -89,7 +91,9 @@ class EngineProgress:
         is_in_order = [*itertools.islice(scheduled, len(names))] == names
         computing = scheduled.values() if is_in_order else map(scheduled.get, names, itertools.repeat(0))
         reach.update(zip(names, map(operator.add, computed, computing), strict=False))
-        for new in getattr(output, "scheduled_new_reqs", ()):
+        fresh = getattr(output, "scheduled_new_reqs", ())
+        self.going_on = {new.req_id for new in fresh if new.req_id in reach}
+        for new in fresh:
             reach[new.req_id] = new.num_computed_tokens + scheduled.get(new.req_id, 0)
 
     def leave(self) -> None:
