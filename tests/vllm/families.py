@@ -18,6 +18,7 @@ import torch
 from attrs import frozen
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.v1.core.kv_cache_planning import get_kv_cache_groups
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -284,7 +285,7 @@ def taken(family: Family) -> CacheShape | MisuseError:
     config = config_of(family)
     cache = KVCacheConfig(num_blocks=64, kv_cache_tensors=[], kv_cache_groups=groups_of(family, config))
     try:
-        return shape_of(config, cache, ConnectorConfig.read({"host_blocks": 64}))
+        return shape_of(config, generate_scheduler_kv_cache_config([cache]), ConnectorConfig.read({"host_blocks": 64}))
     except MisuseError as refused:
         return refused
 
