@@ -72,8 +72,8 @@ class BesideRig(ConnectorRig):
         ):
             super().__init__(spec, seed, **more)
         units = {group.kind: group.window or group.block_tokens for group in spec.groups}
-        self.second.states = units.get("mamba", 0) or units.get("ring", 0)
-        self.second.windows = any(group.kind in ("swa", "recent", "local") for group in spec.groups)
+        self.second.states = units.get("mamba", 0) or (0 if habits.restores else units.get("ring", 0))
+        self.second.windows = any(group.kind in ("swa", "recent", "local", "replay") for group in spec.groups)
         for rank in self.ranks:
             assert rank.worker is not None
             for each in rank.worker.connector.sub_connectors:

@@ -103,9 +103,8 @@ class Batch:
             prompt = len(new.prompt_token_ids)
             text = self._texts[new.req_id]
             self._rows[new.req_id] = row = Row(new.req_id, text, prompt, tables, new.num_computed_tokens, known)
-            if self._replays and new.num_computed_tokens:
-                row.kept_from = getattr(new, "replay_start", 0)
-                row.kept_to = row.kept_from + self._replays
+            if self._replays and (first := getattr(new, "replay_start", 0)):
+                row.kept_from, row.kept_to = first, first + self._replays
         self._take_cached(output.scheduled_cached_reqs)
         for name in (*(output.preempted_req_ids or ()), *output.scheduled_cached_reqs.resumed_req_ids):
             if name in self._rows:

@@ -43,6 +43,8 @@ class Habits:
     """Steps until a copy has landed."""
     whole: bool = False
     """Whether it always brings the whole prompt."""
+    restores: bool = False
+    """Whether it brings the memory of groups whose blocks are not found again, as a transfer of a request's own blocks does."""
 
 
 @frozen(eq=False)
@@ -55,6 +57,7 @@ class Copy:
     tables: tuple[tuple[int, ...], ...]
     within: bool = False
     salt: str | None = None
+    loads: bool = False
 
 
 @frozen(eq=False)
@@ -115,6 +118,12 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     # --- the scheduler's side -----------------------------------------------------------------------------------------------
 
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """Those that are found again, or all."""
+        if self.habits.restores:
+            return tuple(self._kv_cache_config.transfer_group_ids)
+        return tuple(super().get_loaded_kv_cache_group_ids(request))
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """By the seed: nothing, some of the prompt, or all of it; a request gets the same answer each time."""
         name, dice = request.request_id, self._dice
@@ -143,7 +152,7 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self.told.chosen.append(request.request_id)
             tokens = tuple(request.all_token_ids[: start + num_external_tokens])
             tables = tuple(map(tuple, blocks.get_block_ids()))  # type: ignore[attr-defined]
-            self._loads.append(Copy(request.request_id, tokens, start, tables, within, request.cache_salt))
+            self._loads.append(Copy(request.request_id, tokens, start, tables, within, request.cache_salt, loads=True))
 
     def build_connector_meta(self, scheduler_output: object) -> SecondMetadata:
         """The copies of this step."""
@@ -263,6 +272,8 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         text = Text(copy.tokens, Beside(copy.salt))
         for number, (group, table) in enumerate(zip(self._groups, copy.tables, strict=True)):
             if not group.is_found_again:
+                if self.habits.restores and copy.loads and start < stop:
+                    yield from self._unnamed(text, number, group, table, stop)
                 continue
             if group.kind == "mamba":
                 if stop == len(copy.tokens) > start and (block := table[(stop - 1) // group.block_tokens]):
@@ -272,6 +283,16 @@ class SecondConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             for token in range(start, stop):
                 if block := table[token // group.block_tokens]:
                     yield block, token % group.block_tokens, prints[token]
+
+    def _unnamed(
+        self, text: Text, number: int, group: GroupSpec, table: Sequence[int], stop: int
+    ) -> Iterable[tuple[int, int, np.uint64]]:
+        """The same of a ring, or of a window that is not found again, wherever the load begins."""
+        size, is_ring = group.block_tokens, group.kind == "ring"
+        prints = text.prints(number, 0, stop)
+        for token in range(max(0, stop - (size if is_ring else group.window or size)), stop):
+            if block := table[0 if is_ring else token // size]:
+                yield block, token % size, prints[token]
 
     def _put(self, copy: Copy, start: int, stop: int, junk: np.uint64 = _RIGHT) -> None:
         memory = self._memory

@@ -86,6 +86,13 @@ rings-zeroed-first since=33 of=unnamed model=ring_and_state ahead=* seed=5 secon
 rings-beside-another of=unnamed model=ring|ring_first ahead=* seed=0|1 world_size=2 num_gpu_blocks=40 first=no|yes
     with beside=any,within:0.3,asks_again:0.1
     walk; then stored > 0 and second.told.chosen
+rings-and-windows-that-another-restores since=33 ahead=* seed=0|1 num_gpu_blocks=60 second_runner=yes
+    with of=unnamed model=ring|ring_and_window first=no|yes beside=any,within:0.0,restores:1
+    # as a transfer of a request's own blocks does: nothing is computed once more behind it
+    walk; then stored > 0 and second.told.chosen
+replays-that-another-restores since=33 of=replays model=replay|replay_and_ring ahead=* seed=0|1 num_gpu_blocks=60
+    with second_runner=yes first=no|yes beside=any,within:0.0,restores:1
+    walk; then stored > 0 and second.told.chosen
 rings-within-steps of=unnamed model=ring|ring_and_window ahead=* seed=1|2 num_gpu_blocks=30 sync_load_budget_bytes=1GiB
     walk; then flushes["within the step"] > 0
 replays since=33 of=replays ahead=* seed=1|2|3 world_size=2 num_gpu_blocks=60 host_blocks=100 second_runner=yes
