@@ -285,6 +285,8 @@ def _with_rarities(case: Case, rng: Random) -> Case:
     spec, extra = case.spec, dict(case.spec.extra_config)
     if (role := Random(f"{case.seed}/role")).random() < 0.15:
         spec = evolve(spec, role=role.choice(("kv_producer", "kv_consumer")))
+        if spec.role == "kv_producer":  # the connector refuses these, but for a role that it does not see
+            extra.pop("sync_load_budget_bytes", None)
     if rng.random() < 0.15:
         extra |= {key: rng.choice(values) for key, values in TIGHT.items() if rng.random() < 0.5}
         spec = evolve(spec, host_blocks=max(spec.blocks_per_chunk, rng.choice((4, 9, 16))))
@@ -420,7 +422,7 @@ def _engine(case: Case) -> Iterator[None]:
             with_guesses(patch, case.guesses)
         if case.events:
             send_events(patch)
-        if case.spec.hash_tokens is not None and any(group.drafter for group in case.spec.groups):
+        if case.spec.hash_tokens is not None:
             mend_copies(patch)
         if case.depth is not None:
             patch.setattr(VllmConfig, "max_concurrent_batches", case.depth)

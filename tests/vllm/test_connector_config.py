@@ -281,6 +281,18 @@ def test_connector_refuses_a_budget_where_vllm_goes_on_after_a_failed_load() -> 
         cache.shape_of(rig.engine.config, rig.engine.kv_cache_config, given)
 
 
+def test_loads_within_steps_of_a_producer_with_a_step_ahead_are_refused() -> None:
+    """vLLM would hand out blocks that a load still writes; without a step ahead no request ends while its step is out."""
+    given = ConnectorConfig.read({"host_bytes": 1 << 20, "sync_load_budget_bytes": "1MiB"})
+    for ahead in (False, True):
+        rig = ConnectorRig(evolve(WORLD, async_scheduling=ahead, role="kv_producer"))
+        if ahead:
+            with pytest.raises(MisuseError, match="sync_load_budget_bytes with kv_role='kv_producer' is not offered"):
+                cache.shape_of(rig.engine.config, rig.engine.kv_cache_config, given)
+        else:
+            assert cache.shape_of(rig.engine.config, rig.engine.kv_cache_config, given).load_within_tokens
+
+
 def test_connector_knows_the_groups_of_a_drafter() -> None:
     """vLLM says which groups hold layers of a drafter; a state cannot be one of them."""
     rig = ConnectorRig(evolve(WORLD, groups=(GroupSpec("full"), GroupSpec("swa", window=9), GroupSpec("mamba"))))

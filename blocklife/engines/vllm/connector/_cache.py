@@ -188,7 +188,9 @@ def _state_drafts(kv_cache_config: KVCacheConfig) -> int:
 
 
 def _load_within_tokens(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: ConnectorConfig) -> int:
-    """How many tokens a step may load before its forward pass. Refuses a policy that goes on after such a load has failed.
+    """How many tokens a step may load before its forward pass.
+
+    Refuses a policy that goes on after such a load has failed, and an engine that hands out what such a load still writes.
 
     With *recompute*, vLLM 0.33.0 leaves the blocks of such a load in its prefix cache under hashes of content that they do not
     have, and with asynchronous scheduling it keeps what the next step has sampled from them.
@@ -199,6 +201,13 @@ def _load_within_tokens(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig,
             "sync_load_budget_bytes with kv_load_failure_policy='recompute' is not offered: vLLM leaves the blocks of a failed "
             "load where other requests hit them",
             "leave it out, or use the policy 'fail'",
+        )
+    alone = transfer is not None and transfer.kv_role == "kv_producer"
+    if config.sync_load_budget_bytes and alone and vllm_config.max_concurrent_batches > 1:
+        raise refusal(
+            "sync_load_budget_bytes with kv_role='kv_producer' is not offered with a step ahead: vLLM hands out the blocks of "
+            "a request that ends while the step that loads them is out",
+            "leave it out, or use kv_role='kv_both'",
         )
     ranks = vllm_config.parallel_config.decode_context_parallel_size
     groups = kv_cache_config.kv_cache_groups
