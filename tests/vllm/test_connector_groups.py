@@ -56,6 +56,7 @@ def test_table_of_families_is_what_the_connector_says() -> None:
     assert all(any(name.startswith(each.bytes_seen) for name in names) for each in FAMILIES)
 
 
+@pytest.mark.skipif(MINOR < 33, reason="the seeds are those of 0.33")
 def test_walk_finds_a_ring_that_nobody_was_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a block of a ring is written while a store reads it."""
     monkeypatch.setattr(EnginePool, "handed_out", lambda _self, _blocks: None)

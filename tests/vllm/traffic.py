@@ -10,6 +10,7 @@ from random import Random
 from attrs import asdict, define, evolve, frozen
 
 from tests.behind import traffic
+from tests.vllm.engine import MINOR
 from tests.vllm.rig import Rig
 from tests.vllm.worlds import TEXT_ALONE, Beside, World, WorldSpec
 
@@ -50,7 +51,8 @@ QUIET = Habits(**asdict(traffic.QUIET), abort=0.0, reset=0.0, reset_running=0.0,
 def differing(rng: Random, tokens: int) -> Beside:
     """One of few salts or adapters, or an image at the start of a text of so many tokens."""
     which = rng.choice("ab")
-    return rng.choice((TEXT_ALONE, Beside(salt=which), Beside(adapter=which), Beside(images=[(which, 0, min(3, tokens))])))
+    image, adapter = (which, which) if MINOR >= 31 else (f"image {which}", f"adapter {which}")  # hashes say which of them it is
+    return rng.choice((TEXT_ALONE, Beside(salt=which), Beside(adapter=adapter), Beside(images=[(image, 0, min(3, tokens))])))
 
 
 def longest_text(spec: WorldSpec) -> int:
