@@ -8,7 +8,9 @@ import functools
 import importlib.util
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -124,3 +126,19 @@ def _stopped(_signal: int, _frame: FrameType | None) -> None:
     """End at once: an import passes an exception on as it likes, and there is nothing to tidy up yet."""
     os.write(2, b"stopped\n")
     os._exit(130)
+
+
+def until(holds: Callable[[], object], what: str, within_s: float = HANGS_S) -> None:
+    """Wait until another process has come to a state. Raises TimeoutError where it does not within what a hang takes."""
+    limit = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > limit:
+            raise TimeoutError(f"not within {within_s:g} s: {what}")
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
@@ -35,6 +35,40 @@ class Raised:
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.kind} in {self.where}" + f" ({self.message[:200]})" * bool(self.message)
+
+
+class Runs(Protocol):
+    """A rig that can be asked, when it is at rest, what is missing."""
+
+    def missing(self) -> str:
+        """What is missing; empty if all is there."""
+
+    def close(self) -> None:
+        """It runs no more."""
+
+
+@frozen
+class End:
+    """How a run of random traffic has ended."""
+
+    error: Exception | None = None
+    stuck: bool = False
+    """Whether the engine has not come to rest."""
+    missing: str = ""
+
+
+def run_to_rest(rig: Runs, run: Callable[[], object], last: Callable[[], object] = lambda: None) -> End:
+    """Let *run* drive a rig until it is at rest; whatever has happened, *last* is called then, and the rig is closed."""
+    try:
+        run()
+        return End(missing=rig.missing())
+    except TimeoutError:
+        return End(stuck=True)
+    except Exception as error:
+        return End(error)
+    finally:
+        last()
+        rig.close()
 
 
 class Wrong(Protocol):

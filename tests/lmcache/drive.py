@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from tests.behind import verdicts
-from tests.behind.verdicts import Raised, tell
+from tests.behind.verdicts import Raised, run_to_rest, tell
 from tests.lmcache.worlds import UNKIND, WORLDS, World
 from tests.programs import importing, positive, seeds, with_fixed_hashes
 
@@ -46,17 +46,12 @@ def judge(name: str, world: World, seed: int, steps: int, on_engine: Callable[[E
     """Run one seed of a world and say what it showed."""
     rig = Rig(world.spec, seed, on_engine)
     traffic = Traffic.drawn(rig, world, seed)
-    raised, stuck, leak = None, False, ""
-    try:
+
+    def run() -> None:
         traffic.run(steps)
         rig.drain(DRAIN_STEPS)
-        leak = rig.missing()
-    except TimeoutError:
-        stuck = True
-    except Exception as error:
-        raised = Raised.by(error, rig.step_number, "lmcache/v1")
-    finally:
-        rig.close()
+
+    end = run_to_rest(rig, run)
     moved = [each.moved for each in rig.engine.adapters]
     stored, loaded = (sum(each[kind] for each in moved) for kind in ("store", "load"))
     return Verdict(
@@ -71,10 +66,10 @@ def judge(name: str, world: World, seed: int, steps: int, on_engine: Callable[[E
         loaded=loaded,
         places=rig.places,
         gone=rig.counts["hits that were gone"],
-        raised=raised,
+        raised=None if end.error is None else Raised.by(end.error, rig.step_number, "lmcache/v1"),
         corruptions=tuple(rig.witness.corruptions),
-        leak=leak,
-        stuck=stuck,
+        leak=end.missing,
+        stuck=end.stuck,
     )
 
 

@@ -11,8 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import shared_memory
 from multiprocessing.resource_tracker import unregister
@@ -23,24 +22,7 @@ from attrs import define, field
 
 from tests.lmcache.content import PLACE, Bytes
 from tests.lmcache.worlds import WorldSpec
-from tests.programs import HANGS_S
-
-__all__ = ["Client", "served", "until"]
-
-
-def until(done: Callable[[], object], what: str) -> None:
-    """Wait for a state. Raises TimeoutError where it does not come."""
-    limit = time.monotonic() + HANGS_S
-    while not done():
-        if time.monotonic() > limit:
-            raise TimeoutError(f"{what}: not in {HANGS_S:.0f} s")
-        time.sleep(0.005)
-
-
-def _free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
+from tests.programs import HANGS_S, free_port, until
 
 
 @define(eq=False)
@@ -79,7 +61,7 @@ def served(spec: WorldSpec, folder: Path, adapters: Sequence[Mapping[str, Any]] 
     """A server for this world; its L2 adapters are told as on its command line, as are further *words*."""
     from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
 
-    port, shared = _free_port(), f"blocklife_{os.getpid()}"
+    port, shared = free_port(), f"blocklife_{os.getpid()}"
     command = [sys.executable, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--chunk-size", str(spec.chunk_tokens), "--shm-name", shared, "--supported-transfer-mode", "engine_driven"]
     command += ["--l1-size-gb", str(spec.places * PLACE / 2**30), "--no-l1-use-lazy", "--eviction-policy", spec.policy]

@@ -14,8 +14,9 @@ import pytest
 
 from tests.lmcache.content import stamp
 from tests.lmcache.engine import key_of
-from tests.lmcache.server import Client, served, until
+from tests.lmcache.server import Client, served
 from tests.lmcache.worlds import WorldSpec
+from tests.programs import until
 
 SPEC = WorldSpec(places=64, prefetch="retain")
 SIZE = SPEC.chunk_tokens

@@ -18,10 +18,11 @@ from tests.lmcache.content import Witness
 from tests.lmcache.engine import Engine, key_of
 from tests.lmcache.found import TEXT, Stage
 from tests.lmcache.planted.play import driven
-from tests.lmcache.server import served, until
+from tests.lmcache.server import served
 from tests.lmcache.test_server import key
 from tests.lmcache.turns import begin
 from tests.lmcache.worlds import UNKIND, WORLDS, WorldSpec
+from tests.programs import until
 
 STEPS = 400
 

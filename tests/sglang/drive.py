@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from tests.behind import verdicts
-from tests.behind.verdicts import Raised, tell
+from tests.behind.verdicts import Raised, run_to_rest, tell
 from tests.programs import importing, positive, seeds, with_fixed_hashes
 from tests.sglang.worlds import WORLDS, World
 
@@ -44,17 +44,12 @@ def judge(name: str, world: World, seed: int, steps: int, on_rank: Callable[[Ran
     """Run one seed of a world and say what it showed."""
     rig = Rig(world.spec, seed, on_rank)
     traffic = Traffic.drawn(rig, seed, world=world)
-    raised, stuck, leak = None, False, ""
-    try:
+
+    def run() -> None:
         traffic.run(steps)
         rig.drain(DRAIN_STEPS)
-        leak = rig.missing()
-    except TimeoutError:
-        stuck = True
-    except Exception as error:
-        raised = Raised.by(error, rig.step_number, "sglang/srt")
-    finally:
-        rig.close()
+
+    end = run_to_rest(rig, run)
     stored, loaded = rig.moved
     return Verdict(
         release=RELEASE,
@@ -67,12 +62,12 @@ def judge(name: str, world: World, seed: int, steps: int, on_rank: Callable[[Ran
         stored=stored,
         loaded=loaded,
         fetched=sum(rank.copies.moved["from storage"] for rank in rig.ranks),
-        raised=raised,
+        raised=None if end.error is None else Raised.by(end.error, rig.step_number, "sglang/srt"),
         corruptions=tuple(rig.corruptions),
         wrong_texts=tuple(rig.wrong_texts),
-        leak=leak,
+        leak=end.missing,
         given_up=len(rig.given_up),
-        stuck=stuck,
+        stuck=end.stuck,
     )
 
 

@@ -24,6 +24,7 @@ from blocklife.errors import MisuseError
 from blocklife.tiers import MooncakeStore, StoreOutcome, open_store
 from blocklife.tiers._mooncake import _SETTINGS, _environment, _load
 from tests.plugins.again_notes import die_with_parent
+from tests.programs import free_port, until
 from tests.tiers.arena import Arena, key, value
 
 ROOT = Path(__file__).parents[2]
@@ -48,20 +49,6 @@ def folder() -> Path:
     except MisuseError as reason:
         pytest.skip(str(reason))
     return Path(found.origin).parent
-
-
-def until(holds: Callable[[], bool], what: str, within_s: float = DEADLINE_S) -> None:
-    """Wait until something holds, and fail if it does not."""
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Service:

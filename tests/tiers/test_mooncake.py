@@ -19,8 +19,9 @@ from blocklife.errors import MisuseError
 from blocklife.ledger.records import Direction, JobId, Result, TierTransfer, Worker
 from blocklife.testing import StoreCheckVerdict, assert_store, check_address
 from blocklife.tiers import CircuitBreaker, Identity, MooncakeStore, StoreCopier, StoreOutcome, open_store
+from tests.programs import free_port, until
 from tests.tiers.arena import key, value
-from tests.tiers.mooncake import CLIENT_TTL_S, LEASE_S, Client, Lender, Master, free_port, run_child, until
+from tests.tiers.mooncake import CLIENT_TTL_S, LEASE_S, Client, Lender, Master, run_child
 
 if importlib.util.find_spec("mooncake") is None:
     pytest.skip("mooncake-transfer-engine-non-cuda is not installed (make test-mooncake installs it)", allow_module_level=True)

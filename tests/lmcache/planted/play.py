@@ -12,6 +12,7 @@ from lmcache.v1.distributed.l1_manager import L1Manager
 from blocklife.engines.lmcache.watch import Options, Watch, WatchMode, attach
 from tests.behind.planted import Bed, Planted
 from tests.behind.planted.program import Played
+from tests.behind.verdicts import run_to_rest
 from tests.lmcache.engine import Engine
 from tests.lmcache.rig import Rig
 from tests.lmcache.traffic import Traffic
@@ -74,18 +75,15 @@ def driven(name: str, world: World, seed: int, steps: int) -> Row:
         if rig.counts["hits that were gone"]:
             first.append((rig.step_number, "a hit is gone"))
 
-    rig.after_step.append(look)
-    try:
+    def run() -> None:
         traffic.run(steps)
         rig.drain(DRAIN)
-        if missing := rig.missing():
-            first.append((rig.step_number, f"missing: {missing.partition(':')[0]}"))
-    except TimeoutError:
-        first.append((rig.step_number, "stuck"))
-    except Exception as error:
-        first.append((rig.step_number, type(error).__name__))
-    finally:
-        look(rig)
-        rig.close()
+
+    rig.after_step.append(look)
+    end = run_to_rest(rig, run, lambda: look(rig))
+    if end.missing:
+        first.append((rig.step_number, f"missing: {end.missing.partition(':')[0]}"))
+    if end.stuck or end.error is not None:
+        first.append((rig.step_number, "stuck" if end.stuck else type(end.error).__name__))
     step, what = min(first, key=lambda each: each[0]) if first else (None, "")
     return Row(name, seed, rig.step_number, rig.places, dict(rules), step, what)

@@ -13,6 +13,7 @@ from blocklife.engines.sglang.watch import Options, Watch, WatchMode, attach
 from blocklife.watch._contents import STILL
 from tests.behind.planted import Planted
 from tests.behind.planted.program import Played
+from tests.behind.verdicts import run_to_rest
 from tests.sglang.planted import Bed
 from tests.sglang.rig import Rank, Rig
 from tests.sglang.traffic import Traffic
@@ -77,21 +78,17 @@ def driven(name: str, world: World, seed: int, steps: int, bed: Bed | None = Non
         if rig.wrong_texts:
             first.append((rig.step_number, "wrong text"))
 
-    rig.after_step.append(look)
-    try:
+    def run() -> None:
         traffic.run(steps)
         rig.drain(DRAIN)
         for _ in range(REST):
             rig.step()
-        missing = rig.missing()
-        if missing:
-            first.append((rig.step_number, "missing: " + missing.split(": ", 1)[-1].lstrip("0123456789 ")))
-    except TimeoutError:
-        first.append((rig.step_number, "stuck"))
-    except Exception as error:
-        first.append((rig.step_number, type(error).__name__))
-    finally:
-        look(rig)
-        rig.close()
+
+    rig.after_step.append(look)
+    end = run_to_rest(rig, run, lambda: look(rig))
+    if end.missing:
+        first.append((rig.step_number, "missing: " + end.missing.split(": ", 1)[-1].lstrip("0123456789 ")))
+    if end.stuck or end.error is not None:
+        first.append((rig.step_number, "stuck" if end.stuck else type(end.error).__name__))
     step, what = min(first, key=lambda each: each[0]) if first else (None, "")
     return Row(name, seed, rig.step_number, dict(rules), step, what)

@@ -112,12 +112,12 @@ class PlaceBook:
         """The memory of a place is given back; *discards*: by who has written it."""
         for each in self._others(place):
             rule = "I1" if each.writes else "I7"
-            self.odd(rule, f"place {place} is given away while {each.does}", place, each.request)
+            self.odd(rule, f"place {place} is freed while {each.does}", place, each.request)
             self._drop(each)
         name = self.names.pop(place, None)
         if name is None:
             if place not in self.abandoned:
-                self.odd("I4", f"place {place} is given back, and nobody has it", place)
+                self.odd("I4", f"place {place} is freed, and was neither reserved nor published", place)
             self.abandoned.discard(place)
         elif discards:
             self.slots.dropped([name])
@@ -148,13 +148,13 @@ class PlaceBook:
         reading = [each for each in self._others(found[0]) if not each.writes]
         left = max(0, (self.slots.holds(key) or (0, 0))[1])
         if len(reading) > left:
-            self.odd("I7", f"place {found[0]} is let go of while {reading[0].does}", found[0], reading[0].request)
+            self.odd("I7", f"a lock of place {found[0]} is released while {reading[0].does}", found[0], reading[0].request)
             self._drop(reading[0])
 
     def _give_back(self, key: bytes, count: int, who: str, place: int) -> None:
         own = self._owned.setdefault(who, Counter())
         if own[key] < count:
-            what = f"{who} gives {count} locks of place {place} back, and has {own[key]}: they are somebody else's"
+            what = f"{who} releases {count} locks of place {place}, and holds {own[key]}: the others belong to other requests"
             self.odd("I4", what, place, who)
         own[key] -= min(count, own[key])
 
@@ -165,18 +165,18 @@ class PlaceBook:
             own[key] += count
 
     def told(self, key: bytes, who: str, *, locked: bool) -> None:
-        """A lookup tells that content is there: it must be, and somebody must keep it."""
+        """A lookup reports a hit to a request: the content must be readable and, if the lookup locks, its place locked."""
         found = self.slots.holds(key)
         if found is None or found[1] < 0:
-            self.odd("I6", f"{who} is told of a hit whose content is not there", request=who)
+            self.odd("I6", f"the lookup of {who} reports a hit whose content cannot be read", request=who)
         elif locked and not found[1]:
-            self.odd("I7", f"{who} is told of a hit in place {found[0]}, and nothing keeps it there", found[0], who)
+            self.odd("I7", f"the lookup of {who} reports a hit in place {found[0]}, which has no lock", found[0], who)
 
     def ends(self, who: str) -> None:
         """A request has ended: whatever is still locked for it is locked until its lease is over."""
         left = sum((self._owned.pop(who, None) or Counter()).values())
         if left:
-            self.odd("I12", f"{who} has ended, and {left} locks stay for it that nobody gives back", request=who)
+            self.odd("I12", f"{who} has ended, and {left} of its locks were not released", request=who)
 
     # --- transfers ----------------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class PlaceBook:
 
     def gone(self, worker: int, who: str) -> None:
         """A worker comes for what a request was told of, and LMCache does not have it."""
-        self.odd("I7", f"worker {worker} is to read what {who} was told of, and it is not there, or not locked", request=who)
+        self.odd("I7", f"worker {worker} cannot read a hit of {who}: its content is gone, or not locked", request=who)
 
     def commits(self, of: object) -> None:
         """A worker says that it is done, and LMCache acts on it."""
