@@ -176,20 +176,6 @@ class EnginePool:
         ending = sorted(self._stays.ending)
         self._steps.leave_windows(sorted([*self._progress.spoken, *self._progress.due_now()]) + ending)
 
-    @verb
-    def leave_window_of_ended(self, name: str, firsts: Sequence[int]) -> None:
-        """Release the blocks before these positions, one for each group, of a request that is over and still in a plan.
-
-        For an engine that counts more tokens at the end of a request than the request has. Call it behind `leave_windows`.
-        """
-        row, progress = self._state.requests[name].row, self._progress
-        spans = [
-            (group, row, progress.first[at], min(first, progress.placed[at]))
-            for group, first in enumerate(firsts)
-            for at in (group * progress.size + row,)
-        ]
-        self._rows.leave_spans(progress, spans_of([span for span in spans if span[2] < span[3]]))
-
     def extend(self, name: str, tables: Sequence[Sequence[int]]) -> None:
         """The engine has put these fresh blocks, and nulls, behind a request's tables. `record_growth` tells the ledger."""
         self._grown.extend(self._progress, self._state.requests[name].row, tables)
@@ -237,8 +223,9 @@ class EnginePool:
 
         Stores of them that were planned go on, and the hand-out waits for these; nothing more of them is stored.
 
-        An engine may hand a block out before the last step is over that computes it, as vLLM does where it is a producer alone:
-        what that step still writes to it comes before all that the next one does.
+        An engine may hand a block out before the last step is over that computes it, as vLLM does where it is a producer alone,
+        and, before 0.33, where guesses behind the last token have moved a window on: what that step still writes to the block
+        comes before all that the next one does.
         """
         ending = sorted(self._stays.ending)
         taken = {block for block in blocks if block != NULL and self._blocks.refs(block)} if ending else set()

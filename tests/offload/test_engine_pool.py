@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 
 from blocklife.errors import MisuseError
-from blocklife.states import Block
 from tests.rigs import PoolRig
 
 
@@ -22,31 +21,6 @@ def ended() -> PoolRig:
     engine.scheduler.finish("a")
     engine.pool.leave_windows()
     return engine
-
-
-def test_window_of_an_ended_request_leaves_as_far_as_the_engine_says() -> None:
-    """By its tokens two blocks have left; the engine, which counts more, has freed three, and hands one out."""
-    engine = ended()
-    before = engine.held()
-    engine.pool.leave_window_of_ended("a", [3])
-    after = engine.held()
-    engine.add("b", [(3,)], 2)
-
-    assert before == [0, 0, 3, 4, 5]
-    assert after == [0, 0, 0, 4, 5]
-    assert engine.held("b")[0] == 3
-
-
-def test_window_of_an_ended_request_that_is_short_for_the_engine_stays() -> None:
-    """What has left by its tokens is not taken back, and a position behind the table is none."""
-    engine = ended()
-    engine.pool.leave_window_of_ended("a", [1])
-    before = engine.held()
-    engine.pool.leave_window_of_ended("a", [9])
-
-    assert before == [0, 0, 3, 4, 5]
-    assert engine.held() == [0] * 5
-    assert engine.ledger.blocks.state(5) is not Block.ALLOCATED
 
 
 def test_block_that_is_handed_out_while_the_last_step_of_its_request_is_out_is_given_back() -> None:

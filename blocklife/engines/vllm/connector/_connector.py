@@ -220,7 +220,7 @@ class BlocklifeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
         """A request has finished; its blocks can be freed at once."""
-        self.scheduler.finish(request, request.status.name == "FINISHED_ABORTED", block_ids)
+        self.scheduler.finish(request, request.status.name == "FINISHED_ABORTED")
         return False, None
 
     def has_pending_push_work(self) -> bool:

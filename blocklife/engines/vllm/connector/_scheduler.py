@@ -14,7 +14,7 @@ hands out any of their blocks, and the hand-out waits for them as for any other 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 from zlib import crc32
 
@@ -33,7 +33,6 @@ from blocklife.engines.vllm.connector._sources import HitTokens
 from blocklife.engines.vllm.connector._step import ScheduledStep
 from blocklife.engines.vllm.connector._store import AskedStore
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
-from blocklife.ledger._ids import NULL
 from blocklife.ledger._limits import MAX_JOBS, MAX_REQUESTS
 from blocklife.offload import HostTier, Mode, OffloadScheduler, TierEvent
 
@@ -216,11 +215,8 @@ class ConnectorScheduler:
                 "MultiConnector, where this connector does not see it?)"
             )
 
-    def finish(self, request: VllmRequest, aborted: bool, tables: Sequence[Sequence[int]] = ()) -> None:
-        """A request is over. The engine gets its blocks back at once; a hand-out waits for copies that still read them.
-
-        *tables* are the blocks that the request has left, by group; those before its windows are gone already.
-        """
+    def finish(self, request: VllmRequest, aborted: bool) -> None:
+        """A request is over. The engine gets its blocks back at once; a hand-out waits for copies that still read them."""
         tracked = self.requests.leave(request.request_id)
         self.known.admissions.pop(request.request_id, None)
         if tracked is None:
@@ -237,8 +233,6 @@ class ConnectorScheduler:
             self.offload.finish(tracked.name)
         if tracked.name not in self.offload.requests:
             self.requests.release(tracked.name)
-        elif not self.shape.one_a_step:  # a step that computes it, and maybe guesses, is out
-            self._step.last_windows[tracked.name] = [_leading_nulls(table) for table in self.shape.groups.tables(tables)]
 
     @property
     def is_serving(self) -> bool:
@@ -325,7 +319,3 @@ def loads_beside(plan: Plan, output: SchedulerOutput) -> bool:
     """Whether the step does nothing to a block that is loaded ahead of its forward pass, which itself touches none of them."""
     first = [*(output.new_block_ids_to_zero or ()), *[copy.dst_block_id for copy in output.kv_cache_block_copies or ()]]
     return not first or not any(np.isin(transfer.target, first).any() for transfer in plan.loads)
-
-
-def _leading_nulls(table: Sequence[int]) -> int:
-    return next((at for at, block in enumerate(table) if block != NULL), len(table))

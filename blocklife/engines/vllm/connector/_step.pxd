@@ -10,10 +10,9 @@ cdef class ScheduledStep:
     cdef object __weakref__
     cdef public Known _known
     cdef public Pool _pool
-    cdef public object _doubts, _shape, _offload, _requests, _ledger, _beside
+    cdef public object _doubts, _shape, _offload, _requests, _ledger, _beside, _groups
     cdef public bint has_states
-    cdef public dict last_windows
-    cdef public list _copied
+    cdef public list _copied, _unnamed
 
     @cython.locals(at=cython.Py_ssize_t)
     cpdef _extend(self, output, going_on)

@@ -39,10 +39,6 @@ class ScheduledStep:
         self._groups = known.shape.groups
         self.has_states = any(isinstance(group, Mamba) for group in known.shape.geometry.groups)
         """Whether groups have states, which cannot go back."""
-        self.last_windows: dict[str, list[int]] = {}
-        """Requests that are over since the last step and still in a plan, by name: how many blocks of each group vLLM has freed
-        before the rest. Before 0.33 these can be more than leave by the tokens that a request has: it counts guesses that were
-        right behind the token at which the request stops."""
         self._copied: list[int] = []
         """The targets of copies ahead of the forward pass of the step being made."""
         self._unnamed: list[int] = []
@@ -82,11 +78,6 @@ class ScheduledStep:
             (going_on if offload.requests.is_running(each.tracked.name) else coming).append(each)
         reached = self._hand_off_reached(output) if self._shape.state_drafts else ()
         pool.leave_windows()
-        if self.last_windows:
-            for name, firsts in self.last_windows.items():
-                if name in offload.requests:
-                    pool.leave_window_of_ended(name, firsts)
-            self.last_windows.clear()
         self._extend(output, going_on)
         scheduled = output.num_scheduled_tokens
         pool.schedule(self._uneven(scheduled, coming))
