@@ -32,7 +32,7 @@ from blocklife.engines.toy._sequences import fingerprints, keys_of
 from blocklife.errors import MisuseError
 from blocklife.ledger import Contract, TierTransfer
 from blocklife.offload import BelowPolicies, Demote, Geometry, Mode
-from blocklife.tiers import CircuitBreaker, EntryVerdict, StoreFaultRates, StoreOutcome
+from blocklife.tiers import CircuitBreaker, EntryVerdict, StoreCopier, StoreFaultRates, StoreOutcome
 from blocklife.tiers import _copier as copier
 from tests.programs import HANGS_S
 from tests.tiers.fakes import Call, PlayedStore
@@ -188,7 +188,12 @@ def test_copies_to_and_from_the_store_have_faults_too(folder: Path, rates: dict[
     injected: list[FaultyCopier[TierTransfer]] = []
 
     def watch(at: Replay) -> None:
+        """Let all that is out be over: several reports come together then, however busy the machine is."""
         injected[:] = [each.inner for each in at._tier_copiers if isinstance(each.inner, FaultyCopier)]
+        for each in injected:
+            inner = each._inner
+            assert isinstance(inner, StoreCopier)
+            inner.wait(list(inner._out))
 
     replay(chosen, watch=watch)
     _, found = replay(chosen, watch=watch)
