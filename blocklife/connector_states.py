@@ -58,12 +58,12 @@ class Trust(enum.Enum):
 
 
 @enum.unique
-class LinkedStoreState(enum.Enum):
-    """Where the pages of one store stand that an engine has asked for, and whose outcome it takes in order."""
+class LinkedCopyState(enum.Enum):
+    """Where the pages stand that a linker copies for an engine between one memory of the device and the host."""
 
-    OUT = "its copy is planned or under way"
-    KEPT = "all of its pages are in host memory"
-    LOST = "there was no room, its copy has failed, or it was given up"
+    OUT = "the copy is planned or under way"
+    ARRIVED = "all of its pages are at the other end"
+    LOST = "there was no room, the copy has failed, or it was given up"
     TAKEN = "the engine has taken the outcome"
 
 
@@ -155,20 +155,20 @@ class TrustLife(Lifecycle[Trust], initial=Trust.DOUBTED, finals={Trust.SETTLED})
         """The request is over, was preempted, or is computed again from an earlier token."""
 
 
-class LinkedStoreLife(Lifecycle[LinkedStoreState], initial=LinkedStoreState.OUT, finals={LinkedStoreState.TAKEN}):
-    """One store of a linker."""
+class LinkedCopyLife(Lifecycle[LinkedCopyState], initial=LinkedCopyState.OUT, finals={LinkedCopyState.TAKEN}):
+    """What a linker copies of one node, or for one request, in one memory."""
 
-    @edge(LinkedStoreState.OUT, to=LinkedStoreState.KEPT)
+    @edge(LinkedCopyState.OUT, to=LinkedCopyState.ARRIVED)
     def land(self) -> None:
-        """Its copy is DONE, or nothing had to be copied."""
+        """Its job is DONE, or nothing had to be copied."""
 
-    @edge(LinkedStoreState.OUT, to=LinkedStoreState.LOST)
+    @edge(LinkedCopyState.OUT, to=LinkedCopyState.LOST)
     def lose(self) -> None:
-        """It is declined for want of room, or its copy has ended otherwise."""
+        """It is declined for want of room, or its job has ended otherwise."""
 
-    @edge(LinkedStoreState.KEPT, LinkedStoreState.LOST, to=LinkedStoreState.TAKEN)
+    @edge(LinkedCopyState.ARRIVED, LinkedCopyState.LOST, to=LinkedCopyState.TAKEN)
     def take(self) -> None:
-        """The engine takes the outcome of the oldest store, and its pages back."""
+        """The outcome is told, and the engine has its pages back."""
 
 
 STOPPED = states_before(SessionLife.table.events["go_on"], SessionState)
@@ -188,8 +188,8 @@ CONNECTOR_MACHINES: Mapping[str, Table] = {
 REQUEST_MACHINES: Mapping[str, Table] = {**SCHEDULER_MACHINES, **CONNECTOR_MACHINES}
 """All lifecycles of a request beside that in the ledger."""
 
-LINKER_MACHINES: Mapping[str, Table] = {"linked": LinkedStoreLife.table}
+LINKER_MACHINES: Mapping[str, Table] = {"linked": LinkedCopyLife.table}
 """The lifecycles of SGLang's linker by name."""
 
-KNOWN = states_before(LinkedStoreLife.table.events["take"], LinkedStoreState)
+KNOWN = states_before(LinkedCopyLife.table.events["take"], LinkedCopyState)
 """States in which the outcome of a linked store is known."""

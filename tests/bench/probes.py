@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import blocklife
-from blocklife.engines.sglang.linker._host import LinkedHost, limits_for
+from blocklife.engines.sglang.linker._host import LinkedHost, LinkedPages
+from blocklife.engines.sglang.linker._memory import limits_for
 from blocklife.engines.toy import Replay, ReplayOptions, generate_workload
 from blocklife.ledger import Checking, Completion, Contract, JobId, Launched, Ledger, Limits, Result, Worker
 from blocklife.testing.worlds._format import make_world
@@ -122,36 +123,33 @@ class Linked:
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
-        self.host = LinkedHost(limits_for(2 * pages + 1, 65_536))
+        self.host = LinkedHost([limits_for(2 * pages + 1, 65_536)])
 
     def land(self) -> None:
         """Carry out what is planned, and report it."""
-        plan = self.host.dispatch(0.0)
-        if plan is not None:
+        for memory, plan in self.host.dispatch(0.0):
             jobs: Iterable[JobId] = [each.job for each in (*plan.loads, *plan.stores)]
-            self.host.settle(plan, 0.0, [Launched(job, RANK) for job in jobs], [])
-            self.host.report([Completion(job, RANK, Result.OK) for job in jobs])
+            self.host.settle(memory, plan, 0.0, [Launched(job, RANK) for job in jobs], [])
+            self.host.report(memory, [Completion(job, RANK, Result.OK) for job in jobs])
 
     def store(self, keys: list[bytes]) -> None:
         """From the offer to the outcome."""
-        self.host.store(keys, range(1, self.pages + 1))
+        self.host.store([LinkedPages(0, keys, range(1, self.pages + 1))])
         self.land()
         self.host.acknowledge()
 
     def lookup(self, keys: list[bytes]) -> None:
         """One that finds all."""
-        self.host.lookup("a", keys)
+        self.host.lookup([LinkedPages(0, keys)])
 
     def load(self, keys: list[bytes]) -> None:
         """From the queue to the end."""
-        self.host.load("a", keys, range(self.pages + 1, 2 * self.pages + 1))
-        batch = self.host.start_loads()
+        self.host.load("a", [LinkedPages(0, keys, range(self.pages + 1, 2 * self.pages + 1))])
         self.land()
-        self.host.finish_loads(batch)
+        self.host.finish_loads(self.host.start_loads())
 
     def step(self, keys: list[bytes]) -> None:
         """With nothing to do."""
-        self.host.end_step()
         self.land()
         self.host.expire(0.0)
         _ = self.host.num_acknowledged

@@ -26,7 +26,7 @@ from blocklife.copiers.torch import DeviceLostError, HostMemory, KvCache, TorchC
 from blocklife.copiers.torch import _order as order
 from blocklife.copiers.torch._launching import Launcher, LaunchingDevice
 from blocklife.copiers.torch._order import WAITS, Order, Side, StreamMark, Use, Wait
-from blocklife.engines.sglang.linker._host import limits_for
+from blocklife.engines.sglang.linker._memory import limits_for
 from blocklife.engines.sglang.linker._transport import Transport
 from blocklife.errors import MisuseError
 from blocklife.ledger import Limits
@@ -104,10 +104,15 @@ class Rig:
     def compute_by_layer(
         self, loads: Sequence[tuple[int, int]], writes: list[int], parts: int, *, forget: int = -1
     ) -> list[JobId]:
-        """A forward pass that reads, layer by layer, the blocks of loads within its step; *forget*: a layer that waits not."""
-        self.copier.computed()
-        with self.copier.needed_now(parts):
-            jobs = [self.launch(LOAD, [place], [block]) for block, place in loads]
+        """A forward pass that reads, layer by layer, the blocks of loads within its step; *forget*: a layer that waits not.
+
+        Each load is launched by itself, behind all that the engine has queued until then.
+        """
+        jobs = []
+        for block, place in loads:
+            self.copier.computed()
+            with self.copier.needed_now(parts):
+                jobs.append(self.launch(LOAD, [place], [block]))
         self.copier.before_forward(blocks=[])
         for layer in range(len(self.cache.layers)):
             if layer != forget:
@@ -503,10 +508,10 @@ def walk_by_layer(seed: int, parts: int, launcher: Launcher | None = None) -> Ri
     dice = random.Random(seed)
     rig = Rig(FakeDevice(seed), cache=KvCache(FIVE_LAYERS), launcher=launcher)
     for _ in range(20):
-        blocks, places = dice.sample(range(BLOCKS), 3), dice.sample(range(PLACES), 2)
+        blocks, places = dice.sample(range(BLOCKS), 4), dice.sample(range(PLACES), 3)
         if dice.random() < 0.5:
             rig.launch(LOAD, [places[1]], [blocks[2]])
-        rig.compute_by_layer([(blocks[0], places[0])], [blocks[1]], parts)
+        rig.compute_by_layer([(blocks[0], places[0]), (blocks[3], places[2])], [blocks[1]], parts)
         for _ in range(dice.randint(0, 12)):
             if rig.device.landable():
                 rig.device.land_any()

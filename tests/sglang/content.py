@@ -9,9 +9,9 @@ import torch
 
 ROW = 4
 """Floats in a row. Each holds 16 bits, so a row holds the 64 of one number without loss."""
-KEY, VALUE, STATE = 0, 1, 2
+KEY, VALUE, STATE, INDEX = 0, 1, 2, 2
 RECENT = KEY
-"""A layer with states has no keys: the first part of its state has their numbers."""
+"""A layer with states has no keys: the first part of its state has their numbers. One with index keys has no state."""
 
 
 def rows(numbers: Sequence[int], layer: int, kind: int, rank: int = 0) -> torch.Tensor:

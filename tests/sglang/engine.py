@@ -286,12 +286,29 @@ def pools_of(spec: WorldSpec, copies: Copies) -> tuple[Any, Any, Any]:
     if spec.kind == "swa":
         return *_window_pools(spec, copies), rows
     size, page = spec.device_pages * spec.page_tokens, spec.page_tokens
-    shape = {"head_num": 1, "head_dim": ROW, "layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
-    pool = MHATokenToKVPool(size=size, page_size=page, dtype=torch.float32, **shape)
-    copies.own(*pool.k_buffer, *pool.v_buffer)
+    common = {"size": size, "page_size": page, "dtype": torch.float32, "device": "cpu", "enable_memory_saver": False}
+    if spec.kind == "full":
+        pool = MHATokenToKVPool(head_num=1, head_dim=ROW, layer_num=LAYERS, **common)
+        copies.own(*pool.k_buffer, *pool.v_buffer)
+    else:
+        pool = _latent_pool(spec, copies, common)
     common = {"size": size, "dtype": torch.float32, "device": "cpu", "kvcache": pool, "need_sort": False}
     allocator = TokenToKVPoolAllocator(**common) if page == 1 else PagedTokenToKVPoolAllocator(page_size=page, **common)
     return pool, allocator, rows
+
+
+def _latent_pool(spec: WorldSpec, copies: Copies, common: dict[str, Any]) -> Any:
+    """Latents of two rows a token, and a row of 132 bytes for each index key, where there are some."""
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MLATokenToKVPool
+
+    latent = {"kv_lora_rank": ROW, "qk_rope_head_dim": ROW, "layer_num": LAYERS, **common}
+    if spec.kind == "latents":
+        pool = MLATokenToKVPool(**latent)
+    else:
+        pool = DSATokenToKVPool(index_head_dim=128, kv_cache_dim=2 * ROW, **latent)
+        copies.own(*pool.index_k_with_scale_buffer)
+    copies.own(*pool.kv_buffer)
+    return pool
 
 
 def _window_pools(spec: WorldSpec, copies: Copies) -> tuple[Any, Any]:
@@ -550,14 +567,15 @@ def reset_host(engine: Engine) -> str:
 
 
 def forget_linked(linker: Any) -> str:
-    """The same of a linker's host memory: what its ledger still holds when all of it is evicted."""
-    ledger = linker.host.ledger
-    slots = ledger.slots
-    if busy := slots.count_busy():
-        return f"{busy} pages of host memory are in use, and nothing runs"
-    ledger.evict([slot for slot in range(len(slots)) if slots.key(slot) is not None])
-    held = [block for block in range(1, len(ledger.blocks)) if ledger.blocks.state(block).name != "FREED"]
-    left = {"blocks": len(held), "requests": len(ledger.requests), "jobs": ledger.jobs.live}
-    if any(left.values()):
-        return f"the ledger still has {left}, and nothing runs"
+    """The same of a linker's host memory: what its ledgers still hold when all of it is evicted."""
+    for memory in linker.host.memories:
+        ledger = memory.ledger
+        slots = ledger.slots
+        if busy := slots.count_busy():
+            return f"{busy} pages of host memory are in use, and nothing runs"
+        ledger.evict([slot for slot in range(len(slots)) if slots.key(slot) is not None])
+        held = [block for block in range(1, len(ledger.blocks)) if ledger.blocks.state(block).name != "FREED"]
+        left = {"blocks": len(held), "requests": len(ledger.requests), "jobs": ledger.jobs.live}
+        if any(left.values()):
+            return f"the ledger of memory {memory.number} still has {left}, and nothing runs"
     return ""

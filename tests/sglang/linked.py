@@ -158,7 +158,7 @@ def _inner(event: StreamEvent) -> late.Event:
 
 
 class LateLinker(BlocklifeLinker):
-    """The linker with the rig's streams and a clock that counts its calls."""
+    """The linker with the rig's streams and a clock that counts steps."""
 
     has_streams = True
 
@@ -167,10 +167,14 @@ class LateLinker(BlocklifeLinker):
         device = LateDevice(CopyLayout(cache, memory))
         return TorchCopier(cache, memory, worker=RANK, limits=limits, device=device)  # type: ignore[arg-type]
 
+    def num_completed_offloads(self) -> int:
+        """A step begins."""
+        self._time = self.now() + 1.0
+        return super().num_completed_offloads()
+
     def now(self) -> float:
-        """One more than the last time."""
-        self._time = getattr(self, "_time", 0.0) + 1.0
-        return self._time
+        """The number of the step."""
+        return getattr(self, "_time", 0.0)
 
 
 class FaultyLinker(LateLinker):
@@ -185,11 +189,30 @@ class FaultyLinker(LateLinker):
         return FaultyCopier[Transfer](copier, self.rates, np.random.default_rng(copies.rank))
 
 
+class UnlaunchedLinker(LateLinker):
+    """The same as the first, but the device refuses every third copy on the first rank, and every fourth on the next."""
+
+    def wrap_copier(self, copier: TorchCopier) -> Copier:
+        """Count, and raise."""
+        copies = current().copies
+        assert isinstance(copies, Copies)
+        launch, count, every = copier.launch, [0], 3 + copies.rank
+
+        def launched(transfer: Transfer) -> None:
+            count[0] += 1
+            if count[0] % every == 0:
+                raise RuntimeError("out of handles")
+            launch(transfer)
+
+        copier.launch = launched  # type: ignore[method-assign]
+        return copier
+
+
 class ImpatientLinker(LateLinker):
     """The same as the first, with a deadline of one step."""
 
     def __init__(self, *args: Any, extra_config: Mapping[str, object], **kwargs: Any) -> None:
-        super().__init__(*args, extra_config={**extra_config, "deadline_s": 2.0}, **kwargs)
+        super().__init__(*args, extra_config={**extra_config, "deadline_s": 1.0}, **kwargs)
 
 
 class LayersLinker(LateLinker):

@@ -1,8 +1,18 @@
-"""``python -m tests.sglang.run --python 0.5.23 -m tests.sglang.linker_figures``: what the linker saves."""
+"""``python -m tests.sglang.run --python 0.5.23 -m tests.sglang.linker_figures [steps]``: what the linker saves, or costs.
+
+With *steps*: how long a step of SGLang's scheduler takes on the CPU with our linker and with SGLang's own host memory, in turn,
+in one run. What the rig does in the place of a device is left out.
+"""
 
 from __future__ import annotations
 
+import argparse
+import functools
 import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -12,8 +22,13 @@ from tests.programs import importing, with_fixed_hashes
 from tests.sglang.worlds import WorldSpec
 
 with importing("tests.sglang.linker_figures", __name__):
+    from tests.sglang import copies
+    from tests.sglang import linked as linked_room
+    from tests.sglang.engine import Engine
     from tests.sglang.linked import LateLinker, linked
     from tests.sglang.rig import Rig
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class LruLinker(LateLinker):
@@ -54,7 +69,107 @@ def computed(spec: WorldSpec, seed: int) -> int:
     return total
 
 
+class Stopwatch:
+    """The time of this thread within some calls, in nanoseconds, without that within others."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._away = 0
+
+    def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, whose time counts."""
+
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began, away = time.thread_time_ns(), self._away
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.total += time.thread_time_ns() - began - (self._away - away)
+
+        return run
+
+    def left_out(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, whose time does not."""
+
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._away += time.thread_time_ns() - began
+
+        return run
+
+
+@contextmanager
+def timed(watch: Stopwatch) -> Iterator[None]:
+    """The calls of SGLang's scheduler count, without the copies of the rig."""
+    wraps: list[tuple[type, str, Wrap]] = [(Engine, name, watch.counted) for name in ("plan", "process", "launched")]
+    wraps.append((linked_room.LateStream, "copy", watch.left_out))
+    kernels, before = copies.KERNELS, [getattr(owner, name) for owner, name, _ in wraps]
+    copies.KERNELS = tuple([watch.left_out(kernel) for kernel in kernels])  # type: ignore[assignment]
+    for (owner, name, wrap), call in zip(wraps, before, strict=True):
+        setattr(owner, name, wrap(call))
+    try:
+        yield
+    finally:
+        copies.KERNELS = kernels
+        for (owner, name, _), call in zip(wraps, before, strict=True):
+            setattr(owner, name, call)
+
+
+def step_cost(spec: WorldSpec, seed: int) -> float:
+    """Microseconds of a step of the scheduler, for 40 requests that share six prefixes."""
+    watch, rng = Stopwatch(), Random(seed)
+    with timed(watch):
+        rig = Rig(spec, seed)
+        families = [[rng.randrange(10, 1000) for _ in range(480)] for _ in range(6)]
+        for _ in range(40):
+            prompt = families[rng.randrange(6)][: rng.choice((160, 320, 480))]
+            rig.add(prompt + [rng.randrange(1000, 9999) for _ in range(rng.choice((0, 16, 64)))], max_tokens=rng.randint(4, 24))
+            for _ in range(3):
+                rig.step()
+        rig.drain()
+    if rig.corruptions:
+        raise RuntimeError(f"seed {seed}: {rig.corruptions[0]}")
+    return watch.total / 1e3 / rig.step_number
+
+
+def steps() -> None:
+    """The table of steps: in each row microseconds, and the ratio of the medians."""
+    for page in (1, 16, 64):
+        pages = 1_536 // page
+        room = {
+            "page_tokens": page,
+            "device_pages": pages,
+            "host_pages": 2 * pages,
+            "prefill_tokens": 1024,
+            "chunk_tokens": 512,
+        }
+        spec = linked(LateLinker, **room)
+        specs = {"HiCache": evolve(spec, linker=None), "linker": spec, "neither": evolve(spec, linker=BLIND)}
+        found: dict[str, list[float]] = {name: [] for name in specs}
+        for seed in range(1, 8):
+            for name, each in specs.items():
+                found[name].append(step_cost(each, seed))
+        ratios = [ours / theirs for ours, theirs in zip(found["linker"], found["HiCache"], strict=True)]
+        row = ", ".join(f"{name} {statistics.median(times):,.0f}" for name, times in found.items())
+        print(f"pages of {page}: {row}; linker to HiCache {statistics.median(ratios):.2f}", flush=True)
+
+
+BLIND = f"tests.sglang.linker_figures:{BlindLinker.__name__}"
+
+
 def main() -> None:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sglang.linker_figures", description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=("tokens", "steps"), default="tokens")
+    (steps if parser.parse_args().what == "steps" else tokens)()
+
+
+def tokens() -> None:
     """The table of tokens."""
     for pages in (24, 48, 96):
         row = []

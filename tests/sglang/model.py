@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import define
 
-from tests.sglang.content import KEY, VALUE, rows
+from tests.sglang.content import INDEX, KEY, ROW, VALUE, rows
 from tests.sglang.copies import Copies
 from tests.sglang.device import Event, Module
 from tests.sglang.engine import LAYERS, Engine
@@ -79,10 +79,21 @@ class Forward:
 
     def _attend(self, turns: list[Turn], layer: int) -> None:
         # as an attention layer does: it waits for its part of the load
-        pool = self.engine.pool
-        buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
+        kinds = self._kinds(layer)
         for turn in turns:
-            self._put(turn, layer, buffers)
+            self._put(turn, layer, kinds)
+
+    def _kinds(self, layer: int) -> list[tuple[str, int, torch.Tensor]]:
+        """What a layer keeps of each token, with the tensor of all tokens; in the order of SGLang's own calls for them."""
+        pool = self.engine.pool
+        if self.engine.spec.kind not in ("latents", "indexed"):
+            return [("keys", KEY, pool.get_key_buffer(layer)), ("values", VALUE, pool.get_value_buffer(layer))]
+        latents = pool.get_key_buffer(layer)
+        found = [("latents", KEY, latents[..., :ROW]), ("ropes", VALUE, latents[..., ROW:])]
+        if self.engine.spec.kind == "indexed":
+            index = pool.get_index_k_with_scale_buffer(layer).view(-1, 132).view(torch.float32)
+            found.append(("index keys", INDEX, index[:, None, :ROW]))
+        return found
 
     def _put_states(self, batch: Any, turns: list[Turn]) -> None:
         engine = self.engine
@@ -100,20 +111,20 @@ class Forward:
                 self.resumed += 1
             self._reached[turn.name] = turn.stop
 
-    def _put(self, turn: Turn, layer: int, buffers: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _put(self, turn: Turn, layer: int, kinds: list[tuple[str, int, torch.Tensor]]) -> None:
         copies, spec = self.copies, self.engine.spec
         near = spec.kind == "swa" and layer == NEAR
         first = max(0, turn.start + 1 - spec.window) if near else 0
         slots = (turn.near if near else turn.slots)[first:]
         new, fresh = slots[turn.start - first :], turn.start - first
         numbers = turn.text.upto(turn.stop)[first:]
-        wanted = [rows(numbers, layer, kind, copies.rank)[:, None, :] for kind in (KEY, VALUE)]
-        for buffer, want in zip(buffers, wanted, strict=True):
+        wanted = [(what, buffer, rows(numbers, layer, kind, copies.rank)[:, None, :]) for what, kind, buffer in kinds]
+        for _, buffer, want in wanted:
             copies.twins.of(buffer)[new] = want[fresh:]
 
         def run() -> None:
-            for buffer, want, kind in zip(buffers, wanted, ("keys", "values"), strict=True):
+            for what, buffer, want in wanted:
                 buffer[new] = want[fresh:]
-                copies.witness.compare(copies.rank, turn.name, f"{kind} of layer {layer}", buffer[slots], want)
+                copies.witness.compare(copies.rank, turn.name, f"{what} of layer {layer}", buffer[slots], want)
 
         Module.current_stream().put(run)

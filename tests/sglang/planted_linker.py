@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from blocklife.connector_states import KNOWN, LinkedStoreState
-from blocklife.ledger import JobId
+from blocklife.connector_states import LinkedCopyState
 from tests.sglang.rig import Rank
 
 
@@ -30,7 +29,8 @@ def linker_of(rank: Rank) -> Any:
 
 def load_not_waited_for(linker: Any) -> None:
     """The forward pass does not wait for the loads that it reads."""
-    linker.transport.before_forward = lambda blocks: None
+    for transport in linker.transports:
+        transport.before_forward = lambda blocks: None
 
 
 def layers_not_waited_for(linker: Any) -> None:
@@ -40,29 +40,31 @@ def layers_not_waited_for(linker: Any) -> None:
 
 def forward_not_waited_for(linker: Any) -> None:
     """Copies do not wait for the forward pass that still writes what they read, or uses what they write."""
-    linker.transport._forward_stream = None
+    for transport in linker.transports:
+        transport._forward_stream = None
 
 
 def acknowledged_early(linker: Any) -> None:
     """A store counts as over when it is planned, so SGLang unlocks its pages while the copy reads them."""
-    host = linker.host
-    plan = host._plan
+    for memory in linker.host.memories:
+        store = memory.store
 
-    def nothing() -> None:
-        """Its copy has ended, and it is over already."""
+        def nothing() -> None:
+            """Its copy has ended, and it is over already."""
 
-    def planned(store: Any, keys: Sequence[bytes], there: Sequence[int]) -> None:
-        plan(store, keys, there)
-        store.life = SimpleNamespace(state=LinkedStoreState.KEPT, land=nothing, lose=nothing, take=nothing)
+        def planned(keys: Sequence[bytes], blocks: Sequence[int], store: Callable[..., Any] = store) -> Any:
+            copy = store(keys, blocks)
+            copy.life = SimpleNamespace(state=LinkedCopyState.ARRIVED, land=nothing, lose=nothing, take=nothing)
+            return copy
 
-    host._plan = planned
+        memory.store = planned
 
 
 def acknowledged_in_another_order(linker: Any) -> None:
     """Stores are counted as they land, and taken in the order in which they were made."""
 
     def count(self: Any) -> int:
-        return sum(store.life.state in KNOWN for store in self._stores)
+        return sum(all(copy.is_over for copy in node) for node in self._stores)
 
     kind = type(linker.host)
     linker.host.__class__ = type("Unordered", (kind,), {"num_acknowledged": property(count)})
@@ -70,23 +72,30 @@ def acknowledged_in_another_order(linker: Any) -> None:
 
 def pages_swapped(linker: Any) -> None:
     """The pages of a node are stored under each other's keys."""
-    offload = linker.offload
+    store = linker.host.store
+    linker.host.store = lambda node: store([evolve(pages, blocks=pages.blocks[::-1]) for pages in node])
 
-    def swapped(transfers: Any, session_id: str | None = None) -> bool:
-        blocks, linker.pages.blocks = linker.pages.blocks, lambda indices: blocks(indices)[::-1]
-        done = bool(offload(transfers, session_id))
-        linker.pages.blocks = blocks
-        return done
 
-    linker.offload = swapped
+def states_swapped(linker: Any) -> None:
+    """Two states that are offered in one step are stored under each other's keys."""
+    planned = linker._plan_offered
+
+    def swapped() -> None:
+        states = [each for transfers in linker._offered for each in transfers if each.name.name == "MAMBA"]
+        indices = [each.device_indices for each in states][::-1]
+        for each, other in zip(states, indices, strict=True):
+            each.device_indices = other
+        planned()
+
+    linker._plan_offered = swapped
 
 
 def failure_ignored(linker: Any) -> None:
     """A load that has failed is said to have arrived, and the tree takes what is there."""
     finish = linker.host.finish_loads
 
-    def finished(batch: int) -> bool:
-        finish(batch)
+    def finished(batch: int, *, wait: bool) -> bool:
+        finish(batch, wait=wait)
         return True
 
     linker.host.finish_loads = finished
@@ -94,40 +103,38 @@ def failure_ignored(linker: Any) -> None:
 
 def failed_store_published(linker: Any) -> None:
     """A copy to the host that has failed counts as whole."""
-    report = linker.transport.poll
-    execute = linker.transport.execute
+    for memory, transport in zip(linker.host.memories, linker.transports, strict=True):
+        report, execute = transport.poll, transport.execute
 
-    def whole(completions: Sequence[Any]) -> list[Any]:
-        from blocklife.ledger import Completion, Result
+        def whole(completions: Sequence[Any], memory: Any = memory) -> list[Any]:
+            from blocklife.ledger import Completion, Direction, Result
 
-        loads = {job for batch in linker.host._started for job in linker.host.loading(batch)}
-        return [
-            each if each.job in loads else Completion(each.job, each.worker, Result.OK, each.missing) for each in completions
-        ]
+            def stores(number: int) -> bool:
+                copy = memory._by_job.get(number)
+                return copy is not None and copy.direction is Direction.STORE
 
-    def executed(plan: Any) -> Any:
-        launched, completions = execute(plan)
-        return launched, whole(completions)
+            return [
+                Completion(each.job, each.worker, Result.OK, each.missing) if stores(each.job.number) else each
+                for each in completions
+            ]
 
-    linker.transport.poll = lambda: whole(report())
-    linker.transport.execute = executed
+        def executed(plan: Any, execute: Callable[..., Any] = execute, whole: Callable[..., Any] = whole) -> Any:
+            launched, completions = execute(plan)
+            return launched, whole(completions)
+
+        transport.poll = lambda report=report, whole=whole: whole(report())
+        transport.execute = executed
 
 
-def load_left_running(linker: Any) -> None:
-    """The engine goes on before the copies of a load are over, and is told that they are."""
-    host, transport = linker.host, linker.transport
-    wait, finish = transport.wait, host.finish_loads
+def copier_trusted(linker: Any) -> None:
+    """The engine goes on before the copies of a load are over, although the copier may still report that they have failed."""
+    for transport in linker.transports:
+        transport.__class__ = type("Trusted", (type(transport),), {"is_certain": property(lambda _: True)})
 
-    def waited(jobs: Sequence[JobId]) -> None:
-        loads = {job for batch in host._started for job in host.loading(batch)}
-        wait([job for job in jobs if job not in loads])
 
-    def finished(batch: int) -> bool:
-        finish(batch)
-        return True
-
-    transport.wait, host.finish_loads = waited, finished
-    linker.transport.before_forward = lambda blocks: None
+def refusal_not_compared(linker: Any) -> None:
+    """A rank whose load cannot be launched computes its pages, and the others load them."""
+    linker._agreed = lambda done: done
 
 
 def overdue_left_running(linker: Any) -> None:
@@ -135,9 +142,9 @@ def overdue_left_running(linker: Any) -> None:
     give_up = linker._give_up_late
 
     def given_up() -> None:
-        wait, linker.transport.wait = linker.transport.wait, lambda jobs: None
+        wait, linker._wait = linker._wait, lambda jobs: None
         give_up()
-        linker.transport.wait = wait
+        linker._wait = wait
 
     linker._give_up_late = given_up
 
@@ -147,16 +154,17 @@ def reset_at_once(linker: Any) -> None:
     reset = linker.reset
 
     def at_once() -> None:
-        wait, linker.transport.wait = linker.transport.wait, lambda jobs: None
+        wait, linker._wait = linker._wait, lambda jobs: None
         reset()
-        linker.transport.wait = wait
+        linker._wait = wait
 
     linker.reset = at_once
 
 
 def pages_kept(linker: Any) -> None:
     """The ledger is not told that SGLang has its pages back."""
-    linker.host._release_content = lambda blocks: None
+    for memory in linker.host.memories:
+        memory._release_content = lambda blocks: None
 
 
 LINKER_FAULTS: dict[str, LinkerFault] = {
@@ -164,11 +172,14 @@ LINKER_FAULTS: dict[str, LinkerFault] = {
     "layers_not_waited_for": LinkerFault("layers", layers_not_waited_for),
     "forward_not_waited_for": LinkerFault("token-overlap", forward_not_waited_for),
     "acknowledged_early": LinkerFault("token-overlap", acknowledged_early, frozenset({"corrupt", "RefusedError"})),
-    "acknowledged_in_another_order": LinkerFault("faulty", acknowledged_in_another_order, frozenset({"MisuseError"})),
+    "acknowledged_in_another_order": LinkerFault("faulty", acknowledged_in_another_order, frozenset({"RefusedError"})),
     "pages_swapped": LinkerFault("token-overlap", pages_swapped),
     "failure_ignored": LinkerFault("faulty", failure_ignored),
     "failed_store_published": LinkerFault("faulty", failed_store_published),
-    "load_left_running": LinkerFault("token-overlap", load_left_running),
+    "copier_trusted": LinkerFault("faulty", copier_trusted, frozenset({"corrupt", "texts"})),
+    "refusal_not_compared": LinkerFault("unlaunched-ranks", refusal_not_compared, frozenset({"PartedError", "corrupt"})),
+    "states_swapped": LinkerFault("states-overlap", states_swapped),
+    "window_not_waited_for": LinkerFault("window", load_not_waited_for),
     "overdue_left_running": LinkerFault("impatient", overdue_left_running),
     "reset_at_once": LinkerFault("flushes", reset_at_once),
     "pages_kept": LinkerFault("token", pages_kept, frozenset({"missing"})),

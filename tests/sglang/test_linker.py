@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 
 from blocklife.engines.sglang import linker as room
 from blocklife.engines.sglang.linker import _linker as linker_room
-from blocklife.engines.sglang.linker._device import DevicePages
+from blocklife.engines.sglang.linker._device import DevicePages, memories_of
 from blocklife.errors import CapacityError, MisuseError
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.linked import LINKED, FaultyLinker, LateLinker, linked
@@ -162,30 +162,15 @@ def test_request_whose_load_has_failed_says_nothing() -> None:
     assert rig.missing() == ""
 
 
-class UnlaunchedLinker(LateLinker):
-    """Every third copy cannot be launched: the driver refuses it."""
-
-    def wrap_copier(self, copier: Any) -> Any:
-        """Count, and raise."""
-        launch, count = copier.launch, [0]
-
-        def launched(transfer: Any) -> None:
-            count[0] += 1
-            if count[0] % 3 == 0:
-                raise RuntimeError("out of handles")
-            launch(transfer)
-
-        copier.launch = launched
-        return copier
-
-
-def test_copy_that_cannot_be_launched_has_failed() -> None:
-    """An error of the driver reaches no step of the engine: a store is not stored, a load gives its request up."""
-    seen = [run("unlaunched", World("", linked(UnlaunchedLinker), busy=True), seed) for seed in SEEDS]
+@pytest.mark.parametrize("name", ["unlaunched", "unlaunched-ranks"])
+def test_copy_that_cannot_be_launched_costs_a_computation(name: str) -> None:
+    """An error of the driver reaches no step of the engine: a store is not stored, a load is computed on every rank."""
+    seen = [run(name, LINKED[name], seed) for seed in SEEDS]
 
     assert [each.troubles for each in seen] == [set()] * len(SEEDS)
     assert sum(each.count("num_failed_stores") for each in seen) > 0
-    assert sum(each.count("num_failed_loads") for each in seen) > 0
+    assert sum(each.count("num_refused_loads") for each in seen) > 0
+    assert [each.failed for each in seen] == [set()] * len(SEEDS)
 
 
 def test_ranks_with_different_room_stay_together() -> None:
@@ -247,8 +232,9 @@ def test_copies_that_fail_are_logged_with_their_reason(monkeypatch: pytest.Monke
         raise RuntimeError("invalid argument")
 
     monkeypatch.setattr(linker_room.logger, "warning", lambda text, *args: said.append(text % args))
-    monkeypatch.setattr(linker.transport._copier, "launch", launch)
-    monkeypatch.setattr(linker.transport, "_follow", lambda: None)  # no stream is under way here
+    (transport,) = linker.transports
+    monkeypatch.setattr(transport._copier, "launch", launch)
+    monkeypatch.setattr(transport, "_follow", lambda: None)  # no stream is under way here
     for page in (1, 2, 3):
         linker.offload(transfer(page))
         linker.num_completed_offloads()
@@ -306,75 +292,164 @@ def test_mistakes_of_the_configuration_stop_the_start(monkeypatch: pytest.Monkey
     assert "(ask for fewer places)" in refused(linker=mistyped)
 
 
-def test_models_that_the_linker_does_not_know_are_refused() -> None:
-    """Windows are named, with what to use instead."""
-    assert refused(kind="swa", page_tokens=1, device_pages=96, window_pages=64).startswith(
-        "blocklife linker: a model with SWA is not offered"
-    )
-
-
-FULL = (SimpleNamespace(name="FULL"),)
-
-
-def params(**more: Any) -> Any:
+def params(kind: str = "full", **more: Any) -> Any:
     """What SGLang tells a linker of a rank of the rig, with something else about it."""
-    rank = Rig(linked(LateLinker)).ranks[0]
+    rank = Rig(LINKED[LINKED_KINDS[kind]].spec).ranks[0]
     allocator, pool = rank.engine.allocator, rank.engine.pool
-    said = {"page_size": 4, "pp_size": 1, "token_to_kv_pool_allocator": allocator, **more}
+    said = {"page_size": allocator.page_size, "pp_size": 1, "token_to_kv_pool_allocator": allocator, **more}
     allocator.get_kvcache = lambda: pool
-    return SimpleNamespace(**said)
+    return SimpleNamespace(req_to_token_pool=rank.engine.rows, **said)
+
+
+LINKED_KINDS = {"full": "flushes", "swa": "window-pages", "mamba": "states-pages"}
+
+
+def parts(*names: str) -> Any:
+    """The parts of a tree."""
+    return [SimpleNamespace(name=name) for name in names]
+
+
+def pages_of(given: Any, *names: str) -> DevicePages:
+    """The pages of full attention of a rank."""
+    return next(iter(memories_of(given, parts("FULL", *names)).values()))
+
+
+def with_pool(pool: Any, **more: Any) -> Any:
+    """The same with memory of another kind."""
+    given = params(**more)
+    given.token_to_kv_pool_allocator.get_kvcache = lambda: pool
+    return given
+
+
+def test_parts_that_the_linker_does_not_know_are_refused() -> None:
+    """They are named, with what to use instead."""
+    for names in (("FULL", "C128"), ("SWA",), ()):
+        with pytest.raises(MisuseError, match=rf"a tree of {' and '.join(sorted(names)) or 'no parts'} is not offered .use"):
+            memories_of(params(), parts(*names))
 
 
 def test_pages_of_different_sizes_are_refused() -> None:
     """The tree's pages are those of the allocator and of memory."""
     with pytest.raises(MisuseError, match="the tree has pages of 2 tokens, and the allocator has pages of 4"):
-        DevicePages(params(page_size=2), FULL)  # type: ignore[arg-type]
+        pages_of(params(page_size=2))
 
 
-def test_stages_and_drafters_are_refused() -> None:
-    """Pipeline parallelism, and a drafter's own memory."""
-    with pytest.raises(MisuseError, match="pipeline parallelism is not offered"):
-        DevicePages(params(pp_size=2), FULL)  # type: ignore[arg-type]
-    with pytest.raises(MisuseError, match="a drafter with memory of its own is not offered"):
-        DevicePages(params(mtp_draft_device_pools=(object(),)), FULL)  # type: ignore[arg-type]
+def test_stages_and_states_of_drafters_are_refused() -> None:
+    """Pipeline parallelism, for SGLang's reason, and a drafter with states."""
+    with pytest.raises(MisuseError, match=r"pipeline parallelism is not offered: SGLang compares .* \(use --pp-size 1\)"):
+        pages_of(params(pp_size=2))
+    with pytest.raises(MisuseError, match="a drafter with states of its own is not offered"):
+        pages_of(params(mtp_draft_mamba_pools=(object(),)))
 
 
 def test_memory_of_other_kinds_is_refused() -> None:
     """Memory whose rows are something else, or are not all there is to a token."""
     given = params()
     pool = given.token_to_kv_pool_allocator.get_kvcache()
-    pool.k_scale_buffer = [torch.zeros(1)]
-    with pytest.raises(MisuseError, match="memory with scales beside it is not offered"):
-        DevicePages(given, FULL)  # type: ignore[arg-type]
-    given.token_to_kv_pool_allocator.get_kvcache = lambda: SimpleNamespace(page_size=4, size=96)
+    pool.native_k_scale_buffer = [torch.zeros(1)]
+    with pytest.raises(MisuseError, match=r"memory with scales in a kernel's own order, or .* is not offered"):
+        pages_of(given)
     with pytest.raises(MisuseError, match="memory of the kind SimpleNamespace is not offered"):
-        DevicePages(given, FULL)  # type: ignore[arg-type]
+        pages_of(with_pool(SimpleNamespace(page_size=4, size=96)))
+    with pytest.raises(MisuseError, match="windows in memory of the kind MHATokenToKVPool are not offered"):
+        memories_of(params(), parts("FULL", "SWA"))
+    with pytest.raises(MisuseError, match="states in memory of the kind NoneType, or cached in 8 bits, are not offered"):
+        memories_of(params(), parts("FULL", "MAMBA"))
+
+
+PAGE = {"page_size": 4, "device": "cpu", "enable_memory_saver": False}
+
+
+def latents(kind: type, **more: Any) -> Any:
+    """Memory of latents, 32 tokens in three layers."""
+    return kind(size=32, dtype=torch.float32, kv_lora_rank=24, qk_rope_head_dim=8, layer_num=3, **PAGE, **more)
 
 
 def test_memory_of_latents_is_one_tensor_a_layer() -> None:
-    """MLA: a page is its tokens' latents in all layers, on every rank the same."""
-    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+    """MLA: a page is its tokens' latents in all layers, on every rank the same; in four bits its scales are a part of it."""
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, MLATokenToKVPoolFP4
 
-    shape = {"kv_lora_rank": 6, "qk_rope_head_dim": 2, "layer_num": 3, "device": "cpu", "enable_memory_saver": False}
-    pool = MLATokenToKVPool(size=32, page_size=4, dtype=torch.float32, **shape)
-    given = params()
-    given.token_to_kv_pool_allocator.get_kvcache = lambda: pool
-    pages = DevicePages(given, FULL)  # type: ignore[arg-type]
+    pool = latents(MLATokenToKVPool)
+    pages = pages_of(with_pool(pool))
+    small = pages_of(with_pool(latents(MLATokenToKVPoolFP4)))
 
-    assert (pages.num_pages, pages.cache.num_blocks, pages.page_bytes) == (9, 9, 3 * 4 * 8 * 4)
+    assert (pages.num_pages, pages.cache.num_blocks, pages.page_bytes) == (9, 9, 3 * 4 * 32 * 4)
     pages.cache.layers[2][5] = 7.0
     assert pool.kv_buffer[2][20:24].unique().tolist() == [7.0]
-    assert pool.kv_buffer[2].count_nonzero() == 4 * 8
+    assert pool.kv_buffer[2].count_nonzero() == 4 * 32
+    assert small.page_bytes == 3 * 4 * (32 // 2 + 32 // 16)
+
+
+def test_keys_and_values_in_four_bits_have_their_scales_beside_them() -> None:
+    """A page without its scales could not be read."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolFP4
+
+    pool = MHATokenToKVPoolFP4(size=32, dtype=torch.float32, head_num=2, head_dim=32, layer_num=3, **PAGE)
+    pages = pages_of(with_pool(pool))
+
+    assert pages.page_bytes == 3 * 2 * 4 * 2 * (32 // 2 + 32 // 16)
+    assert [pages.last_buffer(layer) for layer in range(3)] == [3, 7, 11]
+
+
+def test_index_keys_go_with_their_page() -> None:
+    """DSA: a page of latents, and a row of index keys of the same number."""
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+
+    said = {"size": 512, "page_size": 64, "dtype": torch.bfloat16, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "layer_num": 2}
+    pool = DSATokenToKVPool(device="cpu", enable_memory_saver=False, index_head_dim=128, kv_cache_dim=32, **said)
+    given = with_pool(pool, page_size=64)
+    given.token_to_kv_pool_allocator.page_size = 64
+    pages = pages_of(given)
+    pages.cache.layers[1][5] = 7
+
+    assert (pages.num_pages, len(pages.cache.layers)) == (9, 4)
+    assert pages.page_bytes == 2 * 64 * (32 * 2 + 128 + 4)
+    assert pool.index_k_with_scale_buffer[0][5].unique().tolist() == [7]
+    assert pool.index_k_with_scale_buffer[0].count_nonzero() == 64 * 132
+
+
+def test_drafter_keeps_its_part_of_a_page() -> None:
+    """Its layers are loaded with the page, each ahead of the engine's layer of the same number."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    draft = MHATokenToKVPool(size=96, dtype=torch.float32, head_num=1, head_dim=8, layer_num=1, **PAGE)
+    alone, beside = pages_of(params()), pages_of(params(sidecar_draft_device_pools=(draft,)))
+
+    assert beside.page_bytes == alone.page_bytes + 2 * 4 * 8 * 4
+    assert [each.last_buffer(0) for each in (alone, beside)] == [1, 3]
+
+
+def test_windows_and_states_have_memory_of_their_own() -> None:
+    """Each with as many pages as its allocator has, and the layers that read it."""
+    near = [*memories_of(params("swa"), parts("FULL", "SWA")).items()]
+    states = [*memories_of(params("mamba"), parts("FULL", "MAMBA")).items()]
+
+    assert [(name.value, each.num_pages - 1, each.page_size) for name, each in near] == [("kv", 32, 4), ("swa", 24, 4)]
+    assert [each.last_buffer(0) for _, each in near] == [1, -1]
+    assert [(name.value, each.num_pages - 1, each.page_size) for name, each in states] == [("kv", 40, 4), ("mamba", 24, 1)]
+    assert [[each.last_buffer(layer) for layer in range(3)] for _, each in states] == [[-1, 1, 1], [1, 1, 3]]
+
+
+def test_side_states_go_with_their_slot() -> None:
+    """What a model keeps beside a slot, SGLang names with the state's own buffers; without it an answer goes on wrongly."""
+    given = params("mamba")
+    pool, beside = given.req_to_token_pool.mamba_pool, torch.zeros(25, 6)
+    alone = memories_of(given, parts("FULL", "MAMBA"))
+    pool._slot_siblings = [SimpleNamespace(iter_transfer_state_entries=lambda: [("ngram", beside, 0, 0)])]
+    both = memories_of(given, parts("FULL", "MAMBA"))
+    added = [both_.page_bytes - alone_.page_bytes for both_, alone_ in zip(both.values(), alone.values(), strict=True)]
+
+    assert added == [0, 6 * 4]
 
 
 @pytest.mark.parametrize("slots", [[4, 5, 6], [5, 6, 7, 8], [4, 6, 5, 7]], ids=["part", "shifted", "shuffled"])
 def test_slots_that_are_not_pages_are_refused(slots: Sequence[int]) -> None:
     """A page is all of its tokens, in their order."""
-    pages = DevicePages(params(), FULL)  # type: ignore[arg-type]
+    pages = pages_of(params())
 
-    assert pages.blocks(torch.tensor([8, 9, 10, 11, 4, 5, 6, 7])) == [2, 1]
+    assert pages.blocks([torch.tensor([8, 9, 10, 11]), torch.tensor([4, 5, 6, 7])]) == [[2], [1]]
     with pytest.raises(MisuseError, match="are not whole pages of 4 tokens"):
-        pages.blocks(torch.tensor(slots))
+        pages.blocks([torch.tensor(slots)])
 
 
 def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from tests.behind.worlds import read
 
 Policy = Literal["write_through", "write_through_selective", "write_back"]
 Tree = Literal["unified", "hiradix"]
-Kind = Literal["full", "swa", "mamba"]
+Kind = Literal["full", "latents", "indexed", "swa", "mamba"]
 States = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy"]
 
 
@@ -28,7 +28,8 @@ class WorldSpec:
     """All that decides how the engine of a rig is built. Two rigs of one spec and one seed do the same."""
 
     kind: Kind = "full"
-    """What layers there are: full attention only, full attention and windows, full attention and states."""
+    """What layers there are: full attention only (over keys and values, over latents, over latents with index keys beside them,
+    the two for a linker only), full attention and windows, full attention and states."""
     page_tokens: int = field(default=1, validator=validators.ge(1))
     device_pages: int = 24
     host_pages: int = 48

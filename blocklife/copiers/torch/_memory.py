@@ -57,6 +57,7 @@ class HostMemory:
         near: torch.device | None = None,
         shared: Sharing | None = None,
         sharers: int = 1,
+        beside: int = 0,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         """Allocate the memory; *progress* is called with the bytes that are ready, and the total.
@@ -65,6 +66,8 @@ class HostMemory:
         of the pages. *near*: the device that copies to and from it; the memory is taken on that device's own node.
         *sharers*: processes of this machine that allocate as much at the same time, this one included. None of them sees in
         what is available what the others are about to take.
+
+        *beside*: bytes that each of them takes behind this memory, for which there must be room as well.
 
         Refuses: `CapacityError` with both numbers for more than is available, or more for all sharers than the machine has;
         `MisuseError` for sizes below 1, for pinned memory without a CUDA device, and for shared memory of somebody else.
@@ -89,11 +92,12 @@ class HostMemory:
         if pinned and not torch.cuda.is_available():
             raise MisuseError("host memory: only CUDA can pin it, and torch sees no CUDA device (give pinned=False)")
         available = available_bytes()
-        if available is not None and self.nbytes // (1 if shared is None else shared.num_ranks) > available:
-            raise self._too_much(f"{available:,} are available")
+        more = f"and {beside:,} more, " * bool(beside)
+        if available is not None and self.nbytes // (1 if shared is None else shared.num_ranks) + beside > available:
+            raise self._too_much(f"{more}{available:,} are available")
         has = machine_bytes() if sharers > 1 else None
-        if has is not None and self.nbytes * sharers > has:
-            raise self._too_much(f"by each of {sharers} processes, and the machine has {has:,}")
+        if has is not None and (self.nbytes + beside) * sharers > has:
+            raise self._too_much(f"{more}by each of {sharers} processes, and the machine has {has:,}")
         try:
             self._allocate(progress)
         except BaseException:

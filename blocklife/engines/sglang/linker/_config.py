@@ -8,7 +8,8 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 
 from attrs import field, fields, frozen
@@ -30,7 +31,7 @@ class LinkerConfig:
     host_bytes: int | None = field(default=None, metadata={"read": options.num_bytes})
     """Host memory of each rank, in bytes or as a text like 64GiB."""
     host_pages: int | None = field(default=None, metadata={"read": options.count})
-    """Host memory of each rank, in pages of SGLang."""
+    """Host memory of each rank, in pages of SGLang; for windows and states it has as many times what the device has."""
     policy: str = field(default="arc", metadata={"read": options.replacement})
     """The eviction policy of host memory, by its name in `blocklife.offload.replacement` or one that was registered there."""
     deadline_s: float = field(default=60.0, metadata={"read": options.seconds})
@@ -59,14 +60,25 @@ class LinkerConfig:
             found[key] = readers[key](f"{PLACE}: {key}", value)
         return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
 
-    def num_slots(self, page_bytes: int) -> int:
-        """How many pages host memory holds. Refuses less than one, with the numbers."""
+    def num_slots(self, memories: Sequence[tuple[int, int]]) -> list[int]:
+        """How many slots each memory of the device has on the host, so many times as many for all. The first has the pages.
+
+        *memories*: pages on the device, and bytes of a page. Refuses a memory with less than one slot, with the numbers.
+        """
         if self.host_pages is not None:
-            slots, given = self.host_pages, f"host_pages={self.host_pages}"
+            ratio, given = Fraction(self.host_pages, memories[0][0]), f"host_pages={self.host_pages}"
         else:
-            slots, given = (self.host_bytes or 0) // page_bytes, f"host_bytes={self.host_bytes}"
-        if slots < 1:
-            raise MisuseError(f"{PLACE}: {given} holds no page, which takes {page_bytes} bytes (give more)")
-        if slots > MAX_SLOTS:
-            raise MisuseError(f"{PLACE}: {given} holds {slots} pages, of which there can be {MAX_SLOTS} at most (give less)")
-        return slots
+            all_bytes = sum(count * size for count, size in memories)
+            ratio, given = Fraction(self.host_bytes or 0, all_bytes), f"host_bytes={self.host_bytes}"
+        found = []
+        for count, size in memories:
+            slots = int(ratio * count)
+            beside = f" beside {len(memories) - 1} other memories" * (len(memories) > 1)
+            if slots < 1:
+                raise MisuseError(f"{PLACE}: {given} holds no page, which takes {size} bytes{beside} (give more)")
+            if slots > MAX_SLOTS:
+                raise MisuseError(
+                    f"{PLACE}: {given} holds {slots} pages, of which there can be {MAX_SLOTS} at most (give less)"
+                )
+            found.append(slots)
+        return found

@@ -5,11 +5,15 @@ Rules of this file:
 * Nothing is decided here: what is legal, what is there and in which order it is acknowledged is in `_host`.
 * SGLang calls everything from the thread of its scheduler, and so may these calls.
 
-*A step of SGLang, as this file sees it.* `num_completed_offloads` comes first, once: reports are collected, and stores of the
-step before begin. Then `lookup` for requests that may be admitted, `load` for those that are, and `start_layer_wise_loading`
-when a batch was formed: the stream of its forward pass waits for the loads from there on. The forward pass is launched;
-`finish_layer_wise_loading` follows. Last comes `offload` for what is in the tree now: it begins with the next step, before
-another forward pass is launched.
+*A step of SGLang, as this file sees it.* `num_completed_offloads` comes first, once: reports are collected, and stores that
+were offered in the step before begin; where their pages are on the device, it is asked once for all of them. Then `lookup` for
+requests that may be admitted, and `load` for those that are: the copies begin at once. `start_layer_wise_loading` comes when a
+batch was formed: the stream of its forward pass waits for its loads from there on. The forward pass is launched;
+`finish_layer_wise_loading` follows, and does not wait. Last comes `offload` for what is in the tree now.
+
+*A load that is refused.* One that cannot be launched on some rank is refused on all, and SGLang computes its pages. One that
+was launched arrives, or the device is lost; only a copier that may report a failure later is waited for, and what it then loses
+costs all requests of the batch an error, for SGLang has one answer for a batch (`UnifiedCacheLinkerWrapper.finish_loads`).
 """
 
 from __future__ import annotations
@@ -20,14 +24,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from sglang.srt.mem_cache.hicache_storage import PoolName
+import torch
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
 from blocklife.copiers import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.engines.sglang.linker._config import LinkerConfig
-from blocklife.engines.sglang.linker._device import DevicePages
-from blocklife.engines.sglang.linker._host import LinkedHost, LinkerStatistics, limits_for
+from blocklife.engines.sglang.linker._device import memories_of
+from blocklife.engines.sglang.linker._host import LinkedHost, LinkedPages, LinkerStatistics, OfMemories
+from blocklife.engines.sglang.linker._memory import limits_for
 from blocklife.engines.sglang.linker._transport import LoadCounter, Transport, torch_copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Limits, Result
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import PoolTransfer
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.server_args import ServerArgs
+    from torch.distributed import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -58,31 +64,50 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
     ) -> None:
         config = self.config = LinkerConfig.read(extra_config or {})
         self.forward_stream = forward_stream
-        self.pages = DevicePages(params, components)
-        self.pools = {PoolName.KV: self.pages}
-        cache = self.pages.cache
-        limits = limits_for(cache.num_blocks, config.num_slots(self.pages.page_bytes))
-        self.transport = Transport(  # before the ledger: it refuses a size that this machine does not have
-            cache,
-            limits,
-            sharers=_ranks_here(server_args),
-            forward_stream=forward_stream if cache.device.type != "cpu" or self.has_streams else None,
-            make_copier=self.make_copier,
-            wrap=self.wrap_copier,
-            load_parts=config.load_parts,
-        )
+        self.pools = memories_of(params, components)
+        self.pages = [*self.pools.values()]
+        self._numbers = {name: number for number, name in enumerate(self.pools)}
+        self._groups = _groups_of(params)
+        slots = config.num_slots([(each.num_pages - 1, each.page_bytes) for each in self.pages])
+        limits = [limits_for(each.num_pages, count) for each, count in zip(self.pages, slots, strict=True)]
+        self.transports: list[Transport] = []  # before the ledgers: they refuse sizes that this machine does not have
+        all_bytes = [count * each.page_bytes for each, count in zip(self.pages, slots, strict=True)]
+        try:
+            for number in range(len(self.pages)):
+                self.transports.append(self._transport(server_args, number, limits[number], sum(all_bytes[number + 1 :])))
+        except BaseException:
+            self._close_transports()
+            raise
         self.host = LinkedHost(limits, policy=config.policy, checking=config.checking, deadline=config.deadline_s)
+        self._offered: list[list[PoolTransfer]] = []
+        """What SGLang has offered in this step, node by node."""
         in_parts = config.load_parts > 1
-        self.layer_done_counter = LoadCounter(self.pages.num_layers, self._before_layer if in_parts else None)
+        num_layers = max(each.num_layers for each in self.pages)
+        self.layer_done_counter = LoadCounter(num_layers, self._before_layer if in_parts else None)
         self._closed = False
         self._num_untold = 0
         """Copies that have failed since the log has last said so."""
         self._told_at = -math.inf
-        logger.info(
-            "blocklife linker: %d pages of %d bytes in host memory, %d on the device",
-            limits.num_slots,
-            self.pages.page_bytes,
-            cache.num_blocks - 1,
+        for name, each, count in zip(self.pools, self.pages, slots, strict=True):
+            logger.info(
+                "blocklife linker: %s: %d pages of %d bytes in host memory, %d on the device",
+                name.value,
+                count,
+                each.page_bytes,
+                each.num_pages - 1,
+            )
+
+    def _transport(self, server_args: ServerArgs, number: int, limits: Limits, beside: int) -> Transport:
+        cache = self.pages[number].cache
+        return Transport(
+            cache,
+            limits,
+            sharers=_ranks_here(server_args),
+            beside=beside,
+            forward_stream=self.forward_stream if cache.device.type != "cpu" or self.has_streams else None,
+            make_copier=self.make_copier,
+            wrap=self.wrap_copier,
+            load_parts=self.config.load_parts,
         )
 
     has_streams = False
@@ -107,46 +132,55 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
     # --- SGLang's calls -----------------------------------------------------------------------------------------------------
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """All numbers of pages, from the first on, that can be loaded: with full attention each number up to the most."""
-        transfer = _pages_of(transfers)
-        return [*range(1, self.host.lookup(rid, _keys(transfer.keys)) + 1)]
+        """All numbers of pages, from the first on, that can be loaded with all that a request needs behind them."""
+        return self.host.lookup(self._named(transfers))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
-        """Queue a load into pages of the request; False if it must compute them, because they are not there any more."""
-        transfer = _pages_of(transfers)
-        return self.host.load(rid, _keys(transfer.keys), self.pages.blocks(transfer.device_indices))
+        """Begin to load into pages of the request; False if it must compute them: they are gone, or no copy can be launched.
+
+        All ranks answer the same.
+        """
+        wanted = self._named(transfers, self._blocks([transfers])[0])
+        self._wait(self.host.left_in(wanted))
+        begun = self.host.load(rid, wanted)
+        if begun:
+            self._launch()
+        whole = self._agreed(begun and not self.host.is_refused(rid))
+        if begun and not whole:
+            self._give_up(rid, refused=True)
+        return whole
 
     def start_layer_wise_loading(self) -> int:
-        """Launch the loads that are queued, and what else waits. Returns the number of the batch, -1 if it loads nothing."""
+        """Let the forward pass wait for the loads of its batch. Returns the number of the batch, -1 if it loads nothing."""
         batch = self.host.start_loads()
-        self._launch()
         if batch >= 0:
-            self.transport.before_forward(self.host.blocks_of(batch))
+            for number, transport in enumerate(self.transports):
+                transport.before_forward(self.host.blocks_of(batch, number))
             self.layer_done_counter.set_consumer(batch)
         return batch
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        """Block until the loads of this batch are quiet. Whether all of them have arrived."""
-        self.transport.wait(self.host.loading(counter_index))
-        self._collect()
-        return self.host.finish_loads(counter_index)
+        """Whether all loads of this batch have arrived, or will before anything on the device reads them."""
+        certain = all(transport.is_certain for transport in self.transports)
+        if not certain:
+            self._wait(self.host.loading(counter_index))
+        return self.host.finish_loads(counter_index, wait=not certain)
 
     def cancel_queued_load(self, rid: str) -> bool:
-        """Give a load up that has not started."""
-        return self.host.cancel(rid)
+        """Give up a load of a batch that has not started, once it is quiet."""
+        return self._give_up(rid)
 
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
         """Take the pages of a node. True unless there are none: what comes of it is said in its turn."""
-        transfer = _pages_of(transfers)
-        if not transfer.keys:
-            return False
-        self.host.store(_keys(transfer.keys), self.pages.blocks(transfer.device_indices))
-        return True
+        named = [transfer for transfer in transfers if transfer.keys]
+        if named:
+            self._offered.append(named)
+        return bool(named)
 
     def num_completed_offloads(self) -> int:
         """How many stores, in their order, have an outcome. SGLang asks at the start of each step, so a step begins here."""
-        self.host.end_step()
         self._collect()
+        self._plan_offered()
         self._launch()
         self._give_up_late()
         return self.host.num_acknowledged
@@ -157,9 +191,8 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
 
     def reset(self) -> None:
         """Wait for every copy, then forget everything."""
-        jobs = self.host.out()
-        self.transport.wait(jobs)
-        self._collect()
+        self._offered.clear()
+        self._wait(self.host.out())
         self.host.quiesce(self.host.out())
         self.host.reset()
         self.layer_done_counter.set_consumer(-1)
@@ -170,51 +203,113 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
             return
         self.reset()
         self._closed = True
-        self.transport.close()
+        self._close_transports()
         logger.info("blocklife linker: %s", self.statistics())
 
     # --- helpers ------------------------------------------------------------------------------------------------------------
 
+    def _named(self, transfers: Sequence[PoolTransfer], blocks: Sequence[Sequence[int]] = ()) -> list[LinkedPages]:
+        """What SGLang names of each memory, with its blocks where there are any."""
+        return [
+            LinkedPages(self._number(transfer), [key.encode() for key in transfer.keys], blocks[at] if blocks else ())
+            for at, transfer in enumerate(transfers)
+        ]
+
+    def _number(self, transfer: PoolTransfer) -> int:
+        number = self._numbers.get(transfer.name)
+        if number is None:
+            known = ", ".join(name.value for name in self._numbers)
+            raise MisuseError(f"blocklife linker: SGLang moves {transfer.name.value}, and this model has {known} only")
+        return number
+
+    def _blocks(self, calls: Sequence[Sequence[PoolTransfer]]) -> list[list[list[int]]]:
+        """The blocks of each transfer of each call. Waits for the device once for each memory."""
+        found: list[list[list[int]]] = [[[] for _ in transfers] for transfers in calls]
+        flat = [(self._number(each), call, at) for call, transfers in enumerate(calls) for at, each in enumerate(transfers)]
+        for number, pages in enumerate(self.pages):
+            places = [(call, at) for memory, call, at in flat if memory == number]
+            if places:
+                blocks = pages.blocks([calls[call][at].device_indices for call, at in places])
+                for (call, at), those in zip(places, blocks, strict=True):
+                    found[call][at] = those
+        return found
+
+    def _plan_offered(self) -> None:
+        offered, self._offered = self._offered, []
+        for transfers, blocks in zip(offered, self._blocks(offered), strict=True):
+            node = self._named(transfers, blocks)
+            self._wait(self.host.left_in(node))
+            self.host.store(node)
+
+    def _agreed(self, done: bool) -> bool:
+        """Whether all ranks say so; each has called this for the same request."""
+        if not self._groups:
+            return done
+        said = torch.tensor([int(done)], dtype=torch.int)
+        for group in self._groups:
+            torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MIN, group=group)
+        return bool(said.item())
+
     def _before_layer(self, layer: int) -> None:
-        self.transport.before_layer(self.pages.last_buffer(layer))
+        for transport, pages in zip(self.transports, self.pages, strict=True):
+            if (last := pages.last_buffer(layer)) >= 0:
+                transport.before_layer(last)
 
     def _launch(self) -> None:
         now = self.now()
-        plan = self.host.dispatch(now)
-        if plan is not None:
-            launched, completions = self.transport.execute(plan)
-            self.host.settle(plan, now, launched, completions)
+        for number, plan in self.host.dispatch(now):
+            launched, completions = self.transports[number].execute(plan)
+            self.host.settle(number, plan, now, launched, completions)
             self._log_failed(completions)
 
     def _collect(self) -> None:
-        completions = self.transport.poll()
-        self.host.report(completions)
-        self._log_failed(completions)
+        for number, transport in enumerate(self.transports):
+            completions = transport.poll()
+            self.host.report(number, completions)
+            self._log_failed(completions)
+
+    def _wait(self, jobs: OfMemories) -> None:
+        """Block until these copies are quiet."""
+        if any(jobs):
+            for transport, those in zip(self.transports, jobs, strict=True):
+                transport.wait(those)
+            self._collect()
+
+    def _give_up(self, rid: str, *, refused: bool = False) -> bool:
+        self._wait(self.host.queued(rid))
+        self.host.quiesce(self.host.queued(rid))
+        return self.host.cancel(rid, refused=refused)
+
+    def _close_transports(self) -> None:
+        for transport in self.transports:
+            transport.close()
 
     def _log_failed(self, completions: Iterable[Completion]) -> None:
         """Log copies that have failed: the first at once, and what follows at most every so many seconds."""
         self._num_untold += sum(each.result is Result.FAILED for each in completions)
         if self._num_untold and time.monotonic() >= self._told_at + SAY_AGAIN_S:
-            reason = self.transport.last_error or "without a reason"
+            reason = next((each.last_error for each in self.transports if each.last_error), "without a reason")
             logger.warning("blocklife linker: copies that have failed: %d; the last one: %s", self._num_untold, reason)
             self._num_untold, self._told_at = 0, time.monotonic()
 
     def _give_up_late(self) -> None:
         """A copy past its deadline has failed, but SGLang may have its pages only when it is quiet: that is waited for."""
         late = self.host.expire(self.now())
-        if late:
-            logger.warning("blocklife linker: %d copies are past their deadline; waiting until they are quiet", len(late))
-            self.transport.wait(late)
-            self._collect()
+        if any(late):
+            count = sum(map(len, late))
+            logger.warning("blocklife linker: %d copies are past their deadline; waiting until they are quiet", count)
+            self._wait(late)
             self.host.quiesce(late)
 
 
-def _pages_of(transfers: Sequence[PoolTransfer]) -> PoolTransfer:
-    """The transfer of a model's only kind of pages."""
-    if [transfer.name for transfer in transfers] != [PoolName.KV]:
-        names = ", ".join(str(transfer.name) for transfer in transfers)
-        raise MisuseError(f"blocklife linker: SGLang moves {names or 'nothing'}, and only pages of full attention are known")
-    return transfers[0]
+def _groups_of(params: CacheInitParams) -> list[ProcessGroup]:
+    """The groups of processes whose ranks must decide alike, as `UnifiedRadixCache` has them."""
+    several = [
+        group
+        for name in ("attn_cp_cache_group", "attn_tp_cache_group", "tp_cache_group")
+        if (group := getattr(params, name, None)) is not None and torch.distributed.get_world_size(group=group) > 1
+    ]
+    return [group for group in several if group is not params.tp_cache_group] or several
 
 
 def _ranks_here(server_args: ServerArgs) -> int:
@@ -224,7 +319,3 @@ def _ranks_here(server_args: ServerArgs) -> int:
     if getattr(server_args, "enable_dp_attention", False):
         data = 1  # its ranks are those of tensor parallelism
     return max(1, tensor * data // nodes)
-
-
-def _keys(hashes: Sequence[str]) -> list[bytes]:
-    return [each.encode() for each in hashes]

@@ -37,17 +37,23 @@ class Transport:
         limits: Limits,
         *,
         sharers: int = 1,
+        beside: int = 0,
         forward_stream: object = None,
         make_copier: Callable[[KvCache, HostMemory, Limits], TorchCopier] = torch_copier,
         wrap: Callable[[TorchCopier], Copier] | None = None,
         load_parts: int = 1,
     ) -> None:
-        """*sharers*: ranks of this machine, each of which asks for as much host memory.
+        """*sharers*: ranks of this machine, each of which asks for as much host memory, and for *beside* bytes behind it.
 
         With more *load_parts* than one, loads go in so many, and each layer waits for its own (`before_layer`).
         """
         self.memory = HostMemory(
-            cache.row_bytes, limits.num_slots, pinned=cache.device.type == "cuda", near=cache.device, sharers=sharers
+            cache.row_bytes,
+            limits.num_slots,
+            pinned=cache.device.type == "cuda",
+            near=cache.device,
+            sharers=sharers,
+            beside=beside,
         )
         try:
             self._streams = make_copier(cache, self.memory, limits)
@@ -60,6 +66,14 @@ class Transport:
         self._launch_error = ""
 
     @property
+    def is_certain(self) -> bool:
+        """Whether a copy that was launched arrives, unless the device is lost.
+
+        So it is where nothing is put around the copier that knows the streams: what comes behind the copy on them waits for it.
+        """
+        return self._copier is self._streams
+
+    @property
     def last_error(self) -> str:
         """Why the last copy that failed did so; "" where neither its launch nor the copier gave a reason."""
         return self._launch_error or self._streams.statistics().last_error
@@ -67,7 +81,8 @@ class Transport:
     def execute(self, plan: Plan) -> tuple[list[Launched], list[Completion]]:
         """Launch the copies of a plan, loads first. Returns what was launched, and what has ended meanwhile.
 
-        A launch that raises has failed. Raises: MisuseError of one that no copier could serve.
+        A launch that raises has failed, and so has one of which the device took a part only, which is waited for. Raises:
+        MisuseError of one that no copier could serve.
         """
         self.wait(plan.flushes)
         self._follow()
@@ -83,6 +98,8 @@ class Transport:
             except Exception as error:
                 self._launch_error = f"job {transfer.job}: {error!r}"
                 failed.append(Completion(transfer.job, RANK, Result.FAILED))
+        begun = {each.job for each in launched}
+        self.wait([suspect.job for suspect in self._streams.suspect() if suspect.job in begun])
         return launched, [*failed, *self._copier.poll()]
 
     def poll(self) -> list[Completion]:

@@ -1,0 +1,281 @@
+"""One memory of the device behind SGLang's tree: the ledger of its pages, and the host memory for their content.
+
+SGLang has one memory for pages of full attention, one for those of windows, one for states; each is handed out by an allocator
+of its own, and has host memory of its own here, in which a slot is as large as one of its pages.
+
+*Terms.* A page of SGLang, or the slot of a state, is a block of the ledger; its hash, which depends on all tokens before it, is
+the key. SGLang names the pages of a store and of a load, and no others: the ledger knows a page only while something is copied,
+and has a request for each of these copies, which holds its blocks as long.
+
+A copy is over when its job is, but SGLang is told in an order of its own: `take` comes then, and gives the pages back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import define, field
+
+from blocklife.connector_states import KNOWN, LinkedCopyLife, LinkedCopyState
+from blocklife.errors import CapacityError, MisuseError
+from blocklife.ledger import (
+    Checking,
+    Completion,
+    Contract,
+    Direction,
+    GroupTransfer,
+    JobId,
+    Jobs,
+    Launched,
+    Ledger,
+    LedgerTransition,
+    Limits,
+    Placement,
+    Plan,
+    Store,
+)
+from blocklife.ledger._limits import MAX_REQUESTS
+from blocklife.ledger.jobs import Planned
+from blocklife.offload import HostTier
+from blocklife.states import REVIVABLE, TERMINAL, Job
+
+MAX_STORES = 1 << 14
+"""The most stores that are out at once in one memory; the rest of its jobs is for loads."""
+
+_GROUP = 0
+"""The pages of one memory are one group."""
+
+
+def limits_for(num_blocks: int, num_slots: int) -> Limits:
+    """The limits of a memory with so many pages on the device, page 0 included, and in host memory."""
+    return Limits(num_blocks=num_blocks, num_slots=num_slots, max_jobs=2 * MAX_STORES, max_requests=MAX_REQUESTS)
+
+
+@define(eq=False)
+class LinkedCopy:
+    """The pages of one memory that one call has named, until the engine has taken the outcome."""
+
+    memory: LinkedMemory
+    name: str = ""
+    """The request that the ledger has for it; empty if nothing is copied."""
+    blocks: Sequence[int] = ()
+    job: JobId | None = None
+    direction: Direction = Direction.STORE
+    life: LinkedCopyLife = field(factory=LinkedCopyLife)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its outcome is known."""
+        return self.life.state in KNOWN
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all of it is at the other end."""
+        return self.life.state is LinkedCopyState.ARRIVED
+
+
+class LinkedMemory:
+    """The ledger and the host tier of one memory. It never sees a byte: plans go out, and reports come in.
+
+    Invariant: a block that the ledger has handed out belongs to a `LinkedCopy` that is not taken; all others are FREED.
+    ``_by_job`` has those whose jobs are not over, by job.
+    """
+
+    def __init__(
+        self, number: int, limits: Limits, *, policy: str, checking: Checking, deadline: float, count: Callable[..., None]
+    ) -> None:
+        """*count* is called with the numbers of `LinkerStatistics` that grow."""
+        self.number = number
+        self.ledger = Ledger(
+            limits,
+            contract=Contract.HOLD,
+            checking=checking,
+            deadline=deadline,
+            own_pool=False,
+            indexed=False,
+            errors="raise",  # its hooks are those below: an error in them is ours, and must not be passed over
+        )
+        self.tier = HostTier(self.ledger, policy, max_events=0)
+        self._by_job: dict[int, LinkedCopy] = {}
+        self._overdue: list[JobId] = []
+        self._num_names = 0
+        self._count = count
+        for state in TERMINAL:
+            self.ledger.on(entered=state, hook=self._hear_end)
+        self.ledger.on(entered=Job.QUARANTINED, hook=self._hear_late)
+
+    def num_found(self, keys: Sequence[bytes]) -> int:
+        """How many of these pages, from the first on, can be loaded."""
+        return len(self.ledger.slots.prefix(keys))
+
+    def has(self, key: bytes) -> bool:
+        """Whether this page can be loaded."""
+        return self.tier.slot_of(_GROUP, key) is not None
+
+    # --- copies -------------------------------------------------------------------------------------------------------------
+
+    def store(self, keys: Sequence[bytes], blocks: Sequence[int]) -> LinkedCopy:
+        """Plan to bring the content of these blocks to host memory, as far as it is not there. Never declined: LOST instead.
+
+        Refuses: a block that another copy holds, which SGLang must not hand out.
+        """
+        known = [self.tier.slot_of(_GROUP, key) for key in keys]
+        there = [slot for slot in known if slot is not None]
+        self.tier.touch(reversed(there))
+        self._count(num_known=len(there))
+        copy = LinkedCopy(self)
+        if len(there) == len(keys):
+            copy.life.land()
+            return copy
+        missing = [at for at, slot in enumerate(known) if slot is None] if there else range(len(keys))
+        blocks, keys = [blocks[at] for at in missing], [keys[at] for at in missing]
+        ledger, name = self.ledger, self._name("store")
+        if ledger.jobs.live >= MAX_STORES or len(ledger.requests) >= MAX_REQUESTS - MAX_STORES:
+            return self._declined(copy)
+        ledger.add_request(name)
+        try:
+            held = ledger.observe_place(name, [Placement(allocated=blocks)])[0]
+            # Of a prefix the end is of no use without the beginning: the policy sees the beginning as used last.
+            slots = self._reserve(name, keys, there)
+            if slots is None:
+                ledger.finish(name)
+                return self._declined(copy)
+            jobs = ledger.plan_store(Store.of(ledger.seal(held, keys), slots[::-1], keys, owner=name))
+        except Exception:
+            ledger.finish(name)
+            self._release_content(blocks)
+            raise
+        copy.name, copy.blocks, copy.job = name, blocks, jobs.ids[0]
+        self._by_job[copy.job.number] = copy
+        return copy
+
+    def _reserve(self, name: str, keys: list[bytes], there: list[int]) -> list[int] | None:
+        """Slots for the keys of a node, none of them at the expense of what its node has there; None if there is no room."""
+        self.ledger.pin(name, there)
+        try:
+            return self.tier.reserve([(_GROUP, key) for key in reversed(keys)])
+        finally:
+            self.ledger.unpin(name, there)
+
+    def _declined(self, copy: LinkedCopy) -> LinkedCopy:
+        copy.life.lose()
+        self._count(num_no_room=1)
+        return copy
+
+    def load(self, rid: str, keys: Sequence[bytes], blocks: Sequence[int]) -> LinkedCopy:
+        """Plan to bring these pages, all of which must be there, into blocks of a request.
+
+        Refuses: a block that another copy holds, which SGLang must not hand out.
+        """
+        ledger, name = self.ledger, self._name("load", rid)
+        slots = ledger.slots.prefix(keys)
+        ledger.add_request(name)
+        try:
+            held = ledger.observe_place(name, [Placement(allocated=blocks)])[0]
+            jobs = ledger.plan_load(name, GroupTransfer(held, slots))
+        except Exception:
+            ledger.finish(name)
+            raise
+        self.tier.touch(reversed(slots))
+        copy = self._by_job[jobs.ids[0].number] = LinkedCopy(self, name, blocks, jobs.ids[0], Direction.LOAD)
+        return copy
+
+    def give_up(self, copy: LinkedCopy) -> None:
+        """A copy is over, or is planned and then not made. Nothing is left of it. Needs: `check_idle`."""
+        if copy.job is not None and not copy.is_over:
+            self._cancel([copy])
+        self.take(copy)
+
+    def check_idle(self, copy: LinkedCopy) -> None:
+        """Refuse a copy that is under way."""
+        if copy.job is not None and not copy.is_over and not self.ledger.jobs.is_planned(copy.job.number):
+            raise MisuseError(f"linker: {copy.name} is under way (wait until it is quiet)")
+
+    def _cancel(self, copies: Sequence[LinkedCopy]) -> None:
+        """Their jobs, which are planned, are CANCELLED: that of a load with its request."""
+        stores = tuple(each.job for each in copies if each.direction is Direction.STORE and each.job is not None)
+        self.ledger.cancel(Jobs[Planned](stores))
+        for each in copies:
+            if each.direction is Direction.LOAD:
+                self.ledger.finish(each.name)
+
+    def take(self, copy: LinkedCopy) -> None:
+        """The engine takes the outcome of a copy that is over, and its pages."""
+        copy.life.take()
+        if copy.name in self.ledger.requests:
+            self.ledger.finish(copy.name)
+            self._release_content(copy.blocks)
+
+    # --- plans and reports --------------------------------------------------------------------------------------------------
+
+    def dispatch(self, now: float) -> Plan | None:
+        """The copies that can begin; None if there are none."""
+        return self.ledger.dispatch(now) if self.ledger.jobs.num_planned else None
+
+    def settle(self, plan: Plan, now: float, launched: Sequence[Launched], completions: Sequence[Completion]) -> None:
+        """A plan was carried out, and this was reported meanwhile."""
+        self.ledger.settle(plan.number, now, launched=launched, completions=completions)
+
+    def report(self, completions: Iterable[Completion]) -> None:
+        """Reports without a plan."""
+        for completion in completions:
+            self.ledger.complete(completion)
+
+    def expire(self, now: float) -> list[JobId]:
+        """The copies that are past their deadline, each once. They are not over until they are quiet."""
+        if self.ledger.jobs.live:
+            self.ledger.expire(now)
+        late, self._overdue = self._overdue, []
+        return late
+
+    def quiesce(self, jobs: Sequence[JobId]) -> None:
+        """These copies are proven quiet; those without a report have failed."""
+        if jobs:
+            self.ledger.quiesce(Jobs[Job](tuple(jobs)))
+
+    def out(self) -> list[JobId]:
+        """The copies that have begun and are not over."""
+        return [*self.ledger.jobs.submitted().ids]
+
+    def check_quiet(self) -> None:
+        """Refuse while a copy is out: its memory is not free yet."""
+        if out := self.out():
+            raise CapacityError(f"linker: {len(out)} copies are out (wait until all are quiet, then reset again)")
+
+    def reset(self) -> None:
+        """Forget everything, and what is planned with it. Needs: no copy is out (`check_quiet`)."""
+        self._cancel([copy for number, copy in self._by_job.items() if self.ledger.jobs.is_planned(number)])
+        for name in [*self.ledger.requests]:
+            self.ledger.finish(name)
+        self.ledger.reset(drain=True)
+        self._by_job.clear()
+        self._overdue.clear()
+
+    # --- helpers ------------------------------------------------------------------------------------------------------------
+
+    def _name(self, what: str, rid: str = "") -> str:
+        self._num_names += 1
+        return f"{what} {self._num_names}{' of ' * bool(rid)}{rid}"
+
+    def _release_content(self, blocks: Sequence[int]) -> None:
+        """SGLang does what it wants with these blocks: what the ledger knows of their content is over."""
+        self.ledger.drop([self.ledger.blocks.life(block) for block in blocks if self.ledger.blocks.state(block) in REVIVABLE])
+
+    def _hear_end(self, transition: LedgerTransition) -> None:
+        """A job is over."""
+        ends = {move.target for move in transition}
+        done, cancelled = ends == {Job.DONE}, ends == {Job.CANCELLED}
+        for number in map(int, transition.places):
+            copy = self._by_job.pop(number, None)
+            if copy is None:
+                continue
+            (copy.life.land if done else copy.life.lose)()
+            if copy.direction is Direction.LOAD:
+                self._count(num_loaded=len(copy.blocks) if done else 0)
+            elif done:
+                self._count(num_stored=len(copy.blocks))
+            else:
+                self._count(num_cancelled_stores=int(cancelled), num_failed_stores=int(not cancelled))
+
+    def _hear_late(self, transition: LedgerTransition) -> None:
+        self._overdue += [JobId(self.ledger.incarnation, int(number)) for number in transition.places]
