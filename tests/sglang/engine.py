@@ -51,7 +51,6 @@ RELEASE: str = sglang.__version__
 TAKES_ARRAYS = "array" in str(inspect.signature(Req).parameters["origin_input_ids"].annotation)
 STRATEGY = next(name for name in ("mamba_radix_cache_strategy", "mamba_scheduler_strategy") if hasattr(ServerArgs, name))
 """The option that says what is kept of a running request's states."""
-LAYERS = 2
 LONGEST_TEXT = 1024
 WORDS = VOCABULARY + 1000
 """The model's vocabulary: a token beyond it would end its request."""
@@ -288,7 +287,7 @@ def pools_of(spec: WorldSpec, copies: Copies) -> tuple[Any, Any, Any]:
     size, page = spec.device_pages * spec.page_tokens, spec.page_tokens
     common = {"size": size, "page_size": page, "dtype": torch.float32, "device": "cpu", "enable_memory_saver": False}
     if spec.kind == "full":
-        pool = MHATokenToKVPool(head_num=1, head_dim=ROW, layer_num=LAYERS, **common)
+        pool = MHATokenToKVPool(head_num=1, head_dim=ROW, layer_num=spec.layers, **common)
         copies.own(*pool.k_buffer, *pool.v_buffer)
     else:
         pool = _latent_pool(spec, copies, common)
@@ -301,7 +300,7 @@ def _latent_pool(spec: WorldSpec, copies: Copies, common: dict[str, Any]) -> Any
     """Latents of two rows a token, and a row of 132 bytes for each index key, where there are some."""
     from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MLATokenToKVPool
 
-    latent = {"kv_lora_rank": ROW, "qk_rope_head_dim": ROW, "layer_num": LAYERS, **common}
+    latent = {"kv_lora_rank": ROW, "qk_rope_head_dim": ROW, "layer_num": spec.layers, **common}
     if spec.kind == "latents":
         pool = MLATokenToKVPool(**latent)
     else:

@@ -22,7 +22,7 @@ from tests.programs import importing, with_fixed_hashes
 from tests.sglang.worlds import WorldSpec
 
 with importing("tests.sglang.linker_figures", __name__):
-    from tests.sglang import copies
+    from tests.sglang import copies, device
     from tests.sglang import linked as linked_room
     from tests.sglang.engine import Engine
     from tests.sglang.linked import LateLinker, linked
@@ -69,6 +69,14 @@ def computed(spec: WorldSpec, seed: int) -> int:
     return total
 
 
+class IdleLinker(BlindLinker):
+    """A linker that does nothing: what SGLang's own calls of a linker cost."""
+
+    def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
+        """Take nothing."""
+        return False
+
+
 class Stopwatch:
     """The time of this thread within some calls, in nanoseconds, without that within others."""
 
@@ -105,9 +113,9 @@ class Stopwatch:
 
 @contextmanager
 def timed(watch: Stopwatch) -> Iterator[None]:
-    """The calls of SGLang's scheduler count, without the copies of the rig."""
+    """The calls of SGLang's scheduler count, without the device of the rig and its copies."""
     wraps: list[tuple[type, str, Wrap]] = [(Engine, name, watch.counted) for name in ("plan", "process", "launched")]
-    wraps.append((linked_room.LateStream, "copy", watch.left_out))
+    wraps += [(linked_room.LateStream, "copy", watch.left_out), (device.Stream, "advance", watch.left_out)]
     kernels, before = copies.KERNELS, [getattr(owner, name) for owner, name, _ in wraps]
     copies.KERNELS = tuple([watch.left_out(kernel) for kernel in kernels])  # type: ignore[assignment]
     for (owner, name, wrap), call in zip(wraps, before, strict=True):
@@ -138,18 +146,12 @@ def step_cost(spec: WorldSpec, seed: int) -> float:
 
 
 def steps() -> None:
-    """The table of steps: in each row microseconds, and the ratio of the medians."""
+    """The table of steps: in each row microseconds, and the ratio; for 32 layers, each of which HiCache loads by itself."""
     for page in (1, 16, 64):
         pages = 1_536 // page
-        room = {
-            "page_tokens": page,
-            "device_pages": pages,
-            "host_pages": 2 * pages,
-            "prefill_tokens": 1024,
-            "chunk_tokens": 512,
-        }
-        spec = linked(LateLinker, **room)
-        specs = {"HiCache": evolve(spec, linker=None), "linker": spec, "neither": evolve(spec, linker=BLIND)}
+        room = {"layers": 32, "page_tokens": page, "device_pages": pages, "host_pages": 2 * pages}
+        spec = linked(LateLinker, prefill_tokens=1024, chunk_tokens=512, **room)
+        specs = {"HiCache": evolve(spec, linker=None), "linker": spec, "idle linker": evolve(spec, linker=IDLE)}
         found: dict[str, list[float]] = {name: [] for name in specs}
         for seed in range(1, 8):
             for name, each in specs.items():
@@ -159,7 +161,7 @@ def steps() -> None:
         print(f"pages of {page}: {row}; linker to HiCache {statistics.median(ratios):.2f}", flush=True)
 
 
-BLIND = f"tests.sglang.linker_figures:{BlindLinker.__name__}"
+IDLE = f"tests.sglang.linker_figures:{IdleLinker.__name__}"
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from attrs import define
 from tests.sglang.content import INDEX, KEY, ROW, VALUE, rows
 from tests.sglang.copies import Copies
 from tests.sglang.device import Event, Module
-from tests.sglang.engine import LAYERS, Engine
+from tests.sglang.engine import Engine
 from tests.sglang.states import ATTENDING, RECURRENT, StateTurn, begin, put_state, state_turns_of
 from tests.texts import Chain
 
@@ -71,7 +71,7 @@ class Forward:
             if engine.spec.kind == "mamba":
                 self._put_states(batch, turns)
             else:
-                for layer in range(LAYERS):
+                for layer in range(engine.spec.layers):
                     self._attend(turns, layer)
             done = Event()
             done.record()

@@ -164,7 +164,7 @@ def reset_at_once(linker: Any) -> None:
 def pages_kept(linker: Any) -> None:
     """The ledger is not told that SGLang has its pages back."""
     for memory in linker.host.memories:
-        memory._release_content = lambda blocks: None
+        memory.ledger.drop = lambda lives: None
 
 
 LINKER_FAULTS: dict[str, LinkerFault] = {

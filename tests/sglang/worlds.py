@@ -30,6 +30,8 @@ class WorldSpec:
     kind: Kind = "full"
     """What layers there are: full attention only (over keys and values, over latents, over latents with index keys beside them,
     the two for a linker only), full attention and windows, full attention and states."""
+    layers: int = field(default=2, validator=validators.ge(1))
+    """Of those with full attention only."""
     page_tokens: int = field(default=1, validator=validators.ge(1))
     device_pages: int = 24
     host_pages: int = 48

@@ -339,7 +339,7 @@ class TorchCopier:
 
     def poll(self) -> list[Completion]:
         """Report the jobs that are over and quiet since the last poll, in launch order. Queries the device without blocking."""
-        for channel in self._queues:
+        for channel in self._queues if self._out else ():
             self._advance(channel)
         completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
         self._landed.clear()

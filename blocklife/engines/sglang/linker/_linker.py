@@ -235,6 +235,8 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         return found
 
     def _plan_offered(self) -> None:
+        if not self._offered:
+            return
         offered, self._offered = self._offered, []
         for transfers, blocks in zip(offered, self._blocks(offered), strict=True):
             node = self._named(transfers, blocks)

@@ -19,6 +19,7 @@ from attrs import define, field
 from blocklife.connector_states import KNOWN, LinkedCopyLife, LinkedCopyState
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
+    Batch,
     Checking,
     Completion,
     Contract,
@@ -35,7 +36,7 @@ from blocklife.ledger import (
     Store,
 )
 from blocklife.ledger._limits import MAX_REQUESTS
-from blocklife.ledger.jobs import Planned
+from blocklife.ledger.jobs import Planned, Sealed
 from blocklife.offload import HostTier
 from blocklife.states import REVIVABLE, TERMINAL, Job
 
@@ -61,6 +62,8 @@ class LinkedCopy:
     blocks: Sequence[int] = ()
     job: JobId | None = None
     direction: Direction = Direction.STORE
+    sealed: Sequence[int] = ()
+    """The lives of the blocks of a store, whose content has its keys."""
     life: LinkedCopyLife = field(factory=LinkedCopyLife)
 
     @property
@@ -119,16 +122,18 @@ class LinkedMemory:
 
         Refuses: a block that another copy holds, which SGLang must not hand out.
         """
-        known = [self.tier.slot_of(_GROUP, key) for key in keys]
+        find = self.ledger.slots.find_ready
+        known = [find(_GROUP, key) for key in keys]
         there = [slot for slot in known if slot is not None]
-        self.tier.touch(reversed(there))
-        self._count(num_known=len(there))
         copy = LinkedCopy(self)
-        if len(there) == len(keys):
-            copy.life.land()
-            return copy
-        missing = [at for at, slot in enumerate(known) if slot is None] if there else range(len(keys))
-        blocks, keys = [blocks[at] for at in missing], [keys[at] for at in missing]
+        if there:
+            self.tier.touch(reversed(there))
+            self._count(num_known=len(there))
+            if len(there) == len(keys):
+                copy.life.land()
+                return copy
+            missing = [at for at, slot in enumerate(known) if slot is None]
+            blocks, keys = [blocks[at] for at in missing], [keys[at] for at in missing]
         ledger, name = self.ledger, self._name("store")
         if ledger.jobs.live >= MAX_STORES or len(ledger.requests) >= MAX_REQUESTS - MAX_STORES:
             return self._declined(copy)
@@ -140,20 +145,24 @@ class LinkedMemory:
             if slots is None:
                 ledger.finish(name)
                 return self._declined(copy)
-            jobs = ledger.plan_store(Store.of(ledger.seal(held, keys), slots[::-1], keys, owner=name))
+            copy.sealed = ledger.seal(held, keys).lives
+            jobs = ledger.plan_store(Store.of(Batch[Sealed](copy.sealed), slots[::-1], keys, owner=name))
         except Exception:
             ledger.finish(name)
-            self._release_content(blocks)
+            ledger.drop(copy.sealed)
             raise
         copy.name, copy.blocks, copy.job = name, blocks, jobs.ids[0]
         self._by_job[copy.job.number] = copy
         return copy
 
-    def _reserve(self, name: str, keys: list[bytes], there: list[int]) -> list[int] | None:
+    def _reserve(self, name: str, keys: Sequence[bytes], there: list[int]) -> list[int] | None:
         """Slots for the keys of a node, none of them at the expense of what its node has there; None if there is no room."""
+        names = [(_GROUP, key) for key in reversed(keys)]
+        if not there:
+            return self.tier.reserve(names)
         self.ledger.pin(name, there)
         try:
-            return self.tier.reserve([(_GROUP, key) for key in reversed(keys)])
+            return self.tier.reserve(names)
         finally:
             self.ledger.unpin(name, there)
 
@@ -204,7 +213,13 @@ class LinkedMemory:
         copy.life.take()
         if copy.name in self.ledger.requests:
             self.ledger.finish(copy.name)
-            self._release_content(copy.blocks)
+            # SGLang does what it wants with these blocks: what is known of them is over
+            self.ledger.drop(copy.sealed if copy.direction is Direction.STORE else self._loaded(copy.blocks))
+
+    def _loaded(self, blocks: Sequence[int]) -> list[int]:
+        """The lives of those of some blocks that a load has given their content."""
+        view = self.ledger.blocks
+        return [view.life(block) for block in blocks if view.state(block) in REVIVABLE]
 
     # --- plans and reports --------------------------------------------------------------------------------------------------
 
@@ -256,10 +271,6 @@ class LinkedMemory:
     def _name(self, what: str, rid: str = "") -> str:
         self._num_names += 1
         return f"{what} {self._num_names}{' of ' * bool(rid)}{rid}"
-
-    def _release_content(self, blocks: Sequence[int]) -> None:
-        """SGLang does what it wants with these blocks: what the ledger knows of their content is over."""
-        self.ledger.drop([self.ledger.blocks.life(block) for block in blocks if self.ledger.blocks.state(block) in REVIVABLE])
 
     def _hear_end(self, transition: LedgerTransition) -> None:
         """A job is over."""
