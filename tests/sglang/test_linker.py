@@ -16,6 +16,8 @@ from attrs import evolve, frozen
 
 from blocklife.engines.sglang import linker as room
 from blocklife.engines.sglang.linker import _linker as linker_room
+from blocklife.engines.sglang.linker import _plugin as plugin
+from blocklife.engines.sglang.linker import _starting as starting
 from blocklife.engines.sglang.linker._device import DevicePages, memories_of
 from blocklife.errors import CapacityError, MisuseError
 from tests.sglang.drive import Verdict, judge
@@ -260,7 +262,7 @@ def test_copies_that_fail_are_logged_with_their_reason(monkeypatch: pytest.Monke
 )
 def test_ranks_of_a_machine_are_counted(said: dict[str, object], ranks: int) -> None:
     """All of them ask for host memory at the same time."""
-    assert linker_room._ranks_here(SimpleNamespace(**said)) == ranks
+    assert starting.ranks_here(SimpleNamespace(**said)) == ranks
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------
@@ -334,10 +336,8 @@ def test_pages_of_different_sizes_are_refused() -> None:
         pages_of(params(page_size=2))
 
 
-def test_stages_and_states_of_drafters_are_refused() -> None:
-    """Pipeline parallelism, for SGLang's reason, and a drafter with states."""
-    with pytest.raises(MisuseError, match=r"pipeline parallelism is not offered: SGLang compares .* \(use --pp-size 1\)"):
-        pages_of(params(pp_size=2))
+def test_states_of_drafters_are_refused() -> None:
+    """They are in no memory that SGLang names."""
     with pytest.raises(MisuseError, match="a drafter with states of its own is not offered"):
         pages_of(params(mtp_draft_mamba_pools=(object(),)))
 
@@ -464,3 +464,50 @@ def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_faulty_copies_are_those_of_the_faulty_linker() -> None:
     """The class that a world names is the one that SGLang has made."""
     assert type(linker_of(Rig(LINKED["faulty"].spec).ranks[0])) is FaultyLinker
+
+
+# --- before the weights -------------------------------------------------------------------------------------------------
+
+
+def arguments(options: dict[str, object], **more: object) -> Any:
+    """What SGLang is started with for this linker."""
+    config = {"linker": "BlocklifeLinker", "linker_module_path": starting.MODULE, "linker_extra_config": options}
+    said = {"enable_unified_cache_external_linker": True, "unified_cache_external_linker_config": config}
+    return SimpleNamespace(**{**said, **more})
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "message"),
+    [
+        ({"host_page": 8}, {}, r"'host_page' is no key of this linker \(did you mean 'host_pages'\?\)"),
+        ({"host_pages": 8}, {"pp_size": 2}, r"pipeline parallelism is not offered: SGLang compares .* \(use --pp-size 1\)"),
+        (
+            {"host_bytes": "1024TiB"},
+            {"tp_size": 4},
+            r"host_bytes=1,125,.* for each of 4 ranks .*, which has .* \(give",
+        ),
+    ],
+    ids=["mistyped", "stages", "memory"],
+)
+def test_what_cannot_start_is_refused_before_the_weights(
+    options: dict[str, object], more: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's own registry calls the plug-in as soon as a scheduler is made; another linker is none of its business."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    loaded: list[object] = []
+    monkeypatch.setattr(Scheduler, "__init__", lambda self, server_args: loaded.append(server_args))
+    HookRegistry.reset()
+    try:
+        plugin.install()
+        HookRegistry.apply_hooks()
+        with pytest.raises((MisuseError, CapacityError), match=message):
+            Scheduler(arguments(options, **more))
+        config = {"linker": "Other", "linker_module_path": "elsewhere", "linker_extra_config": options}
+        Scheduler(arguments({}, **{**more, "unified_cache_external_linker_config": config}))
+        Scheduler(arguments({"host_pages": 8}))
+    finally:
+        HookRegistry.reset()
+
+    assert len(loaded) == 2

@@ -127,12 +127,6 @@ def memories_of(params: CacheInitParams, components: Set[ComponentType]) -> dict
     if "FULL" not in names:
         others = " and ".join(sorted(each.name for each in components)) or "no parts"
         raise _refuse(f"a tree of {others} is not offered", "use --enable-hierarchical-cache instead")
-    if params.pp_size != 1:
-        raise _refuse(
-            "pipeline parallelism is not offered: SGLang compares what linkers have found, stored and loaded within a stage "
-            "(UnifiedCacheLinkerWrapper, _all_reduce_attn_groups), and stages would go on with different answers",
-            "use --pp-size 1",
-        )
     if getattr(params, "mtp_draft_mamba_pools", ()):
         raise _refuse("a drafter with states of its own is not offered", "switch speculative decoding off")
     pool, page = params.token_to_kv_pool_allocator.get_kvcache(), params.page_size

@@ -29,10 +29,10 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 
 from blocklife.copiers import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
-from blocklife.engines.sglang.linker._config import LinkerConfig
 from blocklife.engines.sglang.linker._device import memories_of
 from blocklife.engines.sglang.linker._host import LinkedHost, LinkedPages, LinkerStatistics, OfMemories
 from blocklife.engines.sglang.linker._memory import limits_for
+from blocklife.engines.sglang.linker._starting import check, ranks_here
 from blocklife.engines.sglang.linker._transport import LoadCounter, Transport, torch_copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Limits, Result
@@ -62,7 +62,7 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         extra_config: Mapping[str, object] | None = None,
         forward_stream: object = None,
     ) -> None:
-        config = self.config = LinkerConfig.read(extra_config or {})
+        config = self.config = check(server_args, extra_config or {})
         self.forward_stream = forward_stream
         self.pools = memories_of(params, components)
         self.pages = [*self.pools.values()]
@@ -102,7 +102,7 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         return Transport(
             cache,
             limits,
-            sharers=_ranks_here(server_args),
+            sharers=ranks_here(server_args),
             beside=beside,
             forward_stream=self.forward_stream if cache.device.type != "cpu" or self.has_streams else None,
             make_copier=self.make_copier,
@@ -312,12 +312,3 @@ def _groups_of(params: CacheInitParams) -> list[ProcessGroup]:
         if (group := getattr(params, name, None)) is not None and torch.distributed.get_world_size(group=group) > 1
     ]
     return [group for group in several if group is not params.tp_cache_group] or several
-
-
-def _ranks_here(server_args: ServerArgs) -> int:
-    """How many ranks this machine has; each has a linker. Ranks of several engines of one server count, too."""
-    counts = [getattr(server_args, name, 1) for name in ("tp_size", "dp_size", "nnodes")]
-    tensor, data, nodes = (count if isinstance(count, int) else 1 for count in counts)
-    if getattr(server_args, "enable_dp_attention", False):
-        data = 1  # its ranks are those of tensor parallelism
-    return max(1, tensor * data // nodes)
