@@ -400,6 +400,14 @@ class FakeTree:
     def _all_reduce(self, data: object, operation: object) -> None:
         """Ask the other ranks."""
 
+    def full_evictable_size(self) -> int:
+        """The same where there is other memory beside that of full attention."""
+        return self.evictable_size()
+
+    def full_protected_size(self) -> int:
+        """Likewise."""
+        return self.protected_size()
+
     def evictable_size(self) -> int:
         """Tokens that nothing locks."""
         return self.kept
@@ -705,7 +713,7 @@ class FakeStateAllocator:
         self.free_slots = np.arange(1, NUM_STATES + 1)
         self.next: list[int] = []
         self.group: list[int] = []
-        self.left = NUM_STATES
+        self.left: int | None = None
 
     def alloc(self, need_size: int) -> Indices | None:
         """None if the test has named too few."""
@@ -719,8 +727,8 @@ class FakeStateAllocator:
         """Free what was set aside."""
         self.free(np.array(self.group))
 
-    def available_size(self) -> int:
-        """As the test says."""
+    def available_size(self) -> int | None:
+        """As the test says; None where it says nothing."""
         return self.left
 
     def clear(self) -> None:
