@@ -26,7 +26,7 @@ from attrs import define, field
 
 from blocklife.watch._mirror import Mirror
 from blocklife.watch._records import AtPlace, CopyPiece, EngineCopy, Occupant
-from blocklife.watch._texts import UNSEEN, HeldContent, SlotContents
+from blocklife.watch._texts import UNSEEN, HeldContent, KeyedContents, SlotContents, name_behind
 from blocklife.watch_states import BEFORE_LANDING, CopyLife, CopyState
 
 PATIENCE = 3
@@ -146,6 +146,10 @@ class ContentBook:
         self._counted = AtRest()
         self._loose: set[int] = set()
         """Slots that are handed out, and that neither a store nor the engine's cache has taken."""
+        self._read: dict[int, HeldContent] = {}
+        """Slots that were filled from below the host, until the engine's cache has taken them."""
+        self.sees_reads = False
+        """Whether it is told of all slots that are filled from there."""
         self.unseen_slots = False
         """Whether slots are filled by others than these jobs, from a storage, say."""
         self.sees_takers = True
@@ -219,6 +223,8 @@ class ContentBook:
             elif slot in self._slots:
                 self._violate("I4", f"slot {slot} is handed out, and is not free")
         self._slots.hand_out(slots, UNSEEN if self.unseen_slots else None)
+        for slot in slots:
+            self._read.pop(slot, None)
         if self.sees_takers:
             self._loose.update(slots)
 
@@ -234,6 +240,7 @@ class ContentBook:
                 rule, does = ("I1", "writes") if job.is_store else ("I7", "loads from")
                 self._violate(rule, f"slot {slot} is freed while job {job.number} {does} it", job=job.number)
             self._slots.drop(slot)
+            self._read.pop(slot, None)
         self._given_up["slot"].difference_update(slots)
         self._loose.difference_update(slots)
         return held
@@ -248,6 +255,7 @@ class ContentBook:
         if left:
             self._violate("I13", f"all slots are given back, and {len(left)} of them are not free")
         self._slots.clear()
+        self._read.clear()
         self._given_up["slot"].clear()
         self._loose.clear()
 
@@ -258,6 +266,40 @@ class ContentBook:
 
     def reloaded(self, blocks: Sequence[int]) -> None:
         """The engine's cache has these blocks again, which a load fills. Of no interest where content alone is followed."""
+
+    # --- below --------------------------------------------------------------------------------------------------------------
+
+    def kept_below(
+        self, keys: Sequence[str], slots: Sequence[int], known: KeyedContents, chain: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """The engine has these slots written below its host, each under its key.
+
+        *chain*: the tokens of each, where each stands behind the one before it.
+        """
+        before: HeldContent | None = None
+        for at, (key, slot) in enumerate(zip(keys, slots, strict=False)):
+            held, rule, what = self._slots.get(slot), "", ""
+            if slot not in self._slots or held is None:
+                rule, what = "I6", "is free" if slot not in self._slots else "nothing was stored in it"
+            elif not held.is_same(known[key]):
+                rule, what = "I8", "the key stands for other content"
+            elif at < len(chain) and before is not None and None not in (before.name, held.name):
+                is_next = held.name == name_behind(before.name or 0, chain[at])
+                rule, what = "I8", "" if is_next else "it holds other tokens"
+            if what:
+                self._violate(rule, f"slot {slot} is written below the host under the key {key}, and {what}")
+                return  # the ones behind it are wrong in the same way
+            if held is not None:
+                known.learn(key, held)
+            before = held
+
+    def read_below(self, keys: Sequence[str], slots: Sequence[int], known: KeyedContents) -> None:
+        """What is kept below under these keys was read into these slots."""
+        self._read.update((slot, known[key]) for key, slot in zip(keys, slots, strict=False) if slot in self._slots)
+        if not self.sees_takers:  # it is the cache's from here on, for all that is heard
+            for key, slot in zip(keys, slots, strict=False):
+                if slot in self._slots:
+                    self._slots.fill(slot, known[key])
 
     def _ask_given_up(self) -> None:
         for name, places in self._given_up.items():

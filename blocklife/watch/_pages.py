@@ -209,9 +209,16 @@ class PageBook(ContentBook):
                 what = f"slot {slots[0]} is kept for position {first} of a text, and no slot has what stands ahead of it"
                 self._violate("I11", what)
         self._loose.difference_update(slots)
+        is_told = False
         for at, slot in enumerate(slots, first):
             if slot in self._slots:
                 held = UNSEEN if text is None else HeldContent(text, (at + 1) * self._size).without_text()
+                came = self._read.pop(slot, None) if self.sees_reads else held
+                if not is_told and (came is None or not came.is_same(held)):
+                    is_told = True
+                    what = "nothing was read into it" if came is None else "something else was read into it"
+                    said = f"slot {slot} is kept for position {at} of a text from below the host, and {what}"
+                    self._violate("I6" if came is None else "I8", said)
                 self._slots.fill(slot, held)
 
     # --- the whole ----------------------------------------------------------------------------------------------------------

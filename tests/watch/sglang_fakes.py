@@ -400,14 +400,6 @@ class FakeTree:
     def _all_reduce(self, data: object, operation: object) -> None:
         """Ask the other ranks."""
 
-    def full_evictable_size(self) -> int:
-        """The same where there is other memory beside that of full attention."""
-        return self.evictable_size()
-
-    def full_protected_size(self) -> int:
-        """Likewise."""
-        return self.protected_size()
-
     def evictable_size(self) -> int:
         """Tokens that nothing locks."""
         return self.kept
@@ -415,6 +407,8 @@ class FakeTree:
     def protected_size(self) -> int:
         """Tokens that are locked."""
         return self.locked
+
+    full_evictable_size, full_protected_size = evictable_size, protected_size
 
 
 class FakeEngine:

@@ -46,8 +46,9 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
     sees_steps, has_storage = parts.scheduler is not None, bool(getattr(parts.tree, "enable_storage", False))
     mirrors = [watch.add_mirror(MirrorSizes(memory.size + 1, num_slots=memory.num_host)) for memory in parts.memories]
     ears = watch.ears
-    for memory, mirror in zip(parts.paged, mirrors, strict=False):
-        memory.book = PageBook(mirror, memory.page, memory.num_host, sees_steps=sees_steps, has_gaps=memory.window is not None)
+    for paged, mirror in zip(parts.paged, mirrors, strict=False):
+        has_gaps = paged.window is not None
+        paged.book = PageBook(mirror, paged.page, paged.num_host, sees_steps=sees_steps, has_gaps=has_gaps)
     if parts.states is not None:
         states = parts.states.memory
         states.book = StateBook(mirrors[-1], states.num_host, sees_steps=sees_steps)
@@ -55,7 +56,7 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
         memory.book.unseen_slots = has_storage
         if has_storage and memory.pool:  # what storage brings of it, the tree takes unheard
             memory.book.sees_takers = False
-            ears.told[f"{MEANT[memory.pool]} from storage"] = False
+            ears.told["windows from storage" if memory.pool == NEAR else "states from storage"] = False
         MemoryEars(ears, memory, parts.reading)
     copies, core = CopyEars(ears, parts), CoreEars(ears, parts)
     if sees_steps:
