@@ -28,7 +28,7 @@ __getattr__, __dir__, __all__ = door(
         "_pages": "PageBook PageTurn",
         "_records": "CopyPiece EndedJobs EngineCopy MirrorSizes",
         "_states": "KeptState StateBook StateTurn",
-        "_texts": "HeldContent Text",
+        "_texts": "HeldContent KeyedContents Text",
         "_uses": "TierJob UsedSlots",
         "_violations": "LOGGER RULES WatchError WatchViolation",
         "_watch": "PartWatch Watch attached attached_to detach",

@@ -12,7 +12,7 @@ from blocklife.watch._pages import (PageBook as PageBook, PageTurn as PageTurn)
 from blocklife.watch._records import (CopyPiece as CopyPiece, EndedJobs as EndedJobs, EngineCopy as EngineCopy,
     MirrorSizes as MirrorSizes)
 from blocklife.watch._states import (KeptState as KeptState, StateBook as StateBook, StateTurn as StateTurn)
-from blocklife.watch._texts import (HeldContent as HeldContent, Text as Text)
+from blocklife.watch._texts import (HeldContent as HeldContent, KeyedContents as KeyedContents, Text as Text)
 from blocklife.watch._uses import (TierJob as TierJob, UsedSlots as UsedSlots)
 from blocklife.watch._violations import (LOGGER as LOGGER, RULES as RULES, WatchError as WatchError, WatchViolation as
     WatchViolation)

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 from attrs import define, field
 
 from blocklife.watch._mirror import Mirror
 from blocklife.watch._records import AtPlace, CopyPiece, EngineCopy, Occupant
-from blocklife.watch._texts import UNSEEN, HeldContent, SlotContents
+from blocklife.watch._texts import UNSEEN, HeldContent, KeyedContents, SlotContents, name_behind
 from blocklife.watch_states import BEFORE_LANDING, CopyLife, CopyState
 
 PATIENCE = 3
@@ -88,6 +89,30 @@ class AtRest:
         return True
 
 
+class RestCounts(Protocol):
+    """What an engine at rest says of one memory, in the unit of its book; None where it does not say."""
+
+    def locked(self) -> int:
+        """What it could not evict."""
+
+    def kept(self) -> int | None:
+        """What is in its cache on the device."""
+
+    def free(self) -> int | None:
+        """What it could hand out."""
+
+    def host_free(self) -> int | None:
+        """The same of the host."""
+
+    @property
+    def host_locked(self) -> Callable[[], int]:
+        """Locks on its slots."""
+
+    @property
+    def slots_rest(self) -> Callable[[], bool]:
+        """Whether nothing but the cache and copies has any slots in hand."""
+
+
 class ContentBook:
     """The book of one device memory and the host memory behind it.
 
@@ -118,8 +143,13 @@ class ContentBook:
         """What the engine's cache has evicted, until it is freed."""
         self._number = 0
         self._rest = AtRest()
+        self._counted = AtRest()
         self._loose: set[int] = set()
         """Slots that are handed out, and that neither a store nor the engine's cache has taken."""
+        self._read: dict[int, HeldContent] = {}
+        """Slots that were filled from below the host, until the engine's cache has taken them."""
+        self.sees_reads = False
+        """Whether it is told of all slots that are filled from there."""
         self.unseen_slots = False
         """Whether slots are filled by others than these jobs, from a storage, say."""
         self.sees_takers = True
@@ -193,6 +223,8 @@ class ContentBook:
             elif slot in self._slots:
                 self._violate("I4", f"slot {slot} is handed out, and is not free")
         self._slots.hand_out(slots, UNSEEN if self.unseen_slots else None)
+        for slot in slots:
+            self._read.pop(slot, None)
         if self.sees_takers:
             self._loose.update(slots)
 
@@ -208,6 +240,7 @@ class ContentBook:
                 rule, does = ("I1", "writes") if job.is_store else ("I7", "loads from")
                 self._violate(rule, f"slot {slot} is freed while job {job.number} {does} it", job=job.number)
             self._slots.drop(slot)
+            self._read.pop(slot, None)
         self._given_up["slot"].difference_update(slots)
         self._loose.difference_update(slots)
         return held
@@ -222,6 +255,7 @@ class ContentBook:
         if left:
             self._violate("I13", f"all slots are given back, and {len(left)} of them are not free")
         self._slots.clear()
+        self._read.clear()
         self._given_up["slot"].clear()
         self._loose.clear()
 
@@ -232,6 +266,40 @@ class ContentBook:
 
     def reloaded(self, blocks: Sequence[int]) -> None:
         """The engine's cache has these blocks again, which a load fills. Of no interest where content alone is followed."""
+
+    # --- below --------------------------------------------------------------------------------------------------------------
+
+    def kept_below(
+        self, keys: Sequence[str], slots: Sequence[int], known: KeyedContents, chain: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """The engine has these slots written below its host, each under its key.
+
+        *chain*: the tokens of each, where each stands behind the one before it.
+        """
+        before: HeldContent | None = None
+        for at, (key, slot) in enumerate(zip(keys, slots, strict=False)):
+            held, rule, what = self._slots.get(slot), "", ""
+            if slot not in self._slots or held is None:
+                rule, what = "I6", "is free" if slot not in self._slots else "nothing was stored in it"
+            elif not held.is_same(known[key]):
+                rule, what = "I8", "the key stands for other content"
+            elif at < len(chain) and before is not None and None not in (before.name, held.name):
+                is_next = held.name == name_behind(before.name or 0, chain[at])
+                rule, what = "I8", "" if is_next else "it holds other tokens"
+            if what:
+                self._violate(rule, f"slot {slot} is written below the host under the key {key}, and {what}")
+                return  # the ones behind it are wrong in the same way
+            if held is not None:
+                known.learn(key, held)
+            before = held
+
+    def read_below(self, keys: Sequence[str], slots: Sequence[int], known: KeyedContents) -> None:
+        """What is kept below under these keys was read into these slots."""
+        self._read.update((slot, known[key]) for key, slot in zip(keys, slots, strict=False) if slot in self._slots)
+        if not self.sees_takers:  # it is the cache's from here on, for all that is heard
+            for key, slot in zip(keys, slots, strict=False):
+                if slot in self._slots:
+                    self._slots.fill(slot, known[key])
 
     def _ask_given_up(self) -> None:
         for name, places in self._given_up.items():
@@ -306,13 +374,13 @@ class ContentBook:
             (self._mirror.stored if job.is_store else self._mirror.loaded)([EngineCopy(number, None, pieces)])
 
     def moved(self, numbers: Sequence[int], pairs: Collection[tuple[int, int]]) -> None:
-        """The copies of these jobs, which are launched now, move these pairs of a block and a slot, and no others."""
+        """The copies of these jobs, which are launched now, move these pairs of a block and a slot whole, and no others."""
         for job in [job for number in numbers if (job := self._jobs.get(number)) is not None]:
             for block, slot in zip(job.blocks, job.slots, strict=False):
                 if (block, slot) not in pairs:
                     rule, does = ("I8", "stores block {} in slot {}") if job.is_store else ("I7", "loads block {} from slot {}")
-                    what = f"job {job.number} {does.format(block, slot)}, and its copy moves other places"
-                    self._violate(rule, what, block=block, job=job.number)
+                    why = "its copy moves other places, or not in each layer"
+                    self._violate(rule, f"job {job.number} {does.format(block, slot)}, and {why}", block=block, job=job.number)
                     break
 
     def misfits(self, what: str) -> None:
@@ -442,20 +510,8 @@ class ContentBook:
             self._violate("I13", f"the cache is reset, and {len(self._slots)} slots are still handed out")
         self._mirror.reset()
 
-    def rests(
-        self,
-        *,
-        locked: Callable[[], int],
-        kept: Callable[[], int | None],
-        free: Callable[[], int | None] = lambda: None,
-        host_locked: Callable[[], int] = lambda: 0,
-        slots_rest: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """The engine has no request, and no step in flight.
-
-        In the book's *unit*, *locked*: what it could not evict; *kept*: what is in its cache; *free*: what it could hand out.
-        *host_locked*: locks on its slots. *slots_rest*: whether nothing else has any slots in hand.
-        """
+    def rests(self, counts: RestCounts) -> None:
+        """The engine has no request, and no step in flight."""
         rest, violate, memory = self._rest, self._violate, f"{self.unit} of device memory"
         self._ask_given_up()
         queued = [job.number for job in self._jobs.values() if not job.is_launched]
@@ -464,17 +520,24 @@ class ContentBook:
             violate("I5", f"job {queued[0]} {what}", job=queued[0])
         if self._jobs or self._launches:
             return
-        if rest.lasts("locked", locked() > 0):
-            violate("I12", f"{locked()} {memory} are locked, and nothing uses them")
-        if rest.lasts("host locked", host_locked() > 0):
-            violate("I12", f"host memory is locked {host_locked()} times, and nothing uses it")
-        if rest.lasts("loose", bool(self._loose) and slots_rest(), STILL):
+        if rest.lasts("locked", (locked := counts.locked()) > 0):
+            violate("I12", f"{locked} {memory} are locked, and nothing uses them")
+        if rest.lasts("host locked", (host_locked := counts.host_locked()) > 0):
+            violate("I12", f"host memory is locked {host_locked} times, and nothing uses it")
+        if rest.lasts("loose", bool(self._loose) and counts.slots_rest(), STILL):
             what = f"{len(self._loose)} slots, {min(self._loose)} among them, are handed out, and neither the cache nor a copy"
             violate("I13", f"{what} has them: nothing will give them back")
-        count = kept()
+        count = counts.kept()
         if count is not None and rest.lasts("kept", count != len(self._blocks) * self._size):
             out = len(self._blocks) * self._size
             violate("I13", f"{out} {memory} are handed out, and the cache has {count}")
-        can, size = free(), (self._mirror.num_blocks - 1 - len(self._blocks)) * self._size
-        if can is not None and rest.lasts("free", can != size):
-            violate("I13", f"{size} {memory} are not handed out, and the engine can hand out {can}")
+        can, size = counts.host_free(), (self._num_slots - len(self._slots)) * self._size
+        if can is not None and rest.lasts("host free", can != size):
+            violate("I13", f"{size} {self.unit} of host memory are not handed out, and the engine can hand out {can}")
+
+    def counted(self, counts: RestCounts) -> None:
+        """The engine plans a step, or finds nothing to do: what it can hand out is all that is not handed out."""
+        can, size = counts.free(), (self._mirror.num_blocks - 1 - len(self._blocks)) * self._size
+        if can is not None and self._counted.lasts("free", can != size):
+            what = f"{size} {self.unit} of device memory are not handed out, and the engine can hand out {can}"
+            self._violate("I13", what)

@@ -25,7 +25,11 @@ _NAMED = 4
 
 
 class PageTurn(NamedTuple):
-    """What a step computes of one request: its tokens from *start* up to *stop*, all of which lie in these blocks."""
+    """What a step computes of one request: its tokens from *start* up to *stop*.
+
+    All of them lie in these blocks, but for the first *skipped* ones, which the step does not read: layers with a window do not
+    see them.
+    """
 
     request: str
     text: Text
@@ -34,6 +38,8 @@ class PageTurn(NamedTuple):
     blocks: list[int]
     astray: tuple[int, int] | None = None
     """A position of those computed, and its slot of a token, where that is not its place in its block."""
+    skipped: int = 0
+    """So many blocks are not read; they stand in the list as 0."""
 
 
 @define(eq=False)
@@ -48,10 +54,14 @@ class CheckedPrefix:
 
 
 class PageBook(ContentBook):
-    """The book of the pages of one device memory, and of the host memory behind it. *size*: tokens of a block."""
+    """The book of the pages of one device memory, and of the host memory behind it. *size*: tokens of a block.
 
-    def __init__(self, mirror: Mirror, size: int, num_slots: int, *, sees_steps: bool) -> None:
+    *has_gaps*: whether a text need not have a block for each of its parts, as in the memory of layers with windows.
+    """
+
+    def __init__(self, mirror: Mirror, size: int, num_slots: int, *, sees_steps: bool, has_gaps: bool = False) -> None:
         super().__init__(mirror, size, num_slots, sees_steps=sees_steps)
+        self._has_gaps = has_gaps
         self._checked: dict[str, CheckedPrefix] = {}
         self._changes: list[int] = []
         """Blocks in the order in which something became of them."""
@@ -72,7 +82,7 @@ class PageBook(ContentBook):
         written: set[int] = set()
         used: set[int] = set()
         for turn in turns:
-            used.update(turn.blocks)
+            used.update(turn.blocks[turn.skipped :])
             first = turn.start // self._size
             self._ask_read(turn)
             if turn.astray is not None:
@@ -104,6 +114,8 @@ class PageBook(ContentBook):
 
     def _first_unchecked(self, turn: PageTurn) -> int:
         """How many blocks of a turn are known to be right; all whole ones that it reads are taken for checked from here on."""
+        if turn.skipped:  # few are read, and from step to step others
+            return turn.skipped
         blocks = turn.blocks[: turn.start // self._size]
         known = self._checked.get(turn.request)
         first = 0 if known is None else len(known.blocks)
@@ -156,11 +168,13 @@ class PageBook(ContentBook):
     def cached(self, text: Text, blocks: Sequence[int], first: int = 0) -> dict[int, HeldContent | None]:
         """The engine keeps these blocks as those of a text, from its first token on; the *first* of them it had already.
 
-        Returns what they held, for `not_cached`.
+        Where the layers have windows, 0 stands for a block that was given back. Returns what they held, for `not_cached`.
         """
         before: dict[int, HeldContent | None] = {}
         is_told = False
         for at, block in list(enumerate(blocks))[first:]:
+            if not block and self._has_gaps:
+                continue
             if block not in self._blocks:
                 self._violate("I4", f"block {block} is kept in the cache, and is free", block=block)
                 break
@@ -195,9 +209,16 @@ class PageBook(ContentBook):
                 what = f"slot {slots[0]} is kept for position {first} of a text, and no slot has what stands ahead of it"
                 self._violate("I11", what)
         self._loose.difference_update(slots)
+        is_told = False
         for at, slot in enumerate(slots, first):
             if slot in self._slots:
                 held = UNSEEN if text is None else HeldContent(text, (at + 1) * self._size).without_text()
+                came = self._read.pop(slot, None) if self.sees_reads else held
+                if not is_told and (came is None or not came.is_same(held)):
+                    is_told = True
+                    what = "nothing was read into it" if came is None else "something else was read into it"
+                    said = f"slot {slot} is kept for position {at} of a text from below the host, and {what}"
+                    self._violate("I6" if came is None else "I8", said)
                 self._slots.fill(slot, held)
 
     # --- the whole ----------------------------------------------------------------------------------------------------------

@@ -42,9 +42,14 @@ class Text:
         whole = length // size
         while len(names) < whole:
             at = len(names) * size
-            names.append(hash((names[-1] if names else self._seed, *tokens[at : at + size])))
+            names.append(name_behind(names[-1] if names else self._seed, tokens[at : at + size]))
         before = names[whole - 1] if whole else self._seed
-        return before if length == whole * size else hash((before, *tokens[whole * size : length]))
+        return before if length == whole * size else name_behind(before, tokens[whole * size : length])
+
+
+def name_behind(before: int, tokens: Iterable[int]) -> int:
+    """The name of a text that goes on with these tokens behind one of this name; each block of a text has a step of its own."""
+    return hash((before, *tokens))
 
 
 class HeldContent(NamedTuple):
@@ -79,6 +84,24 @@ class HeldContent(NamedTuple):
 
 UNSEEN = HeldContent(None, 0)
 """Content of which nothing is known but that it is there."""
+
+
+class KeyedContents:
+    """What an engine's keys of content below its host stand for, as far as that was seen; the oldest are dropped."""
+
+    def __init__(self, most: int = 1 << 18) -> None:
+        self._held: dict[str, HeldContent] = {}
+        self._most = most
+
+    def __getitem__(self, key: str) -> HeldContent:
+        """What a key stands for; what came in unseen where that is not known."""
+        return self._held.get(key, UNSEEN)
+
+    def learn(self, key: str, held: HeldContent) -> None:
+        """A key stands for this; it stays what it was if that is known."""
+        held = held.without_text()
+        if held.known is not None and self._held.setdefault(key, held) is held and len(self._held) > self._most:
+            del self._held[next(iter(self._held))]
 
 
 class SlotContents(dict[int, HeldContent | None]):

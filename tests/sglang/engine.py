@@ -51,6 +51,7 @@ RELEASE: str = sglang.__version__
 TAKES_ARRAYS = "array" in str(inspect.signature(Req).parameters["origin_input_ids"].annotation)
 STRATEGY = next(name for name in ("mamba_radix_cache_strategy", "mamba_scheduler_strategy") if hasattr(ServerArgs, name))
 """The option that says what is kept of a running request's states."""
+SLIDE = "SGLANG_SWA_EVICTION_INTERVAL"
 LONGEST_TEXT = 1024
 WORDS = VOCABULARY + 1000
 """The model's vocabulary: a token beyond it would end its request."""
@@ -460,6 +461,9 @@ class Worker:
 def engine_of(spec: WorldSpec, team: Team, rank: int, copies: Copies) -> Engine:
     """One rank; its device must be the active one."""
     ranks.installed()
+    os.environ.pop(SLIDE, None)
+    if spec.slide is not None:
+        os.environ[SLIDE] = str(spec.slide)
     stream = Stream() if spec.overlap else copies.device.default
     worker = Worker(stream)
     arguments = arguments_of(spec, rank)
@@ -562,6 +566,10 @@ def reset_host(engine: Engine) -> str:
     host = engine.controller.mem_pool_host
     if host.available_size() != host.size:
         return f"{host.size - host.available_size()} tokens of host memory of {host.size}"
+    if engine.spec.kind == "swa":
+        near = host.entries[1].host_pool
+        if near.available_size() != near.size:
+            return f"{near.size - near.available_size()} tokens of the windows' host memory of {near.size}"
     return ""
 
 

@@ -47,6 +47,8 @@ class WorldSpec:
     """Tokens that a layer with a window sees, the query's own included."""
     window_pages: int = 16
     """Device memory of the layers with windows."""
+    slide: int | None = None
+    """The tokens by which the window of a running request moves on at once; None: SGLang's own choice, more than texts have."""
     states: States = "no_buffer"
     """What SGLang keeps of a running request's states: the latest only, or beside it one or two that are to be cached."""
     state_slots: int = 18

@@ -408,6 +408,8 @@ class FakeTree:
         """Tokens that are locked."""
         return self.locked
 
+    full_evictable_size, full_protected_size = evictable_size, protected_size
+
 
 class FakeEngine:
     """A scheduler: what it plans is what the test has laid out."""
@@ -705,7 +707,7 @@ class FakeStateAllocator:
         self.free_slots = np.arange(1, NUM_STATES + 1)
         self.next: list[int] = []
         self.group: list[int] = []
-        self.left = NUM_STATES
+        self.left: int | None = None
 
     def alloc(self, need_size: int) -> Indices | None:
         """None if the test has named too few."""
@@ -719,8 +721,8 @@ class FakeStateAllocator:
         """Free what was set aside."""
         self.free(np.array(self.group))
 
-    def available_size(self) -> int:
-        """As the test says."""
+    def available_size(self) -> int | None:
+        """As the test says; None where it says nothing."""
         return self.left
 
     def clear(self) -> None:

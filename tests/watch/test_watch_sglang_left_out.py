@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blocklife.engines.sglang.watch import LOGGER, Options, Watch, WatchMode, attach
@@ -20,7 +21,7 @@ from blocklife.engines.sglang.watch import _plugin as plugin
 from blocklife.watch import Ears
 from blocklife.watch import _watch as watch_module
 from blocklife.watch._metrics import WatchCounts
-from tests.watch.sglang_fakes import FakeAllocator, FakeEngine, FakeHostPool, FakeStateEngine
+from tests.watch.sglang_fakes import NUM_PAGES, PAGE, FakeAllocator, FakeEngine, FakeHostPool, FakeStateEngine
 
 Make = Callable[[], Any]
 
@@ -44,30 +45,41 @@ def plain(**of_tree: Any) -> FakeEngine:
     return engine
 
 
-def with_windows() -> FakeEngine:
+def with_windows(**of_allocator: Any) -> FakeEngine:
     """A layer of full attention and one with a window, each with an allocator and a host pool."""
     engine = FakeEngine()
     pool, windows = engine.allocator.get_kvcache, FakeAllocator()
     both = SimpleNamespace(full_attn_allocator=engine.allocator, swa_attn_allocator=windows, get_kvcache=pool)
-    engine.host.entries = [
-        SimpleNamespace(name=Kind.KV, host_pool=engine.host),
-        SimpleNamespace(name=Kind.SWA, host_pool=FakeHostPool()),
-    ]
-    vars(engine.tree_cache)["token_to_kv_pool_allocator"] = both
+    vars(both).update(of_allocator)
+    entry = SimpleNamespace(name=Kind.SWA, host_pool=FakeHostPool(), device_alloc_fn=windows.alloc, device_free_fn=windows.free)
+    engine.host.entries = [SimpleNamespace(name=Kind.KV, host_pool=engine.host), entry]
+    vars(engine.tree_cache).update(token_to_kv_pool_allocator=both, sliding_window_size=PAGE)
     return engine
+
+
+def with_mapped_windows() -> FakeEngine:
+    """The same as SGLang has it: with the slots that belong together."""
+    return with_windows(full_to_swa_index_mapping=np.zeros(NUM_PAGES * PAGE + PAGE, dtype=np.int64))
+
+
+def with_windows_in_rings() -> FakeEngine:
+    """Windows that each request has its own ring for."""
+    return with_windows(swa_req_ring=True)
 
 
 def with_windows_on_the_device() -> FakeEngine:
     """The same without a host pool for the windows."""
-    engine = with_windows()
+    engine = with_mapped_windows()
     engine.host.entries = []
     return engine
 
 
-def with_an_indexer() -> FakeEngine:
-    """A host pool that goes along with that of the keys and values."""
+def with_an_indexer(*, is_beside: bool) -> FakeEngine:
+    """A further host pool; *is_beside*: its slots are those of the keys and values."""
     engine = FakeEngine()
     engine.host.entries = [SimpleNamespace(name=Kind.INDEXER, host_pool=FakeHostPool())]
+    spec = SimpleNamespace(pool_name=Kind.INDEXER, indices_from_pool=Kind.KV)
+    vars(engine.tree_cache)["sidecar_pool_specs"] = [spec] if is_beside else []
     return engine
 
 
@@ -123,18 +135,22 @@ def without_events() -> FakeEngine:
 COUNT = "count of pages at rest"
 ENGINES: dict[str, tuple[Make, set[str], str]] = {
     "full attention": (FakeEngine, set(), ""),
-    "states": (FakeStateEngine, {COUNT}, ""),
-    "windows": (with_windows, {"SWA", COUNT}, "SWA (layers with sliding windows)"),
-    "windows on the device": (with_windows_on_the_device, {"SWA", COUNT}, "SWA (layers with sliding windows)"),
-    "indexer": (with_an_indexer, {"INDEXER"}, "INDEXER (indices of sparse attention)"),
-    "unified pools": (with_states("rows", "mamba_v2p_table"), {"MAMBA", COUNT}, "MAMBA (states, in unified pools"),
-    "8 bits": (with_states("rows", "mamba_ckpt_pool"), {"MAMBA", "MAMBA_CKPT", COUNT}, "MAMBA (states, cached in 8 bits)"),
+    "no counts": (lambda: plain(evictable_size=None), {COUNT}, COUNT),
+    "states": (FakeStateEngine, set(), ""),
+    "windows": (with_mapped_windows, set(), ""),
+    "windows in unified pools": (with_windows, {"SWA"}, "SWA (layers with sliding windows, in unified pools"),
+    "windows in rings": (with_windows_in_rings, {"SWA"}, "SWA (layers with sliding windows, in a ring of each request)"),
+    "windows on the device": (with_windows_on_the_device, {"SWA"}, "SWA (layers with sliding windows, which have no host"),
+    "indexer": (lambda: with_an_indexer(is_beside=False), {"INDEXER"}, "INDEXER (indices of sparse attention)"),
+    "indexer beside the pages": (lambda: with_an_indexer(is_beside=True), set(), ""),
+    "unified pools": (with_states("rows", "mamba_v2p_table"), {"MAMBA"}, "MAMBA (states, in unified pools"),
+    "8 bits": (with_states("rows", "mamba_ckpt_pool"), {"MAMBA", "MAMBA_CKPT"}, "MAMBA (states, cached in 8 bits)"),
     "ring": (
         with_states("pool", "replayssm_write_pos"),
-        {"MAMBA", COUNT},
+        {"MAMBA"},
         "(states, partly in a ring beside them (ReplaySSM))",
     ),
-    "drafts": (guessing, {"MAMBA", "DRAFT", "keys of pairs of tokens", COUNT}, "MAMBA (states, with speculative decoding)"),
+    "drafts": (guessing, {"MAMBA", "DRAFT", "keys of pairs of tokens"}, "MAMBA (states, with speculative decoding)"),
     "storage": (with_storage, {"content of HiCacheFile"}, "content of HiCacheFile"),
     "no core": (
         lambda: plain(tree_core=None),
@@ -174,7 +190,7 @@ def test_what_is_not_followed_is_a_metric(is_shared: bool, tmp_path: Path, monke
     for make in (with_windows, with_windows, with_storage):
         attach(make(), Options(mode=WatchMode.COUNT))
 
-    assert kept.left_out() == {"SWA": 2, COUNT: 2, "content of HiCacheFile": 1}
+    assert kept.left_out() == {"SWA": 2, "content of HiCacheFile": 1}
 
 
 def test_memory_is_followed_only_if_all_that_hands_it_out_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tests.sglang.rig import Rank
 
 __all__ = ["FAULTS", "SETS", "Bed", "Fault", "all_planted", "sets"]
 
-SETS = {"taken": (), "planned": ("tree", "core", "memory", "copies", "storage", "states")}
+SETS = {"taken": (), "planned": ("tree", "core", "memory", "copies", "storage", "windows", "states")}
 """What was taken out of one rank's objects, and what was planned from the code alone, with its rooms."""
 MADE_FOR = "0.5.23"
 STEPS = 150

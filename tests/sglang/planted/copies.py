@@ -46,7 +46,7 @@ def host_pages_sorted_alone(
     return moved
 
 
-@planted_at(HostKVCache, "load_to_device_per_layer_physical", "pages", "back-tight", seen=False)
+@planted_at(HostKVCache, "load_to_device_per_layer_physical", "pages", "back-tight")
 def load_leaves_out_a_layer(
     bed: Bed, original: Original, self: Any, pool: Any, host: Any, device: Any, layer: int, *args: object, **kwargs: object
 ) -> None:

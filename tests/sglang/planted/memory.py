@@ -88,6 +88,12 @@ def host_page_stays_free(bed: Bed, original: Original, self: Any, need_size: int
     return handed
 
 
+@planted_at(HostKVCache, "free", "pages", "back-tight")
+def host_page_is_lost_in_the_pool(bed: Bed, original: Original, self: Any, indices: torch.Tensor) -> object:
+    """The last page that the host's memory is given back it does not put on its list of free ones."""
+    return original(self, indices[: -self.page_size] if len(indices) and bed.strikes(0.2) else indices)
+
+
 # --- rows of requests -----------------------------------------------------------------------------------------------------
 
 

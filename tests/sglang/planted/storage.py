@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from tests.behind.planted import Bed, Original, planted, planted_at
 
 
-@planted_at(HiCacheController, "_page_transfer_kv_batch", "storage", seen=False)
+@planted_at(HiCacheController, "_page_transfer_kv_batch", "storage")
 def last_page_of_a_read_is_missing(
     bed: Bed, original: Original, self: Any, operation: Any, hashes: list[str], host: torch.Tensor, *args: object
 ) -> int:
@@ -67,7 +69,7 @@ def pages_being_written_are_not_locked(bed: Bed, original: Original, self: Any, 
         bed.strikes()
 
 
-@planted_at(HybridCacheController, "write_storage", "storage", seen=False)
+@planted_at(HybridCacheController, "write_storage", "storage")
 def written_under_the_name_of_a_neighbour(
     bed: Bed, original: Original, self: Any, host: torch.Tensor, *args: object, **kwargs: object
 ) -> object:
@@ -75,3 +77,34 @@ def written_under_the_name_of_a_neighbour(
     if len(host) > self.page_size and bed.strikes(0.3):
         host = torch.roll(host, self.page_size)
     return original(self, host, *args, **kwargs)
+
+
+@planted_at(HiCacheController, "_generic_page_get", "storage", "storage-back")
+def read_into_the_page_of_a_neighbour(
+    bed: Bed, original: Original, self: Any, operation: Any, hashes: list[str], host: torch.Tensor, *args: object
+) -> object:
+    """What is read ahead goes one page off, the last in the place of the first."""
+    if len(host) > self.page_size and bed.strikes(0.5):
+        host = torch.roll(host, self.page_size)
+    return original(self, operation, hashes, host, *args)
+
+
+@planted_at(RustUnifiedTreeCore, "build_storage_backup_spec", "storage", "storage-back")
+def published_under_the_key_of_a_neighbour(bed: Bed, original: Original, self: Any, *args: object) -> object:
+    """The tree has the keys of the pages that it wants written one off, the last for the first."""
+    spec: Any = original(self, *args)
+    if spec is not None and len(spec.hash_value) > 1 and bed.strikes(0.3):
+        spec = spec._replace(hash_value=[*spec.hash_value[-1:], *spec.hash_value[:-1]])
+    return spec
+
+
+@planted("storage", seen=False)
+def storage_finds_another_page(bed: Bed) -> None:
+    """The storage gives back what it has under the key that it was asked for before."""
+    before: list[str] = []
+
+    @bed.around(HiCacheFile, "get")
+    def gets(original: Original, self: HiCacheFile, key: str, *args: object, **kwargs: object) -> object:
+        asked = before[0] if before and bed.strikes(0.3) else key
+        before[:] = [key]
+        return original(self, asked, *args, **kwargs)

@@ -8,10 +8,10 @@ all of them land with it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, TypeAlias
 
-from attrs import define
+from attrs import define, field
 
 from blocklife.engines.sglang.watch._memory import AnyMemory, Pairs
 from blocklife.engines.sglang.watch._parts import CacheParts
@@ -20,6 +20,8 @@ from blocklife.watch import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook, Ears, Hea
 
 Job = tuple[AnyMemory, int]
 """The memory, and the number in its book."""
+Part: TypeAlias = tuple[AnyMemory, int, bool]
+"""A memory, its host pool or one beside that, and whether it is of a drafter's layers."""
 
 
 class CopyWay(NamedTuple):
@@ -50,6 +52,35 @@ class Acknowledged:
     """Steps since the device has ended them."""
 
 
+@define(eq=False)
+class Moving:
+    """A launch under way."""
+
+    told: dict[Part, Pairs] = field(factory=dict)
+    """What it was told to copy, in all layers."""
+    due: set[tuple[Part, object]] = field(factory=set)
+    """Each layer that a host pool must be told to copy."""
+    copied: dict[tuple[Part, bool, object], Pairs] = field(factory=dict)
+    """What it was told, by the method that it was told by; one launch may copy a layer in several parts.
+
+    Nothing where that lies on the device.
+    """
+    parsed: dict[tuple[int, int], tuple[object, object, Pairs]] = field(factory=dict)
+    """What was read of the tensors, which are the same for each layer."""
+
+    def whole(self, memory: AnyMemory, inner: Collection[tuple[Part, bool]], *, is_store: bool) -> Pairs:
+        """The blocks and slots that are copied whole: in each layer, and in all that is kept beside them.
+
+        *inner*: parts that are copied by the inner one of two methods.
+        """
+        copied = {(part, layer): pairs for (part, by, layer), pairs in self.copied.items() if by is ((part, is_store) in inner)}
+        if any(each not in copied for each in self.due if each[0][0] is memory):
+            return set()
+        told = [pairs for part, pairs in self.told.items() if part[0] is memory]
+        told += [pairs for (part, _), pairs in copied.items() if part[0] is memory and pairs]
+        return set.intersection(*map(memory.whole, told)) if told else set()
+
+
 class CopyEars:
     """Ears on one controller, and on the checks of its acknowledgements."""
 
@@ -61,12 +92,10 @@ class CopyEars:
         """The operations in a queue, by identity, and their jobs."""
         self._out: dict[CopyWay, list[Acknowledged]] = {WRITES: [], LOADS: []}
         self._due: list[list[Job]] = []
-        self._moved: dict[AnyMemory, Pairs] | None = None
-        """What the launch under way copies of each memory; None where the release does not show it."""
-        self._layers: dict[tuple[AnyMemory, object], Pairs] = {}
-        """The same of each layer, as far as a host pool was told; one launch may copy a layer in several parts."""
-        self._parsed: dict[tuple[int, int], tuple[object, object, Pairs]] = {}
-        """What was read of the tensors of a launch, which are the same for each layer."""
+        self._moving: Moving | None = None
+        """The launch under way; None where the release does not show it."""
+        self._inner: set[tuple[Part, bool]] = set()
+        """Parts of which a host pool copies by a further method of its own, and whether to the host."""
         self._translated: set[AnyMemory] = set()
         """Those whose host pool is told other numbers than the launch, as in the unified pools: they are not compared."""
         self._has_ranks = parts.num_ranks > 1
@@ -81,12 +110,15 @@ class CopyEars:
                 after=functools.partial(self._launched, way),
             )
         transfers = getattr(controller, "l2_transfer_engine", None) if parts.pages.has_pages else None
-        for name in ("submit_device_to_host", "submit_host_to_device"):
-            ears.hear(transfers, name, before=self._moves, tells="what a launch copies")
+        for name, is_store in (("submit_device_to_host", True), ("submit_host_to_device", False)):
+            ears.hear(transfers, name, before=functools.partial(self._moves, is_store), tells="what a launch copies")
         for memory in self._memories if transfers is not None else ():
-            ears.hear(memory.host, "prepare_transfer_indices", after=functools.partial(self._prepared, memory))
-            for name in ("backup_from_device_all_layer_physical", "load_to_device_per_layer_physical"):
-                ears.hear(memory.host, name, before=functools.partial(self._copies, memory), scope="copy")
+            for host in (memory.host, *memory.beside):
+                ears.hear(host, "prepare_transfer_indices", after=functools.partial(self._prepared, memory))
+                for name, is_store in (("backup_from_device_all_layer", True), ("load_to_device_per_layer", False)):
+                    for end in ("_physical", ""):  # a pool's own, and the one within, if it leaves the work to that
+                        heard = functools.partial(self._copies, memory, host, is_store, not end)
+                        ears.hear(host, name + end, before=heard)
         for name in ("writing_check", "loading_check"):
             ears.hear(tree, name, after=self._checked)
 
@@ -116,38 +148,47 @@ class CopyEars:
 
     # --- launches -----------------------------------------------------------------------------------------------------------
 
-    def _moves(self, call: HeardCall) -> None:
+    def _moves(self, is_store: bool, call: HeardCall) -> None:
         """What the device is told to copy, of the memory that is followed."""
-        moved: dict[AnyMemory, Pairs] = {memory: set() for memory in self._memories}
-        self._moved, self._layers, self._parsed = moved, {}, {}
+        self._moving = moving = Moving()
 
-        def told(memory: AnyMemory, device: list[int], host: list[int]) -> None:
-            moved[memory].update(zip(device, host, strict=False))
-            memory.fit("a launch is", device, host)
+        def told(part: Part, device: list[int], host: list[int]) -> None:
+            moving.told.setdefault(part, set()).update(zip(device, host, strict=False))
+            part[0].fit("a launch is", device, host)
 
-        transfers = call.given("transfers")[0]
-        for transfer in transfers if isinstance(transfers, list) else ():
-            for memory in moved:
-                if getattr(transfer, "host_pool", None) is memory.host and not getattr(transfer, "is_draft", False):
-                    self._reading.later(functools.partial(told, memory), transfer.device_indices, transfer.host_indices)
+        transfers, last = call.given("transfers")[0], call.kwargs.get("transfer_layer_id_max")
+        for at, transfer in enumerate(transfers if isinstance(transfers, list) else ()):
+            host, is_draft = getattr(transfer, "host_pool", None), bool(getattr(transfer, "is_draft", False))
+            for memory in self._memories:
+                if any(each is host for each in (memory.host, *memory.beside)):
+                    part = memory, id(host), is_draft
+                    self._reading.later(functools.partial(told, part), transfer.device_indices, transfer.host_indices)
+                    layers = {None} if is_store else _layers_of(transfer, last, is_first=not at)
+                    moving.due.update((part, layer) for layer in layers)
 
     def _prepared(self, memory: AnyMemory, call: HeardCall) -> None:
         host, device = call.given("host_indices", "device_indices")
         if not (isinstance(call.result, tuple) and call.result[0] is host and call.result[1] is device):
             self._translated.add(memory)
 
-    def _copies(self, memory: AnyMemory, call: HeardCall) -> None:
+    def _copies(self, memory: AnyMemory, host: object, is_store: bool, is_inner: bool, call: HeardCall) -> None:
         """What a host pool is told to copy, layer by layer. Indices on the device are not read: that would wait for it."""
-        pool, host, device, layer = call.given("device_pool", "host_indices", "device_indices", "layer_id")
-        is_other = memory in self._translated or getattr(pool, "host_transfer_translate", None) is not None
-        if self._moved is None or is_other or any(getattr(each, "is_cuda", True) for each in (host, device)):
+        pool, slots, places, layer = call.given("device_pool", "host_indices", "device_indices", "layer_id")
+        moving, part = self._moving, (memory, id(host), bool(call.kwargs.get("is_draft", False)))
+        if moving is None:
             return
-        key = id(host), id(device)
-        if key not in self._parsed:
-            slots, others = numbers(device), numbers(host)
-            memory.fit("a launch is", slots, others)
-            self._parsed[key] = host, device, set(zip(slots, others, strict=False))
-        self._layers.setdefault((memory, layer), set()).update(self._parsed[key][2])
+        if is_inner:
+            self._inner.add((part, is_store))
+        copied = moving.copied.setdefault((part, is_inner, None if is_store else layer), set())
+        is_other = memory in self._translated or getattr(pool, "host_transfer_translate", None) is not None
+        if is_other or any(getattr(each, "is_cuda", True) for each in (slots, places)):
+            return
+        key = id(slots), id(places)
+        if key not in moving.parsed:
+            device, others = numbers(places), numbers(slots)
+            memory.fit("a launch is", device, others)
+            moving.parsed[key] = slots, places, set(zip(device, others, strict=False))
+        copied.update(moving.parsed[key][2])
 
     def _launches(self, way: CopyWay, call: HeardCall) -> TakesBack:
         self._due = self._look(way)
@@ -155,10 +196,10 @@ class CopyEars:
 
     def _not_launched(self) -> None:
         """The call that was to launch copies has failed: they are queued still, as far as anybody knows."""
-        self._due, self._moved, self._layers, self._parsed = [], None, {}, {}
+        self._due, self._moving = [], None
 
     def _launched(self, way: CopyWay, call: HeardCall) -> None:
-        due, moved, layers = self._due, self._moved, self._layers
+        due, moving = self._due, self._moving
         self._not_launched()
         if not due:
             return
@@ -171,8 +212,8 @@ class CopyEars:
             jobs = [job for each in due for job in each]
             for memory in self._memories:
                 own = [number for of, number in jobs if of is memory]
-                if moved is not None:
-                    memory.book.moved(own, _moved_in_all(memory, moved[memory], layers))
+                if moving is not None:
+                    memory.book.moved(own, moving.whole(memory, self._inner, is_store=way is WRITES))
                 memory.book.launched_copies(own, is_ordered=is_ordered)
             self._out[way].append(Acknowledged(ack, jobs, producer))
 
@@ -214,10 +255,15 @@ class CopyEars:
         self._queued, self._out = {}, {WRITES: [], LOADS: []}
 
 
-def _moved_in_all(memory: AnyMemory, moved: Pairs, layers: Mapping[tuple[AnyMemory, object], Pairs]) -> Pairs:
-    """The blocks and slots that are copied whole: by the launch, and in each layer of it that was told."""
-    told = [memory.whole(pairs) for (of, _), pairs in layers.items() if of is memory]
-    return functools.reduce(set.intersection, told, memory.whole(moved))
+def _layers_of(transfer: object, last: object, *, is_first: bool) -> set[object]:
+    """The layers of a host pool that a load copies, as it counts them; nothing where that is not said."""
+    mapper = getattr(transfer, "layer_mapper", None)
+    if not isinstance(last, int):
+        return set()
+    if mapper is not None:
+        return {mapper(layer) for layer in range(last)} - {None}
+    num: int = last if is_first else getattr(getattr(transfer, "host_pool", None), "layer_num", 0)
+    return {*range(min(num, last))}
 
 
 def _has_landed(ack: object) -> bool:

@@ -48,8 +48,12 @@ class FollowedMemory(Generic[BookT]):
     """How the names of the tree's counts of it begin."""
     has_pages: bool = True
     """Whether the numbers of its slots are those of whole pages in their order; in sharded memory they are not."""
-    is_counted: bool = True
-    """Whether the tree's counts can be compared with what is handed out."""
+    window: int | None = None
+    """The tokens ahead of those that a step computes whose pages it reads; None: all."""
+    beside: Sequence[object] = ()
+    """Host pools of what lies beside it, in the same slots."""
+    places: Callable[[object], object] = lambda indices: indices
+    """Which slots of it belong to these of full attention: 0 for none."""
     free_lists: Sequence[str] = ("free_slots",)
     """Where the allocator has what is free."""
     sets_aside: str
@@ -59,7 +63,7 @@ class FollowedMemory(Generic[BookT]):
     also_frees: Sequence[Method] = ()
     book: BookT = field(init=False)
     host_locked: Callable[[], int] = lambda: 0
-    """How many locks on the host are there that nothing explains."""
+    """How many locks on its slots are there that nothing explains."""
     slots_rest: Callable[[], bool] = lambda: True
     """Whether nothing but the tree and the copies has any of its slots in hand."""
 
@@ -77,11 +81,15 @@ class FollowedMemory(Generic[BookT]):
     def kept(self) -> int | None:
         """What the tree has of device memory; None where that cannot be compared with what is handed out."""
         sizes = [size_of(self.tree, self.counts + name) for name in ("evictable_size", "protected_size")]
-        return None if not self.is_counted or None in sizes else sum(size for size in sizes if size is not None)
+        return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def free(self) -> int | None:
         """What can be handed out, by the allocator's own count; None where it counts otherwise."""
         return size_of(self.allocator, "available_size") if self.has_pages else None
+
+    def host_free(self) -> int | None:
+        """The same of its host pool."""
+        return size_of(self.host, "available_size")
 
     def locked(self) -> int:
         """What the tree could not evict now."""

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from attrs import field, frozen
 
-from blocklife.engines.sglang.watch._memory import AnyMemory, FollowedMemory
+from blocklife.engines.sglang.watch._memory import AnyMemory, FollowedMemory, Method
 from blocklife.engines.sglang.watch._reading import IndexReading
 from blocklife.errors import MisuseError
 from blocklife.watch import PageBook, StateBook
 
-POOL = "MAMBA"
-"""How SGLang calls this memory, in its tree and in its host pools."""
+POOL, NEAR = "MAMBA", "SWA"
+"""How SGLang calls the memory of states, and that of layers with windows, in its tree and in its host pools."""
 CHUNK = 64
 """Tokens that a model's layers compute at once where it does not say how many."""
+MAPPING = "full_to_swa_index_mapping"
+"""Where an allocator has the slot in the memory of windows for each slot of full attention; 0 for none."""
+
+
+class Paged(TypedDict):
+    """What memory in pages has by the same names."""
+
+    free_lists: Sequence[str]
+    sets_aside: str
+
+
+class Others(TypedDict):
+    """What hands out and frees beside an allocator."""
+
+    also_hands_out: Sequence[Method]
+    also_frees: Sequence[Method]
+
+
+PAGED: Paged = {"free_lists": ("free_pages", "release_pages", "staged_pages"), "sets_aside": "free_group_end"}
 
 
 def seed_of(owner: object) -> tuple[object, ...] | None:
@@ -35,9 +55,12 @@ class CacheParts:
     """Which slots of device memory a request has."""
     pages: FollowedMemory[PageBook]
     """The keys and values of the layers with full attention, of which the dummy page is 0."""
+    windows: FollowedMemory[PageBook] | None
+    """Those of the layers with windows, in pages of their own; None where they are not followed."""
     states: StateParts | None
     """The states, for models whose layers keep some; None where they are not followed."""
-    why_no_states: str
+    why_not: Mapping[str, str]
+    """Why a memory of that name is not followed."""
     reading: IndexReading = field(init=False, factory=IndexReading)
 
     @classmethod
@@ -56,14 +79,20 @@ class CacheParts:
             )
         rows = getattr(tree, "req_to_token_pool", None)
         pages = _pages_of(scheduler, tree, controller)
-        states = StateParts.of(scheduler, tree, controller, rows)
-        found = None if isinstance(states, str) else states
-        return cls(scheduler, tree, controller, rows, pages, found, states if isinstance(states, str) else "")
+        near, states = _windows_of(tree, controller), StateParts.of(scheduler, tree, controller, rows)
+        why_not = {name: each for name, each in ((NEAR, near), (POOL, states)) if isinstance(each, str)}
+        windows, found = None if isinstance(near, str) else near, None if isinstance(states, str) else states
+        return cls(scheduler, tree, controller, rows, pages, windows, found, why_not)
+
+    @property
+    def paged(self) -> list[FollowedMemory[PageBook]]:
+        """The memories in pages: of all that a request has, and of what its layers with windows still see."""
+        return [self.pages] if self.windows is None else [self.pages, self.windows]
 
     @property
     def memories(self) -> list[AnyMemory]:
         """The memories of the device that are followed."""
-        return [self.pages] if self.states is None else [self.pages, self.states.memory]
+        return [*self.paged] if self.states is None else [*self.paged, self.states.memory]
 
     @property
     def num_ranks(self) -> int:
@@ -119,6 +148,7 @@ def _pages_of(scheduler: object, tree: object, controller: object) -> FollowedMe
     if not (page and size and host_size):
         raise MisuseError(f"a {type(tree).__name__} with a {type(full).__name__} has nothing that the watch knows")
     components = getattr(tree, "components", None)
+    is_alone = full is allocator and getattr(scheduler, "is_hybrid_ssm", False) is not True
     return FollowedMemory[PageBook](
         tree=tree,
         allocator=full,
@@ -126,12 +156,42 @@ def _pages_of(scheduler: object, tree: object, controller: object) -> FollowedMe
         size=size // page,
         num_host=host_size // page,
         page=page,
+        counts="" if is_alone else "full_",
+        beside=_beside(tree, host, "KV"),
         # Sharded memory has numbers of its own.
         has_pages=not getattr(controller, "is_kv_sharded", False) and getattr(anchor, "dcp_size", 1) == 1,
-        is_counted=full is allocator and getattr(scheduler, "is_hybrid_ssm", False) is not True,
-        free_lists=("free_pages", "release_pages", "staged_pages"),
-        sets_aside="free_group_end",
         also_frees=[(each, "_free_full") for each in (components.values() if isinstance(components, dict) else ())],
+        **PAGED,
+    )
+
+
+def _windows_of(tree: object, controller: object) -> FollowedMemory[PageBook] | str:
+    """The memory of the layers with windows; if the watch cannot follow it, the reason, as a text."""
+    both = getattr(tree, "token_to_kv_pool_allocator", None)
+    allocator, entry = getattr(both, "swa_attn_allocator", None), _entry(getattr(controller, "mem_pool_host", None), NEAR)
+    host, page = getattr(entry, "host_pool", None), getattr(tree, "page_size", 0)
+    size, num_host = getattr(allocator, "size", 0), getattr(host, "size", 0)
+    window = getattr(tree, "sliding_window_size", None)
+    if not (page and size and num_host):
+        return "which have no host memory"
+    if getattr(both, "swa_req_ring", False) is True:
+        return "in a ring of each request"
+    if not (isinstance(window, int) and hasattr(both, MAPPING)):
+        return "in unified pools, which number their memory otherwise"
+    return FollowedMemory[PageBook](
+        tree=tree,
+        allocator=allocator,
+        host=host,
+        size=size // page,
+        num_host=num_host // page,
+        page=page,
+        pool=NEAR,
+        counts="swa_",
+        window=window,
+        beside=_beside(tree, getattr(controller, "mem_pool_host", None), NEAR),
+        places=lambda indices: getattr(both, MAPPING)[indices],
+        **PAGED,
+        **_names_from_before(entry),
     )
 
 
@@ -157,7 +217,7 @@ class StateParts:
         cached is converted to 8 bits, where a part of a state is in a ring beside it, and where steps guess tokens ahead.
         """
         allocator, pool = (getattr(rows, name, None) for name in ("mamba_allocator", "mamba_pool"))
-        entry = _entry(getattr(controller, "mem_pool_host", None))
+        entry = _entry(getattr(controller, "mem_pool_host", None), POOL)
         host = getattr(entry, "host_pool", None)
         size, num_host = getattr(allocator, "size", 0), getattr(host, "size", 0)
         if not (size and num_host):
@@ -185,17 +245,27 @@ class StateParts:
             pool=POOL,
             counts="mamba_",
             sets_aside="alloc_group_end",
-            # The controller has the allocator's methods from before the watch came.
-            also_hands_out=[(entry, "device_alloc_fn")],
-            also_frees=[(entry, "device_free_fn")],
+            **_names_from_before(entry),
         )
         page: int = getattr(tree, "page_size", 0)
         return cls(memory, pool, frozenset(layer - first for layer in layers), chunk, max(chunk, page))
 
 
-def _entry(host: object) -> object:
-    """What a group of host pools has of this memory."""
+def _entry(host: object, pool: str) -> object:
+    """What a group of host pools has of the memory of this name."""
     for entry in getattr(host, "entries", ()):
-        if getattr(getattr(entry, "name", None), "name", "") == POOL:
+        if getattr(getattr(entry, "name", None), "name", "") == pool:
             return entry
     return None
+
+
+def _beside(tree: object, host: object, pool: str) -> list[object]:
+    """The host pools whose slots are those of the memory of this name: indices of sparse attention, say, or a drafter's."""
+    specs = getattr(tree, "sidecar_pool_specs", None)
+    names = [each.pool_name.name for each in specs or () if each.indices_from_pool.name == pool]
+    return [found.host_pool for found in getattr(host, "entries", ()) if getattr(found.name, "name", "") in names]
+
+
+def _names_from_before(entry: object) -> Others:
+    """The allocator's methods that the controller has from before the watch came."""
+    return {"also_hands_out": [(entry, "device_alloc_fn")], "also_frees": [(entry, "device_free_fn")]}

@@ -21,11 +21,12 @@ from typing import Protocol
 from attrs import frozen
 
 from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._memory import FollowedMemory
 from blocklife.engines.sglang.watch._parts import CacheParts, StateParts, seed_of
 from blocklife.engines.sglang.watch._reading import numbers
 from blocklife.engines.sglang.watch._storage import StorageEars
 from blocklife.engines.sglang.watch._tree import CoreEars
-from blocklife.watch import Ears, HeardCall, KeptState, PageTurn, StateTurn, Text, Watch
+from blocklife.watch import Ears, HeardCall, KeptState, PageBook, PageTurn, StateTurn, Text, Watch
 
 NUM_TEXTS = 1024
 """How many texts are kept; one that is dropped, though its request goes on, is read anew."""
@@ -140,6 +141,7 @@ class StepEars:
         self._reading = parts.reading
         self._parts = parts
         self._pages = parts.pages.book
+        self._paged = parts.paged
         self._states = parts.states
         self._copies = copies
         self._waits = waits = LayerWaits(ears, parts)
@@ -163,26 +165,23 @@ class StepEars:
 
     def _planned(self, call: HeardCall) -> None:
         batch = batch_of(call.result)
-        turns = [] if batch is None else self._turns(batch)
+        turns = {} if batch is None else self._turns(batch)
         self._reading.report()
+        for memory in self._parts.memories:
+            memory.book.counted(memory)
         self._copies.look()
         load: int = getattr(batch, "hicache_consumer_index", -1)
         self._waits.planned(load)
         if batch is not None:
-            self._pages.launched(turns, self._copies.waited_for(load, self._pages))
+            for memory in self._paged:
+                memory.book.launched(turns.get(memory, ()), self._copies.waited_for(load, memory.book))
             if self._states is not None:
                 jobs = self._copies.waited_for(load, self._states.memory.book)
                 self._planned_states = PlannedStates(self._state_turns(self._states, batch), load, jobs)
         elif self._parts.is_at_rest():
             self._texts.clear()
             for memory in self._parts.memories:
-                memory.book.rests(
-                    locked=memory.locked,
-                    kept=memory.kept,
-                    free=memory.free,
-                    host_locked=memory.host_locked,
-                    slots_rest=memory.slots_rest,
-                )
+                memory.book.rests(memory)
         else:
             waiting = getattr(self._parts.scheduler, "waiting_queue", ())
             self._pages.stands_still([getattr(each, "rid", "") for each in waiting])
@@ -199,13 +198,15 @@ class StepEars:
             book.computed()
         if self._waits.is_launching or self._pages.num_in_flight == 1:
             self._launched()
-        self._pages.computed()
+        for memory in self._paged:
+            memory.book.computed()
 
     def _ended(self, call: HeardCall) -> None:
         over = {request.rid for request in getattr(call.given("batch")[0], "reqs", ()) if request.finished()}
         for name in over:
             self._texts.pop(name, None)
-            self._pages.ended(name)
+            for memory in self._paged:
+                memory.book.ended(name)
         while len(self._texts) > NUM_TEXTS:
             self._texts.pop(next(iter(self._texts)))
         if self._planned_states is not None:  # their slots are free: what the step does with them is of no use to anybody
@@ -218,10 +219,12 @@ class StepEars:
         load = self._waits.launched()
         if load >= 0:
             self._reading.report()
-            self._pages.unwaited(self._copies.waited_for(load, self._pages))
+            self._unready(load)
 
-    def _unready(self, load: int, layer: int) -> None:
-        self._pages.unwaited(self._copies.waited_for(load, self._pages), layer)
+    def _unready(self, load: int, layer: int | None = None) -> None:
+        waits = {memory.book: self._copies.waited_for(load, memory.book) for memory in self._paged}
+        for book in [book for book, jobs in waits.items() if jobs][:1]:  # one violation says it of all
+            book.unwaited(waits[book], layer)
 
     # --- states -------------------------------------------------------------------------------------------------------------
 
@@ -246,11 +249,12 @@ class StepEars:
 
     # --- batches ------------------------------------------------------------------------------------------------------------
 
-    def _turns(self, batch: object) -> list[PageTurn]:
+    def _turns(self, batch: object) -> dict[FollowedMemory[PageBook], list[PageTurn]]:
+        """What a step computes, by the memory in pages that it does so in."""
         page, table = self._parts.pages.page, getattr(self._parts.rows, "req_to_token", None)
         spans = spans_of(batch)
         if table is None:
-            return []
+            return {}
         said = getattr(batch, "req_pool_indices", None)
         rows = [row for request, _, _ in spans if (row := _row_of(request)) is not None]
         if len(rows) < len(spans):
@@ -259,19 +263,26 @@ class StepEars:
         lists: list[list[int]] = []
         for _ in range(2):  # once more where the requests say something else than their batch, which is what the layers go by
             asked: list[object] = []
-            for row, (_, start, stop) in zip(rows, spans, strict=False):
-                # the slot of the first token of each page, and in pages of several tokens that of each token that is computed
-                asked += (table[row, :stop:page], table[row, start : stop if page > 1 else start])
+            for memory in self._paged:
+                for row, (_, start, stop) in zip(rows, spans, strict=False):
+                    # the slot of the first token of each page, and in pages of several tokens that of each token computed
+                    first = _skipped(memory, start) * page
+                    both = (table[row, first:stop:page], table[row, start : stop if page > 1 else start])
+                    asked += map(memory.places, both)
             found, *lists = self._reading.now(said, *asked)
             if found == rows:
                 break
             rows = found
         self._rows = rows
-        turns: list[PageTurn] = []
-        for at, (request, start, stop) in enumerate(spans[: len(rows)]):
-            blocks = [token // page for token in lists[2 * at]]
-            astray = _astray(lists[2 * at + 1], start, blocks, page)
-            turns.append(PageTurn(request.rid, self._text_of(request), start, stop, blocks, astray))
+        parts = iter(lists)
+        turns: dict[FollowedMemory[PageBook], list[PageTurn]] = {}
+        for memory in self._paged:
+            turns[memory] = own = []
+            for request, start, stop in spans[: len(rows)]:
+                skipped = _skipped(memory, start)
+                blocks = [0] * skipped + [token // page for token in next(parts)]
+                astray = _astray(next(parts), start, blocks, page)
+                own.append(PageTurn(request.rid, self._text_of(request), start, stop, blocks, astray, skipped))
         return turns
 
     def _text_of(self, request: object) -> Text:
@@ -299,6 +310,11 @@ class StepEars:
                 own.append(_kept(states, targets[at], start, stop, reached[at] if is_prompt else None))
             turns.append(StateTurn(request.rid, self._text_of(request), start, stop, block, own))
         return turns
+
+
+def _skipped(memory: FollowedMemory[PageBook], start: int) -> int:
+    """The pages ahead of all that a step reads which computes from this token on."""
+    return 0 if memory.window is None else max(0, start - memory.window) // memory.page
 
 
 def _astray(slots: Sequence[int], start: int, blocks: Sequence[int], page: int) -> tuple[int, int] | None:

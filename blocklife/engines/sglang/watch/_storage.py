@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from blocklife.engines.sglang.watch._keys import StoredKeys
 from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
 from blocklife.engines.sglang.watch._reading import pages
-from blocklife.watch import Ears, HeardCall, Text
+from blocklife.watch import Ears, HeardCall, KeyedContents, Text
 
 THREADS, TAKEN = "threads of storage", "what the tree takes from storage"
 NUM_ASKED = 1024
@@ -34,6 +35,8 @@ class StorageEars:
         """By name: a request, and the tokens ahead of what storage was asked for."""
         self._comes: str | None = None
         """The request for which something has come, while the tree takes it."""
+        self._known = KeyedContents()
+        """What the keys of the storage stand for."""
         tree = parts.tree
         if not book.unseen_slots:
             return
@@ -46,6 +49,7 @@ class StorageEars:
         ears.hear(tree, "_insert_helper_host", after=self._taken, tells=TAKEN)
         ears.hear(getattr(tree, "tree_core", None), "insert_host", after=self._taken, tells=TAKEN)
         book.sees_takers = ears.told[THREADS] and ears.told[TAKEN]
+        StoredKeys(ears, parts, self._known)
 
     def rests(self) -> bool:
         """Whether neither a load nor the storage has any page of the host in hand."""
@@ -91,7 +95,7 @@ class StorageEars:
         known = found // self._page if isinstance(found, int) else 0
         if getattr(call.result, "host_insert_dropped", False):
             return
-        asked = self._asked.get(self._comes or "")
+        asked, keys = self._asked.get(self._comes or ""), call.given("node", "key", "host_value", "hash_value")[3]
 
         def told(tokens: list[int]) -> None:
             slots = pages(tokens, self._page)
@@ -103,6 +107,8 @@ class StorageEars:
                 return
             needs_parent = getattr(self._controller, "write_policy", "") != "write_back"
             self._book.refilled(slots[known:], text, start + known, needs_parent=needs_parent)
+            if isinstance(keys, list) and len(keys) == len(slots):
+                self._book.kept_below(keys[known:], slots[known:], self._known)
 
         self._reading.later(told, value)
 

@@ -13,7 +13,7 @@ from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._memory import AnyMemory
 from blocklife.engines.sglang.watch._parts import CacheParts, seed_of
 from blocklife.engines.sglang.watch._reading import pages
-from blocklife.watch import Ears, HeardCall, HeldContent, Mirror, TakesBack, Text
+from blocklife.watch import Ears, HeardCall, HeldContent, Mirror, PageBook, TakesBack, Text
 
 _GIVE_UP = (
     "evict_device_next_node",
@@ -83,6 +83,7 @@ class CoreEars:
         for memory in self._parts.memories:
             kind = memory.pool or _FULL
             frees = [list(_tensors(getattr(call.result, name, None), kind)) for name in ("device_frees", "host_frees")]
+            frees[0] = [memory.places(each) for each in frees[0]]  # the core names those of full attention
 
             def told(*lists: list[int], num: int = len(frees[0]), memory: AnyMemory = memory) -> None:
                 parts = lists[:num], lists[num:]
@@ -134,8 +135,9 @@ class TreeEars:
 
     def __init__(self, ears: Ears, parts: CacheParts, mirror: Mirror, copies: CopyEars) -> None:
         self._reading = parts.reading
+        self._parts = parts
         self._mirror = mirror
-        self._book = parts.pages.book
+        self._paged = parts.paged
         self._states = states = None if parts.states is None else parts.states.memory.book
         self._inserted_text: tuple[Text, int] | None = None
         """What the insertion under way has for a key, and its tokens in whole pages."""
@@ -166,17 +168,19 @@ class TreeEars:
         text = Text(size, seed_of(key), tokens[: whole * size])
         self._inserted_text = text, whole * size
 
-        before: dict[int, HeldContent | None] = {}
+        before: dict[PageBook, dict[int, HeldContent | None]] = {}
 
-        def told(slots: list[int]) -> None:
-            before.update(self._book.cached(text, [slot // size for slot in slots[::size]][:whole], first))
+        def told(*slots: list[int]) -> None:
+            for memory, own in zip(self._paged, slots, strict=True):
+                before[memory.book] = memory.book.cached(text, [slot // size for slot in own[::size]][:whole], first)
 
         def takes_back() -> None:
             self._inserted_text = None
             self._reading.report()
-            self._book.not_cached(before)
+            for book, held in before.items():
+                book.not_cached(held)
 
-        self._reading.later(told, value)
+        self._reading.later(told, *[memory.places(value) for memory in self._paged])
         return takes_back
 
     def _inserted(self, call: HeardCall) -> None:
@@ -198,9 +202,8 @@ class TreeEars:
     def _reset(self, call: HeardCall) -> None:
         self._reading.report()
         self._copies.reset()
-        self._book.reset()
-        if self._states is not None:
-            self._states.reset()
+        for memory in self._parts.memories:
+            memory.book.reset()
 
     # --- ranks --------------------------------------------------------------------------------------------------------------
 

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from blocklife.engines.sglang._versions import ENGINE
 from blocklife.engines.sglang.watch._copies import CopyEars
 from blocklife.engines.sglang.watch._memory import MemoryEars
-from blocklife.engines.sglang.watch._parts import POOL, CacheParts
+from blocklife.engines.sglang.watch._parts import NEAR, POOL, CacheParts
 from blocklife.engines.sglang.watch._steps import StepEars
 from blocklife.engines.sglang.watch._tree import CoreEars, TreeEars
 from blocklife.errors import MisuseError
 from blocklife.watch import Ears, MirrorSizes, Options, PageBook, StateBook, Watch
 
 MEANT = {
-    "SWA": "layers with sliding windows",
+    NEAR: "layers with sliding windows",
     POOL: "states",
     "MAMBA_CKPT": "checkpoints of states in 8 bits",
     "INDEXER": "indices of sparse attention",
@@ -45,15 +45,18 @@ def watch_scheduler(watched: object, options: Options) -> Watch:
 def _follow(watch: Watch, parts: CacheParts) -> None:
     sees_steps, has_storage = parts.scheduler is not None, bool(getattr(parts.tree, "enable_storage", False))
     mirrors = [watch.add_mirror(MirrorSizes(memory.size + 1, num_slots=memory.num_host)) for memory in parts.memories]
-    pages, ears = parts.pages, watch.ears
-    pages.book = PageBook(mirrors[0], pages.page, pages.num_host, sees_steps=sees_steps)
+    ears = watch.ears
+    for paged, mirror in zip(parts.paged, mirrors, strict=False):
+        has_gaps = paged.window is not None
+        paged.book = PageBook(mirror, paged.page, paged.num_host, sees_steps=sees_steps, has_gaps=has_gaps)
     if parts.states is not None:
         states = parts.states.memory
-        states.book = StateBook(mirrors[1], states.num_host, sees_steps=sees_steps)
-        states.book.sees_takers = not has_storage  # what storage brings of them, the tree takes unheard
-        ears.told |= {"states from storage": False} if has_storage else {}
+        states.book = StateBook(mirrors[-1], states.num_host, sees_steps=sees_steps)
     for memory in parts.memories:
         memory.book.unseen_slots = has_storage
+        if has_storage and memory.pool:  # what storage brings of it, the tree takes unheard
+            memory.book.sees_takers = False
+            ears.told["windows from storage" if memory.pool == NEAR else "states from storage"] = False
         MemoryEars(ears, memory, parts.reading)
     copies, core = CopyEars(ears, parts), CoreEars(ears, parts)
     if sees_steps:
@@ -71,11 +74,10 @@ def _follow(watch: Watch, parts: CacheParts) -> None:
 def left_out(parts: CacheParts, ears: Ears) -> dict[str, str]:
     """The names of what is not followed, each with what it is, or why."""
     found = {name: MEANT.get(name, "") for name, thing in _memories(parts) if not ears.hears(thing)}  # one part is enough
-    if POOL in found and parts.why_no_states:
-        found[POOL] = f"{MEANT[POOL]}, {parts.why_no_states}"
+    found |= {name: f"{MEANT[name]}, {why}" for name, why in parts.why_not.items() if name in found}
     found |= {what: "" for what, is_heard in ears.told.items() if not is_heard}
     if parts.pages.kept() is None:
-        found["count of pages at rest"] = "the tree's count is not of full attention alone"
+        found["count of pages at rest"] = "the tree does not count them"
     if any(getattr(each, "is_eagle", False) is True for each in (parts.tree, getattr(parts.tree, "tree_core", None))):
         found["keys of pairs of tokens"] = "a drafter's, which are believed"
     return found
