@@ -3,7 +3,7 @@
 `EmbeddedDriver` knows the ledger and the scheduler; what is written here is how this engine is made and steered. Copies and
 forward passes are simulated: a copy lands when a scenario says so, and what each place holds is compared. Prints::
 
-    0 of 439 runs are unsafe
+    0 of 487 runs are unsafe
 
 `blocklife scenario run --driver embedded_driver:MiniDriver`, in this folder, says the same in full.
 """
@@ -27,6 +27,8 @@ class MiniDriver(EmbeddedDriver):
         geometry = Geometry.parse(world.groups, world.blocks_per_chunk)
         if geometry.tail_tokens is not None:
             raise Unsupported("prefixes end with a block here")
+        if set(geometry.block_tokens) != {BLOCK}:
+            raise Unsupported(f"the blocks of every group have {BLOCK} tokens here")
         limits = Limits(
             num_blocks=world.blocks + 1,
             num_slots=world.slots,

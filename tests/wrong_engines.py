@@ -13,6 +13,8 @@ from attrs import evolve
 from blocklife.errors import MisuseError
 from blocklife.states import Job
 from blocklife.testing import EngineSetup, EngineStep, Landing, LookedUp, OurDriver, SettledPlan
+from blocklife.testing.scenarios._embedded_driver import _Entries
+from blocklife.testing.worlds._tier import Entry
 
 
 class Wrong(OurDriver):
@@ -291,3 +293,131 @@ class Transposed(Wrong):
             for order in found.orders.stores
         )
         return evolve(found, orders=found.orders._replace(stores=stores))
+
+
+class Blind(Wrong):
+    """Takes what has come from the store below for all that it asked for."""
+
+    def heard(self, reports: Sequence[Landing]) -> Sequence[Landing]:
+        return [each._replace(missing=()) for each in reports]
+
+
+class OneSpace(OurDriver):
+    """Asks the store below under the same names, whatever the weights are."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        if self._index is not None:
+            ask, self.passes.entries = self._index.ask, _Spaceless(world.below)
+            setattr(self._index, "ask", lambda _, contents: ask(b"", contents))  # noqa: B010 - a method
+
+
+class _Spaceless(_Entries):
+    def __getitem__(self, entry: Entry) -> int:
+        return super().__getitem__((b"", *entry[1:]))
+
+
+class Waiting(Wrong):
+    """Does not hear of a copy that has failed."""
+
+    def heard(self, reports: Sequence[Landing]) -> Sequence[Landing]:
+        return [each for each in reports if each.ok]
+
+
+class Impatient(OurDriver):
+    """Ends a lease as soon as it is given."""
+
+    def lease(self, request: str, steps: int) -> Mapping[int, str]:
+        found = super().lease(request, steps) if request not in self._lapsed else {}
+        self.give_back(request)
+        self._lapsed.add(request)
+        return found
+
+
+class Forgiving(OurDriver):
+    """Takes back by number what an owner gives back, whoever has it by now."""
+
+    def lease(self, request: str, steps: int) -> Mapping[int, str]:
+        self.leased_out = super().lease(request, steps)
+        return self.leased_out
+
+    def give_back(self, request: str) -> None:
+        super().give_back(request)
+        for name in self.scheduler.requests.running():
+            held = [at for at, block in enumerate(self.table(name, 0)) if block in self.leased_out]
+            self.ledger.release(name, held)
+
+
+class Unfenced(OurDriver):
+    """Does not hold the source of a copy on the device."""
+
+    def copy_block(self, request: str, source: int, target: int) -> None:
+        super().copy_block(request, source, target)
+        self.ledger.finish(self._block_copies[-1].holder)
+        self._block_copies[-1] = evolve(self._block_copies[-1], holder="")
+
+    def _end_copies(self, plan: int) -> None:
+        self._copying.pop(plan, None)
+
+
+class Sparing(Wrong):
+    """Copies a block once, however many want a copy."""
+
+    def told(self, found: EngineStep) -> EngineStep:
+        return evolve(found, orders=found.orders._replace(block_copies=found.orders.block_copies[:1]))
+
+
+class Misread(Wrong):
+    """Counts states in blocks of the attention for who has loaded one, and so looks behind the end of its table."""
+
+    loaded: tuple[str, ...] = ()
+
+    def settle(
+        self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
+    ) -> SettledPlan:
+        found = super().settle(reports, launched=launched, sampled=sampled)
+        self.loaded += found.loaded
+        return found
+
+    def told(self, found: EngineStep) -> EngineStep:
+        if not self.loaded:
+            return found
+        forward = found.orders.forward
+        reads = tuple((0 if str(content).startswith("1:") else block, content) for block, content in forward.reads)
+        return evolve(found, orders=found.orders._replace(forward=forward._replace(reads=reads)))
+
+
+class Scratch(OurDriver):
+    """Takes the state that a request has for the one at the last end of a block before it."""
+
+    def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
+        blocks, places = super().claims()
+        for name in self.scheduler.requests.running():
+            whole = self.scheduler.requests.progress(name).computed // 4 * 4
+            if whole:
+                blocks = {**blocks, self.table(name, 1)[-1]: f"1:{self.engine.texts[name][:whole]}"}
+        return blocks, places
+
+
+class Untold(OurDriver):
+    """Tells its workers nothing of who was preempted or is over."""
+
+    def _tell_rows(self) -> None:
+        before = self._rows
+        super()._tell_rows()
+        self._rows = {**before, **self._rows}
+
+
+class Appending(OurDriver):
+    """Tells its workers the table of a request that comes back as if it were more of the old one."""
+
+    def start(self, world: EngineSetup) -> None:
+        super().start(world)
+        self.gone: dict[str, list[list[int]]] = {}
+
+    def _tell_rows(self) -> None:
+        before = self._rows
+        super()._tell_rows()
+        self.gone |= {name: rows for name, rows in before.items() if name not in self._rows}
+        for name in set(self.gone) & set(self._rows):
+            self._rows[name] = [old + new for old, new in zip(self.gone[name], self._rows[name], strict=True)]

@@ -41,7 +41,7 @@ def test_table_has_every_result() -> None:
 def test_releases_are_in_their_order() -> None:
     """The newest first, whatever the order of the results."""
     assert [list(each.releases) for each in results()][:2] == [
-        ["0.33.0", "0.23.0", "0.22.1", "0.21.0"],
+        ["0.33.0", "0.30.0", "0.23.0", "0.22.1", "0.21.0"],
         ["0.5.23", "0.5.20", "0.5.14", "0.5.13.post1"],
     ]
 

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from blocklife.errors import MisuseError
 from blocklife.offload import Geometry
-from blocklife.testing import OurDriver, Outcome, Unsupported, run_scenario
+from blocklife.testing import OurDriver, Outcome, run_scenario
 from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._running import driver_named, read_scenario, world_of
 from blocklife.testing.worlds._device import Content
@@ -158,6 +158,7 @@ def sent(
     new: Sequence[tuple[str, int, int, tuple[list[int], ...]]] = (),
     more: Sequence[tuple[str, int, int, tuple[list[int], ...] | None]] = (),
     resumed: Sequence[str] = (),
+    preempted: Sequence[str] = (),
     zeroed: Sequence[int] = (),
     copied: Sequence[object] = (),
 ) -> Output:
@@ -179,7 +180,7 @@ def sent(
         ),
         num_scheduled_tokens=tokens,
         finished_req_ids=set(),
-        preempted_req_ids=None,
+        preempted_req_ids=set(preempted),
         kv_connector_metadata=None,
         new_block_ids_to_zero=list(zeroed),
         kv_cache_block_copies=list(copied),
@@ -265,8 +266,32 @@ def test_request_that_comes_again_has_other_blocks() -> None:
     assert step == ([(7, "0:abcd")], [(8, "0:abcdefA")])
 
 
-def test_copy_between_blocks_is_not_expressible() -> None:
-    """Scenarios have no such thing, and it is not left out in silence."""
-    run = Run("full:4", a="abcd")
-    with pytest.raises(Unsupported, match="not expressible: a copy from one block"):
-        run.step(sent({"a": 4}, new=[("a", 4, 0, ([1],))], copied=[object()]))
+def test_copy_between_blocks_comes_behind_the_zeroing_of_its_target() -> None:
+    """A worker zeroes new blocks first: what was copied there stays."""
+    run = Run("full:4", a="abcdefA")
+    output = sent(
+        {"a": 2},
+        new=[("a", 6, 4, ([1, 3],))],
+        zeroed=[2, 3],
+        copied=[SimpleNamespace(src_block_id=9, dst_block_id=3)],
+    )
+
+    assert run.batch.block_copies(output) == ((9, 3),)
+    assert run.step(output) == ([(1, "0:abcd")], [(2, None), (3, "0:abcdef")])
+
+
+def test_table_of_a_worker_is_what_it_was_sent() -> None:
+    """It grows by what is sent, is gone while its request is preempted, and is replaced when that comes back."""
+    run = Run("full:4", a="abcdefAAAAA")
+    seen = []
+    for output in (
+        sent({"a": 6}, new=[("a", 6, 0, ([1, 2],))]),
+        sent({"a": 3}, more=[("a", 6, 1, ([3],))]),
+        sent({}, preempted=["a"]),
+        sent({"a": 6}, more=[("a", 0, 3, ([7, 8, 9],))], resumed=["a"]),
+    ):
+        run.step(output)
+        seen.append(run.batch.table("a", 0))
+
+    assert seen == [[1, 2], [1, 2, 3], [], [7, 8, 9]]
+    assert run.batch.table("b", 0) == []

@@ -69,6 +69,49 @@ def test_device_holds_a_store_back_until_the_next_plan() -> None:
     assert device.running() == [(1, 0, False)]
 
 
+def test_device_copies_blocks_ahead_of_the_pass_and_one_after_the_other() -> None:
+    """What the pass writes then is not copied; what an earlier copy has brought is."""
+    device = Device(5, 3, 2)
+    device.carry_out(orders(1, writes={1: "x"}))
+    plan = orders(2, reads={2: "x"}, writes={1: "y"})._replace(block_copies=((1, 2), (2, 3)))
+    device.carry_out(plan)
+
+    assert [worker.blocks[1:4] for worker in device.workers] == [["y", "x", "x"]] * 2
+
+
+def running(copy: CopyOrder) -> Device:
+    """A copy of block 1 that runs, and no forward pass."""
+    device = Device(4, 3)
+    device.carry_out(orders(1, loads=() if copy.stores else (copy,), stores=(copy,) if copy.stores else ()))
+    device.carry_out(orders(2))
+    device.finish_pass(2)
+    return device
+
+
+@pytest.mark.parametrize(
+    ("copy", "blocks", "said"),
+    [
+        (load(1, 1), (1, 2), "reads block 1 while copy 1 writes it"),
+        (load(1, 1), (2, 1), "writes block 1 while copy 1 writes it"),
+        (store(1, 1), (2, 1), "writes block 1 while copy 1 reads it"),
+    ],
+)
+def test_device_sees_a_block_that_is_copied_while_another_copy_runs(
+    copy: CopyOrder, blocks: tuple[int, int], said: str
+) -> None:
+    """Both its source and its target are touched by the step."""
+    with pytest.raises(DeviceFault, match=f"I1: worker 0: step 3 {said}"):
+        running(copy).carry_out(orders(3)._replace(block_copies=(blocks,)))
+
+
+def test_device_lets_a_block_be_copied_that_a_store_reads() -> None:
+    """Both read it; a load that does not wait for the step writes into what the step copies."""
+    running(store(1, 1)).carry_out(orders(3)._replace(block_copies=((1, 2),)))
+    device = Device(4, 3, events=False)
+    with pytest.raises(DeviceFault, match="I2: worker 0: copy 2 does not wait for the event of step 3, which touches block 1"):
+        device.carry_out(orders(3, loads=(load(2, 1),))._replace(block_copies=((1, 2),)))
+
+
 def test_device_lands_what_a_plan_waits_for_before_anything_is_written() -> None:
     """The old bytes arrive, then the new tenant writes."""
     device = storing()

@@ -119,9 +119,9 @@ def test_embedded_engine_holds_what_the_page_says(
 
     assert capsys.readouterr().out.splitlines() == promised(EXAMPLES / "embedded_driver.py")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("blocklife")]
-    assert safety == "safety: 42 of 56 scenarios hold, 14 need what the engine cannot have"
-    assert policy == "policy: 14 of 17 scenarios hold, 3 need what the engine cannot have"
-    assert "42 of the 56 safety scenarios hold. The other 14 need" in page
+    assert safety == "safety: 49 of 68 scenarios hold, 19 need what the engine cannot have"
+    assert policy == "policy: 13 of 17 scenarios hold, 4 need what the engine cannot have"
+    assert "49 of the 68 safety scenarios hold. The other 19 need" in page
 
 
 def test_skeleton_of_the_page_drives_the_engine_of_the_example(mini: type[EmbeddedDriver]) -> None:

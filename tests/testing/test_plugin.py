@@ -448,10 +448,10 @@ def test_example_holds_as_many_scenarios_as_its_readme_says(monkeypatch: pytest.
         del sys.modules[name]
 
     assert safety == (
-        "safety: 30 of 56 scenarios hold, 1 shows another policy (B17), 7 need a method that the driver lacks, "
-        "18 need what the engine cannot have"
+        "safety: 30 of 68 scenarios hold, 1 shows another policy (B17), 17 need a method that the driver lacks, "
+        "20 need what the engine cannot have"
     )
-    assert "Of the 56 safety scenarios 30 hold and none is unsafe; 7 need a method" in text
+    assert "Of the 68 safety scenarios 30 hold and none is unsafe; 17 need a method" in text
     assert policy.startswith("policy: 1 of 17 scenarios hold, 4 show another policy (A32, A45, B16, S5), ")
     assert "Of the 17 policy scenarios 1 holds, and in 4 the engine has another policy" in text
     assert {"A01", "A02", "A03"} <= hasty

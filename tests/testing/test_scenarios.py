@@ -290,6 +290,18 @@ CAN_FAIL: dict[str, type[OurDriver]] = {
     "B25": wrong.Overbooked,
     "B26": wrong.Transposed,
     "B27": wrong.Stubborn,
+    "B28": wrong.Blind,
+    "B29": wrong.Waiting,
+    "B30": wrong.OneSpace,
+    "B31": wrong.Impatient,
+    "B32": wrong.Forgiving,
+    "B33": wrong.Unfenced,
+    "B34": wrong.Sparing,
+    "B35": wrong.Misread,
+    "B36": wrong.Scratch,
+    "B37": wrong.Untold,
+    "B38": wrong.Appending,
+    "B39": wrong.Careless,
 }
 """A wrong engine for each case that no bug is planted for."""
 
@@ -411,6 +423,15 @@ NOT_SO: dict[str, tuple[str, str]] = {
     'count = { free = "< 3" }': ("count", "expected free < 3; found 3"),
     "hit = { a = 8 }": ("hit", "expected 8 for a; found no lookup"),
     'handed_out = ["block 0 of a"]': ("handed_out", "block 0 of a was not handed out (handed out: none)"),
+    'reads = ["block 0 of a"]': ("reads", "block 0 of a is not read (read: none)"),
+    'copied = [["block 0 of a", "block 1 of a"]]': ("copied", "expected block 0 of a to block 1 of a; found none"),
+    'demotes = ["abcd"]': ("demotes", "expected 0:abcd; found none"),
+    'promotes = ["abcd"]': ("promotes", "expected 0:abcd; found none"),
+    'in_store_below = ["abcd"]': ("in_store_below", "abcd (0:abcd) cannot be found in the store below (there are: none)"),
+    'worker_table = { a = ["block 0 of a"] }': (
+        "worker_table",
+        "expected block 0 of a of a; the workers have block 0 of a, block 1",
+    ),
     'no_room = ["a"]': ("no_room", "expected a; found none"),
     'state = { "block 5 of a" = "FREED" }': ("state", "there is no block 5 of a: it has had 3 blocks so far"),
     'state = { "the load of a" = "DONE" }': ("state", "there is no such copy as the load of a: 0 loads of a were planned"),
@@ -447,6 +468,11 @@ UNFIT: dict[str, tuple[str, str]] = {
     ),
     'do = "lose_report"\ncopy = "the store of a"': ("lose_report", "no report of the store of a by worker 0 is on its way"),
     'do = "settle"': ("settle", "no plan is out"),
+    'do = "vanish"\ncontents = ["abcd"]': ("vanish", "0:abcd is not in the store below"),
+    'do = "land"\ncopies = ["the demotion of abcd"]': (
+        "land",
+        "there is no such copy as the demotion of abcd: 0 demotions of abcd",
+    ),
     'do = "crowd_host"\nslots = 9': ("crowd_host", "there is no room for 9 more slots in the host"),
 }
 

@@ -22,6 +22,8 @@ SINCE = {
 NEED_WATCHED = ("test_rig", "test_scenarios", "test_watch")
 """They say what is found in vLLM's own connectors in each of `WATCHED`."""
 WATCHED = ("0.21", "0.22", "0.23", "0.33")
+DRIVEN = (*WATCHED, "0.30")
+"""Those in which scenarios are run."""
 NEED_NEWEST = ("test_peers", "test_planted", "test_programs", "test_reports", "test_tiers")
 """They are about what is in the newest release only: bugs planted or found there, tiers below the host, benches."""
 
@@ -36,8 +38,9 @@ def out_of_place(name: str) -> str | None:
         return f"the connector is for vLLM {SUPPORTED[0]}.x to {SUPPORTED[-1]}.x"
     if name in SINCE and minor_of(RELEASE) < minor_of(SINCE[name]):
         return "this release has no sources of hits, tells the connector nothing of sleep mode, or has no guesses beside states"
-    if name.startswith(NEED_WATCHED) and minor_of(RELEASE) not in map(minor_of, WATCHED):
-        return f"scenarios, the rig and the watch are tested with vLLM {', '.join(WATCHED)}"
+    taken = DRIVEN if name.startswith("test_scenarios") else WATCHED
+    if name.startswith(NEED_WATCHED) and minor_of(RELEASE) not in map(minor_of, taken):
+        return f"scenarios, the rig and the watch are tested with vLLM {', '.join(taken)}"
     if name.startswith(NEED_NEWEST) and minor_of(RELEASE) != minor_of(SUPPORTED[-1]):
         return f"it is about vLLM {SUPPORTED[-1]}.x"
     return None

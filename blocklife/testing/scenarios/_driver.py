@@ -23,7 +23,7 @@ makes these up, different ones for each request (`tokens`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Annotated, NoReturn
@@ -87,6 +87,7 @@ class EngineSetup:
     deadline: int = knob(1000, "steps until a copy is past its deadline", least=1)
     replacement: str = knob("lru", "the eviction policy of the host tier", among=BUILT_IN)
     step_tokens: int = knob(0, "the most tokens that one request computes per step, by the engine's own policy; 0 for no limit")
+    below: int = knob(0, "contents that a store below the host tier has room for; 0: there is none", most=100_000)
     events: str = knob(
         "own",
         "how copies wait for forward passes: each by its own event, not at all, or all by one event (then all count as landed "
@@ -141,7 +142,8 @@ class EngineStep:
 
     orders: Orders
     """Waits, loads, stores and the forward pass. One side of a copy are blocks, the other host places (slot x blocks of a
-    chunk + position in the chunk)."""
+    chunk + position in the chunk). In `below` are entries of the store below where blocks stand otherwise (number of the
+    entry x blocks of a chunk + position); `block_copies` run on the device ahead of the forward pass."""
     ahead: tuple[Orders, ...] = ()
     """What the workers were told ahead of these orders, in this order and under the number of the same plan: copies that the
     engine launches, and waits for, while it schedules. Their stores are launched with the orders behind them."""
@@ -153,6 +155,8 @@ class EngineStep:
     """Further requests whose blocks a copy moves, by job."""
     sizes: Mapping[int, tuple[int, ...]] = field(factory=dict)
     """How many blocks of each group a copy has, by job; of those left out, what their orders say."""
+    contents: Mapping[int, tuple[str, ...]] = field(factory=dict)
+    """What each copy to or from the store below moves, by job."""
     hits: Mapping[str, LookedUp] = field(factory=dict)
     """The lookups of the step, by request."""
     no_room: tuple[str, ...] = ()
@@ -299,6 +303,11 @@ class Driver:
         """
         self._not("draft")
 
+    @verb()
+    def end_in_error(self, request: kinds.RequestName) -> None:
+        """The engine ends a request, in any state, because of an error."""
+        self._not("end_in_error")
+
     def lend(self, request: str) -> Mapping[int, str]:
         """Another owner begins to read the final blocks of a request, until `give_back`; returns them with their contents.
 
@@ -306,9 +315,23 @@ class Driver:
         """
         self._not("lend")
 
+    def lease(self, request: str, steps: int) -> Mapping[int, str]:
+        """As `lend`, but for so many steps at most: the time is that of `advance`. Called again, it ends so much later.
+
+        The owner reads nothing once the time is over, and may still call `give_back` then.
+        """
+        self._not("lease")
+
     def give_back(self, request: str) -> None:
         """The other owner is done with the blocks of this request."""
         self._not("give_back")
+
+    def answer_below(self, has: Collection[int]) -> None:
+        """The store below answers all that it was asked: it has these entries, by number, and no others.
+
+        It may have been asked nothing. The runner calls this once at the start, where there is such a store.
+        """
+        self._not("answer_below")
 
     def lookup(self, request: str) -> LookedUp:
         """The prefix-cache hit of a request's prompt; the content that was hit stays until the next plan."""
@@ -415,6 +438,13 @@ class Driver:
         self._not("plan_load")
 
     @verb("single blocks")
+    def copy_block(self, request: kinds.RequestName, source: kinds.Block, target: kinds.Block) -> None:
+        """A block is copied to one of the request's own, on the device, ahead of the next step's forward pass. Who holds the
+        source may let go of it meanwhile.
+        """
+        self._not("copy_block")
+
+    @verb("single blocks")
     def cancel(self, job: kinds.Job) -> None:
         """A store that was not launched is cancelled."""
         self._not("cancel")
@@ -506,6 +536,10 @@ class Driver:
     def slot_of(self, content: str) -> int | None:
         """The host slot that holds, or will hold, this content; None where there is none."""
         self._not("slot_of")
+
+    def worker_table(self, request: str, group: int) -> list[int]:
+        """The blocks of a request by position, as the workers know them from what they were told; empty if they do not."""
+        self._not("worker_table")
 
     def claims(self) -> tuple[Mapping[int, str], Mapping[int, str]]:
         """What can be hit now: by block and by host place, the content that is claimed to be there. The runner checks it."""

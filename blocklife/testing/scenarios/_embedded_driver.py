@@ -66,6 +66,7 @@ from blocklife.testing.scenarios._driver import (
 from blocklife.testing.worlds import _second_owner as second
 from blocklife.testing.worlds._device import Device, Landing, Orders
 from blocklife.testing.worlds._passes import Passes
+from blocklife.testing.worlds._tier import Entry, TierIndex
 
 SAID = 200
 """Tokens that a request samples if no end is given."""
@@ -98,6 +99,29 @@ class Scheduled:
     """Running and waiting requests for which there was no room."""
 
 
+@frozen
+class _HeldCopy:
+    """A copy from block to block, and the request of the ledger that holds its source."""
+
+    source: int
+    target: int
+    holder: str
+
+
+class _Entries(dict[Entry, int]):
+    """The number of each content of the store below: the next that is free, when it is first put there."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+
+    def __missing__(self, entry: Entry) -> int:
+        if len(self) == self._room:
+            raise CapacityError(f"the store below has room for {self._room} contents (a world says how many: below)")
+        number = self[entry] = len(self)
+        return number
+
+
 class EmbeddedDriver(Driver):
     """An engine built on `OffloadScheduler`, as scenarios see it: subclass it, and hand over the engine.
 
@@ -107,6 +131,8 @@ class EmbeddedDriver(Driver):
     """
 
     own_words = True
+    _index: TierIndex | None = None
+    """What the scheduler knows of the store below the host tier, if there is one."""
 
     # --- to write -----------------------------------------------------------------------------------------------------------
 
@@ -185,6 +211,7 @@ class EmbeddedDriver(Driver):
         self.scheduler, self.ledger, self.tier = passes.scheduler, passes.ledger, passes.scheduler.tier
         self.now = 0.0
         """The engine's time, in steps."""
+        self._num_block_copies = 0
         self._crowd = 0
         self._heard: list[str] = []
         self._untold: dict[str, str] = {}
@@ -194,6 +221,17 @@ class EmbeddedDriver(Driver):
         self._names: dict[tuple[int, bytes], str] = {}
         self._learned: dict[tuple[str, int], int] = {}
         """How many blocks of a request are known, by request and group."""
+        self.passes.entries = self._entries = _Entries(world.below)
+        self._leases: dict[str, float] = {}
+        """When the lease of another owner ends, by request."""
+        self._lapsed: set[str] = set()
+        """Requests whose lease has ended, and whose other owner has not said yet that it is done."""
+        self._block_copies: list[_HeldCopy] = []
+        """Copies from block to block that no step has made yet."""
+        self._copying: dict[int, list[_HeldCopy]] = {}
+        """Those of each plan that has not settled."""
+        self._rows: dict[str, list[list[int]]] = {}
+        """What the workers were told of the tables of each request, by group."""
         self.ledger.on(hook=self._hear)
 
     def _hear(self, told: LedgerTransition) -> None:
@@ -242,28 +280,43 @@ class EmbeddedDriver(Driver):
 
     def _told(self, orders: Orders, handed_out: tuple[int, ...], hits: Mapping[str, Hit], no_room: Iterable[str]) -> EngineStep:
         """The step, with what the ledger knows of its copies."""
-        numbers = [order.job for order in (*orders.loads, *orders.stores)]
+        numbers = [order.job for order in (*orders.loads, *orders.stores, *orders.below)]
         jobs = [job for number in numbers if (job := self.ledger.jobs.get(number)) is not None]
+        self._copying[orders.plan], self._block_copies = self._block_copies, []
+        for each in self._copying[orders.plan]:
+            orders = orders._replace(block_copies=(*orders.block_copies, (each.source, each.target)))
+        self._tell_rows()
         return EngineStep(
             orders=orders,
             handed_out=handed_out,
             owners={job.number: job.owner or "" for job in jobs},
             sharers={job.number: job.sharers for job in jobs},
             sizes={job.number: job.group_sizes for job in jobs},
+            contents={
+                job.number: tuple(map(self._name, job.slot_groups, job.keys)) for job in jobs if not job.direction.on_device
+            },
             hits={name: _found(hit) for name, hit in hits.items()},
             no_room=tuple(no_room),
         )
 
+    def _tell_rows(self) -> None:
+        """Workers are told the whole table of each request that runs, and which requests do not run any more."""
+        groups = range(len(self.passes.geometry.groups))
+        running = self.scheduler.requests.running()
+        self._rows = {name: [self.table(name, group) for group in groups] for name in running}
+
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
+        plan = self.scheduler.plans_out[0]
         with self._untold_named():
             found = self.settled(
-                self.scheduler.plans_out[0],
+                plan,
                 launched=self.passes.launches(launched),
                 completions=[self.passes.completion(each) for each in reports],
                 sampled=sampled,
             )
+        self._end_copies(plan)
         self._learn()
         return SettledPlan(loaded=found.loaded, failed=found.failed, ended=found.ended)
 
@@ -286,6 +339,9 @@ class EmbeddedDriver(Driver):
             return []
         return [life & ID_MASK for life in self.ledger.requests.table(request, group)]
 
+    def worker_table(self, request: str, group: int) -> list[int]:
+        return self._rows[request][group] if request in self._rows else []
+
     def finish(self, request: str) -> None:
         if self._is_entered(request):
             self.ledger.finish(request)
@@ -297,6 +353,10 @@ class EmbeddedDriver(Driver):
             self.ledger.finish(request)
         else:
             self.end(request, aborted=True)
+
+    def end_in_error(self, request: str) -> None:
+        """To the scheduler it is as if the client were gone."""
+        self.abort(request)
 
     def preempt(self, request: str) -> None:
         if self._is_entered(request):
@@ -311,12 +371,33 @@ class EmbeddedDriver(Driver):
     def lend(self, request: str) -> Mapping[int, str]:
         """A guest of the ledger holds what is final."""
         second.lend(self.ledger, request, range(len(self.passes.geometry.groups)))
+        return self._lent(request)
+
+    def _lent(self, request: str) -> Mapping[int, str]:
         found = second.read(self.ledger, self.passes.geometry)
         texts, content = self.passes.texts, self.passes.content
         return {block: str(content(group, texts[host][:end])) for host, group, end, block in found if host == request}
 
+    def lease(self, request: str, steps: int) -> Mapping[int, str]:
+        """A guest that goes by itself when its time is over."""
+        if request not in self._leases:
+            self.lend(request)
+        self._leases[request] = self.now + steps
+        return self._lent(request)
+
     def give_back(self, request: str) -> None:
-        second.give_back(self.ledger, request)
+        """Nothing happens where the lease has ended before."""
+        self._leases.pop(request, None)
+        if request in self._lapsed:
+            self._lapsed.remove(request)
+        else:
+            second.give_back(self.ledger, request)
+
+    def answer_below(self, has: Collection[int]) -> None:
+        if (index := self._index) is None:
+            raise Unsupported("there is no store below the host tier")
+        for entry in index.asked:
+            index.answer(entry, self._entries.get(entry) in has)
 
     def lookup(self, request: str) -> LookedUp:
         """Look all known tokens of a request up."""
@@ -344,6 +425,10 @@ class EmbeddedDriver(Driver):
 
     def advance(self, steps: int) -> None:
         self.now += steps
+        for request in [request for request, end in self._leases.items() if end <= self.now]:
+            del self._leases[request]
+            self._lapsed.add(request)
+            second.give_back(self.ledger, request)
 
     def prove_quiet(self, jobs: Sequence[int]) -> None:
         """Quiesce these jobs, without those that are over already."""
@@ -439,6 +524,21 @@ class EmbeddedDriver(Driver):
 
     def plan_load(self, request: str, blocks: Sequence[int], contents: Sequence[str]) -> int:
         return self.ledger.plan_load(request, GroupTransfer(self._batch(blocks, contents), self._slots(contents))).ids[0].number
+
+    def copy_block(self, request: str, source: int, target: int) -> None:
+        """A guest of the ledger holds the source until the plan with the copy has settled."""
+        if target not in self.table(request, 0):
+            raise MisuseError(f"block {target}: request {request} does not hold it (a block is copied to one of its own)")
+        self._num_block_copies += 1
+        copy = _HeldCopy(source, target, f"copy {self._num_block_copies}")
+        self.ledger.add_request(copy.holder)
+        self.ledger.acquire(copy.holder, [self.ledger.blocks.life(source)])
+        self.ledger.admit(copy.holder)
+        self._block_copies.append(copy)
+
+    def _end_copies(self, plan: int) -> None:
+        for each in self._copying.pop(plan, ()):
+            self.ledger.finish(each.holder)
 
     def cancel(self, job: int) -> None:
         self.ledger.cancel(self._jobs(job))
@@ -648,6 +748,7 @@ def _found_in(scheduler: OffloadScheduler) -> dict[str, object]:
         "jobs": limits.max_jobs,
         "contract": written(ledger.contract),
         "pool": "own" if ledger.own_pool else "engine",
+        "below": 0,  # only an index of the worlds (`TierIndex`) answers when a scenario says so
         "deadline": ledger._core.deadline_after,
         **{each.name: written(getattr(scheduler.policies, each.name)) for each in POLICIES},
     }

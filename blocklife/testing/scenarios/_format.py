@@ -139,6 +139,7 @@ GROUPS: Mapping[str, str] = {
     "hybrid": "several groups of KV cache, windows and states",
     "drafts": "guessed tokens, and drafters with layers of their own",
     "ranks": "several workers",
+    "below": "what is kept below the host memory",
 }
 """The groups that a file can name, with what each is about. Usual tests miss the first three."""
 ALL_GROUPS: Mapping[str, str] = {**TESTS, **GROUPS}

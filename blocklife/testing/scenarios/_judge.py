@@ -69,6 +69,13 @@ def _copies(stage: Stage, names: Iterable[str], found: Sequence[int]) -> str:
     return f"expected {said[0]}; found {said[1]}"
 
 
+def _below(stage: Stage, wanted: Sequence[str], kind: str) -> str:
+    """How the contents of the copies to the store below, or from there, differ from these; empty if they are the same."""
+    seen = [stage.names.copies[job] for job in stage.happened.below]
+    left, right = stage.names.contents(wanted), {text for each in seen if each.kind == kind for text in each.contents}
+    return "" if set(left) == right else f"expected {_listed(left)}; found {_listed(sorted(right))}"
+
+
 def _requests(wanted: Sequence[str], found: Iterable[str]) -> str:
     there = list(dict.fromkeys(found))
     return "" if set(wanted) == set(there) else f"expected {_listed(wanted)}; found {_listed(there)}"
@@ -92,8 +99,12 @@ def _handed(stage: Stage, blocks: Sequence[str], *, out: bool) -> str:
 
 
 def _findable(stage: Stage, contents: Sequence[str], where: str, *, there: bool) -> str:
-    blocks, places = stage.driver.claims()
-    found = {each.partition("@")[0] for each in (places if where == "host" else blocks).values()}
+    if where == "store below":
+        names: Iterable[str] = stage.entries().values()
+    else:
+        blocks, places = stage.driver.claims()
+        names = (places if where == "host" else blocks).values()
+    found = {each.partition("@")[0] for each in names}
     for text in contents:
         if (stage.names.content(text) in found) is not there:
             said = "cannot" if there else "can"
@@ -133,6 +144,34 @@ class Judge:
     def flushes(self, copies: kinds.CopyNames) -> str:
         """Its plans wait for exactly these copies."""
         return _copies(self.stage, copies, self.stage.happened.flushes)
+
+    @expectation(STEP)
+    def reads(self, blocks: kinds.BlockNames) -> str:
+        """Its forward pass reads these blocks, such as the state that a request goes on from; maybe others, too."""
+        read = self.stage.happened.reads
+        unread = [text for text in blocks if self.stage.names.block(text) not in read]
+        return f"{_listed(unread)} is not read (read: {_listed(map(self.stage.names.said, sorted(read)))})" if unread else ""
+
+    @expectation(STEP)
+    def copied(self, pairs: kinds.Pairs) -> str:
+        """Exactly these pairs, of a block and the block that it is copied to on the device."""
+        left = {tuple(self.stage.names.blocks(each)) for each in pairs}
+        right = set(self.stage.happened.block_copies)
+        said = [
+            _listed(f"{self.stage.names.said(one)} to {self.stage.names.said(to)}" for one, to in each)
+            for each in (left, right)
+        ]
+        return "" if left == right else f"expected {said[0]}; found {said[1]}"
+
+    @expectation(STEP, needs="answer_below")
+    def demotes(self, contents: kinds.Contents) -> str:
+        """Exactly these contents of the host are to be copied to the store below."""
+        return _below(self.stage, contents, "demotion")
+
+    @expectation(STEP, needs="answer_below")
+    def promotes(self, contents: kinds.Contents) -> str:
+        """Exactly these contents of the store below are to be copied to the host."""
+        return _below(self.stage, contents, "promotion")
 
     @expectation(STEP)
     def hit(self, expected: kinds.Hits) -> str:
@@ -231,6 +270,16 @@ class Judge:
         """These are not."""
         return _findable(self.stage, contents, "device", there=False)
 
+    @expectation(STATE, needs="answer_below")
+    def in_store_below(self, contents: kinds.Contents) -> str:
+        """The store below has these."""
+        return _findable(self.stage, contents, "store below", there=True)
+
+    @expectation(STATE, needs="answer_below")
+    def not_in_store_below(self, contents: kinds.Contents) -> str:
+        """It does not have these."""
+        return _findable(self.stage, contents, "store below", there=False)
+
     @expectation(STATE)
     def same(self, pairs: kinds.Pairs) -> str:
         """Both names are the same block."""
@@ -249,6 +298,16 @@ class Judge:
             held = {block for group in groups for block in self.stage.driver.table(request, group) if block}
             if absent := [text for text in blocks if self.stage.names.block(text) not in held]:
                 return f"{request} does not hold {_listed(absent)} (it holds {len(held)} blocks)"
+        return ""
+
+    @expectation(STATE, needs="worker_table")
+    def worker_table(self, expected: kinds.HeldBlocks) -> str:
+        """The blocks of a request by position, as the workers know them, of one group behind the other."""
+        groups = range(len(self.stage.geometry.groups))
+        for request, blocks in expected.items():
+            found = [block for group in groups for block in self.stage.driver.worker_table(request, group)]
+            if self.stage.names.blocks(blocks) != found:
+                return f"expected {_listed(blocks)} of {request}; the workers have {_listed(map(self.stage.names.said, found))}"
         return ""
 
     @expectation(STATE)

@@ -22,7 +22,9 @@ Value: TypeAlias = "str | int | float | bool | Sequence[Value] | Mapping[str, Va
 NAME = re.compile(r"[A-Za-z_][\w.~-]*")
 BLOCK_NAME = re.compile(r"block ([0-9]{1,9}) of (\S+)(?: in group ([0-9]{1,9}))?")
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-COPY_NAME = re.compile(rf"the (?:({'|'.join(ORDINALS)}) )?(store|load) of (\S+)")
+COPY_NAME = re.compile(rf"the (?:({'|'.join(ORDINALS)}) )?(store|load|demotion|promotion) of (\S+)")
+BELOW = ("demotion", "promotion")
+"""Copies between the host and the store below, named by what they move."""
 SLOT_NAME = re.compile(r"the slot of (.+)")
 CONTENT_NAME = re.compile(r"(?:([0-9]{1,9}):)?([^\s:]+)")
 COMPARED = re.compile(r"(>=|<=|>|<) ([0-9]{1,9})")
@@ -130,6 +132,8 @@ class Known:
             if kind == "slot":
                 CONTENT.check(self, found[1], *path)
                 self.needs.add("slot_of")
+            elif kind == "job" and found[2] in BELOW:
+                CONTENT.check(self, found[3], *path)
             else:
                 REQUEST.check(self, found[2 if kind == "block" else 3], *path)
             if kind == "block":
@@ -202,7 +206,10 @@ def _repeated(value: Value, factor: int) -> Value:
 def scaled_name(value: Value, factor: int) -> Value:
     """The name of a thing, or of content: letters in it are tokens."""
     text = str(value)
-    if text in (GARBAGE, NO_COPY) or BLOCK_NAME.fullmatch(text) or COPY_NAME.fullmatch(text):
+    copy = COPY_NAME.fullmatch(text)
+    if copy and copy[2] in BELOW:
+        return f"{text.removesuffix(copy[3])}{scaled_content(copy[3], factor)}"
+    if text in (GARBAGE, NO_COPY) or BLOCK_NAME.fullmatch(text) or copy:
         return text
     if slot := SLOT_NAME.fullmatch(text):
         return f"the slot of {scaled_content(slot[1], factor)}"

@@ -35,6 +35,19 @@ class SeenCopy:
     sharers: tuple[str, ...]
     sizes: tuple[int, ...]
     plan: int
+    contents: tuple[str, ...] = ()
+    """What it moves, if it goes to the store below or comes from there."""
+
+    @property
+    def kind(self) -> str:
+        """The word for it in the names of copies."""
+        if self.order.below:
+            return "promotion" if self.order.stores else "demotion"
+        return "store" if self.order.stores else "load"
+
+    def is_of(self, whom: str) -> bool:
+        """Whether it moves blocks of this request, or this content."""
+        return whom in (self.contents if self.order.below else (self.owner, *self.sharers))
 
 
 class ScenarioNames:
@@ -94,10 +107,11 @@ class ScenarioNames:
         return kind, (slot,)
 
     def _jobs(self, text: str, which: str | None, kind: str, request: str) -> tuple[int, ...]:
-        own = self.copies_of(request, stores=kind == "store")
+        whose = self.content(request) if kind in kinds.BELOW else request
+        own = self._copies(whose, kind)
         at = kinds.ORDINALS.index(which) if which else -1
         if len(own) <= max(at, 0):
-            unowned = sum(not each.owner and each.order.stores is (kind == "store") for each in self.copies.values())
+            unowned = sum(not (each.owner or each.contents) and each.kind == kind for each in self.copies.values())
             some = f"1 {kind} has" if unowned == 1 else f"{unowned} {kind}s have"
             more = f"; {some} no request (EngineStep.owners)" if unowned else ""
             raise StageError(f"there is no such copy as {text}: {len(own)} {kind}s of {request} were planned so far{more}")
@@ -105,9 +119,12 @@ class ScenarioNames:
 
     def copies_of(self, owner: str, *, stores: bool) -> list[tuple[int, ...]]:
         """The copies of a request in one direction, each with its jobs."""
+        return self._copies(owner, "store" if stores else "load")
+
+    def _copies(self, whose: str, kind: str) -> list[tuple[int, ...]]:
         found: dict[int, tuple[int, ...]] = {}
         for job, each in self.copies.items():
-            if owner in (each.owner, *each.sharers) and each.order.stores is stores:
+            if each.kind == kind and each.is_of(whose):
                 found[each.plan] = (*found.get(each.plan, ()), job)
         return list(found.values())
 
@@ -167,12 +184,13 @@ class ScenarioNames:
             if kind == "job" and job in numbers:
                 return name
         seen = self.copies.get(job)
-        if seen is None or not seen.owner:
+        whose = "" if seen is None else seen.contents[0] if seen.contents else seen.owner
+        if seen is None or not whose:
             return f"copy number {job}"
-        own = self.copies_of(seen.owner, stores=seen.order.stores)
+        own = self._copies(whose, seen.kind)
         at = next(at for at, jobs in enumerate(own) if job in jobs)
         which = f"{kinds.ORDINALS[at]} " if len(own) > 1 and at < len(kinds.ORDINALS) else ""
-        return f"the {which}{'store' if seen.order.stores else 'load'} of {seen.owner}"
+        return f"the {which}{seen.kind} of {whose.removeprefix('0:')}"
 
     def in_words(self, text: str) -> str:
         """A message of the device or the engine, with names added to its numbers."""

@@ -12,7 +12,7 @@ from blocklife.errors import MisuseError
 from blocklife.ledger import (
     Contract,
 )
-from blocklife.offload import Settled
+from blocklife.offload import BelowPolicies, Settled
 from blocklife.testing.scenarios._driver import (
     EngineSetup,
     EngineStep,
@@ -42,6 +42,7 @@ class _ScenarioEngine(Engine):
                 replacement=world.replacement,
                 step_tokens=world.step_tokens or None,
                 policies=world.policies,
+                below=BelowPolicies(max_wait=1e6) if world.below else None,
             ),
             own_pool=world.pool == "own",
             state_drafts=world.policies.state_drafts,
@@ -114,6 +115,7 @@ class OurDriver(EmbeddedDriver):
     def start(self, world: EngineSetup) -> None:
         self.engine = _ScenarioEngine(world)
         self._begin(world, self.engine)
+        self._index = self.engine.index
         self._sayers: dict[str, int] = {}
 
     def arrive(self, request: str, prompt: str, tokens: int | None = None, reply: str = "") -> None:
@@ -140,7 +142,9 @@ class OurDriver(EmbeddedDriver):
     def settle(
         self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
     ) -> SettledPlan:
+        plan = self.scheduler.plans_out[0]
         found = self.engine.settle(reports, launched=launched, sampled=sampled)
+        self._end_copies(plan)
         return SettledPlan(loaded=found.loaded, failed=found.failed, ended=found.ended)
 
     def draft(self, request: str, guess: str) -> None:

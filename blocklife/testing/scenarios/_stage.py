@@ -52,6 +52,11 @@ class StepOutcome:
     stores: list[int] = field(factory=list)
     loads: list[int] = field(factory=list)
     flushes: list[int] = field(factory=list)
+    below: list[int] = field(factory=list)
+    """Copies to and from the store below."""
+    block_copies: list[tuple[int, int]] = field(factory=list)
+    reads: set[int] = field(factory=set)
+    """Blocks that its forward passes read."""
     handed_out: set[int] = field(factory=set)
     hits: dict[str, LookedUp] = field(factory=dict)
     no_room: dict[str, None] = field(factory=dict)
@@ -71,7 +76,8 @@ class Stage:
         places = max(1, world.slots) * world.blocks_per_chunk
         if (size := (world.blocks + 1 + places) * world.workers) > PLACES_MAX:
             raise StageError(f"a world of {size:,} places is too large (at most {PLACES_MAX:,} on all workers together)")
-        self.device = Device(world.blocks + 1, places, world.workers, events=world.events != "none")
+        entries = world.below * world.blocks_per_chunk
+        self.device = Device(world.blocks + 1, places, world.workers, events=world.events != "none", num_entries=entries)
         self.names = ScenarioNames(driver, self.geometry)
         self.plans: deque[int] = deque()
         self.reports: list[Landing] = []
@@ -81,11 +87,15 @@ class Stage:
         """Content that was sealed and that the next step still writes."""
         self.lent: dict[str, Mapping[int, str]] = {}
         """What another owner reads in every step, by request: blocks with their contents."""
+        self.leased: dict[str, int] = {}
+        """How many more steps it may do so, where that is limited."""
         self.happened = StepOutcome()
         self.pictures: dict[str, object] = {}
         self.prepared: list[str] = []
         """Requests that the scenario does not name."""
         driver.start(world)
+        if world.below:
+            driver.answer_below(())  # nothing was asked so far: an engine without such a store says so
 
     @staticmethod
     def asked(question: Callable[[], AnswerT], otherwise: AnswerT) -> AnswerT:
@@ -123,6 +133,15 @@ class Stage:
         for problem in self.asked(lambda: list(self.driver.problems(self.device)), none):
             raise DeviceFault(problem.rule, problem.message)
 
+    def entries(self) -> dict[int, str]:
+        """What the store below has, by number of the entry: that of which every worker has its part."""
+        size, found = self.world.blocks_per_chunk, dict[int, str]()
+        for entry in range(self.world.below):
+            parts = {worker.below[(entry + 1) * size - 1] for worker in self.device.workers}
+            if len(parts) == 1 and None not in parts:
+                found[entry] = str(*parts)
+        return found
+
     def out(self) -> list[int]:
         """The running copies."""
         return list(dict.fromkeys(job for job, _, _ in self.device.running()))
@@ -139,7 +158,7 @@ class Stage:
         failing: bool = False,
     ) -> None:
         """Take one engine step, and carry it out on the device."""
-        self.asked(lambda: self.driver.advance(1), None)
+        self.asked(lambda: self.pass_time(1), None)
         found = self.driver.step(compute=compute, let_in=let_in, preempt=preempt)
         self.carry_out(found, failing=failing)
         self.names.look()
@@ -147,16 +166,30 @@ class Stage:
         while settle and len(self.plans) > (self.world.scheduling == "async"):
             self.settle_one(sampled)
 
+    def pass_time(self, steps: int) -> None:
+        """Let time pass. Owners whose lease is over read nothing from now on."""
+        self.driver.advance(steps)
+        self.leased = {request: left - steps for request, left in self.leased.items()}
+        for request in [request for request, left in self.leased.items() if left <= 0]:
+            del self.leased[request]
+            self.lent.pop(request, None)
+
     def carry_out(self, found: EngineStep, *, failing: bool) -> None:
         """Let the workers carry a plan out; launches are reported when the plan settles."""
         orders, what = found.orders, self.happened
         self.check_owners(found)
         for told in (*found.ahead, orders):
-            for order in (*told.loads, *told.stores):
+            for order in (*told.loads, *told.stores, *told.below):
                 owner, sizes = found.owners.get(order.job, ""), found.sizes.get(order.job, order.sizes)
-                self.names.copies[order.job] = SeenCopy(order, owner, found.sharers.get(order.job, ()), sizes, orders.plan)
+                moved = found.contents.get(order.job, ())
+                self.names.copies[order.job] = SeenCopy(
+                    order, owner, found.sharers.get(order.job, ()), sizes, orders.plan, moved
+                )
             what.stores += [order.job for order in told.stores]
             what.loads += [order.job for order in told.loads]
+            what.below += [order.job for order in told.below]
+            what.block_copies += told.block_copies
+            what.reads |= {block for block, _ in told.forward.reads}
             what.flushes += told.flushes
         for early in found.ahead:
             self.reports += self.device.carry_out(early)
@@ -181,7 +214,8 @@ class Stage:
         owners: object = found.owners
         if not isinstance(owners, Mapping):
             raise AnswerError(f"EngineStep.owners must map the job of each copy to its request, not {reprlib.repr(owners)}")
-        planned = [order.job for told in (*found.ahead, found.orders) for order in (*told.loads, *told.stores)]
+        every = [*found.ahead, found.orders]
+        planned = [order.job for told in every for order in (*told.loads, *told.stores, *told.below)]
         known = [*self.names.requests, *self.prepared]
         shared = [(job, sharer) for job, each in found.sharers.items() for sharer in each]
         for job, owner in [*owners.items(), *shared]:

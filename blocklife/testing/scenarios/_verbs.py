@@ -103,7 +103,7 @@ class VerbStage(Stage):
     ) -> None:
         """The oldest outstanding plan settles, with all reports. `after`: first the time of so many steps passes."""
         if after:
-            self.driver.advance(after)
+            self.pass_time(after)
         self.settle_one(sampled)
 
     @verb(needs="progress")
@@ -128,10 +128,22 @@ class VerbStage(Stage):
         """
         self.lent[request] = dict(self.driver.lend(request))
 
+    def do_lease(self, request: kinds.RequestName, steps: kinds.Times) -> None:
+        """As `lend`, for so many steps at most: then the owner reads no more, whether it has given back or not. Again: it ends
+        so many steps from now.
+        """
+        self.lent[request] = dict(self.driver.lease(request, steps))
+        self.leased[request] = steps
+
     def do_give_back(self, request: kinds.RequestName) -> None:
-        """That owner is done with it."""
+        """That owner is done with it; it may say so after its lease has ended."""
         self.driver.give_back(request)
         self.lent.pop(request, None)
+        self.leased.pop(request, None)
+
+    def do_answer_below(self) -> None:
+        """The store below answers what it was asked: whether it has some content."""
+        self.driver.answer_below(self.entries().keys())
 
     def do_land(
         self, copies: kinds.CopyNames | None = None, worker: kinds.Worker | None = None, report: kinds.Report = "sent"
@@ -156,6 +168,12 @@ class VerbStage(Stage):
                 kind = self.names.copies[job].order.stores
                 others = [each for each in self.device.running() if self.names.copies[each[0]].order.stores is kind]
                 self.reports += [Landing(other, at, ok) for other, at, _ in others if at == rank]
+
+    def land_all(self) -> None:
+        """Everything that runs lands, and the store below answers."""
+        self.land(None, None, "sent", ok=True)
+        if self.world.below:
+            self.do_answer_below()
 
     def running(self, copies: Sequence[str] | None, worker: int | None) -> list[tuple[int, int]]:
         """The shares of these copies; each must be running, and not hang."""
@@ -210,7 +228,7 @@ class VerbStage(Stage):
     @verb(needs="advance")
     def do_pass_time(self, steps: int) -> None:
         """The time of so many steps passes, then a tick."""
-        self.driver.advance(steps)
+        self.pass_time(steps)
         self.tick()
 
     def do_prove_quiet(self, copies: kinds.CopyNames | None = None) -> None:
@@ -232,7 +250,7 @@ class VerbStage(Stage):
         for _ in range(LIMIT):
             if not self.driver.pending() and not self.plans:
                 return
-            self.land(None, None, "sent", ok=True)
+            self.land_all()
             self.tick()
         raise UnmetError(
             f"still pending after {LIMIT} ticks: {', '.join(map(self.names.said_job, self.out())) or 'no copy is out'}"
@@ -267,7 +285,11 @@ class VerbStage(Stage):
         name = f"prepared~{len(self.prepared) + 1}"
         self.prepared.append(name)
         self.driver.arrive(name, prompt, None)
-        self.run_step({}, {name: min(stride or len(prompt), len(prompt))})
+        first = {name: min(stride or len(prompt), len(prompt))}
+        if self.world.below:  # which is asked ahead of everything
+            self.run_step({}, first)
+            self.do_answer_below()
+        self.run_step({}, first)
         best = idle = 0
         while (end := self.end_of(name)) < len(prompt):
             best, idle = (end, 0) if end > best else (best, idle + 1)
@@ -275,7 +297,7 @@ class VerbStage(Stage):
                 raise StageError(
                     f"there is no room for this prompt: {best} of its {len(prompt)} tokens after {LIMIT} steps more"
                 )
-            self.land(None, None, "sent", ok=True)
+            self.land_all()
             self.run_step({name: min(stride or len(prompt), len(prompt) - end)}, {})
         for _ in range(2):  # some store in the step itself, others once it has settled
             if not self.names.copies_of(name, stores=True):
@@ -295,6 +317,18 @@ class VerbStage(Stage):
         self.driver.sleep()
         self.do_drain()
         self.driver.wake()
+
+    @verb("scenes", needs="answer_below")
+    def do_vanish(self, contents: kinds.Contents) -> None:
+        """The store below loses these contents, and tells nobody."""
+        for content in self.names.contents(contents):
+            found = [entry for entry, there in self.entries().items() if there.partition("@")[0] == content]
+            if not found:
+                raise StageError(f"{content} is not in the store below")
+            size = self.world.blocks_per_chunk
+            for part in (entry * size + at for entry in found for at in range(size)):
+                for worker in self.device.workers:
+                    self.device.vanish(part, worker.rank)
 
     @verb("scenes")
     def do_crowd_host(self, slots: kinds.Many, fits: bool = True) -> None:

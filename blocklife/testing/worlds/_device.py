@@ -9,12 +9,12 @@ Rules of this file:
 
 Theory. Each worker has its own memory and three kinds of operations on it: forward passes in the order of their plans, stores
 and loads. A plan is carried out in the order of the engine contract: the stores of the previous plan, the waits, the loads that
-the plan itself waits for, the forward pass, the other loads; the plan's own stores are held back until the next step. What
-requests compute behind a load that has failed on a worker is garbage there. A copy runs from its launch until it lands,
-whatever is reported in between. It waits for the events of the forward passes launched before it, which produce its source or
-read its target (I2); with ``events=False`` it does not wait, and overlaps them. Nothing else orders it: if two copies, or a
-copy and a later forward pass, touch the same place and one of them writes it, that is a fault, unless the host has waited for
-the first.
+the plan itself waits for, copies from block to block, the forward pass, the other loads; the plan's own stores are held back
+until the next step. What requests compute behind a load that has failed on a worker is garbage there. A copy runs from its
+launch until it lands, whatever is reported in between. It waits for the events of the forward passes launched before it, which
+produce its source or read its target (I2); with ``events=False`` it does not wait, and overlaps them. Nothing else orders it:
+if two copies, or a copy and a later forward pass, touch the same place and one of them writes it, that is a fault, unless the
+host has waited for the first.
 
 Content is any hashable value; None is garbage. A forward pass has to find what equals what it wants, or what ``agrees`` takes
 for it. A target is garbage from the launch of the copy on, and stays garbage if the copy fails. A copy reads its sources at
@@ -117,6 +117,8 @@ class Orders(NamedTuple):
     doubts: tuple[tuple[int, Pass], ...] = ()
     """What requests compute behind loads within a step whose plans have not settled, each with the load's job: where the load
     has failed, nothing of it counts."""
+    block_copies: tuple[tuple[int, int], ...] = ()
+    """Copies from one block of the device to another, (source, target), in this order ahead of the forward pass."""
 
 
 class Landing(NamedTuple):
@@ -196,8 +198,26 @@ class Worker:
                 target[place] = None
         self.copies[order.job] = running
 
-    def forward(self, plan: int, forward: Pass, doubts: Iterable[tuple[int, Pass]] = ()) -> None:
-        """Start a forward pass: it reads and writes while copies run. *doubts*: see `Orders`."""
+    def _check_running(self, plan: int, reads: Iterable[int], writes: Iterable[int]) -> None:
+        """No copy that runs writes what a step reads, or touches what it writes."""
+        for job, running in self.copies.items():
+            order = running.order
+            for block in reads:
+                if block in order.blocks and not order.stores:
+                    raise DeviceFault("I1", f"worker {self.rank}: step {plan} reads block {block} while copy {job} writes it")
+            for block in writes:
+                if block in order.blocks:
+                    doing = "reads" if order.stores else "writes"
+                    raise DeviceFault("I1", f"worker {self.rank}: step {plan} writes block {block} while copy {job} {doing} it")
+
+    def forward(
+        self,
+        plan: int,
+        forward: Pass,
+        doubts: Iterable[tuple[int, Pass]] = (),
+        block_copies: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Start a forward pass: it copies blocks, reads and writes while copies run. *doubts*: see `Orders`."""
         sure = forward
         for job, part in doubts:
             if job in self.void:
@@ -206,15 +226,11 @@ class Worker:
             else:
                 sure = Pass(sure.reads + part.reads, sure.writes + part.writes)
                 forward = Pass(forward.reads + part.reads, forward.writes + part.writes)
-        for job, running in self.copies.items():
-            order = running.order
-            for block, _ in forward.reads:
-                if block in order.blocks and not order.stores:
-                    raise DeviceFault("I1", f"worker {self.rank}: step {plan} reads block {block} while copy {job} writes it")
-            for block, _ in forward.writes:
-                if block in order.blocks:
-                    doing = "reads" if order.stores else "writes"
-                    raise DeviceFault("I1", f"worker {self.rank}: step {plan} writes block {block} while copy {job} {doing} it")
+        reads = [*(source for source, _ in block_copies), *(block for block, _ in forward.reads)]
+        writes = [*(target for _, target in block_copies), *(block for block, _ in forward.writes)]
+        self._check_running(plan, reads, writes)
+        for source, target in block_copies:
+            self.blocks[target] = self.blocks[source]
         for block, content in sure.reads:
             if not self.agrees(found := self.blocks[block], content):
                 raise DeviceFault(
@@ -223,7 +239,7 @@ class Worker:
                 )
         for block, content in forward.writes:
             self.blocks[block] = content
-        self.passes[plan] = Touched(frozenset(each for each, _ in forward.reads), frozenset(each for each, _ in forward.writes))
+        self.passes[plan] = Touched(frozenset(reads), frozenset(writes))
 
     def land(self, job: int, ok: bool, *, refused: bool = False) -> Landing:
         """End a copy: its target holds the content, or garbage if it failed. If *refused*, the store below takes nothing."""
@@ -371,7 +387,7 @@ class Device:
                     landed.append(worker.land(order.job, ok=(order.job, worker.rank) not in badly))
                     if not landed[-1].ok:
                         worker.void.add(order.job)
-            worker.forward(orders.plan, orders.forward, orders.doubts)
+            worker.forward(orders.plan, orders.forward, orders.doubts, orders.block_copies)
             if self.events:  # copies launched from now on wait for it
                 worker.passes.clear()
             for order in orders.loads:

@@ -53,6 +53,11 @@ class TierIndex:
             return Answer.RETRY
         return Answer.HIT if known else Answer.MISS
 
+    @property
+    def asked(self) -> tuple[Entry, ...]:
+        """Questions that are not answered yet."""
+        return tuple(sorted(self._asked))
+
     def answer(self, entry: Entry, is_there: bool) -> None:
         """The store has answered a question."""
         self._asked.remove(entry)

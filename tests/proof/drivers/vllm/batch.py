@@ -18,7 +18,7 @@ from typing import Protocol
 from attrs import define, frozen
 
 from blocklife.offload import Geometry, Mamba
-from blocklife.testing import Pass, Unsupported
+from blocklife.testing import Pass
 from blocklife.testing.worlds._device import Content
 
 
@@ -63,6 +63,13 @@ class RequestUpdates(Protocol):
     num_output_tokens: Sequence[int]
 
 
+class BlockCopy(Protocol):
+    """A copy from one block to another one, which a worker makes ahead of the forward pass."""
+
+    src_block_id: int
+    dst_block_id: int
+
+
 class Output(Protocol):
     """The parts of vLLM's `SchedulerOutput` that workers use."""
 
@@ -88,6 +95,8 @@ class WorkerRow:
     """Whether its first step since its admission is still to come: until then, all its blocks are hits."""
     state_at: int | None = None
     """The position in its table of the last step's state; None while it is fresh."""
+    is_out: bool = False
+    """Whether it was preempted, and has not come back."""
 
 
 @frozen
@@ -129,6 +138,7 @@ class WorkerBatch:
             if name in self._rows:
                 self._rows[name].state_at = None
                 self._rows[name].is_fresh = True
+                self._rows[name].is_out = name not in cached.resumed_req_ids
         return [self._turn(self._rows[name], tokens) for name, tokens in output.num_scheduled_tokens.items()]
 
     def _go_on(self, row: WorkerRow, cached: RequestUpdates, at: int) -> None:
@@ -149,14 +159,19 @@ class WorkerBatch:
         is_fresh, row.is_fresh = row.is_fresh, False
         return RequestTurn(row, start, stop, is_fresh, state_from, says=stop >= row.known)
 
+    def table(self, name: str, group: int) -> list[int]:
+        """The blocks of a request in the batch; none of one that was preempted, whose row is taken out."""
+        row = self._rows.get(name)
+        return [] if row is None or row.is_out else list(row.tables[group])
+
     # --- what a step touches ------------------------------------------------------------------------------------------------
 
     def forward(self, output: Output, turns: Iterable[RequestTurn]) -> Pass:
-        """The forward pass of a step."""
-        if getattr(output, "kv_cache_block_copies", None):
-            raise Unsupported("not expressible: a copy from one block of the device to another (scenarios have none)")
+        """The forward pass of a step. New blocks are zeroed ahead of it, and ahead of copies from block to block."""
+        copied = {target for _, target in self.block_copies(output)}
+        zeroed = [block for block in getattr(output, "new_block_ids_to_zero", None) or () if block not in copied]
         reads: list[tuple[int, Content]] = []
-        writes: list[tuple[int, Content]] = [(block, None) for block in getattr(output, "new_block_ids_to_zero", None) or ()]
+        writes: list[tuple[int, Content]] = [(block, None) for block in zeroed]
         for turn in turns:
             for group, kind in enumerate(self._geometry.groups):
                 if not isinstance(kind, Mamba):
@@ -170,6 +185,12 @@ class WorkerBatch:
         # Requests of one step may share a block that one of them computes in it.
         made = set(writes)
         return Pass(tuple(each for each in reads if each not in made), tuple(writes))
+
+    @staticmethod
+    def block_copies(output: Output) -> tuple[tuple[int, int], ...]:
+        """The copies from block to block that a step begins with; older releases have none."""
+        copies: Iterable[BlockCopy] = getattr(output, "kv_cache_block_copies", None) or ()
+        return tuple((copy.src_block_id, copy.dst_block_id) for copy in copies)
 
     def _attended(self, turn: RequestTurn, group: int) -> Iterable[tuple[int, Content]]:
         size = self._geometry.block_tokens[group]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tests.proof.drivers.vllm.copies import OffloadingCopies, SimpleCopies, WorkerOrders
     from tests.proof.drivers.vllm.host import OffloadingHost, SimpleHost
 
-RELEASES = ("0.21", "0.22", "0.23", "0.33")
+RELEASES = ("0.21", "0.22", "0.23", "0.30", "0.33")
 """Minor releases of vLLM that the driver was written for."""
 _SURROUNDINGS = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 """The environment of a scheduler without a device, without telemetry and without a network."""
@@ -85,8 +85,6 @@ _TAKEN = (
 """Settings that the driver takes."""
 _SINGLE = "vLLM's scheduler alone decides about single blocks and copies"
 _WHY = {
-    "preempt": "vLLM preempts where blocks run out, and not on command",
-    "lookup": "vLLM looks up only while it schedules",
     "renew": "vLLM has no name for its weights; changing them takes a reset",
     "lose_worker": "vLLM ends when a worker does",
     "regain_worker": "vLLM ends when a worker does",
@@ -174,6 +172,8 @@ class VllmDriver(driver.Driver):
         self._out: dict[int, set[int]] = {}
         """Copies that the workers have received, with the workers that have not reported to vLLM yet."""
         self._loaded: set[str] = set()
+        self._is_looked_up = False
+        """Whether a lookup was made since the last step."""
         self._seen = _SeenInStep()
         self._listen()
         self._watch = watch.attach(self.scheduler, watch.Options(mode=watch.WatchMode.COUNT))
@@ -283,18 +283,45 @@ class VllmDriver(driver.Driver):
 
     def finish(self, request: str) -> None:
         """End a request as the engine does at a stop."""
-        self._end(request, aborted=False)
+        self._end(request, "STOPPED")
 
     def abort(self, request: str) -> None:
         """End a request as the engine does when its client disconnects."""
-        self._end(request, aborted=True)
+        self._end(request, "ABORTED")
 
-    def _end(self, request: str, *, aborted: bool) -> None:
+    def end_in_error(self, request: str) -> None:
+        """End a request as the engine does when its load has failed, or it cannot be computed."""
+        self._end(request, "ERROR")
+
+    def _end(self, request: str, status: str) -> None:
         self._enter([request])
         if request not in self.scheduler.requests:
             raise MisuseError(f"request {request}: it is over, or was never added (end one that exists)")
-        self._asked(lambda: self.engine.end(request, aborted=aborted))
+        self._asked(lambda: self.engine.end(request, status))
         self._watch.mirror.catch_up()
+
+    def preempt(self, request: str) -> None:
+        """Preempt a running request between two steps, with the scheduler's own function."""
+        if not self.engine.tells_preempted:
+            raise Unsupported(f"not expressible: preempt (vLLM {self.version} tells its workers of none between two steps)")
+        if self._state(request) != "RUNNING":
+            raise MisuseError(f"request {request}: it does not run (preempt one that does)")
+        self._asked(lambda: self.engine.preempt(self._requests[request]))
+        self._watch.mirror.catch_up()
+
+    def lookup(self, request: str) -> LookedUp:
+        """Ask vLLM's cache and its connector, as a step does for a request that waits."""
+        self._enter([request])
+        if self._state(request) not in ("WAITING", "PREEMPTED"):
+            raise MisuseError(f"request {request}: it does not wait (look up before it is admitted)")
+        self._asked(lambda: self.engine.look_up(self._requests[request]))
+        self._is_looked_up = True
+        return self._seen.hits[request]
+
+    def _changes(self) -> None:
+        """Something happens to content: never between a lookup and what follows from it, which are one call of vLLM."""
+        if self._is_looked_up:
+            raise Unsupported("not expressible: what comes between a lookup and its step (both are one call of vLLM)")
 
     def reset(self, *, drain: bool) -> None:
         """vLLM's own reset. Without *drain* running requests are preempted; with it, there must be none."""
@@ -324,6 +351,7 @@ class VllmDriver(driver.Driver):
 
     def fill_host(self) -> None:
         """Begin stores of other requests that do not end."""
+        self._changes()
         self._host.fill(self._present())
 
     def free_host(self) -> None:
@@ -332,14 +360,17 @@ class VllmDriver(driver.Driver):
 
     def crowd_host(self, slots: int) -> bool:
         """Begin such a store, and abandon it."""
+        self._changes()
         return self._host.crowd(slots)
 
     def forget(self, contents: Sequence[str]) -> None:
         """Make room in the host by evicting exactly these."""
+        self._changes()
         self._host.forget([self._key(each) for each in contents], self._present())
 
     def forget_on_device(self, contents: Sequence[str]) -> None:
         """Evict single blocks with the pool's own method."""
+        self._changes()
         found = [self._pool.cached_block_hash_to_block.get_one_block(self._key(each)) for each in contents]
         blocks = [block for block in found if block is not None]
         for block in blocks:
@@ -353,8 +384,9 @@ class VllmDriver(driver.Driver):
         self, *, compute: Mapping[str, int] | None, let_in: Mapping[str, int] | None, preempt: Sequence[str] = ()
     ) -> EngineStep:
         """One `schedule()`, if vLLM's loop would call it."""
-        if preempt:
-            self._not("preempt")
+        for name in preempt:
+            self.preempt(name)
+        self._is_looked_up = False
         self._enter(list(self._door if let_in is None else let_in))
         self._num_plans += 1
         plan = _StepOut(self._num_plans)
@@ -374,7 +406,9 @@ class VllmDriver(driver.Driver):
         self._out.update({each.job: set(range(self.world.workers)) for each in (*told.loads, *told.stores)})
         self._learn()
         return EngineStep(
-            orders=Orders(plan.number, told.flushes, told.loads, told.stores, forward),
+            orders=Orders(
+                plan.number, told.flushes, told.loads, told.stores, forward, block_copies=self._batch.block_copies(output)
+            ),
             handed_out=tuple(seen.handed_out),
             owners=told.owners,
             sizes={each.job: each.sizes for each in (*told.loads, *told.stores)},
@@ -399,6 +433,8 @@ class VllmDriver(driver.Driver):
         wanted: int | None = None
         if compute is not None and let_in is not None and all(let_in.values()):
             wanted = sum(compute.values()) + sum(let_in.values())
+        elif let_in == {} and not self._going():
+            wanted = 0
         elif let_in and all(let_in.values()) and not self._going():
             wanted = sum(let_in.values())
         newcomers = let_in != {} or self.scheduler.requests.keys() == self._going()
@@ -469,6 +505,10 @@ class VllmDriver(driver.Driver):
         """The table in the group's manager."""
         manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[group]
         return [int(block.block_id) for block in manager.req_to_blocks.get(request, ())]
+
+    def worker_table(self, request: str, group: int) -> list[int]:
+        """The table in the batch of a worker, built from what the scheduler has sent."""
+        return self._batch.table(request, group)
 
     def block_state(self, block: int) -> str:
         """The state in the watch's mirror."""

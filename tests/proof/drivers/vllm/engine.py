@@ -8,6 +8,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import vllm
@@ -53,10 +54,33 @@ class VllmEngine:
         """A request that ends only by its length."""
         return making.request_of(name, prompt, num_said, self._hasher)
 
-    def end(self, request: str, *, aborted: bool) -> None:
-        """End a request, as the engine does at a stop, or when the client disconnects."""
-        status = RequestStatus.FINISHED_ABORTED if aborted else RequestStatus.FINISHED_STOPPED
-        self.scheduler.finish_requests([request], status)
+    def end(self, request: str, status: str) -> None:
+        """End a request: STOPPED at a stop, ABORTED when the client disconnects, ERROR where the engine cannot go on."""
+        self.scheduler.finish_requests([request], RequestStatus[f"FINISHED_{status}"])
+
+    @property
+    def tells_preempted(self) -> bool:
+        """Whether the workers hear of a request that was preempted between two steps."""
+        return hasattr(self.scheduler, "reset_preempted_req_ids")
+
+    def preempt(self, request: Request) -> None:
+        """Preempt a running request, as the scheduler does where blocks run out."""
+        scheduler = self.scheduler
+        scheduler.running.remove(request)
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+        scheduler._preempt_request(request, time.monotonic(), drop_stale_output=scheduler.requires_kv_delivery)
+
+    def look_up(self, request: Request) -> None:
+        """Ask for the hit of a waiting request, as a step does before it gives the request blocks."""
+        scheduler = self.scheduler
+        if hasattr(scheduler, "_get_local_prefix_cache_hit"):
+            local = scheduler._get_local_prefix_cache_hit(request)[1]
+        else:
+            local = scheduler.kv_cache_manager.get_computed_blocks(request)[1]
+        scheduler.connector.get_num_new_matched_tokens(request, local - local % scheduler.block_size)
+        end_step = getattr(getattr(scheduler.connector, "connector_scheduler", None), "_release_step", None)
+        if end_step is not None:  # else its manager stays locked, as within a step
+            end_step()
 
     def schedule(self, budget: int | None, *, newcomers: bool) -> SchedulerOutput:
         """One step with at most this many tokens, and without new requests unless *newcomers*."""
