@@ -599,6 +599,7 @@ def fill_in_part(core: Core, row: int) -> int:
     jobs = core.jobs
     number, begin = jobs.number[row], jobs.slot_begin[row]
     missing = jobs.missing[number]
+    core.make_room(jobs.num_slots[row])
     for came in (True, False):
         count = 0
         for at in range(begin, begin + jobs.num_slots[row]):

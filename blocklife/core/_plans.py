@@ -304,7 +304,10 @@ def check_settle(
 
 
 def add_unproven(core: Core, count: int, waited: set[int], numbers: Sequence[int], workers: Sequence[int]) -> int:
-    """Add marked blocks to ``ids`` that an old copy touches, and will still touch when these reports are applied."""
+    """Add marked blocks to ``ids`` that an old copy touches, and will still touch when these reports are applied.
+
+    Each once, so that there is room for all of them: its mark is taken away.
+    """
     jobs, blocks, kinds, row = core.jobs, core.blocks, core.rules.block_trait, core.jobs.following[0]
     told_of: dict[int, list[int]] = {}
     for at in range(len(numbers)):
@@ -322,6 +325,7 @@ def add_unproven(core: Core, count: int, waited: set[int], numbers: Sequence[int
                 if blocks.seen[place] == blocks.stamp and kinds[blocks.state[place]] & BEHIND:
                     core.ids[count] = place
                     count += 1
+                    blocks.seen[place] = 0
         row = jobs.following[row]
     return count
 

@@ -487,6 +487,7 @@ def hold_hits(core: Core, held: Sequence[int]) -> int:
     times: dict[int, int] = {}
     for block in held:
         times[block] = times.get(block, 0) + 1
+    core.make_room(len(times))
     while times:
         count = 0
         for block in times:

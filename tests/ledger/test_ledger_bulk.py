@@ -12,10 +12,13 @@ from blocklife.core._tables import Rule
 from blocklife.errors import CapacityError, DefinitionError, MisuseError, RefusedError
 from blocklife.ledger import (
     Batch,
+    Contract,
     Direction,
     Jobs,
     Ledger,
     LedgerTransition,
+    Limits,
+    Placement,
     Result,
 )
 from blocklife.ledger._ids import ID_MASK
@@ -195,3 +198,20 @@ def test_a_machine_with_more_states_than_a_byte_holds_is_refused() -> None:
 
     with pytest.raises(DefinitionError, match="Wide: 17 states; the kernel has room for 16"):
         Rule(event, 0)
+
+
+# --- how many ---------------------------------------------------------------------------------------------------------------
+
+
+def test_hits_of_one_call_may_be_more_than_any_call_has_handed_out() -> None:
+    """A long text that was computed in many steps is a hit of another request in one."""
+    ledger = Ledger(Limits(num_blocks=401, num_slots=1, max_requests=2), contract=Contract.FENCE, own_pool=False)
+    for name in "ab":
+        ledger.add_request(name)
+    for first in range(1, 401, 10):
+        (held,) = ledger.observe_place("a", [Placement(allocated=range(first, first + 10))])
+        ledger.seal(held, [b"%d" % block for block in range(first, first + 10)])
+    ledger.observe_place("b", [Placement(taken=range(1, 401))])
+
+    assert [ledger.blocks.refs(block) for block in range(1, 401)] == [2] * 400
+    assert check(ledger) == []
