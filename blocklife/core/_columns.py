@@ -601,7 +601,6 @@ class Core:
         self.watched = False
         self.changes: list[Change] = []
         """Slots whose content became readable, or is about to be gone, if ``watched``."""
-        self.make_room(64)
 
     def empty(self) -> None:
         """Forget every content, job and request, and what plans wait for; what is known of places is written by the caller."""
@@ -615,7 +614,7 @@ class Core:
     def make_room(self, count: int) -> None:
         """Scratch columns for so many places."""
         if count > self.room:
-            self.room = room = max(2 * self.room, count)
+            self.room = room = max(64, 2 * self.room, count)
             self.ids, self.slot_ids, self.entering = zeros("i", room), zeros("i", room), zeros("i", room)
             self.rows, self.own = bytearray(room), bytearray(room)
             self.slot_rows, self.unwanted = bytearray(room), bytearray(room)
