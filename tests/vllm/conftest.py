@@ -22,7 +22,7 @@ SINCE = {
 NEED_WATCHED = ("test_rig", "test_scenarios", "test_watch")
 """They say what is found in vLLM's own connectors in each of `WATCHED`."""
 WATCHED = ("0.21", "0.22", "0.23", "0.33")
-NEED_NEWEST = ("test_peers", "test_planted", "test_programs", "test_reports", "test_tiers")
+NEED_NEWEST = ("test_figures", "test_peers", "test_planted", "test_programs", "test_tiers")
 """They are about what is in the newest release only: bugs planted or found there, tiers below the host, benches."""
 
 
