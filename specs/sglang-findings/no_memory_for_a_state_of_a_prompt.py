@@ -120,7 +120,6 @@ class Engine:
 
     def processed(self, batch: ScheduleBatch) -> None:
         self.results.process_batch_result_prefill(batch, GenerationBatchResult(next_token_ids=torch.tensor([9])))
-        self.tree.flush_pending_backups()
         self.tree.check_hicache_events()
 
 

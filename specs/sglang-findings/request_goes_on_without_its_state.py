@@ -141,7 +141,6 @@ class Engine:
                 wrong.append(f"{request.rid} continues behind {start} tokens from a state behind {int(states[0, slot])}")
             states[0, slot] = stop
         self.results.process_batch_result_prefill(batch, GenerationBatchResult(next_token_ids=torch.tensor([9] * len(slots))))
-        self.tree.flush_pending_backups()
         self.tree.check_hicache_events()
 
 

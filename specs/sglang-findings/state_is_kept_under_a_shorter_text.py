@@ -27,7 +27,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]  # there is no GPU
+tensor = torch.tensor  # there is no GPU: nothing is pinned
+torch.tensor = lambda *given, pin_memory=False, **named: tensor(*given, **named)
+torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
 TRACK, END = 8, 99
 behind: dict[int, int] = {}
 """Behind how many tokens the state in each slot is."""

@@ -107,7 +107,6 @@ class Engine:
     def processed(self, batch: ScheduleBatch) -> None:
         process = getattr(self.results, "process_batch_result_" + ("decode" if batch.forward_mode.is_decode() else "prefill"))
         process(batch, GenerationBatchResult(next_token_ids=torch.tensor([7])))
-        self.tree.flush_pending_backups()
         self.tree.check_hicache_events()
 
 
