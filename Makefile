@@ -49,7 +49,7 @@ LONG := tests/both_ways $(addprefix tests/proof/test_,ledger_world.py mutants.py
     plays_notice_an_alert_that_is_spoiled) \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang lmcache test-lmcache nightly-lmcache model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang lmcache test-lmcache nightly-lmcache nightly-findings model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -200,6 +200,9 @@ nightly-lmcache: $(VENV)/.dev lmcache  ## the same with all that is slow, all pl
 	@$(BIN)/python -m tests.lmcache.run --python $(firstword $(LMCACHE)) -m tests.lmcache.planted
 	@$(BIN)/python -m tests.lmcache.run --python $(firstword $(LMCACHE)) -m tests.lmcache.nightly
 
+nightly-findings: $(VENV)/.dev  ## every script of a finding in every release that is fetched, against specs/measurements/findings.csv (ARGS=--write)
+	@$(BIN)/python -m tests.behind.findings $(ARGS)
+
 model: $(BIN)/python  ## fetch what a real model behind vLLM needs on a CPU: 1.8 GB in all, once
 	@$(BIN)/python -m tests.model.fetch
 
@@ -236,6 +239,7 @@ spec: $(VENV)/.dev  ## write all that is generated: parts and tables of specs/, 
 	@$(BIN)/python -m tests.project.mistakes
 	@$(BIN)/python -m tests.project.windows
 	@$(BIN)/python -m tests.project.engines
+	@$(BIN)/python -m tests.behind.findings --pages
 	@$(BIN)/python -m tests.vllm.behaviour --write
 
 # The same sources give the same bytes: no date of today goes in. Nothing is fetched, now or when a page is read.

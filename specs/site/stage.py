@@ -123,7 +123,7 @@ def stage(target: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = with_links(path.read_text(encoding="utf-8"), name)
-            is_draft, is_record = path.parent.name == "vllm-findings", path.name in RECORDS
+            is_draft, is_record = path.parent.name.endswith("-findings"), path.name in RECORDS
             front = _NOT_SEARCHED if is_draft else _SEARCHED_LAST if is_record else _ALONE if name == FRONT else ""
             place.write_text(front + opened(text, path.parent), encoding="utf-8")
         elif path.suffix in PAGED:

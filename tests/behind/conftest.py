@@ -10,7 +10,7 @@ import pytest
 from tests.behind import engine_here
 from tests.behind.absent import absent
 
-NEED_ENGINE = {"test_planted_bugs.py", "test_scenarios.py"}
+NEED_ENGINE = {"test_planted_bugs.py", "test_reports.py", "test_scenarios.py"}
 
 
 def why_not(name: str) -> str | None:

@@ -24,7 +24,7 @@ NEED_WATCHED = ("test_rig", "test_scenarios", "test_watch")
 WATCHED = ("0.21", "0.22", "0.23", "0.33")
 DRIVEN = (*WATCHED, "0.30")
 """Those in which scenarios are run."""
-NEED_NEWEST = ("test_peers", "test_planted", "test_programs", "test_reports", "test_tiers")
+NEED_NEWEST = ("test_figures", "test_peers", "test_planted", "test_programs", "test_tiers")
 """They are about what is in the newest release only: bugs planted or found there, tiers below the host, benches."""
 
 

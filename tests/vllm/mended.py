@@ -1,28 +1,14 @@
-"""``python -P -S tests/vllm/mended.py SCRIPT ...``: scripts of `specs/vllm-findings` as they are, and with their fault mended.
+"""The faults that `specs/vllm-findings` shows, mended as their reports propose it: a function for each, by the script's name.
 
-Rules of this file:
-
-* It imports vLLM and the standard library, and nothing of ours: it is run by its path, where blocklife cannot be imported.
-* vLLM is imported once; each script is a process of its own, forked off behind the import.
-* A mend is what the report proposes, put around vLLM's own methods by the name of the script. It is made for one release.
+`tests/behind/plainly.py` runs this file by its path, where blocklife cannot be imported: it imports vLLM and nothing of ours.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
-import json
-import os
-import runpy
-import sys
-import tempfile
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -31,8 +17,6 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
-
-MODES = ("as it is", "mended", "help")
 
 
 def around(kind: type, name: str, new: Callable[..., Any]) -> None:
@@ -157,46 +141,3 @@ def ring_behind_a_full_hit() -> None:
             request.num_computed_tokens -= request.num_computed_tokens % self.block_size
 
     around(Scheduler, "_update_waiting_for_remote_kv", arrived)
-
-
-def play(script: Path, mode: str, said: Path) -> int:
-    """Run a script in a process of its own; what it prints goes to a file. Returns its exit status."""
-    child = os.fork()
-    if not child:
-        with said.open("w", encoding="utf-8") as file:
-            os.dup2(file.fileno(), 1)
-            sys.argv = [str(script), *["--help"] * (mode == "help")]
-            if mode == "mended":
-                globals()[script.stem]()
-            status: object = 70
-            try:
-                runpy.run_path(str(script), run_name="__main__")
-            except SystemExit as end:
-                status = end.code
-            except Exception:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(int(status) if isinstance(status, int) else 0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def main(scripts: list[str]) -> None:
-    """Print one JSON object a run."""
-    if importlib.util.find_spec("blocklife") is not None:
-        sys.exit("blocklife can be imported here")
-    with tempfile.TemporaryDirectory() as folder:
-        for script in map(Path, scripts):
-            for mode in MODES:
-                said = Path(folder, "said")
-                status = play(script, mode, said)
-                print(
-                    json.dumps(
-                        {"script": script.stem, "mode": mode, "status": status, "said": said.read_text(encoding="utf-8")}
-                    )
-                )
-                sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
