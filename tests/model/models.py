@@ -97,6 +97,12 @@ def latents() -> transformers.PreTrainedModel:
     return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**sizes, **latent, **dense))
 
 
+def experts() -> transformers.PreTrainedModel:
+    """Full attention, and in each layer four experts of which two compute a token."""
+    sizes = {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
+
+
 class EagleLlamaForCausalLM(transformers.LlamaModel):  # type: ignore[misc]  # transformers comes without types
     """A drafter as vLLM reads it: it takes the embedding of a token and what the model had before it, side by side."""
 
@@ -149,7 +155,7 @@ def big() -> transformers.PreTrainedModel:
 
 
 MAKERS: Mapping[str, Callable[[], transformers.PreTrainedModel]] = {
-    each.__name__: each for each in (full, windows, both, states, repeats, one_head, latents, eagle, mtp, big)
+    each.__name__: each for each in (full, windows, both, states, repeats, one_head, latents, experts, eagle, mtp, big)
 }
 
 

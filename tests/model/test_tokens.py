@@ -21,7 +21,7 @@ from tests.sparing import once
 
 MODELS = ("full", "windows", "both", "states")
 SEED = 1
-DEVICE = {"full": 26, "windows": 16, "both": 26, "states": 26, "repeats": 26, "mtp": 26, "one_head": 26, "latents": 52}
+DEVICE = {"full": 26, "windows": 16, "both": 26, "states": 26, "repeats": 26, "mtp": 26, "one_head": 26, "experts": 26, "latents": 52}
 """Blocks of a device that two requests fill, by model: behind a window they take fewer."""
 TIGHT = {"full": 40, "windows": 16, "both": 40, "states": 40}
 """Blocks of a host that has to displace what it has."""
@@ -193,6 +193,14 @@ def test_tokens_stay_with_two_ranks(model: str) -> None:
 
     right(running, answers, reference(model))
     assert running.side.shape.num_workers == 2
+
+
+def test_tokens_stay_with_experts() -> None:
+    """Which experts compute a token follows from what is in the cache before it, as its keys and values do."""
+    with engine_with("experts", ours={"host_blocks": 256}, copies=SLOW) as running:
+        answers = running.answer(waves("experts"))
+
+    right(running, answers, reference("experts"))
 
 
 def test_two_ranks_that_hold_the_same_keep_it_once() -> None:

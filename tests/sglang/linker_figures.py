@@ -153,7 +153,7 @@ def steps() -> None:
         spec = linked(LateLinker, prefill_tokens=1024, chunk_tokens=512, **room)
         specs = {"HiCache": evolve(spec, linker=None), "linker": spec, "idle linker": evolve(spec, linker=IDLE)}
         found: dict[str, list[float]] = {name: [] for name in specs}
-        for seed in range(1, 8):
+        for seed in (1, 2, 3):
             for name, each in specs.items():
                 found[name].append(step_cost(each, seed))
         ratios = [ours / theirs for ours, theirs in zip(found["linker"], found["HiCache"], strict=True)]
