@@ -22,6 +22,7 @@ from blocklife.testing import EngineSetup, Outcome, ScenarioVerdict, run_files, 
 from blocklife.testing.scenarios._running import WRONG, read_scenario, world_of
 from blocklife.testing.scenarios._telling import summary
 from tests.proof.drivers.vllm.driver import VllmDriver
+from tests.proof.drivers.vllm.lending import Lending
 from tests.proof.test_vllm_driver import FILES, FOLDER, Row, rows, without_words
 
 RELEASE = vllm.__version__
@@ -68,8 +69,8 @@ def test_cases_that_are_not_expressible_never_hold_by_chance() -> None:
 
 
 AS_THEY_ARE = {
-    **dict.fromkeys(("B03", "B11", "B12", "B13", "B15", "B16"), ("fence",)),
-    **dict.fromkeys(("B08", "B14", "B17", "B23", "B24", "B26", "B37", "B38", "B39"), ("fence", "hold")),
+    **dict.fromkeys(("B03", "B09", "B11", "B12", "B13", "B15", "B16"), ("fence",)),
+    **dict.fromkeys(("B08", "B14", "B17", "B23", "B24", "B26", "B31", "B32", "B37", "B38", "B39"), ("fence", "hold")),
     "S4b": ("hold",),
 }
 """Cases whose own files hold with 0.33.0, and with which contracts."""
@@ -135,6 +136,15 @@ def test_connector_that_does_not_hold_back_is_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(SimpleCPUOffloadScheduler, "build_connector_meta", let_go)
 
     assert all(each.outcome is Outcome.UNSAFE for each in runs("A01", "hold"))
+
+
+def test_connector_that_lends_and_does_not_say_so_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks are free while another owner reads them; with the other connector a store still holds them."""
+    monkeypatch.setattr(Lending, "_finished", lambda self, original, request: original(request))
+    verdicts = [each for each in run_files(["B31"], VllmDriver) if each.variant["contract"] == "fence"]
+    print(*verdicts, sep="\n")
+
+    assert {each.outcome for each in verdicts} == {Outcome.UNSAFE}
 
 
 def test_connector_that_swaps_two_blocks_is_found_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

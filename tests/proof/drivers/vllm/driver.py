@@ -24,6 +24,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from attrs import define, field
@@ -46,6 +47,7 @@ from blocklife.testing import (
 )
 from blocklife.testing.scenarios import _driver as driver
 from tests.proof.drivers.theirs import RaisedInside, error_told, is_theirs
+from tests.proof.drivers.vllm import lending
 from tests.proof.drivers.vllm.batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
 
 if TYPE_CHECKING:
@@ -176,6 +178,7 @@ class VllmDriver(driver.Driver):
         """Whether a lookup was made since the last step."""
         self._seen = _SeenInStep()
         self._listen()
+        self._lending = lending.Lending(self.scheduler)
         self._watch = watch.attach(self.scheduler, watch.Options(mode=watch.WatchMode.COUNT))
         for mirror in self._watch.mirrors:  # blocks that are held outside of requests are not lost
             mirror.num_held = partial(self._num_lost, mirror.num_held)
@@ -306,8 +309,34 @@ class VllmDriver(driver.Driver):
             raise Unsupported(f"not expressible: preempt (vLLM {self.version} tells its workers of none between two steps)")
         if self._state(request) != "RUNNING":
             raise MisuseError(f"request {request}: it does not run (preempt one that does)")
+        if self._lending.is_lent(request):
+            raise Unsupported("not expressible: a request that is lent and preempted (vLLM lends when a request is over)")
         self._asked(lambda: self.engine.preempt(self._requests[request]))
         self._watch.mirror.catch_up()
+
+    def lend(self, request: str) -> Mapping[int, str]:
+        """Let the free of a running request's blocks wait, once it is over, until `give_back`; as connectors that send do."""
+        return self._lend(request, inf)
+
+    def lease(self, request: str, steps: int) -> Mapping[int, str]:
+        """The same for so many steps at most."""
+        return self._lend(request, steps)
+
+    def _lend(self, request: str, steps: float) -> Mapping[int, str]:
+        if not self._lending.is_lent(request) and self._state(request) != "RUNNING":
+            raise MisuseError(f"request {request}: it does not run (lend of one that does)")
+        self._lending.lend(request, steps)
+        text, computed = self._texts[request], self.progress(request).computed
+        found: dict[int, str] = {}
+        for group, size in enumerate(self.engine.geometry.block_tokens):
+            for position, block in enumerate(self.table(request, group)[: computed // size]):
+                if block:
+                    found[block] = f"{group}:{text[: (position + 1) * size]}"
+        return found
+
+    def give_back(self, request: str) -> None:
+        """The workers report that the request was sent; of one whose lease has ended they have."""
+        self._lending.give_back(request)
 
     def lookup(self, request: str) -> LookedUp:
         """Ask vLLM's cache and its connector, as a step does for a request that waits."""
@@ -345,7 +374,8 @@ class VllmDriver(driver.Driver):
         """Forget everything from before."""
 
     def advance(self, steps: int) -> None:
-        """Not supported: vLLM has no clock for copies."""
+        """Leases end; vLLM has no clock for copies."""
+        self._lending.advance(steps)
 
     # --- the host -----------------------------------------------------------------------------------------------------------
 
@@ -481,6 +511,8 @@ class VllmDriver(driver.Driver):
         tokens = {
             turn.row.name: [ord(self._texts[turn.row.name][turn.stop])] if turn.says else list[int]() for turn in plan.turns
         }
+        for answer, sent in zip(answers, [self._lending.take_sent()] * len(answers), strict=True):
+            answer.finished_sending = sent
         loaded = self._asked(lambda: self.engine.update(plan.output, tokens, answers))
         for each in heard:
             self._out.get(each.job, set()).discard(each.worker)
